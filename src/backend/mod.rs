@@ -1,0 +1,403 @@
+//! Floor 2: the verbs of a decoder, each with its gradient beside it.
+//!
+//! A backend is memory plus verbs on 2-D row-major views whose rows are tokens. Verbs enqueue and return
+//! nothing; a fault surfaces at [`Backend::read`]. Every verb says what it writes: `=` overwrites, `+=` adds,
+//! and where the caller may choose it passes a [`Write`]. Sums run in an order that is fixed by the shapes
+//! alone, never by the number of threads, so a numeric class has one answer.
+//!
+//! Shapes: T tokens, C channels, H query heads, G key/value heads, D head size, F feed-forward, V vocabulary,
+//! R rank, N rows (outputs) of a frozen weight, K its columns (inputs).
+
+pub mod cpu;
+mod fused;
+
+use crate::numeric::dtype::Dtype;
+pub use fused::{Fused, LmHeadLoss};
+
+/// A contiguous row-major matrix inside device memory, read only.
+#[derive(Debug)]
+pub struct View<'a, M> {
+    /// The memory that it lies in.
+    pub memory: &'a M,
+    /// First element.
+    pub offset: usize,
+    /// Rows, usually tokens.
+    pub rows: usize,
+    /// Columns, usually channels; also the distance between rows.
+    pub cols: usize,
+}
+
+impl<M> Clone for View<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for View<'_, M> {}
+
+/// A contiguous row-major matrix inside device memory that a verb writes.
+#[derive(Debug)]
+pub struct ViewMut<'a, M> {
+    /// The memory that it lies in.
+    pub memory: &'a mut M,
+    /// First element.
+    pub offset: usize,
+    /// Rows, usually tokens.
+    pub rows: usize,
+    /// Columns, usually channels; also the distance between rows.
+    pub cols: usize,
+}
+
+/// A view of the first rows x cols elements.
+pub fn view<M>(memory: &M, rows: usize, cols: usize) -> View<'_, M> {
+    View { memory, offset: 0, rows, cols }
+}
+
+/// A writable view of the first rows x cols elements.
+pub fn view_mut<M>(memory: &mut M, rows: usize, cols: usize) -> ViewMut<'_, M> {
+    ViewMut { memory, offset: 0, rows, cols }
+}
+
+impl<'a, M> View<'a, M> {
+    /// Rows `from .. from + rows`.
+    pub fn rows(self, from: usize, rows: usize) -> Self {
+        assert!(from + rows <= self.rows, "a view stays inside its matrix");
+        View { offset: self.offset + from * self.cols, rows, ..self }
+    }
+
+    /// Elements in the view.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// True where there is nothing to see.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a, M> ViewMut<'a, M> {
+    /// Rows `from .. from + rows`.
+    pub fn rows(self, from: usize, rows: usize) -> Self {
+        assert!(from + rows <= self.rows, "a view stays inside its matrix");
+        ViewMut { offset: self.offset + from * self.cols, rows, ..self }
+    }
+
+    /// The same matrix, borrowed for a shorter time.
+    pub fn again(&mut self) -> ViewMut<'_, M> {
+        ViewMut { memory: self.memory, offset: self.offset, rows: self.rows, cols: self.cols }
+    }
+
+    /// Elements in the view.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// True where there is nothing to see.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What happens to what stood in the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// `=`: whatever stood there (NaN included) is overwritten.
+    Set,
+    /// `+=`
+    Add,
+}
+
+/// Which operand of a product is transposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transpose {
+    /// `a b`: [M, K] x [K, N]
+    Neither,
+    /// `a bᵀ`: [M, K] x [N, K]
+    Right,
+    /// `aᵀ b`: [K, M] x [K, N]
+    Left,
+}
+
+/// The factors of a product, `scale * op(a) op(b)`.
+#[derive(Debug)]
+pub struct Product<'a, M> {
+    /// Left factor.
+    pub a: View<'a, M>,
+    /// Right factor.
+    pub b: View<'a, M>,
+    /// Which one is transposed.
+    pub transpose: Transpose,
+    /// Multiplies the product.
+    pub scale: f32,
+}
+
+/// The heads of an attention: H query heads of size D share G key/value heads, H a multiple of G.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads H.
+    pub query: usize,
+    /// Key/value heads G.
+    pub kv: usize,
+    /// Head size D; scores are scaled by 1/sqrt(D).
+    pub size: usize,
+}
+
+/// A frozen matrix as it lies in a file: row-major [rows, cols]; `bytes` need not be aligned.
+#[derive(Debug, Clone, Copy)]
+pub struct Frozen<'a> {
+    /// N: outputs of a linear layer, or the vocabulary of an embedding.
+    pub rows: usize,
+    /// K: inputs.
+    pub cols: usize,
+    /// Encoding of `bytes`.
+    pub dtype: Dtype,
+    /// rows * cols numbers.
+    pub bytes: &'a [u8],
+}
+
+/// The integers of one microbatch: packed rows, each of which sees only itself.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenRows<'a> {
+    /// Token ids [T].
+    pub ids: &'a [u32],
+    /// Where rows begin, then T: row r is `ids[bounds[r]..bounds[r + 1]]`. First 0, ascending.
+    pub bounds: &'a [u32],
+    /// Position of the first token of every row: 0 but for decoding with cached keys.
+    pub past: u32,
+}
+
+/// What keys a dropout mask. The bit of (token, channel) is
+/// `mix(hash([seed, step, row id, module, token in row]), channel) >= threshold`.
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutKey<'a> {
+    /// The run's seed.
+    pub seed: u64,
+    /// Optimizer step, from 1.
+    pub step: u64,
+    /// Id of each row of the microbatch, in the order of its bounds.
+    pub rows: &'a [u64],
+    /// Index of the LoRA module in model order.
+    pub module: u64,
+    /// Probability of dropping, in [0, 1).
+    pub p: f32,
+}
+
+impl DropoutKey<'_> {
+    /// A draw below this drops its element.
+    pub fn threshold(&self) -> u32 {
+        (f64::from(self.p) * 4_294_967_296.0) as u32
+    }
+
+    /// What kept elements are multiplied by, 1 / (1 - p).
+    pub fn scale(&self) -> f32 {
+        1.0 / (1.0 - self.p)
+    }
+}
+
+/// A device that did not do what it was asked to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Memory could not be had.
+    #[error("{device}: out of memory: {needed} bytes needed")]
+    OutOfMemory {
+        /// The device's name.
+        device: String,
+        /// Bytes that were asked for.
+        needed: u64,
+    },
+    /// The device, its driver or a kernel failed.
+    #[error("{device}: {reason}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// Memory and verbs of one device. All numbers that cross this seam are f32.
+pub trait Backend {
+    /// Device memory of f32 values.
+    type Memory;
+    /// A frozen matrix [N, K] in the backend's own layout.
+    type Weight;
+    /// The integers of one microbatch on the device: ids, row bounds, positions.
+    type Tokens;
+    /// Plain integers on the device: row numbers, or target ids.
+    type Ids;
+
+    /// Names the numeric class: backend, kernel variant, dtype (for example `cpu-avx512-f32`).
+    fn class(&self) -> String;
+
+    /// `len` values of unspecified contents.
+    fn memory(&mut self, len: usize) -> Self::Memory;
+    /// Gives memory back for reuse.
+    fn recycle(&mut self, memory: Self::Memory);
+    /// Host to device, out = values.
+    fn upload(&mut self, out: ViewMut<Self::Memory>, values: &[f32]);
+    /// Device to host; waits for every verb before it, and reports their faults.
+    fn read(&mut self, x: View<Self::Memory>, out: &mut [f32]) -> Result<(), Fault>;
+    /// Packs a frozen matrix as the backend likes it.
+    fn weight(&mut self, source: Frozen) -> Result<Self::Weight, Fault>;
+    /// Uploads the integers of a microbatch.
+    fn tokens(&mut self, rows: TokenRows) -> Self::Tokens;
+    /// Uploads integers.
+    fn ids(&mut self, values: &[u32]) -> Self::Ids;
+
+    /// out = value
+    fn fill(&mut self, out: ViewMut<Self::Memory>, value: f32);
+    /// out = x
+    fn copy(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>);
+    /// out += x
+    fn add(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>);
+
+    /// out[T, C] = table[ids[T]]
+    fn embed(&mut self, out: ViewMut<Self::Memory>, table: &Self::Weight, tokens: &Self::Tokens);
+
+    /// out = x * inv_rms * gain with inv_rms = 1 / sqrt(mean(x²) + eps), over groups of gain.cols columns
+    /// (C: the whole row; D: each head alone, as Qwen3's q/k norms). gain [1, group]; inv_rms
+    /// [T, C / group] is written (=) for the gradient. (Zhang & Sennrich 2019, arXiv:1910.07467)
+    fn rmsnorm(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        inv_rms: ViewMut<Self::Memory>,
+        x: View<Self::Memory>,
+        gain: View<Self::Memory>,
+        eps: f32,
+    );
+    /// dx (=|+=) inv_rms * (gain*dy - x * inv_rms² * mean(gain*dy*x)) per group. The gain is frozen.
+    fn rmsnorm_grad(
+        &mut self,
+        dx: ViewMut<Self::Memory>,
+        write: Write,
+        dy: View<Self::Memory>,
+        x: View<Self::Memory>,
+        norm: Norm<Self::Memory>,
+    );
+
+    /// y[T, N] (=|+=) x[T, K] wᵀ
+    fn linear(&mut self, y: ViewMut<Self::Memory>, write: Write, x: View<Self::Memory>, w: &Self::Weight);
+    /// dx[T, K] (=|+=) dy[T, N] w
+    fn linear_grad(&mut self, dx: ViewMut<Self::Memory>, write: Write, dy: View<Self::Memory>, w: &Self::Weight);
+
+    /// out (=|+=) scale * op(a) op(b): all of LoRA's own mathematics.
+    fn matmul(&mut self, out: ViewMut<Self::Memory>, write: Write, product: Product<Self::Memory>);
+
+    /// y[T, N] += bias[1, N]; its gradient in the input is the identity.
+    fn bias(&mut self, y: ViewMut<Self::Memory>, bias: View<Self::Memory>);
+
+    /// Rotates x[T, heads * D] in place, half-split pairs (i, i + D/2) as Hugging Face lays them out.
+    /// table [positions, D]: cosines of the D/2 angles, then their sines. (Su et al. 2021, arXiv:2104.09864)
+    fn rope(&mut self, x: ViewMut<Self::Memory>, table: View<Self::Memory>, tokens: &Self::Tokens);
+    /// The inverse rotation, in place: the gradient of [`Backend::rope`].
+    fn rope_grad(&mut self, dx: ViewMut<Self::Memory>, table: View<Self::Memory>, tokens: &Self::Tokens);
+
+    /// out[T, H*D] = softmax(q kᵀ / sqrt(D)) v, causal, each row of the microbatch alone;
+    /// logsumexp [T, H] is written (=) for the gradient. Blocked; never holds T x T.
+    /// (Dao et al. 2022, arXiv:2205.14135)
+    fn attention(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        logsumexp: ViewMut<Self::Memory>,
+        qkv: Qkv<Self::Memory>,
+        heads: Heads,
+        tokens: &Self::Tokens,
+    );
+    /// dq[T, H*D], dk[T, G*D], dv[T, G*D] (all =)
+    fn attention_grad(
+        &mut self,
+        grad: QkvGrad<Self::Memory>,
+        dout: View<Self::Memory>,
+        saved: AttentionSaved<Self::Memory>,
+        heads: Heads,
+        tokens: &Self::Tokens,
+    );
+    /// Decoding: q holds the last rows of a sequence whose keys and values are all of k and v
+    /// [past + T, G*D]; out[T, H*D] = causal attention. No gradient.
+    fn attention_cached(&mut self, out: ViewMut<Self::Memory>, qkv: Qkv<Self::Memory>, heads: Heads);
+
+    /// out[T, F] = silu(gate) * up (Shazeer 2020, arXiv:2002.05202)
+    fn swiglu(&mut self, out: ViewMut<Self::Memory>, gate: View<Self::Memory>, up: View<Self::Memory>);
+    /// gate := d gate and up := d up, in place (both =), given dout[T, F].
+    fn swiglu_grad(&mut self, gate: ViewMut<Self::Memory>, up: ViewMut<Self::Memory>, dout: View<Self::Memory>);
+
+    /// out (=|+=) x * mask / (1 - p). Its gradient is the same verb with the same key.
+    fn dropout(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        write: Write,
+        x: View<Self::Memory>,
+        key: DropoutKey,
+        tokens: &Self::Tokens,
+    );
+
+    /// out[n, C] = x[rows[n], C]
+    fn gather_rows(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>, rows: &Self::Ids);
+    /// dx[T, C] = 0 but dx[rows[n]] = dout[n]; the rows are distinct.
+    fn gather_rows_grad(&mut self, dx: ViewMut<Self::Memory>, dout: View<Self::Memory>, rows: &Self::Ids);
+
+    /// losses[n, 1] = weight * (logsumexp(logits) - logits[target]) and, in place, logits := the gradient of
+    /// the *sum* of losses, weight * (softmax - onehot). class_weights [1, V] or none (all one).
+    fn cross_entropy(
+        &mut self,
+        losses: ViewMut<Self::Memory>,
+        logits: ViewMut<Self::Memory>,
+        targets: &Self::Ids,
+        class_weights: Option<View<Self::Memory>>,
+    );
+}
+
+/// What [`Backend::rmsnorm`] used and left behind.
+#[derive(Debug)]
+pub struct Norm<'a, M> {
+    /// [1, group]
+    pub gain: View<'a, M>,
+    /// [T, C / group]
+    pub inv_rms: View<'a, M>,
+}
+
+/// Inputs of an attention.
+#[derive(Debug)]
+pub struct Qkv<'a, M> {
+    /// [T, H*D]
+    pub q: View<'a, M>,
+    /// [T, G*D]
+    pub k: View<'a, M>,
+    /// [T, G*D]
+    pub v: View<'a, M>,
+}
+
+/// Gradients of an attention's inputs, shaped like them.
+#[derive(Debug)]
+pub struct QkvGrad<'a, M> {
+    /// [T, H*D]
+    pub dq: ViewMut<'a, M>,
+    /// [T, G*D]
+    pub dk: ViewMut<'a, M>,
+    /// [T, G*D]
+    pub dv: ViewMut<'a, M>,
+}
+
+/// What an attention's gradient needs of the forward pass.
+#[derive(Debug)]
+pub struct AttentionSaved<'a, M> {
+    /// The inputs.
+    pub qkv: Qkv<'a, M>,
+    /// The output [T, H*D].
+    pub out: View<'a, M>,
+    /// [T, H]
+    pub logsumexp: View<'a, M>,
+}
+
+impl<M> Clone for Qkv<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Qkv<'_, M> {}
+impl<M> Clone for Norm<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Norm<'_, M> {}

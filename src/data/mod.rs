@@ -1,0 +1,3 @@
+//! Floor 1: rows to tokens to a plan.
+
+pub mod plan;

@@ -1,0 +1,35 @@
+//! Floor 1: files. safetensors, GGUF, PEFT adapters, hub downloads, atomic writes.
+
+use crate::numeric::tensor::Tensors;
+use serde_json::Value;
+
+/// A base model on disk, opened but not read: a Hugging Face directory or a GGUF file.
+pub struct ModelFiles {
+    /// config.json, or one of the same shape made out of a GGUF's metadata.
+    pub config: Value,
+    /// Weights under Hugging Face names; q/k of a GGUF are un-permuted.
+    pub tensors: Box<dyn Tensors>,
+    /// Everything about tokens.
+    pub tokenizer: TokenizerFiles,
+    /// generation_config.json, where there is one.
+    pub generation: Option<Value>,
+    /// What an adapter's config should name as its base: a Hub id, where one is known.
+    pub base_id: Option<String>,
+    /// The commit, where it is known.
+    pub revision: Option<String>,
+    /// `bf16 safetensors`, `gguf Q4_1`: for cards and `inspect`.
+    pub kind: String,
+}
+
+/// The tokenizer's files, as text, wherever they came from.
+#[derive(Debug, Clone, Default)]
+pub struct TokenizerFiles {
+    /// tokenizer.json, whole.
+    pub tokenizer_json: String,
+    /// tokenizer_config.json.
+    pub tokenizer_config: Option<Value>,
+    /// special_tokens_map.json.
+    pub special_tokens_map: Option<Value>,
+    /// chat_template.jinja, else the default template in tokenizer_config.json.
+    pub chat_template: Option<String>,
+}

@@ -1,0 +1,5 @@
+//! The binary: everything happens in `cli`.
+
+fn main() -> std::process::ExitCode {
+    finetune::cli::main()
+}

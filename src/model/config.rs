@@ -1,0 +1,1 @@
+//! What a model is, out of Hugging Face's config.json in either dialect.

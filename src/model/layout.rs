@@ -1,0 +1,83 @@
+//! The one map from tensor names to ranges of the flat parameter vector: gradient, optimizer, wire,
+//! checkpoint and export all use it. A and B of each module in model order, then a classifier's head.
+
+use std::ops::Range;
+
+/// One tensor of the flat vector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name in a PEFT file, e.g. `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
+    pub name: String,
+    /// First element.
+    pub offset: usize,
+    /// R for A, outputs for B, labels for the head.
+    pub rows: usize,
+    /// Inputs for A, R for B, hidden size for the head.
+    pub cols: usize,
+}
+
+impl Entry {
+    /// Where it lies.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.rows * self.cols
+    }
+}
+
+/// Name to range, without gaps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Layout {
+    entries: Vec<Entry>,
+    len: usize,
+}
+
+impl Layout {
+    /// Adds a tensor at the end; its index is returned.
+    pub fn push(&mut self, name: impl Into<String>, rows: usize, cols: usize) -> usize {
+        self.entries.push(Entry { name: name.into(), offset: self.len, rows, cols });
+        self.len += rows * cols;
+        self.entries.len() - 1
+    }
+
+    /// The tensors in order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True where nothing is trained.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The tensor that holds element `index`.
+    pub fn at(&self, index: usize) -> Option<&Entry> {
+        let i = self.entries.partition_point(|e| e.offset <= index);
+        self.entries.get(i.checked_sub(1)?).filter(|e| e.range().contains(&index))
+    }
+
+    /// The tensor of that name.
+    pub fn find(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|e| e.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_follow_each_other_and_are_found() {
+        let mut l = Layout::default();
+        l.push("a", 2, 3);
+        l.push("b", 3, 1);
+        assert_eq!(l.len(), 9);
+        assert_eq!(l.at(5).map(|e| e.name.as_str()), Some("a"));
+        assert_eq!(l.at(6).map(|e| e.name.as_str()), Some("b"));
+        assert_eq!(l.at(9), None);
+        assert_eq!(l.find("b").map(Entry::range), Some(6..9));
+    }
+}

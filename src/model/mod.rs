@@ -1,0 +1,7 @@
+//! Floor 3: a decoder with LoRA adapters, generic over the backend. It knows nothing of rows, plans or runs.
+
+pub mod config;
+pub mod layout;
+pub mod lora;
+pub mod stage;
+pub mod weights;

@@ -1,0 +1,119 @@
+//! The seam that the roles of a run see: layers a..b of a model on some backend. Without pipelining, one
+//! stage is the whole model.
+
+use super::layout::Layout;
+use crate::backend::Fault;
+
+/// No target at this position.
+pub const IGNORE: u32 = u32::MAX;
+
+/// What a microbatch is asked to predict.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Targets {
+    /// Next-token targets [T]: the id of the *next* token of the same row where that one is supervised, else
+    /// [`IGNORE`].
+    Tokens(Vec<u32>),
+    /// One class per row.
+    Labels(Vec<u32>),
+}
+
+/// The unit of work: whole rows, packed. Rows do not see each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Microbatch {
+    /// Optimizer step, from 1 (keys dropout).
+    pub step: u64,
+    /// Id of each row: its position in the data as read (keys dropout, addresses faults).
+    pub rows: Vec<u64>,
+    /// Token ids [T].
+    pub ids: Vec<u32>,
+    /// Where rows begin, then T; one more than rows.
+    pub bounds: Vec<u32>,
+    /// What is to be predicted.
+    pub targets: Targets,
+}
+
+/// How much of a forward pass is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// Loss, and all that backward needs; dropout is on.
+    Gradient,
+    /// Loss (and class predictions); dropout is off.
+    Loss,
+    /// The logits of the last token of every row; dropout is off.
+    Logits,
+}
+
+/// What a forward pass gave.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Hidden states [T, C] for the next stage.
+    Hidden(Vec<f32>),
+    /// Sums over this microbatch; nothing is divided here.
+    Loss(LossSums),
+    /// [rows, V], or [rows, labels] for a classifier.
+    Logits(Vec<f32>),
+}
+
+/// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LossSums {
+    /// Sum of losses, class weights applied.
+    pub loss: f64,
+    /// What the loss is to be divided by: supervised targets; rows; or the sum of their class weights.
+    pub weight: f64,
+    /// Supervised targets (for a classifier: rows).
+    pub targets: u64,
+    /// For classifiers the arg-max class of each row (the lowest of equals), else empty.
+    pub predictions: Vec<u32>,
+}
+
+/// Layers of a model with their adapters, on some device.
+pub trait Stage {
+    /// The part of the flat parameter vector that this stage holds.
+    fn layout(&self) -> &Layout;
+
+    /// The numeric class that computes it (`cpu-avx512-f32`).
+    fn class(&self) -> String;
+
+    /// Takes the stage's own parameters: `flat.len() == layout().len()`.
+    fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault>;
+
+    /// Runs the microbatch. A first stage takes no input; a later one the hidden states [T, C] before it.
+    /// With [`Want::Gradient`] the activations are kept for one [`Stage::backward`].
+    fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault>;
+
+    /// Backward of the last forward, of the *sum* of losses: `grad` [T, C] is the gradient of this stage's
+    /// output, None for a last stage. Adds into `gradient` (the stage's layout) nothing: it overwrites it.
+    /// Returns the gradient of the stage's input, None for a first stage.
+    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault>;
+}
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// Most new tokens.
+    pub max_new_tokens: usize,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Nucleus: the smallest set of most probable tokens with at least this mass.
+    pub top_p: f32,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Generation ends after one of these (it is part of the result).
+    pub stop: Vec<u32>,
+}
+
+/// Decoding with a key/value cache.
+pub trait Generate {
+    /// Continues `prompt`; `each` sees every new token as it comes and may return false to stop.
+    fn generate(
+        &mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+        each: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<Vec<u32>, Fault>;
+}
+
+/// A whole model on one device: trains and speaks.
+pub trait Model: Stage + Generate + Send {}
+impl<T: Stage + Generate + Send> Model for T {}

@@ -1,0 +1,1 @@
+//! Tensors by Hugging Face name into a backend's layout.

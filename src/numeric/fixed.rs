@@ -1,0 +1,100 @@
+//! Sums that are exact and free of order: f32 to f64, times 2^40, rounded half to even, added as i64.
+//!
+//! Integer addition is associative, so any grouping of microbatches gives the same bits. The check is one
+//! comparison per value, at conversion and before any addition: with at most `floor((2^63 - 1) / m)` in each
+//! of m microbatches, no grouping can overflow.
+
+/// Binary places after the point. Stands in run.yaml; both ends of a run must agree on it.
+pub const FRACTION_BITS: u32 = 40;
+const SCALE: f64 = (1u64 << FRACTION_BITS) as f64;
+
+/// A value that may not enter a sum.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("value {index} is {value}, outside what the sum can hold exactly")]
+pub struct BadValue {
+    /// Position in the slice that was to be added.
+    pub index: usize,
+    /// The offending value: not finite, or too large for the range.
+    pub value: f64,
+}
+
+/// The largest magnitude, in units of 2^-40, that one of `microbatches` summands may have.
+pub fn cap(microbatches: usize) -> i64 {
+    i64::MAX / microbatches.max(1) as i64
+}
+
+/// One value as fixed point, or None where it is not finite or exceeds `cap`.
+#[inline]
+pub fn to_fixed(value: f64, cap: i64) -> Option<i64> {
+    let scaled = (value * SCALE).round_ties_even();
+    // `cap as f64` may round up to 2^63, which `as i64` would saturate: compare again as integers.
+    if scaled.abs() <= cap as f64 {
+        let fixed = scaled as i64;
+        (fixed.unsigned_abs() <= cap as u64).then_some(fixed)
+    } else {
+        None
+    }
+}
+
+/// The value of a fixed-point sum, rounded once.
+#[inline]
+pub fn to_f64(sum: i64) -> f64 {
+    sum as f64 / SCALE
+}
+
+/// Adds `values` to `sum`, all or nothing: the whole slice is checked before the first addition.
+pub fn add(sum: &mut [i64], values: &[f32], cap: i64) -> Result<(), BadValue> {
+    assert_eq!(sum.len(), values.len(), "sum and values share one layout");
+    if let Some(index) = values.iter().position(|&v| to_fixed(f64::from(v), cap).is_none()) {
+        return Err(BadValue { index, value: f64::from(values[index]) });
+    }
+    for (s, &v) in sum.iter_mut().zip(values) {
+        *s += to_fixed(f64::from(v), cap).unwrap_or(0);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_order_gives_the_same_bits(mut values in proptest::collection::vec(-1e4f32..1e4, 1..64)) {
+            let m = values.len();
+            let mut a = [0];
+            values.iter().for_each(|&v| add(&mut a, &[v], cap(m)).unwrap());
+            values.reverse();
+            let mut b = [0];
+            values.iter().for_each(|&v| add(&mut b, &[v], cap(m)).unwrap());
+            prop_assert_eq!(a, b);
+            let exact: f64 = values.iter().map(|&v| f64::from(v)).sum();
+            prop_assert!((to_f64(a[0]) - exact).abs() <= m as f64 * 2f64.powi(-40));
+        }
+    }
+
+    #[test]
+    fn the_cap_holds_and_nothing_above_it() {
+        for m in [1usize, 2, 3, 64, 1000] {
+            let c = cap(m);
+            assert!((0..m).try_fold(0i64, |s, _| s.checked_add(c)).is_some());
+            let above = to_f64(c) * 1.000_001;
+            assert_eq!(to_fixed(above, c), None);
+            assert_eq!(to_fixed(-above, c), None);
+        }
+        assert_eq!(to_fixed(f64::NAN, i64::MAX), None);
+        assert_eq!(to_fixed(2f64.powi(23), i64::MAX), None);
+        let mut sum = [5, 5];
+        let bad = add(&mut sum, &[1.0, f32::INFINITY], cap(4)).unwrap_err();
+        assert_eq!((bad.index, sum), (1, [5, 5]));
+    }
+
+    #[test]
+    fn halves_go_to_even() {
+        let unit = 2f64.powi(-40);
+        assert_eq!(to_fixed(0.5 * unit, 10), Some(0));
+        assert_eq!(to_fixed(1.5 * unit, 10), Some(2));
+        assert_eq!(to_fixed(-2.5 * unit, 10), Some(-2));
+    }
+}

@@ -1,0 +1,6 @@
+//! Floor 0: numbers. Nothing here knows of tokens, files or devices.
+
+pub mod dtype;
+pub mod fixed;
+pub mod rng;
+pub mod tensor;
