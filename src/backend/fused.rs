@@ -51,7 +51,12 @@ pub trait Fused: Backend + Sized {
         for from in (0..n).step_by(args.chunk) {
             let rows = args.chunk.min(n - from);
             let targets = self.ids(&args.targets[from..from + rows]);
-            self.linear(view_mut(&mut logits, rows, args.vocab), Write::Set, args.x.rows(from, rows), args.head);
+            self.linear(
+                view_mut(&mut logits, rows, args.vocab),
+                Write::Set,
+                args.x.rows(from, rows),
+                args.head,
+            );
             let out = view_mut(&mut logits, rows, args.vocab);
             self.cross_entropy(losses.again().rows(from, rows), out, &targets, None);
             if let Some(dx) = dx.as_mut() {

@@ -278,7 +278,13 @@ pub trait Backend {
     /// y[T, N] (=|+=) x[T, K] wᵀ
     fn linear(&mut self, y: ViewMut<Self::Memory>, write: Write, x: View<Self::Memory>, w: &Self::Weight);
     /// dx[T, K] (=|+=) dy[T, N] w
-    fn linear_grad(&mut self, dx: ViewMut<Self::Memory>, write: Write, dy: View<Self::Memory>, w: &Self::Weight);
+    fn linear_grad(
+        &mut self,
+        dx: ViewMut<Self::Memory>,
+        write: Write,
+        dy: View<Self::Memory>,
+        w: &Self::Weight,
+    );
 
     /// out (=|+=) scale * op(a) op(b): all of LoRA's own mathematics.
     fn matmul(&mut self, out: ViewMut<Self::Memory>, write: Write, product: Product<Self::Memory>);
@@ -319,7 +325,12 @@ pub trait Backend {
     /// out[T, F] = silu(gate) * up (Shazeer 2020, arXiv:2002.05202)
     fn swiglu(&mut self, out: ViewMut<Self::Memory>, gate: View<Self::Memory>, up: View<Self::Memory>);
     /// gate := d gate and up := d up, in place (both =), given dout[T, F].
-    fn swiglu_grad(&mut self, gate: ViewMut<Self::Memory>, up: ViewMut<Self::Memory>, dout: View<Self::Memory>);
+    fn swiglu_grad(
+        &mut self,
+        gate: ViewMut<Self::Memory>,
+        up: ViewMut<Self::Memory>,
+        dout: View<Self::Memory>,
+    );
 
     /// out (=|+=) x * mask / (1 - p). Its gradient is the same verb with the same key.
     fn dropout(

@@ -7,6 +7,7 @@
 /// Binary places after the point. Stands in run.yaml; both ends of a run must agree on it.
 pub const FRACTION_BITS: u32 = 40;
 const SCALE: f64 = (1u64 << FRACTION_BITS) as f64;
+const TWO_63: f64 = 9_223_372_036_854_775_808.0;
 
 /// A value that may not enter a sum.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -27,8 +28,8 @@ pub fn cap(microbatches: usize) -> i64 {
 #[inline]
 pub fn to_fixed(value: f64, cap: i64) -> Option<i64> {
     let scaled = (value * SCALE).round_ties_even();
-    // `cap as f64` may round up to 2^63, which `as i64` would saturate: compare again as integers.
-    if scaled.abs() <= cap as f64 {
+    // `cap as f64` may round up, to 2^63 even, which `as i64` would saturate: compare again as integers.
+    if scaled.abs() <= cap as f64 && scaled.abs() < TWO_63 {
         let fixed = scaled as i64;
         (fixed.unsigned_abs() <= cap as u64).then_some(fixed)
     } else {
