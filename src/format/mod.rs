@@ -1,7 +1,22 @@
 //! Floor 1: files. safetensors, GGUF, PEFT adapters, hub downloads, atomic writes.
+//!
+//! What is opened is not believed: sizes are checked against the file before anything is allocated or
+//! borrowed, and what cannot be used is refused by name before anything heavy happens.
+
+pub mod atomic;
+mod directory;
+mod error;
+mod map;
+pub mod peft;
+pub mod rounded;
+pub mod safetensors;
+
+pub use directory::{id_of_cache_path, looks_like_id};
+pub use error::FormatError;
 
 use crate::numeric::tensor::Tensors;
 use serde_json::Value;
+use std::path::Path;
 
 /// A base model on disk, opened but not read: a Hugging Face directory or a GGUF file.
 pub struct ModelFiles {
@@ -32,4 +47,17 @@ pub struct TokenizerFiles {
     pub special_tokens_map: Option<Value>,
     /// chat_template.jinja, else the default template in tokenizer_config.json.
     pub chat_template: Option<String>,
+}
+
+/// Opens a model: a Hugging Face directory or a .gguf file. Weights are mapped, not read.
+pub fn open(path: &Path) -> Result<ModelFiles, FormatError> {
+    let about = std::fs::metadata(path).map_err(|e| FormatError::io(path, e))?;
+    if about.is_dir() {
+        return directory::open(path);
+    }
+    Err(FormatError::unsupported(
+        path,
+        "not a model",
+        "give a Hugging Face directory (config.json, model.safetensors, tokenizer.json) or a .gguf file",
+    ))
 }

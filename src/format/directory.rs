@@ -1,0 +1,150 @@
+//! A Hugging Face model directory: what is in it, and by name what cannot be used and what to do instead.
+
+use super::error::FormatError;
+use super::safetensors::Sharded;
+use super::{ModelFiles, TokenizerFiles};
+use serde_json::Value;
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// Opens the directory `dir`.
+pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
+    refuse_others(dir)?;
+    let config = json(&dir.join("config.json"))?.ok_or_else(|| {
+        let way = "download it from the model's page into this folder";
+        FormatError::unsupported(dir, "a model directory without config.json", way)
+    })?;
+    refuse_quantised(dir, &config)?;
+    let tokenizer = tokenizer(dir)?;
+    let tensors = Sharded::open(dir)?;
+    let (base_id, revision) = match id_of_cache_path(dir) {
+        Some((id, revision)) => (Some(id), revision),
+        None => (config["_name_or_path"].as_str().filter(|id| looks_like_id(id)).map(str::to_owned), None),
+    };
+    let kind = format!("{} safetensors", tensors.dtype_name());
+    let generation = json(&dir.join("generation_config.json"))?;
+    Ok(ModelFiles { config, tensors: Box::new(tensors), tokenizer, generation, base_id, revision, kind })
+}
+
+/// Directories that hold something else than safetensors weights.
+fn refuse_others(dir: &Path) -> Result<(), FormatError> {
+    let names: Vec<String> = std::fs::read_dir(dir)
+        .map_err(|e| FormatError::io(dir, e))?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    let has = |name: &str| names.iter().any(|n| n == name);
+    let refuse = |what: &str, way: &str| Err(FormatError::unsupported(dir, what, way));
+    if has("model.safetensors") || has("model.safetensors.index.json") {
+        return Ok(());
+    }
+    if has("adapter_config.json") {
+        return refuse("a PEFT adapter, not a model", "give its base as MODEL and this with --adapter");
+    }
+    if names.iter().any(|n| n.starts_with("pytorch_model") && (n.ends_with(".bin") || n.ends_with(".json"))) {
+        let way = "convert it once with transformers: save_pretrained(DIR, safe_serialization=True)";
+        return refuse("its weights are pytorch_model.bin (pickle), which is not read", way);
+    }
+    if let Some(gguf) = names.iter().find(|n| n.ends_with(".gguf")) {
+        return refuse("a folder of .gguf files", &format!("name the file: {}", dir.join(gguf).display()));
+    }
+    if has("config.json") || names.iter().any(|n| n.ends_with(".safetensors")) {
+        let way = "download the model's weights into this folder";
+        return refuse("a model directory without model.safetensors", way);
+    }
+    refuse("not a model directory", "it needs config.json, model.safetensors and tokenizer.json")
+}
+
+/// `quantization_config` of GPTQ, AWQ, FP8, bitsandbytes and their like.
+fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
+    let quantised = &config["quantization_config"];
+    if quantised.is_null() {
+        return Ok(());
+    }
+    let method = quantised["quant_method"].as_str().unwrap_or_else(|| {
+        let bitsandbytes = quantised["load_in_4bit"] == true || quantised["load_in_8bit"] == true;
+        if bitsandbytes { "bitsandbytes" } else { "an unnamed method" }
+    });
+    let what = format!("its weights are quantised with {method}, which is not supported");
+    Err(FormatError::unsupported(dir, what, "use the model's bf16 or f16 weights, or a .gguf of it"))
+}
+
+fn tokenizer(dir: &Path) -> Result<TokenizerFiles, FormatError> {
+    let Some(tokenizer_json) = text(&dir.join("tokenizer.json"))? else {
+        let refuse = |what: &str, way: &str| Err(FormatError::unsupported(dir, what, way));
+        if dir.join("tokenizer.model").exists() {
+            let way = "make one with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";
+            return refuse("it has tokenizer.model but no tokenizer.json, which is needed", way);
+        }
+        let way = "copy tokenizer.json from the model's page into this folder";
+        return refuse("a model directory without a tokenizer (tokenizer.json)", way);
+    };
+    let tokenizer_config = json(&dir.join("tokenizer_config.json"))?;
+    let special_tokens_map = json(&dir.join("special_tokens_map.json"))?;
+    let chat_template = match text(&dir.join("chat_template.jinja"))? {
+        Some(template) => Some(template),
+        None => tokenizer_config.as_ref().and_then(template_of),
+    };
+    Ok(TokenizerFiles { tokenizer_json, tokenizer_config, special_tokens_map, chat_template })
+}
+
+/// The key in tokenizer_config.json: a string, or a list of {name, template} of which `default` counts.
+pub(super) fn template_of(tokenizer_config: &Value) -> Option<String> {
+    match &tokenizer_config["chat_template"] {
+        Value::String(template) => Some(template.clone()),
+        Value::Array(named) => {
+            let default = named.iter().find(|t| t["name"] == "default").or(named.first())?;
+            default["template"].as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// The text of a file, None where there is none.
+pub(super) fn text(path: &Path) -> Result<Option<String>, FormatError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(FormatError::io(path, e)),
+    }
+}
+
+/// The JSON object in a file, None where there is no file.
+pub(super) fn json(path: &Path) -> Result<Option<Value>, FormatError> {
+    let Some(text) = text(path)? else { return Ok(None) };
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|e| FormatError::malformed(path, format!("not valid JSON: {e}")))?;
+    if !value.is_object() {
+        return Err(FormatError::malformed(path, "not a JSON object"));
+    }
+    Ok(Some(value))
+}
+
+/// Id and revision of a folder in the Hub's cache: `.../models--owner--name/snapshots/REVISION`.
+pub fn id_of_cache_path(path: &Path) -> Option<(String, Option<String>)> {
+    let path = path.canonicalize().ok()?;
+    let parts: Vec<&str> = path.iter().filter_map(|p| p.to_str()).collect();
+    let at = parts.iter().rposition(|p| p.starts_with("models--"))?;
+    let id = parts[at].strip_prefix("models--")?.replace("--", "/");
+    let revision = match parts.get(at + 1..) {
+        Some(["snapshots", revision, ..]) => Some((*revision).to_owned()),
+        _ => None,
+    };
+    Some((id, revision))
+}
+
+/// Whether `text` is a Hub id (`owner/name`) and not a path that exists.
+pub fn looks_like_id(text: &str) -> bool {
+    let part = |p: &str| {
+        let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        !p.is_empty()
+            && p.len() <= 96
+            && p.chars().all(legal)
+            && !p.starts_with(['.', '-'])
+            && !p.ends_with('.')
+    };
+    match text.split_once('/') {
+        Some((owner, name)) => part(owner) && part(name) && !Path::new(text).exists(),
+        None => false,
+    }
+}

@@ -1,0 +1,96 @@
+//! The model card: README.md with the Hub's front matter. It claims only what the configuration says.
+
+use super::config::{AdapterConfig, TaskType};
+use std::fmt::Write;
+
+/// The value for vLLM's `--max-lora-rank`, which takes these only; None where the rank is above all of them.
+pub fn max_lora_rank(r: usize) -> Option<usize> {
+    [1, 8, 16, 32, 64, 128, 256, 320, 512].into_iter().find(|&most| r <= most)
+}
+
+/// The card's text. `base_kind` is [`crate::format::ModelFiles`]'s `kind`.
+pub fn card(config: &AdapterConfig, base_kind: &str, labels: Option<&[String]>) -> String {
+    let mut text = front_matter(config);
+    let base = config.base_model_name_or_path.as_deref();
+    let name = base.unwrap_or("a base model that has no Hub id");
+    let scaling = if config.use_rslora { "alpha / sqrt(r), rsLoRA" } else { "alpha / r" };
+    let _ = write!(
+        text,
+        "# LoRA adapter for {name}\n\n\
+         - base: {name}{}, trained on its weights as {base_kind}\n\
+         - rank {}, alpha {} (scale {scaling}), dropout {}\n\
+         - modules: {}\n",
+        config.revision.as_ref().map(|r| format!(" at revision {r}")).unwrap_or_default(),
+        config.r,
+        config.lora_alpha,
+        config.lora_dropout,
+        config.target_modules.join(", "),
+    );
+    if let Some(labels) = labels {
+        let _ = writeln!(text, "- classes: {} (label_map.json)", labels.join(", "));
+    }
+    if base.is_none() {
+        text.push_str(
+            "\nadapter_config.json names no base (`base_model_name_or_path` is null): the base was a local \
+             file without a Hub id. Put the path or id of the same model in the place of BASE below.\n",
+        );
+    }
+    text.push_str(&transformers(config, base.unwrap_or("BASE")));
+    text.push_str(&vllm(config, base.unwrap_or("BASE")));
+    text
+}
+
+fn front_matter(config: &AdapterConfig) -> String {
+    let mut text = String::from("---\n");
+    let base = config.base_model_name_or_path.as_deref();
+    if let Some(id) = base {
+        let _ = writeln!(text, "base_model: {id}");
+    }
+    text.push_str("library_name: peft\n");
+    let pipeline = match config.task {
+        TaskType::CausalLm => "text-generation",
+        TaskType::SeqCls => "text-classification",
+    };
+    let _ = writeln!(text, "pipeline_tag: {pipeline}\ntags:");
+    if let Some(id) = base {
+        let _ = writeln!(text, "- base_model:adapter:{id}");
+    }
+    text.push_str("- lora\n- transformers\n---\n\n");
+    text
+}
+
+fn transformers(config: &AdapterConfig, base: &str) -> String {
+    let (class, more) = match config.task {
+        TaskType::CausalLm => ("AutoModelForCausalLM", ""),
+        TaskType::SeqCls => ("AutoModelForSequenceClassification", ", num_labels=len(labels)"),
+    };
+    let labels = match config.task {
+        TaskType::CausalLm => "",
+        TaskType::SeqCls => {
+            "import json\nlabels = json.load(open(\"ADAPTER/label_map.json\"))[\"id2label\"]\n"
+        }
+    };
+    let revision = config.revision.as_ref().map(|r| format!(", revision=\"{r}\"")).unwrap_or_default();
+    format!(
+        "\n## With transformers and PEFT\n\n```python\n\
+         from peft import PeftModel\nfrom transformers import AutoTokenizer, {class}\n\n{labels}\
+         model = {class}.from_pretrained(\"{base}\"{revision}{more})\n\
+         model = PeftModel.from_pretrained(model, \"ADAPTER\")\n\
+         tokenizer = AutoTokenizer.from_pretrained(\"ADAPTER\")\n```\n"
+    )
+}
+
+fn vllm(config: &AdapterConfig, base: &str) -> String {
+    let head = "\n## With vLLM\n\n";
+    match (config.task, max_lora_rank(config.r)) {
+        (TaskType::SeqCls, _) => {
+            format!("{head}vLLM takes no adapter with a head of its own: merge it into the base first.\n")
+        }
+        (_, None) => {
+            format!("{head}Rank {} is above vLLM's largest (512): merge it into the base first.\n", config.r)
+        }
+        (_, Some(most)) => format!(
+            "{head}```sh\nvllm serve {base} --enable-lora --max-lora-rank {most} --lora-modules adapter=ADAPTER\n```\n"
+        ),
+    }
+}

@@ -1,0 +1,187 @@
+//! adapter_config.json. Few keys are written, because older PEFT warns on those that it does not know; all
+//! keys are read past, except that one which changes what the adapter computes must be one that we compute.
+
+use crate::format::error::FormatError;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What the adapter was trained for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskType {
+    /// `CAUSAL_LM`.
+    CausalLm,
+    /// `SEQ_CLS`: with a head `base_model.model.score.weight`, trained in full.
+    SeqCls,
+}
+
+/// The fields that matter; the rest have one value only.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterConfig {
+    /// `task_type`.
+    pub task: TaskType,
+    /// A Hub id, or None; never an absolute path.
+    pub base_model_name_or_path: Option<String>,
+    /// The base's commit.
+    pub revision: Option<String>,
+    /// Rank, at least 1.
+    pub r: usize,
+    /// Finite.
+    pub lora_alpha: f64,
+    /// In [0, 1).
+    pub lora_dropout: f64,
+    /// Suffixes of module names (`q_proj`).
+    pub target_modules: Vec<String>,
+    /// Scale is alpha / sqrt(r).
+    pub use_rslora: bool,
+}
+
+impl AdapterConfig {
+    /// The file's content, keys sorted.
+    pub fn to_json(&self) -> Value {
+        let (task, saved) = match self.task {
+            TaskType::CausalLm => ("CAUSAL_LM", Value::Null),
+            TaskType::SeqCls => ("SEQ_CLS", json!(["classifier", "score"])),
+        };
+        // A whole alpha is written as PEFT's own type for it, an integer.
+        let alpha = self.lora_alpha;
+        let whole = alpha.fract() == 0.0 && alpha.abs() < 1e15;
+        let mut all = json!({
+            "alpha_pattern": {},
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+            "init_lora_weights": true,
+            "lora_alpha": if whole { json!(alpha as i64) } else { json!(alpha) },
+            "lora_dropout": self.lora_dropout,
+            "modules_to_save": saved,
+            "peft_type": "LORA",
+            "r": self.r,
+            "rank_pattern": {},
+            "revision": self.revision,
+            "target_modules": self.target_modules,
+            "task_type": task,
+            "use_dora": false,
+            "use_rslora": self.use_rslora,
+        });
+        all.sort_all_objects();
+        all
+    }
+
+    /// Reads it; `path` is for errors.
+    pub fn from_json(path: &Path, v: &Value) -> Result<Self, FormatError> {
+        refuse(path, v)?;
+        let bad = |key: &str| FormatError::malformed(path, format!("{key}: {} is not usable", v[key]));
+        let r = v["r"].as_u64().filter(|&r| (1..=1 << 20).contains(&r)).ok_or_else(|| bad("r"))? as usize;
+        let lora_alpha =
+            v["lora_alpha"].as_f64().filter(|a| a.is_finite()).ok_or_else(|| bad("lora_alpha"))?;
+        let lora_dropout = if v["lora_dropout"].is_null() { Some(0.0) } else { v["lora_dropout"].as_f64() };
+        let lora_dropout =
+            lora_dropout.filter(|p| (0.0..1.0).contains(p)).ok_or_else(|| bad("lora_dropout"))?;
+        same_everywhere(path, v, "rank_pattern", r as f64)?;
+        same_everywhere(path, v, "alpha_pattern", lora_alpha)?;
+        let task = match v["task_type"].as_str() {
+            None | Some("CAUSAL_LM") => TaskType::CausalLm,
+            Some("SEQ_CLS") => TaskType::SeqCls,
+            Some(other) => {
+                let way = "adapters for CAUSAL_LM and SEQ_CLS are read";
+                return Err(FormatError::unsupported(path, format!("task_type {other}"), way));
+            }
+        };
+        let target_modules = targets(path, v)?;
+        let text = |key: &str| v[key].as_str().filter(|s| !s.is_empty()).map(str::to_owned);
+        Ok(AdapterConfig {
+            task,
+            base_model_name_or_path: text("base_model_name_or_path"),
+            revision: text("revision"),
+            r,
+            lora_alpha,
+            lora_dropout,
+            target_modules,
+            use_rslora: v["use_rslora"] == true,
+        })
+    }
+}
+
+/// The least that is not: nothing, false, zero, or an empty list.
+fn is_set(v: &Value) -> bool {
+    match v {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(a) => !a.is_empty(),
+        Value::Object(o) => !o.is_empty(),
+        _ => true,
+    }
+}
+
+/// Options of PEFT that change the mathematics and are not built.
+const NOT_BUILT: [&str; 12] = [
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+];
+
+fn refuse(path: &Path, v: &Value) -> Result<(), FormatError> {
+    let no = |what: String| {
+        Err(FormatError::unsupported(path, what, "only plain LoRA and rsLoRA adapters are supported"))
+    };
+    match v["peft_type"].as_str() {
+        Some("LORA") => {}
+        other => return no(format!("peft_type {}", other.unwrap_or("is missing"))),
+    }
+    if let Some(key) = NOT_BUILT.iter().find(|key| is_set(&v[**key])) {
+        return no(format!("{key}: {}", v[*key]));
+    }
+    if let Some(bias) = v["bias"].as_str().filter(|&b| b != "none") {
+        return no(format!("bias: {bias}"));
+    }
+    if let Some(modules) = v["modules_to_save"].as_array() {
+        let other = modules.iter().find(|m| !matches!(m.as_str(), Some("score" | "classifier")));
+        if let Some(other) = other {
+            return no(format!("modules_to_save: {other}"));
+        }
+    }
+    Ok(())
+}
+
+/// `rank_pattern` and `alpha_pattern` may repeat the common value, not differ from it.
+fn same_everywhere(path: &Path, v: &Value, key: &str, common: f64) -> Result<(), FormatError> {
+    let Some(pattern) = v[key].as_object() else { return Ok(()) };
+    match pattern.iter().find(|(_, value)| value.as_f64() != Some(common)) {
+        None => Ok(()),
+        Some((module, value)) => {
+            let what = format!("{key}: {module} has {value} where the rest has {common}");
+            Err(FormatError::unsupported(path, what, "one rank and alpha for all modules is supported"))
+        }
+    }
+}
+
+/// Suffixes, without a path before them.
+fn targets(path: &Path, v: &Value) -> Result<Vec<String>, FormatError> {
+    match &v["target_modules"] {
+        Value::Array(all) => {
+            let suffix = |t: &Value| t.as_str().map(|t| t.rsplit('.').next().unwrap_or(t).to_owned());
+            let mut names: Vec<String> = all.iter().filter_map(suffix).collect();
+            names.sort();
+            names.dedup();
+            if names.is_empty() || all.iter().any(|t| !t.is_string()) {
+                return Err(FormatError::malformed(path, "target_modules must name modules"));
+            }
+            Ok(names)
+        }
+        Value::String(word) if word == "all-linear" => Ok(vec![word.clone()]),
+        other => {
+            let what = format!("target_modules is the pattern {other}");
+            let way = "write the names of the modules as a list (q_proj, v_proj ...)";
+            Err(FormatError::unsupported(path, what, way))
+        }
+    }
+}

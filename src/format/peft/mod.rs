@@ -1,0 +1,188 @@
+//! PEFT adapter directories, as peft 0.21 writes and reads them: `adapter_config.json`,
+//! `adapter_model.safetensors` (f32, sorted names without an adapter name in them), `README.md`, and for a
+//! classifier `label_map.json`, which is ours: PEFT keeps labels in the base's config, which an adapter has not.
+
+mod card;
+mod config;
+
+pub use card::{card, max_lora_rank};
+pub use config::{AdapterConfig, TaskType};
+
+use super::atomic;
+use super::directory;
+use super::error::FormatError;
+use super::safetensors::{self, Spec};
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::Tensors;
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// File with the weights.
+pub const WEIGHTS: &str = "adapter_model.safetensors";
+/// File with the configuration.
+pub const CONFIG: &str = "adapter_config.json";
+/// File with a classifier's labels: `{"id2label": {"0": "..."}, "label2id": {"...": 0}}`.
+pub const LABELS: &str = "label_map.json";
+
+/// An adapter as read.
+#[derive(Debug, Clone)]
+pub struct Adapter {
+    /// adapter_config.json.
+    pub config: AdapterConfig,
+    /// Sorted by name.
+    pub tensors: Vec<AdapterTensor>,
+    /// A classifier's label names by class, where label_map.json is there.
+    pub labels: Option<Vec<String>>,
+}
+
+/// One matrix of an adapter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterTensor {
+    /// `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, `base_model.model.score.weight`.
+    pub name: String,
+    /// R for A, outputs for B, labels for the head.
+    pub rows: usize,
+    /// Inputs for A, R for B, hidden size for the head.
+    pub cols: usize,
+    /// [rows, cols], finite.
+    pub values: Vec<f32>,
+}
+
+/// One matrix that is to be written.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorRef<'a> {
+    /// As in [`AdapterTensor`].
+    pub name: &'a str,
+    /// First dimension.
+    pub rows: usize,
+    /// Second dimension.
+    pub cols: usize,
+    /// [rows, cols].
+    pub values: &'a [f32],
+}
+
+/// What lies beside weights and configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Extras {
+    /// A classifier's label names by class.
+    pub labels: Option<Vec<String>>,
+    /// README.md, see [`card()`].
+    pub card: Option<String>,
+    /// More files by name (tokenizer.json, chat_template.jinja ...).
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+/// Reads an adapter. Unknown keys of the configuration are passed over; what changes the mathematics and is
+/// not supported is refused by name.
+pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
+    let config_path = dir.join(CONFIG);
+    let Some(config) = directory::json(&config_path)? else {
+        std::fs::metadata(dir).map_err(|e| FormatError::io(dir, e))?;
+        let way = "give the folder that holds adapter_config.json and adapter_model.safetensors";
+        return Err(FormatError::unsupported(dir, "not a PEFT adapter (no adapter_config.json)", way));
+    };
+    let config = AdapterConfig::from_json(&config_path, &config)?;
+    let weights = dir.join(WEIGHTS);
+    if !weights.exists() && dir.join("adapter_model.bin").exists() {
+        let way = "load it once with PEFT and save_pretrained(DIR, safe_serialization=True)";
+        return Err(FormatError::unsupported(
+            dir,
+            "its weights are adapter_model.bin (pickle), which is not read",
+            way,
+        ));
+    }
+    let file = safetensors::open(&weights)?;
+    let mut tensors = Vec::new();
+    for stored in file.names() {
+        if let Some(tensor) = file.get(&stored) {
+            tensors.push(matrix(&weights, &stored, &tensor, &config)?);
+        }
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let labels = labels(&dir.join(LABELS))?;
+    Ok(Adapter { config, tensors, labels })
+}
+
+/// Writes an adapter into `dir`, each file atomically, the configuration last: a folder that has one is whole.
+pub fn write(
+    dir: &Path,
+    config: &AdapterConfig,
+    tensors: &[TensorRef],
+    extras: &Extras,
+) -> Result<(), FormatError> {
+    let path = dir.join(WEIGHTS);
+    let mut data = Vec::with_capacity(tensors.len());
+    for t in tensors {
+        if t.values.len() != t.rows * t.cols {
+            let what = format!("{} values for shape [{}, {}]", t.values.len(), t.rows, t.cols);
+            return Err(FormatError::tensor(&path, t.name, what));
+        }
+        let bytes: Vec<u8> = t.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        data.push((Spec { name: t.name.into(), dtype: Dtype::F32, shape: vec![t.rows, t.cols] }, bytes));
+    }
+    let data: Vec<(Spec, &[u8])> =
+        data.iter().map(|(spec, bytes)| (spec.clone(), bytes.as_slice())).collect();
+    safetensors::write(&path, &data)?;
+    for (name, bytes) in &extras.files {
+        atomic::write_file(&dir.join(name), bytes)?;
+    }
+    if let Some(card) = &extras.card {
+        atomic::write_file(&dir.join("README.md"), card.as_bytes())?;
+    }
+    if let Some(labels) = &extras.labels {
+        atomic::write_file(&dir.join(LABELS), label_map(labels).as_bytes())?;
+    }
+    atomic::write_file(&dir.join(CONFIG), format!("{:#}\n", config.to_json()).as_bytes())
+}
+
+/// The text of label_map.json.
+pub fn label_map(labels: &[String]) -> String {
+    let by_id: Map<String, Value> =
+        labels.iter().enumerate().map(|(i, l)| (i.to_string(), json!(l))).collect();
+    let by_label: Map<String, Value> =
+        labels.iter().enumerate().map(|(i, l)| (l.clone(), json!(i))).collect();
+    format!("{:#}\n", json!({"id2label": by_id, "label2id": by_label}))
+}
+
+fn labels(path: &Path) -> Result<Option<Vec<String>>, FormatError> {
+    let Some(map) = directory::json(path)? else { return Ok(None) };
+    let bad =
+        || FormatError::malformed(path, "id2label must name the classes \"0\", \"1\", ... without a gap");
+    let by_id = map["id2label"].as_object().ok_or_else(bad)?;
+    let name =
+        |i: usize| by_id.get(&i.to_string()).and_then(Value::as_str).map(str::to_owned).ok_or_else(bad);
+    (0..by_id.len()).map(name).collect::<Result<_, _>>().map(Some)
+}
+
+/// A tensor of the file under its plain name, widened and checked.
+fn matrix(
+    path: &Path,
+    stored: &str,
+    tensor: &crate::numeric::tensor::Tensor,
+    config: &AdapterConfig,
+) -> Result<AdapterTensor, FormatError> {
+    let bad = |what: String| FormatError::tensor(path, stored, what);
+    let name = stored.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
+    let [rows, cols] = tensor.shape[..] else {
+        return Err(bad(format!("has shape {:?}, a matrix is needed", tensor.shape)));
+    };
+    let r = config.r;
+    let fits = match name.rsplit('.').nth(1) {
+        Some("lora_A") => rows == r,
+        Some("lora_B") => cols == r,
+        Some("score" | "classifier") => true,
+        _ => {
+            let what = format!("tensor '{stored}' is no LoRA matrix and no classifier head");
+            let way = "train an adapter of lora_A and lora_B only";
+            return Err(FormatError::unsupported(path, what, way));
+        }
+    };
+    if !fits {
+        return Err(bad(format!("shape [{rows}, {cols}] does not have the rank {r} of {CONFIG}")));
+    }
+    let values = tensor.dtype.widen(&tensor.bytes);
+    if let Some(i) = values.iter().position(|v| !v.is_finite()) {
+        return Err(bad(format!("value {i} is {}", values[i])));
+    }
+    Ok(AdapterTensor { name, rows, cols, values })
+}

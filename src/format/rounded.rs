@@ -1,0 +1,25 @@
+//! Weights rounded to bf16 on their way in (half to even): what a bf16 checkpoint of the same model holds, and
+//! what a GGUF must be compared as with a reference that was made from one.
+
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{Tensor, Tensors};
+use std::borrow::Cow;
+
+/// The tensors of another source, as bf16.
+pub struct Bf16(pub Box<dyn Tensors>);
+
+impl Tensors for Bf16 {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let Some(tensor) = self.0.tensor(name)? else { return Ok(None) };
+        if tensor.dtype == Dtype::Bf16 {
+            return Ok(Some(tensor));
+        }
+        let wide = tensor.dtype.widen(&tensor.bytes);
+        let bytes = wide.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect();
+        Ok(Some(Tensor { shape: tensor.shape, dtype: Dtype::Bf16, bytes: Cow::Owned(bytes) }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.names()
+    }
+}

@@ -1,0 +1,160 @@
+//! safetensors: checked whole when opened, then only borrowed from. After [`open`] no tensor can be out of
+//! range, overlap another, or have a size that its shape does not give.
+//!
+//! The format: a u64 header length, a JSON object `{name: {dtype, shape, data_offsets}}`, then the data, of
+//! which every byte belongs to exactly one tensor. Own code and not the `safetensors` crate, whose errors name
+//! neither file nor tensor and which takes the last of two tensors with one name.
+
+mod header;
+mod write;
+
+pub use write::{Spec, write, write_sharded, write_streamed};
+
+use super::error::FormatError;
+use super::map::Map;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{Tensor, Tensors};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Where one tensor lies in its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+/// One file, mapped and checked.
+#[derive(Debug)]
+pub struct SafeTensors {
+    path: PathBuf,
+    map: Map,
+    entries: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// Maps and checks one file.
+pub fn open(path: &Path) -> Result<SafeTensors, FormatError> {
+    let map = Map::open(path)?;
+    let header = header::parse(path, &map)?;
+    Ok(SafeTensors { path: path.to_owned(), map, entries: header.entries, metadata: header.metadata })
+}
+
+impl SafeTensors {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The header's `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The tensor of that name, borrowed from the map.
+    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+        let entry = self.entries.get(name)?;
+        let bytes = Cow::Borrowed(&self.map[entry.range.clone()]);
+        Some(Tensor { shape: entry.shape.clone(), dtype: entry.dtype, bytes })
+    }
+
+    /// Bytes of data per element type.
+    fn bytes_by_dtype(&self) -> [(Dtype, usize); 3] {
+        let of = |dtype| self.entries.values().filter(|e| e.dtype == dtype).map(|e| e.range.len()).sum();
+        [Dtype::F32, Dtype::F16, Dtype::Bf16].map(|dtype| (dtype, of(dtype)))
+    }
+}
+
+impl Tensors for SafeTensors {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(self.get(name))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.entries.keys().cloned().collect()
+    }
+}
+
+/// A model's weights in one or several files.
+#[derive(Debug)]
+pub struct Sharded {
+    files: Vec<SafeTensors>,
+    index: BTreeMap<String, usize>,
+}
+
+impl Sharded {
+    /// `model.safetensors` in `dir`, else the shards that `model.safetensors.index.json` names.
+    pub fn open(dir: &Path) -> Result<Self, FormatError> {
+        let single = dir.join("model.safetensors");
+        if single.is_file() {
+            return Self::of(vec![open(&single)?]);
+        }
+        let index_path = dir.join("model.safetensors.index.json");
+        let text = std::fs::read(&index_path).map_err(|e| FormatError::io(&index_path, e))?;
+        let index = header::parse_index(&index_path, &text)?;
+        let mut shards: Vec<&String> = index.values().collect();
+        shards.sort();
+        shards.dedup();
+        let mut files = Vec::new();
+        for shard in shards {
+            let path = dir.join(shard);
+            if !path.is_file() {
+                let what = format!("shard '{shard}' is missing from the folder; download it again");
+                return Err(FormatError::malformed(&index_path, what));
+            }
+            files.push(open(&path)?);
+        }
+        let all = Self::of(files)?;
+        if let Some(name) = index.keys().find(|name| !all.index.contains_key(*name) && !all.skipped(name)) {
+            let what = format!("named here, but not in {}", index[name]);
+            return Err(FormatError::tensor(&index_path, name, what));
+        }
+        Ok(all)
+    }
+
+    fn of(files: Vec<SafeTensors>) -> Result<Self, FormatError> {
+        let mut index = BTreeMap::new();
+        for (i, file) in files.iter().enumerate() {
+            for name in file.entries.keys() {
+                if let Some(other) = index.insert(name.clone(), i) {
+                    let other: &SafeTensors = &files[other];
+                    let what = format!("also in {}", other.path.display());
+                    return Err(FormatError::tensor(&file.path, name, what));
+                }
+            }
+        }
+        Ok(Sharded { files, index })
+    }
+
+    /// Integer buffers, which [`header`] leaves out.
+    fn skipped(&self, name: &str) -> bool {
+        !name.ends_with(".weight") && !name.ends_with(".bias")
+    }
+
+    /// The element type that most bytes have: `bf16`.
+    pub fn dtype_name(&self) -> &'static str {
+        let mut total = [0usize; 3];
+        for file in &self.files {
+            file.bytes_by_dtype().iter().enumerate().for_each(|(i, (_, n))| total[i] += n);
+        }
+        let names = ["f32", "f16", "bf16"];
+        let most = (0..3).max_by_key(|&i| total[i]).unwrap_or(0);
+        names[most]
+    }
+}
+
+impl Tensors for Sharded {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(self.index.get(name).and_then(|&i| self.files[i].get(name)))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.index.keys().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
