@@ -1,0 +1,125 @@
+//! The gradient of attention. A task is one query head of one row of the microbatch: it owns that head's part
+//! of dq, and parts of dk and dv of its own, which are added up afterwards over the query heads that share a
+//! key/value head, in order. Probabilities are computed anew from the saved logsumexp, block by block.
+
+use super::attention::{Inputs, KEYS, QUERIES, Segment};
+use super::isa::{Isa, kernel};
+use super::math;
+use super::product::{Factors, Sizes, Strided, small, tile};
+use super::threads::{Shared, Threads};
+use crate::backend::Write;
+
+/// What the forward pass left, and the gradient that comes in.
+#[derive(Debug, Clone, Copy)]
+pub struct Saved<'a> {
+    /// [T, H*D]
+    pub out: &'a [f32],
+    /// [T, H]
+    pub logsumexp: &'a [f32],
+    /// [T, H*D]
+    pub dout: &'a [f32],
+}
+
+/// Where gradients go: dq like q, dk and dv like q too (one part per query head).
+pub struct Outputs<'a> {
+    /// Gradient of q.
+    pub dq: &'a mut [f32],
+    /// Parts of the gradient of k.
+    pub dk: &'a mut [f32],
+    /// Parts of the gradient of v.
+    pub dv: &'a mut [f32],
+}
+
+kernel! {
+    fn dot<L>(a: &[f32], b: &[f32]) -> f32 { math::dot::<L>(a, b) }
+}
+
+kernel! {
+    /// p := e^(p - logsumexp), 0 where not visible; ds := p * (ds - delta) * scale
+    fn probabilities<L>(p: &mut [f32], ds: &mut [f32], seen: usize, row: (f32, f32), scale: f32) {
+        let (logsumexp, delta) = row;
+        p[seen..].fill(0.0);
+        ds[seen..].fill(0.0);
+        for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
+            *p = math::exp::<L>(*p - logsumexp);
+            *ds = *p * (*ds - delta) * scale;
+        }
+    }
+}
+
+kernel! {
+    fn add_values<L>(out: &mut [f32], x: &[f32]) {
+        out.iter_mut().zip(x).for_each(|(o, &x)| *o += x);
+    }
+}
+
+/// dq, and dk and dv in parts.
+pub fn grad(cx: (&Threads, Isa), out: Outputs, saved: Saved, x: Inputs, segments: &[Segment]) {
+    let len = out.dq.len();
+    let (dq, dk, dv) = (Shared::new(out.dq), Shared::new(out.dk), Shared::new(out.dv));
+    let (wide, size, heads) = (x.wide(), x.heads.size, x.heads.query);
+    cx.0.each(segments.len() * heads, |task| {
+        let (segment, h) = (segments[task / heads], task % heads);
+        let n = segment.queries;
+        let place = |t: usize| (segment.from + t) * wide + h * size;
+        let row = |x: &'_ [f32], t: usize| -> std::ops::Range<usize> {
+            debug_assert!(place(t) + size <= x.len());
+            place(t)..place(t) + size
+        };
+        let delta: Vec<f32> = (0..n)
+            .map(|t| dot(cx.1, &saved.dout[row(saved.dout, t)], &saved.out[row(saved.out, t)]))
+            .collect();
+        let (mut p, mut ds) = ([0.0f32; QUERIES * KEYS], [0.0f32; QUERIES * KEYS]);
+        for j in (0..n).step_by(KEYS) {
+            let keys = KEYS.min(n - j);
+            let k = x.shared(x.k, h, segment.keys_from + j);
+            let v = x.shared(x.v, h, segment.keys_from + j);
+            for i in (j / QUERIES * QUERIES..n).step_by(QUERIES) {
+                let rows = QUERIES.min(n - i);
+                let q = x.query(x.q, h, segment.from + i);
+                let dout = x.query(saved.dout, h, segment.from + i);
+                let square = Sizes { m: rows, n: keys, k: size };
+                let f = Factors { a: q, b: k.transposed(), scale: x.scale() };
+                small((&mut p, KEYS), Write::Set, square, f);
+                let f = Factors { a: dout, b: v.transposed(), scale: 1.0 };
+                small((&mut ds, KEYS), Write::Set, square, f);
+                for r in 0..rows {
+                    let seen = (i + r + 1).saturating_sub(j).min(keys);
+                    let lse = saved.logsumexp[(segment.from + i + r) * heads + h];
+                    let part = r * KEYS..r * KEYS + keys;
+                    let row = (lse, delta[i + r]);
+                    probabilities(cx.1, &mut p[part.clone()], &mut ds[part], seen, row, x.scale());
+                }
+                let first = |yes| if yes { Write::Set } else { Write::Add };
+                let to_keys = Sizes { m: keys, n: size, k: rows };
+                let (p, ds) = (Strided::rows(&p, KEYS), Strided::rows(&ds, KEYS));
+                let (at, own) = (place(j), i == j / QUERIES * QUERIES);
+                // SAFETY: head h of this segment, in dq and in the parts of dk and dv, belongs to this task.
+                unsafe {
+                    let f = Factors { a: p.transposed(), b: dout, scale: 1.0 };
+                    tile((dv.pointer(at), wide, len - at), first(own), to_keys, f);
+                    let f = Factors { a: ds.transposed(), b: q, scale: 1.0 };
+                    tile((dk.pointer(at), wide, len - at), first(own), to_keys, f);
+                    let to_queries = Sizes { m: rows, n: size, k: keys };
+                    let (at, f) = (place(i), Factors { a: ds, b: k, scale: 1.0 });
+                    tile((dq.pointer(at), wide, len - at), first(j == 0), to_queries, f);
+                }
+            }
+        }
+    });
+}
+
+/// out[T, G*D] = the sum of parts[T, H*D] over the query heads of each key/value head, in order.
+pub fn gather_heads(cx: (&Threads, Isa), out: &mut [f32], parts: &[f32], heads: crate::backend::Heads) {
+    let (wide, narrow, size) = (heads.query * heads.size, heads.kv * heads.size, heads.size);
+    let group = heads.query / heads.kv;
+    cx.0.chunks(out, 16 * narrow, |i, out| {
+        for (r, out) in out.chunks_exact_mut(narrow).enumerate() {
+            let parts = &parts[(i * 16 + r) * wide..][..wide];
+            for (out, parts) in out.chunks_exact_mut(size).zip(parts.chunks_exact(group * size)) {
+                out.copy_from_slice(&parts[..size]);
+                parts[size..].chunks_exact(size).for_each(|p| add_values(cx.1, out, p));
+            }
+        }
+    });
+}

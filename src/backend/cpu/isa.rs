@@ -1,0 +1,107 @@
+//! Instruction set variants. A kernel is written once, over [`Lanes`], and compiled for each variant by
+//! [`kernel!`]; which one runs is found out when it starts. The variant is part of the numeric class: with
+//! fused multiply-add (AVX2, AVX-512) results differ from those without.
+//!
+//! Kernel bodies do not reorder sums by themselves, and neither does LLVM: wherever a sum is to be
+//! vectorised, its body spells the sixteen partial sums.
+
+/// How a multiply-add rounds.
+pub trait Lanes {
+    /// a * b + c
+    fn fma(a: f32, b: f32, c: f32) -> f32;
+}
+
+/// Once: the hardware's fused multiply-add.
+pub struct Once;
+/// Twice, as every machine can.
+pub struct Twice;
+
+impl Lanes for Once {
+    #[inline(always)]
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+impl Lanes for Twice {
+    #[inline(always)]
+    fn fma(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+}
+
+/// An instruction set variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    /// AVX-512 F, BW, DQ, VL.
+    Avx512,
+    /// AVX2 and FMA.
+    Avx2,
+    /// What Rust compiles for by default.
+    Generic,
+}
+
+impl Isa {
+    /// The best that this processor has.
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if fma
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                return Isa::Avx512;
+            }
+            if fma {
+                return Isa::Avx2;
+            }
+        }
+        Isa::Generic
+    }
+
+    /// Its part of the class string.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Generic => "generic",
+        }
+    }
+}
+
+/// Defines `fn name(isa, arguments)`, whose body is compiled once per variant with `L: Lanes`.
+macro_rules! kernel {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$L:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name(isa: $crate::backend::cpu::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body<$L: $crate::backend::cpu::isa::Lanes>($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    body::<$crate::backend::cpu::isa::Once>($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    body::<$crate::backend::cpu::isa::Once>($($arg),*)
+                }
+                use $crate::backend::cpu::isa::Isa;
+                match isa {
+                    // SAFETY: an Isa other than Generic comes out of Isa::detect, or of a test that asked it
+                    // first, so the processor has these instructions.
+                    Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    Isa::Generic => {}
+                }
+            }
+            let _ = isa;
+            body::<$crate::backend::cpu::isa::Twice>($($arg),*)
+        }
+    };
+}
+pub(crate) use kernel;

@@ -1,0 +1,135 @@
+//! Memory: 64-byte aligned f32 values, recycled. In builds with debug assertions whatever is handed out is
+//! full of NaN, so that a verb that reads what nobody wrote is found out by any test.
+//!
+//! A buffer that is asked for takes the smallest free one that it fills by at least three quarters. On a
+//! miss, free buffers are let go, the largest first, until what is held with the new one is within a quarter
+//! of the most that was ever in use at once: microbatches of changing sizes do not hoard.
+
+use std::collections::BTreeMap;
+
+/// One cache line.
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+const LINE: usize = 16;
+
+/// f32 values, aligned to cache lines.
+#[derive(Default)]
+pub struct Memory {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Memory({} values)", self.len)
+    }
+}
+
+impl Memory {
+    /// Zeros.
+    pub fn zeros(len: usize) -> Memory {
+        Memory { lines: vec![Line([0.0; LINE]); len.div_ceil(LINE)], len }
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[f32] {
+        &bytemuck::cast_slice::<Line, f32>(&self.lines)[..self.len]
+    }
+
+    /// The values, to write.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut::<Line, f32>(&mut self.lines)[..self.len]
+    }
+}
+
+/// Free buffers and what is in use.
+#[derive(Default)]
+pub struct Recycling {
+    /// By lines.
+    free: BTreeMap<usize, Vec<Memory>>,
+    free_lines: usize,
+    live_lines: usize,
+    peak_lines: usize,
+}
+
+impl Recycling {
+    /// A buffer of `len` values of unspecified contents.
+    pub fn take(&mut self, len: usize) -> Memory {
+        let lines = len.div_ceil(LINE);
+        let fits = self.free.range(lines..=lines + lines / 3).next().map(|(&size, _)| size);
+        let mut memory = match fits {
+            Some(size) => {
+                let found = self.pop(size);
+                Memory { len, ..found }
+            }
+            None => {
+                self.peak_lines = self.peak_lines.max(self.live_lines + lines);
+                self.shrink(lines);
+                Memory::zeros(len)
+            }
+        };
+        self.live_lines += memory.lines.len();
+        self.peak_lines = self.peak_lines.max(self.live_lines);
+        if cfg!(debug_assertions) {
+            memory.values_mut().fill(f32::NAN);
+        }
+        memory
+    }
+
+    /// Takes a buffer back.
+    pub fn give(&mut self, memory: Memory) {
+        let lines = memory.lines.len();
+        // A buffer that was made outside (Memory::zeros) is welcome too.
+        self.live_lines = self.live_lines.saturating_sub(lines);
+        self.free_lines += lines;
+        self.free.entry(lines).or_default().push(memory);
+    }
+
+    fn pop(&mut self, size: usize) -> Memory {
+        let Some(same) = self.free.get_mut(&size) else { return Memory::default() };
+        let found = same.pop().unwrap_or_default();
+        if same.is_empty() {
+            self.free.remove(&size);
+        }
+        self.free_lines -= found.lines.len();
+        found
+    }
+
+    fn shrink(&mut self, wanted: usize) {
+        let most = self.peak_lines + self.peak_lines / 4;
+        while self.live_lines + self.free_lines + wanted > most {
+            let Some((&size, _)) = self.free.last_key_value() else { break };
+            self.pop(size);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_come_back_and_are_not_hoarded() {
+        let mut pool = Recycling::default();
+        let a = pool.take(1000);
+        let address = a.values().as_ptr();
+        assert_eq!(address as usize % 64, 0);
+        assert!(a.values().iter().all(|v| v.is_nan()), "poisoned");
+        pool.give(a);
+        let mut b = pool.take(900);
+        assert_eq!((b.values().as_ptr(), b.values().len()), (address, 900));
+        b.values_mut().fill(1.0);
+        pool.give(b);
+        let c = pool.take(1000);
+        assert!(c.values().iter().all(|v| v.is_nan()), "poisoned again");
+        pool.give(c);
+        for len in (1..200).map(|i| i * 977 % 5000 + 1) {
+            let m = pool.take(len);
+            pool.give(m);
+            assert!(pool.free_lines * LINE <= 5000 * 5 / 4 + 2 * LINE, "{}", pool.free_lines);
+        }
+        let none = pool.take(0);
+        assert!(none.values().is_empty());
+    }
+}

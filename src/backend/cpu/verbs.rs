@@ -1,0 +1,309 @@
+//! The verbs: shapes are checked here, and the work is done in the file of the verb's stem.
+
+use super::attention::{self, Inputs, Segment};
+use super::attention_grad::{self, Outputs, Saved};
+use super::elementwise::{self, Mask};
+use super::product::{Factors, Sizes, Strided, product};
+use super::rope::{Turn, rope};
+use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm};
+use crate::backend::*;
+use crate::numeric::rng;
+
+impl<'a> View<'a, Memory> {
+    fn values(&self) -> &'a [f32] {
+        &self.memory.values()[self.offset..][..self.len()]
+    }
+}
+
+impl<'a> ViewMut<'a, Memory> {
+    fn values_mut(&mut self) -> &mut [f32] {
+        let len = self.len();
+        &mut self.memory.values_mut()[self.offset..][..len]
+    }
+}
+
+fn same_shape(a: (usize, usize), b: (usize, usize)) {
+    assert_eq!(a, b, "both matrices have one shape");
+}
+
+impl Backend for Cpu {
+    type Memory = Memory;
+    type Weight = Weight;
+    type Tokens = Tokens;
+    type Ids = Ids;
+
+    fn class(&self) -> String {
+        format!("cpu-{}-f32", self.isa.name())
+    }
+
+    fn memory(&mut self, len: usize) -> Memory {
+        self.recycling.take(len)
+    }
+
+    fn recycle(&mut self, memory: Memory) {
+        self.recycling.give(memory);
+    }
+
+    fn upload(&mut self, mut out: ViewMut<Memory>, values: &[f32]) {
+        out.values_mut().copy_from_slice(values);
+    }
+
+    fn read(&mut self, x: View<Memory>, out: &mut [f32]) -> Result<(), Fault> {
+        out.copy_from_slice(x.values());
+        Ok(())
+    }
+
+    fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
+        Weight::pack(source)
+    }
+
+    fn tokens(&mut self, rows: TokenRows) -> Tokens {
+        assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
+        let of_row = |w: &[u32]| (0..w[1] - w[0]).map(|i| rows.past + i).collect::<Vec<_>>();
+        let positions = rows.bounds.windows(2).flat_map(of_row).collect();
+        Tokens { ids: rows.ids.to_vec(), bounds: rows.bounds.to_vec(), positions }
+    }
+
+    fn ids(&mut self, values: &[u32]) -> Ids {
+        Ids(values.to_vec())
+    }
+
+    fn fill(&mut self, mut out: ViewMut<Memory>, value: f32) {
+        elementwise::fill(&self.threads, out.values_mut(), value);
+    }
+
+    fn copy(&mut self, mut out: ViewMut<Memory>, x: View<Memory>) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        elementwise::copy(&self.threads, out.values_mut(), x.values());
+    }
+
+    fn add(&mut self, mut out: ViewMut<Memory>, x: View<Memory>) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        elementwise::add(self.context(), out.values_mut(), x.values());
+    }
+
+    fn embed(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
+        same_shape((out.rows, out.cols), (tokens.ids.len(), table.cols()));
+        let cols = out.cols;
+        self.threads.chunks(out.values_mut(), cols, |t, out| table.row(out, tokens.ids[t] as usize));
+    }
+
+    fn rmsnorm(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        mut inv_rms: ViewMut<Memory>,
+        x: View<Memory>,
+        gain: View<Memory>,
+        eps: f32,
+    ) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        same_shape((inv_rms.rows, inv_rms.cols * gain.cols), (x.rows, x.cols));
+        let outputs = (out.values_mut(), inv_rms.values_mut());
+        norm::forward(self.context(), outputs, x.cols, (x.values(), gain.values()), eps);
+    }
+
+    fn rmsnorm_grad(
+        &mut self,
+        mut dx: ViewMut<Memory>,
+        write: Write,
+        dy: View<Memory>,
+        x: View<Memory>,
+        norm: Norm<Memory>,
+    ) {
+        same_shape((dx.rows, dx.cols), (x.rows, x.cols));
+        same_shape((dy.rows, dy.cols), (x.rows, x.cols));
+        same_shape((norm.inv_rms.rows, norm.inv_rms.cols * norm.gain.cols), (x.rows, x.cols));
+        let saved = (norm.gain.values(), norm.inv_rms.values());
+        norm::grad(self.context(), (dx.values_mut(), write), x.cols, (dy.values(), x.values()), saved);
+    }
+
+    fn linear(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
+        same_shape((y.rows, y.cols), (x.rows, w.rows()));
+        assert_eq!(x.cols, w.cols(), "x has as many columns as the weight");
+        w.forward(self.context(), y.values_mut(), write, x.values());
+    }
+
+    fn linear_grad(&mut self, mut dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
+        same_shape((dx.rows, dx.cols), (dy.rows, w.cols()));
+        assert_eq!(dy.cols, w.rows(), "dy has as many columns as the weight has rows");
+        w.backward(self.context(), dx.values_mut(), write, dy.values());
+    }
+
+    fn matmul(&mut self, mut out: ViewMut<Memory>, write: Write, product_of: Product<Memory>) {
+        let Product { a, b, transpose, scale } = product_of;
+        let (fa, fb) = (Strided::rows(a.values(), a.cols), Strided::rows(b.values(), b.cols));
+        let ((a_shape, fa), (b_shape, fb)) = match transpose {
+            Transpose::Neither => (((a.rows, a.cols), fa), ((b.rows, b.cols), fb)),
+            Transpose::Right => (((a.rows, a.cols), fa), ((b.cols, b.rows), fb.transposed())),
+            Transpose::Left => (((a.cols, a.rows), fa.transposed()), ((b.rows, b.cols), fb)),
+        };
+        assert_eq!(a_shape.1, b_shape.0, "the inner dimensions are equal");
+        same_shape((out.rows, out.cols), (a_shape.0, b_shape.1));
+        let sizes = Sizes { m: out.rows, n: out.cols, k: a_shape.1 };
+        let stride = out.cols;
+        let factors = Factors { a: fa, b: fb, scale };
+        product(&self.threads, (out.values_mut(), stride), write, sizes, factors);
+    }
+
+    fn bias(&mut self, mut y: ViewMut<Memory>, bias: View<Memory>) {
+        same_shape((1, y.cols), (bias.rows, bias.cols));
+        elementwise::bias(self.context(), y.values_mut(), bias.values());
+    }
+
+    fn rope(&mut self, mut x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
+        self.turn(&mut x, table, tokens, Turn::Forth);
+    }
+
+    fn rope_grad(&mut self, mut dx: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
+        self.turn(&mut dx, table, tokens, Turn::Back);
+    }
+
+    fn attention(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        mut logsumexp: ViewMut<Memory>,
+        qkv: Qkv<Memory>,
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let t = tokens.ids.len();
+        check_heads(qkv, heads, (t, t));
+        same_shape((out.rows, out.cols), (t, heads.query * heads.size));
+        same_shape((logsumexp.rows, logsumexp.cols), (t, heads.query));
+        let (out, lse) = (out.values_mut(), logsumexp.values_mut());
+        attention::forward(self.context(), out, Some(lse), inputs(qkv, heads), &tokens.segments());
+    }
+
+    fn attention_grad(
+        &mut self,
+        mut grad: QkvGrad<Memory>,
+        dout: View<Memory>,
+        saved: AttentionSaved<Memory>,
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let t = tokens.ids.len();
+        check_heads(saved.qkv, heads, (t, t));
+        same_shape((dout.rows, dout.cols), (t, heads.query * heads.size));
+        same_shape((grad.dq.rows, grad.dq.cols), (t, heads.query * heads.size));
+        same_shape((grad.dk.rows, grad.dk.cols), (t, heads.kv * heads.size));
+        same_shape((grad.dv.rows, grad.dv.cols), (t, heads.kv * heads.size));
+        let (x, segments) = (inputs(saved.qkv, heads), tokens.segments());
+        let (out, logsumexp) = (saved.out.values(), saved.logsumexp.values());
+        let saved = Saved { out, logsumexp, dout: dout.values() };
+        let dq = grad.dq.values_mut();
+        if heads.query == heads.kv {
+            let out = Outputs { dq, dk: grad.dk.values_mut(), dv: grad.dv.values_mut() };
+            return attention_grad::grad(self.context(), out, saved, x, &segments);
+        }
+        let mut parts = (self.memory(dq.len()), self.memory(dq.len()));
+        let out = Outputs { dq, dk: parts.0.values_mut(), dv: parts.1.values_mut() };
+        attention_grad::grad(self.context(), out, saved, x, &segments);
+        attention_grad::gather_heads(self.context(), grad.dk.values_mut(), parts.0.values(), heads);
+        attention_grad::gather_heads(self.context(), grad.dv.values_mut(), parts.1.values(), heads);
+        self.recycle(parts.0);
+        self.recycle(parts.1);
+    }
+
+    fn attention_cached(&mut self, mut out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+        let (queries, keys) = (qkv.q.rows, qkv.k.rows);
+        check_heads(qkv, heads, (queries, keys));
+        same_shape((out.rows, out.cols), (queries, heads.query * heads.size));
+        let segment = Segment { from: 0, queries, keys_from: 0, past: keys - queries };
+        attention::forward(self.context(), out.values_mut(), None, inputs(qkv, heads), &[segment]);
+    }
+
+    fn swiglu(&mut self, mut out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
+        same_shape((out.rows, out.cols), (up.rows, up.cols));
+        elementwise::swiglu(self.context(), out.values_mut(), gate.values(), up.values());
+    }
+
+    fn swiglu_grad(&mut self, mut gate: ViewMut<Memory>, mut up: ViewMut<Memory>, dout: View<Memory>) {
+        same_shape((gate.rows, gate.cols), (dout.rows, dout.cols));
+        same_shape((up.rows, up.cols), (dout.rows, dout.cols));
+        elementwise::swiglu_grad(self.context(), gate.values_mut(), up.values_mut(), dout.values());
+    }
+
+    fn dropout(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        write: Write,
+        x: View<Memory>,
+        key: DropoutKey,
+        tokens: &Tokens,
+    ) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        assert_eq!((x.rows, key.rows.len() + 1), (tokens.ids.len(), tokens.bounds.len()), "one id per row");
+        let of_row = |(&id, w): (&u64, &[u32])| {
+            (0..w[1] - w[0]).map(move |i| rng::hash(&[key.seed, key.step, id, key.module, u64::from(i)]))
+        };
+        let bases = key.rows.iter().zip(tokens.bounds.windows(2)).flat_map(of_row).collect();
+        let mask = Mask { bases, threshold: key.threshold(), scale: key.scale() };
+        elementwise::dropout(self.context(), out.values_mut(), write, (x.values(), x.cols), &mask);
+    }
+
+    fn gather_rows(&mut self, mut out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
+        same_shape((out.rows, out.cols), (rows.0.len(), x.cols));
+        let (cols, x) = (x.cols, x.values());
+        self.threads.chunks(out.values_mut(), cols, |n, out| {
+            out.copy_from_slice(&x[rows.0[n] as usize * cols..][..cols]);
+        });
+    }
+
+    fn gather_rows_grad(&mut self, mut dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
+        same_shape((dout.rows, dout.cols), (rows.0.len(), dx.cols));
+        let (cols, dout) = (dx.cols, dout.values());
+        let dx = dx.values_mut();
+        elementwise::fill(&self.threads, dx, 0.0);
+        for (&row, dout) in rows.0.iter().zip(dout.chunks_exact(cols)) {
+            dx[row as usize * cols..][..cols].copy_from_slice(dout);
+        }
+    }
+
+    fn cross_entropy(
+        &mut self,
+        mut losses: ViewMut<Memory>,
+        mut logits: ViewMut<Memory>,
+        targets: &Ids,
+        class_weights: Option<View<Memory>>,
+    ) {
+        same_shape((losses.rows, losses.cols), (logits.rows, 1));
+        assert_eq!(targets.0.len(), logits.rows, "one target per row of logits");
+        let vocab = logits.cols;
+        let weights = class_weights.map(|w| w.values());
+        let rows = (logits.values_mut(), vocab);
+        loss::cross_entropy(self.context(), losses.values_mut(), rows, &targets.0, weights);
+    }
+}
+
+impl Cpu {
+    fn turn(&self, x: &mut ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, turn: Turn) {
+        assert_eq!(x.rows, tokens.positions.len(), "one position per token");
+        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
+        let cols = x.cols;
+        rope(self.context(), (x.values_mut(), cols), (table.values(), table.cols), &tokens.positions, turn);
+    }
+}
+
+impl Tokens {
+    fn segments(&self) -> Vec<Segment> {
+        let of_row = |w: &[u32]| {
+            let (from, to) = (w[0] as usize, w[1] as usize);
+            Segment { from, queries: to - from, keys_from: from, past: 0 }
+        };
+        self.bounds.windows(2).map(of_row).collect()
+    }
+}
+
+fn inputs<'a>(qkv: Qkv<'a, Memory>, heads: Heads) -> Inputs<'a> {
+    Inputs { q: qkv.q.values(), k: qkv.k.values(), v: qkv.v.values(), heads }
+}
+
+/// `tokens` is (queries, keys).
+fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
+    assert!(heads.kv > 0 && heads.query % heads.kv == 0, "key/value heads divide the query heads");
+    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
+    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
+    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
+}
