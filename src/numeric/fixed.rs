@@ -43,16 +43,47 @@ pub fn to_f64(sum: i64) -> f64 {
     sum as f64 / SCALE
 }
 
+/// Finds the first of `values` that is not finite or exceeds `cap`: one comparison each.
+pub fn check(values: &[f32], cap: i64) -> Result<(), BadValue> {
+    let limit = limit(cap);
+    // Written so that NaN, which compares false, is found too.
+    match values.iter().position(|v| !matches!(v.abs().partial_cmp(&limit), Some(o) if o.is_le())) {
+        Some(index) => Err(BadValue { index, value: f64::from(values[index]) }),
+        None => Ok(()),
+    }
+}
+
+/// The largest f32 that [`to_fixed`] accepts under `cap`.
+fn limit(cap: i64) -> f32 {
+    let mut limit = to_f64(cap) as f32;
+    while to_fixed(f64::from(limit), cap).is_none() {
+        limit = limit.next_down();
+    }
+    limit
+}
+
+/// Adds `values`, every one of which passed [`check`], to `sum`.
+pub fn add_checked(sum: &mut [i64], values: &[f32]) {
+    assert_eq!(sum.len(), values.len(), "sum and values share one layout");
+    for (s, &v) in sum.iter_mut().zip(values) {
+        *s += round_half_even(f64::from(v) * SCALE) as i64;
+    }
+}
+
 /// Adds `values` to `sum`, all or nothing: the whole slice is checked before the first addition.
 pub fn add(sum: &mut [i64], values: &[f32], cap: i64) -> Result<(), BadValue> {
-    assert_eq!(sum.len(), values.len(), "sum and values share one layout");
-    if let Some(index) = values.iter().position(|&v| to_fixed(f64::from(v), cap).is_none()) {
-        return Err(BadValue { index, value: f64::from(values[index]) });
-    }
-    for (s, &v) in sum.iter_mut().zip(values) {
-        *s += to_fixed(f64::from(v), cap).unwrap_or(0);
-    }
+    check(values, cap)?;
+    add_checked(sum, values);
     Ok(())
+}
+
+/// `f64::round_ties_even` without the library call that it is where the CPU is not known to have SSE 4.1:
+/// adding 1.5 * 2^52 leaves no places after the point, and from 2^51 up there are at most halves left, which
+/// an f32 times 2^40 of that size cannot have (its last place is 2^28).
+#[inline]
+fn round_half_even(x: f64) -> f64 {
+    const MAGIC: f64 = 6_755_399_441_055_744.0;
+    if x.abs() < 2_251_799_813_685_248.0 { (x + MAGIC) - MAGIC } else { x }
 }
 
 #[cfg(test)]
@@ -97,5 +128,28 @@ mod tests {
         assert_eq!(to_fixed(0.5 * unit, 10), Some(0));
         assert_eq!(to_fixed(1.5 * unit, 10), Some(2));
         assert_eq!(to_fixed(-2.5 * unit, 10), Some(-2));
+    }
+
+    proptest! {
+        #[test]
+        fn the_fast_path_is_the_formula(bits in any::<u32>(), m in 1usize..5000) {
+            let (v, c) = (f32::from_bits(bits), cap(m));
+            let slow = to_fixed(f64::from(v), c);
+            prop_assert_eq!(check(&[v], c).is_ok(), slow.is_some());
+            if let Some(slow) = slow {
+                let mut sum = [0];
+                add_checked(&mut sum, &[v]);
+                prop_assert_eq!(sum[0], slow);
+            }
+        }
+    }
+
+    #[test]
+    fn the_limit_is_the_largest_f32_under_the_cap() {
+        for m in [1usize, 2, 3, 7, 64, 1000, 4097] {
+            let c = cap(m);
+            assert!(to_fixed(f64::from(limit(c)), c).is_some());
+            assert!(to_fixed(f64::from(limit(c).next_up()), c).is_none());
+        }
     }
 }

@@ -1,2 +1,151 @@
-//! The run speaks once: these are all that it says. metrics.jsonl is this stream; terminal, page and report
-//! are pure functions of it.
+//! The run speaks once: these are all that it says. metrics.jsonl is this stream, one JSON object a line with
+//! its kind under `event`; terminal, page and report are pure functions of it, so an event carries whatever
+//! they need and nothing that only one of them would want.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// One thing that happened, in the order in which it happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event {
+    /// The run begins or goes on; always first.
+    Run(RunStart),
+    /// An optimizer step was taken.
+    Step(Step),
+    /// The model was scored on the evaluation rows.
+    Eval(Eval),
+    /// The model answered a prompt.
+    Sample(Sample),
+    /// A checkpoint is safe on disk.
+    Checkpoint(Saved),
+    /// The run halts.
+    Fault(Halt),
+    /// The run ended; always last, unless it halted.
+    Done(Done),
+}
+
+impl Event {
+    /// The optimizer step that it belongs to: the last finished one; 0 before the first.
+    pub fn step(&self) -> u64 {
+        match self {
+            Event::Run(e) => e.first_step.saturating_sub(1),
+            Event::Step(e) => e.step,
+            Event::Eval(e) => e.step,
+            Event::Sample(e) => e.step,
+            Event::Checkpoint(e) => e.step,
+            Event::Fault(e) => e.step,
+            Event::Done(e) => e.step,
+        }
+    }
+}
+
+/// What is about to be trained on what.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunStart {
+    /// Optimizer steps of the whole run.
+    pub total_steps: u64,
+    /// Steps of one pass over the rows.
+    pub steps_per_epoch: u64,
+    /// The step that comes next: 1, or the one after a checkpoint's.
+    pub first_step: u64,
+    /// Rows that are trained on.
+    pub rows: u64,
+    /// Rows that are scored at every evaluation.
+    pub eval_rows: u64,
+    /// Trained values.
+    pub parameters: u64,
+    /// Numeric classes that take part; two only where a checkpoint came from another one.
+    pub classes: Vec<String>,
+    /// Lines about the run that its starter wants shown (model, counts of truncated and dropped rows ...).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// One optimizer step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// From 1.
+    pub step: u64,
+    /// Mean over the supervised targets of the step, before its update.
+    pub loss: f64,
+    /// L2 norm over the whole flat layout, before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of this update.
+    pub lr: f64,
+    /// Supervised targets (for a classifier: rows) of this step.
+    pub tokens: u64,
+    /// All tokens of this step.
+    pub total_tokens: u64,
+    /// Wall time of this step.
+    pub seconds: f64,
+    /// Passes over the rows when it ended; 1.5 is the middle of the second.
+    pub epoch: f64,
+}
+
+/// One evaluation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Eval {
+    /// Steps that were taken before it.
+    pub step: u64,
+    /// Sum of losses over sum of weights, dropout off.
+    pub eval_loss: f64,
+    /// exp(eval_loss); None for a classifier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// Share of rows whose most probable class is right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// Mean F1 over the classes that occur, as scikit-learn's `f1_score(average="macro")` has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub macro_f1: Option<f64>,
+    /// Rows of class i that were called j.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confusion: Option<Vec<Vec<u64>>>,
+    /// Supervised targets (for a classifier: rows).
+    pub tokens: u64,
+    /// Wall time.
+    pub seconds: f64,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Steps that were taken before it.
+    pub step: u64,
+    /// As it was typed.
+    pub prompt: String,
+    /// What the model added.
+    pub text: String,
+}
+
+/// A checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// The last step that it contains.
+    pub step: u64,
+    /// Its directory.
+    pub path: PathBuf,
+}
+
+/// Why a run halts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Halt {
+    /// The last finished step.
+    pub step: u64,
+    /// One line.
+    pub reason: String,
+}
+
+/// The end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// Steps that were taken, those before a resume included.
+    pub step: u64,
+    /// False where a signal ended the run before its last step.
+    pub complete: bool,
+    /// Where the adapter (of a stopped run: the checkpoint) lies.
+    pub path: PathBuf,
+    /// Wall time since the run began, or went on.
+    pub seconds: f64,
+}

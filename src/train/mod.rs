@@ -1,3 +1,16 @@
 //! Floor 4: step, optimizer, schedule, evaluation, checkpoints. It sees stages and plans, never a backend.
 
+pub mod checkpoint;
+mod error;
+pub mod eval;
 pub mod event;
+pub mod optim;
+mod run;
+pub mod schedule;
+pub mod stop;
+pub mod sum;
+mod work;
+
+pub use error::TrainError;
+pub use run::{Finished, Run, Sampler, run};
+pub use work::Work;

@@ -1,0 +1,114 @@
+//! Why a run did not go on, as facts; each prints as one line that says what, where and what to do.
+
+use crate::backend::Fault;
+use std::path::PathBuf;
+
+/// A run that could not begin, go on or be saved.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// A value that is not finite, or too large for exact sums. Nothing was updated with it.
+    #[error(
+        "step {step}: {tensor} became {value} in microbatch {microbatch} (rows {}); the parameters of step {} \
+         stand: look at these rows, or lower the learning rate",
+        list(.rows),
+        .step - 1
+    )]
+    NonFinite {
+        /// The step that was under way.
+        step: u64,
+        /// Its microbatch, from 0.
+        microbatch: usize,
+        /// Ids of the microbatch's rows.
+        rows: Vec<u64>,
+        /// The tensor of the flat layout, or `the loss`.
+        tensor: String,
+        /// The value.
+        value: f64,
+    },
+    /// The update itself gave a value that is not finite.
+    #[error(
+        "step {step}: the update made {tensor} {value}; the parameters of step {} stand: lower the learning rate",
+        .step - 1
+    )]
+    Update {
+        /// The step that was under way.
+        step: u64,
+        /// The tensor of the flat layout.
+        tensor: String,
+        /// The value.
+        value: f64,
+    },
+    /// A loss that is not finite while evaluating.
+    #[error("evaluation after step {step}: the loss became {value} (rows {}): look at these rows", list(.rows))]
+    Evaluation {
+        /// Steps that were taken.
+        step: u64,
+        /// Ids of the microbatch's rows.
+        rows: Vec<u64>,
+        /// The value.
+        value: f64,
+    },
+    /// The device failed.
+    #[error("step {step}: {fault}")]
+    Device {
+        /// The step that was under way.
+        step: u64,
+        /// What it said.
+        fault: Fault,
+    },
+    /// A checkpoint could not be written; earlier ones were left alone.
+    #[error("{}: the checkpoint of step {step} could not be written: {reason}{}", .path.display(), standing(.kept))]
+    Save {
+        /// Its directory.
+        path: PathBuf,
+        /// The step that it would have held.
+        step: u64,
+        /// What the system said.
+        reason: String,
+        /// The newest checkpoint that stands.
+        kept: Option<PathBuf>,
+    },
+    /// No checkpoint to resume from.
+    #[error("{}: {reason}", .path.display())]
+    Checkpoint {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The checkpoint belongs to another model, other rows or another configuration.
+    #[error("{}: cannot resume: {}; start afresh with another --output", .path.display(), .differences.join("; "))]
+    Mismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// One line each: `learning_rate was 0.0002, is 0.0005`.
+        differences: Vec<String>,
+    },
+}
+
+impl TrainError {
+    /// What the process ends with: 3 for values that are not finite, 78 for a mismatch, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            TrainError::NonFinite { .. } | TrainError::Update { .. } | TrainError::Evaluation { .. } => 3,
+            TrainError::Mismatch { .. } => 78,
+            _ => 1,
+        }
+    }
+}
+
+/// At most eight row numbers: a line stays a line.
+fn list(rows: &[u64]) -> String {
+    let mut text = rows.iter().take(8).map(u64::to_string).collect::<Vec<_>>().join(", ");
+    if rows.len() > 8 {
+        text += &format!(" and {} more", rows.len() - 8);
+    }
+    text
+}
+
+fn standing(kept: &Option<PathBuf>) -> String {
+    match kept {
+        Some(path) => format!("; {} stands: free space and go on with --resume", path.display()),
+        None => String::new(),
+    }
+}

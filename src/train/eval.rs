@@ -1,0 +1,128 @@
+//! Scoring on held-out rows: forward passes only, dropout off, sums as exact as those of a step.
+
+use super::error::TrainError;
+use super::event;
+use super::stop::{Stop, Urgency};
+use super::sum::Sums;
+use super::work::Work;
+use crate::model::stage::{LossSums, Microbatch, Output, Stage, Targets, Want};
+use std::time::Instant;
+
+/// Scores the model after `step` steps; None where a signal ended it early.
+pub fn evaluate(
+    model: &mut dyn Stage,
+    work: &dyn Work,
+    step: u64,
+    stop: &Stop,
+) -> Result<Option<event::Eval>, TrainError> {
+    let began = Instant::now();
+    let (mut sums, mut confusion) = (Sums::new(0), Confusion::default());
+    for index in 0..work.eval_len() {
+        if stop.urgency() == Urgency::Now {
+            return Ok(None);
+        }
+        let batch = work.eval(index, step);
+        let out = loss_of(model.forward(&batch, None, Want::Loss), step)?;
+        let rows = || batch.rows.clone();
+        sums.add_loss(&out).map_err(|bad| TrainError::Evaluation { step, rows: rows(), value: bad.value })?;
+        confusion.add(&batch, &out);
+    }
+    let loss = sums.mean().loss;
+    let scores = confusion.scores();
+    Ok(Some(event::Eval {
+        step,
+        eval_loss: loss,
+        perplexity: scores.is_none().then(|| libm::exp(loss)),
+        accuracy: scores.as_ref().map(|s| s.accuracy),
+        macro_f1: scores.as_ref().map(|s| s.macro_f1),
+        confusion: scores.map(|s| s.confusion),
+        tokens: sums.targets,
+        seconds: began.elapsed().as_secs_f64(),
+    }))
+}
+
+/// The loss sums of a forward pass that was asked for them.
+pub(super) fn loss_of(out: Result<Output, crate::backend::Fault>, step: u64) -> Result<LossSums, TrainError> {
+    let device =
+        |reason: &str| crate::backend::Fault::Device { device: "stage".into(), reason: reason.into() };
+    match out {
+        Ok(Output::Loss(sums)) => Ok(sums),
+        Ok(_) => Err(TrainError::Device { step, fault: device("the last stage gave no loss") }),
+        Err(fault) => Err(TrainError::Device { step, fault }),
+    }
+}
+
+/// How often rows of class i were called j.
+#[derive(Debug, Default, Clone)]
+pub struct Confusion {
+    counts: Vec<Vec<u64>>,
+}
+
+/// What a confusion matrix amounts to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scores {
+    /// Share of rows on the diagonal.
+    pub accuracy: f64,
+    /// Mean F1 over the classes that occur as label or as prediction (scikit-learn's `average="macro"`).
+    pub macro_f1: f64,
+    /// `[label][prediction]`, square.
+    pub confusion: Vec<Vec<u64>>,
+}
+
+impl Confusion {
+    /// Counts a microbatch; language models predict no classes and add nothing.
+    pub fn add(&mut self, batch: &Microbatch, out: &LossSums) {
+        if let Targets::Labels(labels) = &batch.targets {
+            labels.iter().zip(&out.predictions).for_each(|(&l, &p)| self.count(l as usize, p as usize));
+        }
+    }
+
+    /// Counts one row.
+    pub fn count(&mut self, label: usize, prediction: usize) {
+        let classes = self.counts.len().max(label + 1).max(prediction + 1);
+        self.counts.iter_mut().for_each(|row| row.resize(classes, 0));
+        self.counts.resize(classes, vec![0; classes]);
+        self.counts[label][prediction] += 1;
+    }
+
+    /// None where nothing was counted.
+    pub fn scores(self) -> Option<Scores> {
+        let total: u64 = self.counts.iter().flatten().sum();
+        if total == 0 {
+            return None;
+        }
+        let classes = 0..self.counts.len();
+        let hits: u64 = classes.clone().map(|c| self.counts[c][c]).sum();
+        let f1 = |c: usize| {
+            let labelled: u64 = self.counts[c].iter().sum();
+            let predicted: u64 = self.counts.iter().map(|row| row[c]).sum();
+            (labelled + predicted > 0).then(|| 2.0 * self.counts[c][c] as f64 / (labelled + predicted) as f64)
+        };
+        let scores: Vec<f64> = classes.filter_map(f1).collect();
+        Some(Scores {
+            accuracy: hits as f64 / total as f64,
+            macro_f1: scores.iter().sum::<f64>() / scores.len() as f64,
+            confusion: self.counts,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_those_of_scikit_learn() {
+        // sklearn.metrics.f1_score([0,0,1,2,2,2], [0,1,1,2,2,0], average="macro") = 0.6555...; class 3 is absent
+        let mut c = Confusion::default();
+        for (label, prediction) in [(0, 0), (0, 1), (1, 1), (2, 2), (2, 2), (2, 0)] {
+            c.count(label, prediction);
+        }
+        let s = c.scores().unwrap();
+        assert!((s.accuracy - 4.0 / 6.0).abs() < 1e-15);
+        let by_hand = (2.0 * 1.0 / 4.0 + 2.0 / 3.0 + 2.0 * 2.0 / 5.0) / 3.0;
+        assert!((s.macro_f1 - by_hand).abs() < 1e-15);
+        assert_eq!(s.confusion, vec![vec![1, 1, 0], vec![0, 1, 0], vec![1, 0, 2]]);
+        assert_eq!(Confusion::default().scores(), None);
+    }
+}

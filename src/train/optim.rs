@@ -1,0 +1,160 @@
+//! torch.optim.AdamW in f32, operation for operation as its single-tensor path writes them, nothing fused or
+//! reassociated: another coordinator's CPU gives the same bits. Scalars (rate, bias corrections) are f64, as
+//! Python's floats are, and are rounded to f32 where torch does. (Loshchilov & Hutter 2019, arXiv:1711.05101)
+//!
+//! torch's own vectorised `lerp` uses a fused multiply-add where the CPU has one, so torch differs from itself
+//! in the last bit; with ATEN_CPU_CAPABILITY=default it does not fuse, and that is what the golden test holds.
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+/// Values per block of a norm, and per unit of work of a thread. A constant: the order of summation must not
+/// depend on the machine.
+const BLOCK: usize = 4096;
+
+/// Everything that one update depends on besides its gradient and its rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Options {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled: parameters shrink by rate * weight_decay.
+    pub weight_decay: f64,
+    /// Longest gradient that is let through; 0 switches clipping off.
+    pub max_grad_norm: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 }
+    }
+}
+
+/// The L2 norm, in f64: squares are summed in order within blocks, then the blocks in order.
+pub fn norm(gradient: &[f32]) -> f64 {
+    let block = |values: &[f32]| values.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+    let blocks: Vec<f64> = gradient.par_chunks(BLOCK).map(block).collect();
+    blocks.iter().sum::<f64>().sqrt()
+}
+
+/// Shortens a gradient of that norm to `max_norm` as clip_grad_norm_ does; 0 leaves it as it is.
+pub fn clip(gradient: &mut [f32], norm: f64, max_norm: f64) {
+    let coefficient = max_norm / (norm + 1e-6);
+    if max_norm > 0.0 && coefficient < 1.0 {
+        let c = coefficient as f32;
+        gradient.par_chunks_mut(BLOCK).for_each(|block| block.iter_mut().for_each(|g| *g *= c));
+    }
+}
+
+/// The moments of every trained value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdamW {
+    options: Options,
+    /// Updates so far.
+    pub step: u64,
+    /// First moments, in the flat layout.
+    pub exp_avg: Vec<f32>,
+    /// Second moments, in the flat layout.
+    pub exp_avg_sq: Vec<f32>,
+}
+
+/// The scalars of one update, rounded as torch rounds them.
+struct Scalars {
+    shrink: Option<f32>,
+    blend: f32,
+    beta2: f32,
+    fresh: f32,
+    correction: f32,
+    eps: f32,
+    minus_step: f32,
+}
+
+impl AdamW {
+    /// Moments of `len` values before the first update.
+    pub fn new(options: Options, len: usize) -> Self {
+        AdamW { options, step: 0, exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len] }
+    }
+
+    /// The options it was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// One update of `parameters` in place; all three are in the flat layout.
+    pub fn update(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f64) {
+        assert_eq!(parameters.len(), self.exp_avg.len(), "parameters and moments share one layout");
+        assert_eq!(parameters.len(), gradient.len(), "parameters and gradient share one layout");
+        self.step += 1;
+        let scalars = self.scalars(rate);
+        let moments = self.exp_avg.par_chunks_mut(BLOCK).zip(self.exp_avg_sq.par_chunks_mut(BLOCK));
+        let values = parameters.par_chunks_mut(BLOCK).zip(gradient.par_chunks(BLOCK));
+        values.zip(moments).for_each(|((p, g), (m, v))| block(&scalars, p, g, (m, v)));
+    }
+
+    fn scalars(&self, rate: f64) -> Scalars {
+        let Options { beta1, beta2, eps, weight_decay, .. } = self.options;
+        let correction1 = 1.0 - libm::pow(beta1, self.step as f64);
+        let correction2 = 1.0 - libm::pow(beta2, self.step as f64);
+        Scalars {
+            shrink: (weight_decay != 0.0).then_some((1.0 - rate * weight_decay) as f32),
+            blend: (1.0 - beta1) as f32,
+            beta2: beta2 as f32,
+            fresh: (1.0 - beta2) as f32,
+            correction: correction2.sqrt() as f32,
+            eps: eps as f32,
+            minus_step: (-(rate / correction1)) as f32,
+        }
+    }
+}
+
+/// The update itself: each line is one operation of torch's.
+fn block(
+    s: &Scalars,
+    parameters: &mut [f32],
+    gradient: &[f32],
+    (exp_avg, exp_avg_sq): (&mut [f32], &mut [f32]),
+) {
+    for (((p, &g), m), v) in parameters.iter_mut().zip(gradient).zip(exp_avg).zip(exp_avg_sq) {
+        if let Some(shrink) = s.shrink {
+            *p *= shrink;
+        }
+        *m = lerp(*m, g, s.blend);
+        *v *= s.beta2;
+        *v += s.fresh * g * g;
+        let denominator = v.sqrt() / s.correction + s.eps;
+        *p += s.minus_step * *m / denominator;
+    }
+}
+
+/// at::native::lerp: which end it starts from depends on the weight, for accuracy.
+#[inline]
+fn lerp(from: f32, to: f32, weight: f32) -> f32 {
+    if weight.abs() < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_norm_over_blocks_is_the_norm() {
+        for n in [0usize, 1, BLOCK - 1, BLOCK, 3 * BLOCK + 17] {
+            let g: Vec<f32> = (0..n).map(|i| (i as f32 * 0.37).sin()).collect();
+            let exact = g.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+            assert!((norm(&g) - exact).abs() <= 1e-12 * exact);
+        }
+    }
+
+    #[test]
+    fn clipping_shortens_and_zero_switches_it_off() {
+        let g = vec![3.0f32, 4.0];
+        for (max, want) in [(0.0, 5.0), (10.0, 5.0), (1.0, 5.0 / (5.0 + 1e-6))] {
+            let mut c = g.clone();
+            clip(&mut c, norm(&g), max);
+            assert!((norm(&c) - want).abs() < 1e-6, "max {max}: {}", norm(&c));
+        }
+    }
+}

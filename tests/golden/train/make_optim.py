@@ -1,0 +1,59 @@
+"""Writes optim.json: what torch.optim.AdamW, clip_grad_norm_ and transformers' schedules do, for tests/train_optim.rs.
+
+Run: ATEN_CPU_CAPABILITY=default python make_optim.py   (torch 2.15.0, transformers 5.23.0)
+Without that variable torch fuses a multiply-add inside lerp, and the last bit differs.
+"""
+import json
+import os
+import pathlib
+
+assert os.environ.get("ATEN_CPU_CAPABILITY") == "default", "set ATEN_CPU_CAPABILITY=default"
+import torch
+from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+N, STEPS = 37, 12
+
+
+def case(seed, decay, warmup, weight_decay, magnitude, max_grad_norm):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randn(N, generator=generator)
+    p = torch.nn.Parameter(draw())
+    start = p.detach().clone()
+    optimizer = torch.optim.AdamW([p], lr=2e-3, weight_decay=weight_decay, foreach=False, fused=False)
+    schedule = {
+        "cosine": lambda: get_cosine_schedule_with_warmup(optimizer, warmup, STEPS),
+        "linear": lambda: get_linear_schedule_with_warmup(optimizer, warmup, STEPS),
+        "constant": lambda: get_constant_schedule_with_warmup(optimizer, warmup),
+    }[decay]()
+    steps = []
+    for _ in range(STEPS):
+        # a few decades within one vector, and exact zeros
+        gradient = draw() * magnitude * 10 ** (draw() * 1.5)
+        gradient[::9] = 0
+        p.grad = gradient.clone()
+        norm = float("nan")
+        if max_grad_norm > 0:
+            norm = torch.nn.utils.clip_grad_norm_([p], max_grad_norm).item()
+        rate = schedule.get_last_lr()[0]
+        optimizer.step()
+        schedule.step()
+        steps.append({
+            "gradient": gradient.tolist(), "clipped": p.grad.tolist(), "norm": norm if norm == norm else None,
+            "rate": rate, "parameters": p.detach().tolist(),
+        })
+    state = optimizer.state[p]
+    return {
+        "decay": decay, "warmup": warmup, "total": STEPS, "peak": 2e-3, "weight_decay": weight_decay,
+        "max_grad_norm": max_grad_norm, "start": start.tolist(), "steps": steps,
+        "exp_avg": state["exp_avg"].tolist(), "exp_avg_sq": state["exp_avg_sq"].tolist(),
+    }
+
+
+cases = [
+    case(1, "cosine", 3, 0.0, 1e-2, 0.0),
+    case(2, "linear", 0, 0.1, 1.0, 1.0),
+    case(3, "constant", 2, 0.01, 1e-6, 0.0),
+    case(4, "cosine", 0, 0.0, 30.0, 0.3),
+]
+path = pathlib.Path(__file__).with_name("optim.json")
+path.write_text(json.dumps(cases, indent=None, separators=(",", ":")) + "\n")
