@@ -1,0 +1,188 @@
+//! The test bench: matrices between guard words, poisoned outputs, formulas in f64, central differences.
+
+use finetune::backend::cpu::{Cpu, Memory};
+use finetune::backend::{Backend, View, ViewMut};
+use finetune::numeric::rng::Stream;
+
+/// Values before and after every matrix; odd, so that nothing is aligned.
+const GUARD: usize = 19;
+const WORD: f32 = -1234.5;
+
+/// A matrix of f64 values that are f32 values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mat {
+    pub rows: usize,
+    pub cols: usize,
+    pub v: Vec<f64>,
+}
+
+impl Mat {
+    pub fn zeros(rows: usize, cols: usize) -> Mat {
+        Mat { rows, cols, v: vec![0.0; rows * cols] }
+    }
+    /// Uniform in -1..1, keyed.
+    pub fn random(rows: usize, cols: usize, key: u64) -> Mat {
+        let mut s = Stream::new(&[key, rows as u64, cols as u64]);
+        Mat { rows, cols, v: (0..rows * cols).map(|_| f64::from(s.unit() * 2.0 - 1.0)).collect() }
+    }
+    pub fn map(&self, f: impl Fn(f64) -> f64) -> Mat {
+        Mat { v: self.v.iter().map(|&x| f64::from(f(x) as f32)).collect(), ..*self }
+    }
+    pub fn at(&self, i: usize, j: usize) -> f64 {
+        self.v[i * self.cols + j]
+    }
+    pub fn at_mut(&mut self, i: usize, j: usize) -> &mut f64 {
+        &mut self.v[i * self.cols + j]
+    }
+    pub fn f32s(&self) -> Vec<f32> {
+        self.v.iter().map(|&x| x as f32).collect()
+    }
+    /// self * b
+    pub fn mul(&self, b: &Mat) -> Mat {
+        assert_eq!(self.cols, b.rows);
+        let mut out = Mat::zeros(self.rows, b.cols);
+        for i in 0..self.rows {
+            for k in 0..self.cols {
+                let a = self.at(i, k);
+                for j in 0..b.cols {
+                    out.v[i * b.cols + j] += a * b.at(k, j);
+                }
+            }
+        }
+        out
+    }
+    pub fn t(&self) -> Mat {
+        let mut out = Mat::zeros(self.cols, self.rows);
+        for i in 0..self.rows {
+            for j in 0..self.cols {
+                *out.at_mut(j, i) = self.at(i, j);
+            }
+        }
+        out
+    }
+}
+
+/// A matrix in device memory, between guard words.
+pub struct Guarded {
+    memory: Memory,
+    rows: usize,
+    cols: usize,
+}
+
+impl Guarded {
+    pub fn new(cpu: &mut Cpu, rows: usize, cols: usize, values: &[f32]) -> Guarded {
+        let mut memory = cpu.memory(rows * cols + 2 * GUARD);
+        let mut all = vec![WORD; GUARD];
+        all.extend_from_slice(values);
+        all.resize(values.len() + 2 * GUARD, WORD);
+        let len = all.len();
+        cpu.upload(ViewMut { memory: &mut memory, offset: 0, rows: 1, cols: len }, &all);
+        Guarded { memory, rows, cols }
+    }
+    pub fn view(&self) -> View<'_, Memory> {
+        View { memory: &self.memory, offset: GUARD, rows: self.rows, cols: self.cols }
+    }
+    pub fn view_mut(&mut self) -> ViewMut<'_, Memory> {
+        ViewMut { memory: &mut self.memory, offset: GUARD, rows: self.rows, cols: self.cols }
+    }
+    fn take(self, cpu: &mut Cpu, name: &str) -> Vec<f32> {
+        let mut all = vec![0.0; self.rows * self.cols + 2 * GUARD];
+        let len = all.len();
+        cpu.read(View { memory: &self.memory, offset: 0, rows: 1, cols: len }, &mut all).unwrap();
+        let inside = all[GUARD..len - GUARD].to_vec();
+        let outside = all[..GUARD].iter().chain(&all[len - GUARD..]);
+        assert!(outside.into_iter().all(|&g| g == WORD), "{name}: guard words were written");
+        cpu.recycle(self.memory);
+        inside
+    }
+}
+
+/// What stands in an output before the verb.
+pub enum Out {
+    /// NaN: the verb overwrites.
+    Poison(usize, usize),
+    /// Values that the verb adds to or changes in place; the formula gets nothing of it.
+    Holds(Mat),
+}
+
+/// Runs a verb on 1, 2, 3 and 7 threads, checks guard words and equal bits, and returns its outputs.
+pub fn run(
+    name: &str,
+    inputs: &[&Mat],
+    outputs: &[Out],
+    verb: impl Fn(&mut Cpu, &[View<Memory>], &mut [Guarded]),
+) -> Vec<Vec<f32>> {
+    let mut first: Option<Vec<Vec<f32>>> = None;
+    for threads in [1, 2, 3, 7] {
+        let mut cpu = Cpu::new(threads);
+        let held: Vec<Guarded> =
+            inputs.iter().map(|m| Guarded::new(&mut cpu, m.rows, m.cols, &m.f32s())).collect();
+        let mut outs: Vec<Guarded> = outputs
+            .iter()
+            .map(|o| match o {
+                Out::Poison(rows, cols) => Guarded::new(&mut cpu, *rows, *cols, &vec![f32::NAN; rows * cols]),
+                Out::Holds(m) => Guarded::new(&mut cpu, m.rows, m.cols, &m.f32s()),
+            })
+            .collect();
+        let views: Vec<View<Memory>> = held.iter().map(Guarded::view).collect();
+        verb(&mut cpu, &views, &mut outs);
+        let got: Vec<Vec<f32>> = outs.into_iter().map(|o| o.take(&mut cpu, name)).collect();
+        for (input, held) in inputs.iter().zip(held) {
+            assert!(held.take(&mut cpu, name) == input.f32s(), "{name}: an input was written");
+        }
+        let bits = |x: &Vec<Vec<f32>>| -> Vec<u32> { x.iter().flatten().map(|v| v.to_bits()).collect() };
+        match &first {
+            None => first = Some(got),
+            Some(f) => assert!(bits(f) == bits(&got), "{name}: {threads} threads give other bits"),
+        }
+    }
+    first.unwrap()
+}
+
+/// |got - want| <= bound * (largest |want|, at least `floor`)
+pub fn close(name: &str, got: &[f32], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    let largest = want.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(1e-3);
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let off = (f64::from(g) - w).abs();
+        // written so that NaN fails
+        assert!(off <= bound * largest, "{name}: element {i} is {g}, want {w}: off {off:e} of {largest:e}");
+    }
+}
+
+/// Compares a gradient, at a sample of places, with central differences of sum(dy * formula(inputs)).
+pub fn close_grad(
+    name: &str,
+    got: &[f32],
+    (inputs, which): (&[&Mat], usize),
+    dy: &Mat,
+    formula: impl Fn(&[Mat]) -> Mat,
+    bound: f64,
+) {
+    let mut x: Vec<Mat> = inputs.iter().map(|m| (*m).clone()).collect();
+    let n = x[which].v.len();
+    assert_eq!(got.len(), n, "{name}");
+    let mut draws = Stream::new(&[n as u64, which as u64]);
+    let places: Vec<usize> =
+        if n <= 24 { (0..n).collect() } else { (0..24).map(|_| draws.below(n as u32) as usize).collect() };
+    let loss = |x: &[Mat]| formula(x).v.iter().zip(&dy.v).map(|(a, b)| a * b).sum::<f64>();
+    let h = 1e-4;
+    let mut want = Vec::new();
+    for &i in &places {
+        let old = x[which].v[i];
+        x[which].v[i] = old + h;
+        let above = loss(&x);
+        x[which].v[i] = old - h;
+        let below = loss(&x);
+        x[which].v[i] = old;
+        want.push((above - below) / (2.0 * h));
+    }
+    let got: Vec<f32> = places.iter().map(|&i| got[i]).collect();
+    // The largest gradient anywhere sets the scale.
+    close(name, &got, &want, bound);
+}
+
+/// The sum of two results.
+pub fn plus(a: &Mat, b: &Mat) -> Vec<f64> {
+    a.v.iter().zip(&b.v).map(|(a, b)| a + b).collect()
+}

@@ -1,0 +1,12 @@
+//! Every verb of the CPU backend against an f64 formula, every gradient against central differences of that
+//! formula in f64, at odd sizes, on 1, 2, 3 and 7 threads with equal bits.
+//!
+//! [`bench::check`] is the one way to test: outputs that are overwritten start as NaN, all matrices lie at odd
+//! offsets between guard words, and bounds are relative to the largest value that is expected.
+
+mod attention;
+mod bench;
+mod fused;
+mod loss;
+mod products;
+mod rows;
