@@ -18,6 +18,23 @@ pub struct LmHeadLoss<'a, B: Backend> {
     pub chunk: usize,
 }
 
+/// The arguments of [`Fused::lora_grad`]; dx is written apart because not everyone needs it.
+#[derive(Debug)]
+pub struct LoraGrad<'a, M> {
+    /// Gradient of A [R, K], and right behind it that of B [N, R], as in the flat layout; written (=).
+    pub dab: ViewMut<'a, M>,
+    /// Gradient of the output [T, N].
+    pub dy: View<'a, M>,
+    /// The input [T, K], as [`Fused::lora`] saw it.
+    pub x: View<'a, M>,
+    /// x aᵀ [T, R], as [`Fused::lora`] left it.
+    pub h: View<'a, M>,
+    /// A [R, K] and B [N, R].
+    pub ab: (View<'a, M>, View<'a, M>),
+    /// alpha / R, or alpha / sqrt(R).
+    pub scale: f32,
+}
+
 /// Compositions of verbs that a backend may replace.
 pub trait Fused: Backend + Sized {
     /// y[T, N] += scale * (x[T, K] aᵀ) bᵀ with a [R, K], b [N, R]; h[T, R] = x aᵀ is kept for the gradient.
@@ -35,6 +52,25 @@ pub trait Fused: Backend + Sized {
         self.matmul(h.again(), Write::Set, Product { a: x, b: a, transpose: Transpose::Right, scale: 1.0 });
         let h = View { memory: &*h.memory, offset: h.offset, rows, cols };
         self.matmul(y, Write::Add, Product { a: h, b, transpose: Transpose::Right, scale });
+    }
+
+    /// dA = dhᵀ x, dB = scale * dyᵀ h, and dx[T, K] (=|+=) dh a where asked for, with dh = scale * dy b.
+    fn lora_grad(&mut self, dx: Option<(ViewMut<Self::Memory>, Write)>, args: LoraGrad<Self::Memory>) {
+        let LoraGrad { dab, dy, x, h, ab: (a, b), scale } = args;
+        let (rows, rank) = (dy.rows, h.cols);
+        let (memory, offset) = (dab.memory, dab.offset);
+        let mut dh = self.memory(rows * rank);
+        let out = view_mut(&mut dh, rows, rank);
+        self.matmul(out, Write::Set, Product { a: dy, b, transpose: Transpose::Neither, scale });
+        let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
+        self.matmul(db, Write::Set, Product { a: dy, b: h, transpose: Transpose::Left, scale });
+        let left = view(&dh, rows, rank);
+        let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
+        self.matmul(da, Write::Set, Product { a: left, b: x, transpose: Transpose::Left, scale: 1.0 });
+        if let Some((dx, write)) = dx {
+            self.matmul(dx, write, Product { a: left, b: a, transpose: Transpose::Neither, scale: 1.0 });
+        }
+        self.recycle(dh);
     }
 
     /// losses[n, 1] = cross-entropy of x headᵀ against the targets; dx[n, C] = gradient of their sum in x,

@@ -1,1 +1,326 @@
-//! What a model is, out of Hugging Face's config.json in either dialect.
+//! What a model is, out of Hugging Face's config.json in either dialect (transformers 4: `rope_theta`,
+//! `rope_scaling`, `torch_dtype`; transformers 5: `rope_parameters`, `dtype`).
+//!
+//! Whatever would compute something else than the reference is refused here by name, before anything heavy is
+//! read: an unknown key that only informs is ignored, an unknown value of a key that matters is an error.
+
+mod read;
+mod rope;
+mod window;
+
+pub use crate::backend::Heads;
+use read::Fields;
+pub use rope::{Rope, RopeScaling};
+use serde_json::Value;
+
+/// The architectures that this decoder computes; they differ in biases, norms and defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Llama 1 to 3, SmolLM2, TinyLlama ...
+    Llama,
+    /// Mistral 7B and kin.
+    Mistral,
+    /// Qwen2 and Qwen2.5: biases on q, k and v.
+    Qwen2,
+    /// Qwen3: norms on q and k, head size of its own.
+    Qwen3,
+}
+
+impl Family {
+    const ALL: [(Family, &str, &str); 4] = [
+        (Family::Llama, "Llama", "llama"),
+        (Family::Mistral, "Mistral", "mistral"),
+        (Family::Qwen2, "Qwen2", "qwen2"),
+        (Family::Qwen3, "Qwen3", "qwen3"),
+    ];
+
+    /// As in `architectures`: `Llama`, `Mistral`, `Qwen2`, `Qwen3`.
+    pub fn name(self) -> &'static str {
+        Family::ALL.iter().find(|f| f.0 == self).map_or("", |f| f.1)
+    }
+}
+
+/// A decoder's shape and variants.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Which architecture.
+    pub family: Family,
+    /// V, rows of the embedding.
+    pub vocab: usize,
+    /// C.
+    pub hidden: usize,
+    /// F.
+    pub feed_forward: usize,
+    /// Decoder blocks.
+    pub layers: usize,
+    /// H, G and D.
+    pub heads: Heads,
+    /// What the model was made for; rows may not be longer.
+    pub max_positions: usize,
+    /// Added under the root of every norm.
+    pub eps: f32,
+    /// Rotary embedding.
+    pub rope: Rope,
+    /// The output head is the embedding.
+    pub tied: bool,
+    /// Biases on q, k and v.
+    pub qkv_bias: bool,
+    /// Bias on the attention's output.
+    pub o_bias: bool,
+    /// Biases on gate, up and down.
+    pub mlp_bias: bool,
+    /// Norms on each head of q and k.
+    pub qk_norm: bool,
+    /// Tokens that a token may see (itself included) where some layer slides.
+    pub window: Option<usize>,
+    /// Class names by index, where the model is a sequence classifier.
+    pub labels: Option<Vec<String>>,
+}
+
+/// Why a model cannot be used: a matter of configuration (exit code 78).
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    /// A key is missing or holds something unusable.
+    #[error("config.json: `{key}` {problem}")]
+    Key {
+        /// Its name.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A feature that changes the results and is not built.
+    #[error("{what} is not supported: {way_out}")]
+    Unsupported {
+        /// What the model asks for.
+        what: String,
+        /// What to do instead.
+        way_out: String,
+    },
+    /// Rows would be longer than a sliding window sees.
+    #[error(
+        "--max-seq-len {asked} is longer than the model's sliding window of {window} tokens, \
+         which is not computed: use --max-seq-len {window} or less"
+    )]
+    Window {
+        /// Tokens asked for.
+        asked: usize,
+        /// Tokens seen.
+        window: usize,
+    },
+    /// Token ids without a row in the embedding.
+    #[error(
+        "the tokenizer has {tokenizer} ids but the model's embedding only {embedding} rows: \
+         use the tokenizer that belongs to this model (added tokens need a resized embedding)"
+    )]
+    Vocabulary {
+        /// Highest id plus one.
+        tokenizer: usize,
+        /// V.
+        embedding: usize,
+    },
+    /// A classifier whose base has another number of labels.
+    #[error(
+        "the model classifies into {model} labels, {asked} were asked for: \
+         leave --num-classes out, or start from a base without a classification head"
+    )]
+    Labels {
+        /// Of the base.
+        model: usize,
+        /// Asked for.
+        asked: usize,
+    },
+}
+
+fn key(key: &str, problem: impl Into<String>) -> ConfigError {
+    ConfigError::Key { key: key.to_owned(), problem: problem.into() }
+}
+
+fn unsupported(what: impl Into<String>, way_out: impl Into<String>) -> ConfigError {
+    ConfigError::Unsupported { what: what.into(), way_out: way_out.into() }
+}
+
+const SUPPORTED: &str = "choose a Llama, Mistral, Qwen2, Qwen2.5 or Qwen3 model \
+                         (LlamaForCausalLM, ...ForSequenceClassification and so on)";
+
+impl Config {
+    /// Reads a parsed config.json; errors name the key and the way out.
+    pub fn from_json(json: &Value) -> Result<Config, ConfigError> {
+        let fields = Fields::new(json)?;
+        let (family, classifier) = architecture(&fields)?;
+        refuse(&fields)?;
+        let layers = fields.size("num_hidden_layers", 1..=4096)?;
+        let hidden = fields.size("hidden_size", 1..=1 << 20)?;
+        let heads = heads(&fields, hidden)?;
+        let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+        let llama_or_qwen3 = matches!(family, Family::Llama | Family::Qwen3);
+        Ok(Config {
+            family,
+            vocab: fields.size("vocab_size", 1..=1 << 24)?,
+            hidden,
+            feed_forward: fields.size("intermediate_size", 1..=1 << 22)?,
+            layers,
+            heads,
+            max_positions: fields.optional_size("max_position_embeddings", 1..=1 << 31)?.unwrap_or(2048),
+            eps: fields.number("rms_norm_eps")?.map_or(Ok(1e-6), |eps| match eps {
+                eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
+                eps => Err(key("rms_norm_eps", format!("is {eps}, not in [0, 1)"))),
+            })?,
+            rope: rope::read(&fields)?,
+            tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+            qkv_bias: family == Family::Qwen2 || (llama_or_qwen3 && attention_bias),
+            o_bias: llama_or_qwen3 && attention_bias,
+            mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
+            qk_norm: family == Family::Qwen3,
+            window: window::read(&fields, family, layers)?,
+            labels: classifier.then(|| labels(&fields)).transpose()?,
+        })
+    }
+
+    /// `LlamaForCausalLM` and the like: what `architectures` should say of this model.
+    pub fn architecture(&self) -> String {
+        let task = if self.labels.is_some() { "SequenceClassification" } else { "CausalLM" };
+        format!("{}For{task}", self.family.name())
+    }
+
+    /// The same base as a sequence classifier over `labels`. A base that is one already keeps its own names
+    /// and must agree in their number.
+    pub fn into_classifier(mut self, labels: Vec<String>) -> Result<Config, ConfigError> {
+        match &self.labels {
+            Some(own) if own.len() != labels.len() => {
+                Err(ConfigError::Labels { model: own.len(), asked: labels.len() })
+            }
+            Some(_) => Ok(self),
+            None if labels.is_empty() => Err(key("id2label", "is empty: a classifier needs at least one class")),
+            None => {
+                self.labels = Some(labels);
+                Ok(self)
+            }
+        }
+    }
+
+    /// Refuses rows of up to `max_seq_len` tokens where a sliding window would hide some of them.
+    pub fn check_sequence(&self, max_seq_len: usize) -> Result<(), ConfigError> {
+        match self.window {
+            Some(window) if window < max_seq_len => Err(ConfigError::Window { asked: max_seq_len, window }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a tokenizer (highest id plus one) that is larger than the embedding.
+    pub fn check_vocabulary(&self, tokenizer: usize) -> Result<(), ConfigError> {
+        if tokenizer > self.vocab {
+            return Err(ConfigError::Vocabulary { tokenizer, embedding: self.vocab });
+        }
+        Ok(())
+    }
+
+    /// The most tokens that one row, or one conversation, may have.
+    pub fn longest_row(&self) -> usize {
+        self.window.map_or(self.max_positions, |w| w.min(self.max_positions))
+    }
+
+    /// Outputs and inputs [N, K] of one of the seven projections; None for another name.
+    pub fn projection(&self, module: &str) -> Option<(usize, usize)> {
+        let (q, kv) = (self.heads.query * self.heads.size, self.heads.kv * self.heads.size);
+        match module {
+            "q_proj" => Some((q, self.hidden)),
+            "k_proj" | "v_proj" => Some((kv, self.hidden)),
+            "o_proj" => Some((self.hidden, q)),
+            "gate_proj" | "up_proj" => Some((self.feed_forward, self.hidden)),
+            "down_proj" => Some((self.hidden, self.feed_forward)),
+            _ => None,
+        }
+    }
+}
+
+fn architecture(fields: &Fields) -> Result<(Family, bool), ConfigError> {
+    let named = fields.strings("architectures")?;
+    let model_type = fields.text("model_type")?;
+    for name in &named {
+        for (family, stem, _) in Family::ALL {
+            match name.strip_prefix(stem) {
+                Some("ForCausalLM" | "Model") => return Ok((family, false)),
+                Some("ForSequenceClassification") => return Ok((family, true)),
+                _ => {}
+            }
+        }
+    }
+    if named.is_empty() {
+        let known = Family::ALL.iter().find(|f| Some(f.2) == model_type);
+        if let Some(&(family, _, _)) = known {
+            return Ok((family, false));
+        }
+    }
+    let name = named.first().copied().or(model_type);
+    let Some(name) = name else {
+        return Err(key("architectures", format!("is missing: {SUPPORTED}")));
+    };
+    if is_expert_mixture(name) {
+        return Err(unsupported(format!("mixture of experts ({name})"), SUPPORTED));
+    }
+    Err(unsupported(format!("architecture {name}"), SUPPORTED))
+}
+
+fn is_expert_mixture(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.contains("moe") || name.contains("mixtral")
+}
+
+/// Features that only show in other keys than the architecture's name.
+fn refuse(fields: &Fields) -> Result<(), ConfigError> {
+    for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        if fields.optional_size(key, 0..=1 << 20)?.is_some_and(|n| n > 1) {
+            return Err(unsupported(format!("mixture of experts (`{key}`)"), SUPPORTED));
+        }
+    }
+    if let Some(quantised) = fields.object("quantization_config") {
+        let method = quantised.get("quant_method").and_then(Value::as_str).unwrap_or("quantised");
+        return Err(unsupported(
+            format!("a base quantised with {method}"),
+            "use the unquantised model, or a .gguf file of it",
+        ));
+    }
+    match fields.text("hidden_act")? {
+        None | Some("silu" | "swish") => {}
+        Some(other) => return Err(unsupported(format!("hidden_act `{other}`"), "only silu is computed; use another base")),
+    }
+    match fields.number("partial_rotary_factor")? {
+        None => Ok(()),
+        Some(1.0) => Ok(()),
+        Some(f) => Err(unsupported(format!("partial_rotary_factor {f}"), "only whole heads are rotated; use another base")),
+    }
+}
+
+fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ConfigError> {
+    let query = fields.size("num_attention_heads", 1..=1 << 16)?;
+    let kv = fields.optional_size("num_key_value_heads", 1..=1 << 16)?.unwrap_or(query);
+    if !query.is_multiple_of(kv) {
+        return Err(key("num_key_value_heads", format!("is {kv}, which does not divide {query} query heads")));
+    }
+    let size = match fields.optional_size("head_dim", 1..=4096)? {
+        Some(size) => size,
+        None if hidden.is_multiple_of(query) => hidden / query,
+        None => return Err(key("hidden_size", format!("is {hidden}, which {query} heads do not divide"))),
+    };
+    if !size.is_multiple_of(2) {
+        return Err(key("head_dim", format!("is {size}; rotary embedding needs an even head size")));
+    }
+    Ok(Heads { query, kv, size })
+}
+
+/// Class names by index: `id2label`, else as many as `num_labels`, else transformers' default of two.
+fn labels(fields: &Fields) -> Result<Vec<String>, ConfigError> {
+    let Some(map) = fields.object("id2label") else {
+        let count = fields.optional_size("num_labels", 1..=1 << 20)?.unwrap_or(2);
+        return Ok((0..count).map(|i| format!("LABEL_{i}")).collect());
+    };
+    let name = |i: usize| match map.get(&i.to_string()) {
+        Some(Value::String(name)) => Ok(name.clone()),
+        Some(other) => Ok(other.to_string()),
+        None => Err(key("id2label", format!("has {} entries but none for class {i}", map.len()))),
+    };
+    match map.len() {
+        0 => Err(key("id2label", "is empty: a classifier needs at least one class")),
+        n => (0..n).map(name).collect(),
+    }
+}

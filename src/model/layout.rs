@@ -1,7 +1,12 @@
 //! The one map from tensor names to ranges of the flat parameter vector: gradient, optimizer, wire,
 //! checkpoint and export all use it. A and B of each module in model order, then a classifier's head.
 
+use super::config::Config;
+use super::lora::{LoraSpec, MODULES};
 use std::ops::Range;
+
+/// The name of a classifier's head, which is trained in full.
+pub const SCORE: &str = "base_model.model.score.weight";
 
 /// One tensor of the flat vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +68,31 @@ impl Layout {
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)
     }
+}
+
+/// What layers `layers` of a model train: A and B of each target in model order, then (in the last stage of a
+/// classifier) the head.
+pub fn of(config: &Config, lora: &LoraSpec, layers: Range<usize>) -> Layout {
+    let mut layout = Layout::default();
+    for layer in layers.clone() {
+        for module in MODULES {
+            if let Some((n, k)) = config.projection(module).filter(|_| lora.targets.iter().any(|t| t == module)) {
+                let path = format!("base_model.model.model.{}", module_path(layer, module));
+                layout.push(format!("{path}.lora_A.weight"), lora.rank, k);
+                layout.push(format!("{path}.lora_B.weight"), n, lora.rank);
+            }
+        }
+    }
+    if let Some(labels) = config.labels.as_ref().filter(|_| layers.end == config.layers) {
+        layout.push(SCORE, labels.len(), config.hidden);
+    }
+    layout
+}
+
+/// `layers.3.self_attn.q_proj`: where a projection lies below `model.`
+pub fn module_path(layer: usize, module: &str) -> String {
+    let group = if matches!(module, "gate_proj" | "up_proj" | "down_proj") { "mlp" } else { "self_attn" };
+    format!("layers.{layer}.{group}.{module}")
 }
 
 #[cfg(test)]

@@ -1,4 +1,10 @@
-//! What is trained: which modules carry an adapter, of what rank and scale.
+//! What is trained: which modules carry an adapter, of what rank and scale, and where its values start from.
+//! A value's start is a function of the seed and its tensor's name alone, so that a stage of some layers draws
+//! what the whole model would.
+
+use super::config::Config;
+use super::layout::{Layout, SCORE};
+use crate::numeric::rng::Stream;
 
 /// The seven projections of a decoder block, in model order.
 pub const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
@@ -14,16 +20,170 @@ pub struct LoraSpec {
     pub rslora: bool,
     /// Probability of dropping an input of A, in [0, 1).
     pub dropout: f32,
-    /// Suffixes out of [`MODULES`], in model order, without repeats.
+    /// Suffixes out of [`MODULES`], in model order, without repeats. None at all is the bare base model.
     pub targets: Vec<String>,
     /// Keys dropout masks and the initial A.
     pub seed: u64,
 }
 
+/// What is wrong with a LoRA configuration or an adapter (exit code 78).
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum LoraError {
+    /// No such module.
+    #[error("target module `{name}` does not exist in this model: it has {known} (or all-linear)")]
+    Target {
+        /// As asked for.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// Nothing to train.
+    #[error("no target modules: name some of {known}, or all-linear")]
+    NoTargets {
+        /// Those that exist.
+        known: String,
+    },
+    /// A number outside its range.
+    #[error("LoRA {what} is {value}: {needs}")]
+    Value {
+        /// rank, alpha or dropout.
+        what: &'static str,
+        /// As given.
+        value: String,
+        /// What it has to be.
+        needs: &'static str,
+    },
+    /// A tensor that this configuration trains is not in the adapter.
+    #[error("the adapter has no tensor {name}: its target modules differ from those asked for")]
+    Missing {
+        /// PEFT name.
+        name: String,
+    },
+    /// A tensor that has no place in this configuration.
+    #[error("the adapter's tensor {name} has no place in this model with these target modules")]
+    Extra {
+        /// PEFT name.
+        name: String,
+    },
+    /// A tensor of another shape.
+    #[error("the adapter's tensor {name} is {found:?}, this model with this rank needs {expected:?}")]
+    Shape {
+        /// PEFT name.
+        name: String,
+        /// Needed.
+        expected: (usize, usize),
+        /// In the file.
+        found: (usize, usize),
+    },
+    /// A value that is NaN or infinite.
+    #[error("the adapter's tensor {name} holds a value that is not finite")]
+    NonFinite {
+        /// PEFT name.
+        name: String,
+    },
+}
+
 impl LoraSpec {
+    /// No adapter at all: the bare base model.
+    pub fn none() -> Self {
+        LoraSpec { rank: 1, alpha: 1.0, rslora: false, dropout: 0.0, targets: Vec::new(), seed: 0 }
+    }
+
     /// What the product of B and A is multiplied by.
     pub fn scale(&self) -> f32 {
         let r = self.rank as f32;
         self.alpha / if self.rslora { r.sqrt() } else { r }
     }
+
+    /// Refuses rank 0, an alpha that is not finite, a dropout outside [0, 1).
+    pub fn check(&self) -> Result<(), LoraError> {
+        let bad = |what, value: String, needs| Err(LoraError::Value { what, value, needs });
+        if self.rank == 0 || self.rank > 1 << 16 {
+            return bad("rank", self.rank.to_string(), "use a whole number from 1 to 65536");
+        }
+        if !self.alpha.is_finite() {
+            return bad("alpha", self.alpha.to_string(), "use a finite number, usually rank or twice the rank");
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return bad("dropout", self.dropout.to_string(), "use a probability from 0 to below 1");
+        }
+        Ok(())
+    }
+}
+
+/// Suffixes, comma lists of them, or `all-linear`, as module names in model order.
+pub fn resolve_targets(asked: &[String], config: &Config) -> Result<Vec<String>, LoraError> {
+    let exists = |m: &str| config.projection(m).is_some();
+    let known = || MODULES.iter().filter(|m| exists(m)).copied().collect::<Vec<_>>().join(", ");
+    let mut chosen = [false; MODULES.len()];
+    for name in asked.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|n| !n.is_empty()) {
+        if name == "all-linear" {
+            chosen = [true; MODULES.len()];
+            continue;
+        }
+        let suffix = name.rsplit('.').next().unwrap_or(name);
+        match MODULES.iter().position(|m| *m == suffix && exists(m)) {
+            Some(i) => chosen[i] = true,
+            None => return Err(LoraError::Target { name: name.to_owned(), known: known() }),
+        }
+    }
+    if chosen == [false; MODULES.len()] {
+        return Err(LoraError::NoTargets { known: known() });
+    }
+    Ok(MODULES.iter().zip(chosen).filter(|(_, c)| *c).map(|(m, _)| (*m).to_owned()).collect())
+}
+
+/// Where training starts: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, and a classifier's head ~ the same U as A
+/// (a base with a head of its own overrides it, see `Decoder::initial_parameters`).
+pub fn init(layout: &Layout, lora: &LoraSpec) -> Vec<f32> {
+    let mut flat = vec![0.0; layout.len()];
+    for entry in layout.entries() {
+        if entry.name.ends_with(".lora_A.weight") || entry.name == SCORE {
+            let bound = 1.0 / (entry.cols as f32).sqrt();
+            let mut draws = Stream::new(&[lora.seed, name_key(&entry.name)]);
+            flat[entry.range()].iter_mut().for_each(|x| *x = (2.0 * draws.unit() - 1.0) * bound);
+        }
+    }
+    flat
+}
+
+/// FNV-1a of a tensor's name: its part of the key of its draws.
+fn name_key(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A tensor of an adapter as its file gives it.
+#[derive(Debug, Clone, Copy)]
+pub struct Named<'a> {
+    /// PEFT name.
+    pub name: &'a str,
+    /// As in [`super::layout::Entry`].
+    pub rows: usize,
+    /// As in [`super::layout::Entry`].
+    pub cols: usize,
+    /// rows * cols.
+    pub values: &'a [f32],
+}
+
+/// An adapter's tensors as one flat vector: each tensor of the layout exactly once, none left over.
+pub fn from_adapter(layout: &Layout, tensors: &[Named]) -> Result<Vec<f32>, LoraError> {
+    let name = |t: &Named| t.name.to_owned();
+    if let Some(t) = tensors.iter().find(|t| layout.find(t.name).is_none()) {
+        return Err(LoraError::Extra { name: name(t) });
+    }
+    let mut flat = vec![0.0; layout.len()];
+    for entry in layout.entries() {
+        let Some(t) = tensors.iter().find(|t| t.name == entry.name) else {
+            return Err(LoraError::Missing { name: entry.name.clone() });
+        };
+        let (expected, found) = ((entry.rows, entry.cols), (t.rows, t.cols));
+        if expected != found || t.values.len() != entry.rows * entry.cols {
+            return Err(LoraError::Shape { name: name(t), expected, found });
+        }
+        if !t.values.iter().all(|x| x.is_finite()) {
+            return Err(LoraError::NonFinite { name: name(t) });
+        }
+        flat[entry.range()].copy_from_slice(t.values);
+    }
+    Ok(flat)
 }

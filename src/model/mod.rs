@@ -1,7 +1,9 @@
 //! Floor 3: a decoder with LoRA adapters, generic over the backend. It knows nothing of rows, plans or runs.
 
+pub mod block;
 pub mod config;
 pub mod layout;
+pub mod linear;
 pub mod lora;
 pub mod stage;
 pub mod weights;

@@ -1,1 +1,166 @@
-//! Tensors by Hugging Face name into a backend's layout.
+//! Tensors by Hugging Face name into a backend's layout. Shapes and finiteness are checked on the way, and only
+//! one tensor is held wide at a time: what a backend packed is all that stays.
+
+use super::config::ConfigError;
+use super::lora::LoraError;
+use crate::backend::{Backend, Fault, Frozen, view_mut};
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{Tensor, Tensors};
+use rayon::prelude::*;
+
+/// Why a model cannot be built.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ModelError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The adapter.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
+    /// The device.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// A file could not give a tensor.
+    #[error("{0}")]
+    Source(String),
+    /// A tensor is not there.
+    #[error("the model's files have no tensor {name}: they are incomplete, or config.json belongs to another model")]
+    Missing {
+        /// Its Hugging Face name.
+        name: String,
+    },
+    /// A tensor of another shape than config.json implies.
+    #[error("tensor {name} is {found:?}, config.json implies {expected:?}")]
+    Shape {
+        /// Its Hugging Face name.
+        name: String,
+        /// As config.json has it.
+        expected: Vec<usize>,
+        /// As the file has it.
+        found: Vec<usize>,
+    },
+    /// A value that is NaN or infinite.
+    #[error("tensor {name} holds a value that is not finite at element {index}: the model's files are damaged")]
+    NonFinite {
+        /// Its Hugging Face name.
+        name: String,
+        /// First such element.
+        index: usize,
+    },
+    /// Not enough memory for the microbatch.
+    #[error("{needed} bytes are needed, {limit} may be used: {way_out}")]
+    Memory {
+        /// Bytes needed with the most frugal policy.
+        needed: u64,
+        /// Bytes allowed.
+        limit: u64,
+        /// What to turn down.
+        way_out: &'static str,
+    },
+}
+
+impl ModelError {
+    /// True where a retry with the same configuration is pointless (exit code 78).
+    pub fn is_configuration(&self) -> bool {
+        matches!(self, ModelError::Config(_) | ModelError::Lora(_) | ModelError::Memory { .. })
+    }
+}
+
+/// The tensors of one model, under names without the `model.` prefix.
+pub struct Weights<'a> {
+    tensors: &'a dyn Tensors,
+    prefix: &'static str,
+}
+
+impl<'a> Weights<'a> {
+    /// Looks once whether the names carry a prefix: a causal LM's do, a bare model's do not.
+    pub fn new(tensors: &'a dyn Tensors) -> Result<Self, ModelError> {
+        let bare = tensors.tensor("embed_tokens.weight").map_err(ModelError::Source)?.is_some();
+        Ok(Weights { tensors, prefix: if bare { "" } else { "model." } })
+    }
+
+    /// The name in the files of `layers.0.mlp.up_proj.weight` and the like.
+    pub fn name(&self, below_model: &str) -> String {
+        format!("{}{below_model}", self.prefix)
+    }
+
+    /// The tensor `name`, as it stands in the files, of that shape and all finite.
+    pub fn checked(&self, name: &str, expected: &[usize]) -> Result<Tensor<'a>, ModelError> {
+        self.optional(name, expected)?.ok_or_else(|| ModelError::Missing { name: name.to_owned() })
+    }
+
+    /// As [`Weights::checked`], but None where the files have no such tensor.
+    pub fn optional(&self, name: &str, expected: &[usize]) -> Result<Option<Tensor<'a>>, ModelError> {
+        let Some(tensor) = self.tensors.tensor(name).map_err(ModelError::Source)? else { return Ok(None) };
+        let whole = expected.iter().product::<usize>() * tensor.dtype.size() == tensor.bytes.len();
+        if tensor.shape != expected || !whole {
+            let (expected, found) = (expected.to_vec(), tensor.shape);
+            return Err(ModelError::Shape { name: name.to_owned(), expected, found });
+        }
+        match first_not_finite(tensor.dtype, &tensor.bytes) {
+            Some(index) => Err(ModelError::NonFinite { name: name.to_owned(), index }),
+            None => Ok(Some(tensor)),
+        }
+    }
+
+    /// A frozen matrix [rows, cols], packed by the backend.
+    pub fn matrix<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        (rows, cols): (usize, usize),
+    ) -> Result<B::Weight, ModelError> {
+        let tensor = self.checked(name, &[rows, cols])?;
+        Ok(backend.weight(Frozen { rows, cols, dtype: tensor.dtype, bytes: &tensor.bytes })?)
+    }
+
+    /// A vector (norm or bias) in device memory.
+    pub fn vector<B: Backend>(&self, backend: &mut B, name: &str, len: usize) -> Result<B::Memory, ModelError> {
+        let tensor = self.checked(name, &[len])?;
+        let mut memory = backend.memory(len);
+        backend.upload(view_mut(&mut memory, 1, len), &tensor.dtype.widen(&tensor.bytes));
+        Ok(memory)
+    }
+}
+
+/// The first element that is NaN or infinite: all bits of its exponent are set.
+fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
+    const BLOCK: usize = 1 << 16;
+    let blocks = bytes.par_chunks(BLOCK * dtype.size()).enumerate();
+    let bad = |b: &[u8]| match dtype {
+        Dtype::F32 => exponents::<4>(b, |x| x[3] & 0x7f == 0x7f && x[2] & 0x80 == 0x80),
+        Dtype::Bf16 => exponents::<2>(b, |x| x[1] & 0x7f == 0x7f && x[0] & 0x80 == 0x80),
+        Dtype::F16 => exponents::<2>(b, |x| x[1] & 0x7c == 0x7c),
+    };
+    blocks.find_map_first(|(i, block)| bad(block).map(|at| i * BLOCK + at))
+}
+
+/// A whole block is folded without a branch first, because damage is rare and the fold is vectorised.
+fn exponents<const N: usize>(block: &[u8], full: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
+    let (values, _) = block.as_chunks::<N>();
+    if values.iter().fold(false, |any, x| any | full(x)) { values.iter().position(full) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_not_finite_is_found_where_it_is() {
+        for (dtype, bad) in [
+            (Dtype::F32, f32::NAN.to_le_bytes().to_vec()),
+            (Dtype::F32, f32::NEG_INFINITY.to_le_bytes().to_vec()),
+            (Dtype::F16, half::f16::INFINITY.to_le_bytes().to_vec()),
+            (Dtype::Bf16, half::bf16::NAN.to_le_bytes().to_vec()),
+        ] {
+            for at in [0, 65_535, 65_536, 99_998] {
+                let mut bytes = vec![0x11; 99_999 * dtype.size()];
+                assert_eq!(first_not_finite(dtype, &bytes), None);
+                bytes[at * dtype.size()..][..dtype.size()].copy_from_slice(&bad);
+                assert_eq!(first_not_finite(dtype, &bytes), Some(at));
+            }
+        }
+        let largest = [f32::MAX.to_le_bytes(), f32::MIN_POSITIVE.to_le_bytes()].concat();
+        assert_eq!(first_not_finite(Dtype::F32, &largest), None);
+    }
+}

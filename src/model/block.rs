@@ -1,0 +1,209 @@
+//! One decoder block: forward and, mirrored below it, backward, by hand.
+//!
+//! What is cheap is not kept: the normed inputs and the swiglu product are made again in backward by the verb
+//! that made them, so the bits are the same. What is kept is a [`Saved`]; recomputing a block makes one anew.
+
+mod backward;
+mod saved;
+
+use super::config::Config;
+use super::layout::module_path;
+use super::linear::{Adapter, Batch, Linear, LinearGrad};
+use super::lora::MODULES;
+use super::weights::{ModelError, Weights};
+use crate::backend::{Backend, Fused, Heads, Qkv, View, Write, view, view_mut};
+pub use backward::{Below, Streams};
+pub use saved::{HeadNorms, Saved};
+
+/// Which of the seven; an index into a block's projections.
+pub(super) const Q: usize = 0;
+pub(super) const K: usize = 1;
+pub(super) const V: usize = 2;
+const O: usize = 3;
+const GATE: usize = 4;
+const UP: usize = 5;
+const DOWN: usize = 6;
+
+/// The frozen weights of one layer, and where its adapters lie.
+pub struct Block<B: Backend> {
+    attention_gain: B::Memory,
+    mlp_gain: B::Memory,
+    /// Gains of q's and k's norms [1, D] each.
+    head_gains: Option<(B::Memory, B::Memory)>,
+    linears: [Linear<B>; 7],
+    heads: Heads,
+    hidden: usize,
+    feed_forward: usize,
+    eps: f32,
+}
+
+impl<B: Fused> Block<B> {
+    /// Reads layer `layer`.
+    pub fn load(
+        backend: &mut B,
+        weights: &Weights,
+        config: &Config,
+        layer: usize,
+        adapters: [Option<Adapter>; 7],
+    ) -> Result<Self, ModelError> {
+        let norm = |backend: &mut B, name: &str, len| {
+            weights.vector(backend, &weights.name(&format!("layers.{layer}.{name}.weight")), len)
+        };
+        let head_gains = if config.qk_norm {
+            let q = norm(backend, "self_attn.q_norm", config.heads.size)?;
+            Some((q, norm(backend, "self_attn.k_norm", config.heads.size)?))
+        } else {
+            None
+        };
+        let mut linear = |i: usize| -> Result<Linear<B>, ModelError> {
+            let path = module_path(layer, MODULES[i]);
+            let shape = config.projection(MODULES[i]).unwrap_or_default();
+            let linear = Linear::load(backend, weights, &path, shape, adapters[i])?;
+            let biased = [config.qkv_bias, config.o_bias, config.mlp_bias][[0, 0, 0, 1, 2, 2, 2][i]];
+            if biased { linear.with_bias(backend, weights, &path) } else { Ok(linear) }
+        };
+        let linears = [linear(0)?, linear(1)?, linear(2)?, linear(3)?, linear(4)?, linear(5)?, linear(6)?];
+        Ok(Block {
+            attention_gain: norm(backend, "input_layernorm", config.hidden)?,
+            mlp_gain: norm(backend, "post_attention_layernorm", config.hidden)?,
+            head_gains,
+            linears,
+            heads: config.heads,
+            hidden: config.hidden,
+            feed_forward: config.feed_forward,
+            eps: config.eps,
+        })
+    }
+
+    /// The block's output [T, C], and what its backward needs. `x` is taken over.
+    pub fn forward(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> (B::Memory, Saved<B::Memory>) {
+        let (t, c) = (batch.rows, self.hidden);
+        let mut saved = self.attention(backend, x, batch);
+        let mut out = backend.memory(t * c);
+        backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
+        let act = self.activation(backend, &saved, batch);
+        let act_view = view(&act, t, self.feed_forward);
+        saved.h[DOWN] =
+            self.linears[DOWN].forward(backend, (view_mut(&mut out, t, c), Write::Add), act_view, batch);
+        backend.recycle(act);
+        (out, saved)
+    }
+
+    /// What [`Block::forward`] kept, from the block's input alone: all of it but the last frozen product.
+    pub fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
+        let (t, c) = (batch.rows, self.hidden);
+        let mut saved = self.attention(backend, x, batch);
+        if self.linears[DOWN].adapter.is_some() {
+            let act = self.activation(backend, &saved, batch);
+            let mut thrown_away = backend.memory(t * c);
+            let act_view = view(&act, t, self.feed_forward);
+            saved.h[DOWN] =
+                self.linears[DOWN].adapt(backend, view_mut(&mut thrown_away, t, c), act_view, batch);
+            backend.recycle(act);
+            backend.recycle(thrown_away);
+        }
+        saved
+    }
+
+    /// Everything up to gate and up.
+    fn attention(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
+        let (t, c) = (batch.rows, self.hidden);
+        let (mut inv_rms, mut h) = ([backend.memory(t), backend.memory(t)], Saved::no_h());
+        let normed = self.normed(backend, (&x, &self.attention_gain), &mut inv_rms[0], batch);
+        let (q, head_norms) = self.queries_and_keys(backend, view(&normed, t, c), &mut h, batch);
+        let [q, k] = q;
+        let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
+        backend.recycle(normed);
+        let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
+        let (mut attended, mut logsumexp) = (backend.memory(t * wide), backend.memory(t * self.heads.query));
+        let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
+        let lse = view_mut(&mut logsumexp, t, self.heads.query);
+        backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads, batch.tokens);
+        let mut mid = backend.memory(t * c);
+        backend.copy(view_mut(&mut mid, t, c), view(&x, t, c));
+        let out = (view_mut(&mut mid, t, c), Write::Add);
+        h[O] = self.linears[O].forward(backend, out, view(&attended, t, wide), batch);
+        let normed = self.normed(backend, (&mid, &self.mlp_gain), &mut inv_rms[1], batch);
+        let gate = self.project(backend, GATE, view(&normed, t, c), &mut h, batch);
+        let up = self.project(backend, UP, view(&normed, t, c), &mut h, batch);
+        backend.recycle(normed);
+        Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, mid, gate, up, h }
+    }
+
+    /// q and k as attention takes them: projected, normed by head where the model does, rotated.
+    pub(super) fn queries_and_keys(
+        &self,
+        backend: &mut B,
+        normed: View<B::Memory>,
+        h: &mut [Option<B::Memory>; 7],
+        batch: &Batch<B>,
+    ) -> ([B::Memory; 2], Option<HeadNorms<B::Memory>>) {
+        let mut qk = [Q, K].map(|i| self.project(backend, i, normed, h, batch));
+        let mut norms = None;
+        if let Some((q_gain, k_gain)) = &self.head_gains {
+            let [q, k] = qk;
+            let (q_normed, q_inv) = self.head_norm(backend, (&q, q_gain), Q, batch);
+            let (k_normed, k_inv) = self.head_norm(backend, (&k, k_gain), K, batch);
+            norms = Some(HeadNorms { q, k, q_inv, k_inv });
+            qk = [q_normed, k_normed];
+        }
+        for (x, i) in qk.iter_mut().zip([Q, K]) {
+            backend.rope(view_mut(x, batch.rows, self.linears[i].shape.0), batch.rope, batch.tokens);
+        }
+        (qk, norms)
+    }
+
+    fn head_norm(
+        &self,
+        backend: &mut B,
+        (x, gain): (&B::Memory, &B::Memory),
+        i: usize,
+        batch: &Batch<B>,
+    ) -> (B::Memory, B::Memory) {
+        let (t, n, d) = (batch.rows, self.linears[i].shape.0, self.heads.size);
+        let (mut out, mut inv) = (backend.memory(t * n), backend.memory(t * (n / d)));
+        let inv_view = view_mut(&mut inv, t, n / d);
+        backend.rmsnorm(view_mut(&mut out, t, n), inv_view, view(x, t, n), view(gain, 1, d), self.eps);
+        (out, inv)
+    }
+
+    /// Projection i of x into new memory.
+    pub(super) fn project(
+        &self,
+        backend: &mut B,
+        i: usize,
+        x: View<B::Memory>,
+        h: &mut [Option<B::Memory>; 7],
+        batch: &Batch<B>,
+    ) -> B::Memory {
+        let n = self.linears[i].shape.0;
+        let mut y = backend.memory(batch.rows * n);
+        h[i] = self.linears[i].forward(backend, (view_mut(&mut y, batch.rows, n), Write::Set), x, batch);
+        y
+    }
+
+    fn normed(
+        &self,
+        backend: &mut B,
+        (x, gain): (&B::Memory, &B::Memory),
+        inv_rms: &mut B::Memory,
+        batch: &Batch<B>,
+    ) -> B::Memory {
+        let (t, c) = (batch.rows, self.hidden);
+        let mut out = backend.memory(t * c);
+        let inv_rms = view_mut(inv_rms, t, 1);
+        backend.rmsnorm(view_mut(&mut out, t, c), inv_rms, view(x, t, c), view(gain, 1, c), self.eps);
+        out
+    }
+
+    fn activation(&self, backend: &mut B, saved: &Saved<B::Memory>, batch: &Batch<B>) -> B::Memory {
+        let (t, f) = (batch.rows, self.feed_forward);
+        let mut act = backend.memory(t * f);
+        backend.swiglu(view_mut(&mut act, t, f), view(&saved.gate, t, f), view(&saved.up, t, f));
+        act
+    }
+
+    fn adapted(&self, modules: &[usize]) -> bool {
+        modules.iter().any(|&i| self.linears[i].adapter.is_some())
+    }
+}

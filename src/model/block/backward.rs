@@ -1,0 +1,191 @@
+//! The mirror of a block's forward pass. The gradient of the residual stream lives in one memory: it enters as
+//! the gradient of the output, each half adds its own branch, and it leaves as the gradient of the input.
+//! Nothing is computed that no adapter above the bottom of the model needs.
+
+use super::super::linear::{Batch, LinearGrad};
+use super::saved::{HeadNorms, Saved};
+use super::{Block, DOWN, GATE, K, O, Q, UP, V};
+use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
+
+/// How far down a backward pass goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Below {
+    /// The gradient of the input is wanted.
+    Wanted,
+    /// Nothing below is trained: only the adapters on the way are served.
+    Nothing,
+}
+
+/// The two gradients that travel down through the blocks.
+pub struct Streams<'a, M> {
+    /// Of the residual stream [T, C], updated in place.
+    pub residual: &'a mut M,
+    /// The flat gradient; each adapter's part is overwritten.
+    pub grads: &'a mut M,
+}
+
+impl<B: Fused> Block<B> {
+    /// Adapter gradients into `grads` (=); `residual` goes in as the gradient of the output and comes out as
+    /// the gradient of the input, or as nothing of meaning where nothing below is trained.
+    pub fn backward(
+        &self,
+        backend: &mut B,
+        mut streams: Streams<B::Memory>,
+        mut saved: Saved<B::Memory>,
+        below: Below,
+        batch: &Batch<B>,
+    ) {
+        let deeper = below == Below::Wanted || self.adapted(&[Q, K, V, O]);
+        let half = if deeper { Below::Wanted } else { Below::Nothing };
+        self.feed_forward_backward(backend, &mut streams, &mut saved, half, batch);
+        if deeper {
+            self.attention_backward(backend, &mut streams, &saved, below, batch);
+        }
+        saved.recycle(backend);
+    }
+
+    fn feed_forward_backward(
+        &self,
+        backend: &mut B,
+        streams: &mut Streams<B::Memory>,
+        saved: &mut Saved<B::Memory>,
+        below: Below,
+        batch: &Batch<B>,
+    ) {
+        let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
+        let on = below == Below::Wanted;
+        let act = self.adapted(&[DOWN]).then(|| self.activation(backend, saved, batch));
+        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| backend.memory(t * f));
+        let args = LinearGrad {
+            grads: &mut *streams.grads,
+            dy: view(&*streams.residual, t, c),
+            x: act.as_ref().map(|m| view(m, t, f)),
+            h: saved.h[DOWN].as_ref(),
+        };
+        let out = dact.as_mut().map(|m| (view_mut(m, t, f), Write::Set));
+        self.linears[DOWN].backward(backend, out, args, batch);
+        act.into_iter().for_each(|m| backend.recycle(m));
+        let Some(dact) = dact else { return };
+        backend.swiglu_grad(view_mut(&mut saved.gate, t, f), view_mut(&mut saved.up, t, f), view(&dact, t, f));
+        backend.recycle(dact);
+        let normed = self.adapted(&[GATE, UP]).then(|| {
+            let mut again = backend.memory(t);
+            let normed = self.normed(backend, (&saved.mid, &self.mlp_gain), &mut again, batch);
+            backend.recycle(again);
+            normed
+        });
+        let mut dnormed = on.then(|| backend.memory(t * c));
+        for (i, dy, write) in [(GATE, &saved.gate, Write::Set), (UP, &saved.up, Write::Add)] {
+            let args = LinearGrad {
+                grads: &mut *streams.grads,
+                dy: view(dy, t, f),
+                x: normed.as_ref().map(|m| view(m, t, c)),
+                h: saved.h[i].as_ref(),
+            };
+            self.linears[i].backward(backend, dnormed.as_mut().map(|m| (view_mut(m, t, c), write)), args, batch);
+        }
+        if let Some(dnormed) = &dnormed {
+            let norm = Norm { gain: view(&self.mlp_gain, 1, c), inv_rms: view(&saved.inv_rms[1], t, 1) };
+            let dx = view_mut(&mut *streams.residual, t, c);
+            backend.rmsnorm_grad(dx, Write::Add, view(dnormed, t, c), view(&saved.mid, t, c), norm);
+        }
+        [normed, dnormed].into_iter().flatten().for_each(|m| backend.recycle(m));
+    }
+
+    fn attention_backward(
+        &self,
+        backend: &mut B,
+        streams: &mut Streams<B::Memory>,
+        saved: &Saved<B::Memory>,
+        below: Below,
+        batch: &Batch<B>,
+    ) {
+        let (t, c, wide) = (batch.rows, self.hidden, self.linears[Q].shape.0);
+        let inside = below == Below::Wanted || self.adapted(&[Q, K, V]);
+        let mut dattended = inside.then(|| backend.memory(t * wide));
+        let args = LinearGrad {
+            grads: &mut *streams.grads,
+            dy: view(&*streams.residual, t, c),
+            x: Some(view(&saved.attended, t, wide)),
+            h: saved.h[O].as_ref(),
+        };
+        let out = dattended.as_mut().map(|m| (view_mut(m, t, wide), Write::Set));
+        self.linears[O].backward(backend, out, args, batch);
+        let Some(dattended) = dattended else { return };
+        let dqkv = self.qkv_backward(backend, &dattended, saved, batch);
+        backend.recycle(dattended);
+        let normed = self.adapted(&[Q, K, V]).then(|| {
+            let mut again = backend.memory(t);
+            let normed = self.normed(backend, (&saved.x, &self.attention_gain), &mut again, batch);
+            backend.recycle(again);
+            normed
+        });
+        let mut dnormed = (below == Below::Wanted).then(|| backend.memory(t * c));
+        for (i, dy, write) in [(Q, &dqkv[0], Write::Set), (K, &dqkv[1], Write::Add), (V, &dqkv[2], Write::Add)] {
+            let args = LinearGrad {
+                grads: &mut *streams.grads,
+                dy: view(dy, t, self.linears[i].shape.0),
+                x: normed.as_ref().map(|m| view(m, t, c)),
+                h: saved.h[i].as_ref(),
+            };
+            self.linears[i].backward(backend, dnormed.as_mut().map(|m| (view_mut(m, t, c), write)), args, batch);
+        }
+        if let Some(dnormed) = &dnormed {
+            let norm = Norm { gain: view(&self.attention_gain, 1, c), inv_rms: view(&saved.inv_rms[0], t, 1) };
+            let dx = view_mut(&mut *streams.residual, t, c);
+            backend.rmsnorm_grad(dx, Write::Add, view(dnormed, t, c), view(&saved.x, t, c), norm);
+        }
+        dqkv.into_iter().chain(normed).chain(dnormed).for_each(|m| backend.recycle(m));
+    }
+
+    /// Gradients of the outputs of the q, k and v projections.
+    fn qkv_backward(
+        &self,
+        backend: &mut B,
+        dattended: &B::Memory,
+        saved: &Saved<B::Memory>,
+        batch: &Batch<B>,
+    ) -> [B::Memory; 3] {
+        let (t, wide, narrow) = (batch.rows, self.linears[Q].shape.0, self.linears[K].shape.0);
+        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| backend.memory(t * n));
+        let grad = QkvGrad {
+            dq: view_mut(&mut dq, t, wide),
+            dk: view_mut(&mut dk, t, narrow),
+            dv: view_mut(&mut dv, t, narrow),
+        };
+        let saved_views = AttentionSaved {
+            qkv: Qkv {
+                q: view(&saved.q, t, wide),
+                k: view(&saved.k, t, narrow),
+                v: view(&saved.v, t, narrow),
+            },
+            out: view(&saved.attended, t, wide),
+            logsumexp: view(&saved.logsumexp, t, self.heads.query),
+        };
+        backend.attention_grad(grad, view(dattended, t, wide), saved_views, self.heads, batch.tokens);
+        backend.rope_grad(view_mut(&mut dq, t, wide), batch.rope, batch.tokens);
+        backend.rope_grad(view_mut(&mut dk, t, narrow), batch.rope, batch.tokens);
+        if let (Some(norms), Some((q_gain, k_gain))) = (&saved.head_norms, &self.head_gains) {
+            let HeadNorms { q, k, q_inv, k_inv } = norms;
+            dq = self.head_norm_backward(backend, dq, (q, q_gain, q_inv), wide, batch);
+            dk = self.head_norm_backward(backend, dk, (k, k_gain, k_inv), narrow, batch);
+        }
+        [dq, dk, dv]
+    }
+
+    fn head_norm_backward(
+        &self,
+        backend: &mut B,
+        dy: B::Memory,
+        (x, gain, inv_rms): (&B::Memory, &B::Memory, &B::Memory),
+        n: usize,
+        batch: &Batch<B>,
+    ) -> B::Memory {
+        let (t, d) = (batch.rows, self.heads.size);
+        let mut dx = backend.memory(t * n);
+        let norm = Norm { gain: view(gain, 1, d), inv_rms: view(inv_rms, t, n / d) };
+        backend.rmsnorm_grad(view_mut(&mut dx, t, n), Write::Set, view(&dy, t, n), view(x, t, n), norm);
+        backend.recycle(dy);
+        dx
+    }
+}

@@ -1,0 +1,82 @@
+//! Typed reading of config.json. A key that is null is as good as missing; a key of the wrong type is an error.
+
+use super::{ConfigError, key};
+use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+/// The object at the top of a config.json, or one nested in it.
+pub(super) struct Fields<'a>(&'a Map<String, Value>);
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(json: &'a Value) -> Result<Self, ConfigError> {
+        match json {
+            Value::Object(map) => Ok(Fields(map)),
+            _ => Err(key("{", "is missing: the file does not hold a JSON object")),
+        }
+    }
+
+    pub(super) fn of(map: &'a Map<String, Value>) -> Self {
+        Fields(map)
+    }
+
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.0.get(name).filter(|v| !v.is_null())
+    }
+
+    /// True where the key is there at all, null included.
+    pub(super) fn mentions(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    pub(super) fn object(&self, name: &str) -> Option<&'a Map<String, Value>> {
+        self.get(name).and_then(Value::as_object)
+    }
+
+    pub(super) fn objects(&self) -> impl Iterator<Item = (&'a String, &'a Map<String, Value>)> {
+        self.0.iter().filter_map(|(name, v)| Some((name, v.as_object()?)))
+    }
+
+    pub(super) fn optional_size(
+        &self,
+        name: &str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, ConfigError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| range.contains(n)) {
+            Some(n) => Ok(Some(n)),
+            None => Err(key(
+                name,
+                format!("is {value}, not a whole number from {} to {}", range.start(), range.end()),
+            )),
+        }
+    }
+
+    pub(super) fn size(&self, name: &str, range: RangeInclusive<usize>) -> Result<usize, ConfigError> {
+        self.optional_size(name, range)?.ok_or_else(|| key(name, "is missing"))
+    }
+
+    pub(super) fn number(&self, name: &str) -> Result<Option<f64>, ConfigError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match value.as_f64() {
+            Some(n) if n.is_finite() => Ok(Some(n)),
+            _ => Err(key(name, format!("is {value}, not a number"))),
+        }
+    }
+
+    pub(super) fn flag(&self, name: &str) -> Result<Option<bool>, ConfigError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| key(name, format!("is {value}, not true or false")))
+    }
+
+    pub(super) fn text(&self, name: &str) -> Result<Option<&'a str>, ConfigError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| key(name, format!("is {value}, not a string")))
+    }
+
+    /// A list of strings; empty where the key is missing.
+    pub(super) fn strings(&self, name: &str) -> Result<Vec<&'a str>, ConfigError> {
+        let Some(value) = self.get(name) else { return Ok(Vec::new()) };
+        let strings = value.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+        strings.ok_or_else(|| key(name, "is not a list of strings"))
+    }
+}

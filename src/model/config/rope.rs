@@ -1,0 +1,146 @@
+//! Rotary embedding: the two dialects, and the angles. Angles are rounded to f32 exactly where transformers
+//! rounds them (frequency, then position times frequency), so that long rows agree too; only their cosines and
+//! sines are taken in f64, by `libm`, so that every machine has the same table.
+
+use super::read::Fields;
+use super::{ConfigError, key, unsupported};
+
+/// How positions become angles.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rope {
+    /// Base of the geometric series of frequencies.
+    pub theta: f64,
+    /// Stretching to longer sequences.
+    pub scaling: RopeScaling,
+}
+
+/// Stretching of the frequencies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    Default,
+    /// Every frequency is divided by the factor.
+    Linear {
+        /// At least 1 in practice.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies are divided, high ones kept, those between interpolated.
+    Llama3 {
+        /// Divides low frequencies.
+        factor: f64,
+        /// Waves longer than original / this are low.
+        low_freq_factor: f64,
+        /// Waves shorter than original / this are high.
+        high_freq_factor: f64,
+        /// Sequence length before stretching.
+        original: usize,
+    },
+}
+
+pub(super) fn read(fields: &Fields) -> Result<Rope, ConfigError> {
+    let own = fields.number("rope_theta")?;
+    let section = match fields.object("rope_parameters") {
+        Some(map) => Some(per_layer_type(&Fields::of(map))?.unwrap_or(Fields::of(map))),
+        None => fields.object("rope_scaling").map(Fields::of),
+    };
+    let Some(section) = section else {
+        return Ok(Rope { theta: theta(own)?, scaling: RopeScaling::Default });
+    };
+    Ok(Rope { theta: theta(section.number("rope_theta")?.or(own))?, scaling: scaling(&section, fields)? })
+}
+
+fn theta(value: Option<f64>) -> Result<f64, ConfigError> {
+    match value.unwrap_or(10_000.0) {
+        theta if theta > 0.0 => Ok(theta),
+        theta => Err(key("rope_theta", format!("is {theta}, not positive"))),
+    }
+}
+
+/// transformers 5 may nest one section per layer type. They must agree, because one table serves all layers.
+fn per_layer_type<'a>(sections: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigError> {
+    let mut nested = sections.objects();
+    let Some((_, first)) = nested.next() else { return Ok(None) };
+    match nested.find(|(_, other)| *other != first) {
+        Some((name, _)) => Err(unsupported(
+            format!("another rotary embedding for layers of type `{name}`"),
+            "choose a model with one rotary embedding for all layers",
+        )),
+        None => Ok(Some(Fields::of(first))),
+    }
+}
+
+fn scaling(section: &Fields, top: &Fields) -> Result<RopeScaling, ConfigError> {
+    let kind = section.text("rope_type")?.or(section.text("type")?).unwrap_or("default");
+    let positive = |name: &str| match section.number(name)? {
+        Some(x) if x > 0.0 => Ok(x),
+        Some(x) => Err(key(name, format!("is {x}, not positive (rope_type {kind})"))),
+        None => Err(key(name, format!("is missing (rope_type {kind})"))),
+    };
+    match kind {
+        "default" => Ok(RopeScaling::Default),
+        "linear" => Ok(RopeScaling::Linear { factor: positive("factor")? }),
+        "llama3" => {
+            let name = "original_max_position_embeddings";
+            let own = section.optional_size(name, 1..=1 << 31)?.or(top.optional_size(name, 1..=1 << 31)?);
+            let original = match own {
+                Some(n) => n,
+                None => top.size("max_position_embeddings", 1..=1 << 31)?,
+            };
+            let (low, high) = (positive("low_freq_factor")?, positive("high_freq_factor")?);
+            if high <= low {
+                return Err(key("high_freq_factor", format!("is {high}, not above low_freq_factor {low}")));
+            }
+            let factor = positive("factor")?;
+            Ok(RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original })
+        }
+        other => Err(unsupported(
+            format!("rope type `{other}`"),
+            "default, linear and llama3 are; choose a model with one of them",
+        )),
+    }
+}
+
+impl Rope {
+    /// The D/2 angular frequencies of heads of size D.
+    pub fn frequencies(&self, size: usize) -> Vec<f32> {
+        let base = |i: usize| {
+            let exponent = (2 * i) as f32 / size as f32;
+            1.0f32 / libm::pow(self.theta, f64::from(exponent)) as f32
+        };
+        (0..size / 2).map(|i| self.scaling.apply(base(i))).collect()
+    }
+
+    /// [positions, D]: cosines of the D/2 angles of each position, then their sines.
+    pub fn table(&self, positions: usize, size: usize) -> Vec<f32> {
+        let frequencies = self.frequencies(size);
+        let mut table = Vec::with_capacity(positions * size);
+        for position in 0..positions {
+            let angle = |f: &f32| f64::from(position as f32 * f);
+            table.extend(frequencies.iter().map(|f| libm::cos(angle(f)) as f32));
+            table.extend(frequencies.iter().map(|f| libm::sin(angle(f)) as f32));
+        }
+        table
+    }
+}
+
+impl RopeScaling {
+    fn apply(self, frequency: f32) -> f32 {
+        match self {
+            RopeScaling::Default => frequency,
+            RopeScaling::Linear { factor } => frequency / factor as f32,
+            RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original } => {
+                let (factor, original) = (factor as f32, original as f32);
+                let (low, high) = (low as f32, high as f32);
+                let wave = 2.0 * std::f32::consts::PI / frequency;
+                if wave > original / low {
+                    frequency / factor
+                } else if wave < original / high {
+                    frequency
+                } else {
+                    let smooth = (original / wave - low) / (high - low);
+                    (1.0 - smooth) * frequency / factor + smooth * frequency
+                }
+            }
+        }
+    }
+}

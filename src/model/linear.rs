@@ -1,0 +1,165 @@
+//! One projection: a frozen matrix, perhaps a bias, perhaps an adapter. Forward and backward stand side by side.
+//! With dropout the adapter's input is masked anew wherever it is needed, never kept: the key gives it back.
+
+use super::weights::{ModelError, Weights};
+use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, View, ViewMut, Write, view, view_mut};
+
+/// A projection y[T, N] = x[T, K] wᵀ (+ bias) (+ scale * (dropout(x) aᵀ) bᵀ).
+pub struct Linear<B: Backend> {
+    weight: B::Weight,
+    bias: Option<B::Memory>,
+    /// N and K.
+    pub shape: (usize, usize),
+    /// Its adapter, where it is a target.
+    pub adapter: Option<Adapter>,
+}
+
+/// Where an adapter's A and B lie in the flat vector of the stage.
+#[derive(Debug, Clone, Copy)]
+pub struct Adapter {
+    /// First element of A [R, K].
+    pub a: usize,
+    /// First element of B [N, R]: right behind A.
+    pub b: usize,
+    /// R.
+    pub rank: usize,
+    /// Multiplies B A.
+    pub scale: f32,
+    /// Index of the module among all those of the whole model, in model order (keys dropout).
+    pub module: u64,
+}
+
+/// What every layer of a microbatch shares.
+pub struct Batch<'a, B: Backend> {
+    /// T.
+    pub rows: usize,
+    /// The integers on the device.
+    pub tokens: &'a B::Tokens,
+    /// The flat parameters on the device.
+    pub params: &'a B::Memory,
+    /// [positions, D]
+    pub rope: View<'a, B::Memory>,
+    /// Off in evaluation, and where p is 0. The module is filled in by the projection.
+    pub dropout: Option<DropoutKey<'a>>,
+}
+
+/// What a projection's backward is given.
+pub struct LinearGrad<'a, M> {
+    /// The flat gradient on the device: the adapter's part is overwritten.
+    pub grads: &'a mut M,
+    /// Gradient of the output [T, N].
+    pub dy: View<'a, M>,
+    /// The input [T, K]; only an adapter needs it.
+    pub x: Option<View<'a, M>>,
+    /// x aᵀ [T, R] of the forward pass, where there is an adapter.
+    pub h: Option<&'a M>,
+}
+
+impl Adapter {
+    fn views<'a, M>(&self, params: &'a M, (n, k): (usize, usize)) -> (View<'a, M>, View<'a, M>) {
+        let a = View { memory: params, offset: self.a, rows: self.rank, cols: k };
+        (a, View { memory: params, offset: self.b, rows: n, cols: self.rank })
+    }
+}
+
+impl<B: Fused> Linear<B> {
+    /// Reads `path.weight` and, where `biased`, `path.bias`.
+    pub fn load(
+        backend: &mut B,
+        weights: &Weights,
+        path: &str,
+        shape: (usize, usize),
+        adapter: Option<Adapter>,
+    ) -> Result<Self, ModelError> {
+        let weight = weights.matrix(backend, &weights.name(&format!("{path}.weight")), shape)?;
+        Ok(Linear { weight, bias: None, shape, adapter })
+    }
+
+    /// Reads `path.bias` too.
+    pub fn with_bias(mut self, backend: &mut B, weights: &Weights, path: &str) -> Result<Self, ModelError> {
+        self.bias = Some(weights.vector(backend, &weights.name(&format!("{path}.bias")), self.shape.0)?);
+        Ok(self)
+    }
+
+    /// y (=|+=) the projection of x. What the adapter's gradient needs, h, is returned.
+    pub fn forward(
+        &self,
+        backend: &mut B,
+        (mut y, write): (ViewMut<B::Memory>, Write),
+        x: View<B::Memory>,
+        batch: &Batch<B>,
+    ) -> Option<B::Memory> {
+        backend.linear(y.again(), write, x, &self.weight);
+        if let Some(bias) = &self.bias {
+            backend.bias(y.again(), view(bias, 1, self.shape.0));
+        }
+        self.adapt(backend, y, x, batch)
+    }
+
+    /// Only the adapter's part: y += scale * h bᵀ. A recomputed block ends here, where y is thrown away.
+    pub fn adapt(
+        &self,
+        backend: &mut B,
+        y: ViewMut<B::Memory>,
+        x: View<B::Memory>,
+        batch: &Batch<B>,
+    ) -> Option<B::Memory> {
+        let adapter = self.adapter?;
+        let mut h = backend.memory(batch.rows * adapter.rank);
+        let out = view_mut(&mut h, batch.rows, adapter.rank);
+        let ab = adapter.views(batch.params, self.shape);
+        let masked = self.masked(backend, x, batch);
+        let x = masked.as_ref().map_or(x, |m| view(m, x.rows, x.cols));
+        backend.lora(y, out, x, ab, adapter.scale);
+        masked.into_iter().for_each(|m| backend.recycle(m));
+        Some(h)
+    }
+
+    fn key<'a>(&self, batch: &Batch<'a, B>) -> Option<DropoutKey<'a>> {
+        Some(DropoutKey { module: self.adapter?.module, ..batch.dropout? })
+    }
+
+    fn masked(&self, backend: &mut B, x: View<B::Memory>, batch: &Batch<B>) -> Option<B::Memory> {
+        let key = self.key(batch)?;
+        let mut masked = backend.memory(x.len());
+        backend.dropout(view_mut(&mut masked, x.rows, x.cols), Write::Set, x, key, batch.tokens);
+        Some(masked)
+    }
+
+    /// The adapter's gradients (=), and where dx is asked for the gradient of the input (=|+=).
+    pub fn backward(
+        &self,
+        backend: &mut B,
+        mut dx: Option<(ViewMut<B::Memory>, Write)>,
+        args: LinearGrad<B::Memory>,
+        batch: &Batch<B>,
+    ) {
+        if let Some((dx, write)) = dx.as_mut() {
+            backend.linear_grad(dx.again(), *write, args.dy, &self.weight);
+        }
+        let (Some(adapter), Some(h), Some(x)) = (self.adapter, args.h, args.x) else { return };
+        let (n, k) = self.shape;
+        let ab = adapter.views(batch.params, self.shape);
+        let masked = self.masked(backend, x, batch);
+        let x = masked.as_ref().map_or(x, |m| view(m, x.rows, k));
+        let (memory, cols) = (args.grads, adapter.rank * (n + k));
+        let lora = LoraGrad {
+            dab: ViewMut { memory, offset: adapter.a, rows: 1, cols },
+            dy: args.dy,
+            x,
+            h: view(h, batch.rows, adapter.rank),
+            ab,
+            scale: adapter.scale,
+        };
+        match (self.key(batch), dx) {
+            (Some(key), Some((dx, _))) => {
+                let mut through = backend.memory(batch.rows * k);
+                backend.lora_grad(Some((view_mut(&mut through, batch.rows, k), Write::Set)), lora);
+                backend.dropout(dx, Write::Add, view(&through, batch.rows, k), key, batch.tokens);
+                backend.recycle(through);
+            }
+            (_, dx) => backend.lora_grad(dx.map(|(dx, _)| (dx, Write::Add)), lora),
+        }
+        masked.into_iter().for_each(|m| backend.recycle(m));
+    }
+}
