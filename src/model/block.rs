@@ -4,15 +4,17 @@
 //! that made them, so the bits are the same. What is kept is a [`Saved`]; recomputing a block makes one anew.
 
 mod backward;
+mod decode;
 mod saved;
 
 use super::config::Config;
 use super::layout::module_path;
-use super::linear::{Adapter, Batch, Linear, LinearGrad};
+use super::linear::{Adapter, Batch, Linear};
 use super::lora::MODULES;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fused, Heads, Qkv, View, Write, view, view_mut};
 pub use backward::{Below, Streams};
+pub use decode::Cache;
 pub use saved::{HeadNorms, Saved};
 
 /// Which of the seven; an index into a block's projections.
@@ -81,7 +83,7 @@ impl<B: Fused> Block<B> {
         let mut saved = self.attention(backend, x, batch);
         let mut out = backend.memory(t * c);
         backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
-        let act = self.activation(backend, &saved, batch);
+        let act = self.activation(backend, (&saved.gate, &saved.up), batch);
         let act_view = view(&act, t, self.feed_forward);
         saved.h[DOWN] =
             self.linears[DOWN].forward(backend, (view_mut(&mut out, t, c), Write::Add), act_view, batch);
@@ -94,7 +96,7 @@ impl<B: Fused> Block<B> {
         let (t, c) = (batch.rows, self.hidden);
         let mut saved = self.attention(backend, x, batch);
         if self.linears[DOWN].adapter.is_some() {
-            let act = self.activation(backend, &saved, batch);
+            let act = self.activation(backend, (&saved.gate, &saved.up), batch);
             let mut thrown_away = backend.memory(t * c);
             let act_view = view(&act, t, self.feed_forward);
             saved.h[DOWN] =
@@ -119,15 +121,28 @@ impl<B: Fused> Block<B> {
         let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
         let lse = view_mut(&mut logsumexp, t, self.heads.query);
         backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads, batch.tokens);
-        let mut mid = backend.memory(t * c);
-        backend.copy(view_mut(&mut mid, t, c), view(&x, t, c));
-        let out = (view_mut(&mut mid, t, c), Write::Add);
-        h[O] = self.linears[O].forward(backend, out, view(&attended, t, wide), batch);
-        let normed = self.normed(backend, (&mid, &self.mlp_gain), &mut inv_rms[1], batch);
-        let gate = self.project(backend, GATE, view(&normed, t, c), &mut h, batch);
-        let up = self.project(backend, UP, view(&normed, t, c), &mut h, batch);
-        backend.recycle(normed);
+        let (mid, [gate, up]) =
+            self.after_attention(backend, (&x, &attended), (&mut inv_rms[1], &mut h), batch);
         Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, mid, gate, up, h }
+    }
+
+    /// The residual stream after attention, and gate and up of the feed-forward.
+    fn after_attention(
+        &self,
+        backend: &mut B,
+        (x, attended): (&B::Memory, &B::Memory),
+        (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; 7]),
+        batch: &Batch<B>,
+    ) -> (B::Memory, [B::Memory; 2]) {
+        let (t, c) = (batch.rows, self.hidden);
+        let mut mid = backend.memory(t * c);
+        backend.copy(view_mut(&mut mid, t, c), view(x, t, c));
+        let out = (view_mut(&mut mid, t, c), Write::Add);
+        h[O] = self.linears[O].forward(backend, out, view(attended, t, self.linears[O].shape.1), batch);
+        let normed = self.normed(backend, (&mid, &self.mlp_gain), inv_rms, batch);
+        let inner = [GATE, UP].map(|i| self.project(backend, i, view(&normed, t, c), h, batch));
+        backend.recycle(normed);
+        (mid, inner)
     }
 
     /// q and k as attention takes them: projected, normed by head where the model does, rotated.
@@ -196,10 +211,15 @@ impl<B: Fused> Block<B> {
         out
     }
 
-    fn activation(&self, backend: &mut B, saved: &Saved<B::Memory>, batch: &Batch<B>) -> B::Memory {
+    fn activation(
+        &self,
+        backend: &mut B,
+        (gate, up): (&B::Memory, &B::Memory),
+        batch: &Batch<B>,
+    ) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         let mut act = backend.memory(t * f);
-        backend.swiglu(view_mut(&mut act, t, f), view(&saved.gate, t, f), view(&saved.up, t, f));
+        backend.swiglu(view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
         act
     }
 

@@ -190,7 +190,9 @@ impl Config {
                 Err(ConfigError::Labels { model: own.len(), asked: labels.len() })
             }
             Some(_) => Ok(self),
-            None if labels.is_empty() => Err(key("id2label", "is empty: a classifier needs at least one class")),
+            None if labels.is_empty() => {
+                Err(key("id2label", "is empty: a classifier needs at least one class"))
+            }
             None => {
                 self.labels = Some(labels);
                 Ok(self)
@@ -282,12 +284,20 @@ fn refuse(fields: &Fields) -> Result<(), ConfigError> {
     }
     match fields.text("hidden_act")? {
         None | Some("silu" | "swish") => {}
-        Some(other) => return Err(unsupported(format!("hidden_act `{other}`"), "only silu is computed; use another base")),
+        Some(other) => {
+            return Err(unsupported(
+                format!("hidden_act `{other}`"),
+                "only silu is computed; use another base",
+            ));
+        }
     }
     match fields.number("partial_rotary_factor")? {
         None => Ok(()),
         Some(1.0) => Ok(()),
-        Some(f) => Err(unsupported(format!("partial_rotary_factor {f}"), "only whole heads are rotated; use another base")),
+        Some(f) => Err(unsupported(
+            format!("partial_rotary_factor {f}"),
+            "only whole heads are rotated; use another base",
+        )),
     }
 }
 
@@ -295,7 +305,10 @@ fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ConfigError> {
     let query = fields.size("num_attention_heads", 1..=1 << 16)?;
     let kv = fields.optional_size("num_key_value_heads", 1..=1 << 16)?.unwrap_or(query);
     if !query.is_multiple_of(kv) {
-        return Err(key("num_key_value_heads", format!("is {kv}, which does not divide {query} query heads")));
+        return Err(key(
+            "num_key_value_heads",
+            format!("is {kv}, which does not divide {query} query heads"),
+        ));
     }
     let size = match fields.optional_size("head_dim", 1..=4096)? {
         Some(size) => size,

@@ -102,7 +102,11 @@ impl LoraSpec {
             return bad("rank", self.rank.to_string(), "use a whole number from 1 to 65536");
         }
         if !self.alpha.is_finite() {
-            return bad("alpha", self.alpha.to_string(), "use a finite number, usually rank or twice the rank");
+            return bad(
+                "alpha",
+                self.alpha.to_string(),
+                "use a finite number, usually rank or twice the rank",
+            );
         }
         if !(0.0..1.0).contains(&self.dropout) {
             return bad("dropout", self.dropout.to_string(), "use a probability from 0 to below 1");

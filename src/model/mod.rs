@@ -2,6 +2,9 @@
 
 pub mod block;
 pub mod config;
+pub mod decoder;
+pub mod generate;
+pub mod head;
 pub mod layout;
 pub mod linear;
 pub mod lora;

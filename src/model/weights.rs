@@ -24,7 +24,9 @@ pub enum ModelError {
     #[error("{0}")]
     Source(String),
     /// A tensor is not there.
-    #[error("the model's files have no tensor {name}: they are incomplete, or config.json belongs to another model")]
+    #[error(
+        "the model's files have no tensor {name}: they are incomplete, or config.json belongs to another model"
+    )]
     Missing {
         /// Its Hugging Face name.
         name: String,
@@ -40,7 +42,9 @@ pub enum ModelError {
         found: Vec<usize>,
     },
     /// A value that is NaN or infinite.
-    #[error("tensor {name} holds a value that is not finite at element {index}: the model's files are damaged")]
+    #[error(
+        "tensor {name} holds a value that is not finite at element {index}: the model's files are damaged"
+    )]
     NonFinite {
         /// Its Hugging Face name.
         name: String,
@@ -115,7 +119,12 @@ impl<'a> Weights<'a> {
     }
 
     /// A vector (norm or bias) in device memory.
-    pub fn vector<B: Backend>(&self, backend: &mut B, name: &str, len: usize) -> Result<B::Memory, ModelError> {
+    pub fn vector<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        len: usize,
+    ) -> Result<B::Memory, ModelError> {
         let tensor = self.checked(name, &[len])?;
         let mut memory = backend.memory(len);
         backend.upload(view_mut(&mut memory, 1, len), &tensor.dtype.widen(&tensor.bytes));

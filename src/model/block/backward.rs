@@ -54,7 +54,7 @@ impl<B: Fused> Block<B> {
     ) {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let on = below == Below::Wanted;
-        let act = self.adapted(&[DOWN]).then(|| self.activation(backend, saved, batch));
+        let act = self.adapted(&[DOWN]).then(|| self.activation(backend, (&saved.gate, &saved.up), batch));
         let mut dact = (on || self.adapted(&[GATE, UP])).then(|| backend.memory(t * f));
         let args = LinearGrad {
             grads: &mut *streams.grads,
@@ -66,7 +66,11 @@ impl<B: Fused> Block<B> {
         self.linears[DOWN].backward(backend, out, args, batch);
         act.into_iter().for_each(|m| backend.recycle(m));
         let Some(dact) = dact else { return };
-        backend.swiglu_grad(view_mut(&mut saved.gate, t, f), view_mut(&mut saved.up, t, f), view(&dact, t, f));
+        backend.swiglu_grad(
+            view_mut(&mut saved.gate, t, f),
+            view_mut(&mut saved.up, t, f),
+            view(&dact, t, f),
+        );
         backend.recycle(dact);
         let normed = self.adapted(&[GATE, UP]).then(|| {
             let mut again = backend.memory(t);
@@ -82,7 +86,12 @@ impl<B: Fused> Block<B> {
                 x: normed.as_ref().map(|m| view(m, t, c)),
                 h: saved.h[i].as_ref(),
             };
-            self.linears[i].backward(backend, dnormed.as_mut().map(|m| (view_mut(m, t, c), write)), args, batch);
+            self.linears[i].backward(
+                backend,
+                dnormed.as_mut().map(|m| (view_mut(m, t, c), write)),
+                args,
+                batch,
+            );
         }
         if let Some(dnormed) = &dnormed {
             let norm = Norm { gain: view(&self.mlp_gain, 1, c), inv_rms: view(&saved.inv_rms[1], t, 1) };
@@ -121,17 +130,25 @@ impl<B: Fused> Block<B> {
             normed
         });
         let mut dnormed = (below == Below::Wanted).then(|| backend.memory(t * c));
-        for (i, dy, write) in [(Q, &dqkv[0], Write::Set), (K, &dqkv[1], Write::Add), (V, &dqkv[2], Write::Add)] {
+        for (i, dy, write) in
+            [(Q, &dqkv[0], Write::Set), (K, &dqkv[1], Write::Add), (V, &dqkv[2], Write::Add)]
+        {
             let args = LinearGrad {
                 grads: &mut *streams.grads,
                 dy: view(dy, t, self.linears[i].shape.0),
                 x: normed.as_ref().map(|m| view(m, t, c)),
                 h: saved.h[i].as_ref(),
             };
-            self.linears[i].backward(backend, dnormed.as_mut().map(|m| (view_mut(m, t, c), write)), args, batch);
+            self.linears[i].backward(
+                backend,
+                dnormed.as_mut().map(|m| (view_mut(m, t, c), write)),
+                args,
+                batch,
+            );
         }
         if let Some(dnormed) = &dnormed {
-            let norm = Norm { gain: view(&self.attention_gain, 1, c), inv_rms: view(&saved.inv_rms[0], t, 1) };
+            let norm =
+                Norm { gain: view(&self.attention_gain, 1, c), inv_rms: view(&saved.inv_rms[0], t, 1) };
             let dx = view_mut(&mut *streams.residual, t, c);
             backend.rmsnorm_grad(dx, Write::Add, view(dnormed, t, c), view(&saved.x, t, c), norm);
         }

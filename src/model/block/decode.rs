@@ -1,0 +1,79 @@
+//! A block without a backward pass, whose keys and values stay in a cache. It runs the verbs of the forward
+//! pass; only attention over cached keys is a verb of its own.
+
+use super::saved::Saved;
+use super::{Block, K, Q, V};
+use crate::backend::{Fused, Qkv, View, ViewMut, Write, view, view_mut};
+use crate::model::linear::Batch;
+
+/// Keys and values of one layer [capacity, G*D], rotated; the first `len` rows are filled.
+pub struct Cache<M> {
+    /// Keys.
+    pub k: M,
+    /// Values.
+    pub v: M,
+    /// Tokens that are in.
+    pub len: usize,
+}
+
+impl<B: Fused> Block<B> {
+    /// Room for `capacity` tokens.
+    pub fn cache(&self, backend: &mut B, capacity: usize) -> Cache<B::Memory> {
+        let n = self.linears[K].shape.0;
+        Cache { k: backend.memory(capacity * n), v: backend.memory(capacity * n), len: 0 }
+    }
+
+    /// The block's output for the batch's tokens, which follow those in the cache and join them.
+    pub fn decode(
+        &self,
+        backend: &mut B,
+        x: B::Memory,
+        cache: &mut Cache<B::Memory>,
+        batch: &Batch<B>,
+    ) -> B::Memory {
+        let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
+        let (mut inv_rms, mut h) = (backend.memory(t), Saved::no_h());
+        let normed = self.normed(backend, (&x, &self.attention_gain), &mut inv_rms, batch);
+        let ([q, k], norms) = self.queries_and_keys(backend, view(&normed, t, c), &mut h, batch);
+        let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
+        let attended = self.attend_cached(backend, [&q, &k, &v], cache, batch);
+        let (mut mid, [gate, up]) =
+            self.after_attention(backend, (&x, &attended), (&mut inv_rms, &mut h), batch);
+        let act = self.activation(backend, (&gate, &up), batch);
+        let out = (view_mut(&mut mid, t, c), Write::Add);
+        h[super::DOWN] = self.linears[super::DOWN].forward(backend, out, view(&act, t, f), batch);
+        let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
+        let done = [x, inv_rms, normed, q, k, v, attended, gate, up, act];
+        done.into_iter().chain(h.into_iter().flatten()).chain(norms).for_each(|m| backend.recycle(m));
+        mid
+    }
+
+    /// A first pass attends as in training; later ones to all that is cached.
+    fn attend_cached(
+        &self,
+        backend: &mut B,
+        [q, k, v]: [&B::Memory; 3],
+        cache: &mut Cache<B::Memory>,
+        batch: &Batch<B>,
+    ) -> B::Memory {
+        let (t, wide, n) = (batch.rows, self.linears[Q].shape.0, self.linears[K].shape.0);
+        let past = cache.len;
+        for (memory, new) in [(&mut cache.k, k), (&mut cache.v, v)] {
+            backend.copy(ViewMut { memory, offset: past * n, rows: t, cols: n }, view(new, t, n));
+        }
+        cache.len += t;
+        let mut attended = backend.memory(t * wide);
+        let (out, q) = (view_mut(&mut attended, t, wide), view(q, t, wide));
+        if past == 0 {
+            let mut logsumexp = backend.memory(t * self.heads.query);
+            let lse = view_mut(&mut logsumexp, t, self.heads.query);
+            let (k, v) = (view(k, t, n), view(v, t, n));
+            backend.attention(out, lse, Qkv { q, k, v }, self.heads, batch.tokens);
+            backend.recycle(logsumexp);
+        } else {
+            let all = |memory| View { memory, offset: 0, rows: cache.len, cols: n };
+            backend.attention_cached(out, Qkv { q, k: all(&cache.k), v: all(&cache.v) }, self.heads);
+        }
+        attended
+    }
+}

@@ -1,0 +1,243 @@
+//! The top of a model: last norm, then either the vocabulary or a classifier's trained head. Only the rows that
+//! are asked for are gathered before anything is computed, and all logits never exist at once.
+
+use super::stage::LossSums;
+use super::weights::{ModelError, Weights};
+use crate::backend::{
+    Backend, Fault, Fused, LmHeadLoss, Norm, Product, Transpose, View, ViewMut, Write, view, view_mut,
+};
+
+/// About how many logits may exist at a time (64 MiB).
+const LOGITS: usize = 1 << 24;
+
+/// The last norm and what stands on it.
+pub struct Head<B: Backend> {
+    gain: B::Memory,
+    eps: f32,
+    hidden: usize,
+    /// V, or the number of classes.
+    pub outputs: usize,
+    top: Top<B>,
+}
+
+enum Top<B: Backend> {
+    /// Frozen logits over the vocabulary; None where the embedding serves.
+    Vocabulary(Option<B::Weight>),
+    /// Trained logits over classes: offset of `score.weight` in the flat vector, and class weights.
+    Classes(usize, Option<(Vec<f32>, B::Memory)>),
+}
+
+/// What a head reads besides its own.
+pub struct Below<'a, B: Backend> {
+    /// Hidden states after the last block [T, C].
+    pub hidden: View<'a, B::Memory>,
+    /// Flat parameters on the device.
+    pub params: &'a B::Memory,
+    /// The embedding, where it is the head as well.
+    pub embedding: Option<&'a B::Weight>,
+}
+
+/// Where a head leaves gradients.
+pub struct HeadGrad<'a, M> {
+    /// Gradient of the hidden states [T, C] (=).
+    pub hidden: &'a mut M,
+    /// Flat gradient: a trained head's part is overwritten.
+    pub grads: &'a mut M,
+}
+
+/// What is predicted, of which rows [n] of the hidden states.
+pub struct Asked<'a> {
+    /// Row numbers, ascending.
+    pub rows: &'a [u32],
+    /// Token or class of each.
+    pub targets: &'a [u32],
+}
+
+impl<B: Fused> Head<B> {
+    /// Over the vocabulary, tied or not.
+    pub fn vocabulary(
+        backend: &mut B,
+        weights: &Weights,
+        config: &super::config::Config,
+    ) -> Result<Self, ModelError> {
+        let (v, c) = (config.vocab, config.hidden);
+        let own = if config.tied { None } else { Some(weights.matrix(backend, "lm_head.weight", (v, c))?) };
+        Self::new(backend, weights, config, (v, Top::Vocabulary(own)))
+    }
+
+    /// Over classes: `score.weight` lies at `offset` of the flat vector.
+    pub fn classes(
+        backend: &mut B,
+        weights: &Weights,
+        config: &super::config::Config,
+        offset: usize,
+        class_weights: Option<Vec<f32>>,
+    ) -> Result<Self, ModelError> {
+        let n = config.labels.as_ref().map_or(0, Vec::len);
+        let class_weights = class_weights.map(|w| {
+            let mut memory = backend.memory(n);
+            backend.upload(view_mut(&mut memory, 1, n), &w);
+            (w, memory)
+        });
+        Self::new(backend, weights, config, (n, Top::Classes(offset, class_weights)))
+    }
+
+    fn new(
+        backend: &mut B,
+        weights: &Weights,
+        config: &super::config::Config,
+        (outputs, top): (usize, Top<B>),
+    ) -> Result<Self, ModelError> {
+        let gain = weights.vector(backend, &weights.name("norm.weight"), config.hidden)?;
+        Ok(Head { gain, eps: config.eps, hidden: config.hidden, outputs, top })
+    }
+
+    /// Logits [n, outputs] of some rows.
+    pub fn logits(&self, backend: &mut B, below: Below<B>, rows: &[u32]) -> Result<Vec<f32>, Fault> {
+        let n = rows.len();
+        let top = self.normed_rows(backend, &below, rows);
+        let mut logits = backend.memory(n * self.outputs);
+        let out = view_mut(&mut logits, n, self.outputs);
+        let x = view(&top.normed, n, self.hidden);
+        match &self.top {
+            Top::Vocabulary(own) => {
+                if let Some(head) = own.as_ref().or(below.embedding) {
+                    backend.linear(out, Write::Set, x, head);
+                }
+            }
+            Top::Classes(offset, _) => backend.matmul(out, Write::Set, self.score(below.params, *offset, x)),
+        }
+        let mut values = vec![0.0; n * self.outputs];
+        let read = backend.read(view(&logits, n, self.outputs), &mut values);
+        backend.recycle(logits);
+        top.recycle(backend);
+        read.map(|()| values)
+    }
+
+    /// Sums of losses; their gradients too where there is somewhere to leave them.
+    pub fn loss(
+        &self,
+        backend: &mut B,
+        below: Below<B>,
+        asked: Asked,
+        grad: Option<HeadGrad<B::Memory>>,
+    ) -> Result<LossSums, Fault> {
+        let (n, c, t) = (asked.rows.len(), self.hidden, below.hidden.rows);
+        let top = self.normed_rows(backend, &below, asked.rows);
+        let mut losses = backend.memory(n);
+        let mut dnormed = grad.is_some().then(|| backend.memory(n * c));
+        let out = (view_mut(&mut losses, n, 1), dnormed.as_mut().map(|m| view_mut(m, n, c)));
+        let x = view(&top.normed, n, c);
+        let (grads, dhidden) = grad.map_or((None, None), |g| (Some(g.grads), Some(g.hidden)));
+        let predictions = match &self.top {
+            Top::Vocabulary(own) => {
+                if let Some(head) = own.as_ref().or(below.embedding) {
+                    let chunk = (LOGITS / self.outputs / 16 * 16).max(16);
+                    let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
+                    backend.lm_head_loss(out.0, out.1, args);
+                }
+                Vec::new()
+            }
+            Top::Classes(offset, _) => {
+                let product = self.score(below.params, *offset, x);
+                self.class_loss(backend, out, (product, asked.targets), grads)?
+            }
+        };
+        if let (Some(dnormed), Some(dhidden)) = (&dnormed, dhidden) {
+            let mut drows = backend.memory(n * c);
+            let norm = Norm { gain: view(&self.gain, 1, c), inv_rms: view(&top.inv_rms, n, 1) };
+            let dx = view_mut(&mut drows, n, c);
+            backend.rmsnorm_grad(dx, Write::Set, view(dnormed, n, c), view(&top.rows, n, c), norm);
+            backend.gather_rows_grad(view_mut(dhidden, t, c), view(&drows, n, c), &top.ids);
+            backend.recycle(drows);
+        }
+        let mut values = vec![0.0; n];
+        let read = backend.read(view(&losses, n, 1), &mut values);
+        dnormed.into_iter().chain([losses]).for_each(|m| backend.recycle(m));
+        top.recycle(backend);
+        read?;
+        let loss = values.iter().map(|&l| f64::from(l)).sum();
+        Ok(LossSums { loss, weight: self.weight(asked.targets), targets: n as u64, predictions })
+    }
+
+    /// What a sum of losses is divided by.
+    fn weight(&self, targets: &[u32]) -> f64 {
+        match &self.top {
+            Top::Classes(_, Some((weights, _))) => {
+                targets.iter().map(|&t| f64::from(weights[t as usize])).sum()
+            }
+            _ => targets.len() as f64,
+        }
+    }
+
+    fn score<'a>(
+        &self,
+        params: &'a B::Memory,
+        offset: usize,
+        x: View<'a, B::Memory>,
+    ) -> Product<'a, B::Memory> {
+        let b = View { memory: params, offset, rows: self.outputs, cols: self.hidden };
+        Product { a: x, b, transpose: Transpose::Right, scale: 1.0 }
+    }
+
+    /// losses and dx (both =) of a classifier, and the gradient of its head; the arg-max classes come back.
+    fn class_loss(
+        &self,
+        backend: &mut B,
+        (losses, dx): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>),
+        (product, targets): (Product<B::Memory>, &[u32]),
+        grads: Option<&mut B::Memory>,
+    ) -> Result<Vec<u32>, Fault> {
+        let Top::Classes(offset, class_weights) = &self.top else { return Ok(Vec::new()) };
+        let (x, score, n) = (product.a, product.b, targets.len());
+        let mut logits = backend.memory(n * self.outputs);
+        backend.matmul(view_mut(&mut logits, n, self.outputs), Write::Set, product);
+        let mut values = vec![0.0; n * self.outputs];
+        let read = backend.read(view(&logits, n, self.outputs), &mut values);
+        let ids = backend.ids(targets);
+        let class_weights = class_weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
+        backend.cross_entropy(losses, view_mut(&mut logits, n, self.outputs), &ids, class_weights);
+        let dlogits = view(&logits, n, self.outputs);
+        if let (Some(dx), Some(memory)) = (dx, grads) {
+            let of = |b, transpose| Product { a: dlogits, b, transpose, scale: 1.0 };
+            backend.matmul(dx, Write::Set, of(score, Transpose::Neither));
+            let dscore = ViewMut { memory, offset: *offset, rows: self.outputs, cols: self.hidden };
+            backend.matmul(dscore, Write::Set, of(x, Transpose::Left));
+        }
+        backend.recycle(logits);
+        read.map(|()| values.chunks_exact(self.outputs).map(|row| argmax(row) as u32).collect())
+    }
+
+    fn normed_rows(&self, backend: &mut B, below: &Below<B>, rows: &[u32]) -> NormedRows<B> {
+        let (n, c) = (rows.len(), self.hidden);
+        let ids = backend.ids(rows);
+        let mut top = NormedRows {
+            ids,
+            rows: backend.memory(n * c),
+            normed: backend.memory(n * c),
+            inv_rms: backend.memory(n),
+        };
+        backend.gather_rows(view_mut(&mut top.rows, n, c), below.hidden, &top.ids);
+        let (out, inv_rms) = (view_mut(&mut top.normed, n, c), view_mut(&mut top.inv_rms, n, 1));
+        backend.rmsnorm(out, inv_rms, view(&top.rows, n, c), view(&self.gain, 1, c), self.eps);
+        top
+    }
+}
+
+struct NormedRows<B: Backend> {
+    ids: B::Ids,
+    rows: B::Memory,
+    normed: B::Memory,
+    inv_rms: B::Memory,
+}
+
+impl<B: Backend> NormedRows<B> {
+    fn recycle(self, backend: &mut B) {
+        [self.rows, self.normed, self.inv_rms].into_iter().for_each(|m| backend.recycle(m));
+    }
+}
+
+/// Index of the largest value, the lowest of equals.
+pub fn argmax(values: &[f32]) -> usize {
+    values.iter().enumerate().fold(0, |best, (i, v)| if *v > values[best] { i } else { best })
+}
