@@ -2,81 +2,31 @@
 
 mod train_fake;
 
-use finetune::train::checkpoint::{Saving, State};
 use finetune::train::event::Event;
-use finetune::train::optim::Options;
-use finetune::train::schedule::{Decay, Schedule};
 use finetune::train::stop::{Stop, Urgency};
-use finetune::train::{Finished, Run, TrainError, run};
-use std::path::Path;
-use train_fake::{Fake, Rows};
+use train_fake::{Fake, Outcome, Rows, Setup};
 
-struct Outcome {
-    end: Result<Finished, TrainError>,
-    events: Vec<Event>,
-}
-
-fn train(model: &mut Fake, work: &Rows, stop: &Stop) -> Outcome {
+fn train(model: &mut Fake, work: Rows, stop: &Stop) -> Outcome {
     let out = tempfile::tempdir().unwrap();
-    let mut events = Vec::new();
-    let state = State::new(model.start(), Options::default());
-    let end = run(
-        Run {
-            model,
-            work,
-            state,
-            schedule: Schedule { peak: 0.05, decay: Decay::Cosine, warmup: 1, total: work.steps },
-            eval_steps: 3,
-            saving: Saving {
-                output: out.path().to_owned(),
-                every: 0,
-                limit: None,
-                identity: vec![],
-                adapter: &|_: &Path, _: &[f32]| Ok(()),
-                last: None,
-            },
-            sampler: None,
-            stop,
-            notes: vec![],
-        },
-        &mut |event| events.push(event.clone()),
-    );
-    Outcome { end, events }
-}
-
-fn bits(outcome: &Outcome) -> Vec<u32> {
-    outcome.end.as_ref().unwrap().state.parameters.iter().map(|p| p.to_bits()).collect()
-}
-
-fn losses(outcome: &Outcome) -> Vec<f64> {
-    outcome.events.iter().filter_map(|e| if let Event::Step(s) = e { Some(s.loss) } else { None }).collect()
+    Setup { work, ..Setup::new(0, stop, out.path()) }.run(model)
 }
 
 #[test]
 fn the_order_of_microbatches_does_not_change_a_bit() {
     let stop = Stop::new();
-    let a = train(&mut Fake::new(), &Rows::new(9), &stop);
-    let b = train(&mut Fake::new(), &Rows { order: [2, 0, 3, 1], ..Rows::new(9) }, &stop);
-    assert_eq!(bits(&a), bits(&b));
-    assert_eq!(losses(&a), losses(&b));
-    assert!(losses(&a)[8] < losses(&a)[0] * 0.9, "it learns: {:?}", losses(&a));
-    assert_ne!(bits(&a), Fake::new().start().iter().map(|p| p.to_bits()).collect::<Vec<_>>());
+    let a = train(&mut Fake::new(), Rows::new(9), &stop);
+    let b = train(&mut Fake::new(), Rows { order: [2, 0, 3, 1], ..Rows::new(9) }, &stop);
+    assert_eq!(a.bits(), b.bits());
+    assert_eq!(a.losses(), b.losses());
+    assert!(a.losses()[8] < a.losses()[0] * 0.9, "it learns: {:?}", a.losses());
+    assert_ne!(a.bits(), Fake::new().start().iter().map(|p| p.to_bits()).collect::<Vec<_>>());
 }
 
 #[test]
 fn events_come_in_order() {
-    let outcome = train(&mut Fake::new(), &Rows::new(4), &Stop::new());
-    let kinds: Vec<String> = outcome
-        .events
-        .iter()
-        .map(|e| {
-            let value = serde_json::to_value(e).unwrap();
-            assert_eq!(serde_json::from_value::<Event>(value.clone()).unwrap(), *e, "read back");
-            format!("{}{}", value["event"].as_str().unwrap(), e.step())
-        })
-        .collect();
+    let outcome = train(&mut Fake::new(), Rows::new(4), &Stop::new());
     let want = "run0 eval0 step1 step2 step3 eval3 step4 eval4 checkpoint4";
-    assert_eq!(kinds.join(" "), want);
+    assert_eq!(outcome.kinds(), want);
 }
 
 #[test]
@@ -89,7 +39,7 @@ fn a_bad_value_names_step_tensor_and_rows_and_changes_nothing() {
                 gradient[16] = value;
             }
         }));
-        let outcome = train(&mut model, &Rows::new(9), &Stop::new());
+        let outcome = train(&mut model, Rows::new(9), &Stop::new());
         let error = outcome.end.unwrap_err();
         assert_eq!(error.exit_code(), 3);
         let text = error.to_string();
@@ -112,10 +62,10 @@ fn stopping_now_drops_the_partial_sums() {
             stop.ask(Urgency::Now);
         }
     }));
-    let outcome = train(&mut model, &Rows::new(9), &stop);
+    let outcome = train(&mut model, Rows::new(9), &stop);
     let end = outcome.end.unwrap();
     assert_eq!((end.complete, end.state.step), (false, 2));
-    let whole = train(&mut Fake::new(), &Rows::new(9), &Stop::new());
+    let whole = train(&mut Fake::new(), Rows::new(9), &Stop::new());
     let Some(Event::Step(second)) = whole.events.iter().rfind(|e| matches!(e, Event::Step(s) if s.step == 2))
     else {
         panic!()
@@ -135,7 +85,7 @@ fn stopping_after_the_step_finishes_it() {
             assert_eq!(stop.ask(Urgency::AfterStep), Urgency::Run);
         }
     }));
-    let outcome = train(&mut model, &Rows::new(9), &stop);
+    let outcome = train(&mut model, Rows::new(9), &stop);
     let end = outcome.end.unwrap();
     assert_eq!((end.complete, end.state.step, model.forwards), (false, 3, 12));
     assert_eq!(stop.ask(Urgency::AfterStep), Urgency::AfterStep, "a second SIGINT is told from the first");

@@ -159,9 +159,7 @@ impl Trainer<'_, '_> {
     }
 
     fn say(&mut self, event: Event) {
-        if matches!(event, Event::Step(_) | Event::Eval(_)) {
-            self.run.state.history.push(event.clone());
-        }
+        self.run.state.remember(&event, self.run.work.steps_per_epoch());
         (self.events)(&event);
     }
 
@@ -224,7 +222,7 @@ impl Trainer<'_, '_> {
     /// Writes a checkpoint of the last finished step, unless there is one.
     fn checkpoint(&mut self) -> Result<(), TrainError> {
         self.run.state.classes = self.start().classes;
-        if let Some(path) = self.run.saving.write(&self.run.state)? {
+        if let Some(path) = self.run.saving.write(&self.run.state, self.run.work.steps_per_epoch())? {
             self.say(Event::Checkpoint(event::Saved { step: self.run.state.step, path }));
         }
         Ok(())

@@ -4,10 +4,17 @@
 #![allow(dead_code)]
 
 use finetune::backend::Fault;
+use finetune::format::peft;
 use finetune::model::layout::Layout;
 use finetune::model::stage::{Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
-use finetune::train::Work;
+use finetune::train::checkpoint::{self, Identity, Saving, State};
+use finetune::train::event::Event;
+use finetune::train::optim::Options;
+use finetune::train::schedule::{Decay, Schedule};
+use finetune::train::stop::Stop;
+use finetune::train::{self, Finished, Run, TrainError, Work};
+use std::path::{Path, PathBuf};
 
 /// Faults and signals that a test plants: what happens at the n-th gradient forward pass, from 1.
 pub type Plant<'a> = Box<dyn FnMut(usize, &Microbatch, &mut Vec<f32>) + Send + 'a>;
@@ -135,5 +142,99 @@ impl Work for Rows {
     }
     fn eval(&self, index: usize, step: u64) -> Microbatch {
         batch(step, (100..103).map(|r| r + 3 * index as u64).collect())
+    }
+}
+
+/// One run of the fake: what is set up, and what came of it.
+pub struct Setup<'a> {
+    pub work: Rows,
+    pub stop: &'a Stop,
+    pub output: PathBuf,
+    pub every: u64,
+    pub limit: Option<usize>,
+    pub resume: bool,
+    pub peak: f64,
+}
+
+pub struct Outcome {
+    pub end: Result<Finished, TrainError>,
+    pub events: Vec<Event>,
+}
+
+impl<'a> Setup<'a> {
+    pub fn new(steps: u64, stop: &'a Stop, output: &Path) -> Self {
+        let work = Rows::new(steps);
+        Setup { work, stop, output: output.to_owned(), every: 0, limit: None, resume: false, peak: 0.05 }
+    }
+
+    pub fn run(&self, model: &mut Fake) -> Outcome {
+        let mut events = Vec::new();
+        let end = self.start(model, &mut |event| events.push(event.clone()));
+        Outcome { end, events }
+    }
+
+    fn start(&self, model: &mut Fake, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
+        let layout = model.layout().clone();
+        let options = Options::default();
+        let schedule = Schedule { peak: self.peak, decay: Decay::Cosine, warmup: 1, total: self.work.steps };
+        let identity = Identity::new(&schedule, &options, &layout).with("rows", "abc");
+        let (mut state, mut last) = (State::new(model.start(), options), None);
+        if self.resume {
+            let checkpoint = checkpoint::find(&self.output)?;
+            state = checkpoint.load(&layout, options, &identity)?;
+            last = Some((checkpoint.step, checkpoint.path));
+        }
+        let adapter = |dir: &Path, flat: &[f32]| {
+            let tensors: Vec<_> = layout
+                .entries()
+                .iter()
+                .map(|e| peft::TensorRef {
+                    name: &e.name,
+                    rows: e.rows,
+                    cols: e.cols,
+                    values: &flat[e.range()],
+                })
+                .collect();
+            peft::write(dir, &adapter_config(), &tensors, &peft::Extras::default())
+        };
+        let (output, every, limit) = (self.output.clone(), self.every, self.limit);
+        let saving = Saving { output, every, limit, identity, adapter: &adapter, last };
+        let (work, stop) = (&self.work, self.stop);
+        let run =
+            Run { model, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, notes: vec![] };
+        train::run(run, events)
+    }
+}
+
+fn adapter_config() -> peft::AdapterConfig {
+    peft::AdapterConfig {
+        task: peft::TaskType::CausalLm,
+        base_model_name_or_path: None,
+        revision: None,
+        r: 3,
+        lora_alpha: 6.0,
+        lora_dropout: 0.0,
+        target_modules: vec!["q_proj".into()],
+        use_rslora: false,
+    }
+}
+
+impl Outcome {
+    pub fn bits(&self) -> Vec<u32> {
+        self.end.as_ref().unwrap().state.parameters.iter().map(|p| p.to_bits()).collect()
+    }
+
+    pub fn losses(&self) -> Vec<f64> {
+        self.events.iter().filter_map(|e| if let Event::Step(s) = e { Some(s.loss) } else { None }).collect()
+    }
+
+    /// `step3 eval3 ...`
+    pub fn kinds(&self) -> String {
+        let kind = |e: &Event| {
+            let value = serde_json::to_value(e).unwrap();
+            assert_eq!(serde_json::from_value::<Event>(value.clone()).unwrap(), *e, "read back");
+            format!("{}{}", value["event"].as_str().unwrap(), e.step())
+        };
+        self.events.iter().map(kind).collect::<Vec<_>>().join(" ")
     }
 }

@@ -1,0 +1,89 @@
+//! What a checkpoint may be resumed with: everything that changes the numbers, by name. Threads, ports, saving
+//! and logging are not in it and may change.
+
+use crate::model::layout::Layout;
+use crate::train::optim::Options;
+use crate::train::schedule::Schedule;
+use std::collections::BTreeMap;
+
+/// Names and values of all that decides a run's numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    values: BTreeMap<String, String>,
+}
+
+impl Identity {
+    /// What the optimizer, the schedule and the layout contribute.
+    pub fn new(schedule: &Schedule, options: &Options, layout: &Layout) -> Self {
+        let mut shapes = blake3::Hasher::new();
+        for entry in layout.entries() {
+            shapes.update(format!("{} {} {}\n", entry.name, entry.rows, entry.cols).as_bytes());
+        }
+        Identity::default()
+            .with("learning_rate", schedule.peak)
+            .with("lr_scheduler", format!("{:?}", schedule.decay).to_lowercase())
+            .with("warmup_steps", schedule.warmup)
+            .with("steps", schedule.total)
+            .with("beta1", options.beta1)
+            .with("beta2", options.beta2)
+            .with("eps", options.eps)
+            .with("weight_decay", options.weight_decay)
+            .with("max_grad_norm", options.max_grad_norm)
+            .with("trained tensors", format!("{} values, {}", layout.len(), shapes.finalize().to_hex()))
+            .with("fraction bits", crate::numeric::fixed::FRACTION_BITS)
+    }
+
+    /// Adds a value under a name, which is best an option's.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl ToString) -> Self {
+        self.values.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    /// One line for each value of `self` that is another in `now`, or missing in one of them.
+    pub fn differences(&self, now: &Identity) -> Vec<String> {
+        let names: std::collections::BTreeSet<&String> =
+            self.values.keys().chain(now.values.keys()).collect();
+        let shown = |identity: &Identity, name| match identity.values.get(name) {
+            Some(value) => value.clone(),
+            None => "unset".to_owned(),
+        };
+        names
+            .into_iter()
+            .map(|name| (name, shown(self, name), shown(now, name)))
+            .filter(|(_, was, is)| was != is)
+            .map(|(name, was, is)| format!("{name} was {was}, is {is}"))
+            .collect()
+    }
+
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        self.values
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone().into()))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    }
+
+    pub(super) fn from_json(value: &serde_json::Value) -> Option<Self> {
+        let pairs = value.as_object()?.iter();
+        let values =
+            pairs.map(|(name, v)| Some((name.clone(), v.as_str()?.to_owned()))).collect::<Option<_>>()?;
+        Some(Identity { values })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_named() {
+        let a = Identity::default().with("rows", "abc").with("learning_rate", 2e-4).with("seed", 1);
+        let b = Identity::default().with("rows", "abc").with("learning_rate", 5e-4).with("packing", "true");
+        assert_eq!(
+            a.differences(&b),
+            ["learning_rate was 0.0002, is 0.0005", "packing was unset, is true", "seed was 1, is unset"]
+        );
+        assert_eq!(Identity::from_json(&a.to_json()), Some(a));
+    }
+}

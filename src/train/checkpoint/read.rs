@@ -1,0 +1,151 @@
+//! Finding a checkpoint that is whole, and reading it.
+
+use super::{ADAPTER, Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE};
+use crate::format::FormatError;
+use crate::format::safetensors;
+use crate::model::layout::Layout;
+use crate::train::error::TrainError;
+use crate::train::optim::{AdamW, Options};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A checkpoint whose contents match their hashes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// Its directory.
+    pub path: PathBuf,
+    /// The last step that it contains.
+    pub step: u64,
+    /// Newer ones that are not whole: one line each, for the user to see.
+    pub passed_over: Vec<String>,
+    run: Value,
+}
+
+/// The newest whole checkpoint under `path`, or `path` itself where it is one.
+pub fn find(path: &Path) -> Result<Checkpoint, TrainError> {
+    let error = |path: &Path, reason: String| TrainError::Checkpoint { path: path.to_owned(), reason };
+    if path.join(SUMS).exists() || path.join(RUN_STATE).exists() || step_of(path).is_some() {
+        let run = verify(path).map_err(|reason| error(path, reason))?;
+        return Checkpoint::new(path, run, vec![]);
+    }
+    let mut passed_over = Vec::new();
+    for (_, candidate) in list(path).into_iter().rev() {
+        match verify(&candidate) {
+            Ok(run) => return Checkpoint::new(&candidate, run, passed_over),
+            Err(reason) => passed_over.push(format!("{}: {reason}", candidate.display())),
+        }
+    }
+    let reason = match passed_over.first() {
+        Some(first) => format!("no checkpoint is whole ({first}); start afresh with another --output"),
+        None => "no checkpoint-N here to resume from; start without --resume".to_owned(),
+    };
+    Err(error(path, reason))
+}
+
+impl Checkpoint {
+    fn new(path: &Path, run: Value, passed_over: Vec<String>) -> Result<Self, TrainError> {
+        let missing = || TrainError::Checkpoint {
+            path: path.join(RUN_STATE),
+            reason: "no version 1 with a step: written by another version of finetune".into(),
+        };
+        let step = run["step"].as_u64().filter(|_| run["version"] == 1).ok_or_else(missing)?;
+        Ok(Checkpoint { path: path.to_owned(), step, passed_over, run })
+    }
+
+    /// The state, if the checkpoint belongs to the run that `now` names. A difference in anything that decides
+    /// the numbers is an error that names it.
+    pub fn load(&self, layout: &Layout, options: Options, now: &Identity) -> Result<State, TrainError> {
+        let broken = |reason: String| TrainError::Checkpoint { path: self.path.clone(), reason };
+        let was = Identity::from_json(&self.run["identity"])
+            .ok_or_else(|| broken(format!("{RUN_STATE} has no identity")))?;
+        let differences = was.differences(now);
+        if !differences.is_empty() {
+            return Err(TrainError::Mismatch { path: self.path.clone(), differences });
+        }
+        let io = |error: FormatError| broken(error.to_string());
+        let adapter = safetensors::open(&self.path.join(ADAPTER)).map_err(io)?;
+        let moments = safetensors::open(&self.path.join(MOMENTS)).map_err(io)?;
+        let values = |file: &safetensors::SafeTensors, name: &str, len: usize| {
+            let found = file.get(name).map(|t| t.dtype.widen(&t.bytes)).filter(|v| v.len() == len);
+            found.ok_or_else(|| broken(format!("{}: no {name} of {len} values", file.path().display())))
+        };
+        let mut parameters = Vec::with_capacity(layout.len());
+        for entry in layout.entries() {
+            parameters.extend(values(&adapter, &entry.name, entry.rows * entry.cols)?);
+        }
+        let mut optimizer = AdamW::new(options, 0);
+        optimizer.step = self.step;
+        optimizer.exp_avg = values(&moments, "exp_avg", layout.len())?;
+        optimizer.exp_avg_sq = values(&moments, "exp_avg_sq", layout.len())?;
+        let trainer = json(&self.path.join(TRAINER_STATE)).map_err(broken)?;
+        let strings = |value: &Value| {
+            value.as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect()
+        };
+        Ok(State {
+            step: self.step,
+            parameters,
+            optimizer,
+            history: trainer["log_history"].as_array().cloned().unwrap_or_default(),
+            looked: self.run["looked"].as_u64(),
+            classes: strings(&self.run["classes"]),
+        })
+    }
+}
+
+/// `checkpoint-{step}` directories, ascending by step.
+pub(super) fn list(output: &Path) -> Vec<(u64, PathBuf)> {
+    let entries = fs::read_dir(output).into_iter().flatten().flatten();
+    let mut found: Vec<(u64, PathBuf)> =
+        entries.filter_map(|e| Some((step_of(&e.path())?, e.path()))).filter(|(_, p)| p.is_dir()).collect();
+    found.sort();
+    found
+}
+
+fn step_of(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+}
+
+/// Hashes of every file in `dir` by name, but for the list itself.
+pub(super) fn sums(dir: &Path) -> Result<BTreeMap<String, String>, FormatError> {
+    let mut sums = BTreeMap::new();
+    for entry in fs::read_dir(dir).map_err(|e| FormatError::io(dir, e))? {
+        let path = entry.map_err(|e| FormatError::io(dir, e))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_file() && name != SUMS {
+            let mut hasher = blake3::Hasher::new();
+            let file = fs::File::open(&path).map_err(|e| FormatError::io(&path, e))?;
+            hasher.update_reader(file).map_err(|e| FormatError::io(&path, e))?;
+            sums.insert(name, hasher.finalize().to_hex().to_string());
+        }
+    }
+    Ok(sums)
+}
+
+/// run_state.json, if every file that is named matches its hash and none of ours is missing. Files that were
+/// put beside them do not matter.
+fn verify(dir: &Path) -> Result<Value, String> {
+    let listed = fs::read_to_string(dir.join(SUMS)).map_err(|e| format!("{SUMS}: {e}"))?;
+    let named: BTreeMap<&str, &str> =
+        listed.lines().filter_map(|l| l.split_once("  ")).map(|(h, n)| (n, h)).collect();
+    let present = sums(dir).map_err(|e| e.to_string())?;
+    for name in [ADAPTER, MOMENTS, TRAINER_STATE, RUN_STATE] {
+        if !named.contains_key(name) {
+            return Err(format!("{SUMS} does not name {name}"));
+        }
+    }
+    for (name, hash) in named {
+        match present.get(name) {
+            None => return Err(format!("{name} is missing")),
+            Some(found) if found != hash => return Err(format!("{name} is damaged (its hash differs)")),
+            Some(_) => {}
+        }
+    }
+    json(&dir.join(RUN_STATE))
+}
+
+fn json(path: &Path) -> Result<Value, String> {
+    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
+}

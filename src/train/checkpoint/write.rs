@@ -1,0 +1,103 @@
+//! Writing checkpoints.
+
+use super::{Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
+use crate::format::FormatError;
+use crate::format::atomic;
+use crate::format::safetensors::{self, Spec};
+use crate::numeric::dtype::Dtype;
+use crate::train::error::TrainError;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// When and how checkpoints are written.
+pub struct Saving<'a> {
+    /// OUT: checkpoints are `OUT/checkpoint-{step}`.
+    pub output: PathBuf,
+    /// A checkpoint every so many steps; 0 for none but the last.
+    pub every: u64,
+    /// How many stay, at least one; the oldest go once a new one is safe.
+    pub limit: Option<usize>,
+    /// What a checkpoint may be resumed with.
+    pub identity: Identity,
+    /// Writes a PEFT adapter of the given parameters into a directory, under the names of the layout.
+    pub adapter: &'a dyn Fn(&Path, &[f32]) -> Result<(), FormatError>,
+    /// The newest checkpoint of this run: its step and its directory. Of a fresh run: None.
+    pub last: Option<(u64, PathBuf)>,
+}
+
+impl Saving<'_> {
+    /// The newest checkpoint of this run.
+    pub fn newest(&self) -> Option<PathBuf> {
+        self.last.as_ref().map(|(_, path)| path.clone())
+    }
+
+    /// Writes a checkpoint of `state`; None where that step has one.
+    pub fn write(&mut self, state: &State, steps_per_epoch: u64) -> Result<Option<PathBuf>, TrainError> {
+        if self.last.as_ref().is_some_and(|(step, _)| *step == state.step) {
+            return Ok(None);
+        }
+        let path = self.output.join(format!("checkpoint-{}", state.step));
+        let failed = |error: FormatError| TrainError::Save {
+            path: path.clone(),
+            step: state.step,
+            reason: reason(&error),
+            kept: self.newest(),
+        };
+        atomic::write_dir(&path, |dir| self.fill(dir, state, steps_per_epoch)).map_err(failed)?;
+        self.last = Some((state.step, path.clone()));
+        self.forget(&path);
+        Ok(Some(path))
+    }
+
+    fn fill(&self, dir: &Path, state: &State, steps_per_epoch: u64) -> Result<(), FormatError> {
+        (self.adapter)(dir, &state.parameters)?;
+        moments(&dir.join(MOMENTS), state)?;
+        let epoch = state.step as f64 / steps_per_epoch.max(1) as f64;
+        let trainer = json!({ "epoch": epoch, "global_step": state.step, "log_history": state.history });
+        write_json(&dir.join(TRAINER_STATE), &trainer)?;
+        let run = json!({
+            "version": 1,
+            "step": state.step,
+            "looked": state.looked,
+            "classes": state.classes,
+            "identity": self.identity.to_json(),
+        });
+        write_json(&dir.join(RUN_STATE), &run)?;
+        let sums = read::sums(dir)?;
+        let lines: String = sums.iter().map(|(name, hash)| format!("{hash}  {name}\n")).collect();
+        atomic::write_file(&dir.join(SUMS), lines.as_bytes())
+    }
+
+    /// Removes the oldest beyond the limit. A failure costs space, not the run: it is left for the next time.
+    fn forget(&self, newest: &Path) {
+        let Some(limit) = self.limit else { return };
+        let mut old = read::list(&self.output);
+        old.retain(|(_, path)| path != newest);
+        let excess = (old.len() + 1).saturating_sub(limit.max(1));
+        for (_, path) in old.iter().take(excess) {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+fn moments(path: &Path, state: &State) -> Result<(), FormatError> {
+    let optimizer = &state.optimizer;
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let (first, second) = (bytes(&optimizer.exp_avg), bytes(&optimizer.exp_avg_sq));
+    let spec =
+        |name: &str| Spec { name: name.into(), dtype: Dtype::F32, shape: vec![state.parameters.len()] };
+    safetensors::write(path, &[(spec("exp_avg"), &first), (spec("exp_avg_sq"), &second)])
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), FormatError> {
+    atomic::write_file(path, format!("{value:#}\n").as_bytes())
+}
+
+/// The cause without the temporary's path, which says nothing to anybody.
+fn reason(error: &FormatError) -> String {
+    match error {
+        FormatError::DiskFull { .. } => "the disk is full".into(),
+        FormatError::Io { cause, .. } => cause.to_string(),
+        other => other.to_string(),
+    }
+}

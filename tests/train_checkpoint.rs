@@ -1,0 +1,176 @@
+//! Checkpoints: a resumed run is the uninterrupted one to the bit, a damaged or foreign checkpoint is named,
+//! and whatever fails while saving, the previous one survives.
+
+mod train_fake;
+
+use finetune::train::TrainError;
+use finetune::train::checkpoint::find;
+use finetune::train::stop::{Stop, Urgency};
+use std::fs;
+use std::path::{Path, PathBuf};
+use train_fake::{Fake, Setup};
+
+const STEPS: u64 = 11;
+
+/// Interrupts a run in its `at`-th forward pass, resumes it, and compares with one that nobody interrupted.
+fn check(at: usize, urgency: Urgency) {
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
+
+    let stop = Stop::new();
+    let mut model = Fake::new();
+    model.plant = Some(Box::new(|n, _, _| {
+        if n == at {
+            stop.ask(urgency);
+        }
+    }));
+    let first = Setup::new(STEPS, &stop, parts.path()).run(&mut model);
+    assert!(!first.end.as_ref().unwrap().complete, "forward pass {at}");
+    let second =
+        Setup { resume: true, ..Setup::new(STEPS, &Stop::new(), parts.path()) }.run(&mut Fake::new());
+    assert!(second.end.as_ref().unwrap().complete);
+    assert_eq!(second.bits(), reference.bits(), "{urgency:?} in forward pass {at}");
+    assert_eq!([first.losses(), second.losses()].concat(), reference.losses());
+
+    let last = format!("checkpoint-{STEPS}");
+    for file in
+        ["adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors", "trainer_state.json"]
+    {
+        let read = |dir: &Path| fs::read(dir.join(&last).join(file)).unwrap();
+        assert_eq!(read(whole.path()), read(parts.path()), "{urgency:?} in forward pass {at}: {file}");
+    }
+}
+
+#[test]
+fn a_resumed_run_gives_the_same_bytes() {
+    // Four forward passes a step: its first, one within, its last; evaluations follow steps 3, 6, 9.
+    for at in [1, 2, 4, 5, 12, 13, 24, 43] {
+        check(at, Urgency::Now);
+    }
+    for at in [1, 12, 17, 40] {
+        check(at, Urgency::AfterStep);
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_named() {
+    let out = tempfile::tempdir().unwrap();
+    Setup { every: 4, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
+    let at = |step: u64| out.path().join(format!("checkpoint-{step}"));
+    assert_eq!(find(out.path()).unwrap().step, 11);
+
+    let moments = at(11).join("optimizer.safetensors");
+    let mut bytes = fs::read(&moments).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&moments, bytes).unwrap();
+    let found = find(out.path()).unwrap();
+    assert_eq!(found.step, 8);
+    assert!(found.passed_over[0].contains("optimizer.safetensors is damaged"), "{:?}", found.passed_over);
+    let error = find(&at(11)).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+
+    fs::remove_file(at(8).join("run_state.json")).unwrap();
+    fs::remove_file(at(4).join("blake3sums")).unwrap();
+    let error = find(out.path()).unwrap_err().to_string();
+    assert!(error.contains("no checkpoint is whole"), "{error}");
+    let none = find(&out.path().join("nowhere")).unwrap_err().to_string();
+    assert!(none.contains("without --resume"), "{none}");
+}
+
+#[test]
+fn another_configuration_is_refused_by_name() {
+    let out = tempfile::tempdir().unwrap();
+    Setup { every: 4, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
+    let stop = Stop::new();
+    let setup = Setup { resume: true, peak: 0.01, ..Setup::new(20, &stop, out.path()) };
+    let error = setup.run(&mut Fake::new()).end.unwrap_err();
+    assert_eq!(error.exit_code(), 78);
+    let text = error.to_string();
+    assert!(text.contains("learning_rate was 0.05, is 0.01; steps was 11, is 20"), "{text}");
+}
+
+#[test]
+fn the_oldest_go_once_the_new_one_is_safe() {
+    for (limit, want) in [(None, vec![2, 4, 6, 8, 10, 11]), (Some(2), vec![10, 11]), (Some(0), vec![11])] {
+        let out = tempfile::tempdir().unwrap();
+        Setup { every: 2, limit, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
+        let mut names: Vec<String> = fs::read_dir(out.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort_by_key(|n| (n.len(), n.clone()));
+        let want: Vec<String> = want.iter().map(|s| format!("checkpoint-{s}")).collect();
+        assert_eq!(names, want, "limit {limit:?}");
+    }
+}
+
+#[test]
+fn a_signal_asks_for_a_checkpoint_and_the_run_goes_on() {
+    let (out, stop) = (tempfile::tempdir().unwrap(), Stop::new());
+    let mut model = Fake::new();
+    model.plant = Some(Box::new(|n, _, _| {
+        if n == 6 {
+            stop.ask_checkpoint();
+        }
+    }));
+    let outcome = Setup::new(4, &stop, out.path()).run(&mut model);
+    assert!(outcome.end.as_ref().unwrap().complete);
+    assert_eq!(outcome.kinds(), "run0 eval0 step1 step2 checkpoint2 step3 eval3 step4 eval4 checkpoint4");
+}
+
+/// A file system of 64 KiB, gone when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(dir: &Path) -> Option<Self> {
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+            .arg(dir)
+            .output()
+            .is_ok_and(|out| out.status.success());
+        mounted.then(|| Small(dir.to_owned()))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_previous_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(_small) = Small::mount(dir.path()) else {
+        eprintln!("skipped: not allowed to mount a tmpfs (run as root)");
+        return;
+    };
+    let filler = dir.path().join("filler");
+    let mut model = Fake::new();
+    let place = filler.clone();
+    // The disk fills up between the checkpoints of steps 2 and 4.
+    model.plant = Some(Box::new(move |n, _, _| {
+        if n == 13 {
+            let mut size = 64 << 10;
+            while size > 0 && fs::write(&place, vec![7; size]).is_err() {
+                size -= 4096;
+            }
+        }
+    }));
+    let stop = Stop::new();
+    let setup = Setup { every: 2, limit: Some(1), ..Setup::new(STEPS, &stop, dir.path()) };
+    let error = setup.run(&mut model).end.unwrap_err();
+    let TrainError::Save { step: 4, kept: Some(kept), .. } = &error else { panic!("{error}") };
+    assert_eq!(kept, &dir.path().join("checkpoint-2"));
+    let text = error.to_string();
+    assert!(text.contains("disk is full") && text.contains("--resume") && !text.contains('\n'), "{text}");
+    assert_eq!(error.exit_code(), 1);
+    let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["checkpoint-2", "filler"], "nothing half-written");
+
+    fs::remove_file(filler).unwrap();
+    let resumed = Setup { resume: true, ..setup }.run(&mut Fake::new());
+    let whole = tempfile::tempdir().unwrap();
+    assert_eq!(resumed.bits(), Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new()).bits());
+}
