@@ -1,0 +1,156 @@
+//! Arrows go down only. What a folder of `src` may name of the crate is written here once.
+
+use crate::source::{File, Tree, words};
+
+/// Folder, then the folders that it may see. `main` and `lib` stand outside.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("numeric", &[]),
+    ("data", &["numeric"]),
+    ("format", &["numeric"]),
+    ("net", &["numeric"]),
+    ("backend", &["numeric"]),
+    ("model", &["numeric", "format", "backend"]),
+    ("train", &["numeric", "data", "format", "model"]),
+    ("report", &["numeric", "data", "format", "model", "train"]),
+    ("cli", &["numeric", "data", "format", "net", "backend", "model", "train", "report"]),
+];
+
+/// The backends, which never see one another, and the only file that may name them.
+const CONCRETE: &[&str] = &["cpu", "wgpu", "cuda"];
+const NAMES_BACKENDS: &str = "src/cli/devices.rs";
+
+pub fn check(tree: &Tree) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in tree.rust("src/") {
+        let Some((floor, _)) = file.path["src/".len()..].split_once('/') else { continue };
+        let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == floor) else {
+            found.push(format!("{}: the folder has no place among the floors", file.path));
+            continue;
+        };
+        for (line, path) in paths(file) {
+            let Some(seen) = path.first().map(String::as_str) else { continue };
+            let known = ARROWS.iter().any(|(name, _)| *name == seen);
+            if known && seen != floor && !allowed.contains(&seen) {
+                found.push(format!("{}:{line}: {floor} may not see {seen} ({})", file.path, path.join("::")));
+            }
+            if let Some(backend) = concrete(&path) {
+                let own = file.path.starts_with(&format!("src/backend/{backend}"));
+                if !own && file.path != NAMES_BACKENDS {
+                    let only = format!("only {NAMES_BACKENDS} names a backend");
+                    found.push(format!("{}:{line}: {} ({only})", file.path, path.join("::")));
+                }
+            }
+        }
+    }
+    found.dedup();
+    found
+}
+
+fn concrete(path: &[String]) -> Option<&str> {
+    match path {
+        [a, b, ..] if a == "backend" => CONCRETE.iter().copied().find(|c| c == b),
+        _ => None,
+    }
+}
+
+/// All paths from the crate's root in shipped code, with their lines: `crate::`, `super::` chains resolved, use
+/// trees spread out.
+fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
+    let code = &file.shipped;
+    let mut out = Vec::new();
+    for at in words(code, "crate") {
+        if let Some(rest) = code[at..].strip_prefix("crate::") {
+            spread(rest, &mut Vec::new(), &mut |p| out.push((file.line(at), p.to_vec())));
+        }
+    }
+    for at in words(code, "super") {
+        if code[..at].trim_end().ends_with("super::") {
+            continue; // in the middle of a chain
+        }
+        let mut rest = &code[at..];
+        let mut base = module(&file.path);
+        while let Some(r) = rest.strip_prefix("super::") {
+            base.pop();
+            rest = r;
+        }
+        spread(rest, &mut base, &mut |p| out.push((file.line(at), p.to_vec())));
+    }
+    // `backend::cpu` behind a plain `use crate::backend` has no root of its own.
+    for at in words(code, "backend") {
+        if !code[..at].ends_with("::") && code[at..].starts_with("backend::") {
+            spread(&code[at..], &mut Vec::new(), &mut |p| out.push((file.line(at), p.to_vec())));
+        }
+    }
+    out
+}
+
+/// The module path of a file, from the crate's root.
+fn module(path: &str) -> Vec<String> {
+    let inner = path.trim_start_matches("src/").trim_end_matches(".rs");
+    inner.split('/').filter(|s| !matches!(*s, "mod" | "lib" | "main")).map(String::from).collect()
+}
+
+/// Reads a path or use tree, and gives every path in it; returns what follows it.
+fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMut(&[String])) -> &'a str {
+    let depth = base.len();
+    loop {
+        rest = rest.trim_start();
+        if let Some(mut inner) = rest.strip_prefix('{') {
+            while !inner.trim_start().starts_with('}') && !inner.trim_start().is_empty() {
+                inner = spread(inner, base, each).trim_start();
+                inner = inner.strip_prefix(',').unwrap_or(inner);
+            }
+            rest = inner.trim_start().strip_prefix('}').unwrap_or("");
+            break;
+        }
+        let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        if end > 0 {
+            base.push(rest[..end].to_string());
+            rest = &rest[end..];
+        }
+        if end > 0
+            && let Some(more) = rest.strip_prefix("::")
+        {
+            rest = more;
+            continue;
+        }
+        each(base);
+        let alias = rest.trim_start();
+        if let Some(name) = alias.strip_prefix("as ") {
+            rest = name.trim_start().trim_start_matches(|c: char| c.is_alphanumeric() || c == '_');
+        } else if end == 0 {
+            rest = rest.get(1..).unwrap_or(""); // `*`, or something that is no path
+        }
+        break;
+    }
+    base.truncate(depth);
+    rest
+}
+
+#[test]
+fn wrong_arrows_are_found() {
+    let cases: &[(&str, &str, usize)] = &[
+        ("src/train/mod.rs", "use crate::backend::Backend;", 1),
+        ("src/train/mod.rs", "use crate::model::stage::Stage;", 0),
+        ("src/train/mod.rs", "// use crate::backend::Backend;\n", 0),
+        ("src/train/mod.rs", "use crate::{model::stage, numeric::{rng, fixed}, backend};", 1),
+        ("src/train/step.rs", "fn f() { super::super::cli::main(); }", 1),
+        ("src/train/step.rs", "use super::super::report;", 1),
+        ("src/data/mod.rs", "use crate::format::open;", 1),
+        ("src/format/gguf/mod.rs", "use crate::data::tokenizer;", 1),
+        ("src/model/decoder.rs", "use crate::data::plan::Plan;\nuse crate::cli;", 2),
+        ("src/backend/cpu/mod.rs", "use super::Backend; use super::wgpu::Wgpu;", 1),
+        ("src/backend/cpu/linear.rs", "use super::super::cuda::X;", 1),
+        ("src/backend/cpu/linear.rs", "use crate::backend::cpu::X;", 0),
+        ("src/cli/train.rs", "use crate::backend::cpu::Cpu;", 1),
+        ("src/cli/train.rs", "use crate::backend; fn f() { backend::cpu::Cpu::new(1); }", 1),
+        ("src/cli/devices.rs", "use crate::backend::cpu::Cpu;", 0),
+        ("src/helpful/mod.rs", "", 1),
+        ("src/model/mod.rs", "#[cfg(test)]\nmod tests { use crate::backend::cpu::Cpu; }", 0),
+        ("src/model/mod.rs", "use crate::backend::cpu as c;", 1),
+    ];
+    for (path, text, want) in cases {
+        let found = check(&Tree::of(&[(path, text)]));
+        assert_eq!(found.len(), *want, "{path}: {text}: {found:?}");
+    }
+}
