@@ -1,3 +1,293 @@
 //! Floor 1: rows to tokens to a plan.
+//!
+//! Rows are read in order, turned into tokens on all threads a chunk at a time, and appended in order: the
+//! result never depends on the number of threads, and neither does which of several faults is reported.
 
+pub mod chat;
+pub mod encode;
+pub mod error;
+pub mod files;
+pub mod form;
+pub mod labels;
+mod parquet_rows;
 pub mod plan;
+pub mod preview;
+pub mod samples;
+pub mod template;
+pub mod tokenizer;
+
+pub use error::{DataError, Place};
+pub use labels::LabelMap;
+pub use samples::{Sample, Samples};
+pub use tokenizer::Tokenizer;
+
+use files::{Flow, Raw, RawRow};
+use form::Label;
+use labels::Labels;
+use rayon::prelude::*;
+use samples::Encoded;
+use std::path::PathBuf;
+
+/// Rows read before they are tokenised together, and bytes of JSON lines.
+const CHUNK_ROWS: usize = 4096;
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// What rows are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Task {
+    /// Learn to write what is supervised.
+    #[default]
+    Sft,
+    /// Learn the label.
+    Classify,
+}
+
+/// How rows are read.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What rows are for.
+    pub task: Task,
+    /// (field of a form, column that holds it).
+    pub fields: Vec<(String, String)>,
+    /// Rows are cut after this many tokens.
+    pub max_seq_len: usize,
+    /// Classes that the classifier has; None to count them in the data.
+    pub num_classes: Option<usize>,
+    /// Classes by name, where they are known already (a base's or the training data's): others are refused.
+    pub labels: Option<LabelMap>,
+    /// Dropped rows that are still acceptable; None for any number.
+    pub max_dropped: Option<u64>,
+    /// Stop after this many rows have been kept (`PlanOptions::rows_needed`). Not for classifiers without
+    /// `labels`, whose classes stand in the data: there it is passed over.
+    pub limit: Option<usize>,
+    /// Threads to tokenise on; 0 for all.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            task: Task::Sft,
+            fields: Vec::new(),
+            max_seq_len: 2048,
+            num_classes: None,
+            labels: None,
+            max_dropped: None,
+            limit: None,
+            threads: 0,
+        }
+    }
+}
+
+/// What was seen while reading.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rows read.
+    pub rows: u64,
+    /// Of these, left out because nothing in them is supervised.
+    pub dropped: u64,
+    /// Of these, cut at `max_seq_len` (whether or not they were dropped then).
+    pub truncated: u64,
+    /// Tokens in the rows that stayed.
+    pub tokens: u64,
+    /// What the loss is divided by: supervised targets, or for classifiers rows.
+    pub supervised: u64,
+    /// The first row that was dropped.
+    pub first_dropped: Option<Place>,
+}
+
+/// Rows, ready to be planned.
+#[derive(Debug, Clone)]
+pub struct Corpus {
+    /// The rows that stayed.
+    pub samples: Samples,
+    /// What was seen while reading.
+    pub counts: Counts,
+    /// A classifier's classes.
+    pub labels: Option<LabelMap>,
+    /// `Samples::hash`, for checks on resuming.
+    pub hash: String,
+}
+
+/// Reads all files, in the order given, into one corpus.
+///
+/// Errors: files and rows that cannot be used, with their address; no rows; nothing supervised in any;
+/// a label outside the classes (`is_configuration`).
+pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Result<Corpus, DataError> {
+    if options.max_seq_len == 0 {
+        return Err(DataError::Options("--max-seq-len must be at least 1".into()));
+    }
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .build()
+        .map_err(|e| DataError::Options(format!("cannot start {} threads: {e}", options.threads)))?;
+    let mut loader = Loader {
+        options,
+        tokenizer,
+        pool,
+        labels: Labels::new(options),
+        corpus: Samples::default(),
+        counts: Counts::default(),
+        waiting: Vec::new(),
+        bytes: 0,
+    };
+    for path in paths {
+        if files::read(path, &mut |row| loader.take(row))? == Flow::Stop {
+            break;
+        }
+    }
+    loader.drain()?;
+    loader.finish(paths)
+}
+
+struct Loader<'a> {
+    options: &'a Options,
+    tokenizer: &'a Tokenizer,
+    pool: rayon::ThreadPool,
+    labels: Labels,
+    corpus: Samples,
+    counts: Counts,
+    waiting: Vec<RawRow>,
+    bytes: usize,
+}
+
+/// A row after its way through the threads.
+struct Ready {
+    encoded: Encoded,
+    label: Option<Label>,
+    truncated: bool,
+}
+
+impl Loader<'_> {
+    fn take(&mut self, row: RawRow) -> Result<Flow, DataError> {
+        self.bytes += if let Raw::Line(text) = &row.raw { text.len() } else { 1 << 10 };
+        self.waiting.push(row);
+        let full = self.waiting.len() >= CHUNK_ROWS || self.bytes >= CHUNK_BYTES;
+        // with a limit no more is read at once than could be needed
+        let enough = self.limit().is_some_and(|limit| self.corpus.len() + self.waiting.len() >= limit);
+        if full || enough { self.drain() } else { Ok(Flow::Continue) }
+    }
+
+    fn limit(&self) -> Option<usize> {
+        self.options.limit.filter(|_| self.options.task == Task::Sft || self.options.labels.is_some())
+    }
+
+    /// Tokenises what waits, on all threads, and appends it in order.
+    fn drain(&mut self) -> Result<Flow, DataError> {
+        self.bytes = 0;
+        let rows = std::mem::take(&mut self.waiting);
+        let (options, tokenizer) = (self.options, self.tokenizer);
+        let ready: Vec<Result<Ready, DataError>> =
+            self.pool.install(|| rows.par_iter().map(|row| ready(row, options, tokenizer)).collect());
+        for (row, ready) in rows.into_iter().zip(ready) {
+            if self.limit().is_some_and(|limit| self.corpus.len() >= limit) {
+                return Ok(Flow::Stop);
+            }
+            self.append(row.place, ready?)?;
+        }
+        let enough = self.limit().is_some_and(|limit| self.corpus.len() >= limit);
+        Ok(if enough { Flow::Stop } else { Flow::Continue })
+    }
+
+    fn append(&mut self, place: Place, ready: Ready) -> Result<(), DataError> {
+        let row = self.counts.rows;
+        self.counts.rows += 1;
+        self.counts.truncated += u64::from(ready.truncated);
+        let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
+        let useful =
+            if label.is_some() { !ready.encoded.ids.is_empty() } else { ready.encoded.targets() > 0 };
+        if useful {
+            self.corpus.push(row, &ready.encoded, label);
+        } else {
+            self.counts.dropped += 1;
+            self.counts.first_dropped.get_or_insert(place);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, paths: &[PathBuf]) -> Result<Corpus, DataError> {
+        let files = || paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
+        let (dropped, rows) = (self.counts.dropped, self.counts.rows);
+        match &self.counts.first_dropped {
+            _ if rows == 0 => return Err(DataError::NoRows { files: files() }),
+            Some(first) if dropped == rows => {
+                return Err(DataError::NothingSupervised { files: files(), rows, first: first.clone() });
+            }
+            Some(first) if self.options.max_dropped.is_some_and(|allowed| dropped > allowed) => {
+                let allowed = self.options.max_dropped.unwrap_or(0);
+                return Err(DataError::TooManyDropped { dropped, rows, first: first.clone(), allowed });
+            }
+            _ => {}
+        }
+        let labels = match self.options.task {
+            Task::Classify => Some(self.labels.settle(&mut self.corpus)),
+            Task::Sft => None,
+        };
+        self.corpus.shrink();
+        Ok(Corpus::of(self.corpus, self.counts, labels))
+    }
+}
+
+fn ready(row: &RawRow, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
+    let fault = |reason: String| DataError::Row { place: row.place.clone(), reason };
+    let parsed;
+    let value = match &row.raw {
+        Raw::Value(value) => value,
+        Raw::Line(text) => {
+            parsed = serde_json::from_slice(text)
+                .map_err(|e| fault(format!("not valid JSON: {}", json_reason(&e))))?;
+            &parsed
+        }
+    };
+    let form = form::of(value, options).map_err(fault)?;
+    let (mut encoded, label) = encode::encode(&form, tokenizer).map_err(|e| e.at(&row.place))?;
+    let truncated = encoded.ids.len() > options.max_seq_len;
+    encoded.ids.truncate(options.max_seq_len);
+    encoded.mask.truncate(options.max_seq_len);
+    Ok(Ready { encoded, label, truncated })
+}
+
+/// serde_json's words with the column alone: its line is always 1 within a line.
+fn json_reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" at line ").next().unwrap_or(&text);
+    format!("{words} (column {})", error.column())
+}
+
+impl Corpus {
+    fn of(samples: Samples, mut counts: Counts, labels: Option<LabelMap>) -> Corpus {
+        counts.tokens = samples.total_tokens();
+        counts.supervised = if labels.is_some() { samples.len() as u64 } else { samples.total_targets() };
+        let hash = samples.hash();
+        Corpus { samples, counts, labels, hash }
+    }
+
+    /// (train, eval): `fraction` of the rows, at least one, leave for the evaluation; which ones is keyed by
+    /// the seed, and both keep the order of the data. The counts of rows read stay with the first.
+    ///
+    /// Errors: a fraction that is not between 0 and 1, or that leaves no row for one of the two.
+    pub fn split(self, fraction: f64, seed: u64) -> Result<(Corpus, Corpus), DataError> {
+        let n = self.samples.len();
+        if !(fraction > 0.0 && fraction < 1.0) {
+            return Err(DataError::Options(format!(
+                "--eval-split must be between 0 and 1, it is {fraction}"
+            )));
+        }
+        let wanted = ((n as f64 * fraction).round() as usize).max(1);
+        if wanted >= n {
+            return Err(DataError::Options(format!(
+                "--eval-split {fraction} of {n} rows leaves none to train on"
+            )));
+        }
+        let mut leaves = vec![false; n];
+        let order = crate::numeric::rng::permutation(n, &[seed, SPLIT]);
+        order[..wanted].iter().for_each(|&i| leaves[i as usize] = true);
+        let eval = self.samples.select(|i| leaves[i]);
+        let train = self.samples.select(|i| !leaves[i]);
+        let read = Counts { rows: eval.len() as u64, ..Counts::default() };
+        Ok((Corpus::of(train, self.counts, self.labels.clone()), Corpus::of(eval, read, self.labels)))
+    }
+}
+
+/// Distinguishes the split's draws from others under the same seed.
+const SPLIT: u64 = 0x7370_6c69_7400_0001;

@@ -1,0 +1,124 @@
+//! A conversation's text and the byte ranges of it that are supervised.
+//!
+//! Generation blocks of the template decide where there are any, exactly as they stand. Without them the span
+//! of assistant turn i is found by rendering twice: the conversation up to it with the generation prompt (P), and
+//! with the turn (F); P must begin F, both must begin the whole, and the span is what F has beyond P.
+//! What follows the end-of-turn token in it is cut if it is only white space: ChatML puts a newline there that
+//! belongs to no turn, and at inference nobody generates it (axolotl and TRL's training templates leave it out too).
+//! Exception: a template may render a turn differently once it is history (Qwen3 drops its thinking). Then the
+//! whole has a shorter turn than F; it is accepted if what F has beyond P ends with exactly what the whole has
+//! after P, and the part that is missing in front holds nothing of the message's content.
+
+use crate::data::error::DataError;
+use crate::data::form::Chat;
+use crate::data::template::{ChatTemplate, Ending};
+use crate::data::tokenizer::Tokenizer;
+use serde_json::Value;
+use std::ops::Range;
+
+/// Text, and what of it is supervised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spans {
+    /// The whole conversation.
+    pub text: String,
+    /// Byte ranges, ascending.
+    pub supervised: Vec<Range<usize>>,
+}
+
+/// Renders a conversation and finds its assistant turns.
+pub fn spans(chat: &Chat, tokenizer: &Tokenizer) -> Result<Spans, DataError> {
+    let template = tokenizer.template().ok_or_else(|| {
+        DataError::Template(
+            "this model has none, and the row is a conversation: use --chat-template FILE or chatml".into(),
+        )
+    })?;
+    let tools = chat.tools.as_ref();
+    let whole = template.render_traced(&chat.messages, tools, Ending::Turn)?;
+    if let Some(blocks) = whole.generation {
+        let start = match chat.context {
+            0 => 0,
+            n => prefix(template, chat, n, Ending::GenerationPrompt)?.len(),
+        };
+        let supervised = blocks.into_iter().filter(|b| b.start >= start).collect();
+        return Ok(Spans { text: whole.text, supervised });
+    }
+    let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
+    let mut supervised = Vec::new();
+    for (i, message) in messages.iter().enumerate().skip(chat.context) {
+        if message.get("role").and_then(Value::as_str) == Some("assistant") {
+            let span = turn(template, chat, i, &whole.text)?;
+            supervised.push(cut_after_end(&whole.text, span, tokenizer));
+        }
+    }
+    Ok(Spans { text: whole.text, supervised })
+}
+
+/// The conversation's first n messages as text.
+fn prefix(template: &ChatTemplate, chat: &Chat, n: usize, ending: Ending) -> Result<String, DataError> {
+    let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
+    let head = Value::Array(messages[..n.min(messages.len())].to_vec());
+    template.render(&head, chat.tools.as_ref(), ending)
+}
+
+/// Where assistant turn i stands in the whole.
+fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<Range<usize>, DataError> {
+    let refuse = |what: &str| {
+        let at = i + 1;
+        DataError::Template(format!(
+            "cannot tell where assistant message {at} begins and ends: {what}; \
+             use --chat-template FILE with {{% generation %}} blocks, or chatml"
+        ))
+    };
+    let before = prefix(template, chat, i, Ending::GenerationPrompt)
+        .map_err(|e| refuse(&format!("rendering the messages before it fails: {e}")))?;
+    let with = prefix(template, chat, i + 1, Ending::Turn)?;
+    let Some(answer) = with.strip_prefix(before.as_str()) else {
+        return Err(refuse("the text up to it with the generation prompt does not begin the text with it"));
+    };
+    let Some(rest) = whole.strip_prefix(before.as_str()) else {
+        return Err(refuse("the text up to it does not begin the whole conversation"));
+    };
+    if rest.starts_with(answer) {
+        return Ok(before.len()..before.len() + answer.len());
+    }
+    let message = &chat.messages[i];
+    let kept = answer
+        .char_indices()
+        .map(|(at, _)| at)
+        .find(|&at| rest.starts_with(&answer[at..]) && !holds_content(&answer[..at], message));
+    match kept {
+        Some(at) if holds_content(&answer[at..], message) => {
+            Ok(before.len()..before.len() + answer.len() - at)
+        }
+        _ => Err(refuse("the text with it does not begin the whole conversation")),
+    }
+}
+
+/// Whether a piece of text holds a message's content; of a message without content, the name of a tool it calls.
+fn holds_content(text: &str, message: &Value) -> bool {
+    let content = message.get("content").and_then(Value::as_str).unwrap_or("");
+    // what stands before </think> in the content is thinking, which templates may drop
+    let content = content.rsplit("</think>").next().unwrap_or(content).trim();
+    if !content.is_empty() {
+        return text.contains(content);
+    }
+    let call = message.get("tool_calls").and_then(|c| c.get(0));
+    let name = call.and_then(|c| c.get("function").unwrap_or(c).get("name")).and_then(Value::as_str);
+    name.is_some_and(|n| text.contains(n))
+}
+
+/// Leaves out white space after the end-of-turn token.
+fn cut_after_end(whole: &str, span: Range<usize>, tokenizer: &Tokenizer) -> Range<usize> {
+    let turn = &whole[span.clone()];
+    let trimmed = turn.trim_end();
+    let ends = tokenizer.special_contents().iter().any(|t| trimmed.ends_with(t.as_str()));
+    if ends { span.start..span.start + trimmed.len() } else { span }
+}
+
+/// One bit a token: it overlaps a supervised range. Tokens of no text are never supervised.
+pub fn mask(offsets: &[(usize, usize)], supervised: &[Range<usize>]) -> Vec<bool> {
+    offsets
+        .iter()
+        .map(|&(start, end)| start < end && supervised.iter().any(|s| start < s.end && end > s.start))
+        .collect()
+}

@@ -1,0 +1,94 @@
+//! A row's form as token ids and a mask, by the table of the guide:
+//! text: all supervised, EOS at the end; prompt / completion: the completion and EOS; conversations: assistant
+//! turns with their end-of-turn token; classification: nothing added and nothing supervised, the label counts.
+
+use crate::data::chat;
+use crate::data::error::DataError;
+use crate::data::form::{Alpaca, Chat, Form, Label};
+use crate::data::samples::Encoded;
+use crate::data::tokenizer::{Special, Tokenizer};
+use serde_json::{Value, json};
+
+/// Tokens, mask and label of a row, before any limit on its length.
+pub fn encode(form: &Form, tokenizer: &Tokenizer) -> Result<(Encoded, Option<Label>), DataError> {
+    let encoded = match form {
+        Form::Text(text) => whole_text(text, tokenizer)?,
+        Form::Pair { prompt, completion } => pair(prompt, completion, tokenizer)?,
+        Form::Alpaca(row) if tokenizer.template().is_some() => conversation(&alpaca_chat(row), tokenizer)?,
+        Form::Alpaca(row) => pair(&alpaca_prompt(row), &row.output, tokenizer)?,
+        Form::Chat(chat) => conversation(chat, tokenizer)?,
+        Form::Class { text, label } => {
+            let ids = tokenizer.encode(text, Special::Add)?;
+            return Ok((Encoded { mask: vec![false; ids.len()], ids }, Some(label.clone())));
+        }
+    };
+    Ok((encoded, None))
+}
+
+fn eos(tokenizer: &Tokenizer) -> Result<u32, DataError> {
+    tokenizer.eos_id().ok_or_else(|| {
+        DataError::Tokenizer("no eos_token that is in its vocabulary (tokenizer_config.json names it)".into())
+    })
+}
+
+fn whole_text(text: &str, tokenizer: &Tokenizer) -> Result<Encoded, DataError> {
+    let (mut ids, eos) = (tokenizer.encode(text, Special::Add)?, eos(tokenizer)?);
+    if ids.last() != Some(&eos) {
+        ids.push(eos);
+    }
+    Ok(Encoded { mask: vec![true; ids.len()], ids })
+}
+
+fn pair(prompt: &str, completion: &str, tokenizer: &Tokenizer) -> Result<Encoded, DataError> {
+    let mut ids = tokenizer.encode(prompt, Special::Add)?;
+    let given = ids.len();
+    ids.extend(tokenizer.encode(completion, Special::Omit)?);
+    ids.push(eos(tokenizer)?);
+    Ok(Encoded { mask: (0..ids.len()).map(|i| i >= given).collect(), ids })
+}
+
+fn conversation(chat: &Chat, tokenizer: &Tokenizer) -> Result<Encoded, DataError> {
+    let spans = chat::spans(chat, tokenizer)?;
+    let encoded = tokenizer.encode_with_offsets(&spans.text, Special::Omit)?;
+    Ok(Encoded { mask: chat::mask(&encoded.offsets, &spans.supervised), ids: encoded.ids })
+}
+
+/// Instruction, a newline and the input, if there is one.
+fn question(row: &Alpaca) -> String {
+    if row.input.is_empty() { row.instruction.clone() } else { format!("{}\n{}", row.instruction, row.input) }
+}
+
+fn alpaca_chat(row: &Alpaca) -> Chat {
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let mut messages: Vec<Value> = row.system.iter().map(|s| turn("system", s)).collect();
+    for (user, assistant) in &row.history {
+        messages.extend([turn("user", user), turn("assistant", assistant)]);
+    }
+    messages.extend([turn("user", &question(row)), turn("assistant", &row.output)]);
+    Chat { messages: Value::Array(messages), tools: None, context: 0 }
+}
+
+/// The prompt of the Alpaca project, for models without a chat template; a system text takes the place of its
+/// first sentence, and earlier turns stand before the instruction, as context.
+fn alpaca_prompt(row: &Alpaca) -> String {
+    let preamble = match (&row.system, row.input.is_empty()) {
+        (Some(system), _) => system.as_str(),
+        (None, false) => {
+            "Below is an instruction that describes a task, paired with an input that provides further context. \
+             Write a response that appropriately completes the request."
+        }
+        (None, true) => {
+            "Below is an instruction that describes a task. \
+             Write a response that appropriately completes the request."
+        }
+    };
+    let mut out = format!("{preamble}\n\n");
+    for (user, assistant) in &row.history {
+        out += &format!("### Instruction:\n{user}\n\n### Response:\n{assistant}\n\n");
+    }
+    out += &format!("### Instruction:\n{}\n\n", row.instruction);
+    if !row.input.is_empty() {
+        out += &format!("### Input:\n{}\n\n", row.input);
+    }
+    out + "### Response:\n"
+}

@@ -1,0 +1,268 @@
+//! Rows out of files, as JSON objects with their addresses, a chunk at a time: a file is never held whole.
+//!
+//! The kind is found by the name: .jsonl / .ndjson, .json (an array; else one object a line), .csv, .parquet,
+//! `-` for JSON lines on stdin. A folder has its rows in files named train*, validation* (or valid, eval, dev)
+//! and test*.
+
+use crate::data::error::{DataError, Place};
+use serde::de::{Deserializer as _, SeqAccess, Visitor};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// A row as it was read: JSON lines are parsed later, on all threads.
+#[derive(Debug)]
+pub enum Raw {
+    /// One line of JSON.
+    Line(Vec<u8>),
+    /// Already a value.
+    Value(Value),
+}
+
+/// A row and its address.
+#[derive(Debug)]
+pub struct RawRow {
+    /// File and line.
+    pub place: Place,
+    /// What stands there.
+    pub raw: Raw,
+}
+
+/// Whether the reader should go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// More rows, please.
+    Continue,
+    /// That is enough.
+    Stop,
+}
+
+/// Takes each row in order.
+pub type Sink<'a> = &'a mut dyn FnMut(RawRow) -> Result<Flow, DataError>;
+
+const KINDS: &str = ".jsonl, .json, .csv or .parquet, or - for JSON lines on standard input";
+
+/// Reads one file to its end, or until the sink has enough.
+pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
+    let file = path.display().to_string();
+    if file == "-" {
+        return lines(&mut std::io::stdin().lock(), "stdin", sink);
+    }
+    let kind = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+    if path.is_dir() {
+        return Err(format_error(&file, "is a folder without train, valid or test files".into()));
+    }
+    if !["jsonl", "ndjson", "json", "csv", "parquet"].contains(&kind.as_str()) {
+        return Err(match path.exists() {
+            true => format_error(&file, format!("rows must be {KINDS}")),
+            false => DataError::File { file, source: std::io::ErrorKind::NotFound.into() },
+        });
+    }
+    let opened = File::open(path).map_err(|source| DataError::File { file: file.clone(), source })?;
+    match kind.as_str() {
+        "csv" => csv(opened, &file, sink),
+        "parquet" => super::parquet_rows::read(opened, &file, sink),
+        "json" => {
+            let mut reader = BufReader::with_capacity(1 << 20, opened);
+            match first_byte(&mut reader, &file)? {
+                Some(b'[') => array(reader, &file, sink),
+                _ => lines(&mut reader, &file, sink),
+            }
+        }
+        _ => lines(&mut BufReader::with_capacity(1 << 20, opened), &file, sink),
+    }
+}
+
+fn format_error(file: &str, reason: String) -> DataError {
+    DataError::Format { file: file.to_owned(), reason }
+}
+
+/// The first byte that is no white space, without taking it.
+fn first_byte(reader: &mut impl BufRead, file: &str) -> Result<Option<u8>, DataError> {
+    loop {
+        let buffer = reader.fill_buf().map_err(|source| DataError::File { file: file.to_owned(), source })?;
+        if buffer.is_empty() {
+            return Ok(None);
+        }
+        match buffer.iter().position(|b| !b.is_ascii_whitespace()) {
+            Some(at) => return Ok(Some(buffer[at])),
+            None => {
+                let all = buffer.len();
+                reader.consume(all);
+            }
+        }
+    }
+}
+
+/// Empty lines are passed over but counted; a byte order mark before the first is dropped.
+fn lines(reader: &mut dyn BufRead, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
+    for line in 1.. {
+        let mut text = Vec::new();
+        let read = reader
+            .read_until(b'\n', &mut text)
+            .map_err(|source| DataError::File { file: file.to_owned(), source })?;
+        if read == 0 {
+            break;
+        }
+        if line == 1 && text.starts_with(b"\xef\xbb\xbf") {
+            text.drain(..3);
+        }
+        if text.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let place = Place::Line { file: file.to_owned(), line };
+        if sink(RawRow { place, raw: Raw::Line(text) })? == Flow::Stop {
+            return Ok(Flow::Stop);
+        }
+    }
+    Ok(Flow::Continue)
+}
+
+/// The items of a JSON array, one after another.
+fn array(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
+    let mut items = Items { file, sink, outcome: Ok(Flow::Continue), row: 0 };
+    let mut json = serde_json::Deserializer::from_reader(reader);
+    let parsed = json.deserialize_seq(&mut items).and_then(|()| json.end());
+    let row = items.row + 1;
+    match (items.outcome, parsed) {
+        (Ok(Flow::Continue), Err(e)) => Err(DataError::Row {
+            place: Place::Row { file: file.to_owned(), row },
+            reason: format!("not valid JSON: {e}"),
+        }),
+        (outcome, _) => outcome,
+    }
+}
+
+struct Items<'a, 'b> {
+    file: &'a str,
+    sink: Sink<'b>,
+    outcome: Result<Flow, DataError>,
+    row: u64,
+}
+
+impl<'de> Visitor<'de> for &mut Items<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list of rows")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(value) = seq.next_element::<Value>()? {
+            self.row += 1;
+            let place = Place::Row { file: self.file.to_owned(), row: self.row };
+            self.outcome = (self.sink)(RawRow { place, raw: Raw::Value(value) });
+            if !matches!(self.outcome, Ok(Flow::Continue)) {
+                // leaves the array in the middle: the outcome is what counts, not this error
+                return Err(serde::de::Error::custom("stopped"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A row is an object of its header's names; cells are strings, but a label that reads as an integer is one.
+fn csv(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
+    let mut reader =
+        csv::ReaderBuilder::new().flexible(false).from_reader(BufReader::with_capacity(1 << 20, reader));
+    let header = reader.headers().map_err(|e| csv_error(&e, file))?.clone();
+    let names: Vec<&str> = header.iter().map(|n| n.trim_start_matches('\u{feff}')).collect();
+    let mut record = csv::StringRecord::new();
+    while reader.read_record(&mut record).map_err(|e| csv_error(&e, file))? {
+        let line = record.position().map_or(0, csv::Position::line);
+        let cell = |(name, text): (&&str, &str)| {
+            let value = match text.parse::<i64>() {
+                Ok(i) if i.to_string() == text => Value::from(i),
+                _ => Value::from(text),
+            };
+            (name.to_string(), if name.contains("label") { value } else { Value::from(text) })
+        };
+        let row = names.iter().zip(record.iter()).map(cell).collect();
+        let place = Place::Line { file: file.to_owned(), line };
+        if sink(RawRow { place, raw: Raw::Value(Value::Object(row)) })? == Flow::Stop {
+            return Ok(Flow::Stop);
+        }
+    }
+    Ok(Flow::Continue)
+}
+
+fn csv_error(error: &csv::Error, file: &str) -> DataError {
+    match error.position() {
+        Some(p) => DataError::Row {
+            place: Place::Line { file: file.to_owned(), line: p.line() },
+            reason: error.to_string(),
+        },
+        None => format_error(file, error.to_string()),
+    }
+}
+
+/// The files of a folder by their part in training.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Folder {
+    /// train*, or every file where none is named so.
+    pub train: Vec<PathBuf>,
+    /// validation*, valid*, eval*, dev*.
+    pub eval: Vec<PathBuf>,
+    /// test*.
+    pub test: Vec<PathBuf>,
+}
+
+/// Sorts a folder's row files by the first word of their names (`train-00000-of-00002.parquet`), in order of
+/// their names, with sub-folders `train/`, `validation/`, `data/` looked into.
+pub fn folder(path: &Path) -> Result<Folder, DataError> {
+    let mut files = Vec::new();
+    row_files(path, 2, &mut files)?;
+    files.sort();
+    let (mut out, mut other) = (Folder::default(), Vec::new());
+    for file in files {
+        let below = file.strip_prefix(path).unwrap_or(&file).to_string_lossy().to_lowercase();
+        let words: Vec<&str> = below.split(|c: char| !c.is_ascii_alphabetic()).collect();
+        let list = match words.iter().find_map(|w| part(w)) {
+            Some(Part::Train) => &mut out.train,
+            Some(Part::Eval) => &mut out.eval,
+            Some(Part::Test) => &mut out.test,
+            None => &mut other,
+        };
+        list.push(file);
+    }
+    if out.train.is_empty() {
+        out.train = other;
+    }
+    match out.train.is_empty() {
+        true => Err(format_error(
+            &path.display().to_string(),
+            "the folder has no train file (.jsonl, .json, .csv, .parquet)".into(),
+        )),
+        false => Ok(out),
+    }
+}
+
+enum Part {
+    Train,
+    Eval,
+    Test,
+}
+
+fn part(word: &str) -> Option<Part> {
+    match word {
+        "train" | "training" => Some(Part::Train),
+        "validation" | "valid" | "val" | "eval" | "dev" => Some(Part::Eval),
+        "test" => Some(Part::Test),
+        _ => None,
+    }
+}
+
+fn row_files(path: &Path, depth: usize, out: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let failed = |source| DataError::File { file: path.display().to_string(), source };
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        let child = entry.map_err(failed)?.path();
+        let kind = child.extension().and_then(|e| e.to_str()).unwrap_or("");
+        if child.is_dir() && depth > 1 {
+            row_files(&child, depth - 1, out)?;
+        } else if ["jsonl", "ndjson", "json", "csv", "parquet"].contains(&kind) {
+            out.push(child);
+        }
+    }
+    Ok(())
+}

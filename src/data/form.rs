@@ -1,0 +1,291 @@
+//! What a row is, found out row by row from the names of its fields, the more specific form first:
+//! messages, conversations, preference (refused), instruction + output, prompt + completion, text.
+//! A classifier's rows are text (or input) + label and nothing else counts.
+//! Exception: a row of several forms is the first of them; `--data-fields FIELD=COLUMN` decides otherwise.
+
+use crate::data::{Options, Task};
+use serde_json::{Map, Value, json};
+
+/// A row, understood.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Form {
+    /// `text`.
+    Text(String),
+    /// `prompt` and `completion`.
+    Pair {
+        /// Not supervised.
+        prompt: String,
+        /// Supervised.
+        completion: String,
+    },
+    /// `instruction`, `input`, `output`, `system`, `history`.
+    Alpaca(Alpaca),
+    /// `messages` or `conversations`.
+    Chat(Chat),
+    /// `text` or `input`, with `label`.
+    Class {
+        /// What is to be classified.
+        text: String,
+        /// As it stands in the row.
+        label: Label,
+    },
+}
+
+/// One row of Alpaca's form.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Alpaca {
+    /// System turn, where there is one.
+    pub system: Option<String>,
+    /// Earlier (user, assistant) turns.
+    pub history: Vec<(String, String)>,
+    /// What is asked.
+    pub instruction: String,
+    /// What it is asked of; may be empty.
+    pub input: String,
+    /// The answer.
+    pub output: String,
+}
+
+/// A conversation as chat templates see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chat {
+    /// A list of {role, content, ...}.
+    pub messages: Value,
+    /// Tool descriptions, where there are some.
+    pub tools: Option<Value>,
+    /// Assistant turns before this message are context, not answers: the length of a `prompt` list.
+    pub context: usize,
+}
+
+/// A label as rows have it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Label {
+    /// `3`, or a CSV cell that reads as an integer.
+    Int(i64),
+    /// Anything else.
+    Name(String),
+}
+
+impl std::fmt::Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Label::Int(i) => write!(f, "{i}"),
+            Label::Name(s) => f.write_str(s),
+        }
+    }
+}
+
+/// A row's fields under their remapped names.
+struct Fields<'a> {
+    row: &'a Map<String, Value>,
+    renamed: &'a [(String, String)],
+}
+
+impl<'a> Fields<'a> {
+    fn get(&self, field: &str) -> Option<&'a Value> {
+        let column =
+            self.renamed.iter().find(|(f, _)| f == field).map_or(field, |(_, column)| column.as_str());
+        self.row.get(column).filter(|v| !v.is_null())
+    }
+
+    fn has(&self, fields: &[&str]) -> bool {
+        fields.iter().all(|f| self.get(f).is_some())
+    }
+
+    fn text(&self, field: &str) -> Result<String, String> {
+        match self.get(field) {
+            Some(Value::String(s)) => Ok(s.clone()),
+            Some(other) => Err(format!("`{field}` must be a string, it is {}", kind(other))),
+            None => Err(format!("`{field}` is missing")),
+        }
+    }
+
+    /// Empty where the field is missing.
+    fn optional(&self, field: &str) -> Result<String, String> {
+        self.get(field).map_or(Ok(String::new()), |_| self.text(field))
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The form of a row; the error says what is missing.
+pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
+    let map = row.as_object().ok_or_else(|| format!("a row must be an object, this is {}", kind(row)))?;
+    let fields = Fields { row: map, renamed: &options.fields };
+    match options.task {
+        Task::Classify => classification(&fields),
+        Task::Sft => sft(&fields),
+    }
+}
+
+fn sft(fields: &Fields<'_>) -> Result<Form, String> {
+    if fields.has(&["messages"]) {
+        return chat(fields, "messages");
+    }
+    if fields.has(&["conversations"]) {
+        return chat(fields, "conversations");
+    }
+    if fields.has(&["chosen", "rejected"]) {
+        return Err("preference rows (chosen / rejected) are not supported yet: \
+                    to train on the chosen answers, use --data-fields completion=chosen"
+            .into());
+    }
+    if fields.has(&["instruction", "output"]) {
+        return alpaca(fields).map(Form::Alpaca);
+    }
+    if fields.has(&["prompt", "completion"]) {
+        return pair(fields);
+    }
+    if fields.has(&["text"]) {
+        return fields.text("text").map(Form::Text);
+    }
+    let names: Vec<&str> = fields.row.keys().map(String::as_str).collect();
+    Err(format!(
+        "no known form: it has the fields [{}]; known are text | prompt, completion | instruction, output | \
+         messages | conversations; --data-fields FIELD=COLUMN renames",
+        names.join(", ")
+    ))
+}
+
+fn pair(fields: &Fields<'_>) -> Result<Form, String> {
+    let as_list = |field| fields.get(field).and_then(Value::as_array).cloned();
+    if let (Some(mut messages), Some(answer)) = (as_list("prompt"), as_list("completion")) {
+        let context = messages.len();
+        messages.extend(answer);
+        let messages = check_messages(Value::Array(messages))?;
+        return Ok(Form::Chat(Chat { messages, tools: tools(fields)?, context }));
+    }
+    Ok(Form::Pair { prompt: fields.text("prompt")?, completion: fields.text("completion")? })
+}
+
+fn alpaca(fields: &Fields<'_>) -> Result<Alpaca, String> {
+    let history = match fields.get("history") {
+        None => Vec::new(),
+        Some(list) => serde_json::from_value(list.clone())
+            .map_err(|_| "`history` must be a list of [user, assistant] pairs".to_owned())?,
+    };
+    Ok(Alpaca {
+        system: Some(fields.optional("system")?).filter(|s| !s.is_empty()),
+        history,
+        instruction: fields.text("instruction")?,
+        input: fields.optional("input")?,
+        output: fields.text("output")?,
+    })
+}
+
+fn classification(fields: &Fields<'_>) -> Result<Form, String> {
+    let field = if fields.has(&["text"]) { "text" } else { "input" };
+    let text = fields.text(field).map_err(|e| format!("{e} (a classifier's rows have text, label)"))?;
+    let label = match fields.get("label") {
+        Some(Value::String(s)) => Label::Name(s.clone()),
+        Some(Value::Bool(b)) => Label::Name(b.to_string()),
+        Some(Value::Number(n)) => {
+            match n.as_i64().or_else(|| n.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64)) {
+                Some(i) => Label::Int(i),
+                None => return Err(format!("`label` must be an integer or a string, it is {n}")),
+            }
+        }
+        Some(other) => return Err(format!("`label` must be an integer or a string, it is {}", kind(other))),
+        None => return Err("`label` is missing (a classifier's rows have text, label)".into()),
+    };
+    Ok(Form::Class { text, label })
+}
+
+fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
+    let Some(list) = fields.get(field).and_then(Value::as_array) else {
+        return Err(format!("`{field}` must be a list of messages"));
+    };
+    let mut messages: Vec<Value> = match field {
+        "messages" => list.clone(),
+        _ => list.iter().map(sharegpt).collect::<Result<_, _>>()?,
+    };
+    let system = fields.optional("system")?;
+    let has_system = messages.first().and_then(|m| m.get("role")).is_some_and(|r| r == "system");
+    if !system.is_empty() && !has_system {
+        messages.insert(0, json!({"role": "system", "content": system}));
+    }
+    Ok(Form::Chat(Chat {
+        messages: check_messages(Value::Array(messages))?,
+        tools: tools(fields)?,
+        context: 0,
+    }))
+}
+
+/// `tools` may be a list, or JSON in a string; an empty one is none.
+fn tools(fields: &Fields<'_>) -> Result<Option<Value>, String> {
+    let tools = match fields.get("tools") {
+        None => return Ok(None),
+        Some(Value::String(s)) if s.trim().is_empty() => return Ok(None),
+        Some(Value::String(s)) => serde_json::from_str(s).map_err(|e| format!("`tools` is not JSON: {e}"))?,
+        Some(other) => other.clone(),
+    };
+    match tools.as_array() {
+        Some(list) if list.is_empty() => Ok(None),
+        Some(_) => Ok(Some(tools)),
+        None => Err(format!("`tools` must be a list, it is {}", kind(&tools))),
+    }
+}
+
+fn check_messages(messages: Value) -> Result<Value, String> {
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        return Err("a conversation must have at least one message".into());
+    }
+    for (i, message) in list.iter().enumerate() {
+        let at = i + 1;
+        if !message.is_object() {
+            return Err(format!(
+                "message {at} must be an object with role and content, it is {}",
+                kind(message)
+            ));
+        }
+        if message.get("role").and_then(Value::as_str).is_none() {
+            return Err(format!("message {at} has no role"));
+        }
+    }
+    Ok(messages)
+}
+
+/// One turn of ShareGPT, under the role names that templates know.
+fn sharegpt(turn: &Value) -> Result<Value, String> {
+    if turn.get("role").is_some() {
+        return Ok(turn.clone());
+    }
+    let from = turn.get("from").and_then(Value::as_str).ok_or("a turn of `conversations` has no `from`")?;
+    let value = turn.get("value").ok_or("a turn of `conversations` has no `value`")?;
+    let role = match from {
+        "human" | "user" => "user",
+        "gpt" | "assistant" | "chatgpt" | "bot" | "model" => "assistant",
+        "system" => "system",
+        "tool" | "observation" | "function_response" | "tool_response" => "tool",
+        "function_call" | "tool_call" => return function_call(value),
+        other => {
+            return Err(format!(
+                "unknown speaker `{other}`: known are human, gpt, system, tool, function_call"
+            ));
+        }
+    };
+    Ok(json!({"role": role, "content": value}))
+}
+
+/// A call written as JSON in the turn's text becomes the `tool_calls` of an assistant turn.
+fn function_call(value: &Value) -> Result<Value, String> {
+    let parsed = match value {
+        Value::String(s) => {
+            serde_json::from_str(s).map_err(|e| format!("a function_call is not JSON: {e}"))?
+        }
+        other => other.clone(),
+    };
+    let calls = if let Value::Array(list) = parsed { list } else { vec![parsed] };
+    let calls: Vec<Value> = calls.into_iter().map(|c| json!({"type": "function", "function": c})).collect();
+    Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
+}

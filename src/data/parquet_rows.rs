@@ -1,0 +1,69 @@
+//! Rows of a Parquet file as JSON objects, through the record reader, a row group at a time.
+//!
+//! A null inside a nested group is left out, `content` excepted: Arrow gives every message of a list the same
+//! fields, and a template that asks `tool_calls is defined` means whether there are any.
+
+use crate::data::error::{DataError, Place};
+use crate::data::files::{Flow, Raw, RawRow, Sink};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, Row};
+use serde_json::{Map, Value};
+use std::fs::File;
+
+/// Reads all rows, or as many as the sink wants.
+pub fn read(opened: File, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
+    let failed = |e: parquet::errors::ParquetError| DataError::Format {
+        file: file.to_owned(),
+        reason: format!("not a readable Parquet file: {e}"),
+    };
+    let reader = SerializedFileReader::new(opened).map_err(failed)?;
+    let rows = reader.get_row_iter(None).map_err(failed)?;
+    for (i, row) in rows.enumerate() {
+        let place = Place::Row { file: file.to_owned(), row: i as u64 + 1 };
+        let row = row.map_err(|e| DataError::Row { place: place.clone(), reason: e.to_string() })?;
+        let value = Value::Object(row.get_column_iter().map(|(n, f)| (n.clone(), value(f))).collect());
+        if sink(RawRow { place, raw: Raw::Value(value) })? == Flow::Stop {
+            return Ok(Flow::Stop);
+        }
+    }
+    Ok(Flow::Continue)
+}
+
+fn group(row: &Row) -> Value {
+    let mut map = Map::new();
+    for (name, field) in row.get_column_iter() {
+        if !matches!(field, Field::Null) || name == "content" {
+            map.insert(name.clone(), value(field));
+        }
+    }
+    Value::Object(map)
+}
+
+fn value(field: &Field) -> Value {
+    match field {
+        Field::Null => Value::Null,
+        Field::Bool(b) => Value::from(*b),
+        Field::Byte(i) => Value::from(*i),
+        Field::Short(i) => Value::from(*i),
+        Field::Int(i) => Value::from(*i),
+        Field::Long(i) => Value::from(*i),
+        Field::UByte(i) => Value::from(*i),
+        Field::UShort(i) => Value::from(*i),
+        Field::UInt(i) => Value::from(*i),
+        Field::ULong(i) => Value::from(*i),
+        Field::Float(x) => Value::from(*x),
+        Field::Double(x) => Value::from(*x),
+        Field::Str(s) => Value::from(s.as_str()),
+        // strings whose writer left out the UTF-8 annotation
+        Field::Bytes(b) => Value::from(String::from_utf8_lossy(b.data())),
+        Field::Group(row) => group(row),
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        Field::MapInternal(map) => Value::Object(
+            map.entries()
+                .iter()
+                .map(|(k, v)| (k.to_string().trim_matches('"').to_owned(), value(v)))
+                .collect(),
+        ),
+        other => Value::from(other.to_string()),
+    }
+}

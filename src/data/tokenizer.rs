@@ -1,0 +1,157 @@
+//! `tokenizer.json` alone decides the ids; the other files only name the special tokens and the template.
+//!
+//! So `add_bos_token` and its kin in tokenizer_config.json change nothing, as with transformers' fast tokenizers
+//! whose post-processor stands in tokenizer.json. Truncation and padding that tokenizer.json may carry are
+//! switched off: lengths are decided by --max-seq-len and by the plan.
+
+use crate::data::error::DataError;
+use crate::data::template::{ChatTemplate, SpecialTokens};
+use serde_json::Value;
+
+/// Whether the tokenizer's own special tokens (its post-processor's, such as a BOS) go around the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    /// As the post-processor says.
+    Add,
+    /// Text only; special tokens spelled out in the text are still recognised.
+    Omit,
+}
+
+/// A text's ids and, for each, the bytes of the text that it stands for.
+#[derive(Debug, Clone)]
+pub struct Encoded {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Byte ranges in the text, one for each id; empty for tokens that the tokenizer added.
+    pub offsets: Vec<(usize, usize)>,
+}
+
+/// A tokenizer with what the model's other files say of it.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    specials: SpecialTokens,
+    template: Option<ChatTemplate>,
+    vocab_size: usize,
+}
+
+impl Tokenizer {
+    /// Out of the texts of a model's tokenizer files; `chat_template` goes before the one in the config.
+    /// A template that does not compile is reported by its first use, so that rows without chats do not need it.
+    pub fn new(
+        tokenizer_json: &str,
+        tokenizer_config: Option<&Value>,
+        special_tokens_map: Option<&Value>,
+        chat_template: Option<&str>,
+    ) -> Result<Self, DataError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(tokenizer_json.as_bytes())
+            .map_err(|e| DataError::Tokenizer(format!("tokenizer.json cannot be read: {e}")))?;
+        inner.with_truncation(None).map_err(|e| DataError::Tokenizer(e.to_string()))?;
+        inner.with_padding(None);
+        let specials = special_tokens(tokenizer_config, special_tokens_map);
+        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        if vocab_size == 0 {
+            return Err(DataError::Tokenizer("tokenizer.json has no tokens".into()));
+        }
+        let template = choose_template(tokenizer_config, chat_template)
+            .map(|(main, with_tools)| ChatTemplate::new(&main, with_tools.as_deref(), specials.clone()));
+        Ok(Tokenizer { inner, specials, template, vocab_size })
+    }
+
+    /// The ids of a text.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, DataError> {
+        let encoding = self
+            .inner
+            .encode_fast(text, special == Special::Add)
+            .map_err(|e| DataError::Tokenizer(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The ids of a text with their byte ranges in it.
+    pub fn encode_with_offsets(&self, text: &str, special: Special) -> Result<Encoded, DataError> {
+        let encoding = self
+            .inner
+            .encode(text, special == Special::Add)
+            .map_err(|e| DataError::Tokenizer(e.to_string()))?;
+        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+    }
+
+    /// The text of ids; bytes that are no whole character come out as U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: Skip) -> Result<String, DataError> {
+        self.inner.decode(ids, skip_special == Skip::Special).map_err(|e| DataError::Tokenizer(e.to_string()))
+    }
+
+    /// Highest id + 1: what an embedding must have rows for.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id of a token by its exact text.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The id that ends a text.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos_token().and_then(|t| self.inner.token_to_id(t))
+    }
+
+    /// The id that begins a text, where the model's files name one.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.specials.get("bos_token").and_then(|t| self.inner.token_to_id(t))
+    }
+
+    /// The text of the token that ends a text.
+    pub fn eos_token(&self) -> Option<&str> {
+        self.specials.get("eos_token")
+    }
+
+    /// The chat template, where there is one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// Whether a text is exactly one of the tokens marked special.
+    pub fn is_special(&self, token: &str) -> bool {
+        self.inner.get_added_vocabulary().is_special_token(token)
+    }
+
+    /// All tokens marked special, in order of their ids.
+    pub(crate) fn special_contents(&self) -> Vec<String> {
+        let mut all: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
+        all.sort_by_key(|(id, _)| *id);
+        all.into_iter().filter(|(_, t)| t.special).map(|(_, t)| t.content).collect()
+    }
+}
+
+/// Whether decoding shows special tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skip {
+    /// Special tokens are left out of the text.
+    Special,
+    /// Everything is shown.
+    Nothing,
+}
+
+/// tokenizer_config.json first, special_tokens_map.json for what it does not name; a token is a string or {content}.
+fn special_tokens(config: Option<&Value>, map: Option<&Value>) -> SpecialTokens {
+    let names = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    let text = |v: &Value| v.as_str().or_else(|| v.get("content")?.as_str()).map(str::to_owned);
+    let find = |name: &str| [config, map].into_iter().flatten().find_map(|v| v.get(name).and_then(text));
+    SpecialTokens(names.iter().filter_map(|&n| Some((n.to_owned(), find(n)?))).collect())
+}
+
+/// (template, template for rows with tools): a list in the config may hold both, under `default` and `tool_use`.
+fn choose_template(config: Option<&Value>, given: Option<&str>) -> Option<(String, Option<String>)> {
+    let in_config = config.and_then(|c| c.get("chat_template"));
+    let named = |name: &str| {
+        let list = in_config?.as_array()?;
+        let entry = list.iter().find(|e| e.get("name").and_then(Value::as_str) == Some(name))?;
+        Some(entry.get("template")?.as_str()?.to_owned())
+    };
+    let default = in_config.and_then(Value::as_str).map(str::to_owned).or_else(|| named("default"));
+    match (given, default) {
+        (Some(g), default) if default.as_deref() != Some(g) => Some((g.to_owned(), None)),
+        (_, Some(default)) => Some((default, named("tool_use"))),
+        _ => None,
+    }
+}
