@@ -1,0 +1,86 @@
+"""Writes the committed parity cases: for each architecture a tiny random model (weights that bf16 holds exactly),
+rows of token ids, a starting PEFT adapter, and what transformers + PEFT + torch.optim.AdamW make of them.
+
+usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
+ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls (default: all)
+"""
+import json, math, os, random, sys
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, MistralConfig,
+                          Qwen2Config, Qwen3Config, get_cosine_schedule_with_warmup)
+
+STEPS, BATCH, LR, CLIP, WARMUP = 4, 4, 3e-3, 1.0, 1
+SIZES = dict(vocab_size=120, hidden_size=48, intermediate_size=88, num_hidden_layers=2, num_attention_heads=6,
+             num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-6, eos_token_id=0, pad_token_id=1,
+             bos_token_id=None)
+CONFIGS = {
+    'llama': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, rope_theta=10000.0),
+    'linear': lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, attention_bias=True, mlp_bias=True,
+                                  rope_parameters=dict(rope_type='linear', rope_theta=10000.0, factor=2.5)),
+    'llama3': lambda: LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=dict(
+        rope_type='llama3', rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=64)),
+    'mistral': lambda: MistralConfig(**SIZES, head_dim=12, sliding_window=None, tie_word_embeddings=False),
+    'qwen2': lambda: Qwen2Config(**SIZES, tie_word_embeddings=True, rope_theta=1000000.0),
+    'qwen3': lambda: Qwen3Config(**SIZES, head_dim=10, tie_word_embeddings=True, rope_theta=1000000.0)}
+LORA = {  # rank, alpha, targets, rsLoRA: not the same everywhere
+    'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
+    'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
+    'llamacls': (4, 8, ['gate_proj', 'down_proj'], False), 'qwen3cls': (4, 8, 'all', False)}
+SEVEN = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
+
+
+def make(out, name, seed):
+    torch.manual_seed(seed); random.seed(seed); os.makedirs(out, exist_ok=True)
+    classes = name.endswith('cls'); config = CONFIGS[name.removesuffix('cls')]()
+    if classes: config.num_labels = 3
+    kind = AutoModelForSequenceClassification if classes else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
+    for key, w in model.named_parameters():  # biases and norms start trivial in from_config: make them matter
+        if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
+        elif 'norm' in key: torch.nn.init.normal_(w, mean=1.0, std=0.1)
+        elif 'embed' not in key: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))
+    model.to(torch.bfloat16).save_pretrained(f'{out}/model')
+    model = kind.from_pretrained(f'{out}/model', dtype=torch.float32, attn_implementation='eager')
+    rank, alpha, targets, rslora = LORA[name]
+    peft = get_peft_model(model, LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=SEVEN if targets == 'all' else targets, use_rslora=rslora,
+        lora_dropout=0.0, task_type='SEQ_CLS' if classes else 'CAUSAL_LM'))
+    for key, w in peft.named_parameters():
+        if 'lora_B' in key: torch.nn.init.normal_(w, std=0.05)
+    peft.save_pretrained(f'{out}/adapter_init')
+
+    rows = []
+    for _ in range(STEPS * BATCH):
+        ids = [random.randrange(2, SIZES['vocab_size']) for _ in range(random.randint(2, 21))]
+        rows.append(dict(ids=ids, label=random.randrange(3)) if classes else dict(ids=ids + [0]))
+    trained = [w for w in peft.parameters() if w.requires_grad]
+    adamw = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
+    schedule = get_cosine_schedule_with_warmup(adamw, num_warmup_steps=WARMUP, num_training_steps=STEPS)
+    log = []
+    for s in range(STEPS):
+        batch = rows[s * BATCH:(s + 1) * BATCH]; total = 0.0
+        count = len(batch) if classes else sum(len(r['ids']) - 1 for r in batch)
+        for row in batch:  # one row at a time: no padding in the reference
+            x = torch.tensor([row['ids']]); logits = peft(input_ids=x).logits
+            if not classes: logits = logits[0, :-1]
+            y = torch.tensor([row['label']]) if classes else x[0, 1:]
+            loss = torch.nn.functional.cross_entropy(logits, y, reduction='sum')
+            (loss / count).backward(); total += float(loss.detach())
+        norm = float(torch.nn.utils.clip_grad_norm_(trained, CLIP)); rate = adamw.param_groups[0]['lr']
+        adamw.step(); schedule.step(); adamw.zero_grad()
+        log.append(dict(step=s + 1, loss=total / count, grad_norm=norm, lr=rate, tokens=count))
+    peft.save_pretrained(f'{out}/adapter_final')
+    for part in ('adapter_init', 'adapter_final'): os.remove(f'{out}/{part}/README.md')
+    if os.path.exists(f'{out}/model/generation_config.json'): os.remove(f'{out}/model/generation_config.json')
+    expected = dict(arch=name, rank=rank, alpha=alpha, lr=LR, warmup_steps=WARMUP, steps=STEPS, batch=BATCH, clip=CLIP)
+    with open(f'{out}/expected.json', 'w') as f:
+        lines = ',\n'.join(' ' + json.dumps(row) for row in rows); steps = ',\n'.join(' ' + json.dumps(x) for x in log)
+        f.write(json.dumps(expected)[:-1] + ',\n"log": [\n' + steps + '],\n"rows": [\n' + lines + ']}\n')
+    print(name, [round(x['loss'], 4) for x in log])
+
+
+if __name__ == '__main__':
+    for i, name in enumerate(sys.argv[2:] or list(LORA)):
+        make(f'{sys.argv[1]}/{name}', name, 100 + i)

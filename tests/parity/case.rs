@@ -1,0 +1,110 @@
+//! A parity case: a small model, rows, a starting adapter, and what transformers + PEFT + torch.optim.AdamW
+//! made of them. Written by `tests/golden/make_parity.py` (token ids in `expected.json`), or with text rows and
+//! a tokenizer beside the model.
+
+use finetune::format::{peft, safetensors};
+use finetune::model::config::Config;
+use finetune::model::layout::{self, Layout};
+use finetune::model::lora::{self, LoraSpec, Named};
+use finetune::model::stage::{IGNORE, Microbatch, Targets};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+pub struct Case {
+    pub dir: PathBuf,
+    pub config: Config,
+    pub tensors: safetensors::Sharded,
+    pub lora: LoraSpec,
+    pub layout: Layout,
+    pub expected: Value,
+    rows: Vec<(Vec<u32>, Option<u32>)>,
+}
+
+impl Case {
+    pub fn open(dir: &Path) -> Case {
+        let json = |name: &str| -> Value {
+            serde_json::from_str(&std::fs::read_to_string(dir.join(name)).unwrap()).unwrap()
+        };
+        let config = Config::from_json(&json("model/config.json")).unwrap();
+        let expected = json("expected.json");
+        let adapter = peft::read(&dir.join("adapter_init")).unwrap().config;
+        let lora = LoraSpec {
+            rank: adapter.r,
+            alpha: adapter.lora_alpha as f32,
+            rslora: adapter.use_rslora,
+            dropout: 0.0,
+            targets: lora::resolve_targets(&adapter.target_modules, &config).unwrap(),
+            seed: 0,
+        };
+        let layout = layout::of(&config, &lora, 0..config.layers);
+        let tensors = safetensors::Sharded::open(&dir.join("model")).unwrap();
+        let rows = rows(dir, &config, &expected);
+        Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }
+    }
+
+    /// One of the case's adapters as a flat vector.
+    pub fn adapter(&self, name: &str) -> Vec<f32> {
+        let adapter = peft::read(&self.dir.join(name)).unwrap();
+        let named: Vec<_> = adapter
+            .tensors
+            .iter()
+            .map(|t| Named { name: &t.name, rows: t.rows, cols: t.cols, values: &t.values })
+            .collect();
+        lora::from_adapter(&self.layout, &named).unwrap()
+    }
+
+    pub fn number(&self, key: &str) -> f64 {
+        self.expected[key].as_f64().unwrap()
+    }
+
+    /// Rows `from..from + n` as one microbatch.
+    pub fn microbatch(&self, from: usize, n: usize) -> Microbatch {
+        let (mut ids, mut bounds, mut next, mut labels) = (Vec::new(), vec![0], Vec::new(), Vec::new());
+        for (row, label) in &self.rows[from..from + n] {
+            ids.extend(row);
+            next.extend(row[1..].iter().copied().chain([IGNORE]));
+            labels.extend(label);
+            bounds.push(ids.len() as u32);
+        }
+        let targets =
+            if self.config.labels.is_some() { Targets::Labels(labels) } else { Targets::Tokens(next) };
+        Microbatch { step: 1, rows: (from as u64..(from + n) as u64).collect(), ids, bounds, targets }
+    }
+}
+
+/// Token ids (with the end token, where the model is no classifier) and labels.
+fn rows(dir: &Path, config: &Config, expected: &Value) -> Vec<(Vec<u32>, Option<u32>)> {
+    let label = |row: &Value| config.labels.as_ref().and(row["label"].as_u64()).map(|l| l as u32);
+    if let Some(rows) = expected["rows"].as_array() {
+        let ids =
+            |row: &Value| row["ids"].as_array().unwrap().iter().map(|i| i.as_u64().unwrap() as u32).collect();
+        return rows.iter().map(|row| (ids(row), label(row))).collect();
+    }
+    let tokenizer = tokenizers::Tokenizer::from_file(dir.join("model/tokenizer.json")).unwrap();
+    let end = tokenizer.token_to_id("<|end|>").unwrap();
+    let lines = std::fs::read_to_string(dir.join("train.jsonl")).unwrap();
+    let parse = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let mut ids = tokenizer.encode(row["text"].as_str().unwrap(), true).unwrap().get_ids().to_vec();
+        ids.extend(config.labels.is_none().then_some(end));
+        (ids, label(&row))
+    };
+    lines.lines().map(parse).collect()
+}
+
+/// The committed cases.
+pub fn golden() -> Vec<PathBuf> {
+    cases(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity"))
+}
+
+/// Every case in a folder.
+pub fn cases(dir: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(dir)
+        .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("expected.json").is_file())
+        .collect();
+    found.sort();
+    assert!(!found.is_empty(), "no cases in {}", dir.display());
+    found
+}
