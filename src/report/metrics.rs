@@ -1,0 +1,127 @@
+//! metrics.jsonl: one event a line, flushed as it happens, so that a run that dies leaves all that it said.
+
+use crate::format::{FormatError, atomic};
+use crate::train::event::Event;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes events. A disk that fills up ends the log, not the run: [`Metrics::finish`] says so.
+#[derive(Debug)]
+pub struct Metrics {
+    path: PathBuf,
+    file: File,
+    failed: Option<io::Error>,
+}
+
+impl Metrics {
+    /// A new file in the place of an older one.
+    pub fn create(path: &Path) -> Result<Self, FormatError> {
+        let file = File::create(path).map_err(|e| FormatError::io(path, e))?;
+        Ok(Metrics { path: path.to_owned(), file, failed: None })
+    }
+
+    /// Goes on with the file of a run that is resumed after `step`: what was said of later steps is cut off,
+    /// because it will be said again. No file is as good as an empty one.
+    pub fn resume(path: &Path, step: u64) -> Result<Self, FormatError> {
+        let kept: Vec<Event> = read(path)?.into_iter().filter(|event| stands(event, step)).collect();
+        let mut text = String::new();
+        for event in &kept {
+            text += &line(event).map_err(|e| FormatError::io(path, e))?;
+        }
+        atomic::write_file(path, text.as_bytes())?;
+        let file = OpenOptions::new().append(true).open(path).map_err(|e| FormatError::io(path, e))?;
+        Ok(Metrics { path: path.to_owned(), file, failed: None })
+    }
+
+    /// Writes one event.
+    pub fn see(&mut self, event: &Event) {
+        if self.failed.is_none() {
+            let written = line(event).and_then(|text| self.file.write_all(text.as_bytes()));
+            self.failed = written.err();
+        }
+    }
+
+    /// The first failure, if there was one.
+    pub fn finish(self) -> Result<(), FormatError> {
+        match self.failed {
+            Some(error) => Err(FormatError::io(&self.path, error)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The events of a metrics.jsonl. A last line that a crash cut short is passed over; no file has no events.
+pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
+    let text = match fs::read_to_string(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        other => other.map_err(|e| FormatError::io(path, e))?,
+    };
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let mut events = Vec::with_capacity(lines.len());
+    for (i, line) in lines.iter().enumerate() {
+        match serde_json::from_str(line) {
+            Ok(event) => events.push(event),
+            Err(_) if i + 1 == lines.len() => {}
+            Err(e) => {
+                let what = format!("line {}: {e}; is this a metrics.jsonl?", i + 1);
+                return Err(FormatError::Malformed { path: path.to_owned(), what });
+            }
+        }
+    }
+    Ok(events)
+}
+
+/// Whether what was said still holds after going back to `step`. An end that was announced is none any more.
+fn stands(event: &Event, step: u64) -> bool {
+    event.step() <= step && !matches!(event, Event::Done(_) | Event::Fault(_))
+}
+
+fn line(event: &Event) -> io::Result<String> {
+    Ok(serde_json::to_string(event)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::event::{Done, Eval, RunStart, Saved};
+
+    #[test]
+    fn a_resumed_log_is_cut_back_to_the_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let run = |first_step| Event::Run(RunStart { first_step, ..RunStart::default() });
+        let eval = |step| Event::Eval(Eval { step, eval_loss: 0.1 + step as f64, ..Eval::default() });
+        let saved = Event::Checkpoint(Saved { step: 2, path: "out/checkpoint-2".into() });
+        let done = Event::Done(Done { step: 2, complete: false, path: "out".into(), seconds: 1.0 });
+
+        let mut log = Metrics::create(&path).unwrap();
+        [run(1), eval(0), eval(2), saved.clone(), eval(3), done].iter().for_each(|e| log.see(e));
+        log.finish().unwrap();
+        // A crash in the middle of a line.
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"event\":\"ev").unwrap();
+
+        let mut log = Metrics::resume(&path, 2).unwrap();
+        log.see(&run(3));
+        log.see(&eval(3));
+        log.finish().unwrap();
+        assert_eq!(read(&path).unwrap(), [run(1), eval(0), eval(2), saved, run(3), eval(3)]);
+
+        fs::write(&path, "{}\n{\"event\":\"eval\",\"step\":1,\"eval_loss\":1}\n").unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("line 1"), "{error}");
+    }
+
+    #[test]
+    fn a_full_disk_is_said_at_the_end() {
+        let full = Path::new("/dev/full");
+        if !full.exists() {
+            eprintln!("skipped: no /dev/full");
+            return;
+        }
+        let mut log = Metrics::create(full).unwrap();
+        log.see(&Event::Run(RunStart::default()));
+        assert!(matches!(log.finish(), Err(FormatError::DiskFull { .. })));
+    }
+}

@@ -1,0 +1,285 @@
+//! A run so far, folded out of its events; and the lines that say it. No clock, no terminal: the same events
+//! give the same lines, live or replayed.
+
+use crate::train::event::{Done, Eval, Event, RunStart, Step};
+
+/// Weight of the past in smoothed numbers.
+const MEMORY: f64 = 0.9;
+/// Plain output has about so many step lines, however long the run.
+const LINES: u64 = 100;
+
+/// What the events so far amount to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Progress {
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// The last finished step.
+    pub step: u64,
+    /// First and last training loss that was seen.
+    pub loss: Option<(f64, f64)>,
+    /// First and last evaluation that were seen.
+    pub eval: Option<(Eval, Eval)>,
+    /// Tokens that were trained on, supervised or not.
+    pub tokens: u64,
+    /// Wall time of those steps.
+    pub seconds: f64,
+    smooth: Smooth,
+}
+
+/// Averages that forget: weights of the past fall by [`MEMORY`] a step; sums, so that no bias is to correct.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Smooth {
+    weight: f64,
+    loss: f64,
+    tokens: f64,
+    seconds: f64,
+}
+
+impl Progress {
+    /// Takes one more event into account.
+    pub fn see(&mut self, event: &Event) {
+        match event {
+            Event::Run(run) => {
+                self.total_steps = run.total_steps;
+                self.step = run.first_step.saturating_sub(1);
+            }
+            Event::Step(step) => self.see_step(step),
+            Event::Eval(eval) => {
+                let first = self.eval.take().map_or_else(|| eval.clone(), |(first, _)| first);
+                self.eval = Some((first, eval.clone()));
+            }
+            _ => {}
+        }
+    }
+
+    fn see_step(&mut self, step: &Step) {
+        self.step = step.step;
+        self.loss = Some((self.loss.map_or(step.loss, |(first, _)| first), step.loss));
+        self.tokens += step.total_tokens;
+        self.seconds += step.seconds;
+        let Smooth { weight, loss, tokens, seconds } = &mut self.smooth;
+        for (sum, new) in
+            [(weight, 1.0), (loss, step.loss), (tokens, step.total_tokens as f64), (seconds, step.seconds)]
+        {
+            *sum = MEMORY * *sum + new;
+        }
+    }
+
+    /// Training loss, smoothed over about ten steps.
+    pub fn smooth_loss(&self) -> Option<f64> {
+        (self.smooth.weight > 0.0).then(|| self.smooth.loss / self.smooth.weight)
+    }
+
+    /// Tokens a second of late.
+    pub fn speed(&self) -> Option<f64> {
+        (self.smooth.seconds > 0.0).then(|| self.smooth.tokens / self.smooth.seconds)
+    }
+
+    /// Seconds that the steps left will take, at the pace of late.
+    pub fn remaining(&self) -> Option<f64> {
+        let left = self.total_steps.saturating_sub(self.step) as f64;
+        (self.smooth.weight > 0.0).then(|| left * self.smooth.seconds / self.smooth.weight)
+    }
+
+    /// What stands beside a bar: loss, smoothed loss, tokens a second, time left.
+    pub fn message(&self) -> String {
+        let (Some((_, loss)), Some(smooth), Some(speed), Some(left)) =
+            (self.loss, self.smooth_loss(), self.speed(), self.remaining())
+        else {
+            return String::new();
+        };
+        format!("loss {loss:.4} (smoothed {smooth:.4})  {speed:.0} tokens/s  {} left", duration(left))
+    }
+
+    /// The lines that `event`, which was already seen, is worth where there is no bar. Long runs do not print
+    /// every step.
+    pub fn lines(&self, event: &Event) -> Vec<String> {
+        match event {
+            Event::Step(step) => {
+                let every = self.total_steps.div_ceil(LINES).max(1);
+                let due = step.step == 1 || step.step.is_multiple_of(every) || step.step == self.total_steps;
+                if due { vec![self.step_line(step)] } else { vec![] }
+            }
+            other => self.milestone(other),
+        }
+    }
+
+    fn step_line(&self, step: &Step) -> String {
+        let width = self.total_steps.to_string().len();
+        let mut line = format!(
+            "step {:>width$}/{}  loss {:.4}  grad norm {:.3}  lr {:.2e}",
+            step.step, self.total_steps, step.loss, step.grad_norm, step.lr
+        );
+        if let (Some(speed), Some(left)) = (self.speed(), self.remaining()) {
+            line += &format!("  {speed:.0} tokens/s  {} left", duration(left));
+        }
+        line
+    }
+
+    /// The lines of everything but steps; a bar shows those itself.
+    pub fn milestone(&self, event: &Event) -> Vec<String> {
+        match event {
+            Event::Run(run) => run_lines(run),
+            Event::Step(_) => vec![],
+            Event::Eval(eval) => vec![eval_line(eval)],
+            Event::Sample(sample) => {
+                vec![
+                    format!("sample after step {}: {}", sample.step, inline(&sample.prompt)),
+                    format!("  -> {}", inline(&sample.text)),
+                ]
+            }
+            Event::Checkpoint(saved) => vec![format!("saved {}", saved.path.display())],
+            // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
+            Event::Fault(halt) => vec![format!("halted after step {}", halt.step)],
+            Event::Done(done) => self.summary(done),
+        }
+    }
+
+    /// What a run came to.
+    pub fn summary(&self, done: &Done) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some((first, last)) = self.loss {
+            lines.push(format!(
+                "loss     {first:.4} -> {last:.4}  ({} of {} steps)",
+                done.step, self.total_steps
+            ));
+        }
+        if let Some((before, after)) = &self.eval {
+            let mut line = format!("eval     {:.4} -> {:.4}", before.eval_loss, after.eval_loss);
+            if let (Some(a), Some(b)) = (before.accuracy, after.accuracy) {
+                line += &format!("  accuracy {a:.4} -> {b:.4}");
+            }
+            lines.push(line);
+        }
+        if self.seconds > 0.0 {
+            let speed = self.tokens as f64 / self.seconds;
+            let all = duration(done.seconds);
+            lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
+        }
+        lines.push(match done.complete {
+            true => format!("adapter  {}", done.path.display()),
+            false => format!("stopped  {} holds the state: go on with --resume", done.path.display()),
+        });
+        lines
+    }
+}
+
+fn run_lines(run: &RunStart) -> Vec<String> {
+    let mut lines = run.notes.clone();
+    let evaluated =
+        if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
+    lines.push(format!(
+        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values; {}",
+        run.rows,
+        run.total_steps,
+        run.steps_per_epoch,
+        run.parameters,
+        run.classes.last().map_or("", String::as_str),
+    ));
+    if run.first_step > 1 {
+        lines.push(format!("resumed after step {}", run.first_step - 1));
+    }
+    if run.classes.len() > 1 {
+        let classes = run.classes.join(", ");
+        lines.push(format!(
+            "bits: {} classes ({classes}): loss within 1 %, not byte-equal between runs",
+            run.classes.len()
+        ));
+    }
+    lines
+}
+
+fn eval_line(eval: &Eval) -> String {
+    let mut line = format!("eval after step {}: loss {:.4}", eval.step, eval.eval_loss);
+    if let Some(perplexity) = eval.perplexity {
+        line += &format!("  perplexity {perplexity:.3}");
+    }
+    if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
+        line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
+    }
+    line
+}
+
+/// One line, whatever the model or the prompt said; control characters would move the cursor.
+fn inline(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// `0:07`, `12:30`, `3:05:00`
+fn duration(seconds: f64) -> String {
+    let s = seconds.round() as u64;
+    match s / 3600 {
+        0 => format!("{}:{:02}", s / 60, s % 60),
+        hours => format!("{hours}:{:02}:{:02}", s / 60 % 60, s % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64, loss: f64) -> Event {
+        Event::Step(Step {
+            step,
+            loss,
+            grad_norm: 0.5,
+            lr: 2e-4,
+            tokens: 50,
+            total_tokens: 100,
+            seconds: 0.5,
+            epoch: 0.1,
+        })
+    }
+
+    fn check(events: &[Event], want: &[&str]) {
+        let mut progress = Progress::default();
+        let mut lines = Vec::new();
+        for event in events {
+            progress.see(event);
+            lines.extend(progress.lines(event));
+        }
+        assert_eq!(lines, want);
+    }
+
+    #[test]
+    fn a_run_reads_as_lines() {
+        let run =
+            RunStart { total_steps: 2, steps_per_epoch: 2, first_step: 1, rows: 16, ..RunStart::default() };
+        let eval =
+            |step, eval_loss| Event::Eval(Eval { step, eval_loss, perplexity: Some(2.0), ..Eval::default() });
+        let text = "a\nb\x1b[2J".to_owned();
+        let sample = Event::Sample(crate::train::event::Sample { step: 2, prompt: "Hi".into(), text });
+        let done = Event::Done(Done { step: 2, complete: true, path: "out".into(), seconds: 3661.0 });
+        let events = [Event::Run(run), eval(0, 3.0), step(1, 3.0), step(2, 2.0), eval(2, 1.5), sample, done];
+        check(
+            &events,
+            &[
+                "16 rows; 2 steps, 2 an epoch; 0 trained values; ",
+                "eval after step 0: loss 3.0000  perplexity 2.000",
+                "step 1/2  loss 3.0000  grad norm 0.500  lr 2.00e-4  200 tokens/s  0:01 left",
+                "step 2/2  loss 2.0000  grad norm 0.500  lr 2.00e-4  200 tokens/s  0:00 left",
+                "eval after step 2: loss 1.5000  perplexity 2.000",
+                "sample after step 2: Hi",
+                "  -> a\\nb\\u{1b}[2J",
+                "loss     3.0000 -> 2.0000  (2 of 2 steps)",
+                "eval     3.0000 -> 1.5000",
+                "speed    200 tokens/s  (200 tokens; 1:01:01 in all)",
+                "adapter  out",
+            ],
+        );
+    }
+
+    #[test]
+    fn long_runs_print_about_a_hundred_steps() {
+        let mut progress = Progress { total_steps: 12_345, ..Progress::default() };
+        let lines: usize = (1..=12_345)
+            .map(|s| {
+                let event = step(s, 1.0);
+                progress.see(&event);
+                progress.lines(&event).len()
+            })
+            .sum();
+        assert!((95..=105).contains(&lines), "{lines}");
+        assert_eq!(progress.smooth_loss(), Some(1.0));
+    }
+}
