@@ -2,7 +2,7 @@
 //! stage is the whole model.
 
 use super::layout::Layout;
-use crate::backend::Fault;
+pub use crate::backend::Fault;
 
 /// No target at this position.
 pub const IGNORE: u32 = u32::MAX;

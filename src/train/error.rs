@@ -1,6 +1,6 @@
 //! Why a run did not go on, as facts; each prints as one line that says what, where and what to do.
 
-use crate::backend::Fault;
+use crate::model::stage::Fault;
 use std::path::PathBuf;
 
 /// A run that could not begin, go on or be saved.

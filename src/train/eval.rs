@@ -42,9 +42,12 @@ pub fn evaluate(
 }
 
 /// The loss sums of a forward pass that was asked for them.
-pub(super) fn loss_of(out: Result<Output, crate::backend::Fault>, step: u64) -> Result<LossSums, TrainError> {
+pub(super) fn loss_of(
+    out: Result<Output, crate::model::stage::Fault>,
+    step: u64,
+) -> Result<LossSums, TrainError> {
     let device =
-        |reason: &str| crate::backend::Fault::Device { device: "stage".into(), reason: reason.into() };
+        |reason: &str| crate::model::stage::Fault::Device { device: "stage".into(), reason: reason.into() };
     match out {
         Ok(Output::Loss(sums)) => Ok(sums),
         Ok(_) => Err(TrainError::Device { step, fault: device("the last stage gave no loss") }),
