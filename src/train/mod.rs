@@ -1,5 +1,6 @@
 //! Floor 4: step, optimizer, schedule, evaluation, checkpoints. It sees stages and plans, never a backend.
 
+mod batches;
 pub mod checkpoint;
 mod error;
 pub mod eval;
@@ -11,6 +12,7 @@ pub mod stop;
 pub mod sum;
 mod work;
 
+pub use batches::{Batches, microbatch};
 pub use error::TrainError;
 pub use run::{Finished, Run, Sampler, run};
 pub use work::Work;
