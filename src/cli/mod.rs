@@ -1,8 +1,51 @@
 //! The command line: what was typed becomes what is meant, then the floors below act.
 
+pub mod demo;
+pub mod options;
+pub mod refusal;
+pub mod verb;
+
+mod adapter;
+mod devices;
+mod export;
+mod generate;
+mod hardware;
+mod inspect;
+mod opened;
+mod output;
+mod predict;
+mod prepare;
+mod run_file;
+mod signals;
+mod train;
+
 use std::process::ExitCode;
 
-/// Runs the command line.
+/// Runs the command line; the last line on stderr is the error.
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    std::panic::set_hook(Box::new(one_line_panic));
+    let args: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|a| a.into_string()).collect();
+    let outcome = match args {
+        Ok(args) => verb::dispatch(&args),
+        Err(a) => Err(refusal::Refusal::usage(format!("argument {a:?} is not UTF-8"))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(refusal) => {
+            eprintln!("error: {refusal}");
+            ExitCode::from(refusal.code())
+        }
+    }
+}
+
+/// A panic is a bug of ours, never an answer to bad input; still it gets one line and no backtrace. A reader
+/// that closed the pipe (`| head`) is no error.
+fn one_line_panic(info: &std::panic::PanicHookInfo) {
+    let text = info.payload_as_str().unwrap_or("no message").replace('\n', "; ");
+    if text.starts_with("failed printing to std") {
+        std::process::exit(141);
+    }
+    let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
+    eprintln!("error: internal error{place}: {text}; please report it with the command that was run");
+    std::process::exit(1);
 }

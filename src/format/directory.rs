@@ -122,8 +122,7 @@ pub(super) fn json(path: &Path) -> Result<Option<Value>, FormatError> {
 
 /// Id and revision of a folder in the Hub's cache: `.../models--owner--name/snapshots/REVISION`.
 pub fn id_of_cache_path(path: &Path) -> Option<(String, Option<String>)> {
-    // A file there is a link into blobs/: only what it lies in may be followed.
-    let path = if path.is_dir() { path.canonicalize() } else { path.parent()?.canonicalize() }.ok()?;
+    let path = path.canonicalize().ok()?;
     let parts: Vec<&str> = path.iter().filter_map(|p| p.to_str()).collect();
     let at = parts.iter().rposition(|p| p.starts_with("models--"))?;
     let id = parts[at].strip_prefix("models--")?.replace("--", "/");

@@ -1,0 +1,115 @@
+//! The one file that names a concrete backend: what can compute here, how much memory it may use, and a whole
+//! model on it.
+
+use super::options::groups::DeviceOptions;
+use super::refusal::Refusal;
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::model::config::Config;
+use crate::model::decoder::{Build, Decoder, Keep};
+use crate::model::lora::LoraSpec;
+use crate::model::stage::Model;
+use crate::numeric::tensor::Tensors;
+
+/// A device, for lists.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Device {
+    /// What --gpus would call it.
+    pub name: String,
+    /// The processor's own name.
+    pub model: String,
+    /// Its numeric class.
+    pub class: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Bytes that are free.
+    pub memory: u64,
+    /// Instruction sets that matter here and that it has.
+    pub features: Vec<&'static str>,
+}
+
+/// All devices of this machine.
+pub fn list() -> Vec<Device> {
+    vec![Device {
+        name: "cpu".into(),
+        model: processor(),
+        class: Cpu::new(1).class(),
+        cores: cores(),
+        memory: free_memory(),
+        features: features(),
+    }]
+}
+
+/// Cores that this process may use: affinity and a cgroup's quota count.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// What a model is built for.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    /// Longest microbatch, in tokens; 0 where nothing is trained.
+    pub tokens: usize,
+}
+
+/// Puts a whole model on the chosen device.
+pub fn open(
+    options: &DeviceOptions,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    class_weights: Option<Vec<f32>>,
+    need: Need,
+) -> Result<Box<dyn Model>, Refusal> {
+    let (config, tensors, lora) = model;
+    let threads = options.threads.unwrap_or_else(cores);
+    let limit = options.memory_limit.unwrap_or_else(free_memory);
+    let keep = keep(config, lora, need.tokens, limit);
+    let build = Build { keep, class_weights, ..Build::whole(config) };
+    let decoder = Decoder::load(Cpu::new(threads), config, tensors, lora, build)?;
+    Ok(Box::new(decoder))
+}
+
+/// Everything is kept for backward where that and the weights take at most three quarters of the memory.
+fn keep(config: &Config, lora: &LoraSpec, tokens: usize, limit: u64) -> Keep {
+    let (c, f, l) = (config.hidden as u64, config.feed_forward as u64, config.layers as u64);
+    let q = (config.heads.query * config.heads.size) as u64;
+    let kv = (config.heads.kv * config.heads.size) as u64;
+    let per_token = 4 * (6 * c + 3 * f + 3 * q + 2 * kv + 7 * lora.rank as u64);
+    let block = 4 * (2 * q * c + 2 * kv * c + 3 * c * f);
+    let embedding = 4 * config.vocab as u64 * c;
+    let needed = l * (block + tokens as u64 * per_token) + embedding;
+    if needed <= limit / 4 * 3 { Keep::Everything } else { Keep::Inputs }
+}
+
+/// Free memory in bytes: the machine's, or what a cgroup leaves of it. Unknown counts as plenty.
+pub fn free_memory() -> u64 {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+        Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+    });
+    let group = number("/sys/fs/cgroup/memory.max")
+        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    machine.into_iter().chain(group).min().unwrap_or(u64::MAX)
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
+    name.map_or(std::env::consts::ARCH.into(), |(_, n)| n.trim().into())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn features() -> Vec<&'static str> {
+    let known = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+    ];
+    known.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn features() -> Vec<&'static str> {
+    Vec::new()
+}

@@ -1,0 +1,7 @@
+//! stub
+use super::refusal::Refusal;
+use super::verb::Invocation;
+/// stub
+pub fn run(_: &mut Invocation) -> Result<(), Refusal> {
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! `finetune generate`: continues prompts. Text streams as it comes, but never half a character: a token may
+//! hold a part of one.
+
+use super::adapter;
+use super::devices::{self, Need};
+use super::opened::{self, Opened};
+use super::options::groups::{self, real, whole};
+use super::options::{Settings, Typed, yaml};
+use super::output::{RUN_FILE, run_of};
+use super::refusal::Refusal;
+use super::verb::Invocation;
+use crate::data::template::Ending;
+use crate::data::tokenizer::{Skip, Special, Tokenizer};
+use crate::model::lora::LoraSpec;
+use crate::model::stage::{Model, Sampling};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Continues every prompt.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let s = &inv.settings;
+    let json_wanted = s.switch("json")?;
+    let chat = s.switch("chat")?;
+    if !chat && s.is_given("system") {
+        return Err(s.refuse("system", "goes with --chat"));
+    }
+    let mut sampling = sampling(s)?;
+    let adapter = s.text("adapter")?.map(PathBuf::from);
+    let mut speaker = Speaker::open(s, adapter.as_deref())?;
+    sampling.stop = speaker.base.stop_ids(&speaker.tokenizer);
+    let prompts = prompts(s)?;
+    let system = s.text("system")?.map(str::to_string);
+    let mut results = Vec::new();
+    for prompt in &prompts {
+        let ids = match chat {
+            true => chat_ids(&speaker.tokenizer, system.as_deref(), prompt)?,
+            false => speaker.tokenizer.encode(prompt, Special::Add)?,
+        };
+        if ids.is_empty() {
+            return Err(Refusal::failure("the prompt has no tokens: give --prompt some text"));
+        }
+        let room = speaker.base.config.longest_row().saturating_sub(ids.len());
+        if room == 0 {
+            let (n, most) = (ids.len(), speaker.base.config.longest_row());
+            return Err(Refusal::failure(format!(
+                "the prompt has {n} tokens, the model sees {most}: shorten it"
+            )));
+        }
+        let sampling = Sampling { max_new_tokens: sampling.max_new_tokens.min(room), ..sampling.clone() };
+        if !json_wanted && prompts.len() > 1 {
+            inv.say(&format!("> {prompt}"))?;
+        }
+        let answer = speaker.answer(&ids, &sampling, |piece| {
+            if json_wanted { true } else { write!(inv.out, "{piece}").and_then(|()| inv.out.flush()).is_ok() }
+        })?;
+        match json_wanted {
+            true => results.push(json!({ "prompt": prompt, "text": answer.text, "tokens": answer.tokens, "ended": answer.ended })),
+            false => inv.say("")?,
+        }
+    }
+    if json_wanted { inv.say(&Value::from(results).to_string()) } else { Ok(()) }
+}
+
+fn sampling(s: &Settings) -> Result<Sampling, Refusal> {
+    let temperature = real(s, "temperature", |v| v.is_finite() && v >= 0.0, "is finite and not below 0")?;
+    let top_p = real(s, "top-p", |v| v > 0.0 && v <= 1.0, "lies above 0 and up to 1")?;
+    Ok(Sampling {
+        max_new_tokens: whole(s, "max-new-tokens", 1)?.unwrap_or(256),
+        temperature: temperature.unwrap_or(0.0) as f32,
+        top_p: top_p.unwrap_or(1.0) as f32,
+        seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
+        stop: Vec::new(),
+    })
+}
+
+/// --prompt, or all of stdin as one.
+fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
+    if !s.list("prompt").is_empty() {
+        return Ok(s.list("prompt").to_vec());
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).map_err(|e| Refusal::failure(format!("stdin: {e}")))?;
+    match text.trim_end_matches('\n') {
+        "" => Err(Refusal::usage("nothing to continue: give --prompt TEXT, or text on stdin")),
+        text => Ok(vec![text.to_string()]),
+    }
+}
+
+/// A user's turn (after a system turn, if there is one) up to where the assistant begins.
+pub fn chat_ids(tokenizer: &Tokenizer, system: Option<&str>, prompt: &str) -> Result<Vec<u32>, Refusal> {
+    let template = tokenizer.template().ok_or_else(|| {
+        Refusal::configuration(
+            "the model has no chat template: leave --chat out, or give --chat-template FILE|chatml",
+        )
+    })?;
+    let mut messages: Vec<Value> = system.iter().map(|s| json!({ "role": "system", "content": s })).collect();
+    messages.push(json!({ "role": "user", "content": prompt }));
+    let text = template.render(&Value::from(messages), None, Ending::GenerationPrompt)?;
+    Ok(tokenizer.encode(&text, Special::Omit)?)
+}
+
+/// The model that an adapter was trained on, where its folder knows: run.yaml, else the adapter's config.
+pub fn base_of(adapter: &Path) -> Option<String> {
+    let file = run_of(adapter).join(RUN_FILE);
+    let typed = yaml::read(&file).unwrap_or_default();
+    let model = |t: &Typed| (t.key == "model").then(|| t.values.concat());
+    typed.iter().find_map(model).or_else(|| {
+        let config = crate::format::peft::read(adapter).ok()?.config;
+        config.base_model_name_or_path
+    })
+}
+
+/// What was named as the model, or what the adapter says that it was trained on.
+pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusal> {
+    if let Some(adapter) = adapter
+        && !s.is_given("model")
+    {
+        return base_of(adapter).ok_or_else(|| {
+            Refusal::usage(format!(
+                "{}: does not say what it was trained on: name the MODEL",
+                adapter.display()
+            ))
+        });
+    }
+    Ok(s.text("model")?.unwrap_or(super::demo::NAME).to_string())
+}
+
+/// A model that speaks.
+struct Speaker {
+    base: Opened,
+    tokenizer: Tokenizer,
+    model: Box<dyn Model>,
+}
+
+/// What it said.
+struct Answer {
+    text: String,
+    tokens: usize,
+    ended: &'static str,
+}
+
+impl Speaker {
+    fn open(s: &Settings, adapter: Option<&Path>) -> Result<Self, Refusal> {
+        let devices = groups::devices(s)?;
+        let mut base = opened::open(&model_name(s, adapter)?)?;
+        // An adapter's folder carries the template that was trained with.
+        let trained = adapter.map(|a| a.join("chat_template.jinja")).filter(|p| p.exists());
+        let template = match s.text("chat-template")? {
+            Some(t) => Some(t.to_string()),
+            None => trained.map(|p| p.display().to_string()),
+        };
+        let tokenizer = base.tokenizer(template.as_deref())?;
+        let loaded = adapter.map(|dir| adapter::load(dir, &base)).transpose()?;
+        let (config, spec) = match &loaded {
+            Some(l) => (&l.config, l.spec.clone()),
+            None => (&base.config, LoraSpec::none()),
+        };
+        if config.labels.is_some() {
+            return Err(Refusal::configuration("a classifier does not generate: use `finetune predict`"));
+        }
+        let mut model =
+            devices::open(&devices, (config, &*base.files.tensors, &spec), None, Need { tokens: 0 })?;
+        if let Some(l) = &loaded {
+            model.set_parameters(&l.flat)?;
+        }
+        Ok(Speaker { base, tokenizer, model })
+    }
+
+    fn answer(
+        &mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+        mut piece: impl FnMut(&str) -> bool,
+    ) -> Result<Answer, Refusal> {
+        let mut text = Stream::default();
+        let tokenizer = &self.tokenizer;
+        let decode = |ids: &[u32]| tokenizer.decode(ids, Skip::Special).unwrap_or_default();
+        let made = self.model.generate(prompt, sampling, &mut |id| match sampling.stop.contains(&id) {
+            true => false,
+            false => piece(&text.push(id, &decode)),
+        })?;
+        piece(&text.rest(&decode));
+        let stopped = made.last().is_some_and(|id| sampling.stop.contains(id));
+        let ids = &made[..made.len() - usize::from(stopped)];
+        let ended = if stopped { "stop" } else { "length" };
+        Ok(Answer { text: decode(ids), tokens: ids.len(), ended })
+    }
+}
+
+/// Tokens to text, in pieces that are whole characters.
+#[derive(Default)]
+struct Stream {
+    ids: Vec<u32>,
+    /// Ids before this one gave `before`; decoding starts there, since some tokenizers treat a first token
+    /// differently.
+    from: usize,
+    shown: usize,
+}
+
+impl Stream {
+    /// What may be shown once `id` has come.
+    fn push(&mut self, id: u32, decode: &impl Fn(&[u32]) -> String) -> String {
+        self.ids.push(id);
+        let text = decode(&self.ids[self.from..]);
+        // U+FFFD at the end: the token broke off inside a character.
+        if text.ends_with('\u{fffd}') { String::new() } else { self.take(text, decode) }
+    }
+
+    /// What is left at the end, broken or not.
+    fn rest(&mut self, decode: &impl Fn(&[u32]) -> String) -> String {
+        let text = decode(&self.ids[self.from..]);
+        self.take(text, decode)
+    }
+
+    fn take(&mut self, text: String, decode: &impl Fn(&[u32]) -> String) -> String {
+        let before = decode(&self.ids[self.from..self.shown]);
+        let new = text.strip_prefix(before.as_str()).unwrap_or_default().to_string();
+        self.from = self.shown;
+        self.shown = self.ids.len();
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_are_never_cut() {
+        // Each id is one byte; the decoder drops a space before the first token, as SentencePiece's does.
+        let decode = |ids: &[u32]| {
+            let bytes: Vec<u8> = ids.iter().map(|i| *i as u8).collect();
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            text.strip_prefix(' ').map(str::to_string).unwrap_or(text)
+        };
+        let text = "a né 日本 🦀 z";
+        let mut stream = Stream::default();
+        let mut pieces: Vec<String> = text.bytes().map(|b| stream.push(u32::from(b), &decode)).collect();
+        pieces.push(stream.rest(&decode));
+        assert_eq!(pieces.concat(), text);
+        assert!(pieces.iter().all(|p| !p.contains('\u{fffd}')), "{pieces:?}");
+        assert!(pieces.iter().filter(|p| !p.is_empty()).count() >= 10, "it streams: {pieces:?}");
+    }
+}

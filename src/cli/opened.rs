@@ -1,0 +1,155 @@
+//! A model as it was named on the command line, found and opened: the demonstration, a path, or a Hub id.
+//! Everything about it that can be refused cheaply is refused here, before any weight is read.
+
+use super::demo;
+use super::refusal::{self, Kind, Refusal};
+use super::verb;
+use crate::data::template::CHATML;
+use crate::data::tokenizer::Tokenizer;
+use crate::format::{self, FormatError, ModelFiles};
+use crate::model::config::Config;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A base model, opened but not read.
+pub struct Opened {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What the files say.
+    pub files: ModelFiles,
+    /// Its shape.
+    pub config: Config,
+}
+
+/// Finds and opens a model.
+pub fn open(name: &str) -> Result<Opened, Refusal> {
+    let path = locate(name)?;
+    let files = format::open(&path)?;
+    let config = Config::from_json(&files.config)
+        .map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))?;
+    Ok(Opened { path, files, config })
+}
+
+/// The path of a model that was named.
+pub fn locate(name: &str) -> Result<PathBuf, Refusal> {
+    let path = Path::new(name);
+    if path.exists() {
+        return Ok(path.into());
+    }
+    if name == demo::NAME {
+        return demo::directory();
+    }
+    let (id, revision) = name.split_once('@').map_or((name, None), |(id, r)| (id, Some(r)));
+    if format::looks_like_id(id) {
+        let _ = (revision, progress as fn(&str));
+        return Err(Refusal::failure("hub not there yet"));
+    }
+    if name.contains('/') || name.ends_with(".gguf") || name.contains('.') {
+        return Err(Refusal::failure(format!(
+            "{name}: no such file or directory; a model is a Hugging Face directory, a .gguf file or a Hub id owner/name"
+        )));
+    }
+    Err(verb::not_a_model(name))
+}
+
+fn progress(line: &str) {
+    eprintln!("{line}");
+}
+
+impl Opened {
+    /// The tokenizer, with the model's chat template or the one that was asked for; refused where it has ids
+    /// that the embedding has no rows for.
+    pub fn tokenizer(&mut self, chat_template: Option<&str>) -> Result<Tokenizer, Refusal> {
+        if let Some(template) = chat_template {
+            self.replace_template(template)?;
+        }
+        let files = &self.files.tokenizer;
+        let tokenizer = Tokenizer::new(
+            &files.tokenizer_json,
+            files.tokenizer_config.as_ref(),
+            files.special_tokens_map.as_ref(),
+            files.chat_template.as_deref(),
+        )
+        .map_err(|e| refusal::in_file(&self.path, e.into()))?;
+        let fits = self.config.check_vocabulary(tokenizer.vocab_size());
+        fits.map_err(|e| refusal::in_file(&self.path, e.into()))?;
+        Ok(tokenizer)
+    }
+
+    fn replace_template(&mut self, template: &str) -> Result<(), Refusal> {
+        let text = match template {
+            "chatml" if !Path::new(template).exists() => CHATML.to_string(),
+            file => std::fs::read_to_string(file).map_err(refusal::at(Path::new(file)))?,
+        };
+        let files = &mut self.files.tokenizer;
+        files.chat_template = Some(text);
+        if let Some(Value::Object(config)) = &mut files.tokenizer_config {
+            config.shift_remove("chat_template");
+        }
+        Ok(())
+    }
+
+    /// The tokenizer's files, as they belong beside an adapter or a merged model.
+    pub fn tokenizer_files(&self) -> Vec<(String, Vec<u8>)> {
+        let t = &self.files.tokenizer;
+        let mut files = vec![("tokenizer.json".to_string(), t.tokenizer_json.clone().into_bytes())];
+        let mut json = |name: &str, value: &Option<Value>| {
+            if let Some(v) = value {
+                files.push((name.into(), format!("{v:#}\n").into_bytes()));
+            }
+        };
+        json("tokenizer_config.json", &t.tokenizer_config);
+        json("special_tokens_map.json", &t.special_tokens_map);
+        if let Some(template) = &t.chat_template {
+            files.push(("chat_template.jinja".into(), template.clone().into_bytes()));
+        }
+        files
+    }
+
+    /// Ids that end an answer: the tokenizer's, the generation config's and the config's end tokens.
+    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut ids: Vec<u32> = tokenizer.eos_id().into_iter().collect();
+        for value in [self.files.generation.as_ref(), Some(&self.files.config)].into_iter().flatten() {
+            match &value["eos_token_id"] {
+                Value::Array(list) => ids.extend(list.iter().filter_map(Value::as_u64).map(|n| n as u32)),
+                one => ids.extend(one.as_u64().map(|n| n as u32)),
+            }
+        }
+        // Turns of common templates end with these; a chat model whose config names only its document's end
+        // would otherwise speak on for the user.
+        for token in ["<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"] {
+            ids.extend(tokenizer.token_to_id(token).filter(|_| tokenizer.is_special(token)));
+        }
+        ids.sort();
+        ids.dedup();
+        ids
+    }
+
+    /// blake3 of the weights' files and config.json: what a resumed run must have in common with the first.
+    pub fn hash(&self) -> Result<String, Refusal> {
+        let mut files = match self.path.is_dir() {
+            false => vec![self.path.clone()],
+            true => {
+                let entries = std::fs::read_dir(&self.path).map_err(refusal::at(&self.path))?;
+                let weights = |p: &PathBuf| {
+                    p.extension().is_some_and(|e| e == "safetensors") || p.ends_with("config.json")
+                };
+                entries.flatten().map(|e| e.path()).filter(weights).collect()
+            }
+        };
+        files.sort();
+        let mut hasher = blake3::Hasher::new();
+        for path in files {
+            let file = std::fs::File::open(&path).map_err(refusal::at(&path))?;
+            hasher.update_reader(file).map_err(refusal::at(&path))?;
+        }
+        Ok(hasher.finalize().to_hex()[..32].to_string())
+    }
+}
+
+impl From<FormatError> for Refusal {
+    fn from(e: FormatError) -> Self {
+        let kind = if e.is_configuration() { Kind::Configuration } else { Kind::Failure };
+        Refusal::of(kind, e)
+    }
+}

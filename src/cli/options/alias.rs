@@ -1,0 +1,96 @@
+//! Names that users carry over from other trainers. A name is either another spelling of ours, one that is
+//! computed into ours (the result is printed), one that asks for what happens anyway (explained once), or one
+//! that asks for something that is not built: an error, because silence would train something else.
+
+/// Other spellings: (theirs, ours), both with underscores.
+pub const ALIASES: &[(&str, &str)] = &[
+    ("model_name_or_path", "model"),
+    ("base_model", "model"),
+    ("max_length", "max_seq_len"),
+    ("max_seq_length", "max_seq_len"),
+    ("sequence_len", "max_seq_len"),
+    ("cutoff_len", "max_seq_len"),
+    ("num_train_epochs", "epochs"),
+    ("num_epochs", "epochs"),
+    ("lr", "learning_rate"),
+    ("lr_scheduler_type", "lr_scheduler"),
+    ("lora_r", "rank"),
+    ("lora_rank", "rank"),
+    ("lora_alpha", "alpha"),
+    ("lora_dropout", "dropout"),
+    ("lora_target_modules", "target_modules"),
+    ("lora_target", "target_modules"),
+    ("use_rslora", "rslora"),
+    ("output_dir", "output"),
+    ("sample_packing", "packing"),
+    ("train_batch_size", "batch_size"),
+    ("val_set_size", "eval_split"),
+];
+
+/// Computed: rows per step are the product of these.
+pub const BATCH_FACTORS: &[&str] =
+    &["per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps"];
+
+/// Computed: a fraction becomes a percentage of `warmup_steps`.
+pub const WARMUP_RATIO: &str = "warmup_ratio";
+
+/// What a value of a foreign key means here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meaning {
+    /// Accepted, with a sentence.
+    Explained(&'static str),
+    /// Asked for, not built: a sentence with the way out.
+    NotBuilt(&'static str),
+}
+
+use Meaning::{Explained, NotBuilt};
+
+/// Keys that are accepted for some values: (key, values that fit, meaning then, meaning otherwise). An empty
+/// list fits everything; values are compared in lower case.
+#[rustfmt::skip]
+const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
+    ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
+    ("completion_only_loss", &["true", "yes"], Explained("only completions are trained on, always"), NotBuilt("only completions are trained on; rows of the form `text` train on everything")),
+    ("gradient_checkpointing", &[], Explained("recomputation is chosen by the memory there is (--memory-limit)"), NotBuilt("")),
+    ("bf16", &[], Explained("the CPU computes in f32; the adapter is f32 in any case"), NotBuilt("")),
+    ("fp16", &[], Explained("the CPU computes in f32; the adapter is f32 in any case"), NotBuilt("")),
+    ("optim", &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
+    ("optimizer", &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
+    ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
+    ("report_to", &["none", "[]", ""], Explained("metrics.jsonl is always written"), Explained("nothing is sent anywhere; metrics.jsonl is written")),
+    ("adapter", &["lora"], Explained("LoRA is what is trained"), NotBuilt("LoRA is the only kind of adapter")),
+    ("load_in_4bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("quantised bases are not built yet; leave it out, the CPU computes in f32")),
+    ("load_in_8bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("quantised bases are not built yet; leave it out, the CPU computes in f32")),
+    ("quantize", &["none"], Explained("weights stay as they are"), NotBuilt("quantised bases are not built yet; leave it out, the CPU computes in f32")),
+    ("neftune_noise_alpha", &["0", "null"], Explained("no noise"), NotBuilt("noise on embeddings is not built; leave it out")),
+    ("use_dora", &["false", "no"], Explained("plain LoRA"), NotBuilt("DoRA is not built; leave it out for plain LoRA")),
+    ("bias", &["none"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is built")),
+    ("lora_bias", &["none", "false"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is built")),
+    ("modules_to_save", &["[]", ""], Explained("a classifier's head is trained in full, nothing else"), NotBuilt("only a classifier's head is trained in full (--task classify)")),
+    ("label_smoothing_factor", &["0"], Explained("no smoothing"), NotBuilt("label smoothing is not built; leave it out")),
+    ("group_by_length", &["false", "no"], Explained("rows are shuffled; packing fills the microbatches"), NotBuilt("rows are never ordered by length; packing fills the microbatches")),
+    ("coordinator", &[], NotBuilt("training over several machines is not built yet"), NotBuilt("")),
+    ("expect_workers", &[], NotBuilt("training over several machines is not built yet"), NotBuilt("")),
+    ("tensorboard", &[], NotBuilt("TensorBoard files are not built yet; metrics.jsonl has every number"), NotBuilt("")),
+    ("dashboard", &[], NotBuilt("the page is not built yet; metrics.jsonl has every number"), NotBuilt("")),
+];
+
+/// Our key for another spelling.
+pub fn ours(key: &str) -> Option<&'static str> {
+    ALIASES.iter().find(|(theirs, _)| *theirs == key).map(|(_, ours)| *ours)
+}
+
+/// What `key: value` means, None where the key is not a foreign one.
+pub fn foreign(key: &str, value: &str) -> Option<Meaning> {
+    let (_, fits, then, otherwise) = FOREIGN.iter().find(|f| f.0 == key)?;
+    let value = value.to_lowercase();
+    let value = value.trim_end_matches(".0");
+    Some(if fits.is_empty() || fits.contains(&value) { *then } else { *otherwise })
+}
+
+/// Every foreign key that is understood.
+pub fn all<'a>() -> impl Iterator<Item = &'a str> {
+    let foreign = FOREIGN.iter().map(|f| f.0);
+    let aliases = ALIASES.iter().map(|a| a.0).chain(BATCH_FACTORS.iter().copied());
+    aliases.chain([WARMUP_RATIO]).chain(foreign).map(|k: &'static str| -> &'a str { k })
+}

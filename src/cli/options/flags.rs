@@ -1,0 +1,160 @@
+//! Flags out of the table of options, through clap. Nothing is interpreted here: a flag becomes (key, values)
+//! like a line of YAML does, so that aliases and mistakes are treated alike.
+
+use super::table::{Opt, Section, Takes};
+use super::{Source, Typed, alias};
+use crate::cli::refusal::{Refusal, nearest};
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, Command};
+
+/// What clap made of the arguments.
+pub enum Parsed {
+    /// Positional arguments, then flags in no particular order.
+    Typed(Vec<String>, Vec<Typed>),
+    /// `--help` or `--version`: to be printed.
+    Text(StyledStr),
+}
+
+/// What a command accepts.
+pub struct Accepts<'a> {
+    /// `finetune`, `finetune generate`.
+    pub name: String,
+    /// One sentence.
+    pub about: &'static str,
+    /// Placeholder of positional arguments; empty for none.
+    pub positional: &'static str,
+    /// Rows of the table, and the verb's own.
+    pub options: Vec<&'a Opt>,
+    /// Below the options in `--help`.
+    pub epilogue: String,
+}
+
+const FOREIGN_HEADING: &str = "other trainers' names";
+
+/// The clap command.
+pub fn command(accepts: &Accepts, foreign: bool) -> Command {
+    let mut c = Command::new(accepts.name.clone())
+        .about(accepts.about)
+        .version(env!("CARGO_PKG_VERSION"))
+        .after_help(accepts.epilogue.clone())
+        .args_override_self(false);
+    if !accepts.positional.is_empty() {
+        c = c.arg(Arg::new("").value_name(accepts.positional).num_args(0..).help_heading("arguments"));
+    }
+    for o in &accepts.options {
+        c = c.arg(arg(o));
+        if o.takes == Takes::Switch && o.default == "true" {
+            let no = format!("no-{}", o.name);
+            let help = format!("turn --{} off", o.name);
+            let arg = Arg::new(no.clone()).long(no).action(ArgAction::SetTrue);
+            c = c.arg(arg.help(help).help_heading(o.section.name()));
+        }
+    }
+    if foreign {
+        for key in alias::all() {
+            let long = key.replace('_', "-");
+            let arg = Arg::new(key).long(long).action(ArgAction::Append).num_args(0..=1).hide(true);
+            c = c.arg(arg.help_heading(FOREIGN_HEADING));
+        }
+    }
+    c
+}
+
+fn arg(o: &Opt) -> Arg {
+    let mut help = o.help.to_string();
+    if !o.default.is_empty() && o.takes != Takes::Switch {
+        help = format!("{help} [{}]", o.default);
+    }
+    let a = Arg::new(o.name).long(o.name).help(help).help_heading(o.section.name());
+    let a = match o.takes {
+        Takes::One(v) => a.value_name(v).action(ArgAction::Set),
+        Takes::Many(v) => a.value_name(v).action(ArgAction::Append),
+        Takes::Commas(v) => a.value_name(v).action(ArgAction::Append).value_delimiter(','),
+        Takes::Switch => a.action(ArgAction::SetTrue),
+        Takes::Optional(v) => a.value_name(v).num_args(0..=1).require_equals(true).action(ArgAction::Set),
+    };
+    // A negative number is a value, never a flag.
+    let a = if o.takes == Takes::Switch { a } else { a.allow_negative_numbers(true) };
+    match o.name {
+        "output" => a.short('o'),
+        "quiet" => a.short('q'),
+        _ => a,
+    }
+}
+
+/// Parses the arguments after the command's name.
+pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
+    let foreign = accepts.options.iter().any(|o| o.section == Section::Optim);
+    let args = args.iter().map(|a| dashed(a));
+    let argv = std::iter::once(accepts.name.clone()).chain(args);
+    let matches = match command(accepts, foreign).try_get_matches_from(argv) {
+        Ok(m) => m,
+        Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            return Ok(Parsed::Text(e.render()));
+        }
+        Err(e) => return Err(one_line(accepts, &e)),
+    };
+    let mut typed = Vec::new();
+    for id in matches.ids() {
+        let id = id.as_str();
+        if id.is_empty() || matches.value_source(id) != Some(clap::parser::ValueSource::CommandLine) {
+            continue;
+        }
+        let switch = accepts.options.iter().any(|o| o.takes == Takes::Switch && o.name == id);
+        let (key, values) = match id.strip_prefix("no-") {
+            _ if switch => (id, vec!["true".to_string()]),
+            Some(rest) if matches.try_get_one::<bool>(id).is_ok() => (rest, vec!["false".to_string()]),
+            _ => (id, matches.get_many::<String>(id).map(|v| v.cloned().collect()).unwrap_or_default()),
+        };
+        typed.push(Typed { key: key.replace('-', "_"), values, source: Source::Flag });
+    }
+    let positional = match accepts.positional.is_empty() {
+        true => Vec::new(),
+        false => matches.get_many::<String>("").map(|v| v.cloned().collect()).unwrap_or_default(),
+    };
+    Ok(Parsed::Typed(positional, typed))
+}
+
+/// `--lora_r` is `--lora-r`: YAML keys work as flags.
+fn dashed(arg: &str) -> String {
+    match arg.strip_prefix("--") {
+        Some(rest) if !rest.is_empty() => {
+            let (name, value) = rest.split_once('=').map_or((rest, None), |(n, v)| (n, Some(v)));
+            let value = value.map(|v| format!("={v}")).unwrap_or_default();
+            format!("--{}{value}", name.replace('_', "-"))
+        }
+        _ => arg.to_string(),
+    }
+}
+
+fn one_line(accepts: &Accepts, e: &clap::Error) -> Refusal {
+    let text = |kind| match e.get(kind) {
+        Some(ContextValue::String(s)) => s.clone(),
+        Some(ContextValue::Strings(s)) => s.join(" "),
+        _ => String::new(),
+    };
+    let arg = text(ContextKind::InvalidArg);
+    let help = format!("see `{} --help`", accepts.name);
+    let line = match e.kind() {
+        ErrorKind::UnknownArgument if arg.starts_with('-') => {
+            let typed = arg.trim_start_matches('-');
+            let known = accepts.options.iter().map(|o| o.name);
+            match nearest(typed, known) {
+                Some(n) => format!("unknown option {arg}: did you mean --{n}? ({help})"),
+                None => format!("unknown option {arg} ({help})"),
+            }
+        }
+        ErrorKind::UnknownArgument => format!("unexpected argument {arg:?} ({help})"),
+        ErrorKind::ArgumentConflict => format!("{arg} is given twice"),
+        ErrorKind::InvalidValue | ErrorKind::TooFewValues | ErrorKind::NoEquals => {
+            format!("{arg} needs a value ({help})")
+        }
+        _ => {
+            let text = e.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            format!("{} ({help})", first.trim_start_matches("error: "))
+        }
+    };
+    Refusal::usage(line)
+}

@@ -1,0 +1,452 @@
+//! The groups of options as the floors below want them: one struct per section, no strings where a type says
+//! more. What cannot be meant (rank 0, an alpha that is not finite) is refused here, with its source.
+
+use super::Settings;
+use crate::cli::refusal::Refusal;
+use std::path::PathBuf;
+
+/// `model`
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelOptions {
+    /// Directory, file, Hub id, or `demo`.
+    pub model: String,
+    /// A file, or `chatml`.
+    pub chat_template: Option<String>,
+    /// Goes into the adapter's config.
+    pub base_id: Option<String>,
+}
+
+/// What is learnt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Supervised tokens.
+    Sft,
+    /// A label per row.
+    Classify,
+}
+
+/// How much of the data is held back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Split {
+    /// That many rows.
+    Rows(usize),
+    /// That part, in (0, 1).
+    Part(f64),
+}
+
+/// `data`
+#[derive(Debug, Clone, PartialEq)]
+pub struct DataOptions {
+    /// What is learnt.
+    pub task: Task,
+    /// Paths; `-` is stdin.
+    pub data: Vec<PathBuf>,
+    /// (field of the form, name in the rows)
+    pub fields: Vec<(String, String)>,
+    /// Rows for eval.
+    pub eval_data: Vec<PathBuf>,
+    /// Or a part of the data.
+    pub eval_split: Option<Split>,
+    /// Tokens; None: by the model.
+    pub max_seq_len: Option<usize>,
+    /// Several rows per microbatch.
+    pub packing: bool,
+    /// A permutation per epoch.
+    pub shuffle: bool,
+    /// Classes, where they are not counted.
+    pub num_classes: Option<usize>,
+    /// One per class.
+    pub class_weights: Option<Vec<f32>>,
+    /// Rows with nothing to learn that are put up with; None: any number.
+    pub max_dropped: Option<Amount>,
+}
+
+/// `lora`
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraOptions {
+    /// At least 1.
+    pub rank: usize,
+    /// Finite, above 0.
+    pub alpha: f32,
+    /// Suffixes or `all-linear`.
+    pub targets: Vec<String>,
+    /// In [0, 1).
+    pub dropout: f32,
+    /// Another scale.
+    pub rslora: bool,
+    /// A PEFT directory.
+    pub init_adapter: Option<PathBuf>,
+}
+
+/// A number of things, absolute or by the number of all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Amount {
+    /// That many.
+    Count(u64),
+    /// That percentage of all, rounded up.
+    Percent(f64),
+}
+
+impl Amount {
+    /// Out of `total`.
+    pub fn of(self, total: u64) -> u64 {
+        match self {
+            Amount::Count(n) => n,
+            Amount::Percent(p) => (total as f64 * p / 100.0).ceil() as u64,
+        }
+    }
+}
+
+/// `optim`
+#[derive(Debug, Clone, PartialEq)]
+pub struct OptimOptions {
+    /// At least 1.
+    pub epochs: u64,
+    /// Wins over epochs.
+    pub max_steps: Option<u64>,
+    /// Rows per step.
+    pub batch_size: usize,
+    /// None: by the plan's rule.
+    pub micro_batch_tokens: Option<usize>,
+    /// Peak.
+    pub learning_rate: f64,
+    /// `constant`, `linear`, `cosine`.
+    pub scheduler: String,
+    /// Rise.
+    pub warmup: Amount,
+    /// Decoupled.
+    pub weight_decay: f64,
+    /// 0: no clipping.
+    pub max_grad_norm: f64,
+    /// Of everything.
+    pub seed: u64,
+}
+
+/// `devices`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// None: what the process may use.
+    pub threads: Option<usize>,
+    /// Bytes.
+    pub memory_limit: Option<u64>,
+}
+
+/// Whether an earlier run is continued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resume {
+    /// A run of its own.
+    No,
+    /// From the last checkpoint of the output folder.
+    Output,
+    /// From this run or checkpoint.
+    From(PathBuf),
+}
+
+/// `output`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputOptions {
+    /// None: the next free one.
+    pub output: Option<PathBuf>,
+    /// Replace what is there.
+    pub overwrite: bool,
+    /// Continue.
+    pub resume: Resume,
+    /// Steps between evals.
+    pub eval_steps: Option<u64>,
+    /// Steps between checkpoints.
+    pub save_steps: Option<u64>,
+    /// Checkpoints kept.
+    pub save_total_limit: Option<usize>,
+    /// Answered before and after.
+    pub sample_prompts: Vec<String>,
+    /// metrics.jsonl elsewhere.
+    pub log_json: Option<PathBuf>,
+    /// No progress.
+    pub quiet: bool,
+}
+
+/// All groups of a training run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// `model`
+    pub model: ModelOptions,
+    /// `data`
+    pub data: DataOptions,
+    /// `lora`
+    pub lora: LoraOptions,
+    /// `optim`
+    pub optim: OptimOptions,
+    /// `devices`
+    pub devices: DeviceOptions,
+    /// `output`
+    pub output: OutputOptions,
+}
+
+impl Options {
+    /// Reads every group.
+    pub fn of(s: &Settings) -> Result<Self, Refusal> {
+        choice(
+            s,
+            "role",
+            &["single"],
+            "training over several machines is not built yet; this build has `single`",
+        )?;
+        Ok(Options {
+            model: model(s)?,
+            data: data(s)?,
+            lora: lora(s)?,
+            optim: optim(s)?,
+            devices: devices(s)?,
+            output: output(s)?,
+        })
+    }
+}
+
+fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
+    Ok(ModelOptions {
+        model: s.text("model")?.unwrap_or(crate::cli::demo::NAME).to_string(),
+        chat_template: s.text("chat-template")?.map(Into::into),
+        base_id: s.text("base-id")?.map(Into::into),
+    })
+}
+
+fn data(s: &Settings) -> Result<DataOptions, Refusal> {
+    let task = match choice(s, "task", &["sft", "instruct", "classify"], "there are sft and classify")? {
+        "classify" => Task::Classify,
+        _ => Task::Sft,
+    };
+    let field = |v: &String| match v.split_once('=') {
+        Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
+        _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
+    };
+    let weight = |v: &String| match v.parse::<f32>() {
+        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
+        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
+        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
+    };
+    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
+    if task == Task::Sft && s.is_given("num-classes") {
+        return Err(s.refuse("num-classes", "goes with --task classify"));
+    }
+    if task == Task::Sft && !weights.is_empty() {
+        return Err(s.refuse("class-weights", "goes with --task classify"));
+    }
+    Ok(DataOptions {
+        task,
+        data: paths(s, "data"),
+        fields: s.list("data-fields").iter().map(field).collect::<Result<_, _>>()?,
+        eval_data: paths(s, "eval-data"),
+        eval_split: eval_split(s)?,
+        max_seq_len: whole(s, "max-seq-len", 2)?,
+        packing: s.switch("packing")?,
+        shuffle: !s.switch("no-shuffle")?,
+        num_classes: whole(s, "num-classes", 2)?,
+        class_weights: (!weights.is_empty()).then_some(weights),
+        max_dropped: amount(s, "max-dropped")?,
+    })
+}
+
+fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
+    let name = "eval-split";
+    let Some(v) = s.parse::<f64>(name, "a number of rows or a fraction")? else { return Ok(None) };
+    match v {
+        0.0 => Ok(None),
+        v if v > 0.0 && v < 1.0 => Ok(Some(Split::Part(v))),
+        v if v >= 1.0 && v.fract() == 0.0 && v < 1e15 => Ok(Some(Split::Rows(v as usize))),
+        v => Err(s.refuse(name, format!("{v} is neither a number of rows nor a fraction below 1"))),
+    }
+}
+
+fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
+    let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "is finite and above 0")?;
+    let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "lies in 0 .. 1, 1 excluded")?;
+    Ok(LoraOptions {
+        rank: whole(s, "rank", 1)?.unwrap_or(16),
+        alpha: alpha.unwrap_or(32.0) as f32,
+        targets: s.list("target-modules").to_vec(),
+        dropout: dropout.unwrap_or(0.0) as f32,
+        rslora: s.switch("rslora")?,
+        init_adapter: s.text("init-adapter")?.map(PathBuf::from),
+    })
+}
+
+fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
+    let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
+    let scheduler = choice(s, "lr-scheduler", &schedulers, "there are constant, linear and cosine")?;
+    let finite = |v: f64| v.is_finite() && v >= 0.0;
+    let real = |name| real(s, name, finite, "is finite and not below 0");
+    let micro = match s.text("micro-batch-tokens")? {
+        Some("auto") => {
+            return Err(
+                s.refuse("micro-batch-tokens", "`auto` is not built yet; leave it out for the fixed rule")
+            );
+        }
+        _ => whole(s, "micro-batch-tokens", 1)?,
+    };
+    Ok(OptimOptions {
+        epochs: whole(s, "epochs", 1)?.unwrap_or(1) as u64,
+        max_steps: whole(s, "max-steps", 1)?.map(|n| n as u64),
+        batch_size: whole(s, "batch-size", 1)?.unwrap_or(8),
+        micro_batch_tokens: micro,
+        learning_rate: real("learning-rate")?.unwrap_or(2e-4),
+        scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
+        warmup: amount(s, "warmup-steps")?.unwrap_or(Amount::Count(0)),
+        weight_decay: real("weight-decay")?.unwrap_or(0.0),
+        max_grad_norm: real("max-grad-norm")?.unwrap_or(1.0),
+        seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
+    })
+}
+
+fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(None) };
+    let Some(percent) = text.strip_suffix('%') else {
+        return Ok(s.parse(name, "a whole number, or a percentage as 3%")?.map(Amount::Count));
+    };
+    match percent.parse::<f64>() {
+        Ok(p) if (0.0..=100.0).contains(&p) => Ok(Some(Amount::Percent(p))),
+        _ => Err(s.malformed(name, format!("{text:?} is not a percentage of 0 to 100"))),
+    }
+}
+
+/// The `devices` group alone: other verbs have it too.
+pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
+    let gpu = "this build computes on the CPU: none, cpu or auto";
+    choice(s, "gpus", &["none", "cpu", "auto"], gpu)?;
+    choice(s, "gpu-backend", &["auto", "cpu"], "this build computes on the CPU: cpu or auto")?;
+    choice(s, "dtype", &["auto", "f32"], "this build computes in f32: f32 or auto")?;
+    Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)? })
+}
+
+fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
+    let name = "memory-limit";
+    let Some(text) = s.text(name)? else { return Ok(None) };
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = match unit.to_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if n > 0.0 && n.is_finite() => Ok(Some((n * unit) as u64)),
+        _ => Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
+    }
+}
+
+fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
+    let resume = match (s.is_given("resume"), s.text("resume")?) {
+        (false, _) | (_, Some("false")) => Resume::No,
+        (true, None | Some("true")) => Resume::Output,
+        (true, Some(dir)) => Resume::From(dir.into()),
+    };
+    let overwrite = s.switch("overwrite")?;
+    if overwrite && resume != Resume::No {
+        return Err(s.refuse("overwrite", "either --resume or --overwrite, not both"));
+    }
+    let above_zero = |v: Option<usize>| v.filter(|n| *n > 0).map(|n| n as u64);
+    Ok(OutputOptions {
+        output: s.text("output")?.map(PathBuf::from),
+        overwrite,
+        resume,
+        eval_steps: above_zero(whole(s, "eval-steps", 0)?),
+        save_steps: above_zero(whole(s, "save-steps", 0)?),
+        save_total_limit: whole(s, "save-total-limit", 1)?,
+        sample_prompts: s.list("sample-prompt").to_vec(),
+        log_json: s.text("log-json")?.map(PathBuf::from),
+        quiet: s.switch("quiet")?,
+    })
+}
+
+fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
+    s.list(name).iter().map(PathBuf::from).collect()
+}
+
+/// A whole number of at least `least`.
+pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
+    match s.parse::<i128>(name, "a whole number")? {
+        None => Ok(None),
+        Some(n) if n < least as i128 || n > i64::MAX as i128 => {
+            Err(s.refuse(name, format!("{n} cannot be; at least {least}")))
+        }
+        Some(n) => Ok(Some(n as usize)),
+    }
+}
+
+/// A number for which `fits` holds.
+pub fn real(
+    s: &Settings,
+    name: &str,
+    fits: impl Fn(f64) -> bool,
+    rule: &str,
+) -> Result<Option<f64>, Refusal> {
+    match s.parse::<f64>(name, "a number")? {
+        Some(v) if !fits(v) || (v as f32).is_infinite() => {
+            Err(s.refuse(name, format!("{v} cannot be; --{name} {rule}")))
+        }
+        v => Ok(v),
+    }
+}
+
+fn choice<'a>(s: &'a Settings, name: &str, known: &[&str], rule: &str) -> Result<&'a str, Refusal> {
+    let text = s.text(name)?.unwrap_or_default();
+    match known.contains(&text) {
+        true => Ok(text),
+        false => Err(s.refuse(name, format!("{text:?}: {rule}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::options::{Source, Typed, table::TABLE};
+
+    /// One flag: the exit code and a part of the line; 0 for accepted.
+    fn check(name: &str, value: &str, code: u8, part: &str) {
+        let typed = Typed { key: name.replace('-', "_"), values: vec![value.into()], source: Source::Flag };
+        let options: Vec<_> = TABLE.iter().collect();
+        let got = Settings::resolve(&options, vec![vec![typed]]).and_then(|s| Options::of(&s));
+        let (c, line) = got.map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
+        assert_eq!(c, code, "--{name} {value}: {line}");
+        assert!(line.contains(part), "--{name} {value}: {line}");
+    }
+
+    #[test]
+    fn values() {
+        check("rank", "0", 78, "at least 1");
+        check("rank", "abc", 2, "not a whole number");
+        check("rank", "-1", 78, "at least 1");
+        check("alpha", "inf", 78, "finite");
+        check("alpha", "nan", 78, "finite");
+        check("dropout", "1", 78, "1 excluded");
+        check("learning-rate", "2e-4", 0, "");
+        check("learning-rate", "1e60", 78, "finite");
+        check("warmup-steps", "5%", 0, "");
+        check("warmup-steps", "101%", 2, "percentage");
+        check("memory-limit", "2GB", 0, "");
+        check("memory-limit", "2 parsecs", 2, "not a size");
+        check("eval-split", "0.1", 0, "");
+        check("eval-split", "1.5", 78, "fraction below 1");
+        check("gpus", "0,1", 78, "CPU");
+        check("role", "worker", 78, "not built yet");
+        check("micro-batch-tokens", "auto", 78, "not built yet");
+        check("num-classes", "3", 78, "--task classify");
+        check("resume", "runs/a", 0, "");
+        check("data-fields", "a", 2, "FORM=ROW");
+        check("seed", "18446744073709551615", 0, "");
+    }
+
+    #[test]
+    fn defaults_are_what_the_table_says() {
+        let options: Vec<_> = TABLE.iter().collect();
+        let o = Options::of(&Settings::resolve(&options, vec![]).unwrap()).unwrap();
+        assert_eq!((o.lora.rank, o.lora.alpha, o.optim.batch_size, o.optim.epochs), (16, 32.0, 8, 1));
+        assert_eq!(o.optim.warmup.of(1000), 30);
+        assert_eq!(o.output.save_steps, Some(500));
+        assert!(o.data.packing && o.data.shuffle);
+    }
+}

@@ -1,0 +1,381 @@
+//! What was typed becomes what is meant. Flags, a YAML file and the environment are layers of (key, values,
+//! source); each is translated by the same rules (`alias`), then the highest layer that speaks wins: flag over
+//! YAML over environment over default. Every value remembers where it came from: mistakes and run.yaml say it.
+
+pub mod alias;
+pub mod flags;
+pub mod groups;
+pub mod table;
+pub mod yaml;
+
+use super::refusal::{Refusal, nearest};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::str::FromStr;
+use table::{Opt, TABLE, Takes};
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// The command line.
+    Flag,
+    /// A line of a YAML file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: u64,
+    },
+    /// An environment variable.
+    Variable(String),
+    /// Worked out from others.
+    Computed(String),
+    /// Nobody said.
+    Default,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Source::Flag => f.write_str("flag"),
+            Source::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Source::Variable(v) => write!(f, "environment {v}"),
+            Source::Computed(from) => write!(f, "{from}"),
+            Source::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A key as it was typed (with underscores).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Typed {
+    /// The key.
+    pub key: String,
+    /// Its values.
+    pub values: Vec<String>,
+    /// Where it stood.
+    pub source: Source,
+}
+
+/// A value and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// One value, or all of a list; empty where the value is to be found out.
+    pub values: Vec<String>,
+    /// Where they came from.
+    pub source: Source,
+}
+
+/// Every option of a command, resolved.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    values: BTreeMap<&'static str, Setting>,
+    /// Sentences about keys of other trainers.
+    pub notes: Vec<String>,
+}
+
+/// Environment variables as a layer.
+pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
+    let typed = |o: &Opt| {
+        let variable = o.variable();
+        let value = read(&variable).filter(|v| !v.is_empty())?;
+        Some(Typed { key: o.key(), values: vec![value], source: Source::Variable(variable) })
+    };
+    TABLE.iter().filter_map(typed).collect()
+}
+
+impl Settings {
+    /// Resolves `layers` (the first one that speaks wins) for the options of a command.
+    pub fn resolve(options: &[&'static Opt], layers: Vec<Vec<Typed>>) -> Result<Self, Refusal> {
+        let mut s = Settings::default();
+        for layer in layers {
+            let mut spoken: BTreeMap<&'static str, (String, Setting)> = BTreeMap::new();
+            for typed in translate(layer, &mut s.notes)? {
+                let Some(opt) = options.iter().find(|o| o.key() == typed.key) else {
+                    // The environment and files may speak of options that this verb does not have.
+                    match table::find(&typed.key.replace('_', "-")) {
+                        Some(_) => continue,
+                        None => return Err(unknown(&typed)),
+                    }
+                };
+                let setting = Setting { values: split(opt, typed.values), source: typed.source };
+                if let Some((_, before)) = spoken.get(opt.name) {
+                    let why = format!("{} is given twice (also: {})", opt.key(), before.source);
+                    return Err(setting.refuse(opt.name, why));
+                }
+                spoken.insert(opt.name, (typed.key, setting));
+            }
+            for (name, (_, setting)) in spoken {
+                s.values.entry(name).or_insert(setting);
+            }
+        }
+        for opt in options {
+            let values = match opt.default {
+                "" => Vec::new(),
+                d => split(opt, vec![d.to_string()]),
+            };
+            s.values.entry(opt.name).or_insert(Setting { values, source: Source::Default });
+        }
+        Ok(s)
+    }
+
+    /// The setting of that name (dashes).
+    pub fn get(&self, name: &str) -> Option<&Setting> {
+        self.values.get(name)
+    }
+
+    /// Puts a value there that was worked out.
+    pub fn put(&mut self, name: &'static str, values: Vec<String>, source: Source) {
+        self.values.insert(name, Setting { values, source });
+    }
+
+    /// True where somebody said so.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|s| s.source != Source::Default)
+    }
+
+    /// The values, none where it is not set.
+    pub fn list(&self, name: &str) -> &[String] {
+        self.get(name).map_or(&[], |s| &s.values)
+    }
+
+    /// The only value.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, Refusal> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(s) if s.values.len() > 1 => Err(s.refuse(name, "one value was expected")),
+            Some(s) => Ok(s.values.first().map(String::as_str)),
+        }
+    }
+
+    /// The only value, as a `what`.
+    pub fn parse<T: FromStr>(&self, name: &str, what: &str) -> Result<Option<T>, Refusal> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        match text.replace('_', "").parse() {
+            Ok(v) => Ok(Some(v)),
+            Err(_) => Err(self.malformed(name, format!("{text:?} is not {what}"))),
+        }
+    }
+
+    /// A switch.
+    pub fn switch(&self, name: &str) -> Result<bool, Refusal> {
+        match self.text(name)?.unwrap_or("false").to_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => Ok(true),
+            "false" | "no" | "off" | "0" => Ok(false),
+            other => Err(self.malformed(name, format!("{other:?} is neither true nor false"))),
+        }
+    }
+
+    /// The value does not parse: wrong usage where it was typed as a flag, else a bad configuration.
+    pub fn malformed(&self, name: &str, why: String) -> Refusal {
+        let r = self.refuse(name, why);
+        match self.get(name).map(|s| &s.source) {
+            Some(Source::Flag) => Refusal::usage(r.line),
+            _ => r,
+        }
+    }
+
+    /// The value parses but cannot be meant.
+    pub fn refuse(&self, name: &str, why: impl std::fmt::Display) -> Refusal {
+        match self.get(name) {
+            Some(s) => s.refuse(name, why),
+            None => Refusal::configuration(format!("--{name}: {why}")),
+        }
+    }
+}
+
+impl Setting {
+    fn refuse(&self, name: &str, why: impl std::fmt::Display) -> Refusal {
+        Refusal::configuration(match &self.source {
+            Source::File { path, line } => {
+                format!("{}:{line}: {}: {why}", path.display(), name.replace('-', "_"))
+            }
+            Source::Variable(v) => format!("{v}: {why}"),
+            Source::Flag | Source::Computed(_) | Source::Default => format!("--{name}: {why}"),
+        })
+    }
+}
+
+fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
+    match opt.takes {
+        Takes::Commas(_) => values
+            .iter()
+            .flat_map(|v| v.split(','))
+            .map(|v| v.trim().to_string())
+            .filter(|v| !v.is_empty())
+            .collect(),
+        _ => values,
+    }
+}
+
+/// One layer into our own keys.
+fn translate(layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
+    let mut out = Vec::new();
+    let mut factors: Vec<Typed> = Vec::new();
+    for mut t in layer {
+        if let Some(ours) = alias::ours(&t.key) {
+            t.key = ours.into();
+            out.push(t);
+        } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {
+            factors.push(t);
+        } else if t.key == alias::WARMUP_RATIO {
+            out.push(warmup(t, notes)?);
+        } else if let Some(meaning) = alias::foreign(&t.key, &t.values.join(",")) {
+            match meaning {
+                alias::Meaning::Explained(why) => notes.push(format!("{} ({}): {why}", t.key, t.source)),
+                alias::Meaning::NotBuilt(why) => return Err(place(&t, why)),
+            }
+        } else {
+            out.push(t);
+        }
+    }
+    if !factors.is_empty() {
+        out.push(batch(factors, notes)?);
+    }
+    Ok(out)
+}
+
+/// per_device_train_batch_size x gradient_accumulation_steps = batch_size (one device).
+fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
+    let mut product: u64 = 1;
+    for f in &factors {
+        let n: u64 = f
+            .values
+            .concat()
+            .parse()
+            .ok()
+            .filter(|n| *n > 0)
+            .ok_or_else(|| place(f, "a whole number above 0 was expected"))?;
+        product = product.checked_mul(n).ok_or_else(|| place(f, "the batch is too large"))?;
+    }
+    let terms: Vec<String> = factors.iter().map(|f| format!("{} {}", f.key, f.values.concat())).collect();
+    let sentence = terms.join(" x ");
+    notes.push(format!("batch_size {product} = {sentence}"));
+    let source = match factors.into_iter().next_back() {
+        Some(Typed { source: Source::Flag, .. }) | None => Source::Computed(format!("flags: {sentence}")),
+        Some(f) => Source::Computed(format!("{}: {sentence}", f.source)),
+    };
+    Ok(Typed { key: "batch_size".into(), values: vec![product.to_string()], source })
+}
+
+fn warmup(t: Typed, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
+    let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "a fraction was expected"))?;
+    if !(0.0..=1.0).contains(&ratio) {
+        return Err(place(&t, "a fraction of 0 to 1 was expected"));
+    }
+    // Rounded at a billionth, so that 0.07 reads 7% and not 7.000000000000001%.
+    let percent = (ratio * 1e11).round() / 1e9;
+    notes.push(format!("warmup_steps {percent}% = warmup_ratio {ratio}"));
+    Ok(Typed { key: "warmup_steps".into(), values: vec![format!("{percent}%")], source: t.source })
+}
+
+fn place(t: &Typed, why: &str) -> Refusal {
+    Refusal::configuration(match &t.source {
+        Source::Flag => format!("--{}: {why}", t.key.replace('_', "-")),
+        source => format!("{source}: {}: {why}", t.key),
+    })
+}
+
+fn unknown(t: &Typed) -> Refusal {
+    let keys: Vec<String> = TABLE.iter().map(Opt::key).collect();
+    let known = keys.iter().map(String::as_str).chain(alias::all());
+    let hint = match nearest(&t.key, known) {
+        Some(n) => format!("did you mean {n}?"),
+        None => "`finetune --help` lists them; keys are written with underscores".into(),
+    };
+    let line = match &t.source {
+        Source::Flag => format!("unknown option --{}: {hint}", t.key.replace('_', "-")),
+        source => format!("{source}: unknown key {}: {hint}", t.key),
+    };
+    Refusal::configuration(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn options() -> Vec<&'static Opt> {
+        TABLE.iter().collect()
+    }
+
+    fn flag(key: &str, value: &str) -> Typed {
+        Typed { key: key.into(), values: vec![value.into()], source: Source::Flag }
+    }
+
+    /// What `key` becomes, or the error, of a YAML file.
+    fn check(text: &str, key: &str, expected: &str) {
+        let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
+        let got = match Settings::resolve(&options(), vec![layer]) {
+            Ok(s) => s.list(key).join("|"),
+            Err(e) => e.line,
+        };
+        assert_eq!(got, expected, "{text:?}");
+    }
+
+    #[test]
+    fn names_of_other_trainers() {
+        check("lora_r: 8", "rank", "8");
+        check("num_train_epochs: 3", "epochs", "3");
+        check("warmup_ratio: 0.07", "warmup-steps", "7%");
+        check("per_device_train_batch_size: 4\ngradient_accumulation_steps: 8", "batch-size", "32");
+        check("micro_batch_size: 2\n", "batch-size", "2");
+        check("bf16: true\nload_in_4bit: false\noptim: adamw_torch", "rank", "16");
+        check("lora_target: q_proj, v_proj", "target-modules", "q_proj|v_proj");
+        check("target_modules: [q_proj, v_proj]", "target-modules", "q_proj|v_proj");
+    }
+
+    #[test]
+    fn mistakes() {
+        check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
+        check(
+            "x: 1\n",
+            "rank",
+            "c.yaml:1: unknown key x: `finetune --help` lists them; keys are written with underscores",
+        );
+        check(
+            "rank: 1\nneftune_noise_alpha: 5",
+            "rank",
+            "c.yaml:2: neftune_noise_alpha: noise on embeddings is not built; leave it out",
+        );
+        check("rank: 8\nlora_r: 16", "rank", "c.yaml:2: rank: rank is given twice (also: c.yaml:1)");
+        check(
+            "gradient_accumulation_steps: 0",
+            "rank",
+            "c.yaml:1: gradient_accumulation_steps: a whole number above 0 was expected",
+        );
+    }
+
+    #[test]
+    fn flag_over_file_over_environment_over_default() {
+        let file = yaml::parse("rank: 4\nalpha: 5\n", Path::new("c.yaml")).unwrap();
+        let env = environment(|v| match v {
+            "FINETUNE_RANK" => Some("1".into()),
+            "FINETUNE_ALPHA" => Some("2".into()),
+            "FINETUNE_SEED" => Some("3".into()),
+            _ => None,
+        });
+        let s = Settings::resolve(&options(), vec![vec![flag("rank", "8")], file, env]).unwrap();
+        let got: Vec<String> = ["rank", "alpha", "seed", "epochs"]
+            .iter()
+            .map(|n| format!("{} # {}", s.list(n).join(","), s.get(n).unwrap().source))
+            .collect();
+        assert_eq!(got, ["8 # flag", "5 # c.yaml:2", "3 # environment FINETUNE_SEED", "1 # default"]);
+    }
+
+    #[test]
+    fn table_aliases_and_flags_agree() {
+        let known: Vec<String> = TABLE.iter().map(Opt::key).collect();
+        for (theirs, ours) in alias::ALIASES {
+            assert!(known.iter().any(|k| k == ours), "{theirs} stands for {ours}, which is no option");
+        }
+        let mut all: Vec<&str> = alias::all().chain(known.iter().map(String::as_str)).collect();
+        let n = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), n, "a name stands in two tables");
+        for o in TABLE {
+            assert!(o.help.ends_with(|c: char| c.is_alphanumeric() || ")'".contains(c)), "{}", o.name);
+        }
+    }
+}

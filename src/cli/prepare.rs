@@ -1,0 +1,228 @@
+//! From options to all that a run needs, cheapest refusals first: model files, tokenizer, rows, plan, adapter.
+//! Nothing is written here.
+
+use super::opened::{self, Opened};
+use super::options::groups::{DataOptions, Options, Split};
+use super::options::{Settings, Source};
+use super::refusal::Refusal;
+use crate::data::files::{self, Flow, Raw};
+use crate::data::form::{self, Form};
+use crate::data::plan::PlanOptions;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, Corpus, LabelMap};
+use crate::format::peft;
+use crate::model::config::Config;
+use crate::model::lora::{self, LoraSpec};
+use std::path::{Path, PathBuf};
+
+/// Longest rows where nobody says otherwise.
+const MAX_SEQ_LEN: usize = 2048;
+
+/// A model with rows that fit it.
+pub struct Prepared {
+    /// The base model's files.
+    pub base: Opened,
+    /// Its tokens.
+    pub tokenizer: Tokenizer,
+    /// Its shape; a classifier's for --task classify.
+    pub config: Config,
+    /// The adapter.
+    pub spec: LoraSpec,
+    /// Rows.
+    pub train: Corpus,
+    /// Rows held back.
+    pub eval: Option<Corpus>,
+    /// True where the rows are turns of a chat template, so that prompts are too.
+    pub chat: bool,
+}
+
+/// Opens, reads, checks.
+pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
+    if options.data.data.is_empty() {
+        return Err(Refusal::usage(format!(
+            "no rows to train {} on: give --data FILE (.jsonl, .json, .csv, .parquet), a folder, or - for stdin",
+            options.model.model
+        )));
+    }
+    let mut base = opened::open(&options.model.model)?;
+    let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
+    let spec = spec(settings, options, &base.config)?;
+    let max_seq_len = max_seq_len(settings, options, &base.config)?;
+    let (train_paths, eval_paths) = paths(&options.data)?;
+    let read = read_options(options, &base.config, max_seq_len);
+    let chat = tokenizer.template().is_some() && train_paths.first().is_some_and(|p| is_chat(p, &read));
+    let mut train = data::load(&train_paths, &read, &tokenizer)?;
+    check_dropped(settings, options, &train)?;
+    let fraction = match options.data.eval_split {
+        _ if !eval_paths.is_empty() => None,
+        Some(Split::Part(p)) => Some(p),
+        Some(Split::Rows(n)) => Some(n as f64 / train.samples.len() as f64),
+        None => None,
+    };
+    let mut eval = None;
+    if let Some(fraction) = fraction {
+        let (kept, held) = train.split(fraction, options.optim.seed)?;
+        (train, eval) = (kept, Some(held));
+    } else if !eval_paths.is_empty() {
+        let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
+        eval = Some(data::load(&eval_paths, &read, &tokenizer)?);
+    }
+    let mut config = base.config.clone();
+    if let Some(labels) = &train.labels {
+        config = config.into_classifier(labels.names.clone())?;
+    }
+    if let (Some(w), Some(l)) = (&options.data.class_weights, &config.labels)
+        && w.len() != l.len()
+    {
+        let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
+        return Err(settings.refuse("class-weights", why));
+    }
+    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat })
+}
+
+/// The plan's options.
+pub fn plan_options(options: &Options) -> PlanOptions {
+    PlanOptions {
+        batch_size: options.optim.batch_size,
+        epochs: options.optim.epochs,
+        max_steps: options.optim.max_steps,
+        micro_batch_tokens: options.optim.micro_batch_tokens,
+        packing: options.data.packing,
+        shuffle: options.data.shuffle,
+        seed: options.optim.seed,
+    }
+}
+
+fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> Result<usize, Refusal> {
+    let longest = config.longest_row();
+    let n = match options.data.max_seq_len {
+        Some(n) if n > config.max_positions => {
+            let why = format!("{n} is longer than the model's {} positions", config.max_positions);
+            return Err(settings.refuse("max-seq-len", why));
+        }
+        Some(n) => n,
+        None => {
+            let n = MAX_SEQ_LEN.min(longest);
+            let source =
+                Source::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
+            settings.put("max-seq-len", vec![n.to_string()], source);
+            n
+        }
+    };
+    config.check_sequence(n)?;
+    Ok(n)
+}
+
+fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data::Options {
+    let data = &options.data;
+    let classify = data.task == super::options::groups::Task::Classify;
+    data::Options {
+        task: if classify { data::Task::Classify } else { data::Task::Sft },
+        fields: data.fields.clone(),
+        max_seq_len,
+        num_classes: data.num_classes,
+        labels: config.labels.clone().filter(|_| classify).map(|names| LabelMap { names }),
+        max_dropped: None,
+        limit: plan_options(options).rows_needed().filter(|_| data.eval_split.is_none()),
+        threads: options.devices.threads.unwrap_or(0),
+    }
+}
+
+/// --max-dropped, whose percentage is of rows that were counted only now.
+fn check_dropped(settings: &Settings, options: &Options, train: &Corpus) -> Result<(), Refusal> {
+    let counts = &train.counts;
+    match options.data.max_dropped.map(|m| m.of(counts.rows)) {
+        Some(most) if counts.dropped > most => {
+            let (dropped, rows) = (counts.dropped, counts.rows);
+            let first = counts.first_dropped.as_ref().map(|p| format!(" (first: {p})")).unwrap_or_default();
+            let why = format!("{dropped} of {rows} rows have nothing to learn{first}; {most} are allowed");
+            Err(settings.refuse("max-dropped", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Files to train on and files for eval; a folder has both.
+pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal> {
+    let (mut train, mut eval) = (Vec::new(), Vec::new());
+    for path in &data.data {
+        match path.is_dir() {
+            true => {
+                let folder = files::folder(path)?;
+                train.extend(folder.train);
+                eval.extend(folder.eval);
+            }
+            false => train.push(path.clone()),
+        }
+    }
+    if !data.eval_data.is_empty() {
+        eval.clear();
+    }
+    for path in &data.eval_data {
+        match path.is_dir() {
+            true => {
+                let folder = files::folder(path)?;
+                let named = if folder.eval.is_empty() { folder.test } else { folder.eval };
+                eval.extend(if named.is_empty() { folder.train } else { named });
+            }
+            false => eval.push(path.clone()),
+        }
+    }
+    Ok((train, eval))
+}
+
+/// True where the first row goes through the chat template. Standard input cannot be looked into twice.
+fn is_chat(path: &Path, read: &data::Options) -> bool {
+    if path.as_os_str() == "-" {
+        return true;
+    }
+    let mut chat = false;
+    let _ = files::read(path, &mut |row| {
+        let value = match row.raw {
+            Raw::Value(v) => Some(v),
+            Raw::Line(text) => serde_json::from_slice(&text).ok(),
+        };
+        let form = value.and_then(|v| form::of(&v, read).ok());
+        chat = matches!(form, Some(Form::Alpaca(_) | Form::Chat(_)));
+        Ok(Flow::Stop)
+    });
+    chat
+}
+
+/// The adapter's shape. What --init-adapter says stands unless something else was typed.
+fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<LoraSpec, Refusal> {
+    let lora = &options.lora;
+    let mut spec = LoraSpec {
+        rank: lora.rank,
+        alpha: lora.alpha,
+        rslora: lora.rslora,
+        dropout: lora.dropout,
+        targets: lora::resolve_targets(&lora.targets, config)
+            .map_err(|e| settings.refuse("target-modules", e))?,
+        seed: options.optim.seed,
+    };
+    if let Some(dir) = &lora.init_adapter {
+        let from = peft::read(dir)?.config;
+        let mut take = |name, value: Vec<String>| match settings.is_given(name) {
+            true => false,
+            false => {
+                settings.put(name, value, Source::Computed(dir.join(peft::CONFIG).display().to_string()));
+                true
+            }
+        };
+        if take("rank", vec![from.r.to_string()]) {
+            spec.rank = from.r;
+        }
+        if take("alpha", vec![from.lora_alpha.to_string()]) {
+            spec.alpha = from.lora_alpha as f32;
+        }
+        if take("rslora", vec![from.use_rslora.to_string()]) {
+            spec.rslora = from.use_rslora;
+        }
+        if take("target-modules", from.target_modules.clone()) {
+            spec.targets = lora::resolve_targets(&from.target_modules, config)?;
+        }
+    }
+    spec.check()?;
+    Ok(spec)
+}

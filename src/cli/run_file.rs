@@ -1,0 +1,81 @@
+//! run.yaml: the resolved configuration of a run, every value with where it came from, and the facts of the
+//! run under `run:`. It can be given as --config: it is read back by the same reader, which skips the facts.
+
+use super::options::table::{Section, TABLE, Takes};
+use super::options::{Settings, yaml};
+
+/// What does not describe the run itself.
+const LEFT_OUT: [&str; 3] = ["config", "resume", "overwrite"];
+
+/// The text of the file.
+pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    let mut text =
+        format!("# finetune {version}: the resolved configuration of this run; `--config` reads it back.\n");
+    for section in Section::ALL {
+        text += &format!("{}:\n", section.name());
+        for opt in TABLE.iter().filter(|o| o.section == section && !LEFT_OUT.contains(&o.name)) {
+            let Some(setting) = settings.get(opt.name) else { continue };
+            let list = matches!(opt.takes, Takes::Many(_) | Takes::Commas(_));
+            let values: Vec<String> = setting.values.iter().map(|v| quoted(v)).collect();
+            let value = match values.as_slice() {
+                [] => "null".to_string(),
+                [one] if !list => one.clone(),
+                many => format!("[{}]", many.join(", ")),
+            };
+            text += &format!("  {}: {value}  # {}\n", opt.key(), setting.source);
+        }
+    }
+    text += &format!("{}:  # facts, not options\n", yaml::FACTS);
+    for (key, value) in facts {
+        text += &format!("  {key}: {}\n", quoted(value));
+    }
+    text
+}
+
+/// A scalar that YAML reads back as the same text.
+fn quoted(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_./+-%".contains(c);
+    let safe = value.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/' || c == '_');
+    let word = ["null", "yes", "no", "on", "off", "y", "n"].contains(&value.to_lowercase().as_str());
+    match safe && !word && value.chars().all(plain) {
+        true => value.to_string(),
+        false => serde_json::Value::from(value).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::options::{Source, Typed};
+    use std::path::Path;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let flag = |key: &str, values: &[&str]| Typed {
+            key: key.into(),
+            values: values.iter().map(|v| v.to_string()).collect(),
+            source: Source::Flag,
+        };
+        let typed = vec![
+            flag("model", &["owner/name@main"]),
+            flag("data", &["a b.jsonl", "-", "c:\\d # e.jsonl"]),
+            flag("sample_prompt", &["Say \"hi\"\nto: me", "no"]),
+            flag("learning_rate", &["2e-4"]),
+            flag("data_fields", &["prompt=q", "completion=a"]),
+            flag("rslora", &["true"]),
+        ];
+        let options: Vec<_> = TABLE.iter().collect();
+        let first = Settings::resolve(&options, vec![typed]).unwrap();
+        let text = text(&first, &[("steps", "12".into()), ("note", "a: b".into())]);
+        assert!(text.contains("  rank: 16  # default\n"), "{text}");
+        assert!(text.contains("  rslora: true  # flag\n"), "{text}");
+        let again = yaml::parse(&text, Path::new("run.yaml")).unwrap();
+        let again = Settings::resolve(&options, vec![again]).unwrap();
+        for o in TABLE {
+            let number = |v: &String| v.parse::<f64>().map_or(v.clone(), |n| n.to_string());
+            let list = |s: &Settings| s.list(o.name).iter().map(number).collect::<Vec<_>>();
+            assert_eq!(list(&first), list(&again), "{}\n{text}", o.name);
+        }
+    }
+}

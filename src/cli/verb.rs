@@ -1,0 +1,204 @@
+//! The table of verbs, and how a command line finds its row. The first word decides: a verb, or the MODEL of
+//! the default verb, which trains.
+
+use super::options::flags::{self, Accepts, Parsed};
+use super::options::table::{self, Opt, Section, TABLE, Takes};
+use super::options::{Settings, Source, Typed, environment, yaml};
+use super::refusal::{Refusal, nearest};
+use super::{export, generate, hardware, inspect, predict, train};
+use std::io::Write;
+use std::path::Path;
+
+/// One verb.
+pub struct Verb {
+    /// What is typed; the first row is the default.
+    pub name: &'static str,
+    /// One sentence.
+    pub about: &'static str,
+    /// Placeholder of its positional arguments; empty for none.
+    pub positional: &'static str,
+    /// Most positional arguments.
+    pub most: usize,
+    /// Options of its own.
+    pub own: &'static [Opt],
+    /// Rows of [`TABLE`] that it takes too; None is all of them.
+    pub shared: Option<&'static [&'static str]>,
+    /// Does it.
+    pub run: fn(&mut Invocation) -> Result<(), Refusal>,
+}
+
+/// A verb with what was typed behind it.
+pub struct Invocation {
+    /// Arguments that are no options.
+    pub positional: Vec<String>,
+    /// Options.
+    pub settings: Settings,
+    /// Where a verb's result goes.
+    pub out: Box<dyn Write>,
+}
+
+impl Invocation {
+    /// One line of the verb's result.
+    pub fn say(&mut self, line: &str) -> Result<(), Refusal> {
+        writeln!(self.out, "{line}").map_err(|e| Refusal::failure(format!("stdout: {e}")))
+    }
+}
+
+const fn own(name: &'static str, takes: Takes, default: &'static str, help: &'static str) -> Opt {
+    Opt { name, section: Section::Verb, takes, default, help }
+}
+
+const JSON: Opt = own("json", Takes::Switch, "false", "print the result as JSON");
+const ADAPTER: Opt =
+    own("adapter", Takes::One("DIR"), "", "PEFT adapter to put on the model (a run's folder)");
+const DEVICES: [&str; 5] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit"];
+const SPEAKING: &[&str] =
+    &["model", "chat-template", DEVICES[0], DEVICES[1], DEVICES[2], DEVICES[3], DEVICES[4]];
+
+const GENERATE: &[Opt] = &[
+    ADAPTER,
+    own("prompt", Takes::Many("TEXT"), "", "what to continue; repeatable; stdin where it is not given"),
+    own("chat", Takes::Switch, "false", "the prompt is a user's turn of the chat template"),
+    own("system", Takes::One("TEXT"), "", "a system turn before it (with --chat)"),
+    own("max-new-tokens", Takes::One("N"), "256", "stop after that many"),
+    own("temperature", Takes::One("T"), "0", "0 takes the most probable token"),
+    own("top-p", Takes::One("P"), "1", "draw among the most probable tokens of this mass"),
+    own("seed", Takes::One("N"), "42", "of the draws"),
+    JSON,
+];
+
+const PREDICT: &[Opt] = &[
+    ADAPTER,
+    own(
+        "text",
+        Takes::Many("TEXT"),
+        "",
+        "a text to classify; repeatable; stdin, one per line, where nothing is given",
+    ),
+    JSON,
+];
+
+const EXPORT: &[Opt] = &[
+    own("to", Takes::One("merged|peft"), "merged", "merged: a Hugging Face model; peft: the adapter alone"),
+    own("save-dtype", Takes::One("base|f32"), "base", "dtype of merged weights"),
+    JSON,
+];
+
+const MERGE: &[Opt] = &[EXPORT[1], JSON];
+
+/// Every verb.
+#[rustfmt::skip]
+pub const VERBS: &[Verb] = &[
+    Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None, run: train::run },
+    Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING), run: generate::run },
+    Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: predict::run },
+    Verb { name: "export", about: "write a run's adapter in another form", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
+    Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
+    Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "threads"]), run: inspect::run },
+    Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: hardware::run },
+];
+
+/// Verbs that the design has and this build has not.
+const NOT_BUILT: [&str; 9] =
+    ["plan", "report", "bench", "doctor", "contracts", "token", "import", "selftest", "dashboard"];
+
+/// Finds the verb and runs it.
+pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
+    let named = args.first().and_then(|a| VERBS.iter().find(|v| v.name == a));
+    if let Some(word) = args.first().filter(|a| NOT_BUILT.contains(&a.as_str()) && !Path::new(a).exists()) {
+        return Err(Refusal::usage(format!("`finetune {word}` is not built yet ({})", list())));
+    }
+    let (verb, rest) = match named {
+        Some(verb) => (verb, &args[1..]),
+        None => (&VERBS[0], args),
+    };
+    let accepts = verb.accepts();
+    let (positional, typed) = match flags::parse(&accepts, rest)? {
+        Parsed::Typed(positional, typed) => (positional, typed),
+        Parsed::Text(text) => {
+            let mut out = std::io::stdout().lock();
+            let coloured = anstream_wanted();
+            let text = if coloured { text.ansi().to_string() } else { text.to_string() };
+            return out.write_all(text.as_bytes()).or(Ok(()));
+        }
+    };
+    let (positional, layers) = verb.layers(positional, typed)?;
+    let settings = Settings::resolve(&accepts.options, layers)?;
+    (verb.run)(&mut Invocation { positional, settings, out: Box::new(std::io::stdout()) })
+}
+
+fn anstream_wanted() -> bool {
+    use std::io::IsTerminal;
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}
+
+impl Verb {
+    /// What its command line accepts.
+    pub fn accepts(&self) -> Accepts<'static> {
+        let shared = TABLE.iter().filter(|o| self.shared.is_none_or(|s| s.contains(&o.name)));
+        let own: &'static [Opt] = self.own;
+        let first = std::ptr::eq(self, &VERBS[0]) || self.name == VERBS[0].name;
+        Accepts {
+            name: if first { "finetune".into() } else { format!("finetune {}", self.name) },
+            about: if first { "Fine-tune a language model with LoRA" } else { self.about },
+            positional: self.positional,
+            options: own.iter().chain(shared).collect(),
+            epilogue: if first { epilogue() } else { String::new() },
+        }
+    }
+
+    /// Positional arguments that are options too (MODEL), and the layers in their order.
+    fn layers(
+        &self,
+        mut positional: Vec<String>,
+        mut flags: Vec<Typed>,
+    ) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
+        if let Some(extra) = positional.get(self.most) {
+            let usage = format!("finetune {} {}", self.name, self.positional);
+            return Err(Refusal::usage(format!("unexpected argument {extra:?} (usage: {})", usage.trim())));
+        }
+        if self.positional == "MODEL" && !positional.is_empty() {
+            flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
+        }
+        let config = flags.iter().find(|t| t.key == "config").map(|t| t.values.concat());
+        let environment = environment(|v| std::env::var(v).ok());
+        let file = match config {
+            Some(path) => yaml::read(Path::new(&path))?,
+            None => Vec::new(),
+        };
+        let mut layers = vec![flags, file, environment];
+        if self.name == VERBS[0].name {
+            let more = train::more_layers(&layers)?;
+            layers.extend(more);
+        }
+        Ok((positional, layers))
+    }
+}
+
+fn epilogue() -> String {
+    let mut text = String::from("verbs:\n");
+    for v in VERBS {
+        text += &format!("  {:<9} {}\n", v.name, v.about);
+    }
+    text + "\nA YAML key is a flag with underscores; flag over YAML over environment (FINETUNE_KEY) over default."
+}
+
+/// The verbs, for a sentence.
+fn list() -> String {
+    format!("verbs: {}", VERBS.iter().map(|v| v.name).collect::<Vec<_>>().join(", "))
+}
+
+/// A word that was meant as a model but is neither path nor Hub id.
+pub fn not_a_model(word: &str) -> Refusal {
+    let names = || VERBS.iter().map(|v| v.name);
+    let hint = match nearest(word, names()) {
+        Some(verb) => format!("did you mean `finetune {verb}`?"),
+        None => format!("a model is a directory, a .gguf file or a Hub id owner/name ({})", list()),
+    };
+    Refusal::usage(format!("{word:?} is neither a verb nor a path: {hint}"))
+}
+
+/// True where an option of that name exists in some verb or in the table.
+pub fn is_option(name: &str) -> bool {
+    table::find(name).is_some() || VERBS.iter().any(|v| v.own.iter().any(|o| o.name == name))
+}
