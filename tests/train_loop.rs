@@ -2,11 +2,15 @@
 
 mod train_fake;
 
+use finetune::model::stage::Model;
+use finetune::train::OwnThread;
 use finetune::train::event::Event;
 use finetune::train::stop::{Stop, Urgency};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use train_fake::{Fake, Outcome, Rows, Setup};
 
-fn train(model: &mut Fake, work: Rows, stop: &Stop) -> Outcome {
+fn train(model: &mut dyn Model, work: Rows, stop: &Stop) -> Outcome {
     let out = tempfile::tempdir().unwrap();
     Setup { work, ..Setup::new(0, stop, out.path()) }.run(model)
 }
@@ -89,4 +93,42 @@ fn stopping_after_the_step_finishes_it() {
     let end = outcome.end.unwrap();
     assert_eq!((end.complete, end.state.step, model.forwards), (false, 3, 12));
     assert_eq!(stop.ask(Urgency::AfterStep), Urgency::AfterStep, "a second SIGINT is told from the first");
+}
+
+#[test]
+fn a_model_on_its_own_thread_gives_the_same_bits() {
+    let stop = Stop::new();
+    let here = train(&mut Fake::new(), Rows::new(9), &stop);
+    let there = train(&mut OwnThread::new(Box::new(Fake::new()), &stop), Rows::new(9), &stop);
+    assert_eq!(here.bits(), there.bits());
+    assert_eq!(here.kinds(), there.kinds());
+}
+
+#[test]
+fn stopping_now_does_not_wait_for_a_microbatch() {
+    let stop = Arc::new(Stop::new());
+    let mut model = Fake::new();
+    let flag = Arc::clone(&stop);
+    model.plant = Some(Box::new(move |n, _, _| {
+        if n == 10 {
+            flag.ask(Urgency::Now);
+            std::thread::sleep(Duration::from_secs(30));
+        }
+    }));
+    let began = Instant::now();
+    let outcome = train(&mut OwnThread::new(Box::new(model), &stop), Rows::new(9), &stop);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(outcome.kinds(), "run0 eval0 step1 step2 checkpoint2");
+    assert!(!outcome.end.unwrap().complete);
+}
+
+#[test]
+fn a_model_that_panics_is_a_fault() {
+    let stop = Stop::new();
+    let mut model = Fake::new();
+    model.plant = Some(Box::new(|n, _, _| assert!(n < 10, "planted")));
+    let outcome = train(&mut OwnThread::new(Box::new(model), &stop), Rows::new(9), &stop);
+    let error = outcome.end.unwrap_err();
+    assert!(error.to_string().contains("its thread died"), "{error}");
+    assert_eq!(error.exit_code(), 1);
 }

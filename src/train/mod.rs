@@ -6,6 +6,7 @@ mod error;
 pub mod eval;
 pub mod event;
 pub mod optim;
+mod own_thread;
 mod run;
 pub mod schedule;
 pub mod stop;
@@ -14,5 +15,6 @@ mod work;
 
 pub use batches::{Batches, microbatch};
 pub use error::TrainError;
+pub use own_thread::OwnThread;
 pub use run::{Finished, Run, Sampler, run};
 pub use work::Work;

@@ -92,13 +92,15 @@ impl Trainer<'_, '_> {
         self.run.model.set_parameters(parameters).map_err(|fault| TrainError::Device { step: 0, fault })?;
         self.look()?;
         while self.run.state.step < total && self.run.stop.urgency() == Urgency::Run {
-            let Some(done) = self.one_step(self.run.state.step + 1)? else { break };
+            let taken = self.one_step(self.run.state.step + 1);
+            let Some(done) = self.unless_stopped(taken)? else { break };
             self.say(Event::Step(done));
             self.look()?;
             self.keep()?;
         }
-        let complete = self.run.state.step == total;
-        if complete || self.run.stop.urgency() != Urgency::Run {
+        let stopped = self.run.stop.urgency();
+        let complete = self.run.state.step == total && stopped != Urgency::Now;
+        if complete || stopped != Urgency::Run {
             self.checkpoint()?;
         }
         Ok(complete)
@@ -158,6 +160,15 @@ impl Trainer<'_, '_> {
         }
     }
 
+    /// A fault while the run is to stop now is how [`super::OwnThread`] returns early: nothing was lost but
+    /// partial sums.
+    fn unless_stopped<T>(&self, taken: Result<Option<T>, TrainError>) -> Result<Option<T>, TrainError> {
+        match taken {
+            Err(TrainError::Device { .. }) if self.run.stop.urgency() == Urgency::Now => Ok(None),
+            other => other,
+        }
+    }
+
     fn say(&mut self, event: Event) {
         self.run.state.remember(&event, self.run.work.steps_per_epoch());
         (self.events)(&event);
@@ -187,25 +198,31 @@ impl Trainer<'_, '_> {
         if !due || self.run.state.looked == Some(step) {
             return Ok(());
         }
-        self.answer(step)?;
+        let answered = self.answer(step);
+        let Some(()) = self.unless_stopped(answered)? else { return Ok(()) };
         if self.run.work.eval_len() > 0 {
             let Run { model, work, stop, .. } = &mut self.run;
-            let Some(eval) = evaluate(&mut **model, *work, step, stop)? else { return Ok(()) };
+            let scored = evaluate(&mut **model, *work, step, stop);
+            let Some(eval) = self.unless_stopped(scored)? else { return Ok(()) };
             self.say(Event::Eval(eval));
         }
         self.run.state.looked = Some(step);
         Ok(())
     }
 
-    fn answer(&mut self, step: u64) -> Result<(), TrainError> {
-        let Run { model, stop, sampler: Some(sampler), .. } = &mut self.run else { return Ok(()) };
+    /// Answers every prompt; None where a signal ended it.
+    fn answer(&mut self, step: u64) -> Result<Option<()>, TrainError> {
+        let Run { model, stop, sampler: Some(sampler), .. } = &mut self.run else { return Ok(Some(())) };
         for (prompt, ids) in &sampler.prompts {
             let made = model.generate(ids, &sampler.sampling, &mut |_| stop.urgency() != Urgency::Now);
             let made = made.map_err(|fault| TrainError::Device { step, fault })?;
+            if stop.urgency() == Urgency::Now {
+                return Ok(None);
+            }
             let text = (sampler.decode)(&made);
             (self.events)(&Event::Sample(event::Sample { step, prompt: prompt.clone(), text }));
         }
-        Ok(())
+        Ok(Some(()))
     }
 
     /// Writes a checkpoint where one is due or was asked for.

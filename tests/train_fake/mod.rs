@@ -6,7 +6,7 @@
 use finetune::backend::Fault;
 use finetune::format::peft;
 use finetune::model::layout::Layout;
-use finetune::model::stage::{Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
@@ -167,18 +167,18 @@ impl<'a> Setup<'a> {
         Setup { work, stop, output: output.to_owned(), every: 0, limit: None, resume: false, peak: 0.05 }
     }
 
-    pub fn run(&self, model: &mut Fake) -> Outcome {
+    pub fn run(&self, model: &mut dyn Model) -> Outcome {
         let mut events = Vec::new();
         let end = self.start(model, &mut |event| events.push(event.clone()));
         Outcome { end, events }
     }
 
-    fn start(&self, model: &mut Fake, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
+    fn start(&self, model: &mut dyn Model, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
         let layout = model.layout().clone();
         let options = Options::default();
         let schedule = Schedule { peak: self.peak, decay: Decay::Cosine, warmup: 1, total: self.work.steps };
         let identity = Identity::new(&schedule, &options, &layout).with("rows", "abc");
-        let (mut state, mut last) = (State::new(model.start(), options), None);
+        let (mut state, mut last) = (State::new(Fake::new().start(), options), None);
         if self.resume {
             let checkpoint = checkpoint::find(&self.output)?;
             state = checkpoint.load(&layout, options, &identity)?;

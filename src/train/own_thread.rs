@@ -1,0 +1,136 @@
+//! A model on a thread of its own, which a run can walk away from: SIGTERM may not wait for a microbatch that
+//! takes a minute. Whoever waits looks at the stop flag twenty times a second; once it says now, the call
+//! returns a fault, which a run that is being stopped takes as what it is, and the thread is left to the end of
+//! the process.
+
+use super::stop::{Stop, Urgency};
+use crate::backend::Fault;
+use crate::model::layout::Layout;
+use crate::model::stage::{Generate, Microbatch, Model, Output, Sampling, Stage, Want};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+/// How long a raised flag may go unseen.
+const GLANCE: Duration = Duration::from_millis(50);
+
+const LEFT: &str = "left alone because the run is to stop now";
+
+/// Whether a call may be walked away from.
+#[derive(PartialEq, Eq)]
+enum Patience {
+    Little,
+    All,
+}
+
+type Call = Box<dyn FnOnce(&mut dyn Model) + Send>;
+
+/// Stands for a model that computes elsewhere in the process.
+pub struct OwnThread<'a> {
+    layout: Layout,
+    class: String,
+    stop: &'a Stop,
+    calls: Sender<Call>,
+    /// Goes there and back with every backward pass.
+    gradient: Vec<f32>,
+}
+
+impl<'a> OwnThread<'a> {
+    /// Moves the model to its thread.
+    pub fn new(mut model: Box<dyn Model>, stop: &'a Stop) -> Self {
+        let (layout, class) = (model.layout().clone(), model.class());
+        let (calls, inbox) = mpsc::channel::<Call>();
+        std::thread::spawn(move || inbox.into_iter().for_each(|call| call(&mut *model)));
+        OwnThread { layout, class, stop, calls, gradient: Vec::new() }
+    }
+
+    /// Has the thread do `work` and waits for it, or, with [`Patience::Little`], until the run is to stop now.
+    fn ask<T: Send + 'static>(
+        &self,
+        patience: Patience,
+        work: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
+    ) -> Result<T, Fault> {
+        let (reply, answer) = mpsc::channel();
+        // Both sends fail only when the other side has gone, which the waiting below finds out.
+        let _ = self.calls.send(Box::new(move |model| drop(reply.send(work(model)))));
+        loop {
+            match answer.recv_timeout(GLANCE) {
+                Ok(value) => return Ok(value),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.fault("its thread died")),
+                Err(RecvTimeoutError::Timeout) => {
+                    if patience == Patience::Little && self.stop.urgency() == Urgency::Now {
+                        return Err(self.fault(LEFT));
+                    }
+                }
+            }
+        }
+    }
+
+    fn fault(&self, reason: &str) -> Fault {
+        Fault::Device { device: self.class.clone(), reason: reason.into() }
+    }
+}
+
+impl Stage for OwnThread<'_> {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn class(&self) -> String {
+        self.class.clone()
+    }
+
+    fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {
+        let flat = flat.to_vec();
+        // The thread is idle between steps, so this is a copy; and an update that is half taken over would be
+        // neither the old state nor the new one.
+        self.ask(Patience::All, move |model| model.set_parameters(&flat))?
+    }
+
+    fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault> {
+        let (batch, input) = (batch.clone(), input.map(<[f32]>::to_vec));
+        self.ask(Patience::Little, move |model| model.forward(&batch, input.as_deref(), want))?
+    }
+
+    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
+        let (grad, mut buffer) = (grad.map(<[f32]>::to_vec), std::mem::take(&mut self.gradient));
+        buffer.resize(gradient.len(), 0.0);
+        let (out, buffer) = self.ask(Patience::Little, move |model| {
+            let out = model.backward(grad.as_deref(), &mut buffer);
+            (out, buffer)
+        })?;
+        gradient.copy_from_slice(&buffer);
+        self.gradient = buffer;
+        out
+    }
+}
+
+impl Generate for OwnThread<'_> {
+    fn generate(
+        &mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+        each: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<Vec<u32>, Fault> {
+        let (prompt, sampling) = (prompt.to_vec(), sampling.clone());
+        // A token goes out, and whether to go on comes back, so that `each` decides as it does in place.
+        let (tokens, seen) = mpsc::channel();
+        let (verdicts, verdict) = mpsc::channel();
+        let (reply, answer) = mpsc::channel();
+        let _ = self.calls.send(Box::new(move |model| {
+            let mut ask = |token| tokens.send(token).is_ok() && verdict.recv().unwrap_or(false);
+            let made = model.generate(&prompt, &sampling, &mut ask);
+            let _ = reply.send(made);
+        }));
+        loop {
+            match seen.recv_timeout(GLANCE) {
+                Ok(token) => drop(verdicts.send(each(token))),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) if self.stop.urgency() == Urgency::Now => {
+                    return Err(self.fault(LEFT));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        answer.recv().unwrap_or_else(|_| Err(self.fault("its thread died")))
+    }
+}
