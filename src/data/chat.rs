@@ -6,8 +6,8 @@
 //! What follows the end-of-turn token in it is cut if it is only white space: ChatML puts a newline there that
 //! belongs to no turn, and at inference nobody generates it (axolotl and TRL's training templates leave it out too).
 //! Exception: a template may render a turn differently once it is history (Qwen3 drops its thinking). Then the
-//! whole has a shorter turn than F; it is accepted if what F has beyond P ends with exactly what the whole has
-//! after P, and the part that is missing in front holds nothing of the message's content.
+//! whole has a shorter turn than F; it is accepted if the whole has after P exactly what F ends with, and the
+//! message's content is all in there.
 
 use crate::data::error::DataError;
 use crate::data::form::Chat;
@@ -82,10 +82,7 @@ fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<R
         return Ok(before.len()..before.len() + answer.len());
     }
     let message = &chat.messages[i];
-    let kept = answer
-        .char_indices()
-        .map(|(at, _)| at)
-        .find(|&at| rest.starts_with(&answer[at..]) && !holds_content(&answer[..at], message));
+    let kept = answer.char_indices().map(|(at, _)| at).find(|&at| rest.starts_with(&answer[at..]));
     match kept {
         Some(at) if holds_content(&answer[at..], message) => {
             Ok(before.len()..before.len() + answer.len() - at)

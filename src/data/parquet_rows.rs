@@ -1,7 +1,7 @@
 //! Rows of a Parquet file as JSON objects, through the record reader, a row group at a time.
 //!
-//! A null inside a nested group is left out, `content` excepted: Arrow gives every message of a list the same
-//! fields, and a template that asks `tool_calls is defined` means whether there are any.
+//! A null inside a nested group is left out: Arrow gives every message of a list the same fields, and a
+//! template that asks `tool_calls is defined` means whether there are any.
 
 use crate::data::error::{DataError, Place};
 use crate::data::files::{Flow, Raw, RawRow, Sink};
@@ -32,7 +32,7 @@ pub fn read(opened: File, file: &str, sink: Sink<'_>) -> Result<Flow, DataError>
 fn group(row: &Row) -> Value {
     let mut map = Map::new();
     for (name, field) in row.get_column_iter() {
-        if !matches!(field, Field::Null) || name == "content" {
+        if !matches!(field, Field::Null) {
             map.insert(name.clone(), value(field));
         }
     }

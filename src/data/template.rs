@@ -120,7 +120,7 @@ impl ChatTemplate {
         let template = env.get_template(name).map_err(|e| DataError::Template(flat(&e)))?;
         let mut context: Vec<(&str, Jinja)> =
             self.specials.0.iter().map(|(n, t)| (n.as_str(), Jinja::from(t.as_str()))).collect();
-        context.push(("messages", python::from_json(&python::alias_reasoning(messages))));
+        context.push(("messages", python::from_json(&python::normalise(messages))));
         context.push(("tools", tools.map_or_else(|| Jinja::from(()), python::from_json)));
         context.push(("documents", Jinja::from(())));
         context.push(("add_generation_prompt", Jinja::from(ending == Ending::GenerationPrompt)));

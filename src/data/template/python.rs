@@ -7,6 +7,7 @@ use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value as Jinja};
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 
 /// A JSON value as the template sees it; objects keep the order of their keys.
 pub fn from_json(value: &Value) -> Jinja {
@@ -24,22 +25,24 @@ pub fn from_json(value: &Value) -> Jinja {
     }
 }
 
-/// `reasoning_content` is filled from its older names and the other way round, as transformers does.
-pub fn alias_reasoning(messages: &Value) -> Value {
-    let alias = |message: &Value| -> Value {
+/// Messages as transformers hands them to a template: keys that are null are left out (templates test whether
+/// a key is there), and `reasoning_content` is filled from its older names and the other way round.
+pub fn normalise(messages: &Value) -> Value {
+    let one = |message: &Value| -> Value {
         let Some(map) = message.as_object() else { return message.clone() };
+        let given = || map.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone()));
         let names = ["reasoning_content", "thinking", "reasoning"];
         let Some(text) = names.iter().find_map(|n| map.get(*n).filter(|v| !v.is_null())) else {
-            return message.clone();
+            return Value::Object(given().collect());
         };
         let mut out = Map::new();
         out.insert("thinking".into(), text.clone());
-        out.extend(map.iter().map(|(k, v)| (k.clone(), v.clone())));
+        out.extend(given());
         out.insert("reasoning_content".into(), text.clone());
         Value::Object(out)
     };
     match messages.as_array() {
-        Some(list) => Value::Array(list.iter().map(alias).collect()),
+        Some(list) => Value::Array(list.iter().map(one).collect()),
         None => messages.clone(),
     }
 }
@@ -97,6 +100,37 @@ fn repr(out: &mut String, value: &Jinja) {
     }
 }
 
+/// What repr escapes beyond ASCII: Unicode's categories Cf, Zl, Zp and Zs, and what is private or a control.
+/// Code points that no character has yet are left as they are.
+const UNPRINTABLE: [RangeInclusive<u32>; 26] = [
+    0x80..=0xa0,
+    0xad..=0xad,
+    0x600..=0x605,
+    0x61c..=0x61c,
+    0x6dd..=0x6dd,
+    0x70f..=0x70f,
+    0x890..=0x891,
+    0x8e2..=0x8e2,
+    0x1680..=0x1680,
+    0x180e..=0x180e,
+    0x2000..=0x200f,
+    0x2028..=0x202f,
+    0x205f..=0x2064,
+    0x2066..=0x206f,
+    0x3000..=0x3000,
+    0xe000..=0xf8ff,
+    0xfeff..=0xfeff,
+    0xfff9..=0xfffb,
+    0x110bd..=0x110bd,
+    0x110cd..=0x110cd,
+    0x13430..=0x1343f,
+    0x1bca0..=0x1bca3,
+    0x1d173..=0x1d17a,
+    0xe0001..=0xe0001,
+    0xe0020..=0xe007f,
+    0xf0000..=0x10ffff,
+];
+
 /// Python's repr of a string: single quotes unless it holds one and no double quote.
 fn quoted(out: &mut String, s: &str) {
     let quote = if s.contains('\'') && !s.contains('"') { '"' } else { '\'' };
@@ -113,6 +147,13 @@ fn quoted(out: &mut String, s: &str) {
             }
             c if (c as u32) < 0x20 || c as u32 == 0x7f => {
                 let _ = write!(out, "\\x{:02x}", c as u32);
+            }
+            c if UNPRINTABLE.iter().any(|r| r.contains(&(c as u32))) => {
+                let _ = match c as u32 {
+                    n @ ..=0xff => write!(out, "\\x{n:02x}"),
+                    n @ ..=0xffff => write!(out, "\\u{n:04x}"),
+                    n => write!(out, "\\U{n:08x}"),
+                };
             }
             c => out.push(c),
         }
