@@ -4,7 +4,7 @@ Rule: the model never sees the fine-tuning task, nor any text of its rows. It is
 and on manual pages (command -> description), part of them as ChatML turns; the rows ask for the opposite direction
 (description -> command), so that what fine-tuning adds is visible.
 
-usage: make_demo.py WORDNET_DIR FIG_ROWS OUT [--steps 1500] [--threads 2]
+usage: make_demo.py WORDNET_DIR FIG_ROWS OUT [--steps 900] [--threads 2]
   WORDNET_DIR  usr/share/wordnet of Debian's wordnet-base 3.0
   FIG_ROWS     what fig_rows.mjs makes of npm's @withfig/autocomplete 2.692.3
 needs: torch, transformers, tokenizers
@@ -125,7 +125,7 @@ def pretrain(model, data, steps, batch=32, length=256, peak=4e-3):
             order, at = torch.randperm(chunks, generator=gen), 0
         x = table[order[at:at + batch]]
         at += batch
-        rate = peak * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+        rate = peak * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * 0.6 * step / steps)) * min(1.0, 3 * (steps - step) / steps)
         for group in opt.param_groups:
             group["lr"] = rate
         logits = model(input_ids=x, use_cache=False).logits[:, :-1]
@@ -143,7 +143,7 @@ def main():
     p = argparse.ArgumentParser()
     for name in ("wordnet", "fig_rows", "out"):
         p.add_argument(name)
-    p.add_argument("--steps", type=int, default=1500)
+    p.add_argument("--steps", type=int, default=900)
     p.add_argument("--threads", type=int, default=2)
     a = p.parse_args()
     import torch

@@ -24,7 +24,10 @@ const WIDE_FUNCTIONS: &[(&str, &str)] = &[(
     "name, both sides, formula and bound of a comparison, on one line",
 )];
 /// Functions (`file:name`) that may take a bool.
-const BOOL_ARGUMENTS: &[(&str, &str)] = &[];
+const BOOL_ARGUMENTS: &[(&str, &str)] = &[
+    ("src/data/samples.rs:push_bit", "the bit is what is stored"),
+    ("src/format/gguf/pretokenizer.rs:bytes", "a field of tokenizer.json, under its own name"),
+];
 /// The only files with `unsafe` in them.
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/attention.rs", "threads write disjoint heads of one output"),
