@@ -337,3 +337,6 @@ fn labels(fields: &Fields) -> Result<Vec<String>, ConfigError> {
         n => (0..n).map(name).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests;

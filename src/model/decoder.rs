@@ -271,6 +271,7 @@ impl<B: Fused> Decoder<B> {
         if rows.is_empty() {
             if let Some(m) = residual.as_mut() {
                 self.backend.fill(view_mut(m, t, c), 0.0);
+                self.backend.fill(view_mut(&mut self.grads, 1, self.layout.len()), 0.0);
             }
             tape.residual = residual;
             let (loss, weight) = (0.0, 0.0);

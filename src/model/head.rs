@@ -8,7 +8,7 @@ use crate::backend::{
 };
 
 /// About how many logits may exist at a time (64 MiB).
-const LOGITS: usize = 1 << 24;
+pub(super) const LOGITS: usize = 1 << 24;
 
 /// The last norm and what stands on it.
 pub struct Head<B: Backend> {

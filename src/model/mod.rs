@@ -8,5 +8,7 @@ pub mod head;
 pub mod layout;
 pub mod linear;
 pub mod lora;
+pub mod memory;
+pub mod merge;
 pub mod stage;
 pub mod weights;

@@ -52,7 +52,7 @@ pub enum ModelError {
         index: usize,
     },
     /// Not enough memory for the microbatch.
-    #[error("{needed} bytes are needed, {limit} may be used: {way_out}")]
+    #[error("about {:.2} GB of memory are needed, {:.2} GB may be used: {way_out}", *needed as f64 / 1e9, *limit as f64 / 1e9)]
     Memory {
         /// Bytes needed with the most frugal policy.
         needed: u64,

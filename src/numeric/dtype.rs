@@ -34,4 +34,13 @@ impl Dtype {
             }
         }
     }
+
+    /// The reverse: little endian, rounded half to even.
+    pub fn narrow(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Dtype::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
+            Dtype::Bf16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+        }
+    }
 }

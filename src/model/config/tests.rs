@@ -1,0 +1,210 @@
+//! Both dialects mean the same; whatever would compute something else is refused by name.
+
+use super::*;
+use serde_json::json;
+
+/// SmolLM2's config.json, as a base for variations.
+fn smollm2() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+        "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100_000.0, "rope_scaling": null,
+        "hidden_act": "silu", "tie_word_embeddings": true, "torch_dtype": "bfloat16", "attention_bias": false
+    })
+}
+
+/// Some keys set; a key set to the string "-" is taken out.
+fn with(base: Value, changes: Value) -> Value {
+    let (Value::Object(mut map), Value::Object(changes)) = (base, changes) else { panic!("objects") };
+    for (key, value) in changes {
+        match value.as_str() {
+            Some("-") => map.remove(&key),
+            _ => map.insert(key, value),
+        };
+    }
+    Value::Object(map)
+}
+
+fn read(changes: Value) -> Result<Config, ConfigError> {
+    Config::from_json(&with(smollm2(), changes))
+}
+
+#[test]
+fn both_dialects_mean_the_same() {
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                        "original_max_position_embeddings": 8192});
+    let linear = json!({"type": "linear", "factor": 2.0});
+    for scaling in [Value::Null, json!({"rope_type": "default"}), llama3, linear] {
+        let old = read(json!({"rope_theta": 5e5, "rope_scaling": scaling})).unwrap();
+        let mut section =
+            with(if scaling.is_null() { json!({}) } else { scaling }, json!({"rope_theta": 5e5}));
+        if let Some(kind) = section.get("type").cloned() {
+            section = with(section, json!({"type": "-", "rope_type": kind}));
+        }
+        let gone = json!({"rope_theta": "-", "rope_scaling": "-", "torch_dtype": "-", "dtype": "bfloat16"});
+        let new =
+            Config::from_json(&with(with(smollm2(), gone.clone()), json!({"rope_parameters": section})));
+        assert_eq!(new.unwrap(), old);
+        let nested = json!({"rope_parameters": {"full_attention": section, "sliding_attention": section}});
+        assert_eq!(Config::from_json(&with(with(smollm2(), gone), nested)).unwrap(), old);
+    }
+}
+
+#[test]
+fn families_differ_where_transformers_lets_them() {
+    let family = |name: &str, more: Value| read(with(json!({"architectures": [name]}), more)).unwrap();
+    let llama = family("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true}));
+    assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.qk_norm);
+    let qwen2 = family("Qwen2ForCausalLM", json!({"attention_bias": "-"}));
+    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
+    let qwen3 = family("Qwen3ForCausalLM", json!({"head_dim": 128}));
+    assert!(!qwen3.qkv_bias && qwen3.qk_norm);
+    assert_eq!(qwen3.projection("o_proj"), Some((576, 9 * 128)));
+    assert_eq!(qwen3.projection("lm_head"), None);
+    let id2label = json!({"0": "bad", "1": "fine", "2": "good"});
+    let classifier =
+        family("MistralForSequenceClassification", json!({"id2label": id2label, "sliding_window": null}));
+    assert_eq!(classifier.labels.as_deref(), Some(&["bad", "fine", "good"].map(String::from)[..]));
+    assert_eq!(classifier.architecture(), "MistralForSequenceClassification");
+    assert_eq!(read(json!({"architectures": "-"})).unwrap().family, Family::Llama);
+    assert_eq!(
+        read(json!({"architectures": ["LlamaForSequenceClassification"]})).unwrap().labels.unwrap().len(),
+        2
+    );
+}
+
+#[test]
+fn only_an_active_window_that_is_too_short_is_refused() {
+    let sliding = vec!["sliding_attention"; 30];
+    let cases = [
+        ("MistralForCausalLM", json!({}), Some(4096)),
+        ("MistralForCausalLM", json!({"sliding_window": null}), None),
+        ("MistralForCausalLM", json!({"sliding_window": 512}), Some(512)),
+        ("Qwen2ForCausalLM", json!({"sliding_window": 512, "use_sliding_window": false}), None),
+        ("Qwen2ForCausalLM", json!({"sliding_window": 512}), None),
+        ("Qwen2ForCausalLM", json!({"sliding_window": 512, "use_sliding_window": true}), Some(512)),
+        (
+            "Qwen2ForCausalLM",
+            json!({"sliding_window": 512, "use_sliding_window": true, "max_window_layers": 30}),
+            None,
+        ),
+        (
+            "Qwen3ForCausalLM",
+            json!({"sliding_window": null, "use_sliding_window": true, "layer_types": sliding}),
+            None,
+        ),
+        (
+            "Qwen3ForCausalLM",
+            json!({"sliding_window": 64, "use_sliding_window": false, "layer_types": sliding}),
+            None,
+        ),
+        (
+            "Qwen3ForCausalLM",
+            json!({"sliding_window": 64, "use_sliding_window": true, "layer_types": sliding}),
+            Some(64),
+        ),
+        ("LlamaForCausalLM", json!({"layer_types": vec!["full_attention"; 30], "sliding_window": 9}), None),
+    ];
+    for (name, more, window) in cases {
+        let config = read(with(json!({"architectures": [name]}), more.clone())).unwrap();
+        assert_eq!(config.window, window, "{name} {more}");
+        if let Some(window) = window {
+            assert_eq!(config.check_sequence(window), Ok(()));
+            let error = config.check_sequence(window + 1).unwrap_err().to_string();
+            assert!(error.contains(&format!("--max-seq-len {window}")), "{error}");
+            assert_eq!(config.longest_row(), window);
+        } else {
+            assert_eq!(config.check_sequence(1 << 20), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_name() {
+    let cases = [
+        (json!({"architectures": ["MixtralForCausalLM"]}), "mixture of experts"),
+        (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "mixture of experts"),
+        (json!({"num_local_experts": 8}), "num_local_experts"),
+        (json!({"num_experts": 64}), "num_experts"),
+        (json!({"architectures": ["Gemma3ForCausalLM"]}), "Gemma3ForCausalLM"),
+        (json!({"architectures": ["PhiForCausalLM"]}), "choose a Llama, Mistral"),
+        (json!({"architectures": "-", "model_type": "gpt2"}), "gpt2"),
+        (json!({"architectures": "-", "model_type": "-"}), "architectures"),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "yarn"),
+        (json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}}), "dynamic"),
+        (json!({"rope_scaling": {"rope_type": "longrope"}}), "longrope"),
+        (json!({"rope_scaling": {"rope_type": "linear"}}), "factor"),
+        (json!({"rope_scaling": {"rope_type": "linear", "factor": -1.0}}), "factor"),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}, "sliding_attention": {"rope_theta": 2.0}}}),
+            "sliding_attention",
+        ),
+        (json!({"rope_theta": 0}), "rope_theta"),
+        (json!({"hidden_act": "gelu"}), "gelu"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        (json!({"quantization_config": {"quant_method": "gptq"}}), "gptq"),
+        (json!({"layer_types": ["linear_attention"]}), "linear_attention"),
+        (json!({"hidden_size": "-"}), "hidden_size"),
+        (json!({"hidden_size": 0}), "hidden_size"),
+        (json!({"hidden_size": 1u64 << 40}), "hidden_size"),
+        (json!({"hidden_size": 577}), "hidden_size"),
+        (json!({"hidden_size": 27}), "head_dim"),
+        (json!({"num_key_value_heads": 4}), "num_key_value_heads"),
+        (json!({"num_hidden_layers": -1}), "num_hidden_layers"),
+        (json!({"vocab_size": "many"}), "vocab_size"),
+        (json!({"rms_norm_eps": -1e-5}), "rms_norm_eps"),
+        (json!({"tie_word_embeddings": "yes"}), "tie_word_embeddings"),
+        (json!({"architectures": ["LlamaForSequenceClassification"], "id2label": {}}), "id2label"),
+        (
+            json!({"architectures": ["LlamaForSequenceClassification"], "id2label": {"1": "a", "2": "b"}}),
+            "class 0",
+        ),
+    ];
+    for (changes, said) in cases {
+        let error = read(changes.clone()).expect_err(&changes.to_string()).to_string();
+        assert!(error.contains(said), "{changes}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+    assert!(Config::from_json(&json!([1])).is_err());
+    let config = read(json!({})).unwrap();
+    assert_eq!(config.check_vocabulary(49152), Ok(()));
+    assert!(config.check_vocabulary(49153).unwrap_err().to_string().contains("49153"));
+    let three = || ["a", "b", "c"].map(String::from).to_vec();
+    let classifier = config.clone().into_classifier(three()).unwrap();
+    assert_eq!(classifier.clone().into_classifier(three()), Ok(classifier.clone()));
+    assert!(classifier.into_classifier(vec!["a".into()]).unwrap_err().to_string().contains("3 labels"));
+    assert!(config.into_classifier(Vec::new()).is_err());
+}
+
+/// Against the formulas in f64; the reference rounds each angle to f32, half a unit in the last place.
+#[test]
+fn the_rotation_table_holds_cosines_and_sines() {
+    let llama3 =
+        RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original: 128 };
+    for scaling in [RopeScaling::Default, RopeScaling::Linear { factor: 4.0 }, llama3] {
+        let (d, positions) = (18, 700);
+        let table = Rope { theta: 5e5, scaling }.table(positions, d);
+        assert_eq!(table.len(), positions * d);
+        for (i, position) in (0..d / 2).flat_map(|i| [(i, 0), (i, 1), (i, 37), (i, positions - 1)]) {
+            let base = 5e5f64.powf(-2.0 * i as f64 / d as f64);
+            let wave = std::f64::consts::TAU / base;
+            let frequency = match scaling {
+                RopeScaling::Default => base,
+                RopeScaling::Linear { factor } => base / factor,
+                RopeScaling::Llama3 { .. } if wave > 128.0 => base / 8.0,
+                RopeScaling::Llama3 { .. } if wave < 32.0 => base,
+                RopeScaling::Llama3 { .. } => {
+                    let s = (128.0 / wave - 1.0) / 3.0;
+                    base * ((1.0 - s) / 8.0 + s)
+                }
+            };
+            let (angle, row) = (position as f64 * frequency, &table[position * d..][..d]);
+            let bound = 1e-7 + angle * 4e-7;
+            assert!((f64::from(row[i]) - angle.cos()).abs() <= bound, "cos {scaling:?} {position} {i}");
+            assert!(
+                (f64::from(row[d / 2 + i]) - angle.sin()).abs() <= bound,
+                "sin {scaling:?} {position} {i}"
+            );
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! How much memory a stage takes, from shapes alone, so that what blocks keep can be chosen before anything is
+//! loaded. Counts f32 values that exist at the same time at the worst moment, and what the trainer holds of
+//! each parameter; a backend's own packing may add a few per cent.
+
+use super::config::Config;
+use super::decoder::Keep;
+use super::head::LOGITS;
+use super::layout;
+use super::lora::LoraSpec;
+use super::weights::ModelError;
+
+/// Bytes, by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Estimate {
+    /// Frozen weights, widened to f32.
+    pub weights: u64,
+    /// Adapter: parameters and gradient on the device; on the host those, two moments and the exact sum.
+    pub adapter: u64,
+    /// What blocks keep between forward and backward.
+    pub kept: u64,
+    /// What one block, or the head, needs while it computes.
+    pub scratch: u64,
+}
+
+impl Estimate {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.adapter + self.kept + self.scratch
+    }
+}
+
+/// For the whole model and microbatches of up to `tokens` tokens.
+pub fn estimate(config: &Config, lora: &LoraSpec, tokens: usize, keep: Keep) -> Estimate {
+    let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
+    let (q, kv) =
+        ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
+    let block = 2 * q * c + 2 * kv * c + 3 * f * c + 2 * c;
+    let head = if config.tied || config.labels.is_some() { 0 } else { (config.vocab * config.hidden) as u64 };
+    let embedding = (config.vocab * config.hidden) as u64;
+    let weights = config.layers as u64 * block + embedding + head + c;
+    let trained = layout::of(config, lora, 0..config.layers).len() as u64;
+    // x, mid; q, attended; k, v; gate, up; q and k before their norms; logsumexp, roots and h are small.
+    let norms = if config.qk_norm { q + kv } else { 0 };
+    let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
+    let everything = t * (2 * c + 2 * q + 2 * kv + 2 * f + norms + small);
+    let inputs = t * c;
+    let (kept, one_block) = match keep {
+        Keep::Everything => (config.layers as u64 * everything, 0),
+        Keep::Inputs => (config.layers as u64 * inputs, everything),
+    };
+    let masked = if lora.dropout > 0.0 { t * f } else { 0 };
+    // Backward: the residual, two normed streams, two of F; or the head: rows, logits, their gradients.
+    let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
+    let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
+    let in_head = t * 5 * c + (t * outputs).min(LOGITS as u64 + 16 * outputs);
+    Estimate {
+        weights: 4 * weights,
+        adapter: trained * (4 * 2 + 4 * 4 + 8),
+        kept: 4 * kept,
+        scratch: 4 * in_block.max(in_head),
+    }
+}
+
+/// The fastest policy that stays within `limit` bytes, and what it takes.
+pub fn choose(
+    config: &Config,
+    lora: &LoraSpec,
+    tokens: usize,
+    limit: u64,
+) -> Result<(Keep, Estimate), ModelError> {
+    for keep in [Keep::Everything, Keep::Inputs] {
+        let estimate = estimate(config, lora, tokens, keep);
+        if estimate.total() <= limit {
+            return Ok((keep, estimate));
+        }
+    }
+    let least = estimate(config, lora, tokens, Keep::Inputs);
+    let way_out = if least.weights + least.adapter > limit {
+        "the model alone does not fit: choose a smaller one, or raise --memory-limit"
+    } else {
+        "use smaller --micro-batch-tokens or --max-seq-len, or raise --memory-limit"
+    };
+    Err(ModelError::Memory { needed: least.total(), limit, way_out })
+}

@@ -1,0 +1,112 @@
+//! A base and its adapter as one model: W + scale * B A, in f32, one tensor at a time, under the base's names.
+//! It is a source of tensors like the base itself, so whatever reads or writes a base reads or writes it.
+
+use super::config::Config;
+use super::layout::{Entry, Layout, SCORE, module_path};
+use super::lora::{LoraSpec, MODULES};
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{Tensor, Tensors};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+/// The merged model. A tensor is computed when it is asked for.
+pub struct Merged<'a> {
+    /// The base.
+    pub base: &'a dyn Tensors,
+    /// Its configuration.
+    pub config: &'a Config,
+    /// What was trained.
+    pub lora: &'a LoraSpec,
+    /// Where the values lie in `flat`: all layers.
+    pub layout: &'a Layout,
+    /// The trained values.
+    pub flat: &'a [f32],
+    /// How all tensors are encoded; None keeps the base's encoding.
+    pub dtype: Option<Dtype>,
+}
+
+impl Merged<'_> {
+    fn values(&self, entry: &Entry) -> &[f32] {
+        &self.flat[entry.range()]
+    }
+
+    /// A and B of the projection whose weight has that name, with or without `model.` before it.
+    fn adapter(&self, name: &str) -> Option<(&Entry, &Entry)> {
+        let path = name.strip_suffix(".weight")?;
+        let path = path.strip_prefix("model.").unwrap_or(path);
+        let (_, module) = path.rsplit_once('.')?;
+        let layer: usize = path.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
+        // Only the canonical spelling is a projection of this model.
+        if !MODULES.contains(&module) || module_path(layer, module) != path {
+            return None;
+        }
+        let find = |ab: &str| self.layout.find(&format!("base_model.model.model.{path}.{ab}.weight"));
+        Some((find("lora_A")?, find("lora_B")?))
+    }
+
+    fn encode<'t>(&self, tensor: Tensor<'t>) -> Tensor<'t> {
+        match self.dtype {
+            Some(dtype) if dtype != tensor.dtype => {
+                let bytes = Cow::Owned(dtype.narrow(&tensor.dtype.widen(&tensor.bytes)));
+                Tensor { shape: tensor.shape, dtype, bytes }
+            }
+            _ => tensor,
+        }
+    }
+
+    fn merge(&self, tensor: Tensor, (a, b): (&Entry, &Entry)) -> Result<Tensor<'static>, String> {
+        let (k, rank) = (a.cols, a.rows);
+        let dtype = self.dtype.unwrap_or(tensor.dtype);
+        let mut values = tensor.dtype.widen(&tensor.bytes);
+        if tensor.shape != [b.rows, k] || values.len() != b.rows * k {
+            return Err(format!(
+                "a tensor of shape {:?} cannot take an adapter of [{}, {k}]",
+                tensor.shape, b.rows
+            ));
+        }
+        let (a, b, scale) = (self.values(a), self.values(b), self.lora.scale());
+        values.par_chunks_mut(k).zip(b.par_chunks(rank)).for_each(|(row, b)| {
+            let mut delta = vec![0f32; k];
+            for (b, a) in b.iter().zip(a.chunks_exact(k)) {
+                delta.iter_mut().zip(a).for_each(|(d, a)| *d += b * a);
+            }
+            row.iter_mut().zip(delta).for_each(|(w, d)| *w += scale * d);
+        });
+        Ok(Tensor { shape: tensor.shape, dtype, bytes: Cow::Owned(dtype.narrow(&values)) })
+    }
+}
+
+impl Tensors for Merged<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        if let Some(entry) = self.layout.find(SCORE).filter(|_| name == "score.weight") {
+            let dtype = match self.dtype {
+                Some(dtype) => dtype,
+                None => self
+                    .base
+                    .tensor("norm.weight")?
+                    .or(self.base.tensor("model.norm.weight")?)
+                    .map_or(Dtype::F32, |t| t.dtype),
+            };
+            let bytes = Cow::Owned(dtype.narrow(self.values(entry)));
+            return Ok(Some(Tensor { shape: vec![entry.rows, entry.cols], dtype, bytes }));
+        }
+        if self.config.labels.is_some() && name == "lm_head.weight" {
+            return Ok(None);
+        }
+        let Some(tensor) = self.base.tensor(name)? else { return Ok(None) };
+        match self.adapter(name) {
+            Some(adapter) => self.merge(tensor, adapter).map(Some).map_err(|e| format!("{name}: {e}")),
+            None => Ok(Some(self.encode(tensor))),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.base.names();
+        if self.config.labels.is_some() {
+            names.retain(|name| name != "lm_head.weight" && name != "score.weight");
+            names.push("score.weight".to_owned());
+            names.sort();
+        }
+        names
+    }
+}

@@ -1,0 +1,228 @@
+//! Adapters: what may be targeted, where values start, what an adapter's file must hold; that a merged model
+//! speaks as base and adapter do; that damaged bases are refused by the name of the tensor.
+
+#[path = "parity/case.rs"]
+mod case;
+
+use case::Case;
+use finetune::backend::cpu::Cpu;
+use finetune::model::config::Config;
+use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
+use finetune::model::layout::{self, SCORE};
+use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
+use finetune::model::memory;
+use finetune::model::merge::Merged;
+use finetune::model::stage::{Output, Stage, Want};
+use finetune::model::weights::ModelError;
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::tensor::{Tensor, Tensors};
+use std::borrow::Cow;
+
+fn cases() -> Vec<Case> {
+    case::golden().iter().map(|dir| Case::open(dir)).collect()
+}
+
+fn text(list: &[&str]) -> Vec<String> {
+    list.iter().map(|s| (*s).to_owned()).collect()
+}
+
+#[test]
+fn targets_are_suffixes_lists_or_all() {
+    let config = &cases()[0].config;
+    let resolve = |list: &[&str]| lora::resolve_targets(&text(list), config);
+    assert_eq!(resolve(&["all-linear"]), Ok(text(&MODULES)));
+    assert_eq!(resolve(&["v_proj, q_proj"]), Ok(text(&["q_proj", "v_proj"])));
+    assert_eq!(resolve(&["mlp.up_proj", "up_proj"]), Ok(text(&["up_proj"])));
+    let error = resolve(&["q_proj,c_attn"]).unwrap_err();
+    assert!(matches!(&error, LoraError::Target { name, .. } if name == "c_attn"));
+    assert!(error.to_string().contains("down_proj"), "{error}");
+    assert!(resolve(&["lm_head"]).is_err());
+    assert!(matches!(resolve(&[" "]), Err(LoraError::NoTargets { .. })));
+    let spec = LoraSpec { targets: text(&MODULES), ..LoraSpec::none() };
+    for bad in [
+        LoraSpec { rank: 0, ..spec.clone() },
+        LoraSpec { alpha: f32::NAN, ..spec.clone() },
+        LoraSpec { dropout: 1.0, ..spec.clone() },
+        LoraSpec { dropout: f32::NAN, ..spec },
+    ] {
+        assert!(bad.check().unwrap_err().to_string().contains("use a"), "{bad:?}");
+    }
+}
+
+#[test]
+fn values_start_where_peft_starts_them_whatever_the_split() {
+    for case in cases() {
+        let lora = LoraSpec { seed: 17, ..case.lora.clone() };
+        let flat = initial_parameters(&case.layout, &lora, &case.tensors).unwrap();
+        assert_eq!(flat, initial_parameters(&case.layout, &lora, &case.tensors).unwrap());
+        let other = lora::init(&case.layout, &LoraSpec { seed: 18, ..lora.clone() });
+        let mut parts = Vec::new();
+        for layers in [0..1, 1..case.config.layers] {
+            parts.extend(
+                initial_parameters(&layout::of(&case.config, &lora, layers), &lora, &case.tensors).unwrap(),
+            );
+        }
+        assert_eq!(parts, flat);
+        for entry in case.layout.entries() {
+            let (own, other) = (&flat[entry.range()], &other[entry.range()]);
+            if entry.name == SCORE {
+                let base = case.tensors.tensor("score.weight").unwrap().unwrap();
+                assert_eq!(own, base.dtype.widen(&base.bytes));
+            } else if entry.name.ends_with("lora_B.weight") {
+                assert!(own.iter().all(|&b| b == 0.0));
+            } else {
+                let bound = 1.0 / (entry.cols as f32).sqrt();
+                assert!(own.iter().all(|a| a.abs() <= bound), "{}", entry.name);
+                assert_ne!(own, other);
+                let n = own.len() as f64;
+                let square =
+                    own.iter().map(|&a| f64::from(a).powi(2)).sum::<f64>() / n / f64::from(bound).powi(2);
+                // The mean square of U(-1, 1) is 1/3 with a variance of 4/45.
+                assert!(
+                    (square - 1.0 / 3.0).abs() < 5.0 * (4.0 / 45.0 / n).sqrt(),
+                    "{}: {square}",
+                    entry.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_adapter_holds_what_the_layout_names_and_nothing_else() {
+    let case = &cases()[0];
+    let flat = case.adapter("adapter_final");
+    let named = || -> Vec<Named> {
+        let of = |e: &finetune::model::layout::Entry| (e.rows, e.cols, e.range());
+        let entries = case.layout.entries().iter().map(|e| (e.name.as_str(), of(e)));
+        entries.map(|(name, (rows, cols, r))| Named { name, rows, cols, values: &flat[r] }).rev().collect()
+    };
+    assert_eq!(lora::from_adapter(&case.layout, &named()), Ok(flat.clone()));
+    let mut missing = named();
+    let gone = missing.pop().unwrap().name.to_owned();
+    assert_eq!(lora::from_adapter(&case.layout, &missing), Err(LoraError::Missing { name: gone }));
+    let mut extra = named();
+    extra.push(Named { name: "base_model.model.lm_head.lora_A.weight", ..extra[0] });
+    assert!(matches!(lora::from_adapter(&case.layout, &extra), Err(LoraError::Extra { .. })));
+    let mut shape = named();
+    shape[0].cols += 1;
+    assert!(matches!(lora::from_adapter(&case.layout, &shape), Err(LoraError::Shape { .. })));
+    let mut poisoned = named();
+    let nan = vec![f32::NAN; poisoned[0].values.len()];
+    poisoned[0].values = &nan;
+    assert!(matches!(lora::from_adapter(&case.layout, &poisoned), Err(LoraError::NonFinite { .. })));
+}
+
+fn logits(case: &Case, tensors: &dyn Tensors, lora: &LoraSpec, flat: &[f32]) -> Vec<f32> {
+    let build = Build::whole(&case.config);
+    let mut stage = Decoder::load(Cpu::new(2), &case.config, tensors, lora, build).unwrap();
+    stage.set_parameters(flat).unwrap();
+    match stage.forward(&case.microbatch(0, 6), None, Want::Logits).unwrap() {
+        Output::Logits(logits) => logits,
+        other => panic!("logits were asked for, not {other:?}"),
+    }
+}
+
+#[test]
+fn a_merged_model_speaks_as_base_and_adapter_do() {
+    for case in cases() {
+        let flat = case.adapter("adapter_final");
+        let want = logits(&case, &case.tensors, &case.lora, &flat);
+        let size = (want.iter().map(|x| x * x).sum::<f32>() / want.len() as f32).sqrt();
+        for (dtype, bound) in [(Some(Dtype::F32), 1e-5), (None, 3e-2)] {
+            let merged = Merged {
+                base: &case.tensors,
+                config: &case.config,
+                lora: &case.lora,
+                layout: &case.layout,
+                flat: &flat,
+                dtype,
+            };
+            let bare = LoraSpec::none();
+            let score = layout::of(&case.config, &bare, 0..case.config.layers);
+            let head = initial_parameters(&score, &bare, &merged).unwrap();
+            let got = logits(&case, &merged, &bare, &head);
+            let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= bound * size, "{:?} {dtype:?}: off by {worst} of {size}", case.dir);
+            for name in merged.names() {
+                let tensor = merged.tensor(&name).unwrap().unwrap();
+                assert_eq!(tensor.dtype, dtype.unwrap_or(Dtype::Bf16), "{name}");
+            }
+        }
+        let base = logits(&case, &case.tensors, &case.lora, &lora::init(&case.layout, &case.lora));
+        assert!(base.iter().zip(&want).any(|(a, b)| (a - b).abs() > 1e-2 * size), "the adapter matters");
+    }
+}
+
+/// A base with one tensor changed.
+struct Damaged<'a> {
+    base: &'a dyn Tensors,
+    name: &'a str,
+    change: fn(&mut Tensor) -> bool,
+}
+
+impl Tensors for Damaged<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let mut tensor = self.base.tensor(name)?;
+        let keep = name != self.name || tensor.as_mut().is_none_or(|t| (self.change)(t));
+        Ok(tensor.filter(|_| keep))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.base.names()
+    }
+}
+
+#[test]
+fn damaged_bases_are_refused_by_the_name_of_the_tensor() {
+    let case = &cases()[0];
+    let missing: fn(&mut Tensor) -> bool = |_| false;
+    let shape: fn(&mut Tensor) -> bool = |t| {
+        t.shape[0] += 1;
+        true
+    };
+    let nan: fn(&mut Tensor) -> bool = |t| {
+        let mut bytes = t.bytes.to_vec();
+        bytes[6..8].copy_from_slice(&[0xc0, 0x7f]);
+        t.bytes = Cow::Owned(bytes);
+        true
+    };
+    for name in [
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.layers.0.mlp.down_proj.bias",
+    ] {
+        for (change, kind) in [(missing, "no tensor"), (shape, "implies"), (nan, "at element 3")] {
+            let damaged = Damaged { base: &case.tensors, name, change };
+            let error =
+                Decoder::load(Cpu::new(1), &case.config, &damaged, &case.lora, Build::whole(&case.config))
+                    .err();
+            let error = error.unwrap_or_else(|| panic!("{name}: {kind} was not seen"));
+            assert!(!error.is_configuration());
+            assert!(error.to_string().contains(name) && error.to_string().contains(kind), "{error}");
+        }
+    }
+}
+
+#[test]
+fn memory_is_estimated_from_shapes() {
+    let json = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
+        "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "tie_word_embeddings": true}"#;
+    let config = Config::from_json(&serde_json::from_str(json).unwrap()).unwrap();
+    let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
+    let all = memory::estimate(&config, &lora, 1024, Keep::Everything);
+    assert_eq!(all.weights, 4 * 134_515_008, "SmolLM2's number of parameters");
+    assert_eq!(layout::of(&config, &lora, 0..30).len(), 4_884_480, "PEFT prints this number");
+    let frugal = memory::estimate(&config, &lora, 1024, Keep::Inputs);
+    assert!(frugal.kept * 5 < all.kept);
+    let choose = |limit| memory::choose(&config, &lora, 1024, limit).map(|c| c.0);
+    assert_eq!(choose(all.total()), Ok(Keep::Everything));
+    assert_eq!(choose(all.total() - 1), Ok(Keep::Inputs));
+    let error = choose(frugal.total() - 1).unwrap_err();
+    assert!(error.to_string().contains("--micro-batch-tokens") && error.is_configuration(), "{error}");
+    let hopeless = choose(100 << 20).unwrap_err();
+    assert!(matches!(hopeless, ModelError::Memory { way_out, .. } if way_out.contains("smaller one")));
+}
