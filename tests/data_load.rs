@@ -1,0 +1,339 @@
+//! Files of every kind into a corpus, and what bad ones get.
+#![allow(clippy::unwrap_used)] // what tests call is test code
+
+use finetune::data::{self, Corpus, DataError, LabelMap, Options, Task, Tokenizer, files};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn tokenizer() -> Tokenizer {
+    let json = std::fs::read_to_string("tests/golden/rows/bytes.json").unwrap();
+    Tokenizer::new(&json, Some(&json!({"eos_token": "<|im_end|>"})), None, Some(data::template::CHATML))
+        .unwrap()
+}
+
+fn write(dir: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn load(paths: &[PathBuf], options: &Options) -> Result<Corpus, DataError> {
+    data::load(paths, options, &tokenizer())
+}
+
+fn classify() -> Options {
+    Options { task: Task::Classify, ..Options::default() }
+}
+
+fn many(n: usize) -> String {
+    (0..n)
+        .map(|i| format!("{}\n", json!({"prompt": format!("q{i}"), "completion": "a".repeat(i % 50)})))
+        .collect()
+}
+
+fn parquet(path: &Path, columns: &[(&str, &[&str])]) {
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    use parquet::file::{properties::WriterProperties, writer::SerializedFileWriter};
+    let fields: String = columns.iter().map(|(n, _)| format!("REQUIRED BYTE_ARRAY {n} (UTF8); ")).collect();
+    let schema =
+        parquet::schema::parser::parse_message_type(&format!("message schema {{ {fields} }}")).unwrap();
+    let properties = WriterProperties::builder()
+        .set_compression(parquet::basic::Compression::ZSTD(Default::default()))
+        .build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema.into(), properties.into()).unwrap();
+    for half in 0..2 {
+        let mut group = writer.next_row_group().unwrap();
+        for (_, cells) in columns {
+            let middle = cells.len() / 2;
+            let part = if half == 0 { &cells[..middle] } else { &cells[middle..] };
+            let values: Vec<ByteArray> = part.iter().map(|&c| ByteArray::from(c)).collect();
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+#[test]
+fn every_kind_of_file_gives_the_same_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = [("one, \"two\"", "x"), ("multi\nline", "Grüße"), ("", "z"), ("last", "世界")];
+    let objects: Vec<Value> = rows.iter().map(|(p, c)| json!({"prompt": p, "completion": c})).collect();
+    let lines = objects.iter().map(|o| format!("{o}\n")).collect::<Vec<_>>().join("\n");
+    let mut csv = String::from("completion,prompt,other\n");
+    rows.iter().for_each(|(p, c)| csv += &format!("{c},\"{}\",1\n", p.replace('"', "\"\"")));
+    let columns: (Vec<&str>, Vec<&str>) = rows.iter().copied().unzip();
+    let path = dir.path().join("rows.parquet");
+    parquet(&path, &[("prompt", &columns.0), ("completion", &columns.1)]);
+    let all = [
+        write(dir.path(), "rows.jsonl", &lines),
+        write(dir.path(), "bom.jsonl", format!("\u{feff}{lines}")),
+        write(dir.path(), "crlf.jsonl", lines.replace('\n', "\r\n")),
+        write(dir.path(), "lines.json", &lines),
+        write(dir.path(), "array.json", serde_json::to_string_pretty(&objects).unwrap()),
+        write(dir.path(), "rows.csv", &csv),
+        path,
+    ];
+    let first = load(&all[..1], &Options::default()).unwrap();
+    assert_eq!((first.counts.rows, first.counts.dropped), (4, 0));
+    for path in &all[1..] {
+        let other = load(std::slice::from_ref(path), &Options::default()).unwrap();
+        assert_eq!(other.samples, first.samples, "{}", path.display());
+        assert_eq!(other.hash, first.hash);
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = [write(dir.path(), "rows.jsonl", many(10_000))];
+    let one = load(&path, &Options { threads: 1, ..Options::default() }).unwrap();
+    let five = load(&path, &Options { threads: 5, ..Options::default() }).unwrap();
+    assert_eq!(one.samples, five.samples);
+    assert_eq!(one.counts, five.counts);
+}
+
+#[test]
+fn counts_lengths_and_dropped_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = concat!(
+        r#"{"prompt": "a", "completion": "b"}"#,
+        "\n",
+        r#"{"messages": [{"role": "user", "content": "nobody answers"}]}"#,
+        "\n\n",
+        r#"{"prompt": "a prompt of more than eight tokens", "completion": "never reached"}"#,
+        "\n",
+        r#"{"text": "half of this text is cut away, which leaves eight tokens"}"#,
+        "\n",
+    );
+    let path = [write(dir.path(), "rows.jsonl", text)];
+    let corpus = load(&path, &Options { max_seq_len: 8, ..Options::default() }).unwrap();
+    assert_eq!((corpus.counts.rows, corpus.counts.dropped, corpus.counts.truncated), (4, 2, 3));
+    let rows: Vec<u64> = corpus.samples.iter().map(|s| s.row).collect();
+    assert_eq!(rows, [0, 3]);
+    // "a" + "b" + EOS: two targets; of eight tokens that are all supervised the first has no predecessor
+    let targets: Vec<usize> = corpus.samples.iter().map(|s| s.supervised_targets()).collect();
+    assert_eq!(targets, [2, 7]);
+    assert_eq!(corpus.counts.supervised, 9);
+    assert_eq!(corpus.counts.first_dropped.as_ref().unwrap().to_string(), format!("{}:2", path[0].display()));
+    let over = Options { max_seq_len: 8, max_dropped: Some(1), ..Options::default() };
+    assert!(matches!(load(&path, &over), Err(DataError::TooManyDropped { dropped: 2, rows: 4, .. })));
+}
+
+/// (name, text, options, part of the message, bad configuration?)
+#[test]
+fn bad_input_gets_one_line_with_its_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let sft = Options::default;
+    let n = |n| Options { num_classes: Some(n), ..classify() };
+    let known =
+        || Options { labels: Some(LabelMap { names: vec!["no".into(), "yes".into()] }), ..classify() };
+    let ok = r#"{"text": "x", "label": 0}"#;
+    let cases: Vec<(&str, String, Options, &str, bool)> = vec![
+        ("a.jsonl", "{\"text\": \"x\"}\n{\"text\": ".into(), sft(), "a.jsonl:2: not valid JSON: EOF", false),
+        ("b.jsonl", "{\"text\": \"x\"}\n\n[1]".into(), sft(), "b.jsonl:3: a row must be an object", false),
+        (
+            "c.jsonl",
+            "{\"body\": 1}".into(),
+            sft(),
+            "c.jsonl:1: no known form: it has the fields [body]",
+            false,
+        ),
+        (
+            "d.jsonl",
+            "{\"text\": 7}".into(),
+            sft(),
+            "d.jsonl:1: `text` must be a string, it is a number",
+            false,
+        ),
+        (
+            "e.jsonl",
+            "{\"messages\": []}".into(),
+            sft(),
+            "e.jsonl:1: a conversation must have at least one",
+            false,
+        ),
+        (
+            "f.jsonl",
+            r#"{"messages": [{"content": "x"}]}"#.into(),
+            sft(),
+            "f.jsonl:1: message 1 has no role",
+            false,
+        ),
+        (
+            "g.jsonl",
+            r#"{"prompt": "p", "chosen": "a", "rejected": "b"}"#.into(),
+            sft(),
+            "g.jsonl:1: preference rows",
+            false,
+        ),
+        ("h.jsonl", "\n\n".into(), sft(), "no rows in", false),
+        ("i.jsonl", "{\"prompt\": \"a\"}".into(), sft(), "i.jsonl:1: no known form", false),
+        ("j.json", "[{\"text\": \"x\"}, {\"text\" 1}]".into(), sft(), "j.json row 2: not valid JSON", false),
+        ("k.json", "[{\"text\": \"x\"}".into(), sft(), "k.json row 2: not valid JSON", false),
+        ("l.csv", "text,b\nx,1\ny\n".into(), sft(), "l.csv:3: CSV error", false),
+        ("m.parquet", "PAR1 nonsense".into(), sft(), "m.parquet: not a readable Parquet file", false),
+        ("n.txt", "x".into(), sft(), "n.txt: rows must be .jsonl", false),
+        (
+            "o.jsonl",
+            format!("{ok}\n{}", ok.replace('0', "3")),
+            n(3),
+            "o.jsonl:2: label 3 is outside 0 .. 2",
+            true,
+        ),
+        ("p.jsonl", ok.replace('0', "-1"), n(3), "p.jsonl:1: label -1 is outside 0 .. 2", true),
+        (
+            "q.jsonl",
+            format!("{}\n{}", ok.replace('0', "\"a\""), ok.replace('0', "\"b\"")),
+            n(1),
+            "q.jsonl:2: label b is outside the 1 classes",
+            true,
+        ),
+        (
+            "r.jsonl",
+            ok.replace('0', "\"maybe\""),
+            known(),
+            "r.jsonl:1: label maybe is outside the classes no, yes",
+            true,
+        ),
+        ("s.jsonl", "{\"text\": \"x\"}".into(), classify(), "s.jsonl:1: `label` is missing", false),
+        ("t.jsonl", "{\"text\": \"\"}".into(), sft(), "nothing is supervised in any of 1 rows", false),
+        ("u.jsonl", "{\"text\": \"\\ud800\"}".into(), sft(), "u.jsonl:1: not valid JSON", false),
+        ("v.jsonl", "{\"text\": \"x\"}".into(), Options { max_seq_len: 0, ..sft() }, "--max-seq-len", true),
+    ];
+    for (name, text, options, part, configuration) in cases {
+        let path = write(dir.path(), name, text);
+        let error = load(&[path], &options).err().unwrap_or_else(|| panic!("{name} loads"));
+        let message = error.to_string();
+        assert!(message.contains(part), "{name}: {message}");
+        assert!(!message.contains('\n'), "{name}: {message}");
+        assert_eq!(error.is_configuration(), configuration, "{name}: {message}");
+    }
+    let missing = load(&[dir.path().join("none.jsonl")], &sft()).unwrap_err().to_string();
+    assert!(
+        missing.contains("none.jsonl: entity not found") || missing.contains("No such file"),
+        "{missing}"
+    );
+}
+
+#[test]
+fn labels_have_a_stable_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = |labels: &[Value]| -> String {
+        labels.iter().map(|l| format!("{}\n", json!({"text": "x", "label": l}))).collect()
+    };
+    let check = |labels: &[Value], options: Options, names: &[&str], classes: &[u32]| {
+        let path = write(dir.path(), "rows.jsonl", rows(labels));
+        let corpus = load(&[path], &options).unwrap();
+        assert_eq!(corpus.labels.unwrap().names, names, "{labels:?}");
+        let ours: Vec<u32> = corpus.samples.iter().filter_map(|s| s.label).collect();
+        assert_eq!(ours, classes, "{labels:?}");
+        assert_eq!(corpus.counts.supervised, labels.len() as u64);
+    };
+    check(&[json!("b"), json!("a"), json!("b")], classify(), &["a", "b"], &[1, 0, 1]);
+    check(&[json!(10), json!(9), json!(2.0)], classify(), &["2", "9", "10"], &[2, 1, 0]);
+    check(&[json!(true), json!(false)], classify(), &["false", "true"], &[1, 0]);
+    let four = Options { num_classes: Some(4), ..classify() };
+    check(&[json!(3), json!(0)], four.clone(), &["0", "1", "2", "3"], &[3, 0]);
+    check(&[json!("x")], four, &["x", "LABEL_1", "LABEL_2", "LABEL_3"], &[0]);
+    let known = Options { labels: Some(LabelMap { names: vec!["no".into(), "yes".into()] }), ..classify() };
+    check(&[json!("yes"), json!(0)], known, &["no", "yes"], &[1, 0]);
+    let csv = write(dir.path(), "rows.csv", "text,label\nx,10\ny,9\n");
+    assert_eq!(load(&[csv], &classify()).unwrap().labels.unwrap().names, ["9", "10"]);
+}
+
+#[test]
+fn columns_are_renamed() {
+    let dir = tempfile::tempdir().unwrap();
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    let a = write(dir.path(), "a.jsonl", r#"{"question": "q", "answer": "a", "text": "not this"}"#);
+    let b = write(dir.path(), "b.jsonl", r#"{"prompt": "q", "completion": "a"}"#);
+    let fields = vec![pair("prompt", "question"), pair("completion", "answer")];
+    let renamed = load(&[a], &Options { fields, ..Options::default() }).unwrap();
+    assert_eq!(renamed.samples, load(&[b], &Options::default()).unwrap().samples);
+}
+
+#[test]
+fn a_limit_reads_only_what_it_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = load(&[write(dir.path(), "good.jsonl", many(9000))], &Options::default()).unwrap();
+    for limit in [1, 3, 5000] {
+        // what follows the rows that are needed is not looked at: this file is broken behind them
+        let text = format!("{}not json\n", many(limit));
+        let path = write(dir.path(), "rows.jsonl", text);
+        let corpus =
+            load(&[path, "does-not-exist".into()], &Options { limit: Some(limit), ..Options::default() });
+        let corpus = corpus.unwrap();
+        assert_eq!(corpus.samples.len(), limit);
+        assert!((0..limit).all(|i| corpus.samples.get(i).ids == whole.samples.get(i).ids));
+    }
+}
+
+#[test]
+fn a_split_is_a_partition_keyed_by_the_seed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = [write(dir.path(), "rows.jsonl", many(200))];
+    let corpus = load(&path, &Options::default()).unwrap();
+    let rows = |c: &Corpus| c.samples.iter().map(|s| s.row).collect::<Vec<_>>();
+    let (train, eval) = corpus.clone().split(0.05, 1).unwrap();
+    assert_eq!(eval.samples.len(), 10);
+    let mut all = [rows(&train), rows(&eval)].concat();
+    all.sort_unstable();
+    assert_eq!(all, rows(&corpus));
+    for sample in eval.samples.iter().chain(train.samples.iter()) {
+        let original = corpus.samples.get(sample.row as usize);
+        assert_eq!(sample.ids, original.ids);
+        assert!((0..sample.ids.len()).all(|i| sample.supervised(i) == original.supervised(i)));
+    }
+    assert_eq!(rows(&corpus.clone().split(0.05, 1).unwrap().1), rows(&eval));
+    assert_ne!(rows(&corpus.clone().split(0.05, 2).unwrap().1), rows(&eval));
+    assert_eq!(corpus.clone().split(0.0001, 2).unwrap().1.samples.len(), 1);
+    for bad in [0.0, 1.0, -1.0, f64::NAN, 0.999] {
+        assert!(corpus.clone().split(bad, 1).unwrap_err().is_configuration());
+    }
+}
+
+#[test]
+fn folders_are_sorted_into_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    for name in [
+        "data/train-00001-of-2.parquet",
+        "data/train-00000-of-2.parquet",
+        "data/validation.csv",
+        "test.jsonl",
+    ] {
+        write(dir.path(), name, "");
+    }
+    write(dir.path(), "README.md", "");
+    let folder = files::folder(dir.path()).unwrap();
+    let names = |list: &[PathBuf]| -> Vec<String> {
+        list.iter().map(|p| p.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(names(&folder.train), ["train-00000-of-2.parquet", "train-00001-of-2.parquet"]);
+    assert_eq!(names(&folder.eval), ["validation.csv"]);
+    assert_eq!(names(&folder.test), ["test.jsonl"]);
+    let empty = tempfile::tempdir().unwrap();
+    assert!(files::folder(empty.path()).unwrap_err().to_string().contains("no train file"));
+}
+
+#[test]
+fn previews_show_what_is_supervised() {
+    let dir = tempfile::tempdir().unwrap();
+    let row = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}"#;
+    let corpus = load(&[write(dir.path(), "rows.jsonl", row)], &Options::default()).unwrap();
+    let pieces = data::preview::preview(&corpus.samples.get(0), &tokenizer()).unwrap();
+    let shown: Vec<(&str, bool)> = pieces.iter().map(|p| (p.text.as_str(), p.supervised)).collect();
+    assert_eq!(
+        shown,
+        [
+            ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", false),
+            ("yo<|im_end|>", true),
+            ("\n", false)
+        ]
+    );
+    assert_eq!(pieces.iter().map(|p| p.tokens).sum::<usize>(), corpus.samples.tokens(0));
+}

@@ -1,0 +1,143 @@
+//! Properties of the plan: what F-DP-002 rests on (every row exactly once an epoch), whatever the options.
+#![allow(clippy::unwrap_used)] // what tests call is test code
+
+use finetune::data::plan::{Plan, PlanOptions};
+use proptest::prelude::*;
+
+fn options() -> impl Strategy<Value = PlanOptions> {
+    let numbers = (1usize..12, 1u64..4, proptest::option::of(1u64..40), proptest::option::of(1usize..300));
+    (numbers, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(|(n, packing, shuffle, seed)| {
+        PlanOptions {
+            batch_size: n.0,
+            epochs: n.1,
+            max_steps: n.2,
+            micro_batch_tokens: n.3,
+            packing,
+            shuffle,
+            seed,
+        }
+    })
+}
+
+fn lengths() -> impl Strategy<Value = Vec<u32>> {
+    proptest::collection::vec(1u32..200, 1..80)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_epoch_has_each_row_once(lengths in lengths(), options in options()) {
+        let plan = Plan::of_lengths(lengths.clone(), &options);
+        let per_epoch = lengths.len().div_ceil(options.batch_size) as u64;
+        prop_assert_eq!(plan.steps_per_epoch(), per_epoch);
+        prop_assert_eq!(plan.total_steps(), options.max_steps.unwrap_or(options.epochs * per_epoch));
+        for epoch in 0..3 {
+            let mut rows = Vec::new();
+            for s in 1..=per_epoch {
+                let step = plan.step(epoch * per_epoch + s);
+                prop_assert_eq!(step.epoch, epoch);
+                let n = step.rows().count();
+                // only an epoch's last step may be short
+                prop_assert!(n == options.batch_size || s == per_epoch && n > 0);
+                rows.extend(step.rows());
+            }
+            rows.sort_unstable();
+            prop_assert_eq!(rows, (0..lengths.len()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn budgets_hold_and_packing_moves_no_row(lengths in lengths(), options in options()) {
+        let packed = Plan::of_lengths(lengths.clone(), &PlanOptions { packing: true, ..options.clone() });
+        let alone = Plan::of_lengths(lengths.clone(), &PlanOptions { packing: false, ..options.clone() });
+        for s in 1..=20 {
+            let (step, single) = (packed.step(s), alone.step(s));
+            for m in &step.microbatches {
+                let tokens: usize = m.iter().map(|&i| lengths[i] as usize).sum();
+                prop_assert!(!m.is_empty() && (m.len() == 1 || tokens <= packed.micro_batch_tokens()));
+            }
+            prop_assert!(single.microbatches.iter().all(|m| m.len() == 1));
+            let sorted = |mut rows: Vec<usize>| { rows.sort_unstable(); rows };
+            prop_assert_eq!(sorted(step.rows().collect()), sorted(single.rows().collect()));
+            // first-fit leaves no two microbatches that would fit into one
+            for (i, a) in step.microbatches.iter().enumerate() {
+                let tokens = |m: &[usize]| m.iter().map(|&i| lengths[i] as usize).sum::<usize>();
+                for b in &step.microbatches[i + 1..] {
+                    prop_assert!(tokens(a) + lengths[b[0]] as usize > packed.micro_batch_tokens());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_do_not_depend_on_when_they_are_asked_for(lengths in lengths(), options in options()) {
+        let forward = Plan::of_lengths(lengths.clone(), &options);
+        let backward = Plan::of_lengths(lengths, &options);
+        let up: Vec<_> = (1..=30).map(|s| forward.step(s)).collect();
+        let mut down: Vec<_> = (1..=30).rev().map(|s| backward.step(s)).collect();
+        down.reverse();
+        prop_assert_eq!(up, down);
+    }
+
+    #[test]
+    fn a_prefix_is_enough_where_the_plan_says_so(lengths in lengths(), options in options()) {
+        let options = PlanOptions { shuffle: false, ..options };
+        if let Some(n) = options.rows_needed() {
+            let whole = Plan::of_lengths(lengths.clone(), &options);
+            let prefix = Plan::of_lengths(lengths[..n.min(lengths.len())].to_vec(), &options);
+            prop_assert_eq!(whole.total_steps(), prefix.total_steps());
+            for s in 1..=whole.total_steps() {
+                prop_assert_eq!(whole.step(s), prefix.step(s));
+            }
+        }
+    }
+}
+
+fn plain(batch_size: usize) -> PlanOptions {
+    PlanOptions {
+        batch_size,
+        epochs: 1,
+        max_steps: None,
+        micro_batch_tokens: None,
+        packing: true,
+        shuffle: true,
+        seed: 42,
+    }
+}
+
+/// (rows, tokens in each, rows per step) -> tokens per microbatch.
+#[test]
+fn default_budget() {
+    for (rows, tokens, batch, expected) in [
+        (100, 10, 8, 256),      // 80 / 16 = 5
+        (1000, 512, 8, 256),    // 4,096 / 16 = 256
+        (1000, 724, 8, 256),    // 362 is just below 256 * sqrt(2) = 362.04
+        (1000, 725, 8, 512),    // 362.5 just above
+        (1000, 1024, 16, 1024), // 16,384 / 16
+        (1000, 2048, 64, 4096),
+        (10, 2048, 64, 1024), // a step has 10 rows, whatever the batch: 1,280
+    ] {
+        let plan = Plan::of_lengths(vec![tokens; rows], &plain(batch));
+        assert_eq!(plan.micro_batch_tokens(), expected, "{rows} rows of {tokens}, {batch} a step");
+    }
+}
+
+#[test]
+fn epochs_and_seeds_have_orders_of_their_own() {
+    let order = |seed, epoch: u64| -> Vec<usize> {
+        let plan = Plan::of_lengths(vec![5; 64], &PlanOptions { seed, ..plain(64) });
+        plan.step(epoch + 1).rows().collect()
+    };
+    assert_ne!(order(1, 0), order(1, 1));
+    assert_ne!(order(1, 0), order(2, 0));
+    assert_ne!(order(1, 0), (0..64).collect::<Vec<_>>());
+    assert_eq!(order(1, 3), order(1, 3));
+}
+
+#[test]
+fn first_fit_by_hand() {
+    let options = PlanOptions { micro_batch_tokens: Some(10), shuffle: false, ..plain(8) };
+    let plan = Plan::of_lengths(vec![6, 5, 4, 11, 5, 1, 10, 3], &options);
+    assert_eq!(plan.step(1).microbatches, vec![vec![0, 2], vec![1, 4], vec![3], vec![5, 7], vec![6]]);
+}
