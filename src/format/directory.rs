@@ -10,11 +10,7 @@ use std::path::Path;
 /// Opens the directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     refuse_others(dir)?;
-    let config = json(&dir.join("config.json"))?.ok_or_else(|| {
-        let way = "download it from the model's page into this folder";
-        FormatError::unsupported(dir, "a model directory without config.json", way)
-    })?;
-    refuse_quantised(dir, &config)?;
+    let config = check_config(dir)?;
     let tokenizer = tokenizer(dir)?;
     let tensors = Sharded::open(dir)?;
     let (base_id, revision) = match id_of_cache_path(dir) {
@@ -24,6 +20,16 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     let kind = format!("{} safetensors", tensors.dtype_name());
     let generation = json(&dir.join("generation_config.json"))?;
     Ok(ModelFiles { config, tensors: Box::new(tensors), tokenizer, generation, base_id, revision, kind })
+}
+
+/// config.json, unless its weights are quantised in a way that is not read.
+pub(super) fn check_config(dir: &Path) -> Result<Value, FormatError> {
+    let config = json(&dir.join("config.json"))?.ok_or_else(|| {
+        let way = "download it from the model's page into this folder";
+        FormatError::unsupported(dir, "a model directory without config.json", way)
+    })?;
+    refuse_quantised(dir, &config)?;
+    Ok(config)
 }
 
 /// Directories that hold something else than safetensors weights.
@@ -122,7 +128,8 @@ pub(super) fn json(path: &Path) -> Result<Option<Value>, FormatError> {
 
 /// Id and revision of a folder in the Hub's cache: `.../models--owner--name/snapshots/REVISION`.
 pub fn id_of_cache_path(path: &Path) -> Option<(String, Option<String>)> {
-    let path = path.canonicalize().ok()?;
+    // A file there is a link into blobs/: only what it lies in may be followed.
+    let path = if path.is_dir() { path.canonicalize() } else { path.parent()?.canonicalize() }.ok()?;
     let parts: Vec<&str> = path.iter().filter_map(|p| p.to_str()).collect();
     let at = parts.iter().rposition(|p| p.starts_with("models--"))?;
     let id = parts[at].strip_prefix("models--")?.replace("--", "/");

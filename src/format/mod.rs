@@ -6,6 +6,8 @@
 pub mod atomic;
 mod directory;
 mod error;
+pub mod gguf;
+pub mod hub;
 mod map;
 pub mod peft;
 pub mod rounded;
@@ -55,9 +57,19 @@ pub fn open(path: &Path) -> Result<ModelFiles, FormatError> {
     if about.is_dir() {
         return directory::open(path);
     }
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) || begins_with_gguf(path) {
+        return gguf::open(path);
+    }
     Err(FormatError::unsupported(
         path,
         "not a model",
         "give a Hugging Face directory (config.json, model.safetensors, tokenizer.json) or a .gguf file",
     ))
+}
+
+fn begins_with_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read =
+        std::fs::File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut magic));
+    read.is_ok() && &magic == b"GGUF"
 }

@@ -78,6 +78,18 @@ impl Tensors for SafeTensors {
     }
 }
 
+/// The names of the shards that the text of a `model.safetensors.index.json` names; `path` is for errors.
+pub(super) fn shard_names(path: &Path, text: &[u8]) -> Result<Vec<String>, FormatError> {
+    header::parse_index(path, text).map(|index| unique(&index))
+}
+
+fn unique(index: &BTreeMap<String, String>) -> Vec<String> {
+    let mut shards: Vec<String> = index.values().cloned().collect();
+    shards.sort();
+    shards.dedup();
+    shards
+}
+
 /// A model's weights in one or several files.
 #[derive(Debug)]
 pub struct Sharded {
@@ -95,12 +107,9 @@ impl Sharded {
         let index_path = dir.join("model.safetensors.index.json");
         let text = std::fs::read(&index_path).map_err(|e| FormatError::io(&index_path, e))?;
         let index = header::parse_index(&index_path, &text)?;
-        let mut shards: Vec<&String> = index.values().collect();
-        shards.sort();
-        shards.dedup();
         let mut files = Vec::new();
-        for shard in shards {
-            let path = dir.join(shard);
+        for shard in unique(&index) {
+            let path = dir.join(&shard);
             if !path.is_file() {
                 let what = format!("shard '{shard}' is missing from the folder; download it again");
                 return Err(FormatError::malformed(&index_path, what));

@@ -1,0 +1,244 @@
+//! config.json out of GGUF metadata, for the architectures that a plain decoder covers. What would change the
+//! mathematics and has no place in the configuration is refused by name, never guessed.
+
+use super::reader::Gguf;
+use super::value::Value as Meta;
+use crate::format::error::FormatError;
+use serde_json::{Value, json};
+use std::f64::consts::PI;
+
+/// Heads, and what the file's own architecture is called.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub config: Value,
+    /// (heads, key/value heads) where q and k are stored with rotary pairs side by side.
+    pub paired: Option<(usize, usize)>,
+}
+
+/// Reads metadata of one architecture, with the file's name in every error.
+struct Source<'a> {
+    file: &'a Gguf,
+    arch: &'a str,
+}
+
+impl Source<'_> {
+    fn get(&self, key: &str) -> Option<&Meta> {
+        self.file.get(&format!("{}.{key}", self.arch))
+    }
+
+    fn bad(&self, key: &str) -> FormatError {
+        FormatError::malformed(
+            self.file.path(),
+            format!("metadata {}.{key} is missing or unusable", self.arch),
+        )
+    }
+
+    fn refuse(&self, what: String) -> FormatError {
+        let way = "use a Llama, Mistral, Qwen2 or Qwen3 model, or the Hugging Face directory of this one";
+        FormatError::unsupported(self.file.path(), what, way)
+    }
+
+    /// A size, at least 1.
+    fn size(&self, key: &str) -> Result<usize, FormatError> {
+        self.maybe(key)?.ok_or_else(|| self.bad(key))
+    }
+
+    fn maybe(&self, key: &str) -> Result<Option<usize>, FormatError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => match v.as_u64() {
+                Some(n) if (1..=u64::from(u32::MAX)).contains(&n) => Ok(Some(n as usize)),
+                _ => Err(self.bad(key)),
+            },
+        }
+    }
+
+    fn number(&self, key: &str, default: f64) -> Result<f64, FormatError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => v.as_f64().filter(|x| x.is_finite() && *x > 0.0).ok_or_else(|| self.bad(key)),
+        }
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.file.tensors().contains_key(tensor)
+    }
+}
+
+/// The configuration of the model in `file`.
+pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
+    let arch = file.get("general.architecture").and_then(Meta::as_str).unwrap_or("unknown");
+    let s = Source { file, arch };
+    match file.get("general.type").and_then(Meta::as_str) {
+        None | Some("model") => {}
+        Some(other) => return Err(s.refuse(format!("a GGUF of type '{other}', not a model"))),
+    }
+    let (model_type, class) = match arch {
+        "llama" if s.get("attention.sliding_window").is_some() => ("mistral", "MistralForCausalLM"),
+        "llama" => ("llama", "LlamaForCausalLM"),
+        "qwen2" => ("qwen2", "Qwen2ForCausalLM"),
+        "qwen3" => ("qwen3", "Qwen3ForCausalLM"),
+        other => return Err(s.refuse(format!("architecture '{other}' is not supported"))),
+    };
+    if s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
+        return Err(s.refuse("a mixture of experts is not supported".into()));
+    }
+    let heads = s.size("attention.head_count")?;
+    let kv_heads = s.maybe("attention.head_count_kv")?.unwrap_or(heads);
+    let mut config = sizes(&s, heads, kv_heads)?;
+    config["model_type"] = json!(model_type);
+    config["architectures"] = json!([class]);
+    biases(&s, &mut config)?;
+    rope(&s, &mut config)?;
+    if let Some(window) = s.maybe("attention.sliding_window")? {
+        config["sliding_window"] = json!(window);
+        config["use_sliding_window"] = json!(true);
+    }
+    let paired = (arch == "llama").then_some((heads, kv_heads));
+    Ok(Made { config, paired })
+}
+
+fn sizes(s: &Source, heads: usize, kv_heads: usize) -> Result<Value, FormatError> {
+    let hidden = s.size("embedding_length")?;
+    let head_dim = match s.maybe("attention.key_length")? {
+        Some(d) => d,
+        None if hidden % heads == 0 => hidden / heads,
+        None => return Err(s.bad("attention.head_count")),
+    };
+    if s.maybe("attention.value_length")?.is_some_and(|v| v != head_dim) {
+        return Err(s.refuse("values and keys of different sizes are not supported".into()));
+    }
+    if s.maybe("rope.dimension_count")?.is_some_and(|n| n != head_dim) {
+        return Err(s.refuse("rotary embedding of a part of the head is not supported".into()));
+    }
+    let embedding = s.file.tensors().get("token_embd.weight").and_then(|info| info.shape.first());
+    let vocab = embedding.copied().ok_or_else(|| {
+        FormatError::tensor(s.file.path(), "token_embd.weight", "is missing: not a whole model")
+    })?;
+    let token = |key: &str| s.file.get(&format!("tokenizer.ggml.{key}_token_id")).and_then(Meta::as_u64);
+    Ok(json!({
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": s.size("feed_forward_length")?,
+        "num_hidden_layers": s.size("block_count")?,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": s.size("context_length")?,
+        "rms_norm_eps": clean(s.number("attention.layer_norm_rms_epsilon", 1e-5)?),
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": !s.has("output.weight"),
+        "bos_token_id": token("bos"),
+        "eos_token_id": token("eos"),
+        "pad_token_id": token("padding"),
+        "torch_dtype": "float32",
+        "use_cache": true,
+    }))
+}
+
+/// f32 metadata as it was written by hand: 9.99999974e-06 is 1e-05.
+fn clean(x: f64) -> f64 {
+    format!("{x:.5e}").parse().unwrap_or(x)
+}
+
+fn biases(s: &Source, config: &mut Value) -> Result<(), FormatError> {
+    let q = s.has("blk.0.attn_q.bias");
+    match s.arch {
+        // Qwen2 has biases on q, k and v by definition, and says nothing of them.
+        "qwen2" if q => Ok(()),
+        "qwen2" => Err(s.refuse("Qwen2 without biases is not supported".into())),
+        _ if q != s.has("blk.0.attn_output.bias") => {
+            Err(s.refuse(format!("architecture '{}' with biases on a part of attention", s.arch)))
+        }
+        _ => {
+            config["attention_bias"] = json!(q);
+            config["mlp_bias"] = json!(s.has("blk.0.ffn_gate.bias"));
+            Ok(())
+        }
+    }
+}
+
+fn rope(s: &Source, config: &mut Value) -> Result<(), FormatError> {
+    let theta = s.number("rope.freq_base", 10_000.0)?;
+    config["rope_theta"] = json!(theta);
+    config["rope_scaling"] = match s.get("rope.scaling.type").and_then(Meta::as_str) {
+        None | Some("none") => match s.get("rope.scale_linear") {
+            None => Value::Null,
+            Some(_) => json!({"rope_type": "linear", "factor": s.number("rope.scale_linear", 1.0)?}),
+        },
+        Some("linear") => json!({"rope_type": "linear", "factor": s.number("rope.scaling.factor", 1.0)?}),
+        Some(other) => return Err(s.refuse(format!("rope scaling '{other}' is not supported"))),
+    };
+    if let Some(factors) = s.file.values("rope_freqs.weight") {
+        let head_dim = config["head_dim"].as_u64().unwrap_or(0) as usize;
+        let found = llama3(&factors, theta, head_dim).ok_or_else(|| {
+            s.refuse("rope_freqs.weight holds other factors than Llama 3's, which is not supported".into())
+        })?;
+        config["rope_scaling"] = found;
+    }
+    Ok(())
+}
+
+/// llama.cpp stores what Llama 3's scaling divides each frequency by. Those models share all parameters but
+/// the factor, and the factor is what the lowest frequency is divided by: so the parameters come back exactly,
+/// and are checked against every stored number.
+fn llama3(stored: &[f32], theta: f64, head_dim: usize) -> Option<Value> {
+    let factor = f64::from(*stored.last()?);
+    let (low, high, original) = (1.0, 4.0, 8192.0);
+    if stored.len() != head_dim / 2 || !(1.0..=1e4).contains(&factor) {
+        return None;
+    }
+    let expected = |i: usize| {
+        let wavelength = 2.0 * PI * theta.powf(2.0 * i as f64 / head_dim as f64);
+        let smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0);
+        1.0 / ((1.0 - smooth) / factor + smooth)
+    };
+    let same = |(i, &x): (usize, &f32)| (f64::from(x) / expected(i) - 1.0).abs() < 1e-4;
+    stored.iter().enumerate().all(same).then(|| {
+        json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original as u64,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The factors as llama.cpp's converter computes them for Llama 3.2 (theta 500000, factor 32, heads of 64).
+    #[test]
+    fn llama3_parameters_come_back() {
+        let factors = |factor: f64, original: f64| -> Vec<f32> {
+            let one = |i: u32| {
+                let freq = 1.0 / 500_000f64.powf(f64::from(2 * i) / 64.0);
+                let wavelength = 2.0 * PI / freq;
+                if wavelength < original / 4.0 {
+                    1.0
+                } else if wavelength > original {
+                    factor as f32
+                } else {
+                    let smooth = (original / wavelength - 1.0) / 3.0;
+                    (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+                }
+            };
+            (0..32).map(one).collect()
+        };
+        let found = llama3(&factors(32.0, 8192.0), 500_000.0, 64).map(|v| v["factor"].clone());
+        assert_eq!(found, Some(json!(32.0)));
+        assert_eq!(llama3(&factors(32.0, 4096.0), 500_000.0, 64), None);
+        assert_eq!(llama3(&factors(32.0, 8192.0)[..31], 500_000.0, 64), None);
+        assert_eq!(llama3(&[], 500_000.0, 64), None);
+    }
+
+    #[test]
+    fn epsilon_is_cleaned() {
+        for x in [1e-5, 1e-6, 1.25e-7, 1e-12] {
+            assert_eq!(clean(f64::from(x as f32)), x);
+        }
+    }
+}

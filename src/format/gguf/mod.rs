@@ -1,0 +1,50 @@
+//! GGUF files as models: weights under Hugging Face names, a config.json and a tokenizer.json made out of the
+//! metadata, so that the floors above see one kind of model.
+
+mod config;
+mod kquant;
+mod pretokenizer;
+mod quant;
+mod reader;
+mod tokenizer;
+mod value;
+mod weights;
+
+pub use quant::Kind;
+pub use reader::{Gguf, Info};
+pub use value::Value;
+
+use super::ModelFiles;
+use super::directory::{id_of_cache_path, looks_like_id};
+use super::error::FormatError;
+use std::path::Path;
+use weights::Weights;
+
+/// Opens a model.
+pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
+    let file = Gguf::open(path)?;
+    let made = config::make(&file)?;
+    let (tokenizer, generation) = tokenizer::make(&file)?;
+    let kind = format!("gguf {}", Weights::main_kind(&file).name());
+    let (base_id, revision) = match id_of_cache_path(path) {
+        Some((id, revision)) => (Some(id), revision),
+        None => (repository(&file), None),
+    };
+    let tensors = Box::new(Weights::new(file, made.paired)?);
+    Ok(ModelFiles {
+        config: made.config,
+        tensors,
+        tokenizer,
+        generation: Some(generation),
+        base_id,
+        revision,
+        kind,
+    })
+}
+
+/// `owner/name` out of `general.base_model.0.repo_url`.
+fn repository(file: &Gguf) -> Option<String> {
+    let url = file.get("general.base_model.0.repo_url")?.as_str()?;
+    let id = url.split_once("://").map_or(url, |(_, rest)| rest).split_once('/')?.1.trim_end_matches('/');
+    looks_like_id(id).then(|| id.to_owned())
+}

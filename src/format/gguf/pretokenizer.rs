@@ -1,0 +1,64 @@
+//! What `tokenizer.ggml.pre` stands for: the normalizer and pre-tokenizer of the tokenizer.json that
+//! llama.cpp's converter recognised when it wrote that name.
+
+use serde_json::{Value, json};
+
+/// How text is cut before byte pairs are merged.
+pub(super) struct Rule {
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    /// A cut piece that is a token is one, whatever the merges say.
+    pub ignore_merges: bool,
+}
+
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+const TEKKEN: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// The rule that `pre` names.
+pub(super) fn rule(pre: &str) -> Option<Rule> {
+    let rule =
+        |normalizer, pre_tokenizer, ignore_merges| Some(Rule { normalizer, pre_tokenizer, ignore_merges });
+    match pre {
+        "gpt-2" => rule(Value::Null, bytes(true), false),
+        "smollm" => {
+            let digits = json!({"type": "Digits", "individual_digits": true});
+            rule(Value::Null, sequence(vec![digits, bytes(true)]), false)
+        }
+        "qwen2" | "deepseek-r1-qwen" | "megrez" => rule(json!({"type": "NFC"}), split(QWEN2), false),
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "smaug-bpe" => {
+            rule(Value::Null, split(LLAMA3), true)
+        }
+        "tekken" => rule(Value::Null, split(TEKKEN), true),
+        _ => None,
+    }
+}
+
+/// Whether llama.cpp puts BOS first where the file does not say.
+pub(super) fn adds_bos(pre: &str) -> bool {
+    matches!(pre, "llama-bpe" | "llama3" | "llama-v3" | "tekken")
+}
+
+fn sequence(all: Vec<Value>) -> Value {
+    json!({"type": "Sequence", "pretokenizers": all})
+}
+
+fn bytes(use_regex: bool) -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": use_regex, "use_regex": use_regex})
+}
+
+fn split(regex: &str) -> Value {
+    let split =
+        json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    sequence(vec![split, bytes(false)])
+}

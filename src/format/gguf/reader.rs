@@ -1,0 +1,302 @@
+//! The container: header, metadata, tensor table. Nothing that a file says about itself is believed: a count
+//! is compared with the bytes that are left before anything is allocated for it, and after [`Gguf::open`] no
+//! tensor reaches outside the file.
+//!
+//! Format: ggml's `docs/gguf.md`, versions 2 and 3, little endian.
+
+use super::quant::Kind;
+use super::value::Value;
+use crate::format::error::FormatError;
+use crate::format::map::Map;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// No tensor of ours has more dimensions (ggml's own limit).
+const MOST_DIMS: u32 = 4;
+/// Arrays of arrays of ...: nobody writes them; a file full of them must not exhaust the stack.
+const MOST_NESTING: u32 = 4;
+
+/// One entry of the tensor table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Info {
+    /// Innermost last: the reverse of the file's own order, so `[out, in]` for a weight.
+    pub shape: Vec<usize>,
+    /// Encoding.
+    pub kind: Kind,
+    /// Where in the file.
+    pub(super) range: Range<usize>,
+}
+
+/// A file, mapped, with its metadata and tensor table read.
+#[derive(Debug)]
+pub struct Gguf {
+    path: PathBuf,
+    map: Map,
+    metadata: BTreeMap<String, Value>,
+    tensors: BTreeMap<String, Info>,
+}
+
+impl Gguf {
+    /// Maps and checks `path`.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        let map = Map::open(path)?;
+        let (metadata, tensors) = parse(&map).map_err(|fault| match fault {
+            Fault::Cut(at) => FormatError::malformed(
+                path,
+                format!("cut short: byte {at} is needed, the file has {}; download it again", map.len()),
+            ),
+            Fault::Bad(what) => FormatError::malformed(path, what),
+            Fault::Tensor(name, what) => FormatError::tensor(path, &name, what),
+            Fault::Unsupported(what, way) => FormatError::unsupported(path, what, way),
+        })?;
+        Ok(Gguf { path: path.to_owned(), map, metadata, tensors })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All metadata by key.
+    pub fn metadata(&self) -> &BTreeMap<String, Value> {
+        &self.metadata
+    }
+
+    /// One value.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// The tensor table.
+    pub fn tensors(&self) -> &BTreeMap<String, Info> {
+        &self.tensors
+    }
+
+    /// The stored bytes of a tensor.
+    pub(super) fn bytes(&self, info: &Info) -> &[u8] {
+        &self.map[info.range.clone()]
+    }
+}
+
+enum Fault {
+    /// This byte should be there.
+    Cut(u64),
+    Bad(String),
+    Tensor(String, String),
+    Unsupported(String, String),
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, n: u64) -> Result<&'a [u8], Fault> {
+        let left = (self.bytes.len() - self.at) as u64;
+        if n > left {
+            return Err(Fault::Cut((self.at as u64).saturating_add(n)));
+        }
+        let start = self.at;
+        self.at += n as usize;
+        Ok(&self.bytes[start..self.at])
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N as u64)?);
+        Ok(out)
+    }
+
+    fn u32(&mut self) -> Result<u32, Fault> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, Fault> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A count of things of which each takes at least `least` bytes.
+    fn count(&mut self, least: u64, what: &str) -> Result<usize, Fault> {
+        let n = self.u64()?;
+        self.check_count(n, least, what)
+    }
+
+    fn check_count(&self, n: u64, least: u64, what: &str) -> Result<usize, Fault> {
+        let left = (self.bytes.len() - self.at) as u64;
+        match n.checked_mul(least) {
+            Some(bytes) if bytes <= left => Ok(n as usize),
+            _ => Err(Fault::Bad(format!(
+                "it announces {n} {what} where {left} bytes are left: cut short or damaged; download it again"
+            ))),
+        }
+    }
+
+    fn string(&mut self) -> Result<String, Fault> {
+        let n = self.u64()?;
+        let at = self.at;
+        let bytes = self.take(n)?;
+        let text =
+            std::str::from_utf8(bytes).map_err(|_| Fault::Bad(format!("text at byte {at} is not UTF-8")))?;
+        Ok(text.to_owned())
+    }
+
+    fn value(&mut self, kind: u32, depth: u32) -> Result<Value, Fault> {
+        Ok(match kind {
+            0 => Value::Int(i128::from(self.array::<1>()?[0])),
+            1 => Value::Int(i128::from(i8::from_le_bytes(self.array()?))),
+            2 => Value::Int(i128::from(u16::from_le_bytes(self.array()?))),
+            3 => Value::Int(i128::from(i16::from_le_bytes(self.array()?))),
+            4 => Value::Int(i128::from(self.u32()?)),
+            5 => Value::Int(i128::from(i32::from_le_bytes(self.array()?))),
+            6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
+            7 => Value::Bool(self.array::<1>()?[0] != 0),
+            8 => Value::Text(self.string()?),
+            9 => self.values(depth)?,
+            10 => Value::Int(i128::from(self.u64()?)),
+            11 => Value::Int(i128::from(i64::from_le_bytes(self.array()?))),
+            12 => Value::Float(f64::from_le_bytes(self.array()?)),
+            _ => return Err(Fault::Bad(format!("metadata of unknown type {kind} at byte {}", self.at))),
+        })
+    }
+
+    fn values(&mut self, depth: u32) -> Result<Value, Fault> {
+        if depth >= MOST_NESTING {
+            return Err(Fault::Bad(format!(
+                "arrays nested more than {MOST_NESTING} deep at byte {}",
+                self.at
+            )));
+        }
+        let kind = self.u32()?;
+        let least = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            9 => 12,
+            _ => 8,
+        };
+        let n = self.count(least, "array elements")?;
+        Ok(match kind {
+            8 => Value::Texts((0..n).map(|_| self.string()).collect::<Result<_, _>>()?),
+            6 => Value::Floats(self.take(4 * n as u64)?.chunks_exact(4).map(f32_of).collect()),
+            4 | 5 => Value::Ints(self.take(4 * n as u64)?.chunks_exact(4).map(|b| int_of(b, kind)).collect()),
+            _ => Value::Others((0..n).map(|_| self.value(kind, depth + 1)).collect::<Result<_, _>>()?),
+        })
+    }
+}
+
+fn f32_of(b: &[u8]) -> f32 {
+    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+fn int_of(b: &[u8], kind: u32) -> i64 {
+    let bits = [b[0], b[1], b[2], b[3]];
+    if kind == 4 { i64::from(u32::from_le_bytes(bits)) } else { i64::from(i32::from_le_bytes(bits)) }
+}
+
+type Parsed = (BTreeMap<String, Value>, BTreeMap<String, Info>);
+
+fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
+    let mut c = Cursor { bytes, at: 0 };
+    if c.take(4).ok() != Some(b"GGUF") {
+        return Err(Fault::Bad("not a GGUF file (it does not begin with 'GGUF')".into()));
+    }
+    let version = c.u32()?;
+    if !(2..=3).contains(&version) {
+        let big_endian = version != 0 && version.swap_bytes() <= 3;
+        let what = if big_endian { "a big-endian GGUF".into() } else { format!("GGUF version {version}") };
+        let way = "convert it again with a current llama.cpp (version 3, little endian)";
+        return Err(Fault::Unsupported(what, way.into()));
+    }
+    let tensor_count = c.u64()?;
+    let pairs = c.count(13, "metadata entries")?;
+    c.check_count(tensor_count, 24, "tensors")?;
+    let mut metadata = BTreeMap::new();
+    for _ in 0..pairs {
+        let key = c.string()?;
+        let kind = c.u32()?;
+        let value = c.value(kind, 0)?;
+        if metadata.contains_key(&key) {
+            return Err(Fault::Bad(format!("metadata key '{key}' appears twice")));
+        }
+        metadata.insert(key, value);
+    }
+    let alignment = match metadata.get("general.alignment") {
+        None => 32,
+        Some(v) => match v.as_u64() {
+            Some(a) if a.is_power_of_two() && a <= 1 << 20 => a,
+            _ => return Err(Fault::Bad("general.alignment is not a power of two".into())),
+        },
+    };
+    let tensors = table(&mut c, tensor_count, alignment)?;
+    Ok((metadata, tensors))
+}
+
+fn table(c: &mut Cursor, count: u64, alignment: u64) -> Result<BTreeMap<String, Info>, Fault> {
+    let mut raw = Vec::new();
+    c.check_count(count, 24, "tensors")?;
+    for _ in 0..count {
+        let name = c.string()?;
+        let dims = c.u32()?;
+        if dims > MOST_DIMS {
+            return Err(Fault::Tensor(name, format!("has {dims} dimensions")));
+        }
+        let mut shape = (0..dims).map(|_| c.u64()).collect::<Result<Vec<_>, _>>()?;
+        shape.reverse();
+        raw.push((name, shape, c.u32()?, c.u64()?));
+    }
+    let start = (c.at as u64).next_multiple_of(alignment);
+    let mut tensors = BTreeMap::new();
+    let mut spans = Vec::with_capacity(raw.len());
+    for (name, shape, kind, offset) in raw {
+        let info = place(&name, &shape, kind, (start, offset, alignment, c.bytes.len() as u64))?;
+        spans.push((info.range.clone(), name.clone()));
+        if tensors.insert(name.clone(), info).is_some() {
+            return Err(Fault::Tensor(name, "appears twice".into()));
+        }
+    }
+    spans.sort_by(|a, b| (a.0.start, a.0.end, &a.1).cmp(&(b.0.start, b.0.end, &b.1)));
+    for pair in spans.windows(2) {
+        if pair[1].0.start < pair[0].0.end {
+            return Err(Fault::Tensor(pair[1].1.clone(), format!("overlaps tensor '{}'", pair[0].1)));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Checks one tensor against (start of data, its offset, alignment, size of the file).
+fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Result<Info, Fault> {
+    let (start, offset, alignment, file) = at;
+    let bad = |what: String| Fault::Tensor(name.to_owned(), what);
+    let kind = Kind::of(kind).map_err(|unknown| {
+        let what = format!("tensor '{name}' is stored as {unknown}, which is not read");
+        Fault::Unsupported(
+            what,
+            "use a file in one of F32, F16, BF16, Q8_0, Q4_0 .. Q5_1, Q2_K .. Q6_K".into(),
+        )
+    })?;
+    let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+    let row = shape.last().copied().unwrap_or(1);
+    if !row.is_multiple_of(kind.block() as u64) {
+        return Err(bad(format!("rows of {row} are not whole blocks of {}", kind.name())));
+    }
+    let bytes = elements.and_then(|n| (n / kind.block() as u64).checked_mul(kind.bytes() as u64));
+    if offset % alignment != 0 {
+        return Err(bad(format!("begins at {offset}, not a multiple of {alignment}")));
+    }
+    let begin = start.checked_add(offset);
+    let end = begin.zip(bytes).and_then(|(begin, bytes)| begin.checked_add(bytes));
+    match (begin, end) {
+        (Some(begin), Some(end)) if end <= file => {
+            let shape = shape.iter().map(|&d| d as usize).collect();
+            Ok(Info { shape, kind, range: begin as usize..end as usize })
+        }
+        _ => {
+            let what = format!(
+                "shape {shape:?} at {offset} ends outside the file ({file} bytes): cut short or damaged"
+            );
+            Err(bad(format!("{what}; download it again")))
+        }
+    }
+}

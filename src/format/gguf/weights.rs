@@ -1,0 +1,202 @@
+//! Tensors of a GGUF under Hugging Face names. They stay packed in the map; each is widened when it is asked
+//! for, on all threads, and what is stored as f32, f16 or bf16 is borrowed as it is.
+//!
+//! llama.cpp turns the rows of q and k for arch `llama`, so that rotary pairs lie side by side; Hugging Face
+//! has them half a head apart. Rows are whole blocks in every kind, so they are put back while widening.
+
+use super::quant::Kind;
+use super::reader::{Gguf, Info};
+use crate::format::error::FormatError;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{Tensor, Tensors};
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// (GGUF, Hugging Face) below `blk.N` / `model.layers.N`.
+const LAYER: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+const TOP: [(&str, &str); 3] =
+    [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+
+/// How the rows of a tensor lie in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    AsTheyAre,
+    /// Rotary pairs side by side within each of so many heads.
+    Paired(usize),
+}
+
+/// The weights of a model in a GGUF.
+#[derive(Debug)]
+pub(super) struct Weights {
+    file: Gguf,
+    names: BTreeMap<String, (String, Rows)>,
+}
+
+impl Weights {
+    /// Maps names; `paired` is (heads, key/value heads) where q and k are turned.
+    pub fn new(file: Gguf, paired: Option<(usize, usize)>) -> Result<Self, FormatError> {
+        let mut names = BTreeMap::new();
+        for (stored, info) in file.tensors() {
+            if is_not_a_weight(stored) {
+                continue;
+            }
+            let Some(name) = hugging_face_name(stored) else {
+                let what = format!("tensor '{stored}' is not one of a plain decoder");
+                return Err(FormatError::unsupported(
+                    file.path(),
+                    what,
+                    "use a Llama, Mistral, Qwen2 or Qwen3 model",
+                ));
+            };
+            let rows = match paired {
+                Some((heads, _)) if name.contains(".q_proj.") => Rows::Paired(heads),
+                Some((_, heads)) if name.contains(".k_proj.") => Rows::Paired(heads),
+                _ => Rows::AsTheyAre,
+            };
+            if let Rows::Paired(heads) = rows {
+                let n = info.shape.first().copied().unwrap_or(0);
+                if heads == 0 || n % (2 * heads) != 0 {
+                    let what = format!("{n} rows do not divide into {heads} heads");
+                    return Err(FormatError::tensor(file.path(), stored, what));
+                }
+            }
+            names.insert(name, (stored.clone(), rows));
+        }
+        Ok(Weights { file, names })
+    }
+
+    /// The kind that most bytes of matrices have.
+    pub fn main_kind(file: &Gguf) -> Kind {
+        let mut bytes: BTreeMap<Kind, usize> = BTreeMap::new();
+        let matrices = file.tensors().values().filter(|info| info.shape.len() > 1);
+        matrices.for_each(|info| *bytes.entry(info.kind).or_default() += info.range.len());
+        bytes.into_iter().max_by_key(|&(_, n)| n).map_or(Kind::F32, |(kind, _)| kind)
+    }
+}
+
+/// Tables that are computed anew, or read elsewhere (`rope_freqs` goes into the configuration).
+fn is_not_a_weight(stored: &str) -> bool {
+    stored.starts_with("rope_freqs") || stored.ends_with(".attn_rot_embd.weight")
+}
+
+fn hugging_face_name(stored: &str) -> Option<String> {
+    let (stem, suffix) = stored.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
+    if let Some((_, name)) = TOP.iter().find(|(gguf, _)| *gguf == stem) {
+        return Some(format!("{name}.{suffix}"));
+    }
+    let (layer, what) = stem.strip_prefix("blk.")?.split_once('.')?;
+    let layer: u32 = layer.parse().ok()?;
+    let (_, name) = LAYER.iter().find(|(gguf, _)| *gguf == what)?;
+    Some(format!("model.layers.{layer}.{name}.{suffix}"))
+}
+
+/// The row of the file that holds row `r` of the Hugging Face tensor of `n` rows.
+fn source_row(r: usize, n: usize, rows: Rows) -> usize {
+    match rows {
+        Rows::AsTheyAre => r,
+        Rows::Paired(heads) => {
+            let d = n / heads;
+            let (head, at) = (r / d, r % d);
+            head * d + at % (d / 2) * 2 + at / (d / 2)
+        }
+    }
+}
+
+impl Tensors for Weights {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let Some((stored, rows)) = self.names.get(name) else { return Ok(None) };
+        let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
+        let plain = match info.kind {
+            Kind::F32 => Some(Dtype::F32),
+            Kind::F16 => Some(Dtype::F16),
+            Kind::BF16 => Some(Dtype::Bf16),
+            _ => None,
+        };
+        let shape = info.shape.clone();
+        if let (Some(dtype), Rows::AsTheyAre) = (plain, rows) {
+            return Ok(Some(Tensor { shape, dtype, bytes: Cow::Borrowed(self.file.bytes(info)) }));
+        }
+        let bytes = widen(self.file.bytes(info), info, *rows);
+        Ok(Some(Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+}
+
+impl Gguf {
+    /// A tensor by the name that it has in the file, as f32 values, row-major in [`Info::shape`]'s order.
+    pub fn values(&self, name: &str) -> Option<Vec<f32>> {
+        let info = self.tensors().get(name)?;
+        Some(Dtype::F32.widen(&widen(self.bytes(info), info, Rows::AsTheyAre)))
+    }
+}
+
+/// f32, little endian.
+fn widen(packed: &[u8], info: &Info, rows: Rows) -> Vec<u8> {
+    let elements: usize = info.shape.iter().product();
+    // A vector that is turned has rows of one element.
+    let (n, row) = match (rows, &info.shape[..]) {
+        (Rows::Paired(_), [n]) => (*n, 1),
+        (_, [.., last]) if elements > 0 => (elements / last, *last),
+        _ => (elements, 1),
+    };
+    let mut out = vec![0u8; 4 * elements];
+    if elements == 0 {
+        return out;
+    }
+    let packed_row = row / info.kind.block() * info.kind.bytes();
+    out.par_chunks_mut(4 * row).enumerate().with_min_len(16).for_each(|(r, out)| {
+        let from = source_row(r, n, rows) * packed_row;
+        info.kind.widen_row(out, &packed[from..from + packed_row]);
+    });
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// llama.cpp: `w.reshape(heads, 2, d / 2, in).swapaxes(1, 2).reshape(w.shape)`, written out.
+    #[test]
+    fn rows_come_back_from_where_llama_cpp_put_them() {
+        for (heads, d) in [(1, 2), (3, 4), (2, 6), (5, 64)] {
+            let n = heads * d;
+            let mut stored = vec![usize::MAX; n];
+            for h in 0..heads {
+                for half in 0..2 {
+                    for i in 0..d / 2 {
+                        stored[h * d + 2 * i + half] = h * d + half * (d / 2) + i;
+                    }
+                }
+            }
+            for r in 0..n {
+                assert_eq!(stored[source_row(r, n, Rows::Paired(heads))], r, "{heads} heads of {d}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_mapped_or_refused() {
+        let check = |stored, name: Option<&str>| assert_eq!(hugging_face_name(stored).as_deref(), name);
+        check("token_embd.weight", Some("model.embed_tokens.weight"));
+        check("blk.12.attn_q.bias", Some("model.layers.12.self_attn.q_proj.bias"));
+        check("blk.0.ffn_gate_exps.weight", None);
+        check("blk.x.ffn_gate.weight", None);
+        check("blk.0.attn_q.scale", None);
+    }
+}

@@ -1,0 +1,185 @@
+//! Bytes into the cache. A blob grows under a name of its own, `HASH.incomplete`; only when it is whole and
+//! its hash is right does it get its name. A cut is answered by asking for the rest.
+
+use super::{Progress, Session, is_plain};
+use crate::format::error::FormatError;
+use futures::StreamExt;
+use hf_hub::repository::RepoTreeEntry;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+/// How often in a row nothing at all may come before the download is given up.
+const FRUITLESS_ATTEMPTS: u32 = 3;
+
+/// A file as the Hub lists it.
+struct Listed {
+    name: String,
+    size: u64,
+    /// The hash of the git object: what a small file's blob is called, and what a partial one is known by.
+    oid: String,
+    /// Large files are called by the SHA-256 of their content; it is listed or not.
+    sha256: Option<String>,
+    large: bool,
+}
+
+impl Session<'_> {
+    /// Brings `names` of `commit` into the snapshot, as far as they are not there.
+    pub async fn files(
+        &self,
+        commit: &str,
+        names: &[String],
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<(), FormatError> {
+        let missing = |name: &&String| !self.here.snapshot(commit).join(name).is_file();
+        let wanted: Vec<String> = names.iter().filter(missing).cloned().collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let request = self.repo.get_paths_info().paths(wanted.clone()).revision(commit).send();
+        let listed = self.timed(request).await?.into_iter().filter_map(listed).collect::<Vec<_>>();
+        for name in &wanted {
+            let file = listed.iter().find(|f| f.name == *name);
+            let file = file.ok_or_else(|| self.odd(&format!("it lists no '{name}'")))?;
+            if !is_plain(&file.oid) || file.sha256.as_deref().is_some_and(|h| !is_plain(h)) {
+                return Err(self.odd(&format!("the hash of '{name}' is not one")));
+            }
+            let blob = self.blob(commit, file, progress).await?;
+            self.here.link(commit, name, &blob)?;
+        }
+        Ok(())
+    }
+
+    /// The name of the file's blob, which is there and whole on return.
+    async fn blob(
+        &self,
+        commit: &str,
+        file: &Listed,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<String, FormatError> {
+        let known = if file.large { file.sha256.clone() } else { Some(file.oid.clone()) };
+        let whole = |hash: &String| fs::metadata(self.here.blob(hash)).is_ok_and(|m| m.len() == file.size);
+        if let Some(hash) = known.clone().filter(whole) {
+            return Ok(hash);
+        }
+        let lock = self.here.lock(known.as_ref().unwrap_or(&file.oid))?;
+        if let Some(hash) = known.clone().filter(whole) {
+            return Ok(hash);
+        }
+        let partial = self.here.blob(&format!("{}.incomplete", known.as_ref().unwrap_or(&file.oid)));
+        if let Some(blobs) = partial.parent() {
+            fs::create_dir_all(blobs).map_err(|e| FormatError::io(blobs, e))?;
+        }
+        self.grow(&partial, commit, file, progress).await?;
+        let hash = if file.large { self.checked_sha256(&partial, file)? } else { file.oid.clone() };
+        let blob = self.here.blob(&hash);
+        fs::rename(&partial, &blob).map_err(|e| FormatError::io(&blob, e))?;
+        drop(lock);
+        Ok(hash)
+    }
+
+    /// Asks for what is missing until nothing is.
+    async fn grow(
+        &self,
+        partial: &Path,
+        commit: &str,
+        file: &Listed,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<(), FormatError> {
+        let fail = |e| FormatError::io(partial, e);
+        let mut out = OpenOptions::new().create(true).append(true).open(partial).map_err(fail)?;
+        let mut done = out.metadata().map_err(fail)?.len();
+        if done > file.size {
+            out.set_len(0).map_err(fail)?;
+            done = 0;
+        }
+        let mut fruitless = 0;
+        while done < file.size {
+            let before = done;
+            let end = self.append(&mut out, &mut done, (commit, file), progress).await;
+            match end {
+                Ok(()) => {}
+                Err(error) if !matches!(error, FormatError::Hub { permanent: false, .. }) => {
+                    return Err(error);
+                }
+                Err(_) if done > before => fruitless = 0,
+                Err(error) => {
+                    fruitless += 1;
+                    if fruitless >= FRUITLESS_ATTEMPTS {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(Duration::from_millis(500 << fruitless)).await;
+                }
+            }
+        }
+        out.sync_all().map_err(fail)
+    }
+
+    /// One request for bytes `done..`, appended as they come.
+    async fn append(
+        &self,
+        out: &mut File,
+        done: &mut u64,
+        (commit, file): (&str, &Listed),
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<(), FormatError> {
+        let path = self.here.root().to_owned();
+        let fail = |e| FormatError::io(&path, e);
+        let range = (*done > 0).then_some(*done..file.size);
+        let request =
+            self.repo.download_file_stream().filename(&file.name).revision(commit).maybe_range(range);
+        let (_, mut stream) = self.timed(request.send()).await?;
+        loop {
+            let next =
+                tokio::time::timeout(self.patience, stream.next()).await.map_err(|_| self.stalled())?;
+            let Some(chunk) = next else { break };
+            let chunk = chunk.map_err(|e| self.explain(&e))?;
+            if *done + chunk.len() as u64 > file.size {
+                // More than was asked for: the server does not know ranges and sent the whole again.
+                out.set_len(0).map_err(fail)?;
+                *done = 0;
+                return Err(self.odd(&format!("it sent more of '{}' than there is", file.name)));
+            }
+            out.write_all(&chunk).map_err(fail)?;
+            *done += chunk.len() as u64;
+            progress(&Progress { file: file.name.clone(), done: *done, total: file.size });
+        }
+        if *done < file.size {
+            return Err(self.odd(&format!("'{}' ended at byte {done} of {}", file.name, file.size)));
+        }
+        Ok(())
+    }
+
+    /// The content's hash; a partial file that turned out wrong is thrown away.
+    fn checked_sha256(&self, partial: &Path, file: &Listed) -> Result<String, FormatError> {
+        let fail = |e| FormatError::io(partial, e);
+        let mut hasher = Sha256::new();
+        let mut input = File::open(partial).map_err(fail)?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            let n = input.read(&mut buffer).map_err(fail)?;
+            if n == 0 {
+                break;
+            }
+            hasher.update(&buffer[..n]);
+        }
+        let hash: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        if file.sha256.as_ref().is_some_and(|expected| *expected != hash) {
+            fs::remove_file(partial).map_err(fail)?;
+            return Err(self.odd(&format!("the content of '{}' does not have its hash", file.name)));
+        }
+        Ok(hash)
+    }
+}
+
+fn listed(entry: RepoTreeEntry) -> Option<Listed> {
+    match entry {
+        RepoTreeEntry::File { path, size, oid, lfs, .. } => {
+            let large = lfs.is_some();
+            Some(Listed { name: path, size, oid, sha256: lfs.and_then(|l| l.sha256), large })
+        }
+        RepoTreeEntry::Directory { .. } => None,
+    }
+}

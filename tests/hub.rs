@@ -1,0 +1,318 @@
+//! Models by id, from a server of our own: what is asked for, what lies in the cache, and what a user is told.
+
+use finetune::format::hub::Hub;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const OLD_COMMIT: &str = "fedcba9876543210fedcba9876543210fedcba98";
+
+/// What the server holds, and how it behaves.
+#[derive(Clone, Default)]
+struct Site {
+    files: HashMap<&'static str, Vec<u8>>,
+    /// Weights end after so many bytes, this many times.
+    cuts: Arc<Mutex<Vec<usize>>>,
+    /// Resolving is refused without `Bearer secret`.
+    gated: bool,
+    /// Ranges are passed over.
+    no_ranges: bool,
+    /// `METHOD path [range]`, in order.
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Site {
+    fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    fn serve(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let site = self.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let site = site.clone();
+                std::thread::spawn(move || site.answer(stream.unwrap()));
+            }
+        });
+        address
+    }
+
+    /// One request per connection.
+    fn answer(&self, mut stream: TcpStream) {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut first = String::new();
+        if reader.read_line(&mut first).unwrap_or(0) == 0 {
+            return;
+        }
+        let mut headers = HashMap::new();
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).unwrap();
+            match line.trim().split_once(':') {
+                Some((key, value)) => headers.insert(key.to_lowercase(), value.trim().to_owned()),
+                None => break,
+            };
+        }
+        let length = headers.get("content-length").and_then(|n| n.parse().ok()).unwrap_or(0);
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let words: Vec<&str> = first.split_whitespace().collect();
+        let range = headers.get("range").cloned();
+        self.log.lock().unwrap().push(format!(
+            "{} {} {}",
+            words[0],
+            words[1],
+            range.clone().unwrap_or_default()
+        ));
+        let trusted = headers.get("authorization").is_some_and(|a| a == "Bearer secret");
+        let reply = self.reply(words[0], words[1], &body, (range, trusted));
+        let _ = stream.write_all(&reply);
+    }
+
+    fn reply(
+        &self,
+        method: &str,
+        path: &str,
+        body: &[u8],
+        (range, trusted): (Option<String>, bool),
+    ) -> Vec<u8> {
+        let json = |text: String| message("200 OK", "content-type: application/json\r\n", text.as_bytes());
+        let refused = |status, code: &str| message(status, &format!("x-error-code: {code}\r\n"), b"");
+        let commit = |revision: &str| match revision {
+            "main" => Some(COMMIT),
+            "v1" => Some(OLD_COMMIT),
+            COMMIT => Some(COMMIT),
+            OLD_COMMIT => Some(OLD_COMMIT),
+            _ => None,
+        };
+        if let Some(revision) = path.strip_prefix("/api/models/owner/tiny/revision/") {
+            return match commit(revision) {
+                Some(sha) => json(self.info(sha)),
+                None => refused("404 Not Found", "RevisionNotFound"),
+            };
+        }
+        if path == "/api/models/owner/tiny" {
+            return json(self.info(COMMIT));
+        }
+        if path.starts_with("/api/models/owner/tiny/paths-info/") {
+            return json(self.paths_info(body));
+        }
+        let Some(rest) = path.strip_prefix("/owner/tiny/resolve/") else {
+            return refused("401 Unauthorized", "RepoNotFound");
+        };
+        if self.gated && !trusted {
+            return refused("401 Unauthorized", "GatedRepo");
+        }
+        let (revision, name) = rest.split_once('/').unwrap();
+        assert!(commit(revision).is_some(), "resolved by commit");
+        let content = &self.files[name];
+        let start = match range.as_deref().and_then(|r| r.strip_prefix("bytes=")) {
+            Some(range) if !self.no_ranges => range.split_once('-').unwrap().0.parse().unwrap(),
+            _ => 0,
+        };
+        let status = if start > 0 { "206 Partial Content" } else { "200 OK" };
+        let mut reply =
+            message(status, &format!("etag: \"x\"\r\nx-repo-commit: {revision}\r\n"), &content[start..]);
+        if method == "HEAD" {
+            reply.truncate(reply.len() - (content.len() - start));
+        } else if name == "model.safetensors" {
+            if let Some(cut) = self.cuts.lock().unwrap().pop() {
+                reply.truncate(reply.len() - (content.len() - start).saturating_sub(cut));
+            }
+        }
+        reply
+    }
+
+    fn info(&self, sha: &str) -> String {
+        let names: Vec<_> = self.files.keys().map(|name| serde_json::json!({"rfilename": name})).collect();
+        serde_json::json!({"id": "owner/tiny", "_id": "1", "sha": sha, "siblings": names}).to_string()
+    }
+
+    fn paths_info(&self, body: &[u8]) -> String {
+        let asked: serde_json::Value = serde_json::from_slice(body).unwrap();
+        let entry = |name: &serde_json::Value| {
+            let name = name.as_str()?;
+            let content = self.files.get(name)?;
+            let oid = format!("{:040x}", name.len() * 1000 + content.len());
+            let mut entry =
+                serde_json::json!({"type": "file", "path": name, "oid": oid, "size": content.len()});
+            if name.ends_with(".safetensors") {
+                entry["lfs"] = serde_json::json!({"oid": "y", "size": content.len(), "pointerSize": 130});
+            }
+            Some(entry)
+        };
+        serde_json::json!(asked["paths"].as_array().unwrap().iter().filter_map(entry).collect::<Vec<_>>())
+            .to_string()
+    }
+}
+
+fn message(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let head =
+        format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    [head.as_bytes(), body].concat()
+}
+
+fn site() -> Site {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/tiny.safetensors");
+    let files = HashMap::from([
+        ("config.json", br#"{"model_type": "llama"}"#.to_vec()),
+        ("tokenizer.json", b"{}".to_vec()),
+        ("README.md", b"not wanted".to_vec()),
+        ("pytorch_model.bin", b"not wanted".to_vec()),
+        ("model.safetensors", std::fs::read(golden).unwrap()),
+    ]);
+    Site { files, ..Site::default() }
+}
+
+fn hub(endpoint: &str, cache: &Path) -> Hub {
+    Hub {
+        endpoint: endpoint.into(),
+        cache: cache.into(),
+        token: Some("wrong".into()),
+        offline: false,
+        patience: Duration::from_secs(5),
+    }
+}
+
+fn get(hub: &Hub, revision: Option<&str>) -> Result<PathBuf, finetune::format::FormatError> {
+    hub.fetch("owner/tiny", revision, &mut |_| {})
+}
+
+#[test]
+fn a_model_arrives_in_the_cache_and_opens() {
+    let (site, cache) = (site(), tempfile::tempdir().unwrap());
+    let endpoint = site.serve();
+    let hub = hub(&endpoint, cache.path());
+    let mut most = 0;
+    let folder = hub.fetch("owner/tiny", None, &mut |p| most = most.max(p.done)).unwrap();
+    assert_eq!(folder, cache.path().join("models--owner--tiny/snapshots").join(COMMIT));
+    assert_eq!(most, site.files["model.safetensors"].len() as u64);
+    let main = std::fs::read_to_string(cache.path().join("models--owner--tiny/refs/main")).unwrap();
+    assert_eq!(main, COMMIT);
+    let model = finetune::format::open(&folder).unwrap();
+    assert_eq!((model.base_id.as_deref(), model.revision.as_deref()), (Some("owner/tiny"), Some(COMMIT)));
+    assert_eq!(model.tensors.names().len(), 20);
+    let asked = site.log().join("\n");
+    assert!(!asked.contains("README") && !asked.contains("pytorch"), "{asked}");
+
+    // Again: one question whether main moved, and nothing travels.
+    let before = site.log().len();
+    assert_eq!(get(&hub, None).unwrap(), folder);
+    assert_eq!(site.log()[before..].len(), 1, "{:?}", &site.log()[before..]);
+    // A pinned commit that is here needs nobody.
+    let gone = Hub { endpoint: "http://127.0.0.1:9".into(), ..hub.clone() };
+    assert_eq!(get(&gone, Some(COMMIT)).unwrap(), folder);
+    // Out of reach: what is here serves.
+    assert_eq!(get(&gone, None).unwrap(), folder);
+    assert_eq!(get(&Hub { offline: true, ..gone }, None).unwrap(), folder);
+}
+
+#[test]
+fn a_cut_is_resumed_in_the_same_run_and_in_the_next() {
+    let (site, cache) = (site(), tempfile::tempdir().unwrap());
+    let size = site.files["model.safetensors"].len();
+    // Popped from the end: 5000 bytes come, then nothing three times, in the first run.
+    *site.cuts.lock().unwrap() = vec![0, 0, 0, 5000];
+    let hub = hub(&site.serve(), cache.path());
+    let error = get(&hub, None).unwrap_err();
+    assert!(!error.is_configuration());
+    assert!(error.to_string().contains("the download goes on where it stopped"), "{error}");
+    // The second run gets 7000 more, is cut, and finishes.
+    *site.cuts.lock().unwrap() = vec![7000];
+    let before = site.log().len();
+    let folder = get(&hub, None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), site.files["model.safetensors"]);
+    let gets: Vec<String> =
+        site.log()[before..].iter().filter(|l| l.starts_with("GET /owner")).cloned().collect();
+    assert_eq!(gets.len(), 2, "{gets:?}");
+    assert!(gets[0].ends_with(&format!("bytes=5000-{}", size - 1)), "{gets:?}");
+    assert!(gets[1].ends_with(&format!("bytes=12000-{}", size - 1)), "{gets:?}");
+    let left = std::fs::read_dir(cache.path().join("models--owner--tiny/blobs")).unwrap();
+    assert!(left.flatten().all(|e| !e.file_name().to_string_lossy().ends_with(".incomplete")));
+}
+
+#[test]
+fn a_server_without_ranges_still_gives_the_right_bytes() {
+    let (site, cache) = (Site { no_ranges: true, ..site() }, tempfile::tempdir().unwrap());
+    *site.cuts.lock().unwrap() = vec![5000];
+    let folder = get(&hub(&site.serve(), cache.path()), None).unwrap();
+    assert_eq!(std::fs::read(folder.join("model.safetensors")).unwrap(), site.files["model.safetensors"]);
+}
+
+#[test]
+fn revisions_are_told_apart() {
+    let (site, cache) = (site(), tempfile::tempdir().unwrap());
+    let hub = hub(&site.serve(), cache.path());
+    let old = get(&hub, Some("v1")).unwrap();
+    assert!(old.ends_with(OLD_COMMIT));
+    assert_ne!(get(&hub, None).unwrap(), old);
+    let error = get(&hub, Some("v9")).unwrap_err();
+    assert!(error.is_configuration());
+    assert!(error.to_string().contains("no revision 'v9'"), "{error}");
+}
+
+/// What a user reads; one line, and the kind of failure.
+fn check(site: &Site, id: &str, configuration: bool, said: &[&str]) {
+    let cache = tempfile::tempdir().unwrap();
+    let error = hub(&site.serve(), cache.path()).fetch(id, None, &mut |_| {}).unwrap_err();
+    let text = error.to_string();
+    assert_eq!((text.lines().count(), error.is_configuration()), (1, configuration), "{text}");
+    said.iter().for_each(|s| assert!(text.contains(s), "{text:?} lacks {s:?}"));
+    let asked = site.log();
+    assert!(!asked.iter().any(|l| l.starts_with("GET") && l.contains("model.safetensors")), "{asked:?}");
+}
+
+#[test]
+fn refusals_are_named_before_weights_travel() {
+    let gated = Site { gated: true, ..site() };
+    let said = ["accept the licence at https://huggingface.co/owner/tiny", "set HF_TOKEN"];
+    check(&gated, "owner/tiny", true, &said);
+    check(&site(), "owner/missing", true, &["no such model on the Hub"]);
+    check(&site(), "just-a-word", true, &["owner/name"]);
+    let mut pickle = site();
+    pickle.files.remove("model.safetensors");
+    check(&pickle, "owner/tiny", true, &["pytorch_model.bin"]);
+    let mut bare = site();
+    bare.files.remove("tokenizer.json");
+    check(&bare, "owner/tiny", true, &["no tokenizer.json"]);
+    let mut gptq = site();
+    gptq.files.insert("config.json", br#"{"quantization_config": {"quant_method": "gptq"}}"#.to_vec());
+    check(&gptq, "owner/tiny", true, &["gptq"]);
+}
+
+#[test]
+fn a_token_opens_a_gated_model() {
+    let (site, cache) = (Site { gated: true, ..site() }, tempfile::tempdir().unwrap());
+    let hub = Hub { token: Some("secret".into()), ..hub(&site.serve(), cache.path()) };
+    get(&hub, None).unwrap();
+}
+
+#[test]
+fn a_machine_without_a_way_to_the_hub_is_told_soon() {
+    for endpoint in ["http://127.0.0.1:9", "https://no-such-host.invalid", "nonsense://x"] {
+        let cache = tempfile::tempdir().unwrap();
+        let began = Instant::now();
+        let error = get(&hub(endpoint, cache.path()), None).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("cannot reach") && text.contains("HF_ENDPOINT"), "{text}");
+        assert_eq!((text.lines().count(), error.is_configuration()), (1, false), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn a_hub_that_falls_silent_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());
+    let cache = tempfile::tempdir().unwrap();
+    let hub = Hub { patience: Duration::from_secs(1), ..hub(&endpoint, cache.path()) };
+    let error = get(&hub, None).unwrap_err().to_string();
+    assert!(error.contains("sent nothing for 1 seconds"), "{error}");
+}
