@@ -7,6 +7,9 @@ use finetune::numeric::rng::Stream;
 /// Values before and after every matrix; odd, so that nothing is aligned.
 const GUARD: usize = 19;
 const WORD: f32 = -1234.5;
+/// Expected values smaller than this count as this large: inputs are of size one, and what cancels to nothing
+/// leaves the rounding of what cancelled.
+const FLOOR: f64 = 0.02;
 
 /// A matrix of f64 values that are f32 values.
 #[derive(Debug, Clone, PartialEq)]
@@ -139,10 +142,10 @@ pub fn run(
     first.unwrap()
 }
 
-/// |got - want| <= bound * (largest |want|, at least `floor`)
+/// |got - want| <= bound * (largest |want|, at least FLOOR)
 pub fn close(name: &str, got: &[f32], want: &[f64], bound: f64) {
     assert_eq!(got.len(), want.len(), "{name}");
-    let largest = want.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(1e-3);
+    let largest = want.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(FLOOR);
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
         let off = (f64::from(g) - w).abs();
         // written so that NaN fails
@@ -178,7 +181,6 @@ pub fn close_grad(
         want.push((above - below) / (2.0 * h));
     }
     let got: Vec<f32> = places.iter().map(|&i| got[i]).collect();
-    // The largest gradient anywhere sets the scale.
     close(name, &got, &want, bound);
 }
 

@@ -2,10 +2,11 @@
 //! one row of the microbatch; it walks over blocks of keys with a running maximum and sum. Nothing is larger
 //! than QUERIES x KEYS.
 
-use super::isa::{Isa, kernel};
+use super::Context;
+use super::isa::kernel;
 use super::math;
-use super::product::{Factors, Sizes, Strided, tile};
-use super::threads::{Shared, Threads};
+use super::product::{Factors, Sizes, Strided, Target, tile};
+use super::threads::Shared;
 use crate::backend::{Heads, Write};
 
 /// Queries per block.
@@ -109,17 +110,11 @@ fn blocks(segments: &[Segment]) -> Vec<(Segment, usize, usize)> {
 }
 
 /// out[T, H*D] and logsumexp[T, H].
-pub fn forward(
-    cx: (&Threads, Isa),
-    out: &mut [f32],
-    logsumexp: Option<&mut [f32]>,
-    x: Inputs,
-    segments: &[Segment],
-) {
-    let (blocks, len) = (blocks(segments), out.len());
+pub fn forward(cx: Context, out: &mut [f32], logsumexp: Option<&mut [f32]>, x: Inputs, segments: &[Segment]) {
+    let blocks = blocks(segments);
     let (out, lse) = (Shared::new(out), logsumexp.map(Shared::new));
     let (wide, size) = (x.wide(), x.heads.size);
-    cx.0.each(blocks.len() * x.heads.query, |task| {
+    cx.threads.each(blocks.len() * x.heads.query, |task| {
         let (segment, i, rows) = blocks[task / x.heads.query];
         let h = task % x.heads.query;
         let at = (segment.from + i) * wide + h * size;
@@ -132,14 +127,14 @@ pub fn forward(
             let k = x.shared(x.k, h, segment.keys_from + j).transposed();
             let s = Sizes { m: rows, n: keys, k: size };
             let f = Factors { a: q, b: k, scale: x.scale() };
-            super::product::small((&mut scores, KEYS), Write::Set, s, f);
+            super::product::small(cx, (&mut scores, KEYS), Write::Set, s, f);
             for (r, state) in running.iter_mut().enumerate().take(rows) {
                 let seen = (segment.past + i + r + 1).saturating_sub(j).min(keys);
-                let (m, sum, shrink) = soften(cx.1, &mut scores[r * KEYS..][..keys], seen, *state);
+                let (m, sum, shrink) = soften(cx.isa, &mut scores[r * KEYS..][..keys], seen, *state);
                 *state = (m, sum);
                 if j > 0 {
                     // SAFETY: the columns of head h of this token belong to this task.
-                    multiply(cx.1, unsafe { out.slice(at + r * wide, size) }, shrink);
+                    multiply(cx.isa, unsafe { out.slice(at + r * wide, size) }, shrink);
                 }
             }
             let v = x.shared(x.v, h, segment.keys_from + j);
@@ -147,12 +142,12 @@ pub fn forward(
             let f = Factors { a: Strided::rows(&scores, KEYS), b: v, scale: 1.0 };
             let write = if j == 0 { Write::Set } else { Write::Add };
             // SAFETY: head h of these tokens belongs to this task.
-            unsafe { tile((out.pointer(at), wide, len - at), write, s, f) };
+            unsafe { tile(cx, Target { out: &out, at, stride: wide, write }, s, f) };
         }
         for (r, &(m, sum)) in running.iter().enumerate().take(rows) {
             // SAFETY: as above; logsumexp [t, h] too.
             unsafe {
-                multiply(cx.1, out.slice(at + r * wide, size), 1.0 / sum);
+                multiply(cx.isa, out.slice(at + r * wide, size), 1.0 / sum);
                 if let Some(lse) = &lse {
                     lse.slice((segment.from + i + r) * x.heads.query + h, 1)[0] = m + libm::logf(sum);
                 }

@@ -2,11 +2,12 @@
 //! of dq, and parts of dk and dv of its own, which are added up afterwards over the query heads that share a
 //! key/value head, in order. Probabilities are computed anew from the saved logsumexp, block by block.
 
+use super::Context;
 use super::attention::{Inputs, KEYS, QUERIES, Segment};
-use super::isa::{Isa, kernel};
+use super::isa::kernel;
 use super::math;
-use super::product::{Factors, Sizes, Strided, small, tile};
-use super::threads::{Shared, Threads};
+use super::product::{Factors, Sizes, Strided, Target, small, tile};
+use super::threads::Shared;
 use crate::backend::Write;
 
 /// What the forward pass left, and the gradient that comes in.
@@ -54,11 +55,10 @@ kernel! {
 }
 
 /// dq, and dk and dv in parts.
-pub fn grad(cx: (&Threads, Isa), out: Outputs, saved: Saved, x: Inputs, segments: &[Segment]) {
-    let len = out.dq.len();
+pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segment]) {
     let (dq, dk, dv) = (Shared::new(out.dq), Shared::new(out.dk), Shared::new(out.dv));
     let (wide, size, heads) = (x.wide(), x.heads.size, x.heads.query);
-    cx.0.each(segments.len() * heads, |task| {
+    cx.threads.each(segments.len() * heads, |task| {
         let (segment, h) = (segments[task / heads], task % heads);
         let n = segment.queries;
         let place = |t: usize| (segment.from + t) * wide + h * size;
@@ -67,7 +67,7 @@ pub fn grad(cx: (&Threads, Isa), out: Outputs, saved: Saved, x: Inputs, segments
             place(t)..place(t) + size
         };
         let delta: Vec<f32> = (0..n)
-            .map(|t| dot(cx.1, &saved.dout[row(saved.dout, t)], &saved.out[row(saved.out, t)]))
+            .map(|t| dot(cx.isa, &saved.dout[row(saved.dout, t)], &saved.out[row(saved.out, t)]))
             .collect();
         let (mut p, mut ds) = ([0.0f32; QUERIES * KEYS], [0.0f32; QUERIES * KEYS]);
         for j in (0..n).step_by(KEYS) {
@@ -80,29 +80,30 @@ pub fn grad(cx: (&Threads, Isa), out: Outputs, saved: Saved, x: Inputs, segments
                 let dout = x.query(saved.dout, h, segment.from + i);
                 let square = Sizes { m: rows, n: keys, k: size };
                 let f = Factors { a: q, b: k.transposed(), scale: x.scale() };
-                small((&mut p, KEYS), Write::Set, square, f);
+                small(cx, (&mut p, KEYS), Write::Set, square, f);
                 let f = Factors { a: dout, b: v.transposed(), scale: 1.0 };
-                small((&mut ds, KEYS), Write::Set, square, f);
+                small(cx, (&mut ds, KEYS), Write::Set, square, f);
                 for r in 0..rows {
                     let seen = (i + r + 1).saturating_sub(j).min(keys);
                     let lse = saved.logsumexp[(segment.from + i + r) * heads + h];
                     let part = r * KEYS..r * KEYS + keys;
                     let row = (lse, delta[i + r]);
-                    probabilities(cx.1, &mut p[part.clone()], &mut ds[part], seen, row, x.scale());
+                    probabilities(cx.isa, &mut p[part.clone()], &mut ds[part], seen, row, x.scale());
                 }
                 let first = |yes| if yes { Write::Set } else { Write::Add };
                 let to_keys = Sizes { m: keys, n: size, k: rows };
                 let (p, ds) = (Strided::rows(&p, KEYS), Strided::rows(&ds, KEYS));
-                let (at, own) = (place(j), i == j / QUERIES * QUERIES);
+                let own = i == j / QUERIES * QUERIES;
+                let to = |out, at, write| Target { out, at, stride: wide, write };
                 // SAFETY: head h of this segment, in dq and in the parts of dk and dv, belongs to this task.
                 unsafe {
                     let f = Factors { a: p.transposed(), b: dout, scale: 1.0 };
-                    tile((dv.pointer(at), wide, len - at), first(own), to_keys, f);
+                    tile(cx, to(&dv, place(j), first(own)), to_keys, f);
                     let f = Factors { a: ds.transposed(), b: q, scale: 1.0 };
-                    tile((dk.pointer(at), wide, len - at), first(own), to_keys, f);
+                    tile(cx, to(&dk, place(j), first(own)), to_keys, f);
                     let to_queries = Sizes { m: rows, n: size, k: keys };
-                    let (at, f) = (place(i), Factors { a: ds, b: k, scale: 1.0 });
-                    tile((dq.pointer(at), wide, len - at), first(j == 0), to_queries, f);
+                    let f = Factors { a: ds, b: k, scale: 1.0 };
+                    tile(cx, to(&dq, place(i), first(j == 0)), to_queries, f);
                 }
             }
         }
@@ -110,15 +111,15 @@ pub fn grad(cx: (&Threads, Isa), out: Outputs, saved: Saved, x: Inputs, segments
 }
 
 /// out[T, G*D] = the sum of parts[T, H*D] over the query heads of each key/value head, in order.
-pub fn gather_heads(cx: (&Threads, Isa), out: &mut [f32], parts: &[f32], heads: crate::backend::Heads) {
+pub fn gather_heads(cx: Context, out: &mut [f32], parts: &[f32], heads: crate::backend::Heads) {
     let (wide, narrow, size) = (heads.query * heads.size, heads.kv * heads.size, heads.size);
     let group = heads.query / heads.kv;
-    cx.0.chunks(out, 16 * narrow, |i, out| {
+    cx.threads.chunks(out, 16 * narrow, |i, out| {
         for (r, out) in out.chunks_exact_mut(narrow).enumerate() {
             let parts = &parts[(i * 16 + r) * wide..][..wide];
             for (out, parts) in out.chunks_exact_mut(size).zip(parts.chunks_exact(group * size)) {
                 out.copy_from_slice(&parts[..size]);
-                parts[size..].chunks_exact(size).for_each(|p| add_values(cx.1, out, p));
+                parts[size..].chunks_exact(size).for_each(|p| add_values(cx.isa, out, p));
             }
         }
     });

@@ -1,6 +1,7 @@
 //! Verbs without sums: every output value depends on the values at its own place.
 
-use super::isa::{Isa, kernel};
+use super::Context;
+use super::isa::kernel;
 use super::math;
 use super::threads::Threads;
 use crate::backend::Write;
@@ -26,15 +27,15 @@ kernel! {
 }
 
 /// out += x
-pub fn add(cx: (&Threads, Isa), out: &mut [f32], x: &[f32]) {
-    cx.0.chunks(out, CHUNK, |i, out| add_values(cx.1, out, &x[i * CHUNK..][..out.len()]));
+pub fn add(cx: Context, out: &mut [f32], x: &[f32]) {
+    cx.threads.chunks(out, CHUNK, |i, out| add_values(cx.isa, out, &x[i * CHUNK..][..out.len()]));
 }
 
 /// y[T, N] += bias[N]
-pub fn bias(cx: (&Threads, Isa), y: &mut [f32], bias: &[f32]) {
+pub fn bias(cx: Context, y: &mut [f32], bias: &[f32]) {
     let rows = (CHUNK / bias.len().max(1)).max(1);
-    cx.0.chunks(y, rows * bias.len(), |_, y| {
-        y.chunks_exact_mut(bias.len()).for_each(|row| add_values(cx.1, row, bias));
+    cx.threads.chunks(y, rows * bias.len(), |_, y| {
+        y.chunks_exact_mut(bias.len()).for_each(|row| add_values(cx.isa, row, bias));
     });
 }
 
@@ -58,18 +59,18 @@ kernel! {
 }
 
 /// out = silu(gate) * up
-pub fn swiglu(cx: (&Threads, Isa), out: &mut [f32], gate: &[f32], up: &[f32]) {
-    cx.0.chunks(out, CHUNK, |i, out| {
+pub fn swiglu(cx: Context, out: &mut [f32], gate: &[f32], up: &[f32]) {
+    cx.threads.chunks(out, CHUNK, |i, out| {
         let part = i * CHUNK..i * CHUNK + out.len();
-        swiglu_values(cx.1, out, &gate[part.clone()], &up[part]);
+        swiglu_values(cx.isa, out, &gate[part.clone()], &up[part]);
     });
 }
 
 /// gate := d gate, up := d up
-pub fn swiglu_grad(cx: (&Threads, Isa), gate: &mut [f32], up: &mut [f32], dout: &[f32]) {
-    cx.0.chunks2((gate, up), (CHUNK, CHUNK), |i, gate, up| {
+pub fn swiglu_grad(cx: Context, gate: &mut [f32], up: &mut [f32], dout: &[f32]) {
+    cx.threads.chunks2((gate, up), (CHUNK, CHUNK), |i, gate, up| {
         let dout = &dout[i * CHUNK..][..gate.len()];
-        swiglu_grad_values(cx.1, gate, up, dout);
+        swiglu_grad_values(cx.isa, gate, up, dout);
     });
 }
 
@@ -97,14 +98,14 @@ kernel! {
 }
 
 /// out (=|+=) x * mask / (1 - p), rows of `cols`
-pub fn dropout(cx: (&Threads, Isa), out: &mut [f32], write: Write, x: (&[f32], usize), mask: &Mask) {
+pub fn dropout(cx: Context, out: &mut [f32], write: Write, x: (&[f32], usize), mask: &Mask) {
     let (x, cols) = x;
     let rows = (CHUNK / cols.max(1)).max(1);
-    cx.0.chunks(out, rows * cols, |i, out| {
+    cx.threads.chunks(out, rows * cols, |i, out| {
         for (r, row) in out.chunks_exact_mut(cols).enumerate() {
             let t = i * rows + r;
             let keep = (mask.threshold, mask.scale);
-            dropout_row(cx.1, row, write, &x[t * cols..][..cols], mask.bases[t], keep);
+            dropout_row(cx.isa, row, write, &x[t * cols..][..cols], mask.bases[t], keep);
         }
     });
 }

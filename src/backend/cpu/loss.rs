@@ -1,8 +1,8 @@
 //! Cross-entropy and its gradient, in place; a task is one row of logits.
 
-use super::isa::{Isa, kernel};
+use super::Context;
+use super::isa::kernel;
 use super::math;
-use super::threads::Threads;
 
 kernel! {
     /// row := e^(row - largest); returns their sum.
@@ -36,21 +36,21 @@ kernel! {
 
 /// losses[n] and the gradient in the place of the logits, rows of `vocab`.
 pub fn cross_entropy(
-    cx: (&Threads, Isa),
+    cx: Context,
     losses: &mut [f32],
     logits: (&mut [f32], usize),
     targets: &[u32],
     weights: Option<&[f32]>,
 ) {
     let (logits, vocab) = logits;
-    cx.0.chunks2((losses, logits), (1, vocab), |i, loss, row| {
+    cx.threads.chunks2((losses, logits), (1, vocab), |i, loss, row| {
         let target = targets[i] as usize;
         let weight = weights.map_or(1.0, |w| w[target]);
-        let m = largest(cx.1, row);
+        let m = largest(cx.isa, row);
         let chosen = row[target];
-        let sum = exponentials(cx.1, row, m);
+        let sum = exponentials(cx.isa, row, m);
         loss[0] = weight * (libm::logf(sum) - (chosen - m));
-        scale(cx.1, row, weight / sum);
+        scale(cx.isa, row, weight / sum);
         row[target] -= weight;
     });
 }

@@ -6,13 +6,17 @@
 
 mod attention;
 mod attention_grad;
+mod avx512;
 mod elementwise;
 mod isa;
 mod loss;
 mod math;
 mod memory;
 mod norm;
+mod panels;
 mod product;
+mod product_crate;
+mod product_own;
 mod rope;
 mod threads;
 mod verbs;
@@ -21,6 +25,7 @@ mod weight;
 use isa::Isa;
 pub use memory::Memory;
 use memory::Recycling;
+use product::Products;
 use threads::Threads;
 pub use weight::Weight;
 
@@ -28,7 +33,16 @@ pub use weight::Weight;
 pub struct Cpu {
     threads: Threads,
     isa: Isa,
+    products: Products,
     recycling: Recycling,
+}
+
+/// What the implementation of a verb needs to know.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    threads: &'a Threads,
+    isa: Isa,
+    products: Products,
 }
 
 /// Ids, row bounds and positions of a microbatch.
@@ -47,12 +61,18 @@ pub struct Ids(Vec<u32>);
 impl Cpu {
     /// The best instruction set variant of this processor, on that many threads (at least one).
     pub fn new(threads: usize) -> Cpu {
-        Cpu { threads: Threads::new(threads), isa: Isa::detect(), recycling: Recycling::default() }
+        let isa = Isa::detect();
+        let products = if isa == Isa::Avx512 { Products::Own } else { Products::Crate };
+        Cpu { threads: Threads::new(threads), isa, products, recycling: Recycling::default() }
     }
 
-    /// What a verb's implementation needs to know.
-    fn context(&self) -> (&Threads, Isa) {
-        (&self.threads, self.isa)
+    /// The slow twin: products through the `gemm` crate, fused operations spelled in verbs. A class of its own.
+    pub fn twin(threads: usize) -> Cpu {
+        Cpu { products: Products::Crate, ..Cpu::new(threads) }
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { threads: &self.threads, isa: self.isa, products: self.products }
     }
 }
 

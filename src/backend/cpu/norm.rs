@@ -1,8 +1,8 @@
 //! rmsnorm. Tasks are blocks of rows; within a group the sum of squares is sixteen partial sums and a tree.
 
-use super::isa::{Isa, kernel};
+use super::Context;
+use super::isa::kernel;
 use super::math;
-use super::threads::Threads;
 use crate::backend::Write;
 
 /// Rows per task.
@@ -53,24 +53,18 @@ kernel! {
 }
 
 /// out and inv_rms, see [`Backend::rmsnorm`](crate::backend::Backend::rmsnorm).
-pub fn forward(
-    cx: (&Threads, Isa),
-    out: (&mut [f32], &mut [f32]),
-    cols: usize,
-    x: (&[f32], &[f32]),
-    eps: f32,
-) {
+pub fn forward(cx: Context, out: (&mut [f32], &mut [f32]), cols: usize, x: (&[f32], &[f32]), eps: f32) {
     let (x, gain) = x;
     let groups = cols / gain.len();
-    cx.0.chunks2(out, (ROWS * cols, ROWS * groups), |i, out, inv| {
+    cx.threads.chunks2(out, (ROWS * cols, ROWS * groups), |i, out, inv| {
         let x = &x[i * ROWS * cols..][..out.len()];
-        forward_rows(cx.1, out, inv, x, gain, eps);
+        forward_rows(cx.isa, out, inv, x, gain, eps);
     });
 }
 
 /// dx, see [`Backend::rmsnorm_grad`](crate::backend::Backend::rmsnorm_grad); `norm` is (gain, inv_rms).
 pub fn grad(
-    cx: (&Threads, Isa),
+    cx: Context,
     dx: (&mut [f32], Write),
     cols: usize,
     dy_x: (&[f32], &[f32]),
@@ -78,9 +72,9 @@ pub fn grad(
 ) {
     let (gain, inv_rms) = norm;
     let groups = cols / gain.len();
-    cx.0.chunks(dx.0, ROWS * cols, |i, out| {
+    cx.threads.chunks(dx.0, ROWS * cols, |i, out| {
         let part = i * ROWS * cols..i * ROWS * cols + out.len();
         let inv = &inv_rms[i * ROWS * groups..][..out.len() / gain.len()];
-        grad_rows(cx.1, out, dx.1, &dy_x.0[part.clone()], &dy_x.1[part], (gain, inv));
+        grad_rows(cx.isa, out, dx.1, &dy_x.0[part.clone()], &dy_x.1[part], (gain, inv));
     });
 }

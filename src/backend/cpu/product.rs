@@ -1,17 +1,21 @@
-//! Matrix products through the `gemm` crate: out (=|+=) scale * a b with strided factors.
+//! Matrix products: out (=|+=) scale * a b with strided factors. Two ways to compute them: our own kernel where
+//! there is AVX-512, the `gemm` crate elsewhere and as its slow twin.
 //!
-//! The output is cut into tiles of a fixed size, the inner dimension into slices of a fixed size that are
-//! added in order: `gemm` picks its own blocking over K by the cache sizes that it finds, but never one
-//! below 512, so within a slice there is one block whatever the machine.
+//! Both add up the inner dimension in slices that depend on its length alone, in ascending order.
 
-use super::threads::{Shared, Threads};
+use super::Context;
+use super::threads::Shared;
+use super::{product_crate, product_own};
 use crate::backend::Write;
 
-/// Inner dimension per call.
-const SLICE: usize = 512;
-/// Output tile of one task.
-const TILE_M: usize = 128;
-const TILE_N: usize = 256;
+/// Which code multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Our own AVX-512 kernel.
+    Own,
+    /// The `gemm` crate.
+    Crate,
+}
 
 /// A factor whose element (i, j) is `data[i * row + j * col]`.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +46,7 @@ impl<'a> Strided<'a> {
     }
 
     /// Whether an m x n matrix of these strides lies inside the data.
-    fn holds(&self, m: usize, n: usize) -> bool {
+    pub fn holds(&self, m: usize, n: usize) -> bool {
         m == 0 || n == 0 || (m - 1) * self.row + (n - 1) * self.col < self.data.len()
     }
 }
@@ -69,67 +73,71 @@ pub struct Factors<'a> {
     pub scale: f32,
 }
 
-/// out[m, n] (=|+=) scale * a b on all threads; rows of out are `stride` apart.
-pub fn product(threads: &Threads, out: (&mut [f32], usize), write: Write, sizes: Sizes, f: Factors) {
-    let (out, stride) = out;
-    let len = out.len();
-    let shared = Shared::new(out);
-    let (across, down) = (sizes.n.div_ceil(TILE_N), sizes.m.div_ceil(TILE_M));
-    threads.each(across * down, |task| {
-        let (i, j) = (task / across * TILE_M, task % across * TILE_N);
-        let part = Sizes { m: TILE_M.min(sizes.m - i), n: TILE_N.min(sizes.n - j), k: sizes.k };
-        let at = i * stride + j;
-        let factors = Factors { a: f.a.from(i, 0), b: f.b.from(0, j), scale: f.scale };
-        // SAFETY: the tile lies inside out (checked by `tile`), and tiles are disjoint.
-        unsafe { tile((shared.pointer(at), stride, len - at), write, part, factors) };
-    });
+impl Factors<'_> {
+    /// Panics where a factor is smaller than the product says.
+    pub fn check(&self, s: Sizes) {
+        assert!(self.a.holds(s.m, s.k) && self.b.holds(s.k, s.n), "factors are as large as the product says");
+    }
+}
+
+/// Where a product goes: rows of `stride` values.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// The output.
+    pub out: &'a Shared<'a>,
+    /// Its first element there.
+    pub at: usize,
+    /// Distance between rows.
+    pub stride: usize,
+    /// Set or add.
+    pub write: Write,
+}
+
+impl<'a> Target<'a> {
+    /// From element (i, j) on.
+    pub fn from(self, i: usize, j: usize) -> Self {
+        Target { at: self.at + i * self.stride + j, ..self }
+    }
+
+    /// The pointer, once it is known that m x n outputs fit.
+    pub fn pointer(&self, m: usize, n: usize) -> *mut f32 {
+        assert!(self.at + (m - 1) * self.stride + n <= self.out.len(), "the tile lies inside the output");
+        self.out.pointer(self.at)
+    }
+}
+
+/// out[m, n] (=|+=) scale * a b on all threads.
+pub fn product(cx: Context, out: (&mut [f32], usize), write: Write, sizes: Sizes, f: Factors) {
+    let (out, stride) = (Shared::new(out.0), out.1);
+    let target = Target { out: &out, at: 0, stride, write };
+    match cx.products {
+        Products::Own => product_own::product(cx, target, sizes, f),
+        Products::Crate => product_crate::product(cx, target, sizes, f),
+    }
 }
 
 /// The same on the caller's thread.
-pub fn small(out: (&mut [f32], usize), write: Write, sizes: Sizes, f: Factors) {
-    let len = out.0.len();
-    // SAFETY: out is borrowed mutably, and `tile` checks that the tile lies inside it.
-    unsafe { tile((out.0.as_mut_ptr(), out.1, len), write, sizes, f) };
+pub fn small(cx: Context, out: (&mut [f32], usize), write: Write, sizes: Sizes, f: Factors) {
+    let (out, stride) = (Shared::new(out.0), out.1);
+    // SAFETY: out is borrowed mutably.
+    unsafe { tile(cx, Target { out: &out, at: 0, stride, write }, sizes, f) };
 }
 
-/// One tile; out is (pointer, row stride, values from the pointer to the end of the output).
+/// The same on the caller's thread, into part of an output that others write elsewhere.
 ///
 /// # Safety
-/// The m x n strided tile at the pointer is written by nobody else meanwhile, and `out.2` values follow it.
-pub unsafe fn tile(out: (*mut f32, usize, usize), write: Write, sizes: Sizes, f: Factors) {
-    let Sizes { m, n, k } = sizes;
-    if m == 0 || n == 0 {
+/// Nobody else touches the m x n outputs at the target meanwhile.
+pub unsafe fn tile(cx: Context, target: Target, sizes: Sizes, f: Factors) {
+    if sizes.m == 0 || sizes.n == 0 {
         return;
     }
-    assert!((m - 1) * out.1 + n <= out.2, "the tile lies inside the output");
-    assert!(f.a.holds(m, k) && f.b.holds(k, n), "the factors are as large as the product says");
-    for from in (0..k.max(1)).step_by(SLICE) {
-        let add = write == Write::Add || from > 0;
-        let slice = SLICE.min(k - from);
-        let (a, b) = (f.a.from(0, from), f.b.from(from, 0));
-        // SAFETY: bounds were asserted above; strides are in elements.
-        unsafe {
-            gemm::gemm(
-                m,
-                n,
-                slice,
-                out.0,
-                1,
-                out.1 as isize,
-                add,
-                a.data.as_ptr(),
-                a.col as isize,
-                a.row as isize,
-                b.data.as_ptr(),
-                b.col as isize,
-                b.row as isize,
-                1.0,
-                f.scale,
-                false,
-                false,
-                false,
-                gemm::Parallelism::None,
-            );
+    f.check(sizes);
+    // SAFETY: sizes were checked against the factors; the output is checked by `Target::pointer`, and is ours
+    // by the caller's promise.
+    unsafe {
+        match cx.products {
+            Products::Own => product_own::tile(target, sizes, f),
+            Products::Crate => product_crate::tile(target, sizes, f),
         }
     }
 }

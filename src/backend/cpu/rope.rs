@@ -1,7 +1,7 @@
 //! Rotary positions, half-split pairs (i, i + D/2), in place; tasks are blocks of rows.
 
-use super::isa::{Isa, kernel};
-use super::threads::Threads;
+use super::Context;
+use super::isa::kernel;
 
 /// Rows per task.
 const ROWS: usize = 16;
@@ -32,19 +32,13 @@ kernel! {
 }
 
 /// x[T, cols], table rows [cos, sin] of `size` = D, one position per token.
-pub fn rope(
-    cx: (&Threads, Isa),
-    x: (&mut [f32], usize),
-    table: (&[f32], usize),
-    positions: &[u32],
-    turn: Turn,
-) {
+pub fn rope(cx: Context, x: (&mut [f32], usize), table: (&[f32], usize), positions: &[u32], turn: Turn) {
     let ((x, cols), (table, size)) = (x, table);
-    cx.0.chunks(x, ROWS * cols, |i, x| {
+    cx.threads.chunks(x, ROWS * cols, |i, x| {
         for (row, &position) in x.chunks_exact_mut(cols).zip(&positions[i * ROWS..]) {
             let angles = &table[position as usize * size..][..size];
             let (cos, sin) = angles.split_at(size / 2);
-            rotate(cx.1, row, cos, sin, turn);
+            rotate(cx.isa, row, cos, sin, turn);
         }
     });
 }

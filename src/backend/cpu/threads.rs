@@ -28,7 +28,7 @@ impl Threads {
     }
 
     /// Runs `task(i, chunk i of out)` for chunks of `size` values.
-    pub fn chunks(&self, out: &mut [f32], size: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+    pub fn chunks<T: Send>(&self, out: &mut [T], size: usize, task: impl Fn(usize, &mut [T]) + Sync) {
         let (len, shared) = (out.len(), Shared::new(out));
         self.each(len.div_ceil(size.max(1)), |i| {
             // SAFETY: chunk i belongs to task i alone.
@@ -61,19 +61,24 @@ impl Threads {
 }
 
 /// A slice whose parts several tasks write.
-pub struct Shared<'a> {
-    at: *mut f32,
+pub struct Shared<'a, T = f32> {
+    at: *mut T,
     len: usize,
-    lifetime: PhantomData<&'a mut [f32]>,
+    lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a pointer to f32 values; whoever turns it into slices promises that they do not overlap.
-unsafe impl Sync for Shared<'_> {}
+// SAFETY: a pointer to values that may be sent; whoever turns it into slices promises that they do not overlap.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
-impl<'a> Shared<'a> {
+impl<'a, T> Shared<'a, T> {
     /// Of a slice that stays borrowed.
-    pub fn new(values: &'a mut [f32]) -> Shared<'a> {
+    pub fn new(values: &'a mut [T]) -> Shared<'a, T> {
         Shared { at: values.as_mut_ptr(), len: values.len(), lifetime: PhantomData }
+    }
+
+    /// Values in all.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Part of it.
@@ -81,14 +86,14 @@ impl<'a> Shared<'a> {
     /// # Safety
     /// No two parts that are alive at the same time overlap.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn slice(&self, from: usize, len: usize) -> &mut [f32] {
+    pub unsafe fn slice(&self, from: usize, len: usize) -> &mut [T] {
         assert!(from <= self.len && len <= self.len - from, "a part lies inside the whole");
         // SAFETY: inside the slice that `new` was given, which stays borrowed; disjoint as promised.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(from), len) }
     }
 
     /// A pointer to element `from`, for kernels that write strided tiles.
-    pub fn pointer(&self, from: usize) -> *mut f32 {
+    pub fn pointer(&self, from: usize) -> *mut T {
         assert!(from <= self.len, "inside the whole");
         self.at.wrapping_add(from)
     }

@@ -54,7 +54,7 @@ impl Backend for Cpu {
     }
 
     fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
-        Weight::pack(source)
+        Weight::pack(self.context(), source)
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
@@ -120,13 +120,13 @@ impl Backend for Cpu {
     fn linear(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
         same_shape((y.rows, y.cols), (x.rows, w.rows()));
         assert_eq!(x.cols, w.cols(), "x has as many columns as the weight");
-        w.forward(self.context(), y.values_mut(), write, x.values());
+        w.forward(self.context(), (y.values_mut(), write), x.values(), None);
     }
 
     fn linear_grad(&mut self, mut dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols()));
         assert_eq!(dy.cols, w.rows(), "dy has as many columns as the weight has rows");
-        w.backward(self.context(), dx.values_mut(), write, dy.values());
+        w.backward(self.context(), (dx.values_mut(), write), dy.values(), None);
     }
 
     fn matmul(&mut self, mut out: ViewMut<Memory>, write: Write, product_of: Product<Memory>) {
@@ -142,7 +142,7 @@ impl Backend for Cpu {
         let sizes = Sizes { m: out.rows, n: out.cols, k: a_shape.1 };
         let stride = out.cols;
         let factors = Factors { a: fa, b: fb, scale };
-        product(&self.threads, (out.values_mut(), stride), write, sizes, factors);
+        product(self.context(), (out.values_mut(), stride), write, sizes, factors);
     }
 
     fn bias(&mut self, mut y: ViewMut<Memory>, bias: View<Memory>) {

@@ -1,0 +1,153 @@
+//! A frozen matrix in panels, packed once: [N / 32][K][32], so that 32 outputs lie side by side for every input,
+//! in the dtype of the file. What is widened to f32 is one panel's slice at a time, in L2.
+//!
+//! One layout serves both directions. Forward takes a slice of a panel as it is; the input gradient, whose
+//! inner dimension is N, turns blocks of 16 x 16 while it widens them (1 % of the product at 512 rows).
+
+use super::Context;
+use super::avx512::{self, COLS, Stored};
+use super::product::{Strided, Target};
+use super::product_own::{self, BLOCK, SLICE, Share};
+use super::threads::Threads;
+use crate::backend::Write;
+
+/// Most terms of a low-rank product that is added in the same pass.
+pub const RANK: usize = SLICE;
+
+/// N x K numbers.
+pub struct Panels<S> {
+    rows: usize,
+    cols: usize,
+    data: Vec<S>,
+}
+
+/// A product that is added while the tile is in registers: left [T, R], right as a tile wants it (R rows), and
+/// what multiplies it.
+#[derive(Clone, Copy)]
+pub struct Added<'a> {
+    /// [T, R]
+    pub left: Strided<'a>,
+    /// [R, outputs]
+    pub right: Strided<'a>,
+    /// R
+    pub rank: usize,
+    /// Multiplies the product.
+    pub scale: f32,
+}
+
+impl<S: Stored> Panels<S> {
+    /// From row-major numbers; `number(i)` is the i-th.
+    pub fn pack(threads: &Threads, (rows, cols): (usize, usize), number: impl Fn(usize) -> S + Sync) -> Self {
+        let mut data = vec![S::default(); rows.div_ceil(COLS) * cols * COLS];
+        threads.chunks(&mut data, cols * COLS, |p, panel| {
+            for lane in 0..COLS.min(rows - p * COLS) {
+                let from = (p * COLS + lane) * cols;
+                for (k, out) in panel.iter_mut().skip(lane).step_by(COLS).enumerate() {
+                    *out = number(from + k);
+                }
+            }
+        });
+        Panels { rows, cols, data }
+    }
+
+    /// out = row `id`
+    pub fn row(&self, out: &mut [f32], id: usize) {
+        let panel = &self.data[id / COLS * self.cols * COLS..][..self.cols * COLS];
+        out.iter_mut().zip(panel.iter().skip(id % COLS).step_by(COLS)).for_each(|(o, v)| *o = v.widen());
+    }
+
+    /// y[T, N] (=|+=) x wᵀ [+ what is added]
+    pub fn forward(&self, cx: Context, y: Target, x: (&[f32], usize), added: Option<Added>) {
+        let (x, t) = x;
+        let (x, panels) = (Strided::rows(x, self.cols), self.rows.div_ceil(COLS));
+        cx.threads.each(panels * t.div_ceil(BLOCK), |task| {
+            let (i, p) = (task / panels * BLOCK, task % panels);
+            let (rows, cols) = (BLOCK.min(t - i), COLS.min(self.rows - p * COLS));
+            let panel = &self.data[p * self.cols * COLS..][..self.cols * COLS];
+            product_own::with_panel(|scratch| {
+                let (wide, low) = scratch.split_at_mut(SLICE * COLS);
+                for (from, k) in product_own::slices(self.cols) {
+                    let part = &panel[from * COLS..][..k * COLS];
+                    let right = S::plain(part).unwrap_or_else(|| {
+                        // SAFETY: panels are made for AVX-512 only.
+                        unsafe { avx512::widen(&mut wide[..k * COLS], part) };
+                        &wide[..k * COLS]
+                    });
+                    let share = (x.from(i, from), k, right.as_ptr(), COLS);
+                    let here = slice_of(y.from(i, p * COLS), from);
+                    let added = added.filter(|_| from + k == self.cols);
+                    tiles(here, (rows, cols), share, (added, i, p * COLS), low);
+                }
+            });
+        });
+    }
+
+    /// dx[T, K] (=|+=) dy w [+ what is added]
+    pub fn backward(&self, cx: Context, dx: Target, dy: (&[f32], usize), added: Option<Added>) {
+        let (dy, t) = dy;
+        let (dy, panels) = (Strided::rows(dy, self.rows), self.cols.div_ceil(COLS));
+        cx.threads.each(panels * t.div_ceil(BLOCK), |task| {
+            let (i, p) = (task / panels * BLOCK, task % panels);
+            let (rows, cols) = (BLOCK.min(t - i), COLS.min(self.cols - p * COLS));
+            product_own::with_panel(|scratch| {
+                let (wide, low) = scratch.split_at_mut(SLICE * COLS);
+                for (from, n) in product_own::slices(self.rows) {
+                    self.turn(wide, p * COLS, (from, n));
+                    let share = (dy.from(i, from), n, wide.as_ptr(), COLS);
+                    let here = slice_of(dx.from(i, p * COLS), from);
+                    let added = added.filter(|_| from + n == self.rows);
+                    tiles(here, (rows, cols), share, (added, i, p * COLS), low);
+                }
+            });
+        });
+    }
+
+    /// out[n - from][32] = columns k .. k + 32 of rows from .. from + n; `from` is a multiple of 32.
+    fn turn(&self, out: &mut [f32], k: usize, (from, n): (usize, usize)) {
+        let out = &mut out[..n * COLS];
+        for row in (0..n).step_by(16) {
+            let (panel, lane) = ((from + row) / COLS, (from + row) % COLS);
+            for half in [0, 16] {
+                let ks = 16.min(self.cols.saturating_sub(k + half));
+                let at = (panel * self.cols + (k + half).min(self.cols - 1)) * COLS + lane;
+                let x = self.data[at..].as_ptr();
+                let count = 16.min(n - row);
+                assert!(ks == 0 || at + (ks - 1) * COLS + count <= self.data.len(), "inside the panel");
+                // SAFETY: panels are made for AVX-512 only; the source is inside `data`, 16 values fit into
+                // each of `count` rows of `out` from column `half` on.
+                unsafe {
+                    let to = out[row * COLS + half..].as_mut_ptr();
+                    avx512::transpose((to, COLS), (x, COLS), ks, count, 1.0);
+                }
+            }
+        }
+    }
+}
+
+/// Later slices add to what the first has written.
+fn slice_of(target: Target, from: usize) -> Target {
+    Target { write: if from > 0 { Write::Add } else { target.write }, ..target }
+}
+
+/// One slice of one panel, with the added product if this is the last slice.
+fn tiles(
+    target: Target,
+    size: (usize, usize),
+    share: Share,
+    (added, row, col): (Option<Added>, usize, usize),
+    low: &mut [f32],
+) {
+    target.pointer(size.0, size.1);
+    let second = added.map(|a| {
+        product_own::lay_out(low, a.right.from(0, col), (a.rank, size.1), a.scale);
+        (a.left.from(row, 0), a.rank, low.as_ptr(), COLS)
+    });
+    // SAFETY: the output was checked, and its rows and columns belong to this task; both right factors are
+    // panels of as many rows as terms.
+    unsafe {
+        match second {
+            Some(second) => product_own::rows_of_tiles(target, size, &[share, second], 1.0),
+            None => product_own::rows_of_tiles(target, size, &[share], 1.0),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Products through the `gemm` crate. Its blocking over K follows the cache sizes that it finds, but is never
+//! finer than 512: in slices of at most that there is one block whatever the machine. Its order of summation
+//! may depend on the sizes of a call, so the output is cut into tiles of a fixed size.
+
+use super::Context;
+use super::product::{Factors, Sizes, Target};
+use crate::backend::Write;
+
+/// Inner dimension per call.
+const SLICE: usize = 512;
+/// Output tile of one task.
+const ROWS: usize = 128;
+const COLS: usize = 256;
+
+/// See [`super::product::product`].
+pub fn product(cx: Context, target: Target, sizes: Sizes, f: Factors) {
+    let (across, down) = (sizes.n.div_ceil(COLS), sizes.m.div_ceil(ROWS));
+    cx.threads.each(across * down, |task| {
+        let (i, j) = (task / across * ROWS, task % across * COLS);
+        let part = Sizes { m: ROWS.min(sizes.m - i), n: COLS.min(sizes.n - j), k: sizes.k };
+        let factors = Factors { a: f.a.from(i, 0), b: f.b.from(0, j), scale: f.scale };
+        // SAFETY: tiles are disjoint, and each belongs to one task.
+        unsafe { super::product::tile(cx, target.from(i, j), part, factors) };
+    });
+}
+
+/// See [`super::product::tile`], which has checked the sizes.
+///
+/// # Safety
+/// As there.
+pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
+    let Sizes { m, n, k } = sizes;
+    let out = target.pointer(m, n);
+    for from in (0..k.max(1)).step_by(SLICE) {
+        let add = target.write == Write::Add || from > 0;
+        let slice = SLICE.min(k - from);
+        let (a, b) = (f.a.from(0, from), f.b.from(from, 0));
+        let (rows, cols) = (target.stride as isize, 1);
+        let (a_rows, a_cols, b_rows, b_cols) =
+            (a.row as isize, a.col as isize, b.row as isize, b.col as isize);
+        let (a, b, no, one) = (a.data.as_ptr(), b.data.as_ptr(), false, gemm::Parallelism::None);
+        // SAFETY: the caller has checked the factors, `Target::pointer` the output. Strides are in elements.
+        unsafe {
+            gemm::gemm(
+                m, n, slice, out, cols, rows, add, a, a_cols, a_rows, b, b_cols, b_rows, 1.0, f.scale, no,
+                no, no, one,
+            );
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Products on our own AVX-512 tiles. Every output is one chain of multiply-adds per slice of the inner
+//! dimension, whatever the sizes and wherever the cuts between tasks fall: those may follow the shapes, and
+//! what is convenient, freely.
+//!
+//! The right factor is laid out as a panel [k][32] first, unless it has its columns side by side and is used
+//! a few times only. Both loops run over L2: a panel and a block of rows of the left factor.
+
+use super::Context;
+use super::avx512::{self, COLS, Part, Place};
+use super::memory::Memory;
+use super::product::{Factors, Sizes, Strided, Target};
+use crate::backend::Write;
+use std::cell::RefCell;
+
+/// Most terms of one slice.
+pub const SLICE: usize = 768;
+/// Rows of the left factor in a task: 43 tiles, 1.5 MB of a slice at most.
+pub const BLOCK: usize = 516;
+/// The same for narrow outputs, which have few panels to share out.
+const NARROW: usize = 96;
+/// Up to so many rows a right factor is read in place.
+const IN_PLACE: usize = 96;
+
+thread_local! {
+    static PANEL: RefCell<Memory> = RefCell::new(Memory::zeros(2 * SLICE * COLS));
+}
+
+/// Runs `work` with this thread's room for two panels.
+pub fn with_panel<R>(work: impl FnOnce(&mut [f32]) -> R) -> R {
+    PANEL.with_borrow_mut(|p| work(p.values_mut()))
+}
+
+/// The slices of an inner dimension: equal parts, in whole 32s, of at most [`SLICE`].
+pub fn slices(k: usize) -> impl Iterator<Item = (usize, usize)> {
+    let parts = k.div_ceil(SLICE).max(1);
+    let size = k.div_ceil(parts).next_multiple_of(32);
+    (0..k.max(1)).step_by(size.max(1)).map(move |from| (from, size.min(k - from)))
+}
+
+/// See [`super::product::product`].
+pub fn product(cx: Context, target: Target, sizes: Sizes, f: Factors) {
+    let Sizes { m, n, k } = sizes;
+    if m == 0 || n == 0 {
+        return;
+    }
+    f.check(sizes);
+    if n <= 16 && m > n && f.a.row == 1 && f.b.col == 1 {
+        return across(cx, target, sizes, f);
+    }
+    let block = if n <= 2 * COLS { NARROW } else { BLOCK };
+    let panels = n.div_ceil(COLS);
+    cx.threads.each(panels * m.div_ceil(block), |task| {
+        let (i, j) = (task / panels * block, task % panels * COLS);
+        let part = Sizes { m: block.min(m - i), n: COLS.min(n - j), k };
+        let factors = Factors { a: f.a.from(i, 0), b: f.b.from(0, j), scale: f.scale };
+        // SAFETY: sizes were checked; tiles are disjoint, and each belongs to one task.
+        unsafe { tile(target.from(i, j), part, factors) };
+    });
+}
+
+/// A tall, narrow product aᵀ b, b up to 16 wide: its transpose bᵀ a has full vectors.
+fn across(cx: Context, target: Target, sizes: Sizes, f: Factors) {
+    let Sizes { m, n, k } = sizes;
+    cx.threads.each(m.div_ceil(COLS), |task| {
+        let i = task * COLS;
+        let rows = COLS.min(m - i);
+        let mut flat = [0.0f32; 16 * COLS];
+        let (out, turned) = (super::threads::Shared::new(&mut flat), Sizes { m: n, n: rows, k });
+        let here = Target { out: &out, at: 0, stride: COLS, write: Write::Set };
+        let (a, b) = (f.b.transposed(), f.a.from(i, 0).transposed());
+        let at = target.from(i, 0).pointer(rows, n);
+        // SAFETY: sizes were checked; `flat` is ours, and so are these rows of the output.
+        unsafe {
+            tile(here, turned, Factors { a, b, scale: f.scale });
+            for r in 0..rows {
+                let row = std::slice::from_raw_parts_mut(at.add(r * target.stride), n);
+                for (j, out) in row.iter_mut().enumerate() {
+                    let v = flat[j * COLS + r];
+                    *out = if target.write == Write::Add { *out + v } else { v };
+                }
+            }
+        }
+    });
+}
+
+/// See [`super::product::tile`], which has checked the sizes.
+///
+/// # Safety
+/// As there; and the processor has AVX-512.
+pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
+    let Sizes { m, n, k } = sizes;
+    target.pointer(m, n);
+    for (from, slice) in slices(k) {
+        let write = if from > 0 { Write::Add } else { target.write };
+        let a = f.a.from(0, from);
+        for j in (0..n).step_by(COLS) {
+            let cols = COLS.min(n - j);
+            let here = Target { write, ..target.from(0, j) };
+            let b = f.b.from(from, j);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if b.col == 1 && m <= IN_PLACE {
+                    rows_of_tiles(here, (m, cols), &[(a, slice, b.data.as_ptr(), b.row)], f.scale);
+                } else {
+                    with_panel(|panel| {
+                        lay_out(panel, b, (slice, cols), 1.0);
+                        rows_of_tiles(here, (m, cols), &[(a, slice, panel.as_ptr(), COLS)], f.scale);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// A product's share of one column of tiles: left factor, terms, right factor, distance between its rows.
+pub type Share<'a> = (Strided<'a>, usize, *const f32, usize);
+
+/// All tiles of one panel: m rows, the sum of at most two shares.
+///
+/// # Safety
+/// As [`tile`]; the right factors have as many rows as terms, of as many values as the output has columns.
+pub unsafe fn rows_of_tiles(target: Target, (m, cols): (usize, usize), shares: &[Share], scale: f32) {
+    let add = target.write == Write::Add;
+    for i in (0..m).step_by(avx512::ROWS) {
+        let rows = avx512::ROWS.min(m - i);
+        let part = |&(a, k, b, stride): &Share| {
+            let a = a.from(i, 0);
+            Part { k, a: a.data.as_ptr(), row: a.row, col: a.col, b, stride }
+        };
+        let at = target.out.pointer(target.at + i * target.stride);
+        let place = Place { at, stride: target.stride, rows, cols, scale, add };
+        // SAFETY: the caller's promise.
+        unsafe {
+            match shares {
+                [one] => avx512::tile(&[part(one)], place),
+                [one, two] => avx512::tile(&[part(one), part(two)], place),
+                _ => unreachable!("one share or two"),
+            }
+        }
+    }
+}
+
+/// panel[k][32] = scale * b, zeros beyond its columns.
+pub fn lay_out(panel: &mut [f32], b: Strided, (k, cols): (usize, usize), scale: f32) {
+    let panel = &mut panel[..k * COLS];
+    assert!(b.holds(k, cols), "the factor is as large as the product says");
+    if b.row == 1 && b.col > 1 {
+        for i in (0..COLS).step_by(16) {
+            let rows = 16.min(cols.saturating_sub(i));
+            for j in (0..k).step_by(16) {
+                let from = b.from(j, i.min(cols.saturating_sub(1)));
+                // SAFETY: AVX-512 is there, or nobody calls this file; sizes were checked above, and a row of
+                // the panel holds 16 values from i on.
+                unsafe {
+                    let out = panel.as_mut_ptr().add(j * COLS + i);
+                    avx512::transpose((out, COLS), (from.data.as_ptr(), b.col), rows, 16.min(k - j), scale);
+                }
+            }
+        }
+        return;
+    }
+    for (i, row) in panel.chunks_exact_mut(COLS).enumerate() {
+        let from = b.from(i, 0);
+        for (j, out) in row.iter_mut().enumerate() {
+            *out = if j < cols { scale * from.data[j * from.col] } else { 0.0 };
+        }
+    }
+}
