@@ -4,9 +4,9 @@
 //! the process.
 
 use super::stop::{Stop, Urgency};
-use crate::backend::Fault;
+
 use crate::model::layout::Layout;
-use crate::model::stage::{Generate, Microbatch, Model, Output, Sampling, Stage, Want};
+use crate::model::stage::{Fault, Generate, Microbatch, Model, Output, Sampling, Stage, Want};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
