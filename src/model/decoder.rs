@@ -65,6 +65,8 @@ struct Tape<B: Backend> {
     step: u64,
     rows: Vec<u64>,
     t: usize,
+    /// Whether a stage before this one wants the gradient of what it gave.
+    below: Below,
     kept: Vec<Kept<B::Memory>>,
     /// Gradient of the last block's output, where this stage has the head.
     residual: Option<B::Memory>,
@@ -331,7 +333,8 @@ impl<B: Fused> Stage for Decoder<B> {
         let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
         let x = self.enter(&tokens, t, input)?;
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
-        let mut tape = Tape { tokens, step, rows, t, kept, residual: None };
+        let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
+        let mut tape = Tape { tokens, step, rows, t, below, kept, residual: None };
         let x = self.climb(x, &mut tape, want);
         let output = self.conclude(&x, &mut tape, batch, want);
         self.backend.recycle(x);
@@ -363,12 +366,12 @@ impl<B: Fused> Stage for Decoder<B> {
                 Kept::Everything(saved) => saved,
                 Kept::Input(x) => block.recompute(&mut self.backend, x, &batch),
             };
-            let below = if self.layers.start + i == 0 { Below::Nothing } else { Below::Wanted };
+            let below = if i == 0 { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch);
         }
         self.backend.read(view(&self.grads, 1, gradient.len()), gradient)?;
-        if self.layers.start == 0 {
+        if tape.below == Below::Nothing {
             self.backend.recycle(residual);
             return Ok(None);
         }

@@ -2,6 +2,8 @@
 //! made of them. Written by `tests/golden/make_parity.py` (token ids in `expected.json`), or with text rows and
 //! a tokenizer beside the model.
 
+#![allow(dead_code)] // each test file uses its own part
+
 use finetune::format::{peft, safetensors};
 use finetune::model::config::Config;
 use finetune::model::layout::{self, Layout};

@@ -1,0 +1,307 @@
+//! What a stage promises, on every architecture of the golden cases: two stages are one, recomputing is keeping,
+//! packing changes nothing but rounding, threads change nothing, gradients are gradients (with dropout and
+//! class weights too), and a cache decodes what whole passes decode.
+
+#[path = "parity/case.rs"]
+mod case;
+
+use case::Case;
+use finetune::backend::cpu::Cpu;
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::head::argmax;
+use finetune::model::layout;
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::stage::{Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::numeric::rng::Stream;
+
+/// Loss and gradient of one microbatch, and how they came about.
+struct Try<'a> {
+    case: &'a Case,
+    lora: LoraSpec,
+    build: Build,
+    threads: usize,
+}
+
+impl<'a> Try<'a> {
+    fn new(case: &'a Case) -> Self {
+        Try { case, lora: case.lora.clone(), build: Build::whole(&case.config), threads: 2 }
+    }
+
+    fn dropout(mut self, p: f32) -> Self {
+        self.lora.dropout = p;
+        self
+    }
+
+    fn stage(&self) -> Decoder<Cpu> {
+        let (cpu, build) = (Cpu::new(self.threads), self.build.clone());
+        Decoder::load(cpu, &self.case.config, &self.case.tensors, &self.lora, build).unwrap()
+    }
+
+    fn run(&self, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
+        gradient(&mut self.stage(), parameters, batch)
+    }
+}
+
+fn gradient(stage: &mut Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (LossSums, Vec<f32>) {
+    stage.set_parameters(parameters).unwrap();
+    let mut gradient = vec![f32::NAN; parameters.len()];
+    let sums = loss(stage.forward(batch, None, Want::Gradient).unwrap());
+    assert_eq!(stage.backward(None, &mut gradient).unwrap(), None);
+    assert!(gradient.iter().all(|g| g.is_finite()), "every value of the gradient is written");
+    (sums, gradient)
+}
+
+fn loss(output: Output) -> LossSums {
+    match output {
+        Output::Loss(sums) => sums,
+        other => panic!("a loss was asked for, not {other:?}"),
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+fn each_case(check: impl Fn(&Case)) {
+    for dir in case::golden() {
+        println!("{:?}", dir.file_name());
+        check(&Case::open(&dir));
+    }
+}
+
+#[test]
+fn recomputing_and_threads_do_not_change_a_bit() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 5));
+        for p in [0.0, 0.3] {
+            let (sums, kept) = Try::new(case).dropout(p).run(&parameters, &batch);
+            for (keep, threads) in [(Keep::Inputs, 2), (Keep::Everything, 1), (Keep::Inputs, 3)] {
+                let build = Build { keep, ..Build::whole(&case.config) };
+                let (again, gradient) =
+                    Try { build, threads, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
+                assert_eq!(sums, again);
+                assert_eq!(bits(&kept), bits(&gradient), "{keep:?}, {threads} threads, dropout {p}");
+            }
+        }
+    });
+}
+
+#[test]
+fn two_stages_are_one_for_every_split() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(3, 4));
+        let layers = case.config.layers;
+        for (k, keep) in (0..layers).flat_map(|k| [(k, Keep::Everything), (k, Keep::Inputs)]) {
+            let whole = Try::new(case).dropout(0.2);
+            let (sums, gradient) = whole.run(&parameters, &batch);
+            let part = |layers| Try {
+                build: Build { layers, keep, class_weights: None },
+                ..Try::new(case).dropout(0.2)
+            };
+            let (mut low, mut high) = (part(0..k).stage(), part(k..layers).stage());
+            let at = low.layout().len();
+            assert_eq!(at + high.layout().len(), parameters.len());
+            low.set_parameters(&parameters[..at]).unwrap();
+            high.set_parameters(&parameters[at..]).unwrap();
+            let (mut g_low, mut g_high) = (vec![f32::NAN; at], vec![f32::NAN; parameters.len() - at]);
+            let Output::Hidden(hidden) = low.forward(&batch, None, Want::Gradient).unwrap() else {
+                panic!("a first stage gives hidden states");
+            };
+            assert_eq!(
+                loss(high.forward(&batch, Some(&hidden), Want::Gradient).unwrap()),
+                sums,
+                "split at {k}"
+            );
+            let down = high.backward(None, &mut g_high).unwrap().unwrap();
+            assert_eq!(low.backward(Some(&down), &mut g_low).unwrap(), None);
+            assert_eq!(bits(&[g_low, g_high].concat()), bits(&gradient), "split at {k}, {keep:?}");
+        }
+    });
+}
+
+#[test]
+fn packed_rows_do_not_see_each_other() {
+    each_case(|case| {
+        let parameters = case.adapter("adapter_init");
+        let mut stage = Try::new(case).dropout(0.25).stage();
+        let (packed, together) = gradient(&mut stage, &parameters, &case.microbatch(2, 7));
+        let (mut loss, mut weight, mut predictions) = (0.0, 0.0, Vec::new());
+        let mut sum = vec![0f64; parameters.len()];
+        for row in 2..9 {
+            let (sums, part) = gradient(&mut stage, &parameters, &case.microbatch(row, 1));
+            (loss, weight) = (loss + sums.loss, weight + sums.weight);
+            predictions.extend(sums.predictions);
+            sum.iter_mut().zip(part).for_each(|(s, g)| *s += f64::from(g));
+        }
+        assert!((packed.loss - loss).abs() <= 1e-6 * loss, "{} packed, {loss} alone", packed.loss);
+        assert_eq!((packed.weight, &packed.predictions), (weight, &predictions));
+        let norm = sum.iter().map(|g| g * g).sum::<f64>().sqrt();
+        let off: f64 = together.iter().zip(&sum).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+        assert!(off.sqrt() <= 1e-5 * norm, "gradients differ by {:e} of their norm", off.sqrt() / norm);
+    });
+}
+
+/// Central differences along the gradient of each tensor. The loss is f32 per position and f64 in sum, so a
+/// step that moves it by about a hundredth resolves four digits.
+#[test]
+fn gradients_are_those_of_the_loss() {
+    each_case(|case| {
+        for p in [0.0, 0.4] {
+            let parameters = case.adapter("adapter_init");
+            let batch = case.microbatch(1, 6);
+            let class_weights = case.config.labels.as_ref().map(|_| vec![0.5, 2.0, 1.25]);
+            let build = Build { class_weights, ..Build::whole(&case.config) };
+            let mut stage = Try { build, ..Try::new(case).dropout(p) }.stage();
+            let (sums, exact) = gradient(&mut stage, &parameters, &batch);
+            let exact = &exact[..];
+            if let Targets::Labels(labels) = &batch.targets {
+                let weight: f64 = labels.iter().map(|&l| [0.5, 2.0, 1.25][l as usize]).sum();
+                assert_eq!(sums.weight, weight);
+            }
+            let mut at = |shift: &dyn Fn(usize) -> f32| {
+                let moved: Vec<f32> = parameters.iter().enumerate().map(|(i, x)| x + shift(i)).collect();
+                stage.set_parameters(&moved).unwrap();
+                loss(stage.forward(&batch, None, Want::Gradient).unwrap()).loss
+            };
+            for entry in case.layout.entries() {
+                let own = &exact[entry.range()];
+                let norm = own.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+                assert!(norm > 0.0, "{} has no gradient", entry.name);
+                let h = 0.01 / norm.max(1.0);
+                let shift = |sign: f64| {
+                    move |i: usize| match entry.range().contains(&i) {
+                        true => (sign * h * f64::from(exact[i]) / norm) as f32,
+                        false => 0.0,
+                    }
+                };
+                let (up, down) = (shift(1.0), shift(-1.0));
+                let slope = (at(&up) - at(&down)) / (2.0 * h);
+                let bound = 2e-3 * norm + 1e-6 * sums.loss / h;
+                assert!(
+                    (slope - norm).abs() <= bound,
+                    "{} p {p}: slope {slope}, gradient {norm}",
+                    entry.name
+                );
+            }
+        }
+    });
+}
+
+/// What is not needed is not computed; what is computed stays the same.
+#[test]
+fn any_subset_of_modules_has_the_gradient_that_all_seven_give_it() {
+    each_case(|case| {
+        if case.lora.targets.len() < MODULES.len() {
+            return;
+        }
+        let batch = case.microbatch(0, 4);
+        for subset in 1..1u32 << MODULES.len() {
+            let chosen = |name: &str| {
+                (0..7).any(|i| subset >> i & 1 == 1 && name.contains(MODULES[i])) || name.contains("score")
+            };
+            let targets = (0..7).filter(|i| subset >> i & 1 == 1).map(|i| MODULES[i].to_owned()).collect();
+            if subset.count_ones() > 2 && subset % 17 != 0 {
+                continue;
+            }
+            // With B = 0 the others add nothing to the output, nor to what flows back.
+            let mut all = case.adapter("adapter_init");
+            let mut few = Vec::new();
+            for entry in case.layout.entries() {
+                match chosen(&entry.name) {
+                    true => few.extend_from_slice(&all[entry.range()]),
+                    false => all[entry.range()].fill(0.0),
+                }
+            }
+            let (sums, wide) = Try::new(case).run(&all, &batch);
+            let lora = LoraSpec { targets, ..case.lora.clone() };
+            let narrow_layout = layout::of(&case.config, &lora, 0..case.config.layers);
+            let (again, narrow) = Try { lora, ..Try::new(case) }.run(&few, &batch);
+            assert_eq!(sums, again);
+            for entry in narrow_layout.entries() {
+                let same = case.layout.find(&entry.name).unwrap();
+                assert_eq!(narrow[entry.range()], wide[same.range()], "{} of subset {subset:b}", entry.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn dropout_is_keyed_by_step_and_row_and_off_in_evaluation() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 4));
+        let mut stage = Try::new(case).dropout(0.5).stage();
+        let (sums, first) = gradient(&mut stage, &parameters, &batch);
+        assert_eq!(gradient(&mut stage, &parameters, &batch), (sums.clone(), first.clone()));
+        let other_step = Microbatch { step: 2, ..batch.clone() };
+        assert_ne!(gradient(&mut stage, &parameters, &other_step).0.loss, sums.loss);
+        let other_rows = Microbatch { rows: vec![9, 8, 7, 6], ..batch.clone() };
+        assert_ne!(gradient(&mut stage, &parameters, &other_rows).0.loss, sums.loss);
+        let evaluated = loss(stage.forward(&batch, None, Want::Loss).unwrap());
+        assert_eq!(evaluated, Try::new(case).run(&parameters, &batch).0);
+        assert!(stage.backward(None, &mut vec![0.0; parameters.len()]).is_err(), "nothing was kept");
+    });
+}
+
+#[test]
+fn a_cache_decodes_what_whole_passes_decode() {
+    each_case(|case| {
+        if case.config.labels.is_some() {
+            return;
+        }
+        let mut stage = Try::new(case).stage();
+        stage.set_parameters(&case.adapter("adapter_final")).unwrap();
+        let mut draws = Stream::new(&[1]);
+        for length in [1, 2, 17] {
+            let prompt: Vec<u32> = (0..length).map(|_| draws.below(case.config.vocab as u32)).collect();
+            let sampling =
+                Sampling { max_new_tokens: 12, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
+            let new = stage.generate(&prompt, &sampling, &mut |_| true).unwrap();
+            assert_eq!(new.len(), 12);
+            let mut ids = prompt.clone();
+            for &token in &new {
+                let bounds = vec![0, ids.len() as u32];
+                let targets = Targets::Tokens(vec![u32::MAX; ids.len()]);
+                let batch = Microbatch { step: 1, rows: vec![0], ids: ids.clone(), bounds, targets };
+                let Output::Logits(logits) = stage.forward(&batch, None, Want::Logits).unwrap() else {
+                    panic!("logits were asked for");
+                };
+                assert_eq!(argmax(&logits) as u32, token);
+                ids.push(token);
+            }
+            let stop = vec![new[3]];
+            let stopped =
+                stage.generate(&prompt, &Sampling { stop, ..sampling.clone() }, &mut |_| true).unwrap();
+            assert_eq!(stopped[..], new[..=new.iter().position(|t| *t == new[3]).unwrap()]);
+            let mut left = 5;
+            let cut = stage.generate(&prompt, &sampling, &mut |_| {
+                left -= 1;
+                left > 0
+            });
+            assert_eq!(cut.unwrap(), new[..5]);
+        }
+    });
+}
+
+#[test]
+fn bad_microbatches_are_faults() {
+    let case = Case::open(&case::golden()[0]);
+    let mut stage = Try::new(&case).stage();
+    let good = case.microbatch(0, 2);
+    let t = good.ids.len();
+    let bad = [
+        Microbatch { ids: vec![case.config.vocab as u32; t], ..good.clone() },
+        Microbatch { bounds: vec![0, 0, t as u32], ..good.clone() },
+        Microbatch { bounds: vec![0, t as u32], ..good.clone() },
+        Microbatch { targets: Targets::Labels(vec![0, 1]), ..good.clone() },
+        Microbatch { targets: Targets::Tokens(vec![1]), ..good.clone() },
+    ];
+    for batch in bad {
+        assert!(stage.forward(&batch, None, Want::Loss).is_err(), "{batch:?}");
+    }
+    assert!(stage.forward(&good, Some(&[0.0]), Want::Loss).is_err());
+    assert!(stage.set_parameters(&[0.0]).is_err());
+    let nothing = Microbatch { targets: Targets::Tokens(vec![u32::MAX; t]), ..good };
+    let (sums, gradient) = gradient(&mut stage, &case.adapter("adapter_init"), &nothing);
+    assert_eq!((sums.loss, sums.targets), (0.0, 0));
+    assert!(gradient.iter().all(|&g| g == 0.0), "nothing asked, nothing learnt");
+}
