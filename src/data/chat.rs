@@ -4,7 +4,8 @@
 //! of assistant turn i is found by rendering twice: the conversation up to it with the generation prompt (P), and
 //! with the turn (F); P must begin F, both must begin the whole, and the span is what F has beyond P.
 //! What follows the end-of-turn token in it is cut if it is only white space: ChatML puts a newline there that
-//! belongs to no turn, and at inference nobody generates it (axolotl and TRL's training templates leave it out too).
+//! belongs to no turn, and at inference nobody generates it (axolotl leaves it out too; TRL's Qwen templates, whose
+//! generation blocks take it in, can be given with --chat-template).
 //! Exception: a template may render a turn differently once it is history (Qwen3 drops its thinking). Then the
 //! whole has a shorter turn than F; it is accepted if the whole has after P exactly what F ends with, and the
 //! message's content is all in there.
@@ -108,8 +109,7 @@ fn holds_content(text: &str, message: &Value) -> bool {
 fn cut_after_end(whole: &str, span: Range<usize>, tokenizer: &Tokenizer) -> Range<usize> {
     let turn = &whole[span.clone()];
     let trimmed = turn.trim_end();
-    let ends = tokenizer.special_contents().iter().any(|t| trimmed.ends_with(t.as_str()));
-    if ends { span.start..span.start + trimmed.len() } else { span }
+    if tokenizer.ends_with_special(trimmed) { span.start..span.start + trimmed.len() } else { span }
 }
 
 /// One bit a token: it overlaps a supervised range. Tokens of no text are never supervised.

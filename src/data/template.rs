@@ -11,6 +11,7 @@ mod time;
 
 use crate::data::error::DataError;
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::Value;
 use std::ops::Range;
@@ -139,6 +140,9 @@ fn environment(now: i64) -> Result<Environment<'static>, String> {
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.add_filter("tojson", python::tojson);
     env.add_filter("string", |v: &Jinja| python::str(v));
+    env.add_test("iterable", python::is_iterable);
+    env.add_test("sequence", python::is_sequence);
+    env.add_test("number", |v: &Jinja| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
     env.add_function("raise_exception", |message: String| -> Result<Jinja, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
     });

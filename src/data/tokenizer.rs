@@ -32,6 +32,8 @@ pub struct Tokenizer {
     specials: SpecialTokens,
     template: Option<ChatTemplate>,
     vocab_size: usize,
+    /// The text of every token marked special, the named ones included.
+    special_tokens: Vec<String>,
 }
 
 impl Tokenizer {
@@ -54,7 +56,9 @@ impl Tokenizer {
         }
         let template = choose_template(tokenizer_config, chat_template)
             .map(|(main, with_tools)| ChatTemplate::new(&main, with_tools.as_deref(), specials.clone()));
-        Ok(Tokenizer { inner, specials, template, vocab_size })
+        let added = inner.get_added_tokens_decoder().into_values().filter(|t| t.special).map(|t| t.content);
+        let special_tokens = added.chain(specials.0.iter().map(|(_, t)| t.clone())).collect();
+        Ok(Tokenizer { inner, specials, template, vocab_size, special_tokens })
     }
 
     /// The ids of a text.
@@ -115,11 +119,9 @@ impl Tokenizer {
         self.inner.get_added_vocabulary().is_special_token(token)
     }
 
-    /// All tokens marked special, in order of their ids.
-    pub(crate) fn special_contents(&self) -> Vec<String> {
-        let mut all: Vec<_> = self.inner.get_added_tokens_decoder().into_iter().collect();
-        all.sort_by_key(|(id, _)| *id);
-        all.into_iter().filter(|(_, t)| t.special).map(|(_, t)| t.content).collect()
+    /// Whether a text ends with one of the tokens marked special.
+    pub fn ends_with_special(&self, text: &str) -> bool {
+        self.special_tokens.iter().any(|t| text.ends_with(t.as_str()))
     }
 }
 

@@ -47,6 +47,16 @@ pub fn normalise(messages: &Value) -> Value {
     }
 }
 
+/// `is iterable`: what Python can loop over; none is not.
+pub fn is_iterable(value: &Jinja) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
+}
+
+/// `is sequence`: what has a length and items, strings and mappings included; undefined has both in Jinja.
+pub fn is_sequence(value: &Jinja) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
+}
+
 /// What `{{ value }}` puts out.
 pub fn format(out: &mut Output, _: &mut State, value: &Jinja) -> Result<(), Error> {
     let written = match value.as_str() {

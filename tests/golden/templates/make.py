@@ -403,6 +403,10 @@ T['python'] = r"""{{ none }} {{ true }} {{ 1.0 }} {{ 1e20 }} {{ 0.00001 }} {{ 2 
 {{ 'a' ~ 1 ~ 'b' }} {{ "%s-%d" | format('x', 3) }} {{ [3, 1, 2] | sort }} {{ [1, 2, 3] | first }} {{ [1, 2, 3] | last }} {{ [[1, 2], [3]] | tojson }} {{ range(3) | list }} {{ [1] + [2] }} {{ {'a': 1} is mapping }} {{ 'a' is string }} {{ [] is iterable }} {{ 1 is number }}
 {{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ (messages | rejectattr('role', 'equalto', 'user') | first).role }} {{ 'x' if messages[0].nothing is none else 'y' }} {{ ' a b '| trim }}{{ 'abc' | indent(2) }}
 {%- set joined = [] %}{% for m in messages %}{% set joined = joined + [m.role] %}{% endfor %}{{ joined }}
+{% for v in [none, true, 1, 1.5, 'a', [], {}, nothing, (1, 2)] %}{{ v is iterable }}{{ v is sequence }}{{ v is mapping }}{{ v is string }}{{ v is number }}{{ v is integer }}{{ v is float }}{{ v is boolean }}{{ v is none }}{{ v is defined }}{{ v is true }} {% endfor %}
+{{ [3, 'a'] | tojson | safe }} {{ 'a' if 1.0 == 1 }}{{ [1] == [1] }}{{ 'ab' * 2 }}{{ -7 // 2 }}{{ -7 % 3 }}{{ 2 ** 3 }} {{ [1, 2, 3, 4][1:3] }}{{ [1, 2, 3][-1] }}{{ [1, 2, 3][::2] }} {{ {'b': 1, 'a': 2} | dictsort }} {{ {'a': 1} | items | list }} {{ 'a,b' | replace(',', ';') | upper }} {{ ['a', 'b'] | map('upper') | join('-') }} {{ [1, 2] | reverse | list }} {{ 'x' | capitalize }} {{ ' a ' | length }} {{ [[1, 'x']] | list }} {{ 3.7 | int }} {{ '5' | int + 1 }} {{ 2.5 | round }} {{ [1, none, 2] | select | list }} {{ ['a', 'a', 'b'] | unique | list }} {{ 'Größe' | upper }} {{ 'a\tb' | tojson }}
+{% for a in [1, 2, 3] if a != 2 %}{{ loop.index }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.revindex0 }}{{ loop.cycle('x', 'y') }}{{ loop.previtem if loop.previtem is defined }}{% else %}none{% endfor %}{% for a in [] %}x{% else %}empty{% endfor %}
+{% set block %} captured {{ 1 }} {% endset %}[{{ block | trim }}] {% filter upper %}shout{% endfilter %} {% raw %}{{ raw }}{% endraw %} {{ "a" "b" if false else 'c' }} {{ messages[0]["content"][:3] if messages[0].content is string }} {{ not true or false and true }} {{ 1 < 2 <= 2 }}
   {# a comment #}
    end {{- '  trimmed' -}}   
 """
