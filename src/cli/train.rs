@@ -18,13 +18,13 @@ use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
 use crate::format::atomic;
 use crate::model::decoder::initial_parameters;
-use crate::model::stage::{Model, Output, Sampling, Want};
+use crate::model::stage::{Model, Output, Sampling, Stage, Want};
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::report::{Console, Look, Metrics};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event};
 use crate::train::schedule::Schedule;
-use crate::train::{self, Batches, Finished, Run, Sampler, Work, optim};
+use crate::train::{self, Batches, Finished, OwnThread, Run, Sampler, Work, optim};
 use std::path::{Path, PathBuf};
 
 /// Longest answer to a --sample-prompt.
@@ -109,7 +109,8 @@ impl Job {
         let need = Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)) };
         let class_weights = options.data.class_weights.clone();
         let weights = (&p.config, &*p.base.files.tensors, &p.spec);
-        let mut model = devices::open(&options.devices, weights, class_weights, need)?;
+        let model = devices::open(&options.devices, weights, class_weights, need)?;
+        let mut model = OwnThread::new(model, &signals::STOP);
         let mut claim = Claim::new(place)?;
         let class = model.class();
         if self.from.is_none() {
@@ -126,7 +127,7 @@ impl Job {
                 }
                 watch.see(e);
             };
-            self.steps(&mut *model, options, place, &mut events)
+            self.steps(&mut model, options, place, &mut events)
         };
         let finished = match finished {
             Ok(f) => f,
@@ -135,7 +136,7 @@ impl Job {
                 return Err(e);
             }
         };
-        let outcome = self.finish(&mut *model, &finished, place);
+        let outcome = self.finish(&mut model, &finished, place);
         let path = match (&outcome, &finished.checkpoint) {
             (Ok(()), _) | (_, None) => place.dir.clone(),
             (Err(_), Some(checkpoint)) => checkpoint.clone(),

@@ -1,0 +1,87 @@
+//! Signals to the real program on the demonstration: SIGUSR1 saves and goes on, SIGINT stops after the step,
+//! SIGTERM at once; and the resumed run gives the bytes of one that nobody interrupted.
+#![cfg(unix)]
+
+use finetune::report::read;
+use finetune::train::event::Event;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const STEPS: &str = "40";
+
+fn command(out: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_finetune"));
+    command.args(["--max-steps", STEPS, "--batch-size", "8", "--eval-steps", "0", "--threads", "1"]);
+    command.arg("-o").arg(out).args(more).stderr(Stdio::piped());
+    command.current_dir(out.parent().unwrap());
+    command
+}
+
+fn events(out: &Path) -> Vec<Event> {
+    read(&out.join("metrics.jsonl")).unwrap()
+}
+
+/// Waits until the run has said something of which `seen` is true.
+fn wait(child: &mut Child, out: &Path, seen: impl Fn(&Event) -> bool) {
+    let began = Instant::now();
+    while !events(out).iter().any(&seen) {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended early");
+        assert!(began.elapsed() < Duration::from_secs(120), "nothing was seen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+fn step(event: &Event) -> Option<u64> {
+    if let Event::Step(step) = event { Some(step.step) } else { None }
+}
+
+/// Interrupts a run after its second step, resumes it, and gives back its adapter.
+fn check(dir: &Path, name: &str) -> Vec<u8> {
+    let out = dir.join(name);
+    let mut child = command(&out, &[]).spawn().unwrap();
+    wait(&mut child, &out, |e| step(e) == Some(2));
+    signal(&child, "USR1");
+    wait(&mut child, &out, |e| matches!(e, Event::Checkpoint(_)));
+    let sent = Instant::now();
+    signal(&child, name);
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(sent.elapsed() < Duration::from_secs(20), "{name}: {:?}", sent.elapsed());
+    assert_eq!(ended.status.code(), Some(75), "{name}: {said}");
+    assert!(said.lines().last().unwrap_or_default().contains("--resume"), "{name}: {said}");
+
+    let steps = events(&out).iter().filter_map(step).max().unwrap();
+    let saved: Vec<u64> = events(&out)
+        .iter()
+        .filter_map(|e| if let Event::Checkpoint(c) = e { Some(c.step) } else { None })
+        .collect();
+    assert!(saved.len() >= 2 && saved[0] < steps, "{name}: it went on after SIGUSR1: {saved:?}, {steps}");
+    assert_eq!(saved.last(), Some(&steps), "{name}: the last finished step is saved");
+
+    let resumed = command(&out, &["--resume"]).output().unwrap();
+    assert!(resumed.status.success(), "{}", String::from_utf8_lossy(&resumed.stderr));
+    let all: Vec<u64> = events(&out).iter().filter_map(step).collect();
+    assert_eq!(all, (1..=STEPS.parse().unwrap()).collect::<Vec<u64>>(), "{name}: every step once");
+    adapter(&out)
+}
+
+fn adapter(out: &Path) -> Vec<u8> {
+    std::fs::read(out.join("adapter_model.safetensors")).unwrap()
+}
+
+#[test]
+fn an_interrupted_run_is_resumed_to_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole: PathBuf = dir.path().join("whole");
+    let ended = command(&whole, &[]).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    for name in ["INT", "TERM"] {
+        assert!(check(dir.path(), name) == adapter(&whole), "SIG{name}: other bytes");
+    }
+}
