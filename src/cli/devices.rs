@@ -8,6 +8,7 @@ use crate::backend::cpu::Cpu;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
+use crate::model::memory;
 use crate::model::stage::Model;
 use crate::numeric::tensor::Tensors;
 
@@ -61,23 +62,13 @@ pub fn open(
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
     let threads = options.threads.unwrap_or_else(cores);
-    let limit = options.memory_limit.unwrap_or_else(free_memory);
-    let keep = keep(config, lora, need.tokens, limit);
+    let keep = match need.tokens {
+        0 => Keep::Inputs,
+        tokens => memory::choose(config, lora, tokens, options.memory_limit.unwrap_or_else(free_memory))?.0,
+    };
     let build = Build { keep, class_weights, ..Build::whole(config) };
     let decoder = Decoder::load(Cpu::new(threads), config, tensors, lora, build)?;
     Ok(Box::new(decoder))
-}
-
-/// Everything is kept for backward where that and the weights take at most three quarters of the memory.
-fn keep(config: &Config, lora: &LoraSpec, tokens: usize, limit: u64) -> Keep {
-    let (c, f, l) = (config.hidden as u64, config.feed_forward as u64, config.layers as u64);
-    let q = (config.heads.query * config.heads.size) as u64;
-    let kv = (config.heads.kv * config.heads.size) as u64;
-    let per_token = 4 * (6 * c + 3 * f + 3 * q + 2 * kv + 7 * lora.rank as u64);
-    let block = 4 * (2 * q * c + 2 * kv * c + 3 * c * f);
-    let embedding = 4 * config.vocab as u64 * c;
-    let needed = l * (block + tokens as u64 * per_token) + embedding;
-    if needed <= limit / 4 * 3 { Keep::Everything } else { Keep::Inputs }
 }
 
 /// Free memory in bytes: the machine's, or what a cgroup leaves of it. Unknown counts as plenty.

@@ -5,7 +5,7 @@ use super::adapter;
 use super::devices::{self, Need};
 use super::opened::{self, Opened};
 use super::options::groups::{self, real, whole};
-use super::options::{Settings, Typed, yaml};
+use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::Refusal;
 use super::verb::Invocation;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Continues every prompt.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
-    let json_wanted = s.switch("json")?;
+    let json_wanted = inv.json;
     let chat = s.switch("chat")?;
     if !chat && s.is_given("system") {
         return Err(s.refuse("system", "goes with --chat"));
@@ -31,7 +31,6 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     sampling.stop = speaker.base.stop_ids(&speaker.tokenizer);
     let prompts = prompts(s)?;
     let system = s.text("system")?.map(str::to_string);
-    let mut results = Vec::new();
     for prompt in &prompts {
         let ids = match chat {
             true => chat_ids(&speaker.tokenizer, system.as_deref(), prompt)?,
@@ -55,11 +54,15 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
             if json_wanted { true } else { write!(inv.out, "{piece}").and_then(|()| inv.out.flush()).is_ok() }
         })?;
         match json_wanted {
-            true => results.push(json!({ "prompt": prompt, "text": answer.text, "tokens": answer.tokens, "ended": answer.ended })),
+            true => {
+                let Answer { text, tokens, ended } = answer;
+                let line = json!({ "prompt": prompt, "text": text, "tokens": tokens, "ended": ended });
+                inv.say(&line.to_string())?;
+            }
             false => inv.say("")?,
         }
     }
-    if json_wanted { inv.say(&Value::from(results).to_string()) } else { Ok(()) }
+    Ok(())
 }
 
 fn sampling(s: &Settings) -> Result<Sampling, Refusal> {
@@ -101,14 +104,11 @@ pub fn chat_ids(tokenizer: &Tokenizer, system: Option<&str>, prompt: &str) -> Re
 }
 
 /// The model that an adapter was trained on, where its folder knows: run.yaml, else the adapter's config.
-pub fn base_of(adapter: &Path) -> Option<String> {
-    let file = run_of(adapter).join(RUN_FILE);
-    let typed = yaml::read(&file).unwrap_or_default();
-    let model = |t: &Typed| (t.key == "model").then(|| t.values.concat());
-    typed.iter().find_map(model).or_else(|| {
-        let config = crate::format::peft::read(adapter).ok()?.config;
-        config.base_model_name_or_path
-    })
+fn base_of(adapter: &Path) -> Result<Option<String>, Refusal> {
+    let config = crate::format::peft::read(adapter)?.config;
+    let typed = yaml::read(&run_of(adapter).join(RUN_FILE)).unwrap_or_default();
+    let model = typed.iter().find(|t| t.key == "model").map(|t| t.values.concat());
+    Ok(model.or(config.base_model_name_or_path))
 }
 
 /// What was named as the model, or what the adapter says that it was trained on.
@@ -116,7 +116,7 @@ pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusa
     if let Some(adapter) = adapter
         && !s.is_given("model")
     {
-        return base_of(adapter).ok_or_else(|| {
+        return base_of(adapter)?.ok_or_else(|| {
             Refusal::usage(format!(
                 "{}: does not say what it was trained on: name the MODEL",
                 adapter.display()

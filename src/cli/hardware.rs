@@ -7,7 +7,7 @@ use super::verb::Invocation;
 /// Lists the devices.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let list = devices::list();
-    if inv.settings.switch("json")? {
+    if inv.json {
         return inv.say(&serde_json::json!({ "devices": list }).to_string());
     }
     for (i, d) in list.iter().enumerate() {

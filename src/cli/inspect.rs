@@ -1,7 +1,344 @@
-//! stub
-use super::refusal::Refusal;
+//! `finetune inspect PATH`: what a model, an adapter, a run or a file of rows is. For rows and a --model, what
+//! of each row is supervised, in colour where there is a terminal (NO_COLOR is respected), else in brackets.
+
+use super::opened::{self, Opened};
+use super::options::groups::{field_names, whole};
+use super::options::{Settings, yaml};
+use super::output::{RUN_FILE, run_of};
+use super::refusal::{self, Refusal};
 use super::verb::Invocation;
-/// stub
-pub fn run(_: &mut Invocation) -> Result<(), Refusal> {
+use crate::data::files::{self, Flow, Raw};
+use crate::data::form::{self, Form};
+use crate::data::preview;
+use crate::data::{self, Corpus, LabelMap};
+use crate::format::peft;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// Says what it is.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let Some(path) = inv.positional.first().map(PathBuf::from) else {
+        return Err(Refusal::usage("nothing to inspect: give the PATH of a model, an adapter or rows"));
+    };
+    if path.join(peft::CONFIG).exists() {
+        return adapter(inv, &path);
+    }
+    let name = path.display().to_string();
+    let gguf = path.extension().is_some_and(|e| e == "gguf");
+    if gguf || path.join("config.json").exists() || !path.exists() && is_model_name(&name) {
+        return model(inv, &name);
+    }
+    if !path.exists() && name != "-" {
+        return Err(refusal::at(&path)(std::io::ErrorKind::NotFound.into()));
+    }
+    let paths = if path.is_dir() { folder(&path)? } else { vec![path] };
+    if inv.settings.is_given("model") { tokens(inv, &paths) } else { forms(inv, &paths) }
+}
+
+fn is_model_name(name: &str) -> bool {
+    name == super::demo::NAME || crate::format::looks_like_id(name.split('@').next().unwrap_or(name))
+}
+
+fn folder(path: &Path) -> Result<Vec<PathBuf>, Refusal> {
+    let f = files::folder(path)?;
+    Ok(f.train.into_iter().chain(f.eval).chain(f.test).collect())
+}
+
+fn print(inv: &mut Invocation, facts: &[(&str, Value)]) -> Result<(), Refusal> {
+    if inv.json {
+        let all: serde_json::Map<String, Value> =
+            facts.iter().map(|(k, v)| (k.to_string(), v.clone())).collect();
+        return inv.say(&Value::from(all).to_string());
+    }
+    let width = facts.iter().map(|(k, _)| k.len()).max().unwrap_or(0);
+    for (key, value) in facts {
+        let value = match value {
+            Value::String(s) => s.clone(),
+            Value::Array(a) => a
+                .iter()
+                .map(|v| v.as_str().map_or(v.to_string(), String::from))
+                .collect::<Vec<_>>()
+                .join(", "),
+            Value::Null => "-".into(),
+            v => v.to_string(),
+        };
+        inv.say(&format!("{key:<width$}  {value}"))?;
+    }
     Ok(())
+}
+
+fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
+    let mut base = opened::open(name)?;
+    let parameters = parameters(&base)?;
+    let tokenizer = base.tokenizer(inv.settings.text("chat-template")?)?;
+    let c = &base.config;
+    let stop: Vec<String> = base
+        .stop_ids(&tokenizer)
+        .iter()
+        .map(|id| tokenizer.decode(&[*id], data::tokenizer::Skip::Nothing).unwrap_or_default())
+        .collect();
+    let facts = [
+        ("model", json!(base.path.display().to_string())),
+        ("architecture", json!(c.architecture())),
+        ("weights", json!(base.files.kind)),
+        ("parameters", json!(parameters)),
+        ("layers", json!(c.layers)),
+        ("hidden", json!(c.hidden)),
+        ("feed_forward", json!(c.feed_forward)),
+        ("heads", json!(format!("{} query, {} key/value, size {}", c.heads.query, c.heads.kv, c.heads.size))),
+        ("vocabulary", json!(c.vocab)),
+        ("positions", json!(c.max_positions)),
+        ("tied_head", json!(c.tied)),
+        ("labels", c.labels.as_ref().map_or(Value::Null, |l| json!(l))),
+        ("tokenizer", json!(format!("{} tokens", tokenizer.vocab_size()))),
+        ("chat_template", json!(if tokenizer.template().is_some() { "yes" } else { "no" })),
+        ("ends_with", json!(stop)),
+        ("base_id", json!(base.files.base_id)),
+        ("revision", json!(base.files.revision)),
+    ];
+    print(inv, &facts)
+}
+
+/// Numbers in all tensors, as the file has them.
+fn parameters(base: &Opened) -> Result<u64, Refusal> {
+    let mut n = 0;
+    for name in base.files.tensors.names() {
+        let tensor = base.files.tensors.tensor(&name).map_err(Refusal::failure)?;
+        n += tensor.map_or(0, |t| t.shape.iter().map(|d| *d as u64).product::<u64>());
+    }
+    Ok(n)
+}
+
+fn adapter(inv: &mut Invocation, dir: &Path) -> Result<(), Refusal> {
+    let a = peft::read(dir)?;
+    let c = &a.config;
+    let values: usize = a.tensors.iter().map(|t| t.values.len()).sum();
+    let layers = a
+        .tensors
+        .iter()
+        .filter_map(|t| t.name.split(".layers.").nth(1)?.split('.').next()?.parse::<u64>().ok());
+    let norm = |suffix: &str| {
+        let of = a.tensors.iter().filter(|t| t.name.contains(suffix)).flat_map(|t| &t.values);
+        of.map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt()
+    };
+    let scale = c.lora_alpha / if c.use_rslora { (c.r as f64).sqrt() } else { c.r as f64 };
+    let mut facts = vec![
+        ("adapter", json!(dir.display().to_string())),
+        ("task", json!(format!("{:?}", c.task))),
+        ("base", json!(c.base_model_name_or_path)),
+        ("rank", json!(c.r)),
+        ("alpha", json!(c.lora_alpha)),
+        ("scale", json!(scale)),
+        ("rslora", json!(c.use_rslora)),
+        ("dropout", json!(c.lora_dropout)),
+        ("target_modules", json!(c.target_modules)),
+        ("layers", json!(layers.max().map(|l| l + 1))),
+        ("tensors", json!(a.tensors.len())),
+        ("values", json!(values)),
+        ("norm_of_a", json!(norm("lora_A"))),
+        ("norm_of_b", json!(norm("lora_B"))),
+        ("labels", a.labels.as_ref().map_or(Value::Null, |l| json!(l))),
+    ];
+    let run = run_of(dir).join(RUN_FILE);
+    if let Ok(typed) = yaml::read(&run) {
+        let model = typed.iter().find(|t| t.key == "model").map(|t| t.values.concat());
+        facts.push(("trained_on", json!(model)));
+        facts.push(("run", json!(run.display().to_string())));
+    }
+    print(inv, &facts)
+}
+
+/// Rows without a model: their forms and fields.
+fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
+    let mut options = options(&inv.settings, None)?;
+    let (mut rows, mut by_form, mut fields) = (0u64, BTreeMap::new(), BTreeMap::new());
+    let mut first_bad = None;
+    let given = inv.settings.is_given("task");
+    for path in paths {
+        files::read(path, &mut |row| {
+            rows += 1;
+            let value = match row.raw {
+                Raw::Value(v) => Ok(v),
+                Raw::Line(text) => serde_json::from_slice(&text).map_err(|e| format!("not valid JSON: {e}")),
+            };
+            if let Ok(Value::Object(map)) = &value {
+                map.keys().for_each(|k| *fields.entry(k.clone()).or_insert(0u64) += 1);
+                if !given && rows == 1 && map.contains_key("label") {
+                    options.task = data::Task::Classify;
+                }
+            }
+            let name = match value.and_then(|v| form::of(&v, &options)) {
+                Ok(form) => form_name(&form),
+                Err(reason) => {
+                    first_bad.get_or_insert(format!("{}: {reason}", row.place));
+                    "unusable"
+                }
+            };
+            *by_form.entry(name).or_insert(0u64) += 1;
+            Ok(Flow::Continue)
+        })?;
+    }
+    let list = |m: Vec<(String, u64)>| m.iter().map(|(k, n)| format!("{k} {n}")).collect::<Vec<_>>();
+    let mut facts = vec![
+        ("rows", json!(rows)),
+        ("forms", json!(list(by_form.into_iter().map(|(k, n)| (k.to_string(), n)).collect()))),
+        ("fields", json!(list(fields.into_iter().collect()))),
+    ];
+    if let Some(bad) = first_bad {
+        facts.push(("first_unusable", json!(bad)));
+    }
+    print(inv, &facts)?;
+    if inv.json {
+        return Ok(());
+    }
+    inv.say("with --model MODEL: tokens, lengths, and what of each row is supervised")
+}
+
+fn form_name(form: &Form) -> &'static str {
+    match form {
+        Form::Text(_) => "text",
+        Form::Pair { .. } => "prompt/completion",
+        Form::Alpaca(_) => "instruction/output",
+        Form::Chat(_) => "messages",
+        Form::Class { .. } => "classification",
+    }
+}
+
+fn options(s: &Settings, base: Option<&Opened>) -> Result<data::Options, Refusal> {
+    let classify = s.text("task")? == Some("classify");
+    let longest = base.map_or(usize::MAX, |b| b.config.longest_row());
+    Ok(data::Options {
+        task: if classify { data::Task::Classify } else { data::Task::Sft },
+        fields: field_names(s)?,
+        max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(2048.min(longest)),
+        num_classes: whole(s, "num-classes", 2)?,
+        labels: base
+            .and_then(|b| b.config.labels.clone())
+            .filter(|_| classify)
+            .map(|names| LabelMap { names }),
+        threads: whole(s, "threads", 1)?.unwrap_or(0),
+        ..data::Options::default()
+    })
+}
+
+/// Rows as a model sees them.
+fn tokens(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
+    let s = &inv.settings;
+    let mut base = opened::open(s.text("model")?.unwrap_or_default())?;
+    let tokenizer = base.tokenizer(s.text("chat-template")?)?;
+    let options = options(s, Some(&base))?;
+    let shown = whole(s, "rows", 0)?.unwrap_or(3);
+    let corpus = data::load(paths, &options, &tokenizer)?;
+    let c = &corpus.counts;
+    let lengths = lengths(&corpus);
+    let mut facts = vec![
+        ("rows", json!(c.rows)),
+        ("dropped", json!(c.dropped)),
+        ("truncated", json!(c.truncated)),
+        ("tokens", json!(c.tokens)),
+        ("supervised", json!(c.supervised)),
+        ("duplicates", json!(corpus.samples.duplicates())),
+        ("shortest", json!(lengths.first())),
+        ("median", json!(lengths.get(lengths.len() / 2))),
+        ("longest", json!(lengths.last())),
+        ("hash", json!(corpus.hash)),
+    ];
+    if let Some(labels) = &corpus.labels {
+        facts.push(("labels", json!(labels.names)));
+    }
+    if let Some(first) = &c.first_dropped {
+        facts.push(("first_dropped", json!(first.to_string())));
+    }
+    print(inv, &facts)?;
+    if inv.json {
+        return Ok(());
+    }
+    for line in histogram(&lengths) {
+        inv.say(&line)?;
+    }
+    let paint = Paint::detect();
+    for i in 0..shown.min(corpus.samples.len()) {
+        let sample = corpus.samples.get(i);
+        let label = sample.label.map(|l| format!(", label {l}")).unwrap_or_default();
+        inv.say(&format!(
+            "--- row {}: {} tokens, {} supervised{label}",
+            sample.row,
+            sample.ids.len(),
+            sample.supervised_targets()
+        ))?;
+        let pieces = preview::preview(&sample, &tokenizer)?;
+        let text: String = pieces.iter().map(|p| paint.piece(&p.text, p.supervised)).collect();
+        inv.say(&text)?;
+    }
+    Ok(())
+}
+
+fn lengths(corpus: &Corpus) -> Vec<usize> {
+    let mut lengths: Vec<usize> = (0..corpus.samples.len()).map(|i| corpus.samples.tokens(i)).collect();
+    lengths.sort();
+    lengths
+}
+
+/// Ten or fewer bars of equal width in tokens.
+fn histogram(sorted: &[usize]) -> Vec<String> {
+    let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
+    let step = ((last - first) / 10 + 1).max(1);
+    let bins = (last - first) / step + 1;
+    let mut counts = vec![0usize; bins];
+    sorted.iter().for_each(|l| counts[(l - first) / step] += 1);
+    let most = counts.iter().max().copied().unwrap_or(1).max(1);
+    let width = last.to_string().len();
+    let bar = |(i, n): (usize, &usize)| {
+        let from = first + i * step;
+        let to = (from + step - 1).min(*last);
+        let bar = "#".repeat((n * 40).div_ceil(most));
+        format!("{from:>width$} - {to:>width$} tokens {n:>7} {bar}").trim_end().to_string()
+    };
+    counts.iter().enumerate().map(bar).collect()
+}
+
+/// How supervised text is marked.
+enum Paint {
+    Colours,
+    Brackets,
+}
+
+impl Paint {
+    fn detect() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        if wanted && std::io::stdout().is_terminal() { Paint::Colours } else { Paint::Brackets }
+    }
+
+    fn piece(&self, text: &str, supervised: bool) -> String {
+        match (self, supervised) {
+            (Paint::Colours, true) => format!("\x1b[32m{text}\x1b[0m"),
+            (Paint::Colours, false) => format!("\x1b[2m{text}\x1b[0m"),
+            (Paint::Brackets, true) => format!("⟦{text}⟧"),
+            (Paint::Brackets, false) => text.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_count_every_row() {
+        let lengths: Vec<usize> = (3..=57).chain([57, 57]).collect();
+        let bars = histogram(&lengths);
+        assert!(bars.len() <= 10, "{bars:?}");
+        let counted: usize = bars
+            .iter()
+            .map(|b| {
+                b.split("tokens").nth(1).unwrap().split_whitespace().next().unwrap().parse::<usize>().unwrap()
+            })
+            .sum();
+        assert_eq!(counted, lengths.len());
+        assert!(bars[0].starts_with(" 3 -") && bars.last().unwrap().contains("- 57 tokens"), "{bars:?}");
+        assert!(histogram(&[]).is_empty());
+        assert_eq!(histogram(&[4]).len(), 1);
+    }
 }

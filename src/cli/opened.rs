@@ -6,6 +6,7 @@ use super::refusal::{self, Kind, Refusal};
 use super::verb;
 use crate::data::template::CHATML;
 use crate::data::tokenizer::Tokenizer;
+use crate::format::hub::Progress;
 use crate::format::{self, FormatError, ModelFiles};
 use crate::model::config::Config;
 use serde_json::Value;
@@ -30,30 +31,48 @@ pub fn open(name: &str) -> Result<Opened, Refusal> {
     Ok(Opened { path, files, config })
 }
 
-/// The path of a model that was named.
-pub fn locate(name: &str) -> Result<PathBuf, Refusal> {
-    let path = Path::new(name);
-    if path.exists() {
-        return Ok(path.into());
-    }
-    if name == demo::NAME {
-        return demo::directory();
-    }
-    let (id, revision) = name.split_once('@').map_or((name, None), |(id, r)| (id, Some(r)));
-    if format::looks_like_id(id) {
-        let _ = (revision, progress as fn(&str));
-        return Err(Refusal::failure("hub not there yet"));
-    }
-    if name.contains('/') || name.ends_with(".gguf") || name.contains('.') {
-        return Err(Refusal::failure(format!(
-            "{name}: no such file or directory; a model is a Hugging Face directory, a .gguf file or a Hub id owner/name"
-        )));
-    }
-    Err(verb::not_a_model(name))
+/// What a model's name means.
+pub enum Named<'a> {
+    /// A file or folder that exists.
+    Path(PathBuf),
+    /// The demonstration.
+    Demo,
+    /// A Hub id and a revision.
+    Hub(&'a str, Option<&'a str>),
 }
 
-fn progress(line: &str) {
-    eprintln!("{line}");
+/// What was named; nothing is opened or fetched.
+pub fn named(name: &str) -> Result<Named<'_>, Refusal> {
+    let (id, revision) = name.split_once('@').map_or((name, None), |(id, r)| (id, Some(r)));
+    match name {
+        name if Path::new(name).exists() => Ok(Named::Path(name.into())),
+        demo::NAME => Ok(Named::Demo),
+        _ if format::looks_like_id(id) => Ok(Named::Hub(id, revision)),
+        name if name.contains(['/', '.']) => Err(Refusal::failure(format!(
+            "{name}: no such file or directory; a model is a Hugging Face directory, a .gguf file or a Hub id owner/name"
+        ))),
+        word => Err(verb::not_a_model(word)),
+    }
+}
+
+fn locate(name: &str) -> Result<PathBuf, Refusal> {
+    match named(name)? {
+        Named::Path(path) => Ok(path),
+        Named::Demo => demo::directory(),
+        Named::Hub(id, revision) => Ok(format::hub::fetch(id, revision, &mut downloads())?),
+    }
+}
+
+/// A line for every quarter of every file.
+fn downloads() -> impl FnMut(&Progress) {
+    let mut said = (String::new(), 0);
+    move |p| {
+        let now = (p.file.clone(), p.done * 4 / p.total.max(1));
+        if now != said {
+            eprintln!("{}: {:.1} of {:.1} MB", p.file, p.done as f64 / 1e6, p.total as f64 / 1e6);
+            said = now;
+        }
+    }
 }
 
 impl Opened {

@@ -1,7 +1,255 @@
-//! stub
+//! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows carry labels.
+//! Rows go through in bounded microbatches, in the order of the data.
+
+use super::adapter;
+use super::devices::{self, Need};
+use super::generate::model_name;
+use super::opened;
+use super::options::Settings;
+use super::options::groups::{self, field_names, whole};
 use super::refusal::Refusal;
 use super::verb::Invocation;
-/// stub
-pub fn run(_: &mut Invocation) -> Result<(), Refusal> {
+use crate::data::files::{self, Flow, Raw};
+use crate::data::form::{self, Label};
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, DataError, encode};
+use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
+use crate::train::eval::{Confusion, Scores};
+use serde_json::{Map, Value, json};
+use std::io::BufRead;
+use std::path::PathBuf;
+
+/// Tokens of a microbatch; a longer text is one alone.
+const TOKENS: usize = 2048;
+
+/// A text on its way.
+struct Text {
+    text: String,
+    ids: Vec<u32>,
+    label: Option<u32>,
+}
+
+/// Labels every text.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let s = &inv.settings;
+    let dir = s.text("adapter")?.map(PathBuf::from);
+    let mut base = opened::open(&model_name(s, dir.as_deref())?)?;
+    let tokenizer = base.tokenizer(None)?;
+    let loaded = dir.as_deref().map(|d| adapter::load(d, &base)).transpose()?;
+    let (config, spec) = match &loaded {
+        Some(l) => (&l.config, l.spec.clone()),
+        None => (&base.config, crate::model::lora::LoraSpec::none()),
+    };
+    let Some(labels) = config.labels.clone() else {
+        let what = dir.as_ref().unwrap_or(&base.path).display();
+        let why = "is no classifier: train one with --task classify, or use `finetune generate`";
+        return Err(Refusal::configuration(format!("{what}: {why}")));
+    };
+    let longest = config.longest_row();
+    let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
+    let weights = (config, &*base.files.tensors, &spec);
+    let mut model = devices::open(&groups::devices(s)?, weights, None, Need { tokens: 0 })?;
+    match &loaded {
+        Some(l) => model.set_parameters(&l.flat)?,
+        None => {
+            let layout = model.layout().clone();
+            let flat = crate::model::decoder::initial_parameters(&layout, &spec, &*base.files.tensors)?;
+            model.set_parameters(&flat)?;
+        }
+    }
+    let options = data::Options {
+        task: data::Task::Classify,
+        fields: field_names(s)?,
+        max_seq_len,
+        ..data::Options::default()
+    };
+    let settings = s.clone();
+    let out = inv;
+    let mut batch = Batch { waiting: Vec::new(), confusion: Confusion::default(), labels: &labels };
+    let reader = Reader { options: &options, tokenizer: &tokenizer, labels: &labels };
+    reader.each(&settings, &mut |text| {
+        let full = batch.waiting.iter().map(|t| t.ids.len()).sum::<usize>() + text.ids.len() > TOKENS;
+        if full {
+            batch.predict(&mut *model, out)?;
+        }
+        batch.waiting.push(text);
+        Ok(())
+    })?;
+    batch.predict(&mut *model, out)?;
+    match batch.confusion.scores() {
+        Some(scores) => say_scores(out, &scores, &labels),
+        None => Ok(()),
+    }
+}
+
+/// Texts that go through together.
+struct Batch<'a> {
+    waiting: Vec<Text>,
+    confusion: Confusion,
+    labels: &'a [String],
+}
+
+impl Batch<'_> {
+    fn predict(&mut self, model: &mut dyn Model, out: &mut Invocation) -> Result<(), Refusal> {
+        let texts = std::mem::take(&mut self.waiting);
+        if texts.is_empty() {
+            return Ok(());
+        }
+        let mut bounds = vec![0];
+        let mut ids = Vec::new();
+        for t in &texts {
+            ids.extend_from_slice(&t.ids);
+            bounds.push(ids.len() as u32);
+        }
+        let rows = (0..texts.len() as u64).collect();
+        let targets = Targets::Labels(vec![0; texts.len()]);
+        let microbatch = Microbatch { step: 0, rows, ids, bounds, targets };
+        let Output::Logits(logits) = model.forward(&microbatch, None, Want::Logits)? else {
+            return Err(Refusal::failure("the model gave no logits"));
+        };
+        for (text, logits) in texts.iter().zip(logits.chunks(self.labels.len())) {
+            let p = softmax(logits);
+            let best = (0..p.len()).rev().max_by(|a, b| p[*a].total_cmp(&p[*b])).unwrap_or(0);
+            if let Some(label) = text.label {
+                self.confusion.count(label as usize, best);
+            }
+            self.say(out, text, (&p, best))?;
+        }
+        Ok(())
+    }
+
+    fn say(&self, out: &mut Invocation, text: &Text, (p, best): (&[f64], usize)) -> Result<(), Refusal> {
+        if out.json {
+            let by_name: Map<String, Value> =
+                self.labels.iter().zip(p).map(|(l, p)| (l.clone(), json!(p))).collect();
+            let mut line = json!({ "text": text.text, "label": self.labels[best], "probabilities": by_name });
+            if let Some(expected) = text.label {
+                line["expected"] = json!(self.labels[expected as usize]);
+            }
+            return out.say(&line.to_string());
+        }
+        let all: Vec<String> = self.labels.iter().zip(p).map(|(l, p)| format!("{l} {p:.4}")).collect();
+        let wrong = text.label.filter(|l| *l as usize != best);
+        let wrong = wrong.map(|l| format!("  (labelled {})", self.labels[l as usize])).unwrap_or_default();
+        let shown: String =
+            text.text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
+        out.say(&format!("{}  [{}]{wrong}  {shown}", self.labels[best], all.join(", ")))
+    }
+}
+
+fn softmax(logits: &[f32]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let e: Vec<f64> = logits.iter().map(|l| libm::exp(f64::from(l - max))).collect();
+    let sum: f64 = e.iter().sum();
+    e.iter().map(|x| x / sum).collect()
+}
+
+fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(), Refusal> {
+    if out.json {
+        let scores = json!({
+            "accuracy": s.accuracy, "macro_f1": s.macro_f1, "confusion": s.confusion, "labels": labels,
+        });
+        return out.say(&scores.to_string());
+    }
+    out.say(&format!("accuracy {:.4}  macro F1 {:.4}", s.accuracy, s.macro_f1))?;
+    out.say("confusion (rows: labelled, columns: predicted)")?;
+    let width = labels.iter().map(String::len).max().unwrap_or(0).max(6);
+    let name = |i: usize| labels.get(i).map_or("?", String::as_str);
+    let head: String = (0..s.confusion.len()).map(|i| format!(" {:>width$}", name(i))).collect();
+    out.say(&format!("{:width$}{head}", ""))?;
+    for (i, row) in s.confusion.iter().enumerate() {
+        let row: String = row.iter().map(|n| format!(" {n:>width$}")).collect();
+        out.say(&format!("{:width$}{row}", name(i)))?;
+    }
     Ok(())
+}
+
+/// Where texts come from.
+struct Reader<'a> {
+    options: &'a data::Options,
+    tokenizer: &'a Tokenizer,
+    labels: &'a [String],
+}
+
+impl Reader<'_> {
+    fn each(&self, s: &Settings, take: &mut dyn FnMut(Text) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        for text in s.list("text") {
+            take(self.plain(text)?)?;
+        }
+        let paths: Vec<PathBuf> = s.list("data").iter().map(PathBuf::from).collect();
+        for path in &paths {
+            let mut failed = None;
+            files::read(path, &mut |row| {
+                let text = self.row(row.raw, &row.place);
+                match text.and_then(&mut *take) {
+                    Ok(()) => Ok(Flow::Continue),
+                    Err(e) => {
+                        failed = Some(e);
+                        Ok(Flow::Stop)
+                    }
+                }
+            })?;
+            if let Some(e) = failed {
+                return Err(e);
+            }
+        }
+        if s.list("text").is_empty() && paths.is_empty() {
+            for line in std::io::stdin().lock().lines() {
+                take(self.plain(&line.map_err(|e| Refusal::failure(format!("stdin: {e}")))?)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn plain(&self, text: &str) -> Result<Text, Refusal> {
+        self.text(form::Form::Class { text: text.into(), label: Label::Name(String::new()) }, None)
+    }
+
+    /// A row; without a label it is only predicted.
+    fn row(&self, raw: Raw, place: &data::Place) -> Result<Text, Refusal> {
+        let fault = |reason: String| Refusal::from(DataError::Row { place: place.clone(), reason });
+        let mut value = match raw {
+            Raw::Value(v) => v,
+            Raw::Line(text) => {
+                serde_json::from_slice(&text).map_err(|e| fault(format!("not valid JSON: {e}")))?
+            }
+        };
+        let renamed = self.options.fields.iter().find(|(f, _)| f == "label");
+        let column = renamed.map_or("label", |(_, column)| column);
+        let unlabelled = value.get(column).is_none_or(Value::is_null);
+        if let (true, Some(map)) = (unlabelled, value.as_object_mut()) {
+            map.insert(column.into(), json!(""));
+        }
+        let form = form::of(&value, self.options).map_err(fault)?;
+        let label = match &form {
+            form::Form::Class { label, .. } if !unlabelled => Some(self.class(label, place)?),
+            _ => None,
+        };
+        self.text(form, label)
+    }
+
+    fn class(&self, label: &Label, place: &data::Place) -> Result<u32, Refusal> {
+        let name = label.to_string();
+        let by_name = self.labels.iter().position(|l| *l == name);
+        let by_number = match label {
+            Label::Int(i) => usize::try_from(*i).ok().filter(|i| *i < self.labels.len()),
+            Label::Name(_) => None,
+        };
+        by_name.or(by_number).map(|i| i as u32).ok_or_else(|| {
+            let allowed = format!("the classes {}", self.labels.join(", "));
+            DataError::Label { place: place.clone(), label: name, allowed }.into()
+        })
+    }
+
+    fn text(&self, form: form::Form, label: Option<u32>) -> Result<Text, Refusal> {
+        let (mut encoded, _) = encode::encode(&form, self.tokenizer)?;
+        encoded.ids.truncate(self.options.max_seq_len);
+        let form::Form::Class { text, .. } = form else {
+            return Err(Refusal::failure("a classifier's rows have text"));
+        };
+        match encoded.ids.is_empty() {
+            true => Err(Refusal::failure("a text without tokens cannot be labelled: leave empty texts out")),
+            false => Ok(Text { text, ids: encoded.ids, label }),
+        }
+    }
 }

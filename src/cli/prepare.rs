@@ -38,6 +38,7 @@ pub struct Prepared {
 
 /// Opens, reads, checks.
 pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
+    opened::named(&options.model.model)?;
     if options.data.data.is_empty() {
         return Err(Refusal::usage(format!(
             "no rows to train {} on: give --data FILE (.jsonl, .json, .csv, .parquet), a folder, or - for stdin",

@@ -33,6 +33,8 @@ pub struct Invocation {
     pub positional: Vec<String>,
     /// Options.
     pub settings: Settings,
+    /// The result is wanted as JSON.
+    pub json: bool,
     /// Where a verb's result goes.
     pub out: Box<dyn Write>,
 }
@@ -124,7 +126,8 @@ pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
     };
     let (positional, layers) = verb.layers(positional, typed)?;
     let settings = Settings::resolve(&accepts.options, layers)?;
-    (verb.run)(&mut Invocation { positional, settings, out: Box::new(std::io::stdout()) })
+    let json = settings.switch("json")?;
+    (verb.run)(&mut Invocation { positional, settings, json, out: Box::new(std::io::stdout()) })
 }
 
 fn anstream_wanted() -> bool {

@@ -215,10 +215,6 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         "classify" => Task::Classify,
         _ => Task::Sft,
     };
-    let field = |v: &String| match v.split_once('=') {
-        Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
-        _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
-    };
     let weight = |v: &String| match v.parse::<f32>() {
         Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
         Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
@@ -234,7 +230,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
     Ok(DataOptions {
         task,
         data: paths(s, "data"),
-        fields: s.list("data-fields").iter().map(field).collect::<Result<_, _>>()?,
+        fields: field_names(s)?,
         eval_data: paths(s, "eval-data"),
         eval_split: eval_split(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
@@ -244,6 +240,15 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         class_weights: (!weights.is_empty()).then_some(weights),
         max_dropped: amount(s, "max-dropped")?,
     })
+}
+
+/// --data-fields, as (field of the form, name in the rows).
+pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
+    let field = |v: &String| match v.split_once('=') {
+        Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
+        _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
+    };
+    s.list("data-fields").iter().map(field).collect()
 }
 
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {

@@ -90,7 +90,7 @@ impl Settings {
         let mut s = Settings::default();
         for layer in layers {
             let mut spoken: BTreeMap<&'static str, (String, Setting)> = BTreeMap::new();
-            for typed in translate(layer, &mut s.notes)? {
+            for typed in translate(options, layer, &mut s.notes)? {
                 let Some(opt) = options.iter().find(|o| o.key() == typed.key) else {
                     // The environment and files may speak of options that this verb does not have.
                     match table::find(&typed.key.replace('_', "-")) {
@@ -209,11 +209,14 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 }
 
 /// One layer into our own keys.
-fn translate(layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
+fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
     for mut t in layer {
-        if let Some(ours) = alias::ours(&t.key) {
+        if options.iter().any(|o| o.key() == t.key) {
+            // A verb may have an option of its own by a name that means something else in a file.
+            out.push(t);
+        } else if let Some(ours) = alias::ours(&t.key) {
             t.key = ours.into();
             out.push(t);
         } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {

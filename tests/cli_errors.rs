@@ -1,0 +1,273 @@
+//! Bad input gets one line that says what, where and what to do, an exit code, and nothing half-written. Each
+//! case is a command on the real binary.
+
+mod cli_fixture;
+
+use cli_fixture::{Bench, classes, demo, rows, stderr};
+use serde_json::json;
+
+/// Exit code and parts of the last line of `finetune {command}`, separated by ` .. `.
+#[track_caller]
+fn check(bench: &Bench, command: &str, code: i32, parts: &str) {
+    let out = bench.run(command);
+    let text = stderr(&out);
+    let last = text.lines().last().unwrap_or_default();
+    let said = format!("finetune {command}\nexit {:?}\n{text}", out.status.code());
+    assert_eq!(out.status.code(), Some(code), "{said}");
+    assert!(last.starts_with("error: "), "{said}");
+    assert_eq!(text.matches("error: ").count(), 1, "one line: {said}");
+    for word in ["panicked", "RUST_BACKTRACE", "internal error"] {
+        assert!(!text.contains(word), "{said}");
+    }
+    for part in parts.split(" .. ") {
+        assert!(last.contains(part), "wanted {part:?} in\n{said}");
+    }
+    let left = |dir: &str| bench.path(dir).exists();
+    assert!(!left("out") && !left("runs"), "something half-written was left: {said}");
+}
+
+#[test]
+fn the_command_line() {
+    let b = Bench::new();
+    for (command, code, parts) in [
+        ("--rnak 8", 2, "unknown option --rnak .. --rank .. --help"),
+        ("--zzzzzzzzz", 2, "unknown option --zzzzzzzzz .. --help"),
+        ("--rank", 2, "--rank .. needs a value"),
+        ("--rank abc", 2, "--rank .. \"abc\" is not a whole number"),
+        ("--rank 8 --rank 9", 2, "--rank .. twice"),
+        ("--rank 8 --lora_r 9", 78, "rank is given twice"),
+        ("demo other", 2, "unexpected argument \"other\""),
+        ("genrate", 2, "\"genrate\" is neither a verb nor a path .. finetune generate"),
+        ("qqqqqqq", 2, "\"qqqqqqq\" is neither a verb nor a path .. verbs: train"),
+        ("contracts", 2, "not built yet"),
+        ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
+        ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
+        ("--role worker", 78, "--role .. not built yet"),
+        ("--coordinator host:9000", 78, "several machines .. not built yet"),
+        ("--gpus 0,1", 78, "--gpus .. CPU"),
+        ("--dtype bf16", 78, "--dtype .. f32"),
+        ("--rank 0", 78, "--rank .. at least 1"),
+        ("--alpha inf", 78, "--alpha .. finite"),
+        ("--alpha nan", 78, "--alpha .. finite"),
+        ("--dropout 1", 78, "--dropout"),
+        ("--learning-rate -1", 78, "--learning-rate .. not below 0"),
+        ("--batch-size 0", 78, "--batch-size .. at least 1"),
+        ("--max-seq-len 100000", 78, "--max-seq-len .. 512 positions"),
+        ("--lr-scheduler polynomial", 78, "--lr-scheduler .. cosine"),
+        (
+            "--target-modules q_proj,w_pack",
+            78,
+            "--target-modules .. w_pack .. q_proj, k_proj, v_proj, o_proj",
+        ),
+        ("--target-modules lm_head", 78, "lm_head .. q_proj"),
+        ("--neftune-noise-alpha 5", 78, "--neftune-noise-alpha .. not built"),
+        ("--load-in-4bit true", 78, "--load-in-4bit .. not built"),
+        ("--class-weights 1,2", 78, "--class-weights .. --task classify"),
+        ("--resume --overwrite -o out", 78, "--resume or --overwrite"),
+        ("--resume=nowhere", 1, "nowhere .. nothing to resume"),
+        ("inspect", 2, "PATH"),
+        ("export", 2, "OUT"),
+        ("generate --temperature -1 --prompt x", 78, "--temperature"),
+        ("generate --system x --prompt x", 78, "--system .. --chat"),
+        ("generate", 2, "--prompt"),
+        ("predict --text x", 78, "is no classifier"),
+    ] {
+        check(&b, command, code, parts);
+    }
+}
+
+#[test]
+fn configuration_files() {
+    let b = Bench::new();
+    for (text, code, parts) in [
+        ("rank: 8\nrnak: 9\n", 78, "c.yaml:2: unknown key rnak .. did you mean rank"),
+        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: one value"),
+        ("lora:\n  rank: 0\n", 78, "c.yaml:2: rank .. at least 1"),
+        ("lora:\n  rank: many\n", 78, "c.yaml:2: rank .. not a whole number"),
+        ("lora:\n  epochs: 2\n", 78, "c.yaml:2: epochs belongs under optim"),
+        ("rank: [\n", 78, "c.yaml: .. not YAML"),
+        ("packing: maybe\n", 78, "c.yaml:1: packing .. neither true nor false"),
+        ("neftune_noise_alpha: 5\n", 78, "c.yaml:1: neftune_noise_alpha .. not built"),
+        ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
+        ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
+    ] {
+        b.file("c.yaml", text);
+        check(&b, "--config c.yaml", code, parts);
+    }
+    check(&b, "--config missing.yaml", 1, "missing.yaml");
+}
+
+#[test]
+fn rows_that_cannot_be_used() {
+    let b = Bench::new();
+    let good = rows(2);
+    b.file("broken.jsonl", &format!("{good}{{\"prompt\": \n"));
+    b.file("fields.jsonl", &format!("{good}{{\"question\": \"a\", \"answer\": \"b\"}}\n"));
+    b.file("type.jsonl", "{\"prompt\": 3, \"completion\": \"b\"}\n");
+    b.file("empty.jsonl", "");
+    b.file("rows.txt", "hello\n");
+    b.file("long.jsonl", &format!("{}\n", json!({ "prompt": "a b c ".repeat(200), "completion": "x" })));
+    b.file("labels.jsonl", "{\"text\": \"a\", \"label\": 0}\n{\"text\": \"b\", \"label\": 3}\n");
+    b.file("classes.jsonl", &classes(8));
+    b.file("chat.jsonl", "{\"messages\": [{\"role\": \"assistant\"}]}\n");
+    std::fs::create_dir(b.path("empty")).unwrap();
+    for (command, code, parts) in [
+        ("--data missing.jsonl", 1, "missing.jsonl"),
+        ("--data rows.jsonl --eval-data missing.jsonl", 1, "missing.jsonl"),
+        ("--data empty", 1, "empty .. no train file"),
+        ("--data rows.txt", 1, "rows.txt .. .jsonl"),
+        ("--data broken.jsonl", 1, "broken.jsonl:3: .. JSON"),
+        ("--data fields.jsonl", 1, "fields.jsonl:3: .. question, answer .. --data-fields"),
+        ("--data type.jsonl", 1, "type.jsonl:1: .. prompt .. must be a string"),
+        ("--data chat.jsonl", 1, "chat.jsonl:1"),
+        ("--data empty.jsonl", 1, "no rows .. empty.jsonl"),
+        ("--data -", 1, "no rows"),
+        ("--data long.jsonl --max-seq-len 8", 1, "nothing is supervised .. long.jsonl"),
+        ("--data rows.jsonl --max-seq-len 2 --max-dropped 5%", 1, "nothing is supervised"),
+        ("--task classify --data labels.jsonl --num-classes 2", 78, "labels.jsonl:2: label 3"),
+        (
+            "--task classify --data classes.jsonl --class-weights 1,2,3",
+            78,
+            "--class-weights .. 3 weights for 2",
+        ),
+        ("--task classify --data rows.jsonl", 1, "rows.jsonl:1: .. text"),
+        ("--data rows.jsonl --eval-split 24", 78, "--eval-split"),
+        ("--data rows.jsonl --data-fields a", 2, "FORM=ROW"),
+    ] {
+        check(&b, &format!("demo {command} -o out"), code, parts);
+    }
+    let model = demo().join("model");
+    check(&b, &format!("{} -o out", model.display()), 2, "no rows to train .. --data");
+}
+
+#[test]
+fn models_that_cannot_be_used() {
+    let b = Bench::new();
+    let remove = |model: &str, file: &str| std::fs::remove_file(b.model(model).join(file)).unwrap();
+    remove("no_tokenizer", "tokenizer.json");
+    remove("spm", "tokenizer.json");
+    b.bytes("spm/tokenizer.model", b"\x0a");
+    remove("bin", "model.safetensors");
+    b.bytes("bin/pytorch_model.bin", b"PK");
+    remove("no_weights", "model.safetensors");
+    b.model("bad_config");
+    b.file("bad_config/config.json", "{");
+    b.model_with("mixtral", "config.json", |c| {
+        c["architectures"] = json!(["MixtralForCausalLM"]);
+        c["model_type"] = json!("mixtral");
+    });
+    b.model_with("gptq", "config.json", |c| {
+        c["quantization_config"] = json!({ "quant_method": "gptq", "bits": 4 })
+    });
+    b.model_with("rope", "config.json", |c| {
+        c["rope_scaling"] = json!({ "rope_type": "spiral", "factor": 2.0 });
+        c["rope_parameters"] = json!({ "rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0 });
+    });
+    b.model_with("small_vocab", "config.json", |c| c["vocab_size"] = json!(100));
+    b.model_weights("nan", |h, data| {
+        let at = h["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+        data[at..at + 2].copy_from_slice(&[0xc0, 0x7f]);
+    });
+    b.model_weights("short", |_, data| data.truncate(data.len() - 10));
+    b.model_weights("overlap", |h, _| {
+        let other = h["model.norm.weight"]["data_offsets"].clone();
+        h["model.layers.0.input_layernorm.weight"]["data_offsets"] = other;
+    });
+    b.model_weights("outside", |h, _| h["model.norm.weight"]["data_offsets"] = json!([0, 1u64 << 60]));
+    b.model_weights("missing", |h, _| {
+        let norm = h.as_object_mut().unwrap().remove("model.norm.weight").unwrap();
+        h["model.other.weight"] = norm;
+    });
+    b.bytes("huge/x", b"");
+    let magic = |n: &[u8]| [b"GGUF\x03\0\0\0".as_slice(), n].concat();
+    b.bytes("cut.gguf", &magic(&[]));
+    b.bytes("absurd.gguf", &magic(&[0xff; 16]));
+    b.bytes("not.gguf", b"hello, this is no model at all");
+    for (model, code, parts) in [
+        ("no_tokenizer", 78, "no_tokenizer .. tokenizer.json"),
+        ("spm", 78, "tokenizer.model"),
+        ("bin", 78, "pytorch_model.bin .. safe_serialization"),
+        ("no_weights", 78, "no_weights .. safetensors"),
+        ("bad_config", 1, "config.json"),
+        ("mixtral", 78, "mixtral .. Mixtral .. not supported"),
+        ("gptq", 78, "gptq"),
+        ("rope", 78, "spiral"),
+        ("small_vocab", 78, "small_vocab .. tokenizer .. 100 rows"),
+        ("nan", 1, "model.norm.weight .. not finite"),
+        ("short", 1, "short .. model.safetensors"),
+        ("overlap", 1, "overlap .. model.safetensors"),
+        ("outside", 1, "model.safetensors"),
+        ("missing", 1, "norm.weight"),
+        ("huge", 78, "huge"),
+        ("./cut.gguf", 1, "cut.gguf"),
+        ("./absurd.gguf", 1, "absurd.gguf"),
+        ("./not.gguf", 1, "not.gguf"),
+    ] {
+        let path = if model.starts_with('.') { model.into() } else { format!("./{model}") };
+        check(&b, &format!("{path} --data rows.jsonl -o out"), code, parts);
+    }
+}
+
+#[test]
+fn a_hub_that_is_out_of_reach() {
+    let b = Bench::new();
+    let out = b
+        .command("owner/name --data rows.jsonl -o out")
+        .env("HF_ENDPOINT", "http://127.0.0.1:9")
+        .output()
+        .unwrap();
+    let text = stderr(&out);
+    assert_eq!(out.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.starts_with("error: owner/name: "), "{text}");
+    assert_eq!(text.matches("error: ").count(), 1, "{text}");
+    assert!(!b.path("out").exists());
+}
+
+#[test]
+fn values_that_are_not_finite_halt_with_their_address() {
+    let b = Bench::new();
+    b.model_weights("inf", |h, data| {
+        let at = h["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+        let end = h["model.norm.weight"]["data_offsets"][1].as_u64().unwrap() as usize;
+        // bfloat16 1e38: finite, but no product of it is.
+        data[at..end].chunks_exact_mut(2).for_each(|c| c.copy_from_slice(&[0x96, 0x7e]));
+    });
+    check(&b, "./inf --data rows.jsonl -o out --batch-size 4", 3, "step 1 .. microbatch 0 .. rows");
+}
+
+#[test]
+fn runs_that_belong_to_somebody_else() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl -o one --max-steps 4 --save-steps 2 -q");
+    let adapter = b.read("one/adapter_model.safetensors");
+    let same = "demo --data rows.jsonl --max-steps 4 --save-steps 2";
+    b.file("other.jsonl", &rows(25));
+    b.model_weights("other", |_, data| data[0] ^= 1);
+    std::fs::create_dir(b.path("full")).unwrap();
+    b.file("full/thesis.tex", "x");
+    for (command, code, parts) in [
+        (format!("{same} -o one"), 78, "one: belongs to another run .. --resume .. --overwrite"),
+        (format!("{same} -o full"), 78, "full: is not empty and holds no run"),
+        (format!("{same} -o full --overwrite"), 78, "full: is not empty and holds no run"),
+        (format!("{same} -o one --resume --rank 8"), 78, "one .. cannot resume .. trained tensors was"),
+        (format!("{same} -o one --resume --learning-rate 1e-3"), 78, "learning_rate was 0.0002, is 0.001"),
+        (format!("{same} -o one --resume --seed 7"), 78, "seed was 42, is 7"),
+        ("demo --data other.jsonl --max-steps 4 -o one --resume".into(), 78, "data was"),
+        ("./other --data rows.jsonl --max-steps 4 -o one --resume".into(), 78, "model was"),
+        (format!("{same} -o rows.jsonl"), 1, "rows.jsonl"),
+        (format!("{same} -o rows.jsonl/deeper"), 1, "rows.jsonl"),
+        ("generate demo --adapter rows.jsonl --prompt x".into(), 1, "rows.jsonl"),
+        ("generate demo --adapter full --prompt x".into(), 78, "full .. adapter_config.json"),
+        ("generate demo --adapter missing --prompt x".into(), 1, "missing"),
+        ("export one --to gguf".into(), 78, "--to"),
+        ("export missing".into(), 1, "missing"),
+        ("export one -o full".into(), 78, "full: is not empty"),
+        ("inspect missing.jsonl".into(), 1, "missing.jsonl"),
+    ] {
+        check(&b, &command, code, parts);
+    }
+    assert_eq!(b.read("one/adapter_model.safetensors"), adapter, "a refused run touches nothing");
+    b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
+    check(&b, "generate ./wide --adapter one --prompt x", 78, "one .. no place in this model");
+}

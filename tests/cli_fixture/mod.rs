@@ -1,0 +1,152 @@
+//! The real binary in a folder of its own, on the demonstration's model: whole, or damaged in one place.
+#![allow(dead_code)] // Each test file uses a part.
+
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+pub struct Bench {
+    pub dir: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let bench = Bench { dir: tempfile::tempdir().unwrap() };
+        bench.file("rows.jsonl", &rows(24));
+        bench.file("eval.jsonl", &rows(3));
+        bench
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn file(&self, name: &str, text: &str) -> PathBuf {
+        self.bytes(name, text.as_bytes())
+    }
+
+    pub fn bytes(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// A copy of the demonstration's model under `name`.
+    pub fn model(&self, name: &str) -> PathBuf {
+        let to = self.path(name);
+        std::fs::create_dir_all(&to).unwrap();
+        for entry in std::fs::read_dir(demo().join("model")).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+        to
+    }
+
+    /// A copy whose JSON file was changed.
+    pub fn model_with(&self, name: &str, file: &str, change: impl FnOnce(&mut Value)) {
+        let path = self.model(name).join(file);
+        let mut value: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        change(&mut value);
+        std::fs::write(path, value.to_string()).unwrap();
+    }
+
+    /// A copy whose weights were changed: the header, and the bytes behind it.
+    pub fn model_weights(&self, name: &str, change: impl FnOnce(&mut Value, &mut Vec<u8>)) {
+        let path = self.model(name).join("model.safetensors");
+        let file = std::fs::read(&path).unwrap();
+        let n = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let mut header: Value = serde_json::from_slice(&file[8..8 + n]).unwrap();
+        let mut data = file[8 + n..].to_vec();
+        change(&mut header, &mut data);
+        let header = header.to_string();
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.extend(header.as_bytes());
+        out.extend(data);
+        std::fs::write(path, out).unwrap();
+    }
+
+    /// The binary, in the bench's folder, with no settings from outside.
+    pub fn command(&self, args: &str) -> Command {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        c.current_dir(self.dir.path()).args(split(args)).stdin(Stdio::null());
+        for (name, _) in std::env::vars().filter(|(n, _)| n.starts_with("FINETUNE_")) {
+            c.env_remove(name);
+        }
+        c.env("XDG_CACHE_HOME", cache()).env("HF_HOME", self.path("hf")).env("NO_COLOR", "1");
+        c
+    }
+
+    pub fn run(&self, args: &str) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    pub fn start(&self, args: &str) -> Child {
+        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Runs and must succeed.
+    #[track_caller]
+    pub fn ok(&self, args: &str) -> String {
+        let out = self.run(args);
+        assert!(out.status.success(), "finetune {args}\n{}", stderr(&out));
+        String::from_utf8(out.stdout).unwrap()
+    }
+}
+
+/// One cache for all tests of this build, so that the demonstration is laid out once.
+fn cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
+}
+
+pub fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("demo")
+}
+
+pub fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// Words; 'single quotes' keep spaces together.
+fn split(args: &str) -> Vec<String> {
+    let (mut out, mut word, mut quoted, mut any) = (Vec::new(), String::new(), false, false);
+    for c in args.chars() {
+        match c {
+            '\'' => (quoted, any) = (!quoted, true),
+            ' ' if !quoted => {
+                if any || !word.is_empty() {
+                    out.push(std::mem::take(&mut word));
+                }
+                any = false;
+            }
+            c => word.push(c),
+        }
+    }
+    if any || !word.is_empty() {
+        out.push(word);
+    }
+    out
+}
+
+/// Rows of the form prompt / completion, of different lengths.
+pub fn rows(n: usize) -> String {
+    let words = ["branch", "remote", "stash", "tag", "commit"];
+    let row = |i: usize| {
+        let prompt = format!("Show the {} {}", words[i % 5], "again ".repeat(i % 7));
+        json!({ "prompt": prompt, "completion": format!("git {} --list {i}", words[i % 5]) })
+    };
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}
+
+/// Rows of a classifier with two classes.
+pub fn classes(n: usize) -> String {
+    let row = |i: usize| match i % 2 {
+        0 => json!({ "text": format!("git push --force {i}"), "label": "unsafe" }),
+        _ => json!({ "text": format!("git status {i}"), "label": "safe" }),
+    };
+    (0..n).map(|i| row(i).to_string() + "\n").collect()
+}

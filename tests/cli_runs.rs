@@ -1,0 +1,249 @@
+//! Whole runs of the real binary: the same bytes whatever the threads, after a stop and a resume, and from
+//! run.yaml; what signals do; where runs go; and the verbs that come after training.
+
+mod cli_fixture;
+
+use cli_fixture::{Bench, classes, rows, stderr};
+use serde_json::Value;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+const ADAPTER: &str = "adapter_model.safetensors";
+
+#[track_caller]
+fn same_adapter(b: &Bench, one: &str, other: &str) {
+    let read = |dir: &str| b.read(&format!("{dir}/{ADAPTER}"));
+    assert!(read(one) == read(other), "{one} and {other} hold different adapters");
+}
+
+#[test]
+fn threads_and_run_yaml_give_the_same_bytes() {
+    let b = Bench::new();
+    let run = "demo --data rows.jsonl --max-steps 7 --batch-size 5 --dropout 0.1 --rank 4 -q";
+    b.ok(&format!("{run} --threads 1 -o one"));
+    b.ok(&format!("{run} --threads 2 -o two"));
+    b.ok("--config one/run.yaml -o three -q");
+    b.ok(&format!("{run} --seed 43 -o other"));
+    same_adapter(&b, "one", "two");
+    same_adapter(&b, "one", "three");
+    assert_ne!(b.read(&format!("one/{ADAPTER}")), b.read(&format!("other/{ADAPTER}")), "the seed matters");
+    let yaml = String::from_utf8(b.read("one/run.yaml")).unwrap();
+    for line in [
+        "  rank: 4  # flag",
+        "  learning_rate: 2e-4  # default",
+        "  fixed_point_exponent: 40",
+        "  total_steps: 7",
+    ] {
+        assert!(yaml.contains(&format!("{line}\n")), "{line:?} in\n{yaml}");
+    }
+}
+
+#[test]
+fn an_adapter_to_go_on_from_is_where_training_starts() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 3 --rank 4 --alpha 6 --target-modules q_proj,v_proj -q -o one");
+    b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 --init-adapter one -q -o two");
+    same_adapter(&b, "one", "two");
+    let config: Value = serde_json::from_slice(&b.read("two/adapter_config.json")).unwrap();
+    assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(6.0)));
+}
+
+/// Waits until the run has taken `n` steps.
+fn wait_for_steps(b: &Bench, child: &mut Child, n: usize) {
+    let began = Instant::now();
+    let metrics = b.path("out/metrics.jsonl");
+    loop {
+        let text = std::fs::read_to_string(&metrics).unwrap_or_default();
+        if text.matches("\"event\":\"step\"").count() >= n {
+            return;
+        }
+        assert!(child.try_wait().unwrap().is_none(), "the run ended by itself after {text}");
+        assert!(began.elapsed() < Duration::from_secs(120), "no step {n} in two minutes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn send(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+fn end(child: Child) -> (Option<i32>, String) {
+    let out = child.wait_with_output().unwrap();
+    (out.status.code(), stderr(&out))
+}
+
+#[test]
+fn a_stopped_run_goes_on_to_the_same_bytes() {
+    let b = Bench::new();
+    b.file("many.jsonl", &rows(400));
+    let run = "demo --data many.jsonl --eval-data eval.jsonl --max-steps 40 --batch-size 3 --dropout 0.1 --save-steps 0";
+    b.ok(&format!("{run} -o whole"));
+    for signal in ["TERM", "INT"] {
+        let _ = std::fs::remove_dir_all(b.path("out"));
+        let mut child = b.start(&format!("{run} -o out"));
+        wait_for_steps(&b, &mut child, 3);
+        let asked = Instant::now();
+        send(&child, signal);
+        let (code, text) = end(child);
+        assert!(asked.elapsed() < Duration::from_secs(20), "{signal} took {:?}", asked.elapsed());
+        assert_eq!(code, Some(75), "{signal}: {text}");
+        let last = text.lines().last().unwrap_or_default();
+        assert!(
+            last.starts_with("error: stopped by a signal after step ") && last.contains("--resume=out"),
+            "{text}"
+        );
+        assert!(!b.path(&format!("out/{ADAPTER}")).exists(), "a stopped run has checkpoints, no adapter");
+        b.ok("--resume=out");
+        same_adapter(&b, "whole", "out");
+    }
+}
+
+#[test]
+fn signals_save_go_on_and_stop_at_once() {
+    let b = Bench::new();
+    let mut child = b.start("demo --data rows.jsonl --max-steps 1000000 --batch-size 24 -o out");
+    wait_for_steps(&b, &mut child, 2);
+    send(&child, "USR1");
+    let began = Instant::now();
+    let saved = || {
+        let entries = std::fs::read_dir(b.path("out")).unwrap().flatten();
+        entries.filter(|e| e.file_name().to_string_lossy().starts_with("checkpoint-")).count()
+    };
+    while saved() == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "SIGUSR1 saved nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let steps =
+        || String::from_utf8(b.read("out/metrics.jsonl")).unwrap().matches("\"event\":\"step\"").count();
+    let then = steps();
+    wait_for_steps(&b, &mut child, then + 2);
+    assert!(child.try_wait().unwrap().is_none(), "it goes on after SIGUSR1");
+    send(&child, "INT");
+    send(&child, "INT");
+    let (code, text) = end(child);
+    // The first may have ended the run before the second came.
+    assert!(matches!(code, Some(130 | 75)), "{code:?} {text}");
+}
+
+#[test]
+fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
+    let b = Bench::new();
+    let run = |args: &str| {
+        let out = b.run(args);
+        assert!(out.status.success(), "{}", stderr(&out));
+        stderr(&out)
+    };
+    let said = run("--max-steps 24");
+    let evals: Vec<f64> = said
+        .lines()
+        .filter_map(|l| {
+            l.strip_prefix("eval after step ")?.split("loss ").nth(1)?.split_whitespace().next()?.parse().ok()
+        })
+        .collect();
+    assert!(evals.len() == 2 && evals[1] < evals[0] - 0.5, "{evals:?}\n{said}");
+    assert_eq!(said.matches("sample after step").count(), 2, "{said}");
+    assert!(said.contains("output   runs/demo-1\n") && said.ends_with("adapter  runs/demo-1\n"), "{said}");
+    let said = run("--max-steps 1");
+    assert!(said.ends_with("adapter  runs/demo-2\n"), "{said}");
+    std::fs::remove_dir_all(b.path("runs/demo-1")).unwrap();
+    let said = run("--max-steps 1 --data rows.jsonl --eval-split 0.2");
+    assert!(said.ends_with("adapter  runs/demo-1\n"), "{said}");
+    assert!(said.contains("19 rows, 5 to evaluate on"), "{said}");
+    run("--max-steps 2 --data rows.jsonl -o runs/demo-1 --overwrite --log-json here.jsonl");
+    assert!(b.path("here.jsonl").exists() && !b.path("runs/demo-1/metrics.jsonl").exists());
+}
+
+#[test]
+fn names_of_other_trainers_are_explained() {
+    let b = Bench::new();
+    b.file(
+        "c.yaml",
+        "model_name_or_path: demo\ndata: rows.jsonl\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 3\n\
+         lora_r: 4\nmax_steps: 1\nbf16: true\noutput_dir: out\nwarmup_ratio: 0.5\n",
+    );
+    let out = b.run("--config c.yaml");
+    let said = stderr(&out);
+    assert!(out.status.success(), "{said}");
+    assert!(
+        said.contains("note: batch_size 6 = per_device_train_batch_size 2 x gradient_accumulation_steps 3"),
+        "{said}"
+    );
+    assert!(said.contains("note: bf16 (c.yaml:7): "), "{said}");
+    let yaml = String::from_utf8(b.read("out/run.yaml")).unwrap();
+    assert!(
+        yaml.contains("  rank: 4  # c.yaml:5\n") && yaml.contains("  batch_size: 6  # c.yaml:4"),
+        "{yaml}"
+    );
+}
+
+#[test]
+fn an_adapter_speaks_and_merges() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 -q -o out");
+    let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
+    let base = b.ok(&format!("generate demo {prompt}"));
+    let tuned = b.ok(&format!("generate --adapter out {prompt}"));
+    assert!(tuned.starts_with("git branch"), "it learnt its rows: {tuned:?}");
+    assert_ne!(base, tuned);
+    let said = b.ok("merge out --save-dtype f32 -o merged");
+    assert!(said.contains("read back: logits within"), "{said}");
+    assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned);
+    b.ok("export out --to peft -o peft");
+    same_adapter(&b, "out", "peft");
+    let drawn =
+        |seed: u64| b.ok(&format!("generate demo {prompt} --temperature 1.5 --top-p 0.95 --seed {seed}"));
+    assert_eq!(drawn(1), drawn(1));
+    assert_ne!(drawn(1), drawn(2), "the seed matters");
+    let line = b.ok(&format!("generate demo {prompt} --json --chat"));
+    let line: Value = serde_json::from_str(line.trim()).unwrap();
+    assert!(line["tokens"].as_u64().unwrap() <= 16 && line["text"].is_string(), "{line}");
+}
+
+#[test]
+fn a_classifier_is_trained_scored_and_merged() {
+    let b = Bench::new();
+    b.file("train.jsonl", &classes(40));
+    b.file("test.jsonl", &classes(8));
+    let said = stderr(&b.run("demo --task classify --data train.jsonl --eval-data test.jsonl --epochs 6 --learning-rate 2e-3 -o out"));
+    assert!(said.contains("accuracy 1.0000"), "{said}");
+    let labels: Value = serde_json::from_slice(&b.read("out/label_map.json")).unwrap();
+    assert_eq!(labels["id2label"]["1"], "unsafe");
+    let last = |text: String| serde_json::from_str::<Value>(text.lines().last().unwrap()).unwrap();
+    let scores = last(b.ok("predict --adapter out --data test.jsonl --json"));
+    assert_eq!((scores["accuracy"].as_f64(), scores["macro_f1"].as_f64()), (Some(1.0), Some(1.0)));
+    assert_eq!(scores["confusion"], serde_json::json!([[4, 0], [0, 4]]));
+    let one = last(b.ok("predict --adapter out --text 'git push --force 99' --json"));
+    assert_eq!(one["label"], "unsafe");
+    let sum: f64 = one["probabilities"].as_object().unwrap().values().map(|p| p.as_f64().unwrap()).sum();
+    assert!((sum - 1.0).abs() < 1e-12, "{one}");
+    b.file("bare.jsonl", "{\"text\": \"git status 5\"}\n");
+    let said = b.ok("predict --adapter out --data bare.jsonl");
+    assert!(said.starts_with("safe  [") && said.lines().count() == 1, "{said}");
+    b.ok("merge out --save-dtype f32 -o merged");
+    let merged = last(b.ok("predict ./merged --text 'git push --force 99' --json"));
+    let p = |v: &Value| v["probabilities"]["unsafe"].as_f64().unwrap();
+    assert!((p(&merged) - p(&one)).abs() < 1e-4, "{merged} {one}");
+}
+
+#[test]
+fn things_are_inspected() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
+    for (what, parts) in [
+        ("demo", "LlamaForCausalLM .. 1049728 .. <|im_end|>"),
+        ("out", "rank            2 .. trained_on      demo"),
+        ("out/checkpoint-1", "rank            2"),
+        ("rows.jsonl", "rows    24 .. prompt/completion 24 .. completion 24, prompt 24"),
+        ("rows.jsonl --model demo --rows 1", "supervised .. tokens .. ⟦git branch --list 0<|im_end|>⟧"),
+        ("rows.jsonl --model demo --json", "\"rows\":24 .. \"truncated\":0"),
+    ] {
+        let said = b.ok(&format!("inspect {what}"));
+        for part in parts.split(" .. ") {
+            assert!(said.contains(part), "inspect {what}: wanted {part:?} in\n{said}");
+        }
+    }
+    let said = b.ok("devices --json");
+    let devices: Value = serde_json::from_str(&said).unwrap();
+    assert!(devices["devices"][0]["class"].as_str().unwrap().starts_with("cpu-"), "{said}");
+}
