@@ -1,11 +1,17 @@
 //! GGUF against what the Python `gguf` package and llama.cpp's own conversion make of it, and what damaged
 //! files are told.
 
-use finetune::format::{self, gguf::Gguf, rounded::Bf16};
+#[path = "gguf/build.rs"]
+mod build;
+
+use build::{File, Meta, llama};
+use finetune::format::{self, FormatError, ModelFiles, gguf::Gguf, rounded::Bf16};
 use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng;
 use finetune::numeric::tensor::Tensors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use tokenizers::{PreTokenizedString, PreTokenizer, Tokenizer};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf").join(name)
@@ -57,7 +63,7 @@ fn a_small_llama_comes_back_under_hugging_face_names() {
         assert_eq!(model.config[key], value, "{key}");
     }
     assert!(model.tokenizer.chat_template.is_some());
-    let tokenizer: tokenizers::Tokenizer = model.tokenizer.tokenizer_json.parse().unwrap();
+    let tokenizer: Tokenizer = model.tokenizer.tokenizer_json.parse().unwrap();
     let ids = tokenizer.encode("the<|im_end|> a 7é", false).unwrap();
     assert_eq!(tokenizer.decode(ids.get_ids(), false).unwrap(), "the<|im_end|> a 7é");
     assert_eq!(ids.get_tokens()[..4], ["t", "he", "<|im_end|>", "Ġa"]);
@@ -94,4 +100,201 @@ fn smollm2_is_the_same_model_from_either_source() {
     }
     assert_eq!(from.tokenizer.chat_template, to.tokenizer.chat_template);
     assert_eq!(from.generation, to.generation);
+}
+
+fn open(file: &File) -> Result<ModelFiles, FormatError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    format::open(&path)
+}
+
+fn tokenizer_of(file: &File) -> Tokenizer {
+    open(file).unwrap().tokenizer.tokenizer_json.parse().unwrap()
+}
+
+fn golden_tokenizers() -> Value {
+    serde_json::from_slice(&std::fs::read(golden("tokenizers.json")).unwrap()).unwrap()
+}
+
+fn strings(v: &Value) -> Vec<String> {
+    serde_json::from_value(v.clone()).unwrap()
+}
+
+fn words(all: &[&str]) -> Vec<String> {
+    all.iter().map(|s| (*s).to_owned()).collect()
+}
+
+#[test]
+fn every_pre_tokenizer_cuts_as_the_published_one() {
+    let expected = golden_tokenizers();
+    let texts = strings(&expected["texts"]);
+    for (pre, pieces) in expected["pre"].as_object().unwrap() {
+        let file = llama(&words(&["a", "b"])).set("tokenizer.ggml.pre", Meta::Text(pre.clone()));
+        let tokenizer = tokenizer_of(&file);
+        for (text, pieces) in texts.iter().zip(pieces.as_array().unwrap()) {
+            let mut cut: PreTokenizedString = match tokenizer.get_normalizer() {
+                Some(n) => {
+                    let mut text = tokenizers::NormalizedString::from(text.as_str());
+                    tokenizers::Normalizer::normalize(n, &mut text).unwrap();
+                    text.into()
+                }
+                None => text.as_str().into(),
+            };
+            tokenizer.get_pre_tokenizer().unwrap().pre_tokenize(&mut cut).unwrap();
+            let splits =
+                cut.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::Byte);
+            let splits: Vec<String> = splits.into_iter().map(|s| s.0.to_owned()).collect();
+            assert_eq!(splits, strings(pieces), "{pre}: {text:?}");
+        }
+    }
+}
+
+fn sentencepiece(golden: &Value) -> File {
+    let g = &golden["sentencepiece"];
+    let scores: Vec<f32> = serde_json::from_value(g["scores"].clone()).unwrap();
+    let types: Vec<i32> = serde_json::from_value(g["types"].clone()).unwrap();
+    llama(&strings(&g["tokens"]))
+        .set("tokenizer.ggml.model", Meta::Text("llama".into()))
+        .set("tokenizer.ggml.pre", Meta::Text("default".into()))
+        .set("tokenizer.ggml.scores", Meta::Floats(scores))
+        .set("tokenizer.ggml.token_type", Meta::Ints(types))
+        .set("tokenizer.ggml.unknown_token_id", Meta::U32(0))
+        .set("tokenizer.ggml.bos_token_id", Meta::U32(1))
+        .set("tokenizer.ggml.eos_token_id", Meta::U32(2))
+}
+
+#[test]
+fn sentencepiece_merges_and_ids_are_those_of_transformers() {
+    let golden = golden_tokenizers();
+    let file = sentencepiece(&golden);
+    let json: Value = serde_json::from_str(&open(&file).unwrap().tokenizer.tokenizer_json).unwrap();
+    assert_eq!(json["model"]["merges"], golden["sentencepiece"]["merges"]);
+    let tokenizer = tokenizer_of(&file);
+    let texts = strings(&golden["texts"]);
+    for (text, ids) in texts.iter().zip(golden["sentencepiece"]["ids"].as_array().unwrap()) {
+        let ids: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
+        assert_eq!(tokenizer.encode(text.as_str(), false).unwrap().get_ids(), ids, "{text:?}");
+        // BOS by default, and back again without the space that was put in front.
+        let with = tokenizer.encode(text.as_str(), true).unwrap();
+        assert_eq!(with.get_ids()[0], 1);
+        assert_eq!(&tokenizer.decode(&ids, false).unwrap(), text);
+    }
+    let bare = tokenizer_of(&file.set("tokenizer.ggml.add_bos_token", Meta::Bool(false)));
+    assert_eq!(bare.encode("a", true).unwrap().get_ids(), bare.encode("a", false).unwrap().get_ids());
+}
+
+#[test]
+fn special_tokens_go_around_where_the_file_says() {
+    let file = llama(&words(&["a", "<s>", "</s>"]))
+        .set("tokenizer.ggml.token_type", Meta::Ints(vec![1, 3, 3]))
+        .set("tokenizer.ggml.bos_token_id", Meta::U32(1))
+        .set("tokenizer.ggml.eos_token_id", Meta::U32(2));
+    let ids = |file: &File| tokenizer_of(file).encode("a", true).unwrap().get_ids().to_vec();
+    assert_eq!(ids(&file), [0]);
+    let llama3 = file.clone().set("tokenizer.ggml.pre", Meta::Text("llama-bpe".into()));
+    assert_eq!(ids(&llama3), [1, 0]);
+    let both = file.set("tokenizer.ggml.add_bos_token", Meta::Bool(true));
+    assert_eq!(ids(&both.set("tokenizer.ggml.add_eos_token", Meta::Bool(true))), [1, 0, 2]);
+}
+
+/// What a file is told: one line with its name; configuration errors are told from damage.
+fn check(file: File, configuration: bool, said: &str) {
+    let error = open(&file).map(drop).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(said) && text.contains("m.gguf"), "{text:?} lacks {said:?}");
+    assert_eq!((text.lines().count(), error.is_configuration()), (1, configuration), "{text}");
+}
+
+#[test]
+fn files_that_are_not_supported_are_refused_by_name() {
+    let base = || llama(&words(&["a", "b"]));
+    let text = |s: &str| Meta::Text(s.into());
+    open(&base()).unwrap();
+    check(base().set("general.architecture", text("gemma3")), true, "architecture 'gemma3'");
+    check(base().set("general.type", text("adapter")), true, "a GGUF of type 'adapter'");
+    check(base().set("llama.expert_count", Meta::U32(8)), true, "mixture of experts");
+    check(base().set("llama.rope.scaling.type", text("yarn")), true, "rope scaling 'yarn'");
+    check(base().set("llama.rope.dimension_count", Meta::U32(2)), true, "a part of the head");
+    check(base().set("tokenizer.ggml.pre", text("mystery")), true, "pre-tokenizer 'mystery'");
+    check(base().without("tokenizer.ggml.pre"), true, "pre-tokenizer '(none)'");
+    check(base().set("tokenizer.ggml.model", text("bert")), true, "tokenizer model 'bert'");
+    check(base().without("tokenizer.ggml.tokens"), true, "without a tokenizer");
+    let mut mamba = base().tensor("blk.0.ssm_in.weight", &[4, 4], 0, 32);
+    mamba.data = 96;
+    check(mamba, true, "tensor 'blk.0.ssm_in.weight' is not one of a plain decoder");
+    check(base().tensor("x", &[256], 23, 0), true, "tensor 'x' is stored as IQ4_XS");
+    check(base().tensor("x", &[256], 99, 0), true, "stored as type 99");
+    for version in [1, 4, 3u32.swap_bytes()] {
+        check(File { version, ..base() }, true, "GGUF");
+    }
+    let mut factors = base().tensor("rope_freqs.weight", &[2], 0, 32);
+    factors.data = 64;
+    check(factors, true, "rope_freqs.weight");
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let base = || llama(&words(&["a", "b"]));
+    let text = |s: &str| Meta::Text(s.into());
+    check(File { pairs: Some(u64::MAX), ..base() }, false, "announces 18446744073709551615 metadata entries");
+    check(File { count: Some(1 << 60), ..base() }, false, "tensors where");
+    let huge = [4u32.to_le_bytes().to_vec(), u64::MAX.to_le_bytes().to_vec()].concat();
+    check(base().set("x", Meta::Raw(9, huge)), false, "array elements");
+    check(base().set("x", Meta::Raw(8, (1u64 << 40).to_le_bytes().to_vec())), false, "cut short");
+    check(base().set("x", Meta::Raw(77, vec![0; 8])), false, "unknown type 77");
+    let nested = [9u32.to_le_bytes().to_vec(), 1u64.to_le_bytes().to_vec()].concat().repeat(100);
+    check(base().set("x", Meta::Raw(9, nested)), false, "nested");
+    let not_utf8 = [1u64.to_le_bytes().to_vec(), vec![0xff]].concat();
+    check(base().set("x", Meta::Raw(8, not_utf8)), false, "not UTF-8");
+    check(base().set("general.alignment", Meta::U32(0)), false, "general.alignment");
+    check(base().set("general.alignment", Meta::U32(33)), false, "general.alignment");
+    let mut twice = base();
+    twice.metadata.push(("llama.block_count".into(), Meta::U32(1)));
+    check(twice, false, "'llama.block_count' appears twice");
+    check(base().tensor("token_embd.weight", &[4, 2], 0, 0), false, "'token_embd.weight': appears twice");
+    check(base().tensor("x", &[4], 0, 0), false, "overlaps");
+    check(base().tensor("x", &[4], 0, 16), false, "begins at 16");
+    check(base().tensor("x", &[4], 0, 1 << 40), false, "outside the file");
+    check(base().tensor("x", &[4], 0, u64::MAX - 31), false, "outside the file");
+    check(base().tensor("x", &[1 << 40, 1 << 40], 0, 0), false, "outside the file");
+    check(base().tensor("x", &[4; 5], 0, 0), false, "5 dimensions");
+    check(base().tensor("x", &[33], 8, 0), false, "whole blocks of Q8_0");
+    check(base().without("llama.block_count"), false, "llama.block_count is missing");
+    check(base().set("llama.attention.head_count", Meta::U32(0)), false, "head_count");
+    check(base().set("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::NAN)), false, "epsilon");
+    check(base().set("tokenizer.ggml.eos_token_id", Meta::U32(9)), false, "eos_token_id is 9");
+    check(base().set("tokenizer.ggml.token_type", Meta::Ints(vec![1])), false, "1 token types for 2");
+    check(base().set("tokenizer.ggml.merges", Meta::Texts(words(&["a c"]))), false, "merge 'a c'");
+    check(llama(&words(&["a", "a"])), false, "tokens 0 and 1 are both 'a'");
+    check(base().set("tokenizer.ggml.model", text("llama")), false, "scores");
+    let mut bare = base();
+    bare.tensors.clear();
+    check(bare, false, "'token_embd.weight': is missing");
+}
+
+/// Cut anywhere and with any byte changed: an error or a model, never a panic and no great allocation.
+#[test]
+fn no_damage_is_worse_than_an_error() {
+    let whole = std::fs::read(golden("tiny.gguf")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    for n in (0..whole.len()).step_by(61) {
+        std::fs::write(&path, &whole[..n]).unwrap();
+        assert!(format::open(&path).is_err(), "{n} of {}", whole.len());
+    }
+    let mut stream = rng::Stream::new(&[41]);
+    let mut opened = 0;
+    for _ in 0..600 {
+        let mut bytes = whole.clone();
+        // Nearly all that can go wrong is in the first third, before the data.
+        let at = stream.below(whole.len() as u32 / 3) as usize;
+        bytes[at] = stream.bits() as u8;
+        std::fs::write(&path, &bytes).unwrap();
+        if let Ok(model) = format::open(&path) {
+            opened += 1;
+            model.tensors.names().iter().for_each(|name| drop(model.tensors.tensor(name)));
+        }
+    }
+    assert!(opened > 0, "some bytes do not matter");
 }

@@ -5,7 +5,10 @@ blocks.gguf    one tensor per storage kind, [2, 512], random blocks
 blocks.f32     what the gguf package makes of them: f32, little endian, tensors in order of name
 tiny.gguf      a small Llama as llama.cpp stores it (q and k permuted; F32, F16, BF16 and Q8_0)
 tiny.safetensors   its weights under Hugging Face names, never permuted
+tokenizers.json    how transformers and tokenizers cut text for each `pre`, and a sentencepiece vocabulary with the
+               merges and ids that they derive from it (needs: pip install transformers tokenizers)
 """
+import json
 import os
 import numpy as np
 from gguf import GGMLQuantizationType as Q, GGUFWriter, GGML_QUANT_SIZES
@@ -105,7 +108,57 @@ def tiny(rng):
     save_file(expected, os.path.join(HERE, "tiny.safetensors"), metadata={"format": "pt"})
 
 
+TEXTS = [
+    "Hello world, it's 2024!  x\n\tdef f(): return 12345", "naïve café – 日本語 🙂 ＡＢＣ１２３", "", " ", "  two  spaces  ",
+    "I'LL we'Ve don't DON'T 's", "a\r\n\r\nb\n \n c", "e\u0301tude ﬁn Å", "$1,000.50 (100%) #tag @x //path/to\n/",
+    "CamelCase HTTPServer ÀÉÎ straße ǅ", "\u00a0nbsp\u3000wide\u200bzero", "مرحبا ١٢٣ नमस्ते २०", "ends with space ",
+]
+
+
+def pre_tokenizers_as_published():
+    from tokenizers import Regex, normalizers, pre_tokenizers as p
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as SPLITS
+    rules = {"gpt-2": p.ByteLevel(add_prefix_space=False, use_regex=True),
+             "smollm": p.Sequence([p.Digits(individual_digits=True), p.ByteLevel(add_prefix_space=False)])}
+    for pre in ["qwen2", "deepseek-r1-qwen", "megrez", "llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "tekken"]:
+        rules[pre] = p.Sequence([p.Split(Regex(SPLITS[pre]), "isolated"),
+                                 p.ByteLevel(add_prefix_space=False, use_regex=False)])
+    nfc = normalizers.NFC()
+    cut = lambda pre, t: [x for x, _ in rules[pre].pre_tokenize_str(nfc.normalize_str(t) if SPLITS.get(pre) == SPLITS["qwen2"] else t)]
+    return {pre: [cut(pre, t) for t in TEXTS] for pre in rules}
+
+
+def sentencepiece(rng):
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers.convert_slow_tokenizer import generate_merges
+    learn = Tokenizer(models.BPE())
+    learn.pre_tokenizer = pre_tokenizers.Metaspace()
+    learn.train_from_iterator(TEXTS * 3 + ["the then there other mother ether the the"],
+                              trainers.BpeTrainer(vocab_size=220, show_progress=False))
+    pieces = [t for t, _ in sorted(learn.get_vocab().items(), key=lambda x: x[1])]
+    letters = [t for t in pieces if len(t) == 1]
+    longer = [t for t in pieces if len(t) > 1]
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + longer + letters
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(longer) + len(letters))
+    # sentencepiece counts down; a few equal scores exercise the order of equals
+    scores = [0.0] * 259 + [-float(i // 3) for i in range(len(longer))] + [-1000.0 - i for i in range(len(letters))]
+    special = tokens[:259]
+    merges = generate_merges({t: i for i, t in enumerate(tokens)}, dict(zip(tokens, scores)), skip_tokens=special)
+    t = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return {"tokens": tokens, "types": types, "scores": scores, "merges": merges,
+            "ids": [t.encode(x, add_special_tokens=False).ids for x in TEXTS]}
+
+
+def tokenizers(rng):
+    with open(os.path.join(HERE, "tokenizers.json"), "w") as f:
+        json.dump({"texts": TEXTS, "pre": pre_tokenizers_as_published(), "sentencepiece": sentencepiece(rng)}, f,
+                  separators=(",", ":"))
+        f.write("\n")
+
+
 if __name__ == "__main__":
     rng = np.random.default_rng(7)
     blocks(rng)
     tiny(rng)
+    tokenizers(rng)
