@@ -31,6 +31,11 @@ impl Mat {
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Mat {
         Mat { v: self.v.iter().map(|&x| f64::from(f(x) as f32)).collect(), ..*self }
     }
+    /// Every value times `s`, in f64.
+    pub fn times(mut self, s: f64) -> Mat {
+        self.v.iter_mut().for_each(|v| *v *= s);
+        self
+    }
     pub fn at(&self, i: usize, j: usize) -> f64 {
         self.v[i * self.cols + j]
     }

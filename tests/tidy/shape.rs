@@ -40,6 +40,9 @@ pub fn wide_functions(tree: &Tree, allowed: Allowed) -> Vec<String> {
 
 pub fn bool_arguments(tree: &Tree, allowed: Allowed) -> Vec<String> {
     over(tree, allowed, |f| {
+        if !f.id.starts_with("src/") {
+            return None;
+        }
         let named =
             f.arguments.iter().find(|a| a.split_once(':').is_some_and(|(_, t)| t.trim() == "bool"))?;
         Some(format!("{} (line {}): {}", f.id, f.line, named.trim()))
