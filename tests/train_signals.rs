@@ -78,6 +78,8 @@ fn adapter(out: &Path) -> Vec<u8> {
 #[test]
 fn an_interrupted_run_is_resumed_to_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
+    // A folder of the demonstration's name, as the repository has one, does not take its place.
+    std::fs::create_dir(dir.path().join("demo")).unwrap();
     let whole: PathBuf = dir.path().join("whole");
     let ended = command(&whole, &[]).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));

@@ -45,8 +45,9 @@ pub enum Named<'a> {
 pub fn named(name: &str) -> Result<Named<'_>, Refusal> {
     let (id, revision) = name.split_once('@').map_or((name, None), |(id, r)| (id, Some(r)));
     match name {
-        name if Path::new(name).exists() => Ok(Named::Path(name.into())),
+        // First: the repository has a folder of that name, where no arguments at all must work. `./demo` is a path.
         demo::NAME => Ok(Named::Demo),
+        name if Path::new(name).exists() => Ok(Named::Path(name.into())),
         _ if format::looks_like_id(id) => Ok(Named::Hub(id, revision)),
         name if name.contains(['/', '.']) => Err(Refusal::failure(format!(
             "{name}: no such file or directory; a model is a Hugging Face directory, a .gguf file or a Hub id owner/name"
