@@ -140,9 +140,8 @@ fn rows_that_cannot_be_used() {
     check(&b, &format!("{} -o out", model.display()), 2, "no rows to train .. --data");
 }
 
-#[test]
-fn models_that_cannot_be_used() {
-    let b = Bench::new();
+/// Copies of the demonstration's model, each damaged in one place.
+fn damaged_models(b: &Bench) {
     let remove = |model: &str, file: &str| std::fs::remove_file(b.model(model).join(file)).unwrap();
     remove("no_tokenizer", "tokenizer.json");
     remove("spm", "tokenizer.json");
@@ -183,6 +182,12 @@ fn models_that_cannot_be_used() {
     b.bytes("cut.gguf", &magic(&[]));
     b.bytes("absurd.gguf", &magic(&[0xff; 16]));
     b.bytes("not.gguf", b"hello, this is no model at all");
+}
+
+#[test]
+fn models_that_cannot_be_used() {
+    let b = Bench::new();
+    damaged_models(&b);
     for (model, code, parts) in [
         ("no_tokenizer", 78, "no_tokenizer .. tokenizer.json"),
         ("spm", 78, "tokenizer.model"),

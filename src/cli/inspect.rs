@@ -9,7 +9,7 @@ use super::refusal::{self, Refusal};
 use super::verb::Invocation;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Form};
-use crate::data::preview;
+use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, LabelMap};
 use crate::format::peft;
 use serde_json::{Value, json};
@@ -269,7 +269,7 @@ fn tokens(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
             sample.supervised_targets()
         ))?;
         let pieces = preview::preview(&sample, &tokenizer)?;
-        let text: String = pieces.iter().map(|p| paint.piece(&p.text, p.supervised)).collect();
+        let text: String = pieces.iter().map(|p| paint.piece(p)).collect();
         inv.say(&text)?;
     }
     Ok(())
@@ -311,12 +311,13 @@ impl Paint {
         if wanted && std::io::stdout().is_terminal() { Paint::Colours } else { Paint::Brackets }
     }
 
-    fn piece(&self, text: &str, supervised: bool) -> String {
-        match (self, supervised) {
+    fn piece(&self, piece: &Piece) -> String {
+        let text = &piece.text;
+        match (self, piece.supervised) {
             (Paint::Colours, true) => format!("\x1b[32m{text}\x1b[0m"),
             (Paint::Colours, false) => format!("\x1b[2m{text}\x1b[0m"),
             (Paint::Brackets, true) => format!("⟦{text}⟧"),
-            (Paint::Brackets, false) => text.to_string(),
+            (Paint::Brackets, false) => text.clone(),
         }
     }
 }

@@ -26,6 +26,7 @@ const WIDE_FUNCTIONS: &[(&str, &str)] = &[(
 )];
 /// Functions of `src` (`file:name`) that may take a bool. Tests may say what they expect.
 const BOOL_ARGUMENTS: &[(&str, &str)] = &[
+    ("src/cli/options/yaml.rs:visit_bool", "serde's own signature"),
     ("src/data/samples.rs:push_bit", "the bit is what is stored"),
     ("src/cli/options/yaml.rs:visit_bool", "serde's signature"),
     ("src/format/gguf/pretokenizer.rs:bytes", "a field of tokenizer.json, under its own name"),

@@ -33,7 +33,7 @@ pub struct Accepts<'a> {
 const FOREIGN_HEADING: &str = "other trainers' names";
 
 /// The clap command.
-pub fn command(accepts: &Accepts, foreign: bool) -> Command {
+pub fn command(accepts: &Accepts) -> Command {
     let mut c = Command::new(accepts.name.clone())
         .about(accepts.about)
         .version(env!("CARGO_PKG_VERSION"))
@@ -51,7 +51,8 @@ pub fn command(accepts: &Accepts, foreign: bool) -> Command {
             c = c.arg(arg.help(help).help_heading(o.section.name()));
         }
     }
-    if foreign {
+    // Only where training is configured: elsewhere another trainer's name is a mistake.
+    if accepts.options.iter().any(|o| o.section == Section::Optim) {
         for key in alias::all() {
             let long = key.replace('_', "-");
             let arg = Arg::new(key).long(long).action(ArgAction::Append).num_args(0..=1).hide(true);
@@ -85,10 +86,9 @@ fn arg(o: &Opt) -> Arg {
 
 /// Parses the arguments after the command's name.
 pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
-    let foreign = accepts.options.iter().any(|o| o.section == Section::Optim);
     let args = args.iter().map(|a| dashed(a));
     let argv = std::iter::once(accepts.name.clone()).chain(args);
-    let matches = match command(accepts, foreign).try_get_matches_from(argv) {
+    let matches = match command(accepts).try_get_matches_from(argv) {
         Ok(m) => m,
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             return Ok(Parsed::Text(e.render()));

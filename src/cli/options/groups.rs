@@ -2,6 +2,8 @@
 //! more. What cannot be meant (rank 0, an alpha that is not finite) is refused here, with its source.
 
 use super::Settings;
+pub use super::values::{Amount, field_names, real, whole};
+use super::values::{amount, choice, memory, paths};
 use crate::cli::refusal::Refusal;
 use std::path::PathBuf;
 
@@ -76,25 +78,6 @@ pub struct LoraOptions {
     pub rslora: bool,
     /// A PEFT directory.
     pub init_adapter: Option<PathBuf>,
-}
-
-/// A number of things, absolute or by the number of all.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Amount {
-    /// That many.
-    Count(u64),
-    /// That percentage of all, rounded up.
-    Percent(f64),
-}
-
-impl Amount {
-    /// Out of `total`.
-    pub fn of(self, total: u64) -> u64 {
-        match self {
-            Amount::Count(n) => n,
-            Amount::Percent(p) => (total as f64 * p / 100.0).ceil() as u64,
-        }
-    }
 }
 
 /// `optim`
@@ -242,15 +225,6 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
     })
 }
 
-/// --data-fields, as (field of the form, name in the rows).
-pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
-    let field = |v: &String| match v.split_once('=') {
-        Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
-        _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
-    };
-    s.list("data-fields").iter().map(field).collect()
-}
-
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
     let name = "eval-split";
     let Some(v) = s.parse::<f64>(name, "a number of rows or a fraction")? else { return Ok(None) };
@@ -302,17 +276,6 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     })
 }
 
-fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
-    let Some(text) = s.text(name)? else { return Ok(None) };
-    let Some(percent) = text.strip_suffix('%') else {
-        return Ok(s.parse(name, "a whole number, or a percentage as 3%")?.map(Amount::Count));
-    };
-    match percent.parse::<f64>() {
-        Ok(p) if (0.0..=100.0).contains(&p) => Ok(Some(Amount::Percent(p))),
-        _ => Err(s.malformed(name, format!("{text:?} is not a percentage of 0 to 100"))),
-    }
-}
-
 /// The `devices` group alone: other verbs have it too.
 pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let gpu = "this build computes on the CPU: none, cpu or auto";
@@ -320,27 +283,6 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     choice(s, "gpu-backend", &["auto", "cpu"], "this build computes on the CPU: cpu or auto")?;
     choice(s, "dtype", &["auto", "f32"], "this build computes in f32: f32 or auto")?;
     Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)? })
-}
-
-fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
-    let name = "memory-limit";
-    let Some(text) = s.text(name)? else { return Ok(None) };
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let unit = match unit.to_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kb" => 1e3,
-        "m" | "mb" => 1e6,
-        "g" | "gb" => 1e9,
-        "kib" => 1024.0,
-        "mib" => 1024.0 * 1024.0,
-        "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
-    };
-    match number.trim().parse::<f64>() {
-        Ok(n) if n > 0.0 && n.is_finite() => Ok(Some((n * unit) as u64)),
-        _ => Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
-    }
 }
 
 fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
@@ -365,44 +307,6 @@ fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
         log_json: s.text("log-json")?.map(PathBuf::from),
         quiet: s.switch("quiet")?,
     })
-}
-
-fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
-    s.list(name).iter().map(PathBuf::from).collect()
-}
-
-/// A whole number of at least `least`.
-pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
-    match s.parse::<i128>(name, "a whole number")? {
-        None => Ok(None),
-        Some(n) if n < least as i128 || n > i64::MAX as i128 => {
-            Err(s.refuse(name, format!("{n} cannot be; at least {least}")))
-        }
-        Some(n) => Ok(Some(n as usize)),
-    }
-}
-
-/// A number for which `fits` holds.
-pub fn real(
-    s: &Settings,
-    name: &str,
-    fits: impl Fn(f64) -> bool,
-    rule: &str,
-) -> Result<Option<f64>, Refusal> {
-    match s.parse::<f64>(name, "a number")? {
-        Some(v) if !fits(v) || (v as f32).is_infinite() => {
-            Err(s.refuse(name, format!("{v} cannot be; --{name} {rule}")))
-        }
-        v => Ok(v),
-    }
-}
-
-fn choice<'a>(s: &'a Settings, name: &str, known: &[&str], rule: &str) -> Result<&'a str, Refusal> {
-    let text = s.text(name)?.unwrap_or_default();
-    match known.contains(&text) {
-        true => Ok(text),
-        false => Err(s.refuse(name, format!("{text:?}: {rule}"))),
-    }
 }
 
 #[cfg(test)]

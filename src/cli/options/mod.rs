@@ -6,6 +6,7 @@ pub mod alias;
 pub mod flags;
 pub mod groups;
 pub mod table;
+pub mod values;
 pub mod yaml;
 
 use super::refusal::{Refusal, nearest};
