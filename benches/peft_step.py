@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""The peer of benches/step.rs: transformers + PEFT on the same shape, f32, two threads, one JSON line.
+
+pip: torch, transformers, peft (measured with 2.15, 5.23, 0.21). Weights are random: only time counts.
+"""
+import argparse, json, resource, sys, time
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+p = argparse.ArgumentParser()
+p.add_argument("--threads", type=int, default=2)
+p.add_argument("--steps", type=int, default=5)
+p.add_argument("--batch", type=int, default=4)
+p.add_argument("--seq", type=int, default=256)
+a = p.parse_args()
+torch.set_num_threads(a.threads)
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3, head_dim=64, rms_norm_eps=1e-5, tie_word_embeddings=True,
+    max_position_embeddings=8192, attn_implementation="sdpa",
+)
+model = LlamaForCausalLM(config).to(torch.float32)
+targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
+optimizer = torch.optim.AdamW([q for q in model.parameters() if q.requires_grad], lr=2e-4)
+ids = torch.randint(0, config.vocab_size, (a.batch, a.seq))
+times = []
+for step in range(a.steps + 2):
+    started = time.time()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    seconds = time.time() - started
+    print(f"step {step}: loss {float(loss):.4f}, {seconds:.3f} s", file=sys.stderr, flush=True)
+    if step >= 2:
+        times.append(seconds)
+times.sort()
+median = times[len(times) // 2]
+print(json.dumps({
+    "trainer": "transformers+peft", "threads": a.threads, "rows": a.batch, "tokens": a.seq,
+    "median_s": median, "best_s": times[0], "tok_s": a.batch * a.seq / median,
+    "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))

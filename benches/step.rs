@@ -1,0 +1,154 @@
+//! Training tokens per second of SmolLM2-135M's shape (random bf16 weights, random ids): LoRA r 16 on the seven
+//! projections, 4 x 256 tokens, every token supervised, forward, backward, exact sums, AdamW. One JSON line, as
+//! benches/peft_step.py prints for the peer; benches/step.sh runs both in turn.
+//!
+//! `cargo bench --bench step -- [--threads 2] [--steps 5] [--micro 1024] [--keep everything|inputs]`
+
+use finetune::backend::cpu::Cpu;
+use finetune::model::config::Config;
+use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
+use finetune::model::layout;
+use finetune::model::lora::LoraSpec;
+use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Want};
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::fixed;
+use finetune::numeric::rng::Stream;
+use finetune::numeric::tensor::{Tensor, Tensors};
+use finetune::train::optim::{AdamW, Options};
+use finetune::train::sum::Sums;
+use serde_json::json;
+use std::time::Instant;
+
+const ROWS: usize = 4;
+const LENGTH: usize = 256;
+
+/// Weights that no file holds: uniform, of the size that keeps activations of size one.
+struct Random(Config);
+
+impl Tensors for Random {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let c = &self.0;
+        let module = name.rsplit('.').nth(1).unwrap_or_default();
+        let shape = match module {
+            "embed_tokens" => vec![c.vocab, c.hidden],
+            "norm" | "input_layernorm" | "post_attention_layernorm" => vec![c.hidden],
+            "lm_head" => return Ok(None),
+            _ => match c.projection(module) {
+                Some((n, k)) => vec![n, k],
+                None => return Ok(None),
+            },
+        };
+        let mut draws = Stream::new(&[name.len() as u64, name.bytes().map(u64::from).sum()]);
+        let size = 1.0 / (shape[shape.len() - 1] as f32).sqrt();
+        let one = |d: &mut Stream| if shape.len() == 1 { 1.0 } else { size * (2.0 * d.unit() - 1.0) };
+        let count = shape.iter().product::<usize>();
+        let bytes = (0..count).flat_map(|_| half::bf16::from_f32(one(&mut draws)).to_le_bytes()).collect();
+        Ok(Some(Tensor { shape, dtype: Dtype::Bf16, bytes: std::borrow::Cow::Owned(bytes) }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec!["model.embed_tokens.weight".into()]
+    }
+}
+
+fn batches(vocab: u32, micro: usize) -> Vec<Microbatch> {
+    let mut draws = Stream::new(&[7]);
+    let all: Vec<Vec<u32>> = (0..ROWS).map(|_| (0..LENGTH).map(|_| draws.below(vocab)).collect()).collect();
+    let per = (micro / LENGTH).max(1);
+    let numbered: Vec<(u64, &Vec<u32>)> = (0..).zip(&all).collect();
+    let batch = |rows: &[(u64, &Vec<u32>)]| Microbatch {
+        step: 1,
+        rows: rows.iter().map(|r| r.0).collect(),
+        ids: rows.iter().flat_map(|r| r.1.iter().copied()).collect(),
+        bounds: (0..=rows.len()).map(|i| (i * LENGTH) as u32).collect(),
+        targets: Targets::Tokens(
+            rows.iter().flat_map(|r| r.1[1..].iter().copied().chain([IGNORE])).collect(),
+        ),
+    };
+    numbered.chunks(per).map(batch).collect()
+}
+
+fn peak_rss_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0 kB");
+    line.split_whitespace().next().and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+}
+
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn get(&self, name: &str, default: &str) -> String {
+        let at = self.0.iter().position(|a| a == name);
+        at.and_then(|i| self.0.get(i + 1)).cloned().unwrap_or_else(|| default.into())
+    }
+    fn number(&self, name: &str, default: &str) -> usize {
+        let value = self.get(name, default);
+        value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not `{value}`"))
+    }
+}
+
+fn main() {
+    let arguments = Arguments(std::env::args().collect());
+    let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
+    let micro = arguments.number("--micro", "1024");
+    let keep =
+        if arguments.get("--keep", "everything") == "inputs" { Keep::Inputs } else { Keep::Everything };
+    let config = Config::from_json(&json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 49152,
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
+        "tie_word_embeddings": true, "max_position_embeddings": 8192
+    }))
+    .unwrap_or_else(|e| panic!("{e}"));
+    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let lora = LoraSpec {
+        rank: 16,
+        alpha: 32.0,
+        rslora: false,
+        dropout: 0.0,
+        targets: targets.map(String::from).to_vec(),
+        seed: 1,
+    };
+    let tensors = Random(config.clone());
+    let layout = layout::of(&config, &lora, 0..config.layers);
+    let mut flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
+    let build = Build { keep, ..Build::whole(&config) };
+    let mut stage =
+        Decoder::load(Cpu::new(threads), &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
+    let batches = batches(config.vocab as u32, micro);
+    let (mut optim, mut gradient) = (AdamW::new(Options::default(), flat.len()), vec![0.0; flat.len()]);
+    let mut sums = Sums::new(flat.len());
+    let mut times = Vec::new();
+    for step in 0..steps + 2 {
+        let started = Instant::now();
+        sums.reset(flat.len());
+        stage.set_parameters(&flat).unwrap_or_else(|e| panic!("{e}"));
+        let (mut loss, mut forward) = (0.0, 0.0);
+        for batch in &batches {
+            let begun = Instant::now();
+            let output = stage.forward(batch, None, Want::Gradient).unwrap_or_else(|e| panic!("{e}"));
+            forward += begun.elapsed().as_secs_f64();
+            let Output::Loss(l) = output else { panic!("a loss was asked for") };
+            loss += l.loss / ((LENGTH - 1) * ROWS) as f64;
+            stage.backward(None, &mut gradient).unwrap_or_else(|e| panic!("{e}"));
+            let cap = fixed::cap(batches.len());
+            sums.add_gradient(&gradient, cap).unwrap_or_else(|e| panic!("{e:?}"));
+            sums.add_loss(&l).unwrap_or_else(|e| panic!("{e:?}"));
+        }
+        let mean = sums.mean();
+        optim.update(&mut flat, &mean.gradient, 2e-4);
+        let seconds = started.elapsed().as_secs_f64();
+        eprintln!("step {step}: loss {loss:.4}, {seconds:.3} s, of which forward {forward:.3}");
+        if step >= 2 {
+            times.push(seconds);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    let line = json!({
+        "trainer": "finetune", "class": stage.class(), "threads": threads, "rows": ROWS, "tokens": LENGTH,
+        "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
+        "tok_s": (ROWS * LENGTH) as f64 / median, "rss_mb": peak_rss_mb()
+    });
+    println!("{line}");
+}
