@@ -35,6 +35,19 @@ pub struct LoraGrad<'a, M> {
     pub scale: f32,
 }
 
+/// The adapter's part of [`Fused::lora_linear`].
+#[derive(Debug)]
+pub struct LoraPart<'a, M> {
+    /// x aᵀ [T, R], written (=) and kept for the gradient.
+    pub h: ViewMut<'a, M>,
+    /// The input as the adapter sees it [T, K]: masked, where there is dropout.
+    pub x: View<'a, M>,
+    /// A [R, K] and B [N, R].
+    pub ab: (View<'a, M>, View<'a, M>),
+    /// alpha / R, or alpha / sqrt(R).
+    pub scale: f32,
+}
+
 /// Compositions of verbs that a backend may replace.
 pub trait Fused: Backend + Sized {
     /// y[T, N] += scale * (x[T, K] aᵀ) bᵀ with a [R, K], b [N, R]; h[T, R] = x aᵀ is kept for the gradient.
@@ -71,6 +84,32 @@ pub trait Fused: Backend + Sized {
             self.matmul(dx, write, Product { a: left, b: a, transpose: Transpose::Neither, scale: 1.0 });
         }
         self.recycle(dh);
+    }
+
+    /// y[T, N] (=|+=) x[T, K] wᵀ + scale * h bᵀ: a projection with its adapter, in one pass over y.
+    fn lora_linear(
+        &mut self,
+        y: (ViewMut<Self::Memory>, Write),
+        x: View<Self::Memory>,
+        w: &Self::Weight,
+        lora: LoraPart<Self::Memory>,
+    ) {
+        let (mut y, write) = y;
+        self.linear(y.again(), write, x, w);
+        self.lora(y, lora.h, lora.x, lora.ab, lora.scale);
+    }
+
+    /// The gradient of [`Fused::lora_linear`] without dropout: [`Fused::lora_grad`], and
+    /// dx[T, K] (=|+=) dy w + dh a.
+    fn lora_linear_grad(
+        &mut self,
+        dx: (ViewMut<Self::Memory>, Write),
+        w: &Self::Weight,
+        args: LoraGrad<Self::Memory>,
+    ) {
+        let (mut dx, write) = dx;
+        self.linear_grad(dx.again(), write, args.dy, w);
+        self.lora_grad(Some((dx, Write::Add)), args);
     }
 
     /// losses[n, 1] = cross-entropy of x headᵀ against the targets; dx[n, C] = gradient of their sum in x,

@@ -12,7 +12,7 @@ pub mod cpu;
 mod fused;
 
 use crate::numeric::dtype::Dtype;
-pub use fused::{Fused, LmHeadLoss, LoraGrad};
+pub use fused::{Fused, LmHeadLoss, LoraGrad, LoraPart};
 
 /// A contiguous row-major matrix inside device memory, read only.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //! With dropout the adapter's input is masked anew wherever it is needed, never kept: the key gives it back.
 
 use super::weights::{ModelError, Weights};
-use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, View, ViewMut, Write, view, view_mut};
+use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, ViewMut, Write, view, view_mut};
 
 /// A projection y[T, N] = x[T, K] wᵀ (+ bias) (+ scale * (dropout(x) aᵀ) bᵀ).
 pub struct Linear<B: Backend> {
@@ -89,11 +89,25 @@ impl<B: Fused> Linear<B> {
         x: View<B::Memory>,
         batch: &Batch<B>,
     ) -> Option<B::Memory> {
-        backend.linear(y.again(), write, x, &self.weight);
-        if let Some(bias) = &self.bias {
-            backend.bias(y.again(), view(bias, 1, self.shape.0));
+        let mut h = self.adapter.map(|a| backend.memory(batch.rows * a.rank));
+        match (self.adapter, h.as_mut()) {
+            (Some(adapter), Some(h)) => {
+                let masked = self.masked(backend, x, batch);
+                let lora = LoraPart {
+                    h: view_mut(h, batch.rows, adapter.rank),
+                    x: masked.as_ref().map_or(x, |m| view(m, x.rows, x.cols)),
+                    ab: adapter.views(batch.params, self.shape),
+                    scale: adapter.scale,
+                };
+                backend.lora_linear((y.again(), write), x, &self.weight, lora);
+                masked.into_iter().for_each(|m| backend.recycle(m));
+            }
+            _ => backend.linear(y.again(), write, x, &self.weight),
         }
-        self.adapt(backend, y, x, batch)
+        if let Some(bias) = &self.bias {
+            backend.bias(y, view(bias, 1, self.shape.0));
+        }
+        h
     }
 
     /// Only the adapter's part: y += scale * h bᵀ. A recomputed block ends here, where y is thrown away.
@@ -130,14 +144,16 @@ impl<B: Fused> Linear<B> {
     pub fn backward(
         &self,
         backend: &mut B,
-        mut dx: Option<(ViewMut<B::Memory>, Write)>,
+        dx: Option<(ViewMut<B::Memory>, Write)>,
         args: LinearGrad<B::Memory>,
         batch: &Batch<B>,
     ) {
-        if let Some((dx, write)) = dx.as_mut() {
-            backend.linear_grad(dx.again(), *write, args.dy, &self.weight);
-        }
-        let (Some(adapter), Some(h), Some(x)) = (self.adapter, args.h, args.x) else { return };
+        let (Some(adapter), Some(h), Some(x)) = (self.adapter, args.h, args.x) else {
+            if let Some((dx, write)) = dx {
+                backend.linear_grad(dx, write, args.dy, &self.weight);
+            }
+            return;
+        };
         let (n, k) = self.shape;
         let ab = adapter.views(batch.params, self.shape);
         let masked = self.masked(backend, x, batch);
@@ -152,13 +168,15 @@ impl<B: Fused> Linear<B> {
             scale: adapter.scale,
         };
         match (self.key(batch), dx) {
-            (Some(key), Some((dx, _))) => {
+            (Some(key), Some((mut dx, write))) => {
+                backend.linear_grad(dx.again(), write, args.dy, &self.weight);
                 let mut through = backend.memory(batch.rows * k);
                 backend.lora_grad(Some((view_mut(&mut through, batch.rows, k), Write::Set)), lora);
                 backend.dropout(dx, Write::Add, view(&through, batch.rows, k), key, batch.tokens);
                 backend.recycle(through);
             }
-            (_, dx) => backend.lora_grad(dx.map(|(dx, _)| (dx, Write::Add)), lora),
+            (None, Some(dx)) => backend.lora_linear_grad(dx, &self.weight, lora),
+            (_, None) => backend.lora_grad(None, lora),
         }
         masked.into_iter().for_each(|m| backend.recycle(m));
     }

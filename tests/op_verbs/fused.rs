@@ -2,7 +2,8 @@
 
 use crate::bench::{Mat, Out, close, close_grad, plus, run};
 use crate::products::weight;
-use finetune::backend::{Fused, LmHeadLoss, LoraGrad, Write};
+use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, Fused, LmHeadLoss, LoraGrad, LoraPart, View, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 #[test]
@@ -86,5 +87,102 @@ fn lm_head_loss_in_chunks() {
         assert_eq!(got[0], got[2], "{name}: the loss does not depend on whether a gradient is asked for");
         let ones = Mat { rows: n, cols: 1, v: vec![1.0; n] };
         close_grad(&name, &got[1], (&[&x], 0), &ones, f, 1e-5);
+    }
+}
+
+/// What lora_linear and lora_linear_grad write: y, h, dx, dA, dB.
+fn projected(cpu: &mut Cpu, m: &[&Mat], dtype: Dtype, write: Write) -> Vec<Vec<f32>> {
+    let mut held = Vec::new();
+    for m in m {
+        let mut memory = cpu.memory(m.v.len());
+        cpu.upload(view_mut(&mut memory, m.rows, m.cols), &m.f32s());
+        held.push(memory);
+    }
+    let at = |i: usize| View { memory: &held[i], offset: 0, rows: m[i].rows, cols: m[i].cols };
+    let (t, k, n, r) = (m[0].rows, m[0].cols, m[2].rows, m[1].rows);
+    let w = weight(cpu, m[5], dtype);
+    let [mut y, mut h, mut dx, mut dab] = [t * n, t * r, t * k, r * (n + k)].map(|len| cpu.memory(len));
+    if write == Write::Add {
+        cpu.copy(view_mut(&mut y, t, n), at(3));
+        cpu.copy(view_mut(&mut dx, t, k), at(4));
+    }
+    let part = LoraPart { h: view_mut(&mut h, t, r), x: at(0), ab: (at(1), at(2)), scale: 2.0 };
+    cpu.lora_linear((view_mut(&mut y, t, n), write), at(0), &w, part);
+    let args = LoraGrad {
+        dab: view_mut(&mut dab, 1, r * (n + k)),
+        dy: at(3),
+        x: at(0),
+        h: view(&h, t, r),
+        ab: (at(1), at(2)),
+        scale: 2.0,
+    };
+    cpu.lora_linear_grad((view_mut(&mut dx, t, k), write), &w, args);
+    let mut read = |m, len| {
+        let mut out = vec![0.0; len];
+        cpu.read(view(m, 1, len), &mut out).unwrap();
+        out
+    };
+    let (y, h, dx, dab) = (read(&y, t * n), read(&h, t * r), read(&dx, t * k), read(&dab, r * (n + k)));
+    vec![y, h, dx, dab[..r * k].to_vec(), dab[r * k..].to_vec()]
+}
+
+#[test]
+fn a_projection_with_its_adapter_equals_its_spelling_and_its_formula() {
+    for (t, k, r, n) in
+        [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
+    {
+        for (dtype, write) in [(Dtype::Bf16, Write::Set), (Dtype::F32, Write::Add)] {
+            let name = format!("lora_linear {t}x{k}x{r}x{n} {dtype:?} {write:?}");
+            let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
+            let (dy, before) = (Mat::random(t, n, 4), Mat::random(t, k, 6));
+            let w = Mat::random(n, k, 5).map(|x| (x * 64.0).round() / 64.0);
+            let all = [&x, &a, &b, &dy, &before, &w];
+            let got = projected(&mut Cpu::new(2), &all, dtype, write);
+            let slow = projected(&mut Cpu::twin(1), &all, dtype, write);
+            for threads in [1, 3, 7] {
+                assert!(projected(&mut Cpu::new(threads), &all, dtype, write) == got, "{name}: bits");
+            }
+            let twice = |m: Mat| m.map(|v| v * 2.0);
+            let h = x.mul(&a.t());
+            let dh = twice(dy.mul(&b));
+            let old = |m: &Mat| if write == Write::Add { m.clone() } else { Mat::zeros(m.rows, m.cols) };
+            let sum = |a: Mat, b: Mat, c: Mat| -> Vec<f64> {
+                (0..a.v.len()).map(|i| a.v[i] + b.v[i] + c.v[i]).collect()
+            };
+            let want = [
+                sum(old(&dy), x.mul(&w.t()), twice(h.mul(&b.t()))),
+                h.v.clone(),
+                sum(old(&before), dy.mul(&w), dh.mul(&a)),
+                dh.t().mul(&x).v,
+                twice(dy.t().mul(&h)).v,
+            ];
+            for (i, want) in want.iter().enumerate() {
+                close(&format!("{name} output {i}"), &got[i], want, 4e-6);
+                close(&format!("{name} output {i} spelled"), &slow[i], want, 4e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_our_own_equal_those_of_the_crate() {
+    for (t, n, k) in [(1, 576, 1536), (13, 33, 31), (517, 100, 769), (64, 1537, 40)] {
+        let (x, w) = (Mat::random(t, k, 1), Mat::random(n, k, 2).map(|x| (x * 64.0).round() / 64.0));
+        let go = |mut cpu: Cpu| {
+            let mut memory = [t * k, t * n, t * k].map(|len| cpu.memory(len));
+            let [mx, my, mdx] = &mut memory;
+            cpu.upload(view_mut(mx, t, k), &x.f32s());
+            let w = weight(&mut cpu, &w, Dtype::F16);
+            cpu.linear(view_mut(my, t, n), Write::Set, view(mx, t, k), &w);
+            cpu.linear_grad(view_mut(mdx, t, k), Write::Set, view(my, t, n), &w);
+            let mut out = (vec![0.0; t * n], vec![0.0; t * k]);
+            cpu.read(view(my, t, n), &mut out.0).unwrap();
+            cpu.read(view(mdx, t, k), &mut out.1).unwrap();
+            out
+        };
+        let (own, slow) = (go(Cpu::new(2)), go(Cpu::twin(2)));
+        let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        close("linear against its twin", &own.0, &wide(&slow.0), 2e-6);
+        close("linear_grad against its twin", &own.1, &wide(&slow.1), 4e-6);
     }
 }

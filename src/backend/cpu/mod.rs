@@ -8,6 +8,7 @@ mod attention;
 mod attention_grad;
 mod avx512;
 mod elementwise;
+mod fused;
 mod isa;
 mod loss;
 mod math;
@@ -75,5 +76,3 @@ impl Cpu {
         Context { threads: &self.threads, isa: self.isa, products: self.products }
     }
 }
-
-impl crate::backend::Fused for Cpu {}

@@ -2,12 +2,12 @@
 //! in the dtype of the file. What is widened to f32 is one panel's slice at a time, in L2.
 //!
 //! One layout serves both directions. Forward takes a slice of a panel as it is; the input gradient, whose
-//! inner dimension is N, turns blocks of 16 x 16 while it widens them (1 % of the product at 512 rows).
+//! inner dimension is N, turns blocks of 16 x 16 while it widens them (3 % of the product at 256 rows).
 
 use super::Context;
 use super::avx512::{self, COLS, Stored};
 use super::product::{Strided, Target};
-use super::product_own::{self, BLOCK, SLICE, Share};
+use super::product_own::{self, SLICE, Share};
 use super::threads::Threads;
 use crate::backend::Write;
 
@@ -58,25 +58,24 @@ impl<S: Stored> Panels<S> {
 
     /// y[T, N] (=|+=) x wᵀ [+ what is added]
     pub fn forward(&self, cx: Context, y: Target, x: (&[f32], usize), added: Option<Added>) {
-        let (x, t) = x;
-        let (x, panels) = (Strided::rows(x, self.cols), self.rows.div_ceil(COLS));
-        cx.threads.each(panels * t.div_ceil(BLOCK), |task| {
-            let (i, p) = (task / panels * BLOCK, task % panels);
-            let (rows, cols) = (BLOCK.min(t - i), COLS.min(self.rows - p * COLS));
-            let panel = &self.data[p * self.cols * COLS..][..self.cols * COLS];
+        let (x, t) = (Strided::rows(x.0, self.cols), x.1);
+        product_own::areas(cx, t, self.rows.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);
                 for (from, k) in product_own::slices(self.cols) {
-                    let part = &panel[from * COLS..][..k * COLS];
-                    let right = S::plain(part).unwrap_or_else(|| {
-                        // SAFETY: panels are made for AVX-512 only.
-                        unsafe { avx512::widen(&mut wide[..k * COLS], part) };
-                        &wide[..k * COLS]
-                    });
-                    let share = (x.from(i, from), k, right.as_ptr(), COLS);
-                    let here = slice_of(y.from(i, p * COLS), from);
                     let added = added.filter(|_| from + k == self.cols);
-                    tiles(here, (rows, cols), share, (added, i, p * COLS), low);
+                    for p in area.panels.clone() {
+                        let part = &self.data[(p * self.cols + from) * COLS..][..k * COLS];
+                        let right = S::plain(part).unwrap_or_else(|| {
+                            // SAFETY: panels are made for AVX-512 only.
+                            unsafe { avx512::widen(&mut wide[..k * COLS], part) };
+                            &wide[..k * COLS]
+                        });
+                        let share = (x.from(area.row, from), k, right.as_ptr(), COLS);
+                        let here = slice_of(y.from(area.row, p * COLS), from);
+                        let size = (area.rows, COLS.min(self.rows - p * COLS));
+                        tiles(here, size, share, (added, area.row, p * COLS), low);
+                    }
                 }
             });
         });
@@ -84,19 +83,19 @@ impl<S: Stored> Panels<S> {
 
     /// dx[T, K] (=|+=) dy w [+ what is added]
     pub fn backward(&self, cx: Context, dx: Target, dy: (&[f32], usize), added: Option<Added>) {
-        let (dy, t) = dy;
-        let (dy, panels) = (Strided::rows(dy, self.rows), self.cols.div_ceil(COLS));
-        cx.threads.each(panels * t.div_ceil(BLOCK), |task| {
-            let (i, p) = (task / panels * BLOCK, task % panels);
-            let (rows, cols) = (BLOCK.min(t - i), COLS.min(self.cols - p * COLS));
+        let (dy, t) = (Strided::rows(dy.0, self.rows), dy.1);
+        product_own::areas(cx, t, self.cols.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);
                 for (from, n) in product_own::slices(self.rows) {
-                    self.turn(wide, p * COLS, (from, n));
-                    let share = (dy.from(i, from), n, wide.as_ptr(), COLS);
-                    let here = slice_of(dx.from(i, p * COLS), from);
                     let added = added.filter(|_| from + n == self.rows);
-                    tiles(here, (rows, cols), share, (added, i, p * COLS), low);
+                    for p in area.panels.clone() {
+                        self.turn(wide, p * COLS, (from, n));
+                        let share = (dy.from(area.row, from), n, wide.as_ptr(), COLS);
+                        let here = slice_of(dx.from(area.row, p * COLS), from);
+                        let size = (area.rows, COLS.min(self.cols - p * COLS));
+                        tiles(here, size, share, (added, area.row, p * COLS), low);
+                    }
                 }
             });
         });

@@ -14,8 +14,10 @@ use std::cell::RefCell;
 
 /// Most terms of one slice.
 pub const SLICE: usize = 768;
-/// Rows of the left factor in a task: 43 tiles, 1.5 MB of a slice at most.
-pub const BLOCK: usize = 516;
+/// Most rows of the left factor in a task: 22 tiles, 0.8 MB of a slice, which stays in L2.
+const BLOCK: usize = 264;
+/// Most panels of a task: the slices of its left factor are read once for all of them.
+const GROUP: usize = 8;
 /// The same for narrow outputs, which have few panels to share out.
 const NARROW: usize = 96;
 /// Up to so many rows a right factor is read in place.
@@ -35,6 +37,31 @@ pub fn slices(k: usize) -> impl Iterator<Item = (usize, usize)> {
     let parts = k.div_ceil(SLICE).max(1);
     let size = k.div_ceil(parts).next_multiple_of(32);
     (0..k.max(1)).step_by(size.max(1)).map(move |from| (from, size.min(k - from)))
+}
+
+/// A share of an output: rows and panels.
+#[derive(Debug, Clone)]
+pub struct Area {
+    /// First row.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// Which panels of 32 columns.
+    pub panels: std::ops::Range<usize>,
+}
+
+/// Cuts an output of m rows and that many panels into areas and works on all of them. Where the cuts fall
+/// changes no bit, so they may follow the number of threads.
+pub fn areas(cx: Context, m: usize, panels: usize, work: impl Fn(Area) + Sync) {
+    let rows = m.div_ceil(m.div_ceil(BLOCK).max(1)).next_multiple_of(avx512::ROWS);
+    let blocks = m.div_ceil(rows.max(1));
+    let group = (panels * blocks / (4 * cx.threads.count())).clamp(1, GROUP);
+    let groups = panels.div_ceil(group);
+    cx.threads.each(groups * blocks, |task| {
+        let (block, first) = (task / groups, task % groups * group);
+        let row = block * rows;
+        work(Area { row, rows: rows.min(m - row), panels: first..(first + group).min(panels) });
+    });
 }
 
 /// See [`super::product::product`].

@@ -153,6 +153,11 @@ impl Threads {
         Threads { board, workers, caller: Mutex::new(()) }
     }
 
+    /// How many threads work.
+    pub fn count(&self) -> usize {
+        self.workers.len() + 1
+    }
+
     /// Runs `task(0)` .. `task(tasks - 1)`, in any order, and waits.
     pub fn each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         let free = if tasks > 1 && !self.workers.is_empty() { self.caller.try_lock().ok() } else { None };
@@ -276,7 +281,10 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(5)); // workers fall asleep, and wake again
             let sum = AtomicUsize::new(0);
             threads.each(100, |i| {
-                threads.each(2, |j| drop(sum.fetch_add(i * j, SeqCst))); // a task may ask for tasks
+                // a task may ask for tasks
+                threads.each(2, |j| {
+                    sum.fetch_add(i * j, SeqCst);
+                });
             });
             assert_eq!(sum.load(SeqCst), 4950);
         }

@@ -10,13 +10,13 @@ use crate::backend::*;
 use crate::numeric::rng;
 
 impl<'a> View<'a, Memory> {
-    fn values(&self) -> &'a [f32] {
+    pub(super) fn values(&self) -> &'a [f32] {
         &self.memory.values()[self.offset..][..self.len()]
     }
 }
 
 impl<'a> ViewMut<'a, Memory> {
-    fn values_mut(&mut self) -> &mut [f32] {
+    pub(super) fn values_mut(&mut self) -> &mut [f32] {
         let len = self.len();
         &mut self.memory.values_mut()[self.offset..][..len]
     }
