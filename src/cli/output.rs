@@ -204,6 +204,7 @@ mod tests {
             save_total_limit: None,
             sample_prompts: vec![],
             log_json: None,
+            tensorboard: None,
             quiet: false,
         };
         let p = place(&options, "demo").unwrap();

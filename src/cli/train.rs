@@ -20,7 +20,7 @@ use crate::format::atomic;
 use crate::model::decoder::initial_parameters;
 use crate::model::stage::{Model, Output, Sampling, Stage, Want};
 use crate::numeric::fixed::FRACTION_BITS;
-use crate::report::{Console, Look, Metrics};
+use crate::report::{Console, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event};
 use crate::train::schedule::Schedule;
@@ -147,6 +147,7 @@ impl Job {
         }
         watch.console.end();
         watch.metrics.finish()?;
+        watch.board.map_or(Ok(()), TensorBoard::finish)?;
         outcome
     }
 
@@ -285,6 +286,7 @@ impl Job {
 struct Watch {
     console: Console,
     metrics: Metrics,
+    board: Option<TensorBoard>,
 }
 
 impl Watch {
@@ -294,12 +296,16 @@ impl Watch {
             Some(_) => Metrics::resume(&path, step)?,
             None => Metrics::create(&path)?,
         };
-        Ok(Watch { console: Console::new(look), metrics })
+        let board = options.output.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
+        Ok(Watch { console: Console::new(look), metrics, board })
     }
 
     fn see(&mut self, event: &Event) {
         self.console.see(event);
         self.metrics.see(event);
+        if let Some(board) = &mut self.board {
+            board.see(event);
+        }
     }
 }
 

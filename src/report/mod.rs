@@ -6,7 +6,9 @@
 mod console;
 mod metrics;
 mod progress;
+mod tensorboard;
 
 pub use console::{Console, Look};
 pub use metrics::{Metrics, read};
 pub use progress::Progress;
+pub use tensorboard::TensorBoard;

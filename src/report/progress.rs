@@ -138,11 +138,9 @@ impl Progress {
     /// What a run came to.
     pub fn summary(&self, done: &Done) -> Vec<String> {
         let mut lines = Vec::new();
-        if let Some((first, last)) = self.loss {
-            lines.push(format!(
-                "loss     {first:.4} -> {last:.4}  ({} of {} steps)",
-                done.step, self.total_steps
-            ));
+        if let (Some((first, _)), Some(last)) = (self.loss, self.smooth_loss()) {
+            let steps = format!("{} of {} steps", done.step, self.total_steps);
+            lines.push(format!("loss     {first:.4} -> {last:.4}  (smoothed; {steps})"));
         }
         if let Some((before, after)) = &self.eval {
             let mut line = format!("eval     {:.4} -> {:.4}", before.eval_loss, after.eval_loss);

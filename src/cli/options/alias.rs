@@ -71,7 +71,6 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("group_by_length", &["false", "no"], Explained("rows are shuffled; packing fills the microbatches"), NotBuilt("rows are never ordered by length; packing fills the microbatches")),
     ("coordinator", &[], NotBuilt("training over several machines is not built yet"), NotBuilt("")),
     ("expect_workers", &[], NotBuilt("training over several machines is not built yet"), NotBuilt("")),
-    ("tensorboard", &[], NotBuilt("TensorBoard files are not built yet; metrics.jsonl has every number"), NotBuilt("")),
     ("dashboard", &[], NotBuilt("the page is not built yet; metrics.jsonl has every number"), NotBuilt("")),
 ];
 

@@ -144,6 +144,8 @@ pub struct OutputOptions {
     pub sample_prompts: Vec<String>,
     /// metrics.jsonl elsewhere.
     pub log_json: Option<PathBuf>,
+    /// TensorBoard's event files go here.
+    pub tensorboard: Option<PathBuf>,
     /// No progress.
     pub quiet: bool,
 }
@@ -305,6 +307,7 @@ fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
         save_total_limit: whole(s, "save-total-limit", 1)?,
         sample_prompts: s.list("sample-prompt").to_vec(),
         log_json: s.text("log-json")?.map(PathBuf::from),
+        tensorboard: s.text("tensorboard")?.map(PathBuf::from),
         quiet: s.switch("quiet")?,
     })
 }

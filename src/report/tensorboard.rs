@@ -1,0 +1,176 @@
+//! TensorBoard's event files: records of length, masked CRC of the length, a protobuf `Event`, masked CRC of
+//! that (TensorFlow's record_writer.h and event.proto). Only scalars are written. The one clock of this folder
+//! is here, because the format wants a wall time.
+
+use crate::format::FormatError;
+use crate::train::event::Event;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Writes scalars of steps and evaluations. A disk that fills up ends the log, not the run.
+#[derive(Debug)]
+pub struct TensorBoard {
+    path: PathBuf,
+    file: File,
+    failed: Option<io::Error>,
+}
+
+impl TensorBoard {
+    /// A new event file in `dir`, which is made. After a resume TensorBoard itself forgets what older files say
+    /// of later steps.
+    pub fn create(dir: &Path) -> Result<Self, FormatError> {
+        fs::create_dir_all(dir).map_err(|e| FormatError::io(dir, e))?;
+        let name = format!("events.out.tfevents.{:010}.finetune.{}", now() as u64, std::process::id());
+        let path = dir.join(name);
+        let file = File::create(&path).map_err(|e| FormatError::io(&path, e))?;
+        let mut log = TensorBoard { path, file, failed: None };
+        log.write(0, &field_bytes(3, b"brain.Event:2"));
+        Ok(log)
+    }
+
+    /// Writes what `event` holds of scalars.
+    pub fn see(&mut self, event: &Event) {
+        if let Event::Run(run) = event {
+            // SessionLog { status: START }: later steps of older files are purged from here on.
+            self.write(run.first_step, &field_bytes(7, &field_varint(1, 1)));
+        }
+        let scalars = scalars(event);
+        if !scalars.is_empty() {
+            let values: Vec<u8> =
+                scalars.iter().flat_map(|(tag, v)| field_bytes(1, &value(tag, *v))).collect();
+            self.write(event.step(), &field_bytes(5, &values));
+        }
+    }
+
+    /// The first failure, if there was one.
+    pub fn finish(self) -> Result<(), FormatError> {
+        match self.failed {
+            Some(error) => Err(FormatError::io(&self.path, error)),
+            None => Ok(()),
+        }
+    }
+
+    fn write(&mut self, step: u64, what: &[u8]) {
+        if self.failed.is_none() {
+            let mut event = vec![1 << 3 | 1];
+            event.extend(now().to_le_bytes());
+            event.extend(field_varint(2, step));
+            event.extend(what);
+            self.failed = self.file.write_all(&record(&event)).err();
+        }
+    }
+}
+
+fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
+    match event {
+        Event::Step(e) => vec![
+            ("train/loss", e.loss),
+            ("train/grad_norm", e.grad_norm),
+            ("train/learning_rate", e.lr),
+            ("train/epoch", e.epoch),
+            ("train/tokens_per_second", e.total_tokens as f64 / e.seconds.max(1e-9)),
+        ],
+        Event::Eval(e) => {
+            let optional = [
+                ("eval/perplexity", e.perplexity),
+                ("eval/accuracy", e.accuracy),
+                ("eval/macro_f1", e.macro_f1),
+            ];
+            let present = optional.into_iter().filter_map(|(tag, v)| Some((tag, v?)));
+            [("eval/loss", e.eval_loss)].into_iter().chain(present).collect()
+        }
+        _ => vec![],
+    }
+}
+
+/// `Summary.Value { tag, simple_value }`
+fn value(tag: &str, x: f64) -> Vec<u8> {
+    let mut out = field_bytes(1, tag.as_bytes());
+    out.push(2 << 3 | 5);
+    out.extend((x as f32).to_le_bytes());
+    out
+}
+
+fn field_bytes(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2];
+    out.extend(varint(bytes.len() as u64));
+    out.extend(bytes);
+    out
+}
+
+fn field_varint(number: u8, x: u64) -> Vec<u8> {
+    let mut out = vec![number << 3];
+    out.extend(varint(x));
+    out
+}
+
+fn varint(mut x: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    while x >= 0x80 {
+        out.push(x as u8 | 0x80);
+        x >>= 7;
+    }
+    out.push(x as u8);
+    out
+}
+
+fn record(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    [&length[..], &masked(&length).to_le_bytes(), data, &masked(data).to_le_bytes()].concat()
+}
+
+fn masked(data: &[u8]) -> u32 {
+    crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// Castagnoli's polynomial, reflected; bit by bit, because a step writes two hundred bytes.
+fn crc32c(data: &[u8]) -> u32 {
+    !data.iter().fold(!0u32, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0x82f6_3b78 } else { c >> 1 })
+    })
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::event::{Eval, RunStart};
+
+    #[test]
+    fn checksums_are_castagnoli() {
+        // RFC 3720, B.4
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn records_can_be_walked_and_hold_the_scalars() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = TensorBoard::create(&dir.path().join("deep/er")).unwrap();
+        log.see(&Event::Run(RunStart { first_step: 301, ..RunStart::default() }));
+        log.see(&Event::Eval(Eval { step: 300, eval_loss: 1.5, ..Eval::default() }));
+        let bytes = fs::read(&log.path).unwrap();
+        log.finish().unwrap();
+        let (mut at, mut events) = (0, Vec::new());
+        while at < bytes.len() {
+            let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+            let crc = |a: usize, n: usize| u32::from_le_bytes(bytes[a + n..a + n + 4].try_into().unwrap());
+            assert_eq!(crc(at, 8), masked(&bytes[at..at + 8]));
+            assert_eq!(crc(at + 12, length), masked(&bytes[at + 12..at + 12 + length]));
+            // After the wall time of nine bytes.
+            events.push(bytes[at + 12 + 9..at + 12 + length].to_vec());
+            at += length + 16;
+        }
+        assert_eq!(at, bytes.len());
+        assert_eq!(events[0], [&[0x10, 0, 0x1a, 13][..], b"brain.Event:2"].concat());
+        assert_eq!(events[1], [0x10, 0xad, 2, 0x3a, 2, 8, 1]);
+        let value = [&[0x0a, 9][..], b"eval/loss", &[0x15], &1.5f32.to_le_bytes()].concat();
+        assert_eq!(events[2], [&[0x10, 0xac, 2, 0x2a, 18, 0x0a, 16][..], &value].concat());
+    }
+}
