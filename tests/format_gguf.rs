@@ -212,6 +212,7 @@ fn files_that_are_not_supported_are_refused_by_name() {
     let text = |s: &str| Meta::Text(s.into());
     open(&base()).unwrap();
     check(base().set("general.architecture", text("gemma3")), true, "architecture 'gemma3'");
+    check(base().set("split.count", Meta::U32(3)), true, "a split GGUF; join its parts");
     check(base().set("general.type", text("adapter")), true, "a GGUF of type 'adapter'");
     check(base().set("llama.expert_count", Meta::U32(8)), true, "mixture of experts");
     check(base().set("llama.rope.scaling.type", text("yarn")), true, "rope scaling 'yarn'");

@@ -73,6 +73,10 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         None | Some("model") => {}
         Some(other) => return Err(s.refuse(format!("a GGUF of type '{other}', not a model"))),
     }
+    if file.get("split.count").and_then(Meta::as_u64).unwrap_or(1) > 1 {
+        let way = "join its parts with llama.cpp's `llama-gguf-split --merge`";
+        return Err(FormatError::unsupported(file.path(), "one part of a split GGUF", way));
+    }
     let (model_type, class) = match arch {
         "llama" if s.get("attention.sliding_window").is_some() => ("mistral", "MistralForCausalLM"),
         "llama" => ("llama", "LlamaForCausalLM"),

@@ -64,7 +64,7 @@ pub(super) fn make(file: &Gguf) -> Result<(TokenizerFiles, Value), FormatError> 
     };
     json["added_tokens"] = Value::Array(added(&s));
     json["post_processor"] = post_processor(&s, model, pre)?;
-    let tokenizer_config = tokenizer_config(&s, model)?;
+    let tokenizer_config = tokenizer_config(&s)?;
     let chat_template = tokenizer_config["chat_template"].as_str().map(str::to_owned);
     let special: Map<String, Value> = ["bos", "eos", "unk", "pad"]
         .iter()
@@ -232,7 +232,7 @@ fn post_processor(s: &Source, model: &str, pre: &str) -> Result<Value, FormatErr
     Ok(json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": known}))
 }
 
-fn tokenizer_config(s: &Source, model: &str) -> Result<Value, FormatError> {
+fn tokenizer_config(s: &Source) -> Result<Value, FormatError> {
     let mut decoder = Map::new();
     for token in added(s) {
         let mut token = token;
@@ -240,10 +240,11 @@ fn tokenizer_config(s: &Source, model: &str) -> Result<Value, FormatError> {
         token.as_object_mut().map(|t| t.shift_remove("id"));
         decoder.insert(id, token);
     }
-    let class = if model == "llama" { "PreTrainedTokenizerFast" } else { "GPT2Tokenizer" };
     let mut config = json!({
         "added_tokens_decoder": decoder, "add_prefix_space": false, "clean_up_tokenization_spaces": false,
-        "tokenizer_class": class,
+        // The class that takes tokenizer.json as it is: GPT2Tokenizer of transformers 5 puts its own way of
+        // cutting text in the place of the file's.
+        "tokenizer_class": "PreTrainedTokenizerFast",
     });
     for (key, name) in [("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")] {
         if let Some((_, text)) = s.special(key)? {
