@@ -241,6 +241,8 @@ fn labels_have_a_stable_order() {
     check(&[json!("x")], four, &["x", "LABEL_1", "LABEL_2", "LABEL_3"], &[0]);
     let known = Options { labels: Some(LabelMap { names: vec!["no".into(), "yes".into()] }), ..classify() };
     check(&[json!("yes"), json!(0)], known, &["no", "yes"], &[1, 0]);
+    check(&[json!("10"), json!(9)], classify(), &["9", "10"], &[1, 0]);
+    check(&[json!("10"), json!("09")], classify(), &["09", "10"], &[1, 0]);
     let csv = write(dir.path(), "rows.csv", "text,label\nx,10\ny,9\n");
     assert_eq!(load(&[csv], &classify()).unwrap().labels.unwrap().names, ["9", "10"]);
 }
@@ -252,8 +254,30 @@ fn columns_are_renamed() {
     let a = write(dir.path(), "a.jsonl", r#"{"question": "q", "answer": "a", "text": "not this"}"#);
     let b = write(dir.path(), "b.jsonl", r#"{"prompt": "q", "completion": "a"}"#);
     let fields = vec![pair("prompt", "question"), pair("completion", "answer")];
+    let typo = Options { fields: vec![pair("promt", "question")], ..Options::default() };
+    let error = load(&[b.clone()], &typo).unwrap_err();
+    assert!(error.is_configuration() && error.to_string().contains("nearest is `prompt`"), "{error}");
     let renamed = load(&[a], &Options { fields, ..Options::default() }).unwrap();
     assert_eq!(renamed.samples, load(&[b], &Options::default()).unwrap().samples);
+}
+
+#[test]
+fn tables_hold_conversations_as_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let talk = json!([{"role": "user", "content": "one, \"two\""}, {"role": "assistant", "content": "ok"}]);
+    let cell = talk.to_string().replace('"', "\"\"");
+    let csv = write(dir.path(), "rows.csv", format!("messages,text\n\"{cell}\",\n,plain\n"));
+    let lines =
+        write(dir.path(), "rows.jsonl", format!("{}\n{{\"text\": \"plain\"}}", json!({"messages": talk})));
+    let broken = write(dir.path(), "broken.csv", "messages\n[{\n");
+    let options = Options::default();
+    assert_eq!(load(&[csv], &options).unwrap().samples, load(&[lines], &options).unwrap().samples);
+    assert!(
+        load(&[broken], &options)
+            .unwrap_err()
+            .to_string()
+            .contains("broken.csv:2: `messages` is a text but not JSON")
+    );
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // what tests call is test code
 
-use finetune::data::{Options, Task, Tokenizer, encode, form};
-use serde_json::Value;
+use finetune::data::{Options, Task, Tokenizer, chat, encode, form};
+use proptest::prelude::*;
+use serde_json::{Value, json};
 
 fn tokenizer(name: &str, config: &Value, template: Option<&str>) -> Tokenizer {
     let json = std::fs::read_to_string(format!("tests/golden/rows/{name}.json")).unwrap();
@@ -43,4 +44,91 @@ fn ids_and_masks_equal_transformers() {
         })
         .collect();
     assert!(wrong.is_empty(), "{} of {} rows differ\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+fn word() -> impl Strategy<Value = Value> {
+    let text = prop_oneof!["\\PC{0,12}", "[a-z <|>\n]{0,20}", Just("<|im_end|>".to_owned())];
+    prop_oneof![
+        text.prop_map(Value::from),
+        Just(Value::Null),
+        any::<i64>().prop_map(Value::from),
+        Just(json!([]))
+    ]
+}
+
+/// Rows with the names that forms have, and anything in them.
+fn any_row() -> impl Strategy<Value = Value> {
+    let names = "text|prompt|completion|instruction|input|output|system|history|label|tools|chosen|rejected";
+    let message = proptest::collection::hash_map("role|content|tool_calls|from|value", word(), 0..4);
+    let talk = proptest::collection::vec(message.prop_map(|m| json!(m)), 0..4).prop_map(Value::from);
+    let fields = proptest::collection::hash_map(names, word(), 0..6);
+    let talks = proptest::collection::hash_map("messages|conversations|prompt|completion", talk, 0..2);
+    (fields, talks).prop_map(|(a, b)| a.into_iter().chain(b).collect::<serde_json::Map<_, _>>().into())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_row_is_tokens_or_an_error(row in any_row(), classify in any::<bool>()) {
+        let tokenizer = plain();
+        let task = if classify { Task::Classify } else { Task::Sft };
+        if let Ok(form) = form::of(&row, &Options { task, ..Options::default() })
+            && let Ok((encoded, label)) = encode::encode(&form, tokenizer)
+        {
+            prop_assert_eq!(encoded.ids.len(), encoded.mask.len());
+            prop_assert_eq!(label.is_some(), classify);
+            prop_assert!(encoded.ids.iter().all(|&i| (i as usize) < tokenizer.vocab_size()));
+        }
+    }
+
+    /// Whatever people write, the spans hold exactly what the assistant wrote and the end of the turn.
+    #[test]
+    fn spans_are_the_assistants_turns(turns in proptest::collection::vec(("\\PC{0,20}", "(?s).{0,20}"), 1..4)) {
+        let mut messages = Vec::new();
+        for (user, assistant) in &turns {
+            messages.push(json!({"role": "user", "content": user}));
+            messages.push(json!({"role": "assistant", "content": assistant}));
+        }
+        let chat = form::Chat { messages: Value::from(messages), tools: None, context: 0 };
+        let spans = chat::spans(&chat, plain()).unwrap();
+        let ours: Vec<&str> = spans.supervised.iter().map(|s| &spans.text[s.clone()]).collect();
+        let expected: Vec<String> = turns.iter().map(|(_, a)| format!("{a}<|im_end|>")).collect();
+        prop_assert_eq!(ours, expected);
+    }
+}
+
+/// A template without generation blocks, so that turns are found by rendering prefixes.
+fn plain() -> &'static Tokenizer {
+    static PLAIN: std::sync::OnceLock<Tokenizer> = std::sync::OnceLock::new();
+    PLAIN.get_or_init(|| {
+        let template = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
+                        {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+        tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(template))
+    })
+}
+
+/// Templates whose turns cannot be told apart are refused, and say by which name the way out goes.
+#[test]
+fn templates_that_hide_turns_are_refused() {
+    let talk = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]});
+    for (template, part) in [
+        (
+            "{% for m in messages %}{{ m.content }}|{% endfor %}{% if add_generation_prompt %}<think>{% endif %}",
+            "does not begin",
+        ),
+        ("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "does not begin"),
+        ("{{ messages[1].content.nothing() }}", "chat template"),
+        ("{% for m in messages %}", "chat template"),
+        ("{{ raise_exception('no ' + messages[0].role) }}", "no user"),
+    ] {
+        let tokenizer = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(template));
+        let form = form::of(&talk, &Options::default()).unwrap();
+        let error = encode::encode(&form, &tokenizer).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains('\n'), "{template}: {error}");
+    }
+    let bare = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), None);
+    let error =
+        encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare).unwrap_err().to_string();
+    assert!(error.contains("--chat-template FILE or chatml"), "{error}");
 }

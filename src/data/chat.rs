@@ -15,6 +15,7 @@ use crate::data::form::Chat;
 use crate::data::template::{ChatTemplate, Ending};
 use crate::data::tokenizer::Tokenizer;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Text, and what of it is supervised.
@@ -72,7 +73,9 @@ fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<R
     };
     let before = prefix(template, chat, i, Ending::GenerationPrompt)
         .map_err(|e| refuse(&format!("rendering the messages before it fails: {e}")))?;
-    let with = prefix(template, chat, i + 1, Ending::Turn)?;
+    // the last message's turn ends where the whole does: one rendering less for most rows
+    let last = chat.messages.as_array().is_some_and(|m| m.len() == i + 1);
+    let with = if last { Cow::from(whole) } else { Cow::from(prefix(template, chat, i + 1, Ending::Turn)?) };
     let Some(answer) = with.strip_prefix(before.as_str()) else {
         return Err(refuse("the text up to it with the generation prompt does not begin the text with it"));
     };

@@ -162,7 +162,7 @@ impl<'de> Visitor<'de> for &mut Items<'_, '_> {
     }
 }
 
-/// A row is an object of its header's names; cells are strings, but a label that reads as an integer is one.
+/// A row is an object of its header's names; all cells are strings.
 fn csv(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
     let mut reader =
         csv::ReaderBuilder::new().flexible(false).from_reader(BufReader::with_capacity(1 << 20, reader));
@@ -171,13 +171,7 @@ fn csv(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError>
     let mut record = csv::StringRecord::new();
     while reader.read_record(&mut record).map_err(|e| csv_error(&e, file))? {
         let line = record.position().map_or(0, csv::Position::line);
-        let cell = |(name, text): (&&str, &str)| {
-            let value = match text.parse::<i64>() {
-                Ok(i) if i.to_string() == text => Value::from(i),
-                _ => Value::from(text),
-            };
-            (name.to_string(), if name.contains("label") { value } else { Value::from(text) })
-        };
+        let cell = |(name, text): (&&str, &str)| (name.to_string(), Value::from(text));
         let row = names.iter().zip(record.iter()).map(cell).collect();
         let place = Place::Line { file: file.to_owned(), line };
         if sink(RawRow { place, raw: Raw::Value(Value::Object(row)) })? == Flow::Stop {

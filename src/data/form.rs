@@ -3,6 +3,7 @@
 //! A classifier's rows are text (or input) + label and nothing else counts.
 //! Exception: a row of several forms is the first of them; `--data-fields FIELD=COLUMN` decides otherwise.
 
+use crate::data::error::DataError;
 use crate::data::{Options, Task};
 use serde_json::{Map, Value, json};
 
@@ -60,7 +61,7 @@ pub struct Chat {
 /// A label as rows have it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Label {
-    /// `3`, or a CSV cell that reads as an integer.
+    /// `3`, or a text that spells an integer the way it prints (a CSV cell, say): `"3"`, not `"03"`.
     Int(i64),
     /// Anything else.
     Name(String),
@@ -100,6 +101,17 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A value that tables hold as JSON in a text; None where it is missing or an empty text.
+    fn structured(&self, field: &str) -> Result<Option<Value>, String> {
+        match self.get(field) {
+            Some(Value::String(s)) if s.trim().is_empty() => Ok(None),
+            Some(Value::String(s)) => serde_json::from_str(s)
+                .map(Some)
+                .map_err(|e| format!("`{field}` is a text but not JSON: {e}")),
+            other => Ok(other.cloned()),
+        }
+    }
+
     /// Empty where the field is missing.
     fn optional(&self, field: &str) -> Result<String, String> {
         self.get(field).map_or(Ok(String::new()), |_| self.text(field))
@@ -117,6 +129,38 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Every field that a form can have: what --data-fields may rename.
+const FIELDS: [&str; 14] = [
+    "text",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "history",
+    "messages",
+    "conversations",
+    "tools",
+    "label",
+    "chosen",
+    "rejected",
+];
+
+/// Refuses names in --data-fields that no form has; the error names the nearest.
+pub fn check_fields(fields: &[(String, String)]) -> Result<(), DataError> {
+    let Some((unknown, _)) = fields.iter().find(|(f, _)| !FIELDS.contains(&f.as_str())) else {
+        return Ok(());
+    };
+    let nearest = FIELDS
+        .iter()
+        .max_by(|a, b| strsim::jaro_winkler(a, unknown).total_cmp(&strsim::jaro_winkler(b, unknown)));
+    Err(DataError::Options(format!(
+        "--data-fields FIELD=COLUMN: no form has a field `{unknown}`, the nearest is `{}`",
+        nearest.unwrap_or(&"text")
+    )))
+}
+
 /// The form of a row; the error says what is missing.
 pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
     let map = row.as_object().ok_or_else(|| format!("a row must be an object, this is {}", kind(row)))?;
@@ -128,11 +172,11 @@ pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
 }
 
 fn sft(fields: &Fields<'_>) -> Result<Form, String> {
-    if fields.has(&["messages"]) {
-        return chat(fields, "messages");
-    }
-    if fields.has(&["conversations"]) {
-        return chat(fields, "conversations");
+    for field in ["messages", "conversations"] {
+        // a table of mixed forms has empty cells
+        if fields.get(field).is_some_and(|v| v != "") {
+            return chat(fields, field);
+        }
     }
     if fields.has(&["chosen", "rejected"]) {
         return Err("preference rows (chosen / rejected) are not supported yet: \
@@ -168,9 +212,9 @@ fn pair(fields: &Fields<'_>) -> Result<Form, String> {
 }
 
 fn alpaca(fields: &Fields<'_>) -> Result<Alpaca, String> {
-    let history = match fields.get("history") {
+    let history = match fields.structured("history")? {
         None => Vec::new(),
-        Some(list) => serde_json::from_value(list.clone())
+        Some(list) => serde_json::from_value(list)
             .map_err(|_| "`history` must be a list of [user, assistant] pairs".to_owned())?,
     };
     Ok(Alpaca {
@@ -186,7 +230,10 @@ fn classification(fields: &Fields<'_>) -> Result<Form, String> {
     let field = if fields.has(&["text"]) { "text" } else { "input" };
     let text = fields.text(field).map_err(|e| format!("{e} (a classifier's rows have text, label)"))?;
     let label = match fields.get("label") {
-        Some(Value::String(s)) => Label::Name(s.clone()),
+        Some(Value::String(s)) => match s.parse::<i64>() {
+            Ok(i) if i.to_string() == *s => Label::Int(i),
+            _ => Label::Name(s.clone()),
+        },
         Some(Value::Bool(b)) => Label::Name(b.to_string()),
         Some(Value::Number(n)) => {
             match n.as_i64().or_else(|| n.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as i64)) {
@@ -201,11 +248,11 @@ fn classification(fields: &Fields<'_>) -> Result<Form, String> {
 }
 
 fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
-    let Some(list) = fields.get(field).and_then(Value::as_array) else {
+    let Some(Value::Array(list)) = fields.structured(field)? else {
         return Err(format!("`{field}` must be a list of messages"));
     };
     let mut messages: Vec<Value> = match field {
-        "messages" => list.clone(),
+        "messages" => list,
         _ => list.iter().map(sharegpt).collect::<Result<_, _>>()?,
     };
     let system = fields.optional("system")?;
@@ -220,18 +267,13 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
     }))
 }
 
-/// `tools` may be a list, or JSON in a string; an empty one is none.
+/// An empty list of tools is none.
 fn tools(fields: &Fields<'_>) -> Result<Option<Value>, String> {
-    let tools = match fields.get("tools") {
-        None => return Ok(None),
-        Some(Value::String(s)) if s.trim().is_empty() => return Ok(None),
-        Some(Value::String(s)) => serde_json::from_str(s).map_err(|e| format!("`tools` is not JSON: {e}"))?,
-        Some(other) => other.clone(),
-    };
-    match tools.as_array() {
-        Some(list) if list.is_empty() => Ok(None),
-        Some(_) => Ok(Some(tools)),
-        None => Err(format!("`tools` must be a list, it is {}", kind(&tools))),
+    match fields.structured("tools")? {
+        None => Ok(None),
+        Some(Value::Array(list)) if list.is_empty() => Ok(None),
+        Some(tools @ Value::Array(_)) => Ok(Some(tools)),
+        Some(other) => Err(format!("`tools` must be a list, it is {}", kind(&other))),
     }
 }
 

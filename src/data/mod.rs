@@ -117,6 +117,7 @@ pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Resu
     if options.max_seq_len == 0 {
         return Err(DataError::Options("--max-seq-len must be at least 1".into()));
     }
+    form::check_fields(&options.fields)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads)
         .build()
