@@ -111,44 +111,60 @@ fn main() {
     };
     let tensors = Random(config.clone());
     let layout = layout::of(&config, &lora, 0..config.layers);
-    let mut flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
+    let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
     let build = Build { keep, ..Build::whole(&config) };
-    let mut stage =
+    let stage =
         Decoder::load(Cpu::new(threads), &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
     let batches = batches(config.vocab as u32, micro);
-    let (mut optim, mut gradient) = (AdamW::new(Options::default(), flat.len()), vec![0.0; flat.len()]);
-    let mut sums = Sums::new(flat.len());
-    let mut times = Vec::new();
-    for step in 0..steps + 2 {
-        let started = Instant::now();
-        sums.reset(flat.len());
-        stage.set_parameters(&flat).unwrap_or_else(|e| panic!("{e}"));
-        let (mut loss, mut forward) = (0.0, 0.0);
-        for batch in &batches {
-            let begun = Instant::now();
-            let output = stage.forward(batch, None, Want::Gradient).unwrap_or_else(|e| panic!("{e}"));
-            forward += begun.elapsed().as_secs_f64();
-            let Output::Loss(l) = output else { panic!("a loss was asked for") };
-            loss += l.loss / ((LENGTH - 1) * ROWS) as f64;
-            stage.backward(None, &mut gradient).unwrap_or_else(|e| panic!("{e}"));
-            let cap = fixed::cap(batches.len());
-            sums.add_gradient(&gradient, cap).unwrap_or_else(|e| panic!("{e:?}"));
-            sums.add_loss(&l).unwrap_or_else(|e| panic!("{e:?}"));
-        }
-        let mean = sums.mean();
-        optim.update(&mut flat, &mean.gradient, 2e-4);
-        let seconds = started.elapsed().as_secs_f64();
-        eprintln!("step {step}: loss {loss:.4}, {seconds:.3} s, of which forward {forward:.3}");
-        if step >= 2 {
-            times.push(seconds);
-        }
-    }
+    let class = stage.class();
+    let mut trainer = Trainer {
+        stage,
+        optim: AdamW::new(Options::default(), flat.len()),
+        gradient: vec![0.0; flat.len()],
+        sums: Sums::new(flat.len()),
+        flat,
+    };
+    let mut times: Vec<f64> = (0..steps + 2).map(|step| trainer.step(step, &batches)).skip(2).collect();
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let line = json!({
-        "trainer": "finetune", "class": stage.class(), "threads": threads, "rows": ROWS, "tokens": LENGTH,
+        "trainer": "finetune", "class": class, "threads": threads, "rows": ROWS, "tokens": LENGTH,
         "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
         "tok_s": (ROWS * LENGTH) as f64 / median, "rss_mb": peak_rss_mb()
     });
     println!("{line}");
+}
+
+struct Trainer {
+    stage: Decoder<Cpu>,
+    flat: Vec<f32>,
+    gradient: Vec<f32>,
+    sums: Sums,
+    optim: AdamW,
+}
+
+impl Trainer {
+    /// One optimizer step; returns its seconds.
+    fn step(&mut self, step: usize, batches: &[Microbatch]) -> f64 {
+        let started = Instant::now();
+        self.sums.reset(self.flat.len());
+        self.stage.set_parameters(&self.flat).unwrap_or_else(|e| panic!("{e}"));
+        let (mut loss, mut forward) = (0.0, 0.0);
+        for batch in batches {
+            let begun = Instant::now();
+            let output = self.stage.forward(batch, None, Want::Gradient).unwrap_or_else(|e| panic!("{e}"));
+            forward += begun.elapsed().as_secs_f64();
+            let Output::Loss(l) = output else { panic!("a loss was asked for") };
+            loss += l.loss / ((LENGTH - 1) * ROWS) as f64;
+            self.stage.backward(None, &mut self.gradient).unwrap_or_else(|e| panic!("{e}"));
+            let cap = fixed::cap(batches.len());
+            self.sums.add_gradient(&self.gradient, cap).unwrap_or_else(|e| panic!("{e:?}"));
+            self.sums.add_loss(&l).unwrap_or_else(|e| panic!("{e:?}"));
+        }
+        let mean = self.sums.mean();
+        self.optim.update(&mut self.flat, &mean.gradient, 2e-4);
+        let seconds = started.elapsed().as_secs_f64();
+        eprintln!("step {step}: loss {loss:.4}, {seconds:.3} s, of which forward {forward:.3}");
+        seconds
+    }
 }

@@ -4,6 +4,9 @@
 //! [`bench::check`] is the one way to test: outputs that are overwritten start as NaN, all matrices lie at odd
 //! offsets between guard words, and bounds are relative to the largest value that is expected.
 
+// A test that cannot go on should stop there.
+#![allow(clippy::unwrap_used)]
+
 mod attention;
 mod bench;
 mod fused;

@@ -16,14 +16,14 @@ pub fn exp<L: Lanes>(x: f32) -> f32 {
     let clamped = if clamped < EXP_MIN { EXP_MIN } else { clamped };
     let shifted = L::fma(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = L::fma(n, -0.693_359_375, clamped);
+    let r = L::fma(n, -0.693_359_4, clamped);
     let r = L::fma(n, 2.121_944_4e-4, r);
     let mut p = 1.987_569_2e-4;
     p = L::fma(p, r, 1.398_2e-3);
     p = L::fma(p, r, 8.333_452e-3);
     p = L::fma(p, r, 4.166_579_6e-2);
     p = L::fma(p, r, 1.666_666_5e-1);
-    p = L::fma(p, r, 5.000_000_1e-1);
+    p = L::fma(p, r, 0.5);
     p = L::fma(p, r * r, r) + 1.0;
     // n is up to 128: two factors keep the exponent field in range. The low bits of `shifted` are n.
     let bits = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;

@@ -113,7 +113,7 @@ impl Board {
     fn close(&self) {
         self.state.fetch_and(!OPEN, SeqCst);
         let mut looks = 0u32;
-        while self.state.load(SeqCst) % OPEN != 0 {
+        while !self.state.load(SeqCst).is_multiple_of(OPEN) {
             std::hint::spin_loop();
             looks += 1;
             if looks > SPINS {

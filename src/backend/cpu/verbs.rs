@@ -302,7 +302,7 @@ fn inputs<'a>(qkv: Qkv<'a, Memory>, heads: Heads) -> Inputs<'a> {
 
 /// `tokens` is (queries, keys).
 fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
-    assert!(heads.kv > 0 && heads.query % heads.kv == 0, "key/value heads divide the query heads");
+    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
     same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
     same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
     same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
