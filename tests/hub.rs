@@ -121,10 +121,10 @@ impl Site {
             message(status, &format!("etag: \"x\"\r\nx-repo-commit: {revision}\r\n"), &content[start..]);
         if method == "HEAD" {
             reply.truncate(reply.len() - (content.len() - start));
-        } else if name == "model.safetensors" {
-            if let Some(cut) = self.cuts.lock().unwrap().pop() {
-                reply.truncate(reply.len() - (content.len() - start).saturating_sub(cut));
-            }
+        } else if name == "model.safetensors"
+            && let Some(cut) = self.cuts.lock().unwrap().pop()
+        {
+            reply.truncate(reply.len() - (content.len() - start).saturating_sub(cut));
         }
         reply
     }

@@ -83,7 +83,7 @@ fn lm_head_loss_in_chunks() {
             }
             out
         };
-        close(&name, &got[0], &f(&[x.clone()]).v, 2e-6);
+        close(&name, &got[0], &f(std::slice::from_ref(&x)).v, 2e-6);
         assert_eq!(got[0], got[2], "{name}: the loss does not depend on whether a gradient is asked for");
         let ones = Mat { rows: n, cols: 1, v: vec![1.0; n] };
         close_grad(&name, &got[1], (&[&x], 0), &ones, f, 1e-5);

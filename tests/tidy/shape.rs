@@ -123,7 +123,7 @@ fn arguments(list: &str) -> Vec<String> {
     }
     out.retain(|a| {
         let plain = a.replace("mut ", "").replace('&', "");
-        let plain = plain.trim().trim_start_matches(|c: char| c == '\'').trim();
+        let plain = plain.trim().trim_start_matches('\'').trim();
         !plain.is_empty() && plain != "self" && !plain.ends_with(" self")
     });
     out

@@ -9,6 +9,9 @@ use crate::train::error::TrainError;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
+/// Writes a PEFT adapter of the given parameters into a directory.
+pub type WriteAdapter<'a> = &'a dyn Fn(&Path, &[f32]) -> Result<(), FormatError>;
+
 /// When and how checkpoints are written.
 pub struct Saving<'a> {
     /// OUT: checkpoints are `OUT/checkpoint-{step}`.
@@ -20,7 +23,7 @@ pub struct Saving<'a> {
     /// What a checkpoint may be resumed with.
     pub identity: Identity,
     /// Writes a PEFT adapter of the given parameters into a directory, under the names of the layout.
-    pub adapter: &'a dyn Fn(&Path, &[f32]) -> Result<(), FormatError>,
+    pub adapter: WriteAdapter<'a>,
     /// The newest checkpoint of this run: its step and its directory. Of a fresh run: None.
     pub last: Option<(u64, PathBuf)>,
 }
