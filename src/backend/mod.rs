@@ -229,6 +229,12 @@ pub trait Backend {
     /// Names the numeric class: backend, kernel variant, dtype (for example `cpu-avx512-f32`).
     fn class(&self) -> String;
 
+    /// Bytes that a number of a frozen matrix takes once it is packed.
+    fn weight_bytes(&self, dtype: Dtype) -> usize {
+        let _ = dtype;
+        4
+    }
+
     /// `len` values of unspecified contents.
     fn memory(&mut self, len: usize) -> Self::Memory;
     /// Gives memory back for reuse.

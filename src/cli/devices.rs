@@ -8,8 +8,9 @@ use crate::backend::cpu::Cpu;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory;
+use crate::model::memory::{self, Load};
 use crate::model::stage::Model;
+use crate::model::weights::Weights;
 use crate::numeric::tensor::Tensors;
 
 /// A device, for lists.
@@ -62,12 +63,17 @@ pub fn open(
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
     let threads = options.threads.unwrap_or_else(cores);
+    let cpu = Cpu::new(threads);
     let keep = match need.tokens {
         0 => Keep::Inputs,
-        tokens => memory::choose(config, lora, tokens, options.memory_limit.unwrap_or_else(free_memory))?.0,
+        tokens => {
+            let weight_bytes = cpu.weight_bytes(Weights::new(tensors)?.dtype()?);
+            let limit = options.memory_limit.unwrap_or_else(free_memory);
+            memory::choose(Load { config, lora, tokens, weight_bytes }, limit)?.0
+        }
     };
     let build = Build { keep, class_weights, ..Build::whole(config) };
-    let decoder = Decoder::load(Cpu::new(threads), config, tensors, lora, build)?;
+    let decoder = Decoder::load(cpu, config, tensors, lora, build)?;
     Ok(Box::new(decoder))
 }
 

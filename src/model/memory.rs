@@ -12,7 +12,7 @@ use super::weights::ModelError;
 /// Bytes, by what they are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
-    /// Frozen weights, widened to f32.
+    /// Frozen weights, as the backend packs them.
     pub weights: u64,
     /// Adapter: parameters and gradient on the device; on the host those, two moments and the exact sum.
     pub adapter: u64,
@@ -29,8 +29,22 @@ impl Estimate {
     }
 }
 
-/// For the whole model and microbatches of up to `tokens` tokens.
-pub fn estimate(config: &Config, lora: &LoraSpec, tokens: usize, keep: Keep) -> Estimate {
+/// What is to be fitted: the whole model, and microbatches of up to that many tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Load<'a> {
+    /// The model.
+    pub config: &'a Config,
+    /// What is trained.
+    pub lora: &'a LoraSpec,
+    /// Longest microbatch.
+    pub tokens: usize,
+    /// What the backend makes of a frozen number: `Backend::weight_bytes`.
+    pub weight_bytes: usize,
+}
+
+/// What it takes.
+pub fn estimate(load: Load, keep: Keep) -> Estimate {
+    let Load { config, lora, tokens, weight_bytes } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
@@ -54,7 +68,7 @@ pub fn estimate(config: &Config, lora: &LoraSpec, tokens: usize, keep: Keep) -> 
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
     let in_head = t * 5 * c + (t * outputs).min(LOGITS as u64 + 16 * outputs);
     Estimate {
-        weights: 4 * weights,
+        weights: weight_bytes as u64 * weights,
         adapter: trained * (4 * 2 + 4 * 4 + 8),
         kept: 4 * kept,
         scratch: 4 * in_block.max(in_head),
@@ -62,19 +76,14 @@ pub fn estimate(config: &Config, lora: &LoraSpec, tokens: usize, keep: Keep) -> 
 }
 
 /// The fastest policy that stays within `limit` bytes, and what it takes.
-pub fn choose(
-    config: &Config,
-    lora: &LoraSpec,
-    tokens: usize,
-    limit: u64,
-) -> Result<(Keep, Estimate), ModelError> {
+pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
     for keep in [Keep::Everything, Keep::Inputs] {
-        let estimate = estimate(config, lora, tokens, keep);
+        let estimate = estimate(load, keep);
         if estimate.total() <= limit {
             return Ok((keep, estimate));
         }
     }
-    let least = estimate(config, lora, tokens, Keep::Inputs);
+    let least = estimate(load, Keep::Inputs);
     let way_out = if least.weights + least.adapter > limit {
         "the model alone does not fit: choose a smaller one, or raise --memory-limit"
     } else {

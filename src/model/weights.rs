@@ -88,6 +88,13 @@ impl<'a> Weights<'a> {
         format!("{}{below_model}", self.prefix)
     }
 
+    /// How the model's matrices are encoded, by the example of one.
+    pub fn dtype(&self) -> Result<Dtype, ModelError> {
+        let name = self.name("layers.0.self_attn.k_proj.weight");
+        let tensor = self.tensors.tensor(&name).map_err(ModelError::Source)?;
+        tensor.map(|t| t.dtype).ok_or(ModelError::Missing { name })
+    }
+
     /// The tensor `name`, as it stands in the files, of that shape and all finite.
     pub fn checked(&self, name: &str, expected: &[usize]) -> Result<Tensor<'a>, ModelError> {
         self.optional(name, expected)?.ok_or_else(|| ModelError::Missing { name: name.to_owned() })

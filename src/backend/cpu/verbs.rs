@@ -3,7 +3,7 @@
 use super::attention::{self, Inputs, Segment};
 use super::attention_grad::{self, Outputs, Saved};
 use super::elementwise::{self, Mask};
-use super::product::{Factors, Sizes, Strided, product};
+use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
 use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm};
 use crate::backend::*;
@@ -34,6 +34,13 @@ impl Backend for Cpu {
 
     fn class(&self) -> String {
         format!("cpu-{}-f32", self.isa.name())
+    }
+
+    fn weight_bytes(&self, dtype: Dtype) -> usize {
+        match self.products {
+            Products::Own => dtype.size(),
+            Products::Crate => Dtype::F32.size(),
+        }
     }
 
     fn memory(&mut self, len: usize) -> Memory {
