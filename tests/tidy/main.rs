@@ -17,9 +17,8 @@ use source::Tree;
 const LONG_FILES: &[(&str, &str)] =
     &[("src/backend/mod.rs", "the Backend seam is one screenful of verbs with their equations")];
 /// Functions (`file:name`) that may be longer than 60 lines.
-const LONG_FUNCTIONS: &[(&str, &str)] = &[
-    ("tests/data_load.rs:bad_input_gets_one_line_with_its_address", "a table of cases"),
-];
+const LONG_FUNCTIONS: &[(&str, &str)] =
+    &[("tests/data_load.rs:bad_input_gets_one_line_with_its_address", "a table of cases")];
 /// Functions (`file:name`) that may take more than 5 arguments beside self.
 const WIDE_FUNCTIONS: &[(&str, &str)] = &[(
     "tests/op_verbs/bench.rs:close_grad",
