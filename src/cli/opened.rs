@@ -144,27 +144,26 @@ impl Opened {
         ids.dedup();
         ids
     }
+}
 
-    /// blake3 of the weights' files and config.json: what a resumed run must have in common with the first.
-    pub fn hash(&self) -> Result<String, Refusal> {
-        let mut files = match self.path.is_dir() {
-            false => vec![self.path.clone()],
-            true => {
-                let entries = std::fs::read_dir(&self.path).map_err(refusal::at(&self.path))?;
-                let weights = |p: &PathBuf| {
-                    p.extension().is_some_and(|e| e == "safetensors") || p.ends_with("config.json")
-                };
-                entries.flatten().map(|e| e.path()).filter(weights).collect()
-            }
-        };
-        files.sort();
-        let mut hasher = blake3::Hasher::new();
-        for path in files {
-            let file = std::fs::File::open(&path).map_err(refusal::at(&path))?;
-            hasher.update_reader(file).map_err(refusal::at(&path))?;
+/// blake3 of the weights' files and config.json: what a resumed run must have in common with the first.
+pub fn hash(model: &Path) -> Result<String, Refusal> {
+    let mut files = match model.is_dir() {
+        false => vec![model.to_path_buf()],
+        true => {
+            let entries = std::fs::read_dir(model).map_err(refusal::at(model))?;
+            let weights =
+                |p: &PathBuf| p.extension().is_some_and(|e| e == "safetensors") || p.ends_with("config.json");
+            entries.flatten().map(|e| e.path()).filter(weights).collect()
         }
-        Ok(hasher.finalize().to_hex()[..32].to_string())
+    };
+    files.sort();
+    let mut hasher = blake3::Hasher::new();
+    for path in files {
+        let file = std::fs::File::open(&path).map_err(refusal::at(&path))?;
+        hasher.update_reader(file).map_err(refusal::at(&path))?;
     }
+    Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 
 impl From<FormatError> for Refusal {

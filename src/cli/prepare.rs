@@ -14,6 +14,7 @@ use crate::format::peft;
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
 
 /// Longest rows where nobody says otherwise.
 const MAX_SEQ_LEN: usize = 2048;
@@ -34,6 +35,17 @@ pub struct Prepared {
     pub eval: Option<Corpus>,
     /// True where the rows are turns of a chat template, so that prompts are too.
     pub chat: bool,
+    hash: Option<JoinHandle<Result<String, Refusal>>>,
+}
+
+impl Prepared {
+    /// The model's hash, which was worked out while rows were read.
+    pub fn model_hash(&mut self) -> Result<String, Refusal> {
+        match self.hash.take().map(JoinHandle::join) {
+            Some(Ok(hash)) => hash,
+            _ => opened::hash(&self.base.path),
+        }
+    }
 }
 
 /// Opens, reads, checks.
@@ -46,6 +58,8 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
         )));
     }
     let mut base = opened::open(&options.model.model)?;
+    let path = base.path.clone();
+    let hash = Some(std::thread::spawn(move || opened::hash(&path)));
     let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
     let spec = spec(settings, options, &base.config)?;
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
@@ -78,7 +92,7 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
         let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
         return Err(settings.refuse("class-weights", why));
     }
-    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat })
+    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, hash })
 }
 
 /// The plan's options.

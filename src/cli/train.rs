@@ -24,6 +24,7 @@ use crate::report::{Console, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event};
 use crate::train::schedule::Schedule;
+use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Finished, OwnThread, Run, Sampler, Work, optim};
 use std::path::{Path, PathBuf};
 
@@ -58,7 +59,7 @@ struct Job {
 }
 
 impl Job {
-    fn new(prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
+    fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
         let o = &options.optim;
         let total = plan.total_steps();
         let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
@@ -68,13 +69,13 @@ impl Job {
             max_grad_norm: o.max_grad_norm,
             ..optim::Options::default()
         };
+        let model_hash = prepared.model_hash()?;
         let p = &prepared;
         let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
         let parameters = match &options.lora.init_adapter {
             Some(dir) => adapter::read_flat(dir, &writer.layout)?,
             None => initial_parameters(&writer.layout, &p.spec, &*p.base.files.tensors)?,
         };
-        let model_hash = p.base.hash()?;
         let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
         let identity = Identity::new(&schedule, &optim, &writer.layout)
             .with("model", &model_hash)
@@ -136,7 +137,11 @@ impl Job {
                 return Err(e);
             }
         };
-        let outcome = self.finish(&mut model, &finished, place);
+        let outcome = self.finish(&mut model, &finished, place).map_err(|e| match signals::STOP.urgency() {
+            // A comparison that a signal cut short proves nothing against the adapter.
+            Urgency::Now if finished.complete => saved(&finished, place),
+            _ => e,
+        });
         let path = match (&outcome, &finished.checkpoint) {
             (Ok(()), _) | (_, None) => place.dir.clone(),
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
@@ -211,10 +216,7 @@ impl Job {
     /// Writes the adapter, reads it back, and compares what both of them say.
     fn finish(&self, model: &mut dyn Model, finished: &Finished, place: &Place) -> Result<(), Refusal> {
         if !finished.complete {
-            let (step, dir) = (finished.state.step, place.dir.display());
-            let line =
-                format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}");
-            return Err(Refusal::of(Kind::Saved, line));
+            return Err(saved(finished, place));
         }
         let flat = &finished.state.parameters;
         self.writer.write(&place.dir, flat)?;
@@ -280,6 +282,13 @@ impl Job {
         }
         facts
     }
+}
+
+/// The end of a run that a signal stopped.
+fn saved(finished: &Finished, place: &Place) -> Refusal {
+    let (step, dir) = (finished.state.step, place.dir.display());
+    let line = format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}");
+    Refusal::of(Kind::Saved, line)
 }
 
 /// Everybody who sees the events.
