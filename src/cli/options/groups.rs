@@ -229,7 +229,16 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
 
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
     let name = "eval-split";
-    let Some(v) = s.parse::<f64>(name, "a number of rows or a fraction")? else { return Ok(None) };
+    let v = match s.text(name)?.and_then(|t| t.strip_suffix('%')) {
+        Some(_) => match amount(s, name)? {
+            Some(Amount::Percent(p)) if p < 100.0 => p / 100.0,
+            _ => return Err(s.refuse(name, "all rows held back leave none to train on")),
+        },
+        None => match s.parse::<f64>(name, "a number of rows, a fraction or a percentage")? {
+            Some(v) => v,
+            None => return Ok(None),
+        },
+    };
     match v {
         0.0 => Ok(None),
         v if v > 0.0 && v < 1.0 => Ok(Some(Split::Part(v))),
@@ -342,6 +351,8 @@ mod tests {
         check("memory-limit", "2GB", 0, "");
         check("memory-limit", "2 parsecs", 2, "not a size");
         check("eval-split", "0.1", 0, "");
+        check("eval-split", "5%", 0, "");
+        check("eval-split", "5 %", 2, "percentage");
         check("eval-split", "1.5", 78, "fraction below 1");
         check("gpus", "0,1", 78, "CPU");
         check("role", "worker", 78, "not built yet");

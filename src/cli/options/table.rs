@@ -104,7 +104,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FORM=ROW"), "", "names that the rows use for the fields of their form, as prompt=question,completion=answer"),
     opt(Data, "eval-data", Many("PATH"), "", "rows that are never trained on"),
-    opt(Data, "eval-split", One("N|FRACTION"), "", "hold this many rows (or this part) of --data back for eval"),
+    opt(Data, "eval-split", One("N|P%"), "", "hold this many rows (or this part: 5%, 0.05) of --data back for eval"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),
     opt(Data, "packing", Switch, "true", "lay a step's rows into microbatches together; they do not see each other"),
     opt(Data, "no-shuffle", Switch, "false", "keep the rows in the order of the files"),
