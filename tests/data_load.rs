@@ -255,7 +255,7 @@ fn columns_are_renamed() {
     let b = write(dir.path(), "b.jsonl", r#"{"prompt": "q", "completion": "a"}"#);
     let fields = vec![pair("prompt", "question"), pair("completion", "answer")];
     let typo = Options { fields: vec![pair("promt", "question")], ..Options::default() };
-    let error = load(&[b.clone()], &typo).unwrap_err();
+    let error = load(std::slice::from_ref(&b), &typo).unwrap_err();
     assert!(error.is_configuration() && error.to_string().contains("nearest is `prompt`"), "{error}");
     let renamed = load(&[a], &Options { fields, ..Options::default() }).unwrap();
     assert_eq!(renamed.samples, load(&[b], &Options::default()).unwrap().samples);
