@@ -158,7 +158,7 @@ pub struct Frozen<'a> {
 /// The integers of one microbatch: packed rows, each of which sees only itself.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenRows<'a> {
-    /// Token ids [T].
+    /// Token ids `[T]`.
     pub ids: &'a [u32],
     /// Where rows begin, then T: row r is `ids[bounds[r]..bounds[r + 1]]`. First 0, ascending.
     pub bounds: &'a [u32],
@@ -257,7 +257,7 @@ pub trait Backend {
     /// out += x
     fn add(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>);
 
-    /// out[T, C] = table[ids[T]]
+    /// out[T, C] = `table[ids[T]`]
     fn embed(&mut self, out: ViewMut<Self::Memory>, table: &Self::Weight, tokens: &Self::Tokens);
 
     /// out = x * inv_rms * gain with inv_rms = 1 / sqrt(mean(x²) + eps), over groups of gain.cols columns
@@ -348,12 +348,12 @@ pub trait Backend {
         tokens: &Self::Tokens,
     );
 
-    /// out[n, C] = x[rows[n], C]
+    /// out[n, C] = `x[rows[n], C]`
     fn gather_rows(&mut self, out: ViewMut<Self::Memory>, x: View<Self::Memory>, rows: &Self::Ids);
-    /// dx[T, C] = 0 but dx[rows[n]] = dout[n]; the rows are distinct.
+    /// dx[T, C] = 0 but `dx[rows[n]] = dout[n]`; the rows are distinct.
     fn gather_rows_grad(&mut self, dx: ViewMut<Self::Memory>, dout: View<Self::Memory>, rows: &Self::Ids);
 
-    /// losses[n, 1] = weight * (logsumexp(logits) - logits[target]) and, in place, logits := the gradient of
+    /// losses[n, 1] = weight * (logsumexp(logits) - `logits[target]`) and, in place, logits := the gradient of
     /// the *sum* of losses, weight * (softmax - onehot). class_weights [1, V] or none (all one).
     fn cross_entropy(
         &mut self,

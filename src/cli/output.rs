@@ -1,4 +1,4 @@
-//! The folder of a run. Where none is named it is runs/<model>-<n> with the first free n. It is made at the
+//! The folder of a run. Where none is named it is `runs/<model>-<n>` with the first free n. It is made at the
 //! last moment, right before the first step, and goes again if that step is never reached, so that a run that
 //! never began leaves nothing. What another run left is touched only with --overwrite or --resume.
 

@@ -45,7 +45,7 @@ pub struct HeadGrad<'a, M> {
     pub grads: &'a mut M,
 }
 
-/// What is predicted, of which rows [n] of the hidden states.
+/// What is predicted, of which rows `[n]` of the hidden states.
 pub struct Asked<'a> {
     /// Row numbers, ascending.
     pub rows: &'a [u32],

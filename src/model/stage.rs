@@ -10,7 +10,7 @@ pub const IGNORE: u32 = u32::MAX;
 /// What a microbatch is asked to predict.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Targets {
-    /// Next-token targets [T]: the id of the *next* token of the same row where that one is supervised, else
+    /// Next-token targets `[T]`: the id of the *next* token of the same row where that one is supervised, else
     /// [`IGNORE`].
     Tokens(Vec<u32>),
     /// One class per row.
@@ -24,7 +24,7 @@ pub struct Microbatch {
     pub step: u64,
     /// Id of each row: its position in the data as read (keys dropout, addresses faults).
     pub rows: Vec<u64>,
-    /// Token ids [T].
+    /// Token ids `[T]`.
     pub ids: Vec<u32>,
     /// Where rows begin, then T; one more than rows.
     pub bounds: Vec<u32>,

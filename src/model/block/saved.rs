@@ -5,41 +5,41 @@ use crate::backend::Backend;
 
 /// Kept by one block; T rows each.
 pub struct Saved<M> {
-    /// The block's input [C].
+    /// The block's input `[C]`.
     pub x: M,
-    /// Of both norms [1].
+    /// Of both norms `[1]`.
     pub inv_rms: [M; 2],
     /// Where q and k have norms of their own.
     pub head_norms: Option<HeadNorms<M>>,
-    /// As attention takes it: normed and rotated [H*D].
+    /// As attention takes it: normed and rotated `[H*D]`.
     pub q: M,
-    /// As attention takes it [G*D].
+    /// As attention takes it `[G*D]`.
     pub k: M,
-    /// [G*D]
+    /// `[G*D]`
     pub v: M,
-    /// Attention's output [H*D].
+    /// Attention's output `[H*D]`.
     pub attended: M,
-    /// [H]
+    /// `[H]`
     pub logsumexp: M,
-    /// The residual stream between attention and feed-forward [C].
+    /// The residual stream between attention and feed-forward `[C]`.
     pub mid: M,
-    /// [F]
+    /// `[F]`
     pub gate: M,
-    /// [F]
+    /// `[F]`
     pub up: M,
-    /// x aᵀ of each projection with an adapter [R].
+    /// x aᵀ of each projection with an adapter `[R]`.
     pub h: [Option<M>; 7],
 }
 
 /// Inputs of q's and k's norms.
 pub struct HeadNorms<M> {
-    /// q as it was projected [H*D].
+    /// q as it was projected `[H*D]`.
     pub q: M,
-    /// k as it was projected [G*D].
+    /// k as it was projected `[G*D]`.
     pub k: M,
-    /// [H]
+    /// `[H]`
     pub q_inv: M,
-    /// [G]
+    /// `[G]`
     pub k_inv: M,
 }
 
