@@ -17,4 +17,4 @@ if ! command -v cc >/dev/null; then
 fi
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
-exec cargo test --release --locked "$@"
+exec cargo test --release --locked --no-fail-fast "$@"

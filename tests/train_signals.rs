@@ -41,6 +41,10 @@ fn step(event: &Event) -> Option<u64> {
     if let Event::Step(step) = event { Some(step.step) } else { None }
 }
 
+fn saved(event: &Event) -> Option<u64> {
+    if let Event::Checkpoint(checkpoint) = event { Some(checkpoint.step) } else { None }
+}
+
 /// Interrupts a run after its second step, resumes it, and gives back its adapter.
 fn check(dir: &Path, name: &str) -> Vec<u8> {
     let out = dir.join(name);
@@ -48,6 +52,8 @@ fn check(dir: &Path, name: &str) -> Vec<u8> {
     wait(&mut child, &out, |e| step(e) == Some(2));
     signal(&child, "USR1");
     wait(&mut child, &out, |e| matches!(e, Event::Checkpoint(_)));
+    let first = events(&out).iter().find_map(saved).unwrap();
+    wait(&mut child, &out, |e| step(e) > Some(first));
     let sent = Instant::now();
     signal(&child, name);
     let ended = child.wait_with_output().unwrap();
@@ -57,10 +63,7 @@ fn check(dir: &Path, name: &str) -> Vec<u8> {
     assert!(said.lines().last().unwrap_or_default().contains("--resume"), "{name}: {said}");
 
     let steps = events(&out).iter().filter_map(step).max().unwrap();
-    let saved: Vec<u64> = events(&out)
-        .iter()
-        .filter_map(|e| if let Event::Checkpoint(c) = e { Some(c.step) } else { None })
-        .collect();
+    let saved: Vec<u64> = events(&out).iter().filter_map(saved).collect();
     assert!(saved.len() >= 2 && saved[0] < steps, "{name}: it went on after SIGUSR1: {saved:?}, {steps}");
     assert_eq!(saved.last(), Some(&steps), "{name}: the last finished step is saved");
 
