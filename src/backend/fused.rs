@@ -120,25 +120,35 @@ pub trait Fused: Backend + Sized {
         dx: Option<ViewMut<Self::Memory>>,
         args: LmHeadLoss<Self>,
     ) {
-        let (mut losses, mut dx) = (losses, dx);
-        let n = args.targets.len();
-        let mut logits = self.memory(args.chunk.min(n) * args.vocab);
-        for from in (0..n).step_by(args.chunk) {
-            let rows = args.chunk.min(n - from);
-            let targets = self.ids(&args.targets[from..from + rows]);
-            self.linear(
-                view_mut(&mut logits, rows, args.vocab),
-                Write::Set,
-                args.x.rows(from, rows),
-                args.head,
-            );
-            let out = view_mut(&mut logits, rows, args.vocab);
-            self.cross_entropy(losses.again().rows(from, rows), out, &targets, None);
-            if let Some(dx) = dx.as_mut() {
-                let dlogits = view(&logits, rows, args.vocab);
-                self.linear_grad(dx.again().rows(from, rows), Write::Set, dlogits, args.head);
-            }
-        }
-        self.recycle(logits);
+        lm_head_loss_in_chunks(self, losses, dx, args);
     }
+}
+
+/// [`Fused::lm_head_loss`] spelled in verbs; the logits of a chunk at a time.
+pub(super) fn lm_head_loss_in_chunks<B: Backend>(
+    backend: &mut B,
+    losses: ViewMut<B::Memory>,
+    dx: Option<ViewMut<B::Memory>>,
+    args: LmHeadLoss<B>,
+) {
+    let (mut losses, mut dx) = (losses, dx);
+    let n = args.targets.len();
+    let mut logits = backend.memory(args.chunk.min(n) * args.vocab);
+    for from in (0..n).step_by(args.chunk) {
+        let rows = args.chunk.min(n - from);
+        let targets = backend.ids(&args.targets[from..from + rows]);
+        backend.linear(
+            view_mut(&mut logits, rows, args.vocab),
+            Write::Set,
+            args.x.rows(from, rows),
+            args.head,
+        );
+        let out = view_mut(&mut logits, rows, args.vocab);
+        backend.cross_entropy(losses.again().rows(from, rows), out, &targets, None);
+        if let Some(dx) = dx.as_mut() {
+            let dlogits = view(&logits, rows, args.vocab);
+            backend.linear_grad(dx.again().rows(from, rows), Write::Set, dlogits, args.head);
+        }
+    }
+    backend.recycle(logits);
 }

@@ -62,7 +62,9 @@ fn lora_grad_gives_a_b_and_x_theirs() {
 
 #[test]
 fn lm_head_loss_in_chunks() {
-    for (n, c, vocab, chunk) in [(1, 5, 7, 4), (17, 33, 131, 5), (129, 64, 515, 64), (40, 64, 100, 1000)] {
+    for (n, c, vocab, chunk) in
+        [(1, 5, 7, 4), (17, 33, 131, 5), (129, 64, 515, 64), (40, 64, 100, 1000), (301, 9, 2600, 64)]
+    {
         let name = format!("lm_head_loss {n}x{c}x{vocab} by {chunk}");
         let (x, w) = (Mat::random(n, c, 1), Mat::random(vocab, c, 2));
         let targets: Vec<u32> = (0..n).map(|i| (i * 13 % vocab) as u32).collect();
@@ -184,5 +186,56 @@ fn products_of_our_own_equal_those_of_the_crate() {
         let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         close("linear against its twin", &own.0, &wide(&slow.0), 2e-6);
         close("linear_grad against its twin", &own.1, &wide(&slow.1), 4e-6);
+    }
+}
+
+/// Losses and gradients of a head, and losses asked for alone.
+fn headed(cpu: &mut Cpu, (x, w): (&[f32], &Mat), targets: &[u32]) -> [Vec<f32>; 3] {
+    let (n, c, vocab) = (targets.len(), w.cols, w.rows);
+    let head = &weight(cpu, w, Dtype::Bf16);
+    let [mut mx, mut losses, mut dx, mut alone] = [n * c, n, n * c, n].map(|len| cpu.memory(len));
+    cpu.upload(view_mut(&mut mx, n, c), x);
+    let args = || LmHeadLoss { x: view(&mx, n, c), head, vocab, targets, chunk: 100 };
+    cpu.lm_head_loss(view_mut(&mut losses, n, 1), Some(view_mut(&mut dx, n, c)), args());
+    cpu.lm_head_loss(view_mut(&mut alone, n, 1), None, args());
+    [(losses, n), (dx, n * c), (alone, n)].map(|(memory, len)| {
+        let mut out = vec![0.0; len];
+        cpu.read(view(&memory, 1, len), &mut out).unwrap();
+        out
+    })
+}
+
+#[test]
+fn a_head_in_one_pass_equals_its_spelling_for_any_number_of_threads() {
+    // Parts and blocks of the vocabulary that are not full, more than one block of rows, more than one slice.
+    for (n, c, vocab) in [(1, 3, 33), (301, 40, 2999), (13, 800, 300), (600, 31, 2049)] {
+        for size in [1.0, 80.0] {
+            let name = format!("head {n}x{c}x{vocab}, logits up to {size}");
+            let w = Mat::random(vocab, c, 2).map(|x| (x * 64.0).round() / 64.0);
+            let x = Mat::random(n, c, 1);
+            let logits = x.mul(&w.t());
+            let by = size / logits.v.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+            let mut x = x.map(|v| v * by).f32s();
+            let targets: Vec<u32> = (0..n).map(|i| (i * 977 % vocab) as u32).collect();
+            let got = headed(&mut Cpu::new(2), (&x, &w), &targets);
+            let slow = headed(&mut Cpu::twin(1), (&x, &w), &targets);
+            for (a, b) in got[0].iter().zip(&slow[0]) {
+                assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: loss {a}, spelled {b}");
+            }
+            // An error of 1e-5 in a logit of 80 is one of 1e-5 in its probability, times weights of size one.
+            for (a, b) in got[1].iter().zip(&slow[1]) {
+                assert!((a - b).abs() <= 3e-5, "{name}: dx {a}, spelled {b}");
+            }
+            assert_eq!(got[0], got[2], "{name}: the loss alone");
+            for threads in [1, 3, 9] {
+                assert!(headed(&mut Cpu::new(threads), (&x, &w), &targets) == got, "{name}: bits");
+            }
+            for bad in [f32::NAN, f32::INFINITY] {
+                x[n / 2 * c] = bad;
+                let bad = headed(&mut Cpu::new(2), (&x, &w), &targets);
+                let finite = |i: usize| [bad[0][i], bad[2][i], bad[1][i * c]].map(f32::is_finite);
+                assert!((0..n).all(|i| finite(i) == [i != n / 2; 3]), "{name}: one loss is not finite");
+            }
+        }
     }
 }

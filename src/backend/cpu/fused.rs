@@ -1,9 +1,11 @@
 //! What the CPU does faster than its spelling in verbs: a projection and its adapter in one pass over the
 //! output, while the tile is in registers. [`Cpu::twin`] runs the spelling.
 
+use super::head::{Question, room as head_room};
 use super::product::{Products, Strided};
 use super::weight::LowRank;
 use super::{Cpu, Memory, Weight};
+use crate::backend::fused::lm_head_loss_in_chunks;
 use crate::backend::*;
 
 impl Fused for Cpu {
@@ -55,5 +57,25 @@ impl Fused for Cpu {
         let low = LowRank { left: left.values(), right, rank, scale: 1.0 };
         w.backward(self.context(), (dx.values_mut(), write), dy.values(), Some(low));
         self.recycle(dh);
+    }
+
+    fn lm_head_loss(&mut self, losses: ViewMut<Memory>, dx: Option<ViewMut<Memory>>, args: LmHeadLoss<Self>) {
+        if self.products == Products::Crate {
+            return lm_head_loss_in_chunks(self, losses, dx, args);
+        }
+        let (mut losses, mut dx) = (losses, dx);
+        let LmHeadLoss { x, head, vocab, targets, .. } = args;
+        assert_eq!(
+            (x.rows, x.cols, vocab),
+            (targets.len(), head.cols(), head.rows()),
+            "one target per row of x"
+        );
+        assert_eq!((losses.rows, losses.cols), (targets.len(), 1), "one loss per row");
+        let q = Question { x: x.values(), cols: x.cols, vocab, targets };
+        let cols = dx.as_ref().map_or(0, |dx| dx.cols);
+        let mut room = self.memory(head_room(self.context(), q, cols));
+        let out = (losses.values_mut(), dx.as_mut().map(|dx| dx.values_mut()));
+        head.head_loss(self.context(), out, q, room.values_mut());
+        self.recycle(room);
     }
 }

@@ -6,7 +6,7 @@ use super::math;
 
 kernel! {
     /// row := e^(row - largest); returns their sum.
-    fn exponentials<L>(row: &mut [f32], largest: f32) -> f32 {
+    pub(super) fn exponentials<L>(row: &mut [f32], largest: f32) -> f32 {
         let mut part = [0.0; math::LANES];
         let mut chunks = row.chunks_exact_mut(math::LANES);
         for c in &mut chunks {
@@ -25,13 +25,15 @@ kernel! {
 }
 
 kernel! {
-    fn scale<L>(row: &mut [f32], by: f32) {
+    /// row *= by
+    pub(super) fn scale<L>(row: &mut [f32], by: f32) {
         row.iter_mut().for_each(|v| *v *= by);
     }
 }
 
 kernel! {
-    fn largest<L>(row: &[f32]) -> f32 { math::max(row) }
+    /// The largest value; NaNs are passed over.
+    pub(super) fn largest<L>(row: &[f32]) -> f32 { math::max(row) }
 }
 
 /// losses[n] and the gradient in the place of the logits, rows of `vocab`.

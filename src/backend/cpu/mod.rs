@@ -9,6 +9,7 @@ mod attention_grad;
 mod avx512;
 mod elementwise;
 mod fused;
+mod head;
 mod isa;
 mod loss;
 mod math;

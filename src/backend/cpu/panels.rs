@@ -8,8 +8,9 @@ use super::Context;
 use super::avx512::{self, COLS, Stored};
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE, Share};
-use super::threads::Threads;
+use super::threads::{Shared, Threads};
 use crate::backend::Write;
+use std::ops::Range;
 
 /// Most terms of a low-rank product that is added in the same pass.
 pub const RANK: usize = SLICE;
@@ -99,6 +100,49 @@ impl<S: Stored> Panels<S> {
                 }
             });
         });
+    }
+
+    /// out[n, outputs] = x wᵀ for some outputs, from a multiple of 32 on, on the caller's thread; `out` comes with
+    /// the distance between its rows, x with n, and `wide` is the room of [`product_own::with_panel`].
+    pub fn some_forward(
+        &self,
+        (out, stride): (&mut [f32], usize),
+        (x, n): (&[f32], usize),
+        outputs: Range<usize>,
+        wide: &mut [f32],
+    ) {
+        let (x, out) = (Strided::rows(x, self.cols), Shared::new(out));
+        for (from, k) in product_own::slices(self.cols) {
+            for first in outputs.clone().step_by(COLS) {
+                let part = &self.data[(first * self.cols + from * COLS)..][..k * COLS];
+                let right = S::plain(part).unwrap_or_else(|| {
+                    // SAFETY: panels are made for AVX-512 only.
+                    unsafe { avx512::widen(&mut wide[..k * COLS], part) };
+                    &wide[..k * COLS]
+                });
+                let target = Target { out: &out, at: first - outputs.start, stride, write: Write::Set };
+                let share = (x.from(0, from), k, right.as_ptr(), COLS);
+                let size = (n, COLS.min(outputs.end - first));
+                tiles(slice_of(target, from), size, share, (None, 0, 0), &mut []);
+            }
+        }
+    }
+
+    /// out[n, K] (=|+=) e w for some outputs, at most [`SLICE`], from a multiple of 32 on, on the caller's thread.
+    pub fn some_backward(
+        &self,
+        (out, write): (&mut [f32], Write),
+        (e, n): (Strided, usize),
+        outputs: Range<usize>,
+        wide: &mut [f32],
+    ) {
+        let out = Shared::new(out);
+        for col in (0..self.cols).step_by(COLS) {
+            self.turn(wide, col, (outputs.start, outputs.len()));
+            let share = (e, outputs.len(), wide.as_ptr(), COLS);
+            let target = Target { out: &out, at: col, stride: self.cols, write };
+            tiles(target, (n, COLS.min(self.cols - col)), share, (None, 0, 0), &mut []);
+        }
     }
 
     /// out[n - from][32] = columns k .. k + 32 of rows from .. from + n; `from` is a multiple of 32.

@@ -1,6 +1,7 @@
 //! Frozen matrices: in panels for our own kernel, in rows for the `gemm` crate.
 
 use super::Context;
+use super::head::{self, Question};
 use super::panels::{Added, Panels, RANK};
 use super::product::{Factors, Products, Sizes, Strided, Target, product};
 use super::threads::Shared;
@@ -126,6 +127,22 @@ impl Weight {
             Values::Rows(_) => {}
         }
         self.add_low(cx, (dx, self.cols), t, rest);
+    }
+
+    /// The loss of a head and its gradient, see [`head::loss`].
+    pub(super) fn head_loss(
+        &self,
+        cx: Context,
+        out: (&mut [f32], Option<&mut [f32]>),
+        question: Question,
+        room: &mut [f32],
+    ) {
+        match &self.values {
+            Values::F32(p) => head::loss(cx, p, out, question, room),
+            Values::F16(p) => head::loss(cx, p, out, question, room),
+            Values::Bf16(p) => head::loss(cx, p, out, question, room),
+            Values::Rows(_) => unreachable!("the spelling in verbs serves the crate's products"),
+        }
     }
 
     fn add_low(&self, cx: Context, out: (&mut [f32], usize), t: usize, low: Option<LowRank>) {
