@@ -45,6 +45,32 @@ pub struct Place {
     pub add: bool,
 }
 
+/// What will be read next: that many runs of bytes, evenly apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// The first byte.
+    pub at: *const u8,
+    /// Bytes of a run.
+    pub run: usize,
+    /// How many.
+    pub runs: usize,
+    /// Bytes from one to the next.
+    pub stride: usize,
+}
+
+impl Ahead {
+    /// Asks for the `i`-th of `of` equal parts of it to come to L2.
+    pub fn fetch(&self, i: usize, of: usize) {
+        let lines = self.run.div_ceil(64).max(1);
+        let all = lines * self.runs;
+        for line in all * i / of..all * (i + 1) / of {
+            let at = self.at.wrapping_add(line / lines * self.stride + line % lines * 64);
+            // SAFETY: a hint, which no address can make fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+        }
+    }
+}
+
 /// out = [out +] scale * (sum of the parts)
 ///
 /// # Safety
@@ -74,6 +100,12 @@ unsafe fn fixed<const MR: usize, const NV: usize>(parts: &[Part], place: Place) 
     let last: __mmask16 = if lanes >= 16 { !0 } else { (1 << lanes) - 1 };
     let mask = |j: usize| if j + 1 == NV { last } else { !0 };
     let mut sum = [[_mm512_setzero_ps(); NV]; MR];
+    for i in 0..MR {
+        for j in 0..NV {
+            // The output is not needed before all terms have been added, and then at once.
+            _mm_prefetch::<_MM_HINT_T0>(place.at.wrapping_add(i * place.stride + 16 * j).cast());
+        }
+    }
     for p in parts {
         // Four pointers, each for three rows: that is what addressing modes and registers allow.
         let mut a =

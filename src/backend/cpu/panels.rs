@@ -5,7 +5,7 @@
 //! inner dimension is N, turns blocks of 16 x 16 while it widens them (3 % of the product at 256 rows).
 
 use super::Context;
-use super::avx512::{self, COLS, Stored};
+use super::avx512::{self, Ahead, COLS, Stored};
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE, Share};
 use super::threads::{Shared, Threads};
@@ -75,7 +75,8 @@ impl<S: Stored> Panels<S> {
                         let share = (x.from(area.row, from), k, right.as_ptr(), COLS);
                         let here = slice_of(y.from(area.row, p * COLS), from);
                         let size = (area.rows, COLS.min(self.rows - p * COLS));
-                        tiles(here, size, share, (added, area.row, p * COLS), low);
+                        let ahead = self.next_forward(p + 1, from, k);
+                        tiles(here, size, (share, ahead), (added, area.row, p * COLS), low);
                     }
                 }
             });
@@ -95,7 +96,8 @@ impl<S: Stored> Panels<S> {
                         let share = (dy.from(area.row, from), n, wide.as_ptr(), COLS);
                         let here = slice_of(dx.from(area.row, p * COLS), from);
                         let size = (area.rows, COLS.min(self.cols - p * COLS));
-                        tiles(here, size, share, (added, area.row, p * COLS), low);
+                        let ahead = self.next_backward((p + 1) * COLS, from, n);
+                        tiles(here, size, (share, ahead), (added, area.row, p * COLS), low);
                     }
                 }
             });
@@ -123,7 +125,8 @@ impl<S: Stored> Panels<S> {
                 let target = Target { out: &out, at: first - outputs.start, stride, write: Write::Set };
                 let share = (x.from(0, from), k, right.as_ptr(), COLS);
                 let size = (n, COLS.min(outputs.end - first));
-                tiles(slice_of(target, from), size, share, (None, 0, 0), &mut []);
+                let ahead = self.next_forward(first / COLS + 1, from, k);
+                tiles(slice_of(target, from), size, (share, ahead), (None, 0, 0), &mut []);
             }
         }
     }
@@ -141,8 +144,28 @@ impl<S: Stored> Panels<S> {
             self.turn(wide, col, (outputs.start, outputs.len()));
             let share = (e, outputs.len(), wide.as_ptr(), COLS);
             let target = Target { out: &out, at: col, stride: self.cols, write };
-            tiles(target, (n, COLS.min(self.cols - col)), share, (None, 0, 0), &mut []);
+            tiles(target, (n, COLS.min(self.cols - col)), (share, None), (None, 0, 0), &mut []);
         }
+    }
+
+    /// A slice of panel p.
+    fn next_forward(&self, p: usize, from: usize, k: usize) -> Option<Ahead> {
+        let at = (p * self.cols + from) * COLS;
+        let run = k * COLS * size_of::<S>();
+        self.data.get(at..).filter(|d| !d.is_empty()).map(|d| Ahead {
+            at: d.as_ptr().cast(),
+            run,
+            runs: 1,
+            stride: run,
+        })
+    }
+
+    /// Columns k .. k + 32 of rows from .. from + n.
+    fn next_backward(&self, k: usize, from: usize, n: usize) -> Option<Ahead> {
+        let width = COLS.min(self.cols.checked_sub(k).filter(|&left| left > 0)?) * COLS * size_of::<S>();
+        let at = self.data.get((from / COLS * self.cols + k) * COLS..)?.as_ptr().cast();
+        let stride = self.cols * COLS * size_of::<S>();
+        Some(Ahead { at, run: width, runs: n.div_ceil(COLS), stride })
     }
 
     /// out[n - from][32] = columns k .. k + 32 of rows from .. from + n; `from` is a multiple of 32.
@@ -176,7 +199,7 @@ fn slice_of(target: Target, from: usize) -> Target {
 fn tiles(
     target: Target,
     size: (usize, usize),
-    share: Share,
+    (share, ahead): (Share, Option<Ahead>),
     (added, row, col): (Option<Added>, usize, usize),
     low: &mut [f32],
 ) {
@@ -189,8 +212,8 @@ fn tiles(
     // panels of as many rows as terms.
     unsafe {
         match second {
-            Some(second) => product_own::rows_of_tiles(target, size, &[share, second], 1.0),
-            None => product_own::rows_of_tiles(target, size, &[share], 1.0),
+            Some(second) => product_own::rows_of_tiles(target, size, &[share, second], 1.0, ahead),
+            None => product_own::rows_of_tiles(target, size, &[share], 1.0, ahead),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! a few times only. Both loops run over L2: a panel and a block of rows of the left factor.
 
 use super::Context;
-use super::avx512::{self, COLS, Part, Place};
+use super::avx512::{self, Ahead, COLS, Part, Place};
 use super::memory::Memory;
 use super::product::{Factors, Sizes, Strided, Target};
 use crate::backend::Write;
@@ -17,7 +17,9 @@ pub const SLICE: usize = 768;
 /// Most rows of the left factor in a task: 22 tiles, 0.8 MB of a slice, which stays in L2.
 const BLOCK: usize = 264;
 /// Most panels of a task: the slices of its left factor are read once for all of them.
-const GROUP: usize = 8;
+const GROUP: usize = 24;
+/// Tasks for each thread, if the panels are enough: of one size, and few, because each reads its rows anew.
+const TASKS: usize = 4;
 /// The same for narrow outputs, which have few panels to share out.
 const NARROW: usize = 96;
 /// Up to so many rows a right factor is read in place.
@@ -55,7 +57,8 @@ pub struct Area {
 pub fn areas(cx: Context, m: usize, panels: usize, work: impl Fn(Area) + Sync) {
     let rows = m.div_ceil(m.div_ceil(BLOCK).max(1)).next_multiple_of(avx512::ROWS);
     let blocks = m.div_ceil(rows.max(1));
-    let group = (panels * blocks / (4 * cx.threads.count())).clamp(1, GROUP);
+    let least = (TASKS * cx.threads.count()).div_ceil(blocks.max(1)).max(panels.div_ceil(GROUP));
+    let group = panels.div_ceil(least.max(1)).max(1);
     let groups = panels.div_ceil(group);
     cx.threads.each(groups * blocks, |task| {
         let (block, first) = (task / groups, task % groups * group);
@@ -127,11 +130,11 @@ pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
             // SAFETY: the caller's promise.
             unsafe {
                 if b.col == 1 && m <= IN_PLACE {
-                    rows_of_tiles(here, (m, cols), &[(a, slice, b.data.as_ptr(), b.row)], f.scale);
+                    rows_of_tiles(here, (m, cols), &[(a, slice, b.data.as_ptr(), b.row)], f.scale, None);
                 } else {
                     with_panel(|panel| {
                         lay_out(panel, b, (slice, cols), 1.0);
-                        rows_of_tiles(here, (m, cols), &[(a, slice, panel.as_ptr(), COLS)], f.scale);
+                        rows_of_tiles(here, (m, cols), &[(a, slice, panel.as_ptr(), COLS)], f.scale, None);
                     });
                 }
             }
@@ -142,14 +145,23 @@ pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
 /// A product's share of one column of tiles: left factor, terms, right factor, distance between its rows.
 pub type Share<'a> = (Strided<'a>, usize, *const f32, usize);
 
-/// All tiles of one panel: m rows, the sum of at most two shares.
+/// All tiles of one panel: m rows, the sum of at most two shares. Meanwhile `ahead` comes nearer.
 ///
 /// # Safety
 /// As [`tile`]; the right factors have as many rows as terms, of as many values as the output has columns.
-pub unsafe fn rows_of_tiles(target: Target, (m, cols): (usize, usize), shares: &[Share], scale: f32) {
-    let add = target.write == Write::Add;
+pub unsafe fn rows_of_tiles(
+    target: Target,
+    (m, cols): (usize, usize),
+    shares: &[Share],
+    scale: f32,
+    ahead: Option<Ahead>,
+) {
+    let (add, of) = (target.write == Write::Add, m.div_ceil(avx512::ROWS));
     for i in (0..m).step_by(avx512::ROWS) {
         let rows = avx512::ROWS.min(m - i);
+        if let Some(ahead) = ahead {
+            ahead.fetch(i / avx512::ROWS, of);
+        }
         let part = |&(a, k, b, stride): &Share| {
             let a = a.from(i, 0);
             Part { k, a: a.data.as_ptr(), row: a.row, col: a.col, b, stride }
