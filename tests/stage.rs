@@ -33,7 +33,7 @@ impl<'a> Try<'a> {
     }
 
     fn stage(&self) -> Decoder<Cpu> {
-        let (cpu, build) = (Cpu::new(self.threads), self.build.clone());
+        let (cpu, build) = (Cpu::new(self.threads).poisoning(), self.build.clone());
         Decoder::load(cpu, &self.case.config, &self.case.tensors, &self.lora, build).unwrap()
     }
 

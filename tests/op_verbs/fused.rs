@@ -139,10 +139,13 @@ fn a_projection_with_its_adapter_equals_its_spelling_and_its_formula() {
             let (dy, before) = (Mat::random(t, n, 4), Mat::random(t, k, 6));
             let w = Mat::random(n, k, 5).map(|x| (x * 64.0).round() / 64.0);
             let all = [&x, &a, &b, &dy, &before, &w];
-            let got = projected(&mut Cpu::new(2), &all, dtype, write);
-            let slow = projected(&mut Cpu::twin(1), &all, dtype, write);
+            let got = projected(&mut Cpu::new(2).poisoning(), &all, dtype, write);
+            let slow = projected(&mut Cpu::twin(1).poisoning(), &all, dtype, write);
             for threads in [1, 3, 7] {
-                assert!(projected(&mut Cpu::new(threads), &all, dtype, write) == got, "{name}: bits");
+                assert!(
+                    projected(&mut Cpu::new(threads).poisoning(), &all, dtype, write) == got,
+                    "{name}: bits"
+                );
             }
             let twice = |m: Mat| m.map(|v| v * 2.0);
             let h = x.mul(&a.t());
@@ -182,7 +185,7 @@ fn products_of_our_own_equal_those_of_the_crate() {
             cpu.read(view(mdx, t, k), &mut out.1).unwrap();
             out
         };
-        let (own, slow) = (go(Cpu::new(2)), go(Cpu::twin(2)));
+        let (own, slow) = (go(Cpu::new(2).poisoning()), go(Cpu::twin(2).poisoning()));
         let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         close("linear against its twin", &own.0, &wide(&slow.0), 2e-6);
         close("linear_grad against its twin", &own.1, &wide(&slow.1), 4e-6);
@@ -217,8 +220,8 @@ fn a_head_in_one_pass_equals_its_spelling_for_any_number_of_threads() {
             let by = size / logits.v.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
             let mut x = x.map(|v| v * by).f32s();
             let targets: Vec<u32> = (0..n).map(|i| (i * 977 % vocab) as u32).collect();
-            let got = headed(&mut Cpu::new(2), (&x, &w), &targets);
-            let slow = headed(&mut Cpu::twin(1), (&x, &w), &targets);
+            let got = headed(&mut Cpu::new(2).poisoning(), (&x, &w), &targets);
+            let slow = headed(&mut Cpu::twin(1).poisoning(), (&x, &w), &targets);
             for (a, b) in got[0].iter().zip(&slow[0]) {
                 assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: loss {a}, spelled {b}");
             }
@@ -228,11 +231,14 @@ fn a_head_in_one_pass_equals_its_spelling_for_any_number_of_threads() {
             }
             assert_eq!(got[0], got[2], "{name}: the loss alone");
             for threads in [1, 3, 9] {
-                assert!(headed(&mut Cpu::new(threads), (&x, &w), &targets) == got, "{name}: bits");
+                assert!(
+                    headed(&mut Cpu::new(threads).poisoning(), (&x, &w), &targets) == got,
+                    "{name}: bits"
+                );
             }
             for bad in [f32::NAN, f32::INFINITY] {
                 x[n / 2 * c] = bad;
-                let bad = headed(&mut Cpu::new(2), (&x, &w), &targets);
+                let bad = headed(&mut Cpu::new(2).poisoning(), (&x, &w), &targets);
                 let finite = |i: usize| [bad[0][i], bad[2][i], bad[1][i * c]].map(f32::is_finite);
                 assert!((0..n).all(|i| finite(i) == [i != n / 2; 3]), "{name}: one loss is not finite");
             }

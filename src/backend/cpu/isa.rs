@@ -66,7 +66,7 @@ impl Isa {
         match self {
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
-            Isa::Generic => "generic",
+            Isa::Generic => std::env::consts::ARCH,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Memory: 64-byte aligned f32 values, recycled. In builds with debug assertions whatever is handed out is
-//! full of NaN, so that a verb that reads what nobody wrote is found out by any test.
+//! Memory: 64-byte aligned f32 values, recycled. Tests ask for poison: whatever is handed out is then full of
+//! NaN, so that a verb that reads what nobody wrote is found out in any build.
 //!
 //! A buffer that is asked for takes the smallest free one that it fills by at least three quarters. On a
 //! miss, free buffers are let go, the largest first, until what is held with the new one is within a quarter
@@ -51,9 +51,15 @@ pub struct Recycling {
     free_lines: usize,
     live_lines: usize,
     peak_lines: usize,
+    poison: bool,
 }
 
 impl Recycling {
+    /// Fills with NaN whatever it hands out.
+    pub fn poisoning() -> Recycling {
+        Recycling { poison: true, ..Recycling::default() }
+    }
+
     /// A buffer of `len` values of unspecified contents.
     pub fn take(&mut self, len: usize) -> Memory {
         let lines = len.div_ceil(LINE);
@@ -71,7 +77,7 @@ impl Recycling {
         };
         self.live_lines += memory.lines.len();
         self.peak_lines = self.peak_lines.max(self.live_lines);
-        if cfg!(debug_assertions) {
+        if self.poison {
             memory.values_mut().fill(f32::NAN);
         }
         memory
@@ -111,11 +117,11 @@ mod tests {
 
     #[test]
     fn buffers_come_back_and_are_not_hoarded() {
-        let mut pool = Recycling::default();
+        let mut pool = Recycling::poisoning();
         let a = pool.take(1000);
         let address = a.values().as_ptr();
         assert_eq!(address as usize % 64, 0);
-        let poisoned = |m: &Memory| !cfg!(debug_assertions) || m.values().iter().all(|v| v.is_nan());
+        let poisoned = |m: &Memory| m.values().iter().all(|v| v.is_nan());
         assert!(poisoned(&a));
         pool.give(a);
         let mut b = pool.take(900);

@@ -73,6 +73,11 @@ impl Cpu {
         Cpu { products: Products::Crate, ..Cpu::new(threads) }
     }
 
+    /// The same with memory that is handed out full of NaN: for tests, in any build.
+    pub fn poisoning(self) -> Cpu {
+        Cpu { recycling: Recycling::poisoning(), ..self }
+    }
+
     fn context(&self) -> Context<'_> {
         Context { threads: &self.threads, isa: self.isa, products: self.products }
     }

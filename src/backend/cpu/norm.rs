@@ -12,7 +12,9 @@ kernel! {
     fn forward_rows<L>(out: &mut [f32], inv_rms: &mut [f32], x: &[f32], gain: &[f32], eps: f32) {
         let group = gain.len();
         for ((out, inv), x) in out.chunks_exact_mut(group).zip(inv_rms).zip(x.chunks_exact(group)) {
-            let scale = 1.0 / (math::dot::<L>(x, x) / group as f32 + eps).sqrt();
+            let square = math::dot::<L>(x, x) / group as f32;
+            // A sum that overflows would make the scale, and all that follows, a clean zero: inf * 0 is NaN.
+            let scale = 1.0 / (square + eps).sqrt() + square * 0.0;
             *inv = scale;
             for ((o, &x), &g) in out.iter_mut().zip(x).zip(gain) {
                 *o = x * scale * g;

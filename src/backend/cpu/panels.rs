@@ -60,6 +60,7 @@ impl<S: Stored> Panels<S> {
     /// y[T, N] (=|+=) x wᵀ [+ what is added]
     pub fn forward(&self, cx: Context, y: Target, x: (&[f32], usize), added: Option<Added>) {
         let (x, t) = (Strided::rows(x.0, self.cols), x.1);
+        check(added, (t, self.rows));
         product_own::areas(cx, t, self.rows.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);
@@ -86,6 +87,7 @@ impl<S: Stored> Panels<S> {
     /// dx[T, K] (=|+=) dy w [+ what is added]
     pub fn backward(&self, cx: Context, dx: Target, dy: (&[f32], usize), added: Option<Added>) {
         let (dy, t) = (Strided::rows(dy.0, self.rows), dy.1);
+        check(added, (t, self.cols));
         product_own::areas(cx, t, self.cols.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);
@@ -190,6 +192,14 @@ impl<S: Stored> Panels<S> {
     }
 }
 
+/// The factors of what is added have the rows and columns that tiles read without looking.
+fn check(added: Option<Added>, (rows, outputs): (usize, usize)) {
+    if let Some(a) = added {
+        assert!(a.left.holds(rows, a.rank), "the left factor has T rows");
+        assert!(a.right.holds(a.rank, outputs), "the right factor has R rows");
+    }
+}
+
 /// Later slices add to what the first has written.
 fn slice_of(target: Target, from: usize) -> Target {
     Target { write: if from > 0 { Write::Add } else { target.write }, ..target }
@@ -214,6 +224,43 @@ fn tiles(
         match second {
             Some(second) => product_own::rows_of_tiles(target, size, &[share, second], 1.0, ahead),
             None => product_own::rows_of_tiles(target, size, &[share], 1.0, ahead),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cpu, isa::Isa};
+    use super::*;
+
+    #[test]
+    fn what_is_added_is_as_large_as_tiles_read() {
+        let cpu = Cpu::new(1);
+        if cpu.isa != Isa::Avx512 {
+            return println!("skipped: panels are for AVX-512");
+        }
+        let (t, n, k, rank) = (5, 40, 7, 3);
+        let panels = Panels::pack(&cpu.threads, (n, k), |i| i as f32);
+        let values = vec![1.0; 1000];
+        let run = |left_rows: usize, right_rows: usize, back: bool| {
+            let (ins, outs) = if back { (n, k) } else { (k, n) };
+            let mut out = vec![0.0; t * outs];
+            let shared = Shared::new(&mut out);
+            let target = Target { out: &shared, at: 0, stride: outs, write: Write::Set };
+            let left = Strided::rows(&values[..left_rows * rank], rank);
+            let right = Strided::rows(&values[..right_rows * outs], outs);
+            let (x, added) = ((&values[..t * ins], t), Some(Added { left, right, rank, scale: 1.0 }));
+            match back {
+                true => panels.backward(cpu.context(), target, x, added),
+                false => panels.forward(cpu.context(), target, x, added),
+            }
+        };
+        for back in [false, true] {
+            run(t, rank, back);
+            for (left, right) in [(t - 1, rank), (t, rank - 1)] {
+                let short = std::panic::AssertUnwindSafe(|| run(left, right, back));
+                assert!(std::panic::catch_unwind(short).is_err(), "{left} rows, {right} rows");
+            }
         }
     }
 }

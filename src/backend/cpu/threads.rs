@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 
 /// Looks at the state before a worker sleeps: about 100 microseconds.
 const SPINS: u32 = 2_000;
@@ -160,8 +160,14 @@ impl Threads {
 
     /// Runs `task(0)` .. `task(tasks - 1)`, in any order, and waits.
     pub fn each(&self, tasks: usize, task: impl Fn(usize) + Sync) {
-        let free = if tasks > 1 && !self.workers.is_empty() { self.caller.try_lock().ok() } else { None };
-        let Some(_free) = free else { return (0..tasks).for_each(task) };
+        let free = match self.caller.try_lock() {
+            _ if tasks < 2 || self.workers.is_empty() => None,
+            Ok(free) => Some(free),
+            // A task has panicked once: the lock holds nothing that could be broken.
+            Err(TryLockError::Poisoned(free)) => Some(free.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let Some(free) = free else { return (0..tasks).for_each(task) };
         let board = &*self.board;
         let task: &Task = &task;
         // SAFETY: only the lifetime changes. Workers follow the pointer between joining and leaving, and
@@ -170,6 +176,7 @@ impl Threads {
         *board.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         board.tasks.store(tasks, SeqCst);
         board.next.store(0, SeqCst);
+        board.panicked.store(false, SeqCst);
         let number = board.state.load(SeqCst) / JOB + 1;
         board.state.store(number * JOB + OPEN, SeqCst);
         board.wake();
@@ -177,7 +184,9 @@ impl Threads {
             let _closing = Closing(board);
             board.take_tasks(task);
         }
-        assert!(!board.panicked.swap(false, SeqCst), "a task panicked on another thread");
+        let panicked = board.panicked.load(SeqCst);
+        drop(free);
+        assert!(!panicked, "a task panicked on another thread");
     }
 
     /// Runs `task(i, chunk i of out)` for chunks of `size` values.
@@ -298,5 +307,24 @@ mod tests {
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
             threads.each(8, |_| ());
         }
+        let caller = || threads.each(2, |_| assert!(std::thread::current().name() == Some("cpu-1")));
+        for _ in 0..20 {
+            let _ = catch_unwind(AssertUnwindSafe(caller)); // panics on the caller's own thread
+        }
+        assert_eq!(who(&threads), 3, "all threads go on working");
+    }
+
+    /// Threads that work on three tasks that wait for each other.
+    fn who(threads: &Threads) -> usize {
+        let (seen, meeting) = (Mutex::new(std::collections::HashSet::new()), AtomicUsize::new(0));
+        threads.each(3, |_| {
+            seen.lock().unwrap().insert(std::thread::current().id());
+            meeting.fetch_add(1, SeqCst);
+            let patience = std::time::Instant::now();
+            while meeting.load(SeqCst) < 3 && patience.elapsed().as_secs() < 10 {
+                std::thread::yield_now();
+            }
+        });
+        seen.into_inner().unwrap().len()
     }
 }

@@ -3,6 +3,7 @@
 use super::attention::{self, Inputs, Segment};
 use super::attention_grad::{self, Outputs, Saved};
 use super::elementwise::{self, Mask};
+use super::isa::Isa;
 use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
 use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm};
@@ -33,7 +34,12 @@ impl Backend for Cpu {
     type Ids = Ids;
 
     fn class(&self) -> String {
-        format!("cpu-{}-f32", self.isa.name())
+        let name = self.isa.name();
+        // Where products could be our own and are not, sums are in another order: another class.
+        match (self.isa, self.products) {
+            (Isa::Avx512, Products::Crate) => format!("cpu-{name}-crate-f32"),
+            _ => format!("cpu-{name}-f32"),
+        }
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
