@@ -37,6 +37,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/attention.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/attention_grad.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/avx512.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/avx512_absent.rs", "the same signatures where there is no AVX-512"),
     ("src/backend/cpu/isa.rs", "calls of functions with target features, behind detection"),
     ("src/backend/cpu/panels.rs", "threads write disjoint panels of one weight"),
     ("src/backend/cpu/product.rs", "threads write disjoint tiles of one output"),

@@ -6,6 +6,10 @@
 
 mod attention;
 mod attention_grad;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "avx512_absent.rs"]
 mod avx512;
 mod elementwise;
 mod fused;
