@@ -239,6 +239,7 @@ fn values_that_are_not_finite_halt_with_their_address() {
         data[at..end].chunks_exact_mut(2).for_each(|c| c.copy_from_slice(&[0x96, 0x7e]));
     });
     check(&b, "./inf --data rows.jsonl -o out --batch-size 4", 3, "step 1 .. microbatch 0 .. rows");
+    check(&b, "generate ./inf --prompt a", 3, "logit .. became");
 }
 
 #[test]

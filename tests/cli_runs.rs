@@ -5,7 +5,7 @@ mod cli_fixture;
 
 use cli_fixture::{Bench, classes, rows, stderr};
 use serde_json::Value;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ADAPTER: &str = "adapter_model.safetensors";
@@ -175,6 +175,21 @@ fn names_of_other_trainers_are_explained() {
         yaml.contains("  rank: 4  # c.yaml:5\n") && yaml.contains("  batch_size: 6  # c.yaml:4"),
         "{yaml}"
     );
+}
+
+/// All pools count: the backend's, and the one that optimizer and sums share.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_has_no_more_threads_than_it_was_given() {
+    let b = Bench::new();
+    let command = "demo --data rows.jsonl --max-steps 1000000 --batch-size 24 --threads 2 -o out";
+    let mut child = b.command(command).env("RAYON_NUM_THREADS", "40").stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_steps(&b, &mut child, 2);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
+    child.kill().unwrap();
+    end(child);
+    // Two and two, and those that mostly wait: the caller, the model's, signals, progress, the hash.
+    assert!(tasks < 16, "{tasks} threads");
 }
 
 #[test]

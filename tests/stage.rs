@@ -11,7 +11,7 @@ use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::head::argmax;
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
-use finetune::model::stage::{Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{Fault, Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
 
 /// Loss and gradient of one microbatch, and how they came about.
@@ -282,6 +282,43 @@ fn a_cache_decodes_what_whole_passes_decode() {
     });
 }
 
+/// A length that nobody reaches takes no memory, and what was cached stays when the cache grows.
+#[test]
+fn a_cache_grows_with_what_is_said() {
+    let mut case = Case::open(&case::golden()[0]);
+    case.config.max_positions = 1 << 40;
+    case.config.window = None;
+    let mut stage = Try::new(&case).stage();
+    stage.set_parameters(&case.adapter("adapter_final")).unwrap();
+    let mut left = 600;
+    let sampling = Sampling { max_new_tokens: 1 << 39, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
+    let mut say = |_| {
+        left -= 1;
+        left > 0
+    };
+    let mut ids = [vec![3, 1], stage.generate(&[3, 1], &sampling, &mut say).unwrap()].concat();
+    assert_eq!(ids.len(), 602);
+    let token = ids.pop();
+    let (bounds, targets) = (vec![0, 601], Targets::Tokens(vec![u32::MAX; 601]));
+    let batch = Microbatch { step: 1, rows: vec![0], ids, bounds, targets };
+    let Output::Logits(logits) = stage.forward(&batch, None, Want::Logits).unwrap() else {
+        panic!("logits were asked for");
+    };
+    assert_eq!(Some(argmax(&logits) as u32), token);
+}
+
+#[test]
+fn logits_that_are_not_finite_are_a_fault() {
+    each_case(|case| {
+        let mut stage = Try::new(case).stage();
+        let mut parameters = case.adapter("adapter_final");
+        parameters.iter_mut().for_each(|p| *p = 1e30);
+        stage.set_parameters(&parameters).unwrap();
+        let logits = stage.forward(&case.microbatch(0, 2), None, Want::Logits);
+        assert!(matches!(logits, Err(Fault::NonFinite { .. })), "{logits:?}");
+    });
+}
+
 #[test]
 fn bad_microbatches_are_faults() {
     let case = Case::open(&case::golden()[0]);
@@ -300,6 +337,16 @@ fn bad_microbatches_are_faults() {
     }
     assert!(stage.forward(&good, Some(&[0.0]), Want::Loss).is_err());
     assert!(stage.set_parameters(&[0.0]).is_err());
+    for case in case::golden().iter().map(|dir| Case::open(dir)) {
+        let Some(classes) = case.config.labels.as_ref().map(Vec::len) else { continue };
+        let good = case.microbatch(0, 2);
+        let [tokens, none] = [Targets::Tokens(vec![1; good.ids.len()]), Targets::Labels(vec![0, u32::MAX])];
+        for targets in [tokens, none, Targets::Labels(vec![0, classes as u32])] {
+            let bad = Microbatch { targets, ..good.clone() };
+            let fault = Try::new(&case).stage().forward(&bad, None, Want::Loss);
+            assert!(matches!(fault, Err(Fault::Device { .. })), "{bad:?}");
+        }
+    }
     let nothing = Microbatch { targets: Targets::Tokens(vec![u32::MAX; t]), ..good };
     let (sums, gradient) = gradient(&mut stage, &case.adapter("adapter_init"), &nothing);
     assert_eq!((sums.loss, sums.targets), (0.0, 0));

@@ -223,6 +223,13 @@ fn memory_is_estimated_from_shapes() {
     let all = memory::estimate(load, Keep::Everything);
     assert_eq!(all.weights, 2 * 134_515_008, "SmolLM2's number of parameters");
     assert_eq!(layout::of(&config, &lora, 0..30).len(), 4_884_480, "PEFT prints this number");
+    assert_eq!(all.adapter, 48 * 4_884_480);
+    // x, mid, q, attended, k, v, gate, up, the small ones, and a quarter that waits to be used again.
+    let values = 1024 * 30 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536 + 9 + 4 + 7 * 16);
+    assert_eq!(all.kept, 5 * values);
+    let large = Config { vocab: 1_000_000, ..config.clone() };
+    let large = memory::estimate(Load { config: &large, ..load }, Keep::Inputs);
+    assert!(large.scratch >= 5 * 256 * 1_000_000, "logits of 256 rows at a time");
     let frugal = memory::estimate(load, Keep::Inputs);
     assert!(frugal.kept * 5 < all.kept);
     let choose = |limit| memory::choose(load, limit).map(|c| c.0);

@@ -213,6 +213,18 @@ pub enum Fault {
         /// What it said.
         reason: String,
     },
+    /// What was asked for is not finite.
+    #[error(
+        "{device}: {what} became {value}: the weights, the adapter or the learning rate make numbers too large"
+    )]
+    NonFinite {
+        /// The device's name, or its class.
+        device: String,
+        /// Which value.
+        what: String,
+        /// `NaN`, `inf` or `-inf`.
+        value: String,
+    },
 }
 
 /// Memory and verbs of one device. All numbers that cross this seam are f32.

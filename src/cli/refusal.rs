@@ -75,7 +75,8 @@ fn one_line(text: impl fmt::Display) -> String {
 
 impl From<Fault> for Refusal {
     fn from(fault: Fault) -> Self {
-        Refusal::failure(fault)
+        let kind = if matches!(fault, Fault::NonFinite { .. }) { Kind::NonFinite } else { Kind::Failure };
+        Refusal::of(kind, fault)
     }
 }
 

@@ -2,6 +2,7 @@
 //! the default verb, which trains.
 
 use super::options::flags::{self, Accepts, Parsed};
+use super::options::groups;
 use super::options::table::{self, Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
@@ -127,6 +128,10 @@ pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
     let (positional, layers) = verb.layers(positional, typed)?;
     let settings = Settings::resolve(&accepts.options, layers)?;
     let json = settings.switch("json")?;
+    if let Some(threads) = groups::whole(&settings, "threads", 1)? {
+        // What the floors below do beside the backend. It fails only where a pool exists: never yet.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.min(1024)).build_global();
+    }
     (verb.run)(&mut Invocation { positional, settings, json, out: Box::new(std::io::stdout()) })
 }
 

@@ -166,11 +166,17 @@ impl<B: Fused> Decoder<B> {
             return Err(self.fault("row bounds do not fit the microbatch's ids"));
         }
         self.check_ids(&batch.ids)?;
-        let (targets, limit, count) = match &batch.targets {
-            Targets::Tokens(t) => (t, self.config.vocab, batch.ids.len()),
-            Targets::Labels(t) => (t, self.config.labels.as_ref().map_or(0, Vec::len), batch.rows.len()),
+        let (targets, limit, count, none) = match (&batch.targets, &self.config.labels) {
+            (Targets::Tokens(t), None) => (t, self.config.vocab, batch.ids.len(), Some(IGNORE)),
+            (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
+            (Targets::Tokens(_), Some(_)) => {
+                return Err(self.fault("a classifier predicts labels, not tokens"));
+            }
+            (Targets::Labels(_), None) => {
+                return Err(self.fault("a language model predicts tokens, not labels"));
+            }
         };
-        match targets.iter().find(|&&t| t != IGNORE && t as usize >= limit) {
+        match targets.iter().find(|&&t| Some(t) != none && t as usize >= limit) {
             Some(t) => Err(self.fault(format!("target {t} is outside the {limit} that the model knows"))),
             None if targets.len() != count => Err(self.fault("targets do not fit the microbatch")),
             None => Ok(()),

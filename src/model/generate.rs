@@ -9,6 +9,9 @@ use super::stage::{Generate, Sampling};
 use crate::backend::{Fault, Fused, TokenRows, View, view, view_mut};
 use crate::numeric::rng::Stream;
 
+/// Tokens after the prompt that a cache has room for at first; it doubles.
+const ROOM: usize = 256;
+
 impl<B: Fused> Generate for Decoder<B> {
     fn generate(
         &mut self,
@@ -23,7 +26,7 @@ impl<B: Fused> Generate for Decoder<B> {
         // Positions that the model was not made for are not entered.
         let room = self.config.longest_row().saturating_sub(prompt.len());
         let most = sampling.max_new_tokens.min(room);
-        let capacity = prompt.len() + most;
+        let mut capacity = prompt.len() + most.min(ROOM);
         self.reach(capacity);
         let mut caches: Vec<_> =
             self.blocks.iter().map(|block| block.cache(&mut self.backend, capacity)).collect();
@@ -31,6 +34,13 @@ impl<B: Fused> Generate for Decoder<B> {
         let mut result = Ok(());
         while new.len() < most {
             let ids = if new.is_empty() { prompt } else { &new[new.len() - 1..] };
+            if prompt.len() + new.len() > capacity {
+                capacity = (2 * capacity).min(prompt.len() + most);
+                self.reach(capacity);
+                for (block, cache) in self.blocks.iter().zip(&mut caches) {
+                    block.grow(&mut self.backend, cache, capacity);
+                }
+            }
             match self.next_logits(ids, &mut caches) {
                 Ok(logits) => new.push(choose(&logits, sampling, new.len() as u64)),
                 Err(fault) => {

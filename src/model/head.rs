@@ -8,7 +8,12 @@ use crate::backend::{
 };
 
 /// About how many logits may exist at a time (64 MiB).
-pub(super) const LOGITS: usize = 1 << 24;
+const LOGITS: usize = 1 << 24;
+
+/// Rows whose logits exist at a time: few where the vocabulary is large, but enough for products to be fast.
+pub(super) fn chunk(outputs: usize) -> usize {
+    (LOGITS / outputs.max(1) / 16 * 16).max(256)
+}
 
 /// The last norm and what stands on it.
 pub struct Head<B: Backend> {
@@ -92,7 +97,8 @@ impl<B: Fused> Head<B> {
         Ok(Head { gain, eps: config.eps, hidden: config.hidden, outputs, top })
     }
 
-    /// Logits [n, outputs] of some rows.
+    /// Logits [n, outputs] of some rows; a fault where one is not finite, because no choice among them means
+    /// anything then.
     pub fn logits(&self, backend: &mut B, below: Below<B>, rows: &[u32]) -> Result<Vec<f32>, Fault> {
         let n = rows.len();
         let top = self.normed_rows(backend, &below, rows);
@@ -111,7 +117,15 @@ impl<B: Fused> Head<B> {
         let read = backend.read(view(&logits, n, self.outputs), &mut values);
         backend.recycle(logits);
         top.recycle(backend);
-        read.map(|()| values)
+        read?;
+        match values.iter().position(|v| !v.is_finite()) {
+            None => Ok(values),
+            Some(i) => Err(Fault::NonFinite {
+                device: backend.class(),
+                what: format!("logit {}", i % self.outputs),
+                value: values[i].to_string(),
+            }),
+        }
     }
 
     /// Sums of losses; their gradients too where there is somewhere to leave them.
@@ -132,7 +146,7 @@ impl<B: Fused> Head<B> {
         let predictions = match &self.top {
             Top::Vocabulary(own) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
-                    let chunk = (LOGITS / self.outputs / 16 * 16).max(16);
+                    let chunk = chunk(self.outputs);
                     let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
                     backend.lm_head_loss(out.0, out.1, args);
                 }

@@ -1,10 +1,11 @@
 //! How much memory a stage takes, from shapes alone, so that what blocks keep can be chosen before anything is
 //! loaded. Counts f32 values that exist at the same time at the worst moment, and what the trainer holds of
-//! each parameter; a backend's own packing may add a few per cent.
+//! each parameter. A backend keeps freed memory for the next microbatch, up to a quarter more than was ever in
+//! use; its own packing may add a few per cent.
 
 use super::config::Config;
 use super::decoder::Keep;
-use super::head::LOGITS;
+use super::head::chunk;
 use super::layout;
 use super::lora::LoraSpec;
 use super::weights::ModelError;
@@ -66,12 +67,15 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     // Backward: the residual, two normed streams, two of F; or the head: rows, logits, their gradients.
     let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
-    let in_head = t * 5 * c + (t * outputs).min(LOGITS as u64 + 16 * outputs);
+    let in_head = t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs);
+    let recycled = |bytes: u64| bytes + bytes / 4;
     Estimate {
         weights: weight_bytes as u64 * weights,
-        adapter: trained * (4 * 2 + 4 * 4 + 8),
-        kept: 4 * kept,
-        scratch: 4 * in_block.max(in_head),
+        // On the device two values; on the host four and a sum of 8 bytes, and up to four more values that are
+        // copies, while a step ends or is saved.
+        adapter: trained * (4 * 2 + 4 * 4 + 8 + 4 * 4),
+        kept: recycled(4 * kept),
+        scratch: recycled(4 * in_block.max(in_head)),
     }
 }
 

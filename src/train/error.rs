@@ -91,6 +91,7 @@ impl TrainError {
     pub fn exit_code(&self) -> u8 {
         match self {
             TrainError::NonFinite { .. } | TrainError::Update { .. } | TrainError::Evaluation { .. } => 3,
+            TrainError::Device { fault: Fault::NonFinite { .. }, .. } => 3,
             TrainError::Mismatch { .. } => 78,
             _ => 1,
         }

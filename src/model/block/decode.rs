@@ -23,6 +23,16 @@ impl<B: Fused> Block<B> {
         Cache { k: backend.memory(capacity * n), v: backend.memory(capacity * n), len: 0 }
     }
 
+    /// Moves to room for `capacity` tokens.
+    pub fn grow(&self, backend: &mut B, cache: &mut Cache<B::Memory>, capacity: usize) {
+        let n = self.linears[K].shape.0;
+        let mut wide = Cache { len: cache.len, ..self.cache(backend, capacity) };
+        backend.copy(view_mut(&mut wide.k, cache.len, n), view(&cache.k, cache.len, n));
+        backend.copy(view_mut(&mut wide.v, cache.len, n), view(&cache.v, cache.len, n));
+        let old = std::mem::replace(cache, wide);
+        [old.k, old.v].into_iter().for_each(|m| backend.recycle(m));
+    }
+
     /// The block's output for the batch's tokens, which follow those in the cache and join them.
     pub fn decode(
         &self,
