@@ -52,6 +52,13 @@ fn the_command_line() {
         ("--dropout 1", 78, "--dropout"),
         ("--learning-rate -1", 78, "--learning-rate .. not below 0"),
         ("--batch-size 0", 78, "--batch-size .. at least 1"),
+        ("--batch-size -1", 78, "--batch-size .. at least 1"),
+        ("--max-seq-len 0", 78, "--max-seq-len .. at least 2"),
+        ("--epochs 0", 78, "--epochs .. at least 1"),
+        ("--max-steps 0", 78, "--max-steps .. at least 1"),
+        ("--threads 0", 78, "--threads .. at least 1"),
+        ("--micro-batch-tokens 0", 78, "--micro-batch-tokens .. at least 1"),
+        ("--learning-rate nan", 78, "--learning-rate .. not below 0"),
         ("--max-seq-len 100000", 78, "--max-seq-len .. 512 positions"),
         ("--lr-scheduler polynomial", 78, "--lr-scheduler .. cosine"),
         (
@@ -70,6 +77,11 @@ fn the_command_line() {
         ("generate --temperature -1 --prompt x", 78, "--temperature"),
         ("generate --system x --prompt x", 78, "--system .. --chat"),
         ("generate", 2, "--prompt"),
+        (
+            &format!("generate --prompt '{}'", "word ".repeat(2000)),
+            1,
+            "prompt has .. tokens .. 512 .. shorten it",
+        ),
         ("predict --text x", 78, "is no classifier"),
     ] {
         check(&b, command, code, parts);
@@ -138,6 +150,10 @@ fn rows_that_cannot_be_used() {
     }
     let model = demo().join("model");
     check(&b, &format!("{} -o out", model.display()), 2, "no rows to train .. --data");
+    b.ok("demo --task classify --data classes.jsonl --max-steps 1 -q -o classifier");
+    b.ok("merge classifier -o merged");
+    let sft = "./merged --data rows.jsonl -o out";
+    check(&b, sft, 78, "./merged is a classifier .. --task classify");
 }
 
 /// Copies of the demonstration's model, each damaged in one place.

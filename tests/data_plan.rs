@@ -71,6 +71,20 @@ proptest! {
     }
 
     #[test]
+    fn packing_is_first_fit(lengths in lengths(), budget in 1usize..300) {
+        let mut naive: Vec<Vec<usize>> = Vec::new();
+        let used = |bin: &[usize]| bin.iter().map(|&i| lengths[i] as usize).sum::<usize>();
+        for (i, &n) in lengths.iter().enumerate() {
+            match naive.iter_mut().find(|bin| used(bin) + n as usize <= budget) {
+                Some(bin) => bin.push(i),
+                None => naive.push(vec![i]),
+            }
+        }
+        let options = PlanOptions { micro_batch_tokens: Some(budget), shuffle: false, ..plain(lengths.len()) };
+        prop_assert_eq!(Plan::of_lengths(lengths.clone(), &options).step(1).microbatches, naive);
+    }
+
+    #[test]
     fn steps_do_not_depend_on_when_they_are_asked_for(lengths in lengths(), options in options()) {
         let forward = Plan::of_lengths(lengths.clone(), &options);
         let backward = Plan::of_lengths(lengths, &options);
@@ -133,6 +147,17 @@ fn epochs_and_seeds_have_orders_of_their_own() {
     assert_ne!(order(1, 0), order(2, 0));
     assert_ne!(order(1, 0), (0..64).collect::<Vec<_>>());
     assert_eq!(order(1, 3), order(1, 3));
+}
+
+#[test]
+fn a_step_of_many_long_rows_is_packed_at_once() {
+    let n = 400_000;
+    let options = PlanOptions { micro_batch_tokens: Some(100), ..plain(n) };
+    let plan = Plan::of_lengths(vec![60; n], &options);
+    let began = std::time::Instant::now();
+    assert_eq!(plan.step(1).microbatches.len(), n);
+    // Rows times microbatches would be 80 billion comparisons.
+    assert!(began.elapsed().as_secs() < 8, "{:?}", began.elapsed());
 }
 
 #[test]

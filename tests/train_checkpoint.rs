@@ -3,6 +3,7 @@
 
 mod train_fake;
 
+use finetune::backend::Fault;
 use finetune::train::TrainError;
 use finetune::train::checkpoint::find;
 use finetune::train::stop::{Stop, Urgency};
@@ -50,6 +51,46 @@ fn a_resumed_run_gives_the_same_bytes() {
     for at in [1, 12, 17, 40] {
         check(at, Urgency::AfterStep);
     }
+}
+
+#[test]
+fn parameters_and_moments_move_together() {
+    let (whole, parts, stop) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Stop::new());
+    let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
+    let mut model = Fake::new();
+    // The run sets parameters before its first step; the fourth time is the end of step 3.
+    let (mut sets, asked) = (0, &stop);
+    model.refuse = Some(Box::new(move || {
+        sets += 1;
+        if sets < 4 {
+            return Ok(());
+        }
+        asked.ask(Urgency::Now);
+        Err(Fault::Device { device: "fake".into(), reason: "planted".into() })
+    }));
+    let first = Setup::new(STEPS, &stop, parts.path()).run(&mut model);
+    assert_eq!(first.end.unwrap().state.step, 2);
+    let resumed =
+        Setup { resume: true, ..Setup::new(STEPS, &Stop::new(), parts.path()) }.run(&mut Fake::new());
+    assert_eq!(resumed.bits(), reference.bits());
+}
+
+#[test]
+fn what_a_killed_run_left_is_cleared_away() {
+    let (out, stop) = (tempfile::tempdir().unwrap(), Stop::new());
+    let setup = || Setup { every: 4, ..Setup::new(STEPS, &stop, out.path()) };
+    setup().run(&mut Fake::new());
+    let at = |name: &str| out.path().join(name);
+    fs::rename(at("checkpoint-8"), at(".checkpoint-8.abc.tmp.old")).unwrap();
+    fs::create_dir(at(".checkpoint-9.xyz.tmp")).unwrap();
+    fs::write(at(".checkpoint-9.xyz.tmp/adapter_model.safetensors"), "half").unwrap();
+    // Another run's write clears it away, too.
+    fs::remove_dir_all(at("checkpoint-11")).unwrap();
+    assert!(Setup { resume: true, ..setup() }.run(&mut Fake::new()).end.unwrap().complete);
+    let mut names: Vec<_> =
+        fs::read_dir(out.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["checkpoint-11", "checkpoint-4", "checkpoint-8"]);
 }
 
 #[test]

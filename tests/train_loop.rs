@@ -92,6 +92,12 @@ fn stopping_after_the_step_finishes_it() {
     let outcome = train(&mut model, Rows::new(9), &stop);
     let end = outcome.end.unwrap();
     assert_eq!((end.complete, end.state.step, model.forwards), (false, 3, 12));
+    let kinds = "run0 eval0 step1 step2 step3 checkpoint3";
+    assert_eq!(
+        Outcome { end: Ok(end), events: outcome.events }.kinds(),
+        kinds,
+        "step 3's evaluation is left"
+    );
     assert_eq!(stop.ask(Urgency::AfterStep), Urgency::AfterStep, "a second SIGINT is told from the first");
 }
 

@@ -2,7 +2,7 @@
 //! Nothing is written here.
 
 use super::opened::{self, Opened};
-use super::options::groups::{DataOptions, Options, Split};
+use super::options::groups::{DataOptions, Options, Split, Task};
 use super::options::{Settings, Source};
 use super::refusal::Refusal;
 use crate::data::files::{self, Flow, Raw};
@@ -61,6 +61,14 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
     let path = base.path.clone();
     let hash = Some(std::thread::spawn(move || opened::hash(&path)));
     let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
+    if let (Some(labels), false) = (&base.config.labels, options.data.task == Task::Classify) {
+        let why = format!(
+            "{} is a classifier ({} labels), which writes no text: give --task classify",
+            options.model.model,
+            labels.len()
+        );
+        return Err(settings.refuse("task", why));
+    }
     let spec = spec(settings, options, &base.config)?;
     let max_seq_len = max_seq_len(settings, options, &base.config)?;
     let (train_paths, eval_paths) = paths(&options.data)?;
@@ -130,7 +138,7 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
 
 fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data::Options {
     let data = &options.data;
-    let classify = data.task == super::options::groups::Task::Classify;
+    let classify = data.task == Task::Classify;
     data::Options {
         task: if classify { data::Task::Classify } else { data::Task::Sft },
         fields: data.fields.clone(),

@@ -96,6 +96,7 @@ impl Job {
     /// Takes the state of the checkpoint that --resume means.
     fn resume(&mut self, place: &Place) -> Result<(), Refusal> {
         let Some(path) = &place.resume else { return Ok(()) };
+        checkpoint::recover(&output::run_of(path)).map_err(Refusal::failure)?;
         let checkpoint = checkpoint::find(path)?;
         checkpoint.passed_over.iter().for_each(|line| eprintln!("warning: {line}"));
         self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
@@ -119,7 +120,7 @@ impl Job {
             atomic::write_file(&place.dir.join(RUN_FILE), text.as_bytes())?;
         }
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
-        let mut watch = Watch::new(options, place, self.state.step, look)?;
+        let mut watch = Watch::new(options, place, &self.state, look)?;
         signals::listen().map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {
@@ -299,10 +300,10 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(options: &Options, place: &Place, step: u64, look: Look) -> Result<Self, Refusal> {
+    fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
         let path = options.output.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
         let metrics = match place.resume {
-            Some(_) => Metrics::resume(&path, step)?,
+            Some(_) => Metrics::resume(&path, state.step, state.looked)?,
             None => Metrics::create(&path)?,
         };
         let board = options.output.tensorboard.as_deref().map(TensorBoard::create).transpose()?;

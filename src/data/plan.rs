@@ -150,18 +150,59 @@ impl Plan {
 /// Each row into the first microbatch that has room, else into a new one. A row longer than the budget
 /// finds no room and leaves none, so it stays alone.
 fn first_fit(rows: &[usize], length: impl Fn(usize) -> usize, budget: usize) -> Vec<Vec<usize>> {
-    let mut bins: Vec<(usize, Vec<usize>)> = Vec::new();
+    let mut bins: Vec<Vec<usize>> = Vec::new();
+    let mut room = Room::new(rows.len());
     for &row in rows {
         let n = length(row);
-        match bins.iter_mut().find(|(used, _)| used + n <= budget) {
-            Some((used, bin)) => {
-                *used += n;
-                bin.push(row);
+        match room.first(n) {
+            Some((bin, left)) => {
+                bins[bin].push(row);
+                room.set(bin, Some(left - n));
             }
-            None => bins.push((n, vec![row])),
+            None => {
+                room.set(bins.len(), budget.checked_sub(n));
+                bins.push(vec![row]);
+            }
         }
     }
-    bins.into_iter().map(|(_, bin)| bin).collect()
+    bins
+}
+
+/// What is left in every microbatch, as a tree of maxima, so that the first with enough room is found in the
+/// logarithm of their number: a step of 100,000 long rows would else compare billions of times.
+struct Room {
+    /// Node i has the children 2i and 2i + 1; the microbatches are the second half. None: no microbatch, or one
+    /// over the budget.
+    nodes: Vec<Option<usize>>,
+}
+
+impl Room {
+    fn new(bins: usize) -> Self {
+        Room { nodes: vec![None; 2 * bins.next_power_of_two()] }
+    }
+
+    /// The first microbatch that has room for `n` tokens, and its room.
+    fn first(&self, n: usize) -> Option<(usize, usize)> {
+        let (fits, half) =
+            (|node: usize| self.nodes[node].is_some_and(|left| left >= n), self.nodes.len() / 2);
+        let mut node = 1;
+        if !fits(node) {
+            return None;
+        }
+        while node < half {
+            node = 2 * node + usize::from(!fits(2 * node));
+        }
+        self.nodes[node].map(|left| (node - half, left))
+    }
+
+    fn set(&mut self, bin: usize, left: Option<usize>) {
+        let mut node = self.nodes.len() / 2 + bin;
+        self.nodes[node] = left;
+        while node > 1 {
+            node /= 2;
+            self.nodes[node] = self.nodes[2 * node].max(self.nodes[2 * node + 1]);
+        }
+    }
 }
 
 /// A power of two near (mean tokens per step) / 16, within 256 ..= 4096: the smallest p that the sixteenth

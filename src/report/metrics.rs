@@ -22,9 +22,11 @@ impl Metrics {
     }
 
     /// Goes on with the file of a run that is resumed after `step`: what was said of later steps is cut off,
-    /// because it will be said again. No file is as good as an empty one.
-    pub fn resume(path: &Path, step: u64) -> Result<Self, FormatError> {
-        let kept: Vec<Event> = read(path)?.into_iter().filter(|event| stands(event, step)).collect();
+    /// because it will be said again. `looked` is the step after which evaluation and prompts were last done to
+    /// the end: where that is not `step`, they are done again, answers that were already given included. No file
+    /// is as good as an empty one.
+    pub fn resume(path: &Path, step: u64, looked: Option<u64>) -> Result<Self, FormatError> {
+        let kept: Vec<Event> = read(path)?.into_iter().filter(|e| stands(e, step, looked)).collect();
         let mut text = String::new();
         for event in &kept {
             text += &line(event).map_err(|e| FormatError::io(path, e))?;
@@ -53,10 +55,12 @@ impl Metrics {
 
 /// The events of a metrics.jsonl. A last line that a crash cut short is passed over; no file has no events.
 pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
-    let text = match fs::read_to_string(path) {
+    let bytes = match fs::read(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         other => other.map_err(|e| FormatError::io(path, e))?,
     };
+    // The cut may go through a character.
+    let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let mut events = Vec::with_capacity(lines.len());
     for (i, line) in lines.iter().enumerate() {
@@ -73,8 +77,12 @@ pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
 }
 
 /// Whether what was said still holds after going back to `step`. An end that was announced is none any more.
-fn stands(event: &Event, step: u64) -> bool {
-    event.step() <= step && !matches!(event, Event::Done(_) | Event::Fault(_))
+fn stands(event: &Event, step: u64, looked: Option<u64>) -> bool {
+    match event {
+        Event::Done(_) | Event::Fault(_) => false,
+        Event::Sample(_) | Event::Eval(_) if event.step() == step => looked == Some(step),
+        _ => event.step() <= step,
+    }
 }
 
 fn line(event: &Event) -> io::Result<String> {
@@ -84,7 +92,7 @@ fn line(event: &Event) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::event::{Done, Eval, RunStart, Saved};
+    use crate::train::event::{Done, Eval, RunStart, Sample, Saved};
 
     #[test]
     fn a_resumed_log_is_cut_back_to_the_checkpoint() {
@@ -98,11 +106,11 @@ mod tests {
         let mut log = Metrics::create(&path).unwrap();
         [run(1), eval(0), eval(2), saved.clone(), eval(3), done].iter().for_each(|e| log.see(e));
         log.finish().unwrap();
-        // A crash in the middle of a line.
+        // A crash in the middle of a line, and of a character.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
-        file.write_all(b"{\"event\":\"ev").unwrap();
+        file.write_all(b"{\"event\":\"sample\",\"step\":3,\"prompt\":\"caf\xc3").unwrap();
 
-        let mut log = Metrics::resume(&path, 2).unwrap();
+        let mut log = Metrics::resume(&path, 2, Some(2)).unwrap();
         log.see(&run(3));
         log.see(&eval(3));
         log.finish().unwrap();
@@ -111,6 +119,22 @@ mod tests {
         fs::write(&path, "{}\n{\"event\":\"eval\",\"step\":1,\"eval_loss\":1}\n").unwrap();
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains("line 1"), "{error}");
+    }
+
+    #[test]
+    fn answers_that_will_be_given_again_are_not_said_twice() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let sample = |step| Event::Sample(Sample { step, prompt: "p".into(), text: "t".into() });
+        for (looked, kept) in
+            [(None, vec![sample(0)]), (Some(0), vec![sample(0)]), (Some(2), vec![sample(0), sample(2)])]
+        {
+            let mut log = Metrics::create(&path).unwrap();
+            [sample(0), sample(2), sample(4)].iter().for_each(|e| log.see(e));
+            log.finish().unwrap();
+            Metrics::resume(&path, 2, looked).unwrap().finish().unwrap();
+            assert_eq!(read(&path).unwrap(), kept, "looked {looked:?}");
+        }
     }
 
     #[test]

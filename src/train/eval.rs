@@ -8,6 +8,9 @@ use super::work::Work;
 use crate::model::stage::{LossSums, Microbatch, Output, Stage, Targets, Want};
 use std::time::Instant;
 
+/// Classes up to which an evaluation says its whole confusion matrix: a line of metrics.jsonl stays a line.
+const SHOWN_CLASSES: usize = 100;
+
 /// Scores the model after `step` steps; None where a signal ended it early.
 pub fn evaluate(
     model: &mut dyn Stage,
@@ -35,10 +38,14 @@ pub fn evaluate(
         perplexity: scores.is_none().then(|| libm::exp(loss)),
         accuracy: scores.as_ref().map(|s| s.accuracy),
         macro_f1: scores.as_ref().map(|s| s.macro_f1),
-        confusion: scores.map(|s| s.confusion),
+        confusion: scores.and_then(shown_matrix),
         tokens: sums.targets,
         seconds: began.elapsed().as_secs_f64(),
     }))
+}
+
+fn shown_matrix(scores: Scores) -> Option<Vec<Vec<u64>>> {
+    Some(scores.confusion).filter(|matrix| matrix.len() <= SHOWN_CLASSES)
 }
 
 /// The loss sums of a forward pass that was asked for them.
@@ -113,6 +120,15 @@ impl Confusion {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_matrix_of_many_classes_stays_out_of_the_event() {
+        for (classes, shown) in [(SHOWN_CLASSES, true), (SHOWN_CLASSES + 1, false)] {
+            let mut c = Confusion::default();
+            c.count(classes - 1, 0);
+            assert_eq!(c.scores().map(shown_matrix).is_some_and(|m| m.is_some()), shown, "{classes}");
+        }
+    }
 
     #[test]
     fn scores_are_those_of_scikit_learn() {

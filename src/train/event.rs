@@ -99,7 +99,7 @@ pub struct Eval {
     /// Mean F1 over the classes that occur, as scikit-learn's `f1_score(average="macro")` has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
-    /// Rows of class i that were called j.
+    /// Rows of class i that were called j; None for a language model, and above 100 classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
     /// Supervised targets (for a classifier: rows).

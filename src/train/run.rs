@@ -174,28 +174,34 @@ impl Trainer<'_, '_> {
         (self.events)(&event);
     }
 
-    /// New parameters, taken over only if every one of them is finite.
+    /// New parameters and moments, taken over together, and only if every parameter is finite and the model has
+    /// them: whatever fails, the state stays that of the last finished step.
     fn update(&mut self, step: u64, gradient: &[f32], lr: f64) -> Result<(), TrainError> {
         let state = &mut self.run.state;
-        let mut next = state.parameters.clone();
-        state.optimizer.update(&mut next, gradient, lr);
+        let (mut next, mut optimizer) = (state.parameters.clone(), state.optimizer.clone());
+        optimizer.update(&mut next, gradient, lr);
         if let Some(index) = next.iter().position(|p| !p.is_finite()) {
             let tensor = tensor(&*self.run.model, index);
             return Err(TrainError::Update { step, tensor, value: f64::from(next[index]) });
         }
         self.run.model.set_parameters(&next).map_err(|fault| TrainError::Device { step, fault })?;
-        state.parameters = next;
-        state.step = step;
+        (state.parameters, state.optimizer, state.step) = (next, optimizer, step);
         Ok(())
     }
 
-    /// Evaluates and answers the prompts, where that is due and was not done before a resume.
+    /// Evaluates and answers the prompts, where that is due and was not done before a resume. A run that was
+    /// asked to end leaves it to the one that goes on; after the last step there is none.
     fn look(&mut self) -> Result<(), TrainError> {
         let step = self.run.state.step;
         let every = self.run.eval_steps;
         let due =
             step == 0 || step == self.run.work.total_steps() || (every > 0 && step.is_multiple_of(every));
-        if !due || self.run.state.looked == Some(step) {
+        let wanted = match self.run.stop.urgency() {
+            Urgency::Run => true,
+            Urgency::AfterStep => step == self.run.work.total_steps(),
+            Urgency::Now => false,
+        };
+        if !due || !wanted || self.run.state.looked == Some(step) {
             return Ok(());
         }
         let answered = self.answer(step);

@@ -25,6 +25,8 @@ pub struct Fake<'a> {
     gradient: Vec<f32>,
     pub forwards: usize,
     pub plant: Option<Plant<'a>>,
+    /// What setting parameters says, asked each time.
+    pub refuse: Option<Box<dyn FnMut() -> Result<(), Fault> + Send + 'a>>,
 }
 
 impl Fake<'_> {
@@ -33,7 +35,7 @@ impl Fake<'_> {
         layout.push("q.lora_A.weight", 3, 5);
         layout.push("q.lora_B.weight", 7, 3);
         let gradient = vec![0.0; layout.len()];
-        Fake { parameters: gradient.clone(), gradient, layout, forwards: 0, plant: None }
+        Fake { parameters: gradient.clone(), gradient, layout, forwards: 0, plant: None, refuse: None }
     }
 
     pub fn start(&self) -> Vec<f32> {
@@ -53,6 +55,7 @@ impl Stage for Fake<'_> {
 
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {
         assert_eq!(flat.len(), self.layout.len());
+        self.refuse.as_mut().map_or(Ok(()), |refuse| refuse())?;
         self.parameters = flat.to_vec();
         Ok(())
     }

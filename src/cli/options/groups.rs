@@ -369,7 +369,7 @@ mod tests {
         let o = Options::of(&Settings::resolve(&options, vec![]).unwrap()).unwrap();
         assert_eq!((o.lora.rank, o.lora.alpha, o.optim.batch_size, o.optim.epochs), (16, 32.0, 8, 1));
         assert_eq!(o.optim.warmup.of(1000), 30);
-        assert_eq!(o.output.save_steps, Some(500));
+        assert_eq!(o.output.save_steps, Some(100));
         assert!(o.data.packing && o.data.shuffle);
     }
 }

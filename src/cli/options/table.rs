@@ -142,7 +142,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "overwrite", Switch, "false", "replace what another run left in that folder"),
     opt(Output, "resume", Optional("DIR"), "", "go on from the last checkpoint of --output, or of this run"),
     opt(Output, "eval-steps", One("N"), "", "eval every N steps (always at the end)"),
-    opt(Output, "save-steps", One("N"), "500", "checkpoint every N steps; 0: only when stopped"),
+    opt(Output, "save-steps", One("N"), "100", "checkpoint every N steps, and at the end; 0: only at the end, or when stopped"),
     opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "answer this before and after training"),
     opt(Output, "log-json", One("FILE"), "", "metrics.jsonl at another path"),

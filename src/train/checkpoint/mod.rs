@@ -10,7 +10,7 @@ mod read;
 mod write;
 
 pub use identity::Identity;
-pub use read::{Checkpoint, find};
+pub use read::{Checkpoint, find, recover};
 pub use write::Saving;
 
 use super::event::Event;

@@ -2,12 +2,12 @@
 
 use super::{ADAPTER, Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE};
 use crate::format::FormatError;
-use crate::format::safetensors;
+use crate::format::{atomic, safetensors};
 use crate::model::layout::Layout;
 use crate::train::error::TrainError;
 use crate::train::optim::{AdamW, Options};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -101,6 +101,19 @@ pub(super) fn list(output: &Path) -> Vec<(u64, PathBuf)> {
         entries.filter_map(|e| Some((step_of(&e.path())?, e.path()))).filter(|(_, p)| p.is_dir()).collect();
     found.sort();
     found
+}
+
+/// Clears away what a process that died while writing checkpoints left in `output`: temporaries go, and a
+/// checkpoint that had stepped aside for its successor and never got one comes back.
+pub fn recover(output: &Path) -> Result<(), FormatError> {
+    let entries = fs::read_dir(output).into_iter().flatten().flatten();
+    let steps: BTreeSet<u64> = entries.filter_map(|e| left_of(e.file_name().to_str()?)).collect();
+    steps.into_iter().try_for_each(|step| atomic::recover(&output.join(format!("checkpoint-{step}"))))
+}
+
+/// N of `.checkpoint-N.*`.
+fn left_of(name: &str) -> Option<u64> {
+    name.strip_prefix(".checkpoint-")?.split_once('.')?.0.parse().ok()
 }
 
 fn step_of(path: &Path) -> Option<u64> {

@@ -40,6 +40,8 @@ impl Saving<'_> {
             return Ok(None);
         }
         let path = self.output.join(format!("checkpoint-{}", state.step));
+        // What cannot be cleared away costs space, not the run.
+        let _ = read::recover(&self.output);
         let failed = |error: FormatError| TrainError::Save {
             path: path.clone(),
             step: state.step,
