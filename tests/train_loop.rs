@@ -43,7 +43,11 @@ fn a_bad_value_names_step_tensor_and_rows_and_changes_nothing() {
                 gradient[16] = value;
             }
         }));
-        let outcome = train(&mut model, Rows::new(9), &Stop::new());
+        let (stop, out) = (Stop::new(), tempfile::tempdir().unwrap());
+        let outcome = Setup::new(9, &stop, out.path()).run(&mut model);
+        let resumed = Setup { resume: true, ..Setup::new(9, &stop, out.path()) }.run(&mut Fake::new());
+        assert_eq!(resumed.losses().len(), 7, "step 2 was saved, and the run goes on from it");
+        assert_eq!(resumed.bits(), train(&mut Fake::new(), Rows::new(9), &stop).bits());
         let error = outcome.end.unwrap_err();
         assert_eq!(error.exit_code(), 3);
         let text = error.to_string();

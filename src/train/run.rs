@@ -68,6 +68,11 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
         Trainer { sums: Sums::new(0), gradient: vec![0.0; run.state.parameters.len()], run, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
+        if error.exit_code() == 3 && trainer.run.state.step > 0 {
+            // What stands is saved, so that the run can go on from there. Should that fail too, the reason of
+            // the halt is still what there is to say.
+            let _ = trainer.checkpoint();
+        }
         let halt = event::Halt { step: trainer.run.state.step, reason: error.to_string() };
         (trainer.events)(&Event::Fault(halt));
     }
