@@ -121,6 +121,7 @@ fn rows_that_cannot_be_used() {
     b.file("long.jsonl", &format!("{}\n", json!({ "prompt": "a b c ".repeat(200), "completion": "x" })));
     b.file("labels.jsonl", "{\"text\": \"a\", \"label\": 0}\n{\"text\": \"b\", \"label\": 3}\n");
     b.file("classes.jsonl", &classes(8));
+    b.file("one.jsonl", &"{\"text\": \"a\", \"label\": 7}\n".repeat(4));
     b.file("chat.jsonl", "{\"messages\": [{\"role\": \"assistant\"}]}\n");
     std::fs::create_dir(b.path("empty")).unwrap();
     for (command, code, parts) in [
@@ -142,6 +143,7 @@ fn rows_that_cannot_be_used() {
             78,
             "--class-weights .. 3 weights for 2",
         ),
+        ("--task classify --data one.jsonl", 78, "at least two classes .. labelled 7 .. --num-classes"),
         ("--task classify --data rows.jsonl", 1, "rows.jsonl:1: .. text"),
         ("--data rows.jsonl --eval-split 24", 78, "--eval-split"),
         ("--data rows.jsonl --data-fields a", 2, "FORM=ROW"),

@@ -216,6 +216,70 @@ fn an_adapter_speaks_and_merges() {
 }
 
 #[test]
+fn exports_replace_only_exports() {
+    let b = Bench::new();
+    let base = b.model("base");
+    b.ok("./base --data rows.jsonl --max-steps 2 --rank 4 -q -o deep/run");
+    b.file("precious/thesis.txt", "hi");
+    b.file("notes/README.md", "hi");
+    b.file("file", "hi");
+    let refused = |args: &str, code: i32, part: &str| {
+        let out = b.run(args);
+        let said = stderr(&out);
+        assert_eq!(out.status.code(), Some(code), "{args}: {said}");
+        assert!(said.lines().count() == 1 && said.contains(part), "{args}: {said}");
+    };
+    for to in ["merged", "peft"] {
+        let export = format!("export deep/run --to {to} --overwrite -o");
+        for (out, part) in [
+            ("precious", "precious: holds thesis.txt"),
+            ("notes", "notes: holds no export"),
+            ("file", "file: is no folder"),
+            ("deep/run", "deep/run: is the exported folder itself"),
+            ("deep/../deep/run/", "is the exported folder itself"),
+            ("deep", "deep: holds "),
+            ("base", "base: is the base's folder itself"),
+            (".", ".: holds "),
+        ] {
+            refused(&format!("{export} {out}"), 78, part);
+        }
+        b.ok(&format!("{export} fresh"));
+        b.ok(&format!("{export} fresh"));
+    }
+    for kept in ["precious/thesis.txt", "notes/README.md", "file", "deep/run/run.yaml"] {
+        assert!(b.path(kept).exists(), "{kept}");
+    }
+    assert!(base.join("model.safetensors").exists());
+    // an adapter that gives no numbers: nothing of it is left, and the earlier export stays
+    let earlier = b.read("fresh/adapter_config.json");
+    let mut file = b.read("deep/run/adapter_model.safetensors");
+    let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    file[header..].chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&1e38f32.to_le_bytes()));
+    b.bytes("deep/run/adapter_model.safetensors", &file);
+    let before = std::fs::read_dir(b.dir.path()).unwrap().count();
+    for out in ["fresh --overwrite", "new"] {
+        let out = b.run(&format!("merge deep/run -o {out}"));
+        assert!(!out.status.success(), "{}", stderr(&out));
+    }
+    assert_eq!(std::fs::read_dir(b.dir.path()).unwrap().count(), before);
+    assert_eq!(b.read("fresh/adapter_config.json"), earlier);
+}
+
+#[test]
+fn an_integer_is_no_index_where_classes_are_integers() {
+    let b = Bench::new();
+    let row = |label: u32| format!("{{\"text\": \"text {label}\", \"label\": {label}}}\n");
+    b.file("train.jsonl", &(row(1) + &row(2) + &row(3)));
+    b.ok("demo --task classify --data train.jsonl --max-steps 1 -q -o out");
+    b.ok("predict --adapter out --data train.jsonl");
+    b.file("zero.jsonl", &(row(1) + &row(0)));
+    let out = b.run("predict --adapter out --data zero.jsonl");
+    let said = stderr(&out);
+    assert_eq!(out.status.code(), Some(78), "{said}");
+    assert!(said.contains("zero.jsonl:2: label 0 is outside the classes 1, 2, 3"), "{said}");
+}
+
+#[test]
 fn a_classifier_is_trained_scored_and_merged() {
     let b = Bench::new();
     b.file("train.jsonl", &classes(40));

@@ -199,6 +199,16 @@ fn bad_input_gets_one_line_with_its_address() {
             "r.jsonl:1: label maybe is outside the classes no, yes",
             true,
         ),
+        (
+            "number.jsonl",
+            ok.into(),
+            Options {
+                labels: Some(LabelMap { names: vec!["1".into(), "2".into(), "3".into()] }),
+                ..classify()
+            },
+            "number.jsonl:1: label 0 is outside the classes 1, 2, 3",
+            true,
+        ),
         ("s.jsonl", "{\"text\": \"x\"}".into(), classify(), "s.jsonl:1: `label` is missing", false),
         ("t.jsonl", "{\"text\": \"\"}".into(), sft(), "nothing is supervised in any of 1 rows", false),
         ("u.jsonl", "{\"text\": \"\\ud800\"}".into(), sft(), "u.jsonl:1: not valid JSON", false),
@@ -241,6 +251,9 @@ fn labels_have_a_stable_order() {
     check(&[json!("x")], four, &["x", "LABEL_1", "LABEL_2", "LABEL_3"], &[0]);
     let known = Options { labels: Some(LabelMap { names: vec!["no".into(), "yes".into()] }), ..classify() };
     check(&[json!("yes"), json!(0)], known, &["no", "yes"], &[1, 0]);
+    let numbers =
+        Options { labels: Some(LabelMap { names: vec!["1".into(), "2".into(), "3".into()] }), ..classify() };
+    check(&[json!(3), json!("1"), json!(2)], numbers, &["1", "2", "3"], &[2, 0, 1]);
     check(&[json!("10"), json!(9)], classify(), &["9", "10"], &[1, 0]);
     check(&[json!("10"), json!("09")], classify(), &["09", "10"], &[1, 0]);
     let csv = write(dir.path(), "rows.csv", "text,label\nx,10\ny,9\n");

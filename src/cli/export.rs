@@ -1,15 +1,16 @@
 //! `finetune export OUT --to merged|peft`, and `merge`. Written beside the final name and renamed, so that a
-//! folder that is there is whole; read back before the command says done.
+//! folder that is there is whole; read back and compared before the rename, so that one that gives other
+//! logits is never there. --overwrite replaces an earlier export and nothing else.
 
 use super::adapter::{self, Loaded, Writer};
 use super::devices::{self, Need};
 use super::generate::model_name;
 use super::opened::{self, Opened};
 use super::options::groups::{self, DeviceOptions};
-use super::refusal::Refusal;
+use super::refusal::{Refusal, at};
 use super::verb::Invocation;
 use crate::format::safetensors::{self, Spec};
-use crate::format::{FormatError, atomic};
+use crate::format::{FormatError, atomic, peft};
 use crate::model::config::Config;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;
@@ -47,6 +48,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     free(&out, s.switch("overwrite")?.then_some(()))?;
     let devices = groups::devices(s)?;
     let mut base = opened::open(&model_name(s, Some(&from))?)?;
+    replaceable(&out, &[(&from, "is the exported"), (&base.path, "is the base's")])?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());
     base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;
     let loaded = adapter::load(&from, &base)?;
@@ -81,6 +83,60 @@ fn free(out: &Path, overwrite: Option<()>) -> Result<(), Refusal> {
     }
 }
 
+/// The names that an export gives its files, besides shards.
+const WRITTEN: [&str; 12] = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    peft::CONFIG,
+    peft::WEIGHTS,
+    peft::LABELS,
+    "README.md",
+];
+
+/// Refuses to replace what the export is made from, what holds it, and whatever no export wrote: the folder
+/// goes as a whole, with everything in it.
+fn replaceable(out: &Path, sources: &[(&Path, &str)]) -> Result<(), Refusal> {
+    let Ok(place) = out.canonicalize() else { return Ok(()) };
+    let refuse = |why: String| {
+        Err(Refusal::configuration(format!("{}: {why}: choose another --output", out.display())))
+    };
+    for (source, what) in sources {
+        let source = source.canonicalize().map_err(at(source))?;
+        if source == place {
+            return refuse(format!("{what} folder itself, which --overwrite does not replace"));
+        }
+        if source.starts_with(&place) {
+            return refuse(format!("holds {}, which {what} folder", source.display()));
+        }
+    }
+    if !place.is_dir() {
+        return refuse("is no folder".into());
+    }
+    let mut exports = 0;
+    for entry in std::fs::read_dir(&place).map_err(at(out))? {
+        let entry = entry.map_err(at(out))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let shard = name.starts_with("model-") && name.ends_with(".safetensors");
+        if !(shard || WRITTEN.contains(&name.as_str())) || entry.path().is_dir() {
+            return refuse(format!(
+                "holds {name}, which no export wrote, so --overwrite does not replace it"
+            ));
+        }
+        exports += usize::from(["config.json", peft::CONFIG].contains(&name.as_str()));
+    }
+    let empty = std::fs::read_dir(&place).map_err(at(out))?.next().is_none();
+    if exports == 0 && !empty {
+        return refuse("holds no export, so --overwrite does not replace it".into());
+    }
+    Ok(())
+}
+
 fn merged(
     base: &Opened,
     loaded: &Loaded,
@@ -88,51 +144,77 @@ fn merged(
     devices: &DeviceOptions,
 ) -> Result<Value, Refusal> {
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
-    let tensors = &*base.files.tensors;
-    let source = Merged {
-        base: tensors,
+    let merged = |dtype| Merged {
+        base: &*base.files.tensors,
         config: &loaded.config,
         lora: &loaded.spec,
         layout: &layout,
         flat: &loaded.flat,
         dtype,
     };
-    atomic::write_dir(out, |dir| -> Result<(), Refusal> {
+    let source = merged(dtype);
+    atomic::write_dir(out, |dir| {
         write(dir, base, loaded, &source)?;
-        same_bytes(dir, &source)
-    })?;
-    let probe = probe(&loaded.config);
-    let adapted = logits(devices, (&loaded.config, tensors, &loaded.spec), Some(&loaded.flat), &probe)?;
-    let again = opened::open(&out.display().to_string())?;
-    let none = LoraSpec::none();
-    // A merged classifier carries its head as a base of its own does.
-    let head = match &again.config.labels {
-        Some(_) => {
-            let layout = layout::of(&again.config, &none, 0..again.config.layers);
-            Some(crate::model::decoder::initial_parameters(&layout, &none, &*again.files.tensors)?)
-        }
-        None => None,
-    };
-    let read = logits(devices, (&again.config, &*again.files.tensors, &none), head.as_deref(), &probe)?;
-    let largest = |x: &[f32]| x.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let apart: Vec<f32> = adapted.iter().zip(&read).map(|(a, b)| a - b).collect();
-    let (apart, scale) = (largest(&apart), largest(&adapted));
-    let bound = if exact(&again, dtype) { 1e-4 * scale.max(1.0) } else { 0.1 * scale.max(1.0) };
-    if adapted.len() != read.len() || apart.is_nan() || apart > bound {
-        return Err(Refusal::failure(format!(
-            "{}: its logits are {apart:e} away from those of base and adapter (bound {bound:e}); do not use it, and report this",
-            out.display()
-        )));
-    }
-    let text = format!("read back: logits within {apart:.1e} of base + adapter (largest {scale:.1})");
-    Ok(
-        json!({ "kind": "merged", "weights": again.files.kind, "largest_difference": apart, "compared": text }),
-    )
+        same_bytes(dir, &source)?;
+        let again = opened::open(&dir.display().to_string())?;
+        let probe = probe(&loaded.config);
+        let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
+        let compared = Compared {
+            adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
+            unrounded: plain_logits(devices, (&loaded.config, &merged(Some(Dtype::F32))), &probe)?,
+            source: plain_logits(devices, (&loaded.config, &source), &probe)?,
+            read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
+        };
+        let text = compared
+            .verdict()
+            .map_err(|why| Refusal::failure(format!("{}: not written: {why}; report this", out.display())))?;
+        let moved = apart(&compared.adapted, &compared.read);
+        let kind = &again.files.kind;
+        Ok(json!({ "kind": "merged", "weights": kind, "largest_difference": moved, "compared": text }))
+    })
 }
 
-/// True where nothing was rounded on the way into the file.
-fn exact(again: &Opened, dtype: Option<Dtype>) -> bool {
-    dtype == Some(Dtype::F32) || again.files.kind.starts_with("f32")
+/// The probe's logits by four ways.
+struct Compared {
+    /// Base and adapter side by side.
+    adapted: Vec<f32>,
+    /// The merged weights in f32.
+    unrounded: Vec<f32>,
+    /// The merged weights as rounded to what is written, in memory.
+    source: Vec<f32>,
+    /// The files.
+    read: Vec<f32>,
+}
+
+impl Compared {
+    /// How far rounding the weights to bf16 or f16 moves logits has no useful bound: it depends on the model.
+    /// So it is left out of what is bounded: merging is compared in f32, the files with the rounded weights.
+    fn verdict(&self) -> Result<String, String> {
+        let scale = self.adapted.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let bound = 1e-4 * scale.max(1.0);
+        for (what, one, two) in [
+            ("merged in f32 give logits", &self.adapted, &self.unrounded),
+            ("as read back give logits", &self.source, &self.read),
+        ] {
+            let apart = apart(one, two);
+            // NaN is never within
+            if one.len() != two.len() || apart.is_nan() || apart > bound {
+                return Err(format!("the weights {what} that are {apart:e} off (bound {bound:e})"));
+            }
+        }
+        let rounding = match apart(&self.unrounded, &self.source) {
+            0.0 => String::new(),
+            moved => format!("; rounding the weights moved them by {moved:.1e}"),
+        };
+        let apart = apart(&self.adapted, &self.unrounded);
+        Ok(format!("read back: logits within {apart:.1e} of base + adapter (largest {scale:.1}){rounding}"))
+    }
+}
+
+/// The largest difference; NaN where any is.
+fn apart(one: &[f32], two: &[f32]) -> f32 {
+    let larger = |m: f32, d: f32| if m.is_nan() || d.is_nan() { f32::NAN } else { m.max(d) };
+    one.iter().zip(two).fold(0.0, |m, (a, b)| larger(m, (a - b).abs()))
 }
 
 fn write(dir: &Path, base: &Opened, loaded: &Loaded, source: &Merged) -> Result<(), Refusal> {
@@ -207,6 +289,23 @@ fn probe(config: &Config) -> Microbatch {
     Microbatch { step: 0, rows: vec![0], bounds: vec![0, PROBE], ids, targets }
 }
 
+/// Of weights without an adapter. A merged classifier carries its head as a base of its own does.
+fn plain_logits(
+    devices: &DeviceOptions,
+    (config, tensors): (&Config, &dyn Tensors),
+    probe: &Microbatch,
+) -> Result<Vec<f32>, Refusal> {
+    let none = LoraSpec::none();
+    let head = match &config.labels {
+        Some(_) => {
+            let layout = layout::of(config, &none, 0..config.layers);
+            Some(crate::model::decoder::initial_parameters(&layout, &none, tensors)?)
+        }
+        None => None,
+    };
+    logits(devices, (config, tensors, &none), head.as_deref(), probe)
+}
+
 fn logits(
     devices: &DeviceOptions,
     weights: (&Config, &dyn Tensors, &LoraSpec),
@@ -220,5 +319,37 @@ fn logits(
     match model.forward(probe, None, Want::Logits)? {
         Output::Logits(logits) => Ok(logits),
         _ => Err(Refusal::failure("the model gave no logits")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of the four ways, off by what is no rounding, and not a number.
+    #[test]
+    fn a_merge_that_is_off_is_told() {
+        let good = || Compared {
+            adapted: vec![20.0, -3.0],
+            unrounded: vec![20.001, -3.0],
+            source: vec![20.3, -3.1],
+            read: vec![20.3, -3.1],
+        };
+        let said = good().verdict().unwrap();
+        assert!(said.contains("within 1.0e-3") && said.contains("moved them by 3.0e-1"), "{said}");
+        for bad in [20.01, f32::NAN, f32::INFINITY] {
+            let mut c = good();
+            c.unrounded[0] = bad;
+            assert!(c.verdict().unwrap_err().contains("merged in f32"));
+            let mut c = good();
+            c.read[1] = bad;
+            assert!(c.verdict().unwrap_err().contains("as read back"));
+        }
+        assert!(Compared { read: vec![20.3], ..good() }.verdict().is_err());
+        assert!(
+            Compared { adapted: vec![f32::NAN; 2], unrounded: vec![f32::NAN; 2], ..good() }
+                .verdict()
+                .is_err()
+        );
     }
 }

@@ -12,7 +12,7 @@ use super::verb::Invocation;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, DataError, encode};
+use crate::data::{self, DataError, LabelMap, encode};
 use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
 use crate::train::eval::{Confusion, Scores};
 use serde_json::{Map, Value, json};
@@ -66,7 +66,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = s.clone();
     let out = inv;
     let mut batch = Batch { waiting: Vec::new(), confusion: Confusion::default(), labels: &labels };
-    let reader = Reader { options: &options, tokenizer: &tokenizer, labels: &labels };
+    let reader =
+        Reader { options: &options, tokenizer: &tokenizer, classes: LabelMap { names: labels.clone() } };
     reader.each(&settings, &mut |text| {
         let full = batch.waiting.iter().map(|t| t.ids.len()).sum::<usize>() + text.ids.len() > TOKENS;
         if full {
@@ -168,7 +169,7 @@ fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(),
 struct Reader<'a> {
     options: &'a data::Options,
     tokenizer: &'a Tokenizer,
-    labels: &'a [String],
+    classes: LabelMap,
 }
 
 impl Reader<'_> {
@@ -229,15 +230,9 @@ impl Reader<'_> {
     }
 
     fn class(&self, label: &Label, place: &data::Place) -> Result<u32, Refusal> {
-        let name = label.to_string();
-        let by_name = self.labels.iter().position(|l| *l == name);
-        let by_number = match label {
-            Label::Int(i) => usize::try_from(*i).ok().filter(|i| *i < self.labels.len()),
-            Label::Name(_) => None,
-        };
-        by_name.or(by_number).map(|i| i as u32).ok_or_else(|| {
-            let allowed = format!("the classes {}", self.labels.join(", "));
-            DataError::Label { place: place.clone(), label: name, allowed }.into()
+        self.classes.class(label).ok_or_else(|| {
+            let allowed = format!("the classes {}", self.classes.names.join(", "));
+            DataError::Label { place: place.clone(), label: label.to_string(), allowed }.into()
         })
     }
 

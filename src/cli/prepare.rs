@@ -76,6 +76,7 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
     let chat = tokenizer.template().is_some() && train_paths.first().is_some_and(|p| is_chat(p, &read));
     let mut train = data::load(&train_paths, &read, &tokenizer)?;
     check_dropped(settings, options, &train)?;
+    check_classes(&train)?;
     let fraction = match options.data.eval_split {
         _ if !eval_paths.is_empty() => None,
         Some(Split::Part(p)) => Some(p),
@@ -161,6 +162,17 @@ fn check_dropped(settings: &Settings, options: &Options, train: &Corpus) -> Resu
             let why = format!("{dropped} of {rows} rows have nothing to learn{first}; {most} are allowed");
             Err(settings.refuse("max-dropped", why))
         }
+        _ => Ok(()),
+    }
+}
+
+/// With one class the loss is 0 from the first step on.
+fn check_classes(train: &Corpus) -> Result<(), Refusal> {
+    match &train.labels {
+        Some(labels) if labels.names.len() < 2 => Err(Refusal::configuration(format!(
+            "a classifier needs at least two classes: every row is labelled {}; add rows of another, or say --num-classes",
+            labels.names.join(", ")
+        ))),
         _ => Ok(()),
     }
 }

@@ -22,6 +22,17 @@ impl LabelMap {
         self.names.iter().position(|n| n == name).map(|i| i as u32)
     }
 
+    /// The class that a row's label means: its name, or its index. Where a class is itself named by an
+    /// integer, an integer is only ever a name: `0` among the classes 1, 2, 3 is a mistake, not the first.
+    pub fn class(&self, label: &Label) -> Option<u32> {
+        let by_name = self.index(&label.to_string());
+        by_name.or_else(|| match label {
+            Label::Int(_) if self.names.iter().any(|n| n.trim().parse::<i64>().is_ok()) => None,
+            Label::Int(i) => u32::try_from(*i).ok().filter(|&i| (i as usize) < self.names.len()),
+            Label::Name(_) => None,
+        })
+    }
+
     /// `{"0": "safe", "1": "unsafe"}`: config.json's id2label.
     pub fn id2label(&self) -> Value {
         Value::Object(
@@ -53,12 +64,9 @@ impl Labels {
             allowed,
         };
         if let Some(known) = &self.known {
-            let by_name = known.index(&label.to_string());
-            let class = by_name.or(match label {
-                Label::Int(i) => u32::try_from(i).ok().filter(|&i| (i as usize) < known.names.len()),
-                Label::Name(_) => None,
-            });
-            return class.ok_or_else(|| outside(&label, format!("the classes {}", known.names.join(", "))));
+            return known
+                .class(&label)
+                .ok_or_else(|| outside(&label, format!("the classes {}", known.names.join(", "))));
         }
         self.names |= matches!(label, Label::Name(_));
         if let (Some(n), Label::Int(i)) = (self.num_classes, &label)
