@@ -291,7 +291,12 @@ fn runs_that_belong_to_somebody_else() {
     ] {
         check(&b, &command, code, parts);
     }
+    // This one is refused when the folder is its own already.
+    let log = "--log-json no/such/folder/log.jsonl";
+    check(&b, &format!("{same} -o one --overwrite {log}"), 1, "no/such/folder");
     assert_eq!(b.read("one/adapter_model.safetensors"), adapter, "a refused run touches nothing");
+    assert!(b.path("one/run.yaml").exists() && b.path("one/checkpoint-2").exists());
+    assert!(!b.path("one/.previous").exists());
     b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
     check(&b, "generate ./wide --adapter one --prompt x", 78, "one .. no place in this model");
 }

@@ -1,6 +1,7 @@
 //! The folder of a run. Where none is named it is `runs/<model>-<n>` with the first free n. It is made at the
 //! last moment, right before the first step, and goes again if that step is never reached, so that a run that
-//! never began leaves nothing. What another run left is touched only with --overwrite or --resume.
+//! never began leaves nothing. What another run left is touched only with --overwrite or --resume; the former
+//! moves it aside, and brings it back unless the new run takes its first step.
 
 use super::options::groups::{OutputOptions, Resume};
 use super::refusal::{self, Refusal};
@@ -23,6 +24,9 @@ const OURS: [&str; 14] = [
     "added_tokens.json",
     "tokenizer.model",
 ];
+
+/// Where the run that --overwrite replaces waits, in its own folder, until the new one has taken a step.
+const PREVIOUS: &str = ".previous";
 
 /// The marker of a run's folder.
 pub const RUN_FILE: &str = "run.yaml";
@@ -65,7 +69,8 @@ pub fn place(options: &OutputOptions, model: &str) -> Result<Place, Refusal> {
         Err(e) => return Err(refusal::at(&dir)(e)),
     };
     let shown = dir.display();
-    match (dir.join(RUN_FILE).exists(), entries.next().is_some()) {
+    let run = dir.join(RUN_FILE).exists() || dir.join(PREVIOUS).exists();
+    match (run, entries.next().is_some()) {
         (true, _) if !options.overwrite => Err(Refusal::configuration(format!(
             "{shown}: belongs to another run (it has a run.yaml): choose another --output, go on with --resume, or replace it with --overwrite"
         ))),
@@ -135,14 +140,19 @@ impl Claim {
         let mut made: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Into::into).collect();
         made.reverse();
         std::fs::create_dir_all(&dir).map_err(refusal::at(&dir))?;
+        let claim = Claim { dir, made, kept: place.resume.is_some() };
         if place.overwrite {
-            clear(&dir).map_err(refusal::at(&dir))?;
+            step_aside(&claim.dir).map_err(refusal::at(&claim.dir))?;
         }
-        Ok(Claim { dir, made, kept: place.resume.is_some() })
+        Ok(claim)
     }
 
-    /// The folder stays.
+    /// The folder stays, and what it replaces goes.
     pub fn keep(&mut self) {
+        if !self.kept {
+            // A failure costs space, not the run.
+            let _ = std::fs::remove_dir_all(self.dir.join(PREVIOUS));
+        }
         self.kept = true;
     }
 }
@@ -154,24 +164,57 @@ impl Drop for Claim {
         }
         // Only what this run made: an empty folder that stood there before is emptied, not removed.
         let _ = clear(&self.dir);
+        let _ = come_back(&self.dir);
         for dir in self.made.iter().rev() {
             let _ = std::fs::remove_dir(dir);
         }
     }
 }
 
+/// Moves a run into [`PREVIOUS`]. Where there is one already, the process that put it there died before its first
+/// step: that run is the one to keep, and what stands beside it never began.
+fn step_aside(dir: &Path) -> std::io::Result<()> {
+    let previous = dir.join(PREVIOUS);
+    if previous.exists() {
+        clear(dir)?;
+        return come_back(dir).and_then(|()| step_aside(dir));
+    }
+    std::fs::create_dir(&previous)?;
+    for path in ours(dir)? {
+        std::fs::rename(&path, previous.join(path.file_name().unwrap_or_default()))?;
+    }
+    Ok(())
+}
+
+fn come_back(dir: &Path) -> std::io::Result<()> {
+    let previous = dir.join(PREVIOUS);
+    let Ok(entries) = std::fs::read_dir(&previous) else { return Ok(()) };
+    for entry in entries {
+        let entry = entry?;
+        std::fs::rename(entry.path(), dir.join(entry.file_name()))?;
+    }
+    std::fs::remove_dir(previous)
+}
+
 fn clear(dir: &Path) -> std::io::Result<()> {
+    for path in ours(dir)? {
+        if path.is_dir() { std::fs::remove_dir_all(path)? } else { std::fs::remove_file(path)? }
+    }
+    Ok(())
+}
+
+/// What a run wrote in `dir`, leftovers of checkpoints included.
+fn ours(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let checkpoint = name.strip_prefix("checkpoint-").is_some_and(|n| n.parse::<u64>().is_ok());
-        if checkpoint {
-            std::fs::remove_dir_all(entry.path())?;
-        } else if OURS.contains(&name.as_str()) {
-            std::fs::remove_file(entry.path())?;
+        if checkpoint || name.starts_with(".checkpoint-") || OURS.contains(&name.as_str()) {
+            found.push(entry.path());
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 #[cfg(test)]
