@@ -35,6 +35,11 @@ fn the_command_line() {
         ("--rank", 2, "--rank .. needs a value"),
         ("--rank abc", 2, "--rank .. \"abc\" is not a whole number"),
         ("--rank 8 --rank 9", 2, "--rank .. twice"),
+        ("--lora-alpha", 2, "--lora-alpha .. needs a value"),
+        ("--lr --rank 8", 2, "--lr .. needs a value"),
+        ("--bf16 elsewhere", 2, "--bf16 .. \"elsewhere\" is neither true nor false"),
+        ("--load-in-4bit", 78, "--load-in-4bit .. quantize: nf4 .. not built"),
+        ("--use-dora", 78, "--use-dora .. not built"),
         ("--rank 8 --lora_r 9", 78, "rank is given twice"),
         ("demo other", 2, "unexpected argument \"other\""),
         ("genrate", 2, "\"genrate\" is neither a verb nor a path .. finetune generate"),
@@ -106,7 +111,11 @@ fn configuration_files() {
         b.file("c.yaml", text);
         check(&b, "--config c.yaml", code, parts);
     }
-    check(&b, "--config missing.yaml", 1, "missing.yaml");
+    check(&b, "--config missing.yaml", 1, "missing.yaml .. no such file .. YAML");
+    b.file("c.yaml", "rank: 0\n");
+    let out = b.command("demo --data rows.jsonl -o out").env("FINETUNE_CONFIG", "c.yaml").output().unwrap();
+    assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+    assert!(stderr(&out).contains("c.yaml:1: rank"), "{}", stderr(&out));
 }
 
 #[test]
@@ -145,7 +154,7 @@ fn rows_that_cannot_be_used() {
         ),
         ("--task classify --data one.jsonl", 78, "at least two classes .. labelled 7 .. --num-classes"),
         ("--task classify --data rows.jsonl", 1, "rows.jsonl:1: .. text"),
-        ("--data rows.jsonl --eval-split 24", 78, "--eval-split"),
+        ("--data rows.jsonl --eval-split 24", 78, "--eval-split: 24 of 24 rows .. none to train on"),
         ("--data rows.jsonl --data-fields a", 2, "FORM=ROW"),
     ] {
         check(&b, &format!("demo {command} -o out"), code, parts);
@@ -179,6 +188,14 @@ fn damaged_models(b: &Bench) {
     b.model_with("rope", "config.json", |c| {
         c["rope_scaling"] = json!({ "rope_type": "spiral", "factor": 2.0 });
         c["rope_parameters"] = json!({ "rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0 });
+    });
+    b.model_with("yarn", "config.json", |c| {
+        c["rope_scaling"] = json!({ "rope_type": "yarn", "factor": 2.0 })
+    });
+    b.model_with("window", "config.json", |c| {
+        c["architectures"] = json!(["MistralForCausalLM"]);
+        c["model_type"] = json!("mistral");
+        c["sliding_window"] = json!(4);
     });
     b.model_with("small_vocab", "config.json", |c| c["vocab_size"] = json!(100));
     b.model_weights("nan", |h, data| {
@@ -215,6 +232,8 @@ fn models_that_cannot_be_used() {
         ("mixtral", 78, "mixtral .. Mixtral .. not supported"),
         ("gptq", 78, "gptq"),
         ("rope", 78, "spiral"),
+        ("yarn", 78, "yarn"),
+        ("window", 1, "nothing is supervised .. sliding window allows rows of 4 tokens"),
         ("small_vocab", 78, "small_vocab .. tokenizer .. 100 rows"),
         ("nan", 1, "model.norm.weight .. not finite"),
         ("short", 1, "short .. model.safetensors"),
@@ -287,7 +306,7 @@ fn runs_that_belong_to_somebody_else() {
         ("export one --to gguf".into(), 78, "--to"),
         ("export missing".into(), 1, "missing"),
         ("export one -o full".into(), 78, "full: is not empty"),
-        ("inspect missing.jsonl".into(), 1, "missing.jsonl"),
+        ("inspect missing.jsonl".into(), 1, "missing.jsonl .. no such file .. give a model"),
     ] {
         check(&b, &command, code, parts);
     }

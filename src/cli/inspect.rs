@@ -5,7 +5,7 @@ use super::opened::{self, Opened};
 use super::options::groups::{field_names, whole};
 use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
-use super::refusal::{self, Refusal};
+use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Form};
@@ -31,7 +31,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         return model(inv, &name);
     }
     if !path.exists() && name != "-" {
-        return Err(refusal::at(&path)(std::io::ErrorKind::NotFound.into()));
+        let way = "give a model's directory or .gguf file, a run's folder, or a file of rows";
+        return Err(Refusal::failure(format!("{name}: no such file or directory: {way}")));
     }
     let paths = if path.is_dir() { folder(&path)? } else { vec![path] };
     if inv.settings.is_given("model") { tokens(inv, &paths) } else { forms(inv, &paths) }
@@ -126,7 +127,7 @@ fn adapter(inv: &mut Invocation, dir: &Path) -> Result<(), Refusal> {
     let scale = c.lora_alpha / if c.use_rslora { (c.r as f64).sqrt() } else { c.r as f64 };
     let mut facts = vec![
         ("adapter", json!(dir.display().to_string())),
-        ("task", json!(format!("{:?}", c.task))),
+        ("task", c.to_json()["task_type"].clone()),
         ("base", json!(c.base_model_name_or_path)),
         ("rank", json!(c.r)),
         ("alpha", json!(c.lora_alpha)),

@@ -9,7 +9,7 @@ use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Form};
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, Corpus, LabelMap};
+use crate::data::{self, Corpus, DataError, LabelMap};
 use crate::format::peft;
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
@@ -74,14 +74,13 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
     let (train_paths, eval_paths) = paths(&options.data)?;
     let read = read_options(options, &base.config, max_seq_len);
     let chat = tokenizer.template().is_some() && train_paths.first().is_some_and(|p| is_chat(p, &read));
-    let mut train = data::load(&train_paths, &read, &tokenizer)?;
+    let mut train =
+        data::load(&train_paths, &read, &tokenizer).map_err(|e| no_raise(e, &base.config, max_seq_len))?;
     check_dropped(settings, options, &train)?;
     check_classes(&train)?;
-    let fraction = match options.data.eval_split {
-        _ if !eval_paths.is_empty() => None,
-        Some(Split::Part(p)) => Some(p),
-        Some(Split::Rows(n)) => Some(n as f64 / train.samples.len() as f64),
-        None => None,
+    let fraction = match eval_paths.is_empty() {
+        true => held_back(settings, options, train.samples.len())?,
+        false => None,
     };
     let mut eval = None;
     if let Some(fraction) = fraction {
@@ -117,6 +116,32 @@ pub fn plan_options(options: &Options) -> PlanOptions {
     }
 }
 
+/// The part of `n` rows that --eval-split holds back.
+fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<f64>, Refusal> {
+    match options.data.eval_split {
+        Some(Split::Rows(held)) if held >= n => {
+            let why = format!("{held} of {n} rows held back leave none to train on");
+            Err(settings.refuse("eval-split", why))
+        }
+        Some(Split::Rows(held)) => Ok(Some(held as f64 / n as f64)),
+        Some(Split::Part(p)) => Ok(Some(p)),
+        None => Ok(None),
+    }
+}
+
+/// Nobody is told to raise --max-seq-len where the model's window is what ends the rows.
+fn no_raise(e: DataError, config: &Config, max_seq_len: usize) -> Refusal {
+    match e {
+        DataError::NothingSupervised { files, rows, first } if config.window == Some(max_seq_len) => {
+            Refusal::failure(format!(
+                "nothing is supervised in any of {rows} rows of {files} (first: {first}): check the fields, or \
+                 shorten the prompts: the model's sliding window allows rows of {max_seq_len} tokens at most"
+            ))
+        }
+        e => e.into(),
+    }
+}
+
 fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> Result<usize, Refusal> {
     let longest = config.longest_row();
     let n = match options.data.max_seq_len {
@@ -130,6 +155,10 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
             let source =
                 Source::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
             settings.put("max-seq-len", vec![n.to_string()], source);
+            let window = config.window.filter(|w| *w == n && *w < config.max_positions);
+            if let Some(window) = window.filter(|_| !options.output.quiet) {
+                eprintln!("note: rows are cut at the model's sliding window of {window} tokens");
+            }
             n
         }
     };

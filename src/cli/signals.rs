@@ -2,14 +2,15 @@
 //! SIGTERM now, with the last finished step; SIGUSR1 a checkpoint, and on it goes. They are watched only while
 //! there is something to save: before that the system's own answer to a signal is the right one.
 
+use crate::report::Look;
 use crate::train::stop::{Stop, Urgency};
 
 /// Raised by signals; the process has one run.
 pub static STOP: Stop = Stop::new();
 
-/// Starts to listen, on a thread of its own.
+/// Starts to listen, on a thread of its own; a quiet run says nothing of it.
 #[cfg(unix)]
-pub fn listen() -> Result<(), std::io::Error> {
+pub fn listen(look: Look) -> Result<(), std::io::Error> {
     use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     std::thread::spawn(move || {
@@ -20,7 +21,9 @@ pub fn listen() -> Result<(), std::io::Error> {
                     STOP.ask(Urgency::Now);
                 }
                 _ if STOP.ask(Urgency::AfterStep) == Urgency::Run => {
-                    eprintln!("stopping after this step, with a checkpoint; once more stops at once");
+                    if look != Look::Quiet {
+                        eprintln!("stopping after this step, with a checkpoint; once more stops at once");
+                    }
                 }
                 _ => std::process::exit(130),
             }
@@ -31,6 +34,6 @@ pub fn listen() -> Result<(), std::io::Error> {
 
 /// Elsewhere the system's own behaviour stands.
 #[cfg(not(unix))]
-pub fn listen() -> Result<(), std::io::Error> {
+pub fn listen(_: Look) -> Result<(), std::io::Error> {
     Ok(())
 }

@@ -35,7 +35,9 @@ const SAMPLE_TOKENS: usize = 128;
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
-    settings.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    if !options.output.quiet {
+        settings.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    }
     let place = output::place(&options.output, &options.model.model)?;
     let prepared = prepare::prepare(settings, &options)?;
     let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(&options));
@@ -121,7 +123,7 @@ impl Job {
         }
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
-        signals::listen().map_err(|e| Refusal::failure(format!("signals: {e}")))?;
+        signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {

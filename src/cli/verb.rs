@@ -168,9 +168,16 @@ impl Verb {
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
         }
-        let config = flags.iter().find(|t| t.key == "config").map(|t| t.values.concat());
         let environment = environment(|v| std::env::var(v).ok());
+        // A verb without --config has no file either, whatever the environment says.
+        let has_config = self.accepts().options.iter().any(|o| o.name == "config");
+        let spoken = flags.iter().chain(&environment).find(|t| t.key == "config" && has_config);
+        let config = spoken.map(|t| t.values.concat());
         let file = match config {
+            Some(path) if !Path::new(&path).exists() => {
+                let way = "--config takes a YAML file of options, as a run's run.yaml";
+                return Err(Refusal::failure(format!("{path}: no such file or directory: {way}")));
+            }
             Some(path) => yaml::read(Path::new(&path))?,
             None => Vec::new(),
         };

@@ -29,7 +29,26 @@ pub const ALIASES: &[(&str, &str)] = &[
 
 /// Computed: rows per step are the product of these.
 pub const BATCH_FACTORS: &[&str] =
-    &["per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps"];
+    &["per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps", PROCESSES];
+
+/// A factor only beside another one: alone it says nothing about rows per step.
+pub const PROCESSES: &str = "num_processes";
+
+/// Names that stand bare for true.
+const SWITCHES: &[&str] = &[
+    "use_rslora",
+    "sample_packing",
+    "train_on_inputs",
+    "completion_only_loss",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+    "load_in_4bit",
+    "load_in_8bit",
+    "use_dora",
+    "group_by_length",
+    "dashboard",
+];
 
 /// Computed: a fraction becomes a percentage of `warmup_steps`.
 pub const WARMUP_RATIO: &str = "warmup_ratio";
@@ -46,7 +65,7 @@ pub enum Meaning {
 use Meaning::{Explained, NotBuilt};
 
 /// Keys that are accepted for some values: (key, values that fit, meaning then, meaning otherwise). An empty
-/// list fits everything; values are compared in lower case.
+/// list fits everything, a star the rest of a word; values are compared in lower case.
 #[rustfmt::skip]
 const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
@@ -54,12 +73,12 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("gradient_checkpointing", &[], Explained("recomputation is chosen by the memory there is (--memory-limit)"), NotBuilt("")),
     ("bf16", &[], Explained("the CPU computes in f32; the adapter is f32 in any case"), NotBuilt("")),
     ("fp16", &[], Explained("the CPU computes in f32; the adapter is f32 in any case"), NotBuilt("")),
-    ("optim", &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
-    ("optimizer", &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
+    ("optim", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
+    ("optimizer", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
     ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
     ("report_to", &["none", "[]", ""], Explained("metrics.jsonl is always written"), Explained("nothing is sent anywhere; metrics.jsonl is written")),
     ("adapter", &["lora"], Explained("LoRA is what is trained"), NotBuilt("LoRA is the only kind of adapter")),
-    ("load_in_4bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("quantised bases are not built yet; leave it out, the CPU computes in f32")),
+    ("load_in_4bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("this is `quantize: nf4`, which is not built yet; leave it out, the CPU computes in f32")),
     ("load_in_8bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("quantised bases are not built yet; leave it out, the CPU computes in f32")),
     ("quantize", &["none"], Explained("weights stay as they are"), NotBuilt("quantised bases are not built yet; leave it out, the CPU computes in f32")),
     ("neftune_noise_alpha", &["0", "null"], Explained("no noise"), NotBuilt("noise on embeddings is not built; leave it out")),
@@ -84,7 +103,13 @@ pub fn foreign(key: &str, value: &str) -> Option<Meaning> {
     let (_, fits, then, otherwise) = FOREIGN.iter().find(|f| f.0 == key)?;
     let value = value.to_lowercase();
     let value = value.trim_end_matches(".0");
-    Some(if fits.is_empty() || fits.contains(&value) { *then } else { *otherwise })
+    let fit = |f: &&str| f.strip_suffix('*').map_or(*f == value, |start| value.starts_with(start));
+    Some(if fits.is_empty() || fits.iter().any(fit) { *then } else { *otherwise })
+}
+
+/// True where the name without a value means true; any other needs one.
+pub fn is_switch(key: &str) -> bool {
+    SWITCHES.contains(&key)
 }
 
 /// Every foreign key that is understood.

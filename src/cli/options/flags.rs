@@ -55,7 +55,12 @@ pub fn command(accepts: &Accepts) -> Command {
     if accepts.options.iter().any(|o| o.section == Section::Optim) {
         for key in alias::all() {
             let long = key.replace('_', "-");
-            let arg = Arg::new(key).long(long).action(ArgAction::Append).num_args(0..=1).hide(true);
+            let arg =
+                Arg::new(key).long(long).action(ArgAction::Append).hide(true).allow_negative_numbers(true);
+            let arg = match alias::is_switch(key) {
+                true => arg.num_args(0..=1).default_missing_value("true"),
+                false => arg.num_args(1),
+            };
             c = c.arg(arg.help_heading(FOREIGN_HEADING));
         }
     }
@@ -107,6 +112,13 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
             Some(rest) if matches.try_get_one::<bool>(id).is_ok() => (rest, vec!["false".to_string()]),
             _ => (id, matches.get_many::<String>(id).map(|v| v.cloned().collect()).unwrap_or_default()),
         };
+        if let Some(other) = values.iter().find(|v| alias::is_switch(key) && !is_truth(v)) {
+            // It may well be the MODEL that a bare switch has swallowed.
+            let flag = key.replace('_', "-");
+            let why =
+                format!("--{flag}: {other:?} is neither true nor false (an argument goes before --{flag})");
+            return Err(Refusal::usage(why));
+        }
         typed.push(Typed { key: key.replace('-', "_"), values, source: Source::Flag });
     }
     let positional = match accepts.positional.is_empty() {
@@ -114,6 +126,10 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
         false => matches.get_many::<String>("").map(|v| v.cloned().collect()).unwrap_or_default(),
     };
     Ok(Parsed::Typed(positional, typed))
+}
+
+fn is_truth(value: &str) -> bool {
+    ["true", "false", "yes", "no", "on", "off", "1", "0"].contains(&value.to_lowercase().as_str())
 }
 
 /// `--lora_r` is `--lora-r`: YAML keys work as flags.
@@ -157,4 +173,60 @@ fn one_line(accepts: &Accepts, e: &clap::Error) -> Refusal {
         }
     };
     Refusal::usage(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Settings, table::TABLE};
+    use super::*;
+
+    /// What `name` is after `args`, or the error.
+    fn check(args: &[&str], name: &str, expected: &str) {
+        let options = || TABLE.iter().collect::<Vec<_>>();
+        let accepts = Accepts {
+            name: "finetune".into(),
+            about: "",
+            positional: "MODEL",
+            options: options(),
+            epilogue: String::new(),
+        };
+        let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
+        let got = match parse(&accepts, &args) {
+            Ok(Parsed::Typed(_, typed)) => {
+                Settings::resolve(&options(), vec![typed]).map(|s| s.list(name).join("|"))
+            }
+            Ok(Parsed::Text(_)) => Ok("help".into()),
+            Err(e) => Err(e),
+        };
+        let got = got.unwrap_or_else(|e| format!("{}: {}", e.code(), e.line));
+        assert_eq!(got, expected, "{args:?}");
+    }
+
+    #[test]
+    fn a_bare_name_of_another_trainer_is_true_or_a_mistake() {
+        check(&["--sample-packing"], "packing", "true");
+        check(&["--sample-packing", "false"], "packing", "false");
+        check(&["--use_rslora", "--lora_r", "4"], "rslora", "true");
+        check(&["--use-rslora=no"], "rslora", "no");
+        check(&["--completion-only-loss"], "rank", "16");
+        check(&["--train-on-inputs=false", "--bf16"], "rank", "16");
+        check(&["--lora-alpha", "8"], "alpha", "8");
+        for name in ["lora-alpha", "lr", "optim", "warmup-ratio", "micro-batch-size"] {
+            let line =
+                format!("2: --{name} <{0}> needs a value (see `finetune --help`)", name.replace('-', "_"));
+            check(&[&format!("--{name}"), "--rank", "8"], "alpha", &line);
+        }
+        let line = "2: --bf16: \"m\" is neither true nor false (an argument goes before --bf16)";
+        check(&["--bf16", "m"], "rank", line);
+    }
+
+    #[test]
+    fn names_that_stand_bare_exist() {
+        let all: Vec<&str> = alias::all().collect();
+        assert!(all.iter().any(|k| alias::is_switch(k)));
+        for (theirs, ours) in alias::ALIASES {
+            let switch = TABLE.iter().any(|o| o.key() == *ours && o.takes == Takes::Switch);
+            assert_eq!(alias::is_switch(theirs), switch, "{theirs}");
+        }
+    }
 }

@@ -213,7 +213,7 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
-    for mut t in layer {
+    for mut t in one_warmup(layer, notes) {
         if options.iter().any(|o| o.key() == t.key) {
             // A verb may have an option of its own by a name that means something else in a file.
             out.push(t);
@@ -233,13 +233,34 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
             out.push(t);
         }
     }
+    if let [only] = &factors[..]
+        && only.key == alias::PROCESSES
+    {
+        notes.push(format!("{} ({}): batch_size counts the rows of all processes", only.key, only.source));
+        factors.clear();
+    }
     if !factors.is_empty() {
         out.push(batch(factors, notes)?);
     }
     Ok(out)
 }
 
-/// per_device_train_batch_size x gradient_accumulation_steps = batch_size (one device).
+/// transformers writes both warmup_steps and warmup_ratio: steps count where they are above 0, else the ratio.
+fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let steps = layer.iter().position(|t| t.key == "warmup_steps");
+    if let Some(ratio) = layer.iter().position(|t| t.key == alias::WARMUP_RATIO)
+        && let Some(steps) = steps
+    {
+        let zero = layer[steps].values.concat().parse() == Ok(0.0);
+        let dropped = layer.remove(if zero { steps } else { ratio });
+        if !zero {
+            notes.push(format!("{} ({}): warmup_steps counts instead", dropped.key, dropped.source));
+        }
+    }
+    layer
+}
+
+/// per_device_train_batch_size x gradient_accumulation_steps x num_processes = batch_size.
 fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
     let mut product: u64 = 1;
     for f in &factors {
@@ -324,6 +345,12 @@ mod tests {
         check("warmup_ratio: 0.07", "warmup-steps", "7%");
         check("per_device_train_batch_size: 4\ngradient_accumulation_steps: 8", "batch-size", "32");
         check("micro_batch_size: 2\n", "batch-size", "2");
+        check("micro_batch_size: 2\nnum_processes: 4", "batch-size", "8");
+        check("num_processes: 4", "batch-size", "8");
+        check("num_processes: 4\nbatch_size: 5", "batch-size", "5");
+        check("warmup_steps: 0\nwarmup_ratio: 0.1", "warmup-steps", "10%");
+        check("warmup_ratio: 0.1\nwarmup_steps: 7", "warmup-steps", "7");
+        check("optim: adamw_torch_xla\noptimizer: paged_adamw", "rank", "16");
         check("bf16: true\nload_in_4bit: false\noptim: adamw_torch", "rank", "16");
         check("lora_target: q_proj, v_proj", "target-modules", "q_proj|v_proj");
         check("target_modules: [q_proj, v_proj]", "target-modules", "q_proj|v_proj");
@@ -331,6 +358,7 @@ mod tests {
 
     #[test]
     fn mistakes() {
+        check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");
         check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
         check(
             "x: 1\n",

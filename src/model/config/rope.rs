@@ -46,7 +46,18 @@ pub(super) fn read(fields: &Fields) -> Result<Rope, ConfigError> {
     let Some(section) = section else {
         return Ok(Rope { theta: theta(own)?, scaling: RopeScaling::Default });
     };
-    Ok(Rope { theta: theta(section.number("rope_theta")?.or(own))?, scaling: scaling(&section, fields)? })
+    let rope = of(&section, own, fields)?;
+    // Readers differ in which of the two names they believe, so both must say the same.
+    if let Some(older) = fields.object("rope_scaling").map(Fields::of)
+        && of(&older, Some(rope.theta), fields)? != rope
+    {
+        return Err(key("rope_scaling", "contradicts rope_parameters: remove the one that is wrong"));
+    }
+    Ok(rope)
+}
+
+fn of(section: &Fields, own: Option<f64>, top: &Fields) -> Result<Rope, ConfigError> {
+    Ok(Rope { theta: theta(section.number("rope_theta")?.or(own))?, scaling: scaling(section, top)? })
 }
 
 fn theta(value: Option<f64>) -> Result<f64, ConfigError> {

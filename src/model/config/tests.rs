@@ -131,6 +131,14 @@ fn what_is_not_computed_is_refused_by_name() {
         (json!({"architectures": "-", "model_type": "gpt2"}), "gpt2"),
         (json!({"architectures": "-", "model_type": "-"}), "architectures"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "yarn"),
+        (
+            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+            "yarn",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+            "contradicts rope_parameters",
+        ),
         (json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}}), "dynamic"),
         (json!({"rope_scaling": {"rope_type": "longrope"}}), "longrope"),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "factor"),
