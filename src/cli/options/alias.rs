@@ -2,6 +2,9 @@
 //! computed into ours (the result is printed), one that asks for what happens anyway (explained once), or one
 //! that asks for something that is not built: an error, because silence would train something else.
 
+use super::{Typed, place};
+use crate::cli::refusal::Refusal;
+
 /// Other spellings: (theirs, ours), both with underscores.
 pub const ALIASES: &[(&str, &str)] = &[
     ("model_name_or_path", "model"),
@@ -117,4 +120,31 @@ pub fn all<'a>() -> impl Iterator<Item = &'a str> {
     let foreign = FOREIGN.iter().map(|f| f.0);
     let aliases = ALIASES.iter().map(|a| a.0).chain(BATCH_FACTORS.iter().copied());
     aliases.chain([WARMUP_RATIO]).chain(foreign).map(|k: &'static str| -> &'a str { k })
+}
+
+/// transformers writes both warmup_steps and warmup_ratio: steps count where they are above 0, else the ratio.
+pub(super) fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let steps = layer.iter().position(|t| t.key == "warmup_steps");
+    if let Some(ratio) = layer.iter().position(|t| t.key == WARMUP_RATIO)
+        && let Some(steps) = steps
+    {
+        let zero = layer[steps].values.concat().parse() == Ok(0.0);
+        let dropped = layer.remove(if zero { steps } else { ratio });
+        if !zero {
+            notes.push(format!("{} ({}): warmup_steps counts instead", dropped.key, dropped.source));
+        }
+    }
+    layer
+}
+
+/// A fraction of all steps is a percentage of warmup_steps.
+pub(super) fn warmup(t: Typed, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
+    let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "a fraction was expected"))?;
+    if !(0.0..=1.0).contains(&ratio) {
+        return Err(place(&t, "a fraction of 0 to 1 was expected"));
+    }
+    // Rounded at a billionth, so that 0.07 reads 7% and not 7.000000000000001%.
+    let percent = (ratio * 1e11).round() / 1e9;
+    notes.push(format!("warmup_steps {percent}% = warmup_ratio {ratio}"));
+    Ok(Typed { key: "warmup_steps".into(), values: vec![format!("{percent}%")], source: t.source })
 }

@@ -213,7 +213,7 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
-    for mut t in one_warmup(layer, notes) {
+    for mut t in alias::one_warmup(layer, notes) {
         if options.iter().any(|o| o.key() == t.key) {
             // A verb may have an option of its own by a name that means something else in a file.
             out.push(t);
@@ -223,7 +223,7 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
         } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {
             factors.push(t);
         } else if t.key == alias::WARMUP_RATIO {
-            out.push(warmup(t, notes)?);
+            out.push(alias::warmup(t, notes)?);
         } else if let Some(meaning) = alias::foreign(&t.key, &t.values.join(",")) {
             match meaning {
                 alias::Meaning::Explained(why) => notes.push(format!("{} ({}): {why}", t.key, t.source)),
@@ -243,21 +243,6 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
         out.push(batch(factors, notes)?);
     }
     Ok(out)
-}
-
-/// transformers writes both warmup_steps and warmup_ratio: steps count where they are above 0, else the ratio.
-fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
-    let steps = layer.iter().position(|t| t.key == "warmup_steps");
-    if let Some(ratio) = layer.iter().position(|t| t.key == alias::WARMUP_RATIO)
-        && let Some(steps) = steps
-    {
-        let zero = layer[steps].values.concat().parse() == Ok(0.0);
-        let dropped = layer.remove(if zero { steps } else { ratio });
-        if !zero {
-            notes.push(format!("{} ({}): warmup_steps counts instead", dropped.key, dropped.source));
-        }
-    }
-    layer
 }
 
 /// per_device_train_batch_size x gradient_accumulation_steps x num_processes = batch_size.
@@ -281,17 +266,6 @@ fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal>
         Some(f) => Source::Computed(format!("{}: {sentence}", f.source)),
     };
     Ok(Typed { key: "batch_size".into(), values: vec![product.to_string()], source })
-}
-
-fn warmup(t: Typed, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
-    let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "a fraction was expected"))?;
-    if !(0.0..=1.0).contains(&ratio) {
-        return Err(place(&t, "a fraction of 0 to 1 was expected"));
-    }
-    // Rounded at a billionth, so that 0.07 reads 7% and not 7.000000000000001%.
-    let percent = (ratio * 1e11).round() / 1e9;
-    notes.push(format!("warmup_steps {percent}% = warmup_ratio {ratio}"));
-    Ok(Typed { key: "warmup_steps".into(), values: vec![format!("{percent}%")], source: t.source })
 }
 
 fn place(t: &Typed, why: &str) -> Refusal {

@@ -131,14 +131,6 @@ fn what_is_not_computed_is_refused_by_name() {
         (json!({"architectures": "-", "model_type": "gpt2"}), "gpt2"),
         (json!({"architectures": "-", "model_type": "-"}), "architectures"),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "yarn"),
-        (
-            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-            "yarn",
-        ),
-        (
-            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 4.0}}),
-            "contradicts rope_parameters",
-        ),
         (json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}}), "dynamic"),
         (json!({"rope_scaling": {"rope_type": "longrope"}}), "longrope"),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "factor"),
@@ -214,5 +206,23 @@ fn the_rotation_table_holds_cosines_and_sines() {
                 "sin {scaling:?} {position} {i}"
             );
         }
+    }
+}
+
+#[test]
+fn two_names_of_the_rotary_embedding_must_agree() {
+    let cases = [
+        (
+            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
+            "yarn",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+            "contradicts rope_parameters",
+        ),
+    ];
+    for (changes, said) in cases {
+        let error = read(changes.clone()).expect_err(&changes.to_string()).to_string();
+        assert!(error.contains(said), "{changes}: {error}");
     }
 }
