@@ -1,14 +1,17 @@
 //! Fine-tune a language model with LoRA on whatever machines are at hand.
 //!
 //! Floors, and arrows go down only (`tests/tidy.rs` enforces it): `numeric`; `data`, `format`; `backend`;
-//! `model`; `train`; beside and above them `report` and `cli`, which nothing imports.
+//! `model`; `train`; `cluster`, which also sees `net`; beside and above them `report` and `cli`, which nothing
+//! imports.
 //! Invariants and the map of the code are in `docs/architecture.md`.
 
 pub mod backend;
 pub mod cli;
+pub mod cluster;
 pub mod data;
 pub mod format;
 pub mod model;
+pub mod net;
 pub mod numeric;
 pub mod report;
 pub mod train;

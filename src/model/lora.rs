@@ -10,7 +10,7 @@ use crate::numeric::rng::Stream;
 pub const MODULES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// A LoRA configuration after its targets were resolved against a model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LoraSpec {
     /// R, at least 1.
     pub rank: usize,

@@ -8,7 +8,7 @@ pub use crate::backend::Fault;
 pub const IGNORE: u32 = u32::MAX;
 
 /// What a microbatch is asked to predict.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Targets {
     /// Next-token targets `[T]`: the id of the *next* token of the same row where that one is supervised, else
     /// [`IGNORE`].
@@ -18,7 +18,7 @@ pub enum Targets {
 }
 
 /// The unit of work: whole rows, packed. Rows do not see each other.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Microbatch {
     /// Optimizer step, from 1 (keys dropout).
     pub step: u64,
@@ -55,7 +55,7 @@ pub enum Output {
 }
 
 /// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LossSums {
     /// Sum of losses, class weights applied.
     pub loss: f64,
@@ -89,7 +89,7 @@ pub trait Stage {
 }
 
 /// How the next token is chosen.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sampling {
     /// Most new tokens.
     pub max_new_tokens: usize,

@@ -12,7 +12,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model", &["numeric", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
     ("report", &["numeric", "data", "format", "model", "train"]),
-    ("cli", &["numeric", "data", "format", "net", "backend", "model", "train", "report"]),
+    ("cluster", &["numeric", "format", "net", "model", "train"]),
+    ("cli", &["numeric", "data", "format", "net", "backend", "model", "train", "report", "cluster"]),
 ];
 
 /// The backends, which never see one another, and the only file that may name them.
