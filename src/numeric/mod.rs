@@ -2,5 +2,6 @@
 
 pub mod dtype;
 pub mod fixed;
+pub mod pack;
 pub mod rng;
 pub mod tensor;
