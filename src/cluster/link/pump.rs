@@ -1,0 +1,314 @@
+//! The two tasks behind a connection: frames to messages, messages to frames, and liveness. They end together, and
+//! the first reason stands; what was said before a proper end is heard before it.
+
+use super::{End, LAST_WORDS, Link, ROOM};
+use crate::cluster::message::{ToCoordinator, ToWorker};
+use bytes::Bytes;
+use serde::{Serialize, de::DeserializeOwned};
+use std::future::Future;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Messages of one direction, as far as the pumps need to know them.
+pub trait Spoken: Serialize + DeserializeOwned + Send + 'static {
+    /// What the other side says.
+    type Other: Spoken<Other = Self>;
+
+    /// How this side asks whether the other one is alive; None where it does not.
+    fn ping(number: u64) -> Option<Self>;
+
+    /// Whether it is about liveness alone, and what the other side answers.
+    fn liveness(&self) -> Liveness<Self::Other>;
+}
+
+/// What a message means to a pump.
+#[derive(Debug)]
+pub enum Liveness<Answer> {
+    /// It is for whoever holds the link.
+    NotAbout,
+    /// To be answered at once.
+    Asks(Answer),
+    /// An answer: having been heard is all its meaning.
+    Answers,
+}
+
+impl Spoken for ToCoordinator {
+    type Other = ToWorker;
+
+    fn ping(_: u64) -> Option<Self> {
+        None
+    }
+
+    fn liveness(&self) -> Liveness<ToWorker> {
+        if matches!(self, ToCoordinator::Pong { .. }) { Liveness::Answers } else { Liveness::NotAbout }
+    }
+}
+
+impl Spoken for ToWorker {
+    type Other = ToCoordinator;
+
+    fn ping(number: u64) -> Option<Self> {
+        Some(ToWorker::Ping { number })
+    }
+
+    fn liveness(&self) -> Liveness<ToCoordinator> {
+        match *self {
+            ToWorker::Ping { number } => Liveness::Asks(ToCoordinator::Pong { number }),
+            _ => Liveness::NotAbout,
+        }
+    }
+}
+
+/// Where frames come from.
+pub trait ReadFrames: Send + 'static {
+    /// The next frame; None at the end of the connection. The error is one line.
+    fn next(&mut self) -> impl Future<Output = Result<Option<Bytes>, String>> + Send;
+}
+
+/// Where frames go to.
+pub trait WriteFrames: Send + 'static {
+    /// Sends a frame whole.
+    fn send(&mut self, frame: Bytes) -> impl Future<Output = Result<(), String>> + Send;
+
+    /// Says that nothing more comes.
+    fn finish(&mut self) -> impl Future<Output = ()> + Send;
+}
+
+/// A link over a connection; its pumps run on `runtime`. With `silence` above zero the other side has to be heard
+/// that often, and the side that pings does so four times as often.
+pub fn over<Out, R, W>(
+    runtime: &tokio::runtime::Handle,
+    reader: R,
+    writer: W,
+    silence: Duration,
+) -> Link<Out, Out::Other>
+where
+    Out: Spoken,
+    R: ReadFrames,
+    W: WriteFrames,
+{
+    let (to, outgoing) = mpsc::channel(ROOM);
+    let (incoming, from) = mpsc::channel(ROOM);
+    // One place: only the newest ping is worth an answer.
+    let (answers, answered) = mpsc::channel(1);
+    let end = End::new(silence);
+    runtime.spawn(read(reader, incoming, answers, end.clone()));
+    runtime.spawn(write(writer, outgoing, answered, end.clone()));
+    Link { to, from, end }
+}
+
+/// Frames to messages, until either side or silence ends it.
+async fn read<In: Spoken, R: ReadFrames>(
+    mut reader: R,
+    incoming: mpsc::Sender<In>,
+    answers: mpsc::Sender<In::Other>,
+    end: End,
+) {
+    loop {
+        let frame = tokio::select! {
+            frame = reader.next() => frame,
+            // Only time in which nothing comes counts: a frame that waits for room was heard.
+            () = silent(&end) => Err("nothing was heard for too long".into()),
+            () = incoming.closed() => return drain(reader, end).await,
+            () = end.ended() => return,
+        };
+        let message = match frame {
+            Ok(Some(frame)) => decode::<In>(&frame),
+            Ok(None) => Err("the other side closed the connection".into()),
+            Err(reason) => Err(reason),
+        };
+        let message = match message {
+            Ok(message) => message,
+            Err(reason) => return end.cut(reason),
+        };
+        match message.liveness() {
+            Liveness::Asks(answer) => drop(answers.try_send(answer)),
+            Liveness::Answers => {}
+            Liveness::NotAbout => {
+                tokio::select! {
+                    sent = incoming.send(message) => if sent.is_err() { return drain(reader, end).await },
+                    () = end.ended() => return,
+                }
+            }
+        }
+    }
+}
+
+/// Nobody listens here any more, but the other side may not have heard everything: a connection that is closed with
+/// unread bytes in it is reset, and what was said last would be lost.
+async fn drain<R: ReadFrames>(mut reader: R, end: End) {
+    let rest = async { while let Ok(Some(_)) = reader.next().await {} };
+    tokio::select! {
+        () = rest => {}
+        () = tokio::time::sleep(LAST_WORDS) => {}
+        () = end.ended() => {}
+    }
+}
+
+/// Completes after the allowed silence, which may be set while it waits.
+async fn silent(end: &End) {
+    let began = tokio::time::Instant::now();
+    loop {
+        let look = end.silence().map_or(Duration::from_secs(1), |s| s.min(Duration::from_secs(1)));
+        tokio::time::sleep(look).await;
+        if end.silence().is_some_and(|s| began.elapsed() >= s) {
+            return;
+        }
+    }
+}
+
+/// Messages to frames, until there are none any more.
+async fn write<Out: Spoken, W: WriteFrames>(
+    mut writer: W,
+    mut outgoing: mpsc::Receiver<Out>,
+    mut answers: mpsc::Receiver<Out>,
+    end: End,
+) {
+    let (mut number, mut asked) = (0, tokio::time::Instant::now());
+    loop {
+        // By the clock, not after a lull: what is sent proves nothing about the other side.
+        let ping = async {
+            match end.silence() {
+                Some(s) if Out::ping(0).is_some() => tokio::time::sleep_until(asked + s / 4).await,
+                _ => std::future::pending().await,
+            }
+        };
+        let message = tokio::select! {
+            biased;
+            () = end.ended() => return,
+            Some(answer) = answers.recv() => answer,
+            () = ping => {
+                (number, asked) = (number + 1, tokio::time::Instant::now());
+                match Out::ping(number) {
+                    Some(ping) => ping,
+                    None => continue,
+                }
+            }
+            message = outgoing.recv() => match message {
+                Some(message) => message,
+                None => break,
+            },
+        };
+        let sent = match encode(&message) {
+            Ok(frame) => tokio::select! {
+                sent = writer.send(frame) => sent,
+                () = end.ended() => return,
+            },
+            Err(reason) => Err(reason),
+        };
+        if let Err(reason) = sent {
+            // What the other side said last may still be on its way; the reader finds the end of it.
+            tokio::time::sleep(LAST_WORDS).await;
+            return end.cut(reason);
+        }
+    }
+    // Said everything: the other side reads to the end, and closes.
+    writer.finish().await;
+}
+
+/// One message as a frame's body.
+pub fn encode<M: Serialize>(message: &M) -> Result<Bytes, String> {
+    postcard::to_stdvec(message).map(Bytes::from).map_err(|e| format!("a message cannot be encoded: {e}"))
+}
+
+/// A frame's body as a message, whole: bytes that are left over are no message of this protocol.
+pub fn decode<M: DeserializeOwned>(frame: &[u8]) -> Result<M, String> {
+    match postcard::take_from_bytes(frame) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(format!("said something that is no message: {} bytes too many", rest.len())),
+        Err(e) => Err(format!("said something that is no message: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::link::{MemberLink, WorkerLink};
+    use std::time::Instant;
+
+    impl ReadFrames for mpsc::Receiver<Bytes> {
+        async fn next(&mut self) -> Result<Option<Bytes>, String> {
+            Ok(self.recv().await)
+        }
+    }
+
+    impl WriteFrames for mpsc::Sender<Bytes> {
+        async fn send(&mut self, frame: Bytes) -> Result<(), String> {
+            mpsc::Sender::send(self, frame).await.map_err(|_| "gone".into())
+        }
+
+        async fn finish(&mut self) {}
+    }
+
+    type Raw = (mpsc::Sender<Bytes>, mpsc::Receiver<Bytes>);
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    }
+
+    /// A worker's link, and the raw frames of its other end.
+    fn worker(runtime: &tokio::runtime::Runtime, silence: Duration) -> (WorkerLink, Raw) {
+        let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
+        (over(runtime.handle(), b, c, silence), (a, d))
+    }
+
+    #[test]
+    fn messages_cross_in_order_and_what_was_said_goes_out() {
+        let runtime = runtime();
+        let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
+        let mut worker: WorkerLink = over(runtime.handle(), b, c, Duration::ZERO);
+        let mut member: MemberLink = over(runtime.handle(), d, a, Duration::ZERO);
+        for lease in 0..50 {
+            worker.to.blocking_send(ToCoordinator::Stopped { lease, micros: lease * 3 }).unwrap();
+            let heard = member.from.blocking_recv();
+            assert_eq!(heard, Some(ToCoordinator::Stopped { lease, micros: lease * 3 }));
+            member.to.blocking_send(ToWorker::Grant { lease }).unwrap();
+        }
+        for lease in 0..20 {
+            assert_eq!(worker.from.blocking_recv(), Some(ToWorker::Grant { lease }));
+        }
+        worker.to.blocking_send(ToCoordinator::Leave { reason: "done".into() }).unwrap();
+        drop(worker);
+        assert_eq!(member.from.blocking_recv(), Some(ToCoordinator::Leave { reason: "done".into() }));
+        assert_eq!(member.from.blocking_recv(), None);
+        assert!(member.end.reason().unwrap().contains("closed"));
+    }
+
+    #[test]
+    fn a_ping_is_answered_while_nobody_takes_messages() {
+        let runtime = runtime();
+        let (_worker, (to, mut from)) = worker(&runtime, Duration::ZERO);
+        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap()).unwrap();
+        to.blocking_send(encode(&ToWorker::Ping { number: 7 }).unwrap()).unwrap();
+        let heard: ToCoordinator = decode(&from.blocking_recv().unwrap()).unwrap();
+        assert_eq!(heard, ToCoordinator::Pong { number: 7 });
+    }
+
+    #[test]
+    fn silence_ends_a_link_and_pings_keep_one() {
+        let runtime = runtime();
+        let began = Instant::now();
+        let (mut alone, _frames) = worker(&runtime, Duration::from_millis(80));
+        assert_eq!(alone.from.blocking_recv(), None);
+        assert!(alone.end.reason().unwrap().contains("nothing was heard"));
+        assert!(began.elapsed() >= Duration::from_millis(80));
+
+        let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
+        let worker: WorkerLink = over(runtime.handle(), b, c, Duration::from_millis(200));
+        let member: MemberLink = over(runtime.handle(), d, a, Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(700));
+        assert_eq!((worker.end.reason(), member.end.reason()), (None, None));
+    }
+
+    #[test]
+    fn what_is_no_message_ends_the_link() {
+        let long = [encode(&ToWorker::Flush { step: 1 }).unwrap().to_vec(), vec![0]].concat();
+        for frame in [vec![0xff; 9], long, Vec::new()] {
+            let runtime = runtime();
+            let (mut worker, (to, _from)) = worker(&runtime, Duration::ZERO);
+            to.blocking_send(frame.into()).unwrap();
+            assert_eq!(worker.from.blocking_recv(), None);
+            assert!(worker.end.reason().unwrap().contains("no message"));
+        }
+    }
+}
