@@ -43,7 +43,7 @@ fn the_command_line() {
         ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
         ("--role worker", 78, "--role .. not built yet"),
-        ("--coordinator host:9000", 78, "several machines .. not built yet"),
+        ("--coordinator host:9000", 78, "only for --role worker"),
         ("--gpus 0,1", 78, "--gpus .. CPU"),
         ("--dtype bf16", 78, "--dtype .. f32"),
         ("--rank 0", 78, "--rank .. at least 1"),

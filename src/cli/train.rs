@@ -6,7 +6,7 @@ use super::adapter::{self, Writer};
 use super::demo;
 use super::devices::{self, Need};
 use super::generate::chat_ids;
-use super::options::groups::Options;
+use super::options::groups::{Options, Role};
 use super::options::{Settings, Typed, alias, yaml};
 use super::output::{self, Claim, Place, RUN_FILE};
 use super::prepare::{self, Prepared};
@@ -35,6 +35,10 @@ const SAMPLE_TOKENS: usize = 128;
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
+    if options.cluster.role != Role::Single {
+        let why = "training over several machines is not built yet; this build has `single`";
+        return Err(settings.refuse("role", why));
+    }
     if !options.output.quiet {
         settings.notes.iter().for_each(|note| eprintln!("note: {note}"));
     }

@@ -91,8 +91,6 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("modules_to_save", &["[]", ""], Explained("a classifier's head is trained in full, nothing else"), NotBuilt("only a classifier's head is trained in full (--task classify)")),
     ("label_smoothing_factor", &["0"], Explained("no smoothing"), NotBuilt("label smoothing is not built; leave it out")),
     ("group_by_length", &["false", "no"], Explained("rows are shuffled; packing fills the microbatches"), NotBuilt("rows are never ordered by length; packing fills the microbatches")),
-    ("coordinator", &[], NotBuilt("training over several machines is not built yet"), NotBuilt("")),
-    ("expect_workers", &[], NotBuilt("training over several machines is not built yet"), NotBuilt("")),
     ("dashboard", &[], NotBuilt("the page is not built yet; metrics.jsonl has every number"), NotBuilt("")),
 ];
 

@@ -2,6 +2,8 @@
 //! more. What cannot be meant (rank 0, an alpha that is not finite) is refused here, with its source.
 
 use super::Settings;
+use super::cluster::cluster;
+pub use super::cluster::{ClusterOptions, Coordinator, Role};
 pub use super::values::{Amount, field_names, real, whole};
 use super::values::{amount, choice, memory, paths};
 use crate::cli::refusal::Refusal;
@@ -163,6 +165,8 @@ pub struct Options {
     pub optim: OptimOptions,
     /// `devices`
     pub devices: DeviceOptions,
+    /// `cluster`
+    pub cluster: ClusterOptions,
     /// `output`
     pub output: OutputOptions,
 }
@@ -170,18 +174,13 @@ pub struct Options {
 impl Options {
     /// Reads every group.
     pub fn of(s: &Settings) -> Result<Self, Refusal> {
-        choice(
-            s,
-            "role",
-            &["single"],
-            "training over several machines is not built yet; this build has `single`",
-        )?;
         Ok(Options {
             model: model(s)?,
             data: data(s)?,
             lora: lora(s)?,
             optim: optim(s)?,
             devices: devices(s)?,
+            cluster: cluster(s)?,
             output: output(s)?,
         })
     }
@@ -355,7 +354,7 @@ mod tests {
         check("eval-split", "5 %", 2, "percentage");
         check("eval-split", "1.5", 78, "fraction below 1");
         check("gpus", "0,1", 78, "CPU");
-        check("role", "worker", 78, "not built yet");
+        check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 78, "not built yet");
         check("num-classes", "3", 78, "--task classify");
         check("resume", "runs/a", 0, "");

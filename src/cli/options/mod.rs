@@ -3,6 +3,7 @@
 //! YAML over environment over default. Every value remembers where it came from: mistakes and run.yaml say it.
 
 pub mod alias;
+pub mod cluster;
 pub mod flags;
 pub mod groups;
 pub mod table;

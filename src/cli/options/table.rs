@@ -136,7 +136,17 @@ pub const TABLE: &[Opt] = &[
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); never changes a result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "keep to this much memory (2GB, 1500MiB; default: what the machine has free)"),
 
-    opt(Cluster, "role", One("single"), "single", "this build trains in one process"),
+    opt(Cluster, "role", One("single|coordinator|worker"), "single", "train alone; hand out work; or compute for a coordinator"),
+    opt(Cluster, "bind", One("HOST:PORT"), "", "listen there (default: port 9000 on all interfaces); a worker: be dialled by --nodes"),
+    opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "what a worker dials; auto finds it in the local network, by its token's fingerprint"),
+    opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind) and are dialled by the coordinator"),
+    opt(Cluster, "expect-workers", One("N"), "", "begin when so many devices are there, local ones counted"),
+    opt(Cluster, "min-workers", One("N"), "1", "pause below so many devices"),
+    opt(Cluster, "join-timeout", One("TIME"), "10m", "how long devices are waited for, and a coordinator is dialled (90s, 10m, 1h)"),
+    opt(Cluster, "token-file", One("FILE"), "", "where the token is (default: FINETUNE_TOKEN, then what `finetune token` keeps for this user)"),
+    opt(Cluster, "insecure", Switch, "false", "plain TCP without a token, on this machine only"),
+    opt(Cluster, "model-cache", One("DIR"), "", "where a worker keeps base models, by content hash"),
+    opt(Cluster, "stay", Switch, "false", "a worker waits for the next run instead of leaving"),
 
     opt(Output, "output", One("DIR"), "", "folder of the run (default: runs/<model>-<n>, the first free n)"),
     opt(Output, "overwrite", Switch, "false", "replace what another run left in that folder"),

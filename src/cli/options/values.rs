@@ -4,6 +4,7 @@
 use super::Settings;
 use crate::cli::refusal::Refusal;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A number of things, absolute or by the number of all.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,6 +99,39 @@ pub fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
     }
 }
 
+/// A time: `90`, `90s`, `10m`, `1h30m`. Above zero, at most a hundred days.
+pub fn duration(s: &Settings, name: &str) -> Result<Option<Duration>, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(None) };
+    match read_duration(text) {
+        Some(d) if d.is_zero() => Err(s.refuse(name, "no time at all cannot be; leave it out")),
+        Some(d) if d > Duration::from_secs(100 * 86_400) => Err(s.refuse(name, "at most 100 days")),
+        Some(d) => Ok(Some(d)),
+        None => Err(s.malformed(name, format!("{text:?} is not a duration, as 90s, 10m or 1h30m"))),
+    }
+}
+
+fn read_duration(text: &str) -> Option<Duration> {
+    let mut total = Duration::ZERO;
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let number: f64 = rest[..end].parse().ok()?;
+        rest = &rest[end..];
+        let end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        let unit = match rest[..end].trim() {
+            "" | "s" => 1.0,
+            "ms" => 1e-3,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(number * unit).ok()?)?;
+        rest = &rest[end..];
+    }
+    (!text.trim().is_empty()).then_some(total)
+}
+
 /// --data-fields, as (field of the form, name in the rows).
 pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
     let field = |v: &String| match v.split_once('=') {
@@ -105,4 +139,22 @@ pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
         _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
     };
     s.list("data-fields").iter().map(field).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        let seconds = |t| read_duration(t).map(|d| d.as_secs_f64());
+        let cases = [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("1h30m", 5400.0), ("2d", 172_800.0)];
+        for (text, expected) in cases {
+            assert_eq!(seconds(text), Some(expected), "{text}");
+        }
+        assert_eq!(seconds("250ms"), Some(0.25));
+        for text in ["", " ", "soon", "m", "1x", "-1s", "1..5s", "9e9", "99999999999999999999999999d"] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
 }
