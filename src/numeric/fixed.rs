@@ -6,6 +6,11 @@
 
 /// Binary places after the point. Stands in run.yaml; both ends of a run must agree on it.
 pub const FRACTION_BITS: u32 = 40;
+
+/// Values per cell: sums of a flat layout are held, added, packed and sent in cells of this many, the last one
+/// shorter. Integer sums do not care where the cuts are; threads and messages do.
+pub const CELL: usize = 1 << 16;
+
 const SCALE: f64 = (1u64 << FRACTION_BITS) as f64;
 const TWO_63: f64 = 9_223_372_036_854_775_808.0;
 
@@ -62,11 +67,20 @@ fn limit(cap: i64) -> f32 {
     limit
 }
 
-/// Adds `values`, every one of which passed [`check`], to `sum`.
+/// Adds `values`, every one of which passed [`check`], to `sum`. It wraps: a total into which a member that lies
+/// has added too much is whole again once that is taken back.
 pub fn add_checked(sum: &mut [i64], values: &[f32]) {
     assert_eq!(sum.len(), values.len(), "sum and values share one layout");
     for (s, &v) in sum.iter_mut().zip(values) {
-        *s += round_half_even(f64::from(v) * SCALE) as i64;
+        *s = s.wrapping_add(round_half_even(f64::from(v) * SCALE) as i64);
+    }
+}
+
+/// Takes back what [`add_checked`] added.
+pub fn subtract_checked(sum: &mut [i64], values: &[f32]) {
+    assert_eq!(sum.len(), values.len(), "sum and values share one layout");
+    for (s, &v) in sum.iter_mut().zip(values) {
+        *s = s.wrapping_sub(round_half_even(f64::from(v) * SCALE) as i64);
     }
 }
 

@@ -6,17 +6,28 @@
 
 use crate::model::stage::LossSums;
 use crate::numeric::fixed::{self, BadValue};
+use crate::numeric::fixed::CELL;
 use rayon::prelude::*;
-
-/// Values per unit of work of a thread. Integer sums do not care where the cuts are.
-const CHUNK: usize = 1 << 16;
 
 /// What the microbatches of a step amount to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sums {
-    gradient: Vec<i64>,
+    /// [`CELL`] values each, the last one what is left.
+    cells: Vec<Vec<i64>>,
+    len: usize,
     loss: i128,
     weight: i128,
+    /// Supervised targets (for a classifier: rows).
+    pub targets: u64,
+}
+
+/// Loss, weight and targets of some microbatches: all of their sums but the gradient's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Scalars {
+    /// Losses in fixed point, added up.
+    pub loss: i128,
+    /// Weights in fixed point, added up.
+    pub weight: i128,
     /// Supervised targets (for a classifier: rows).
     pub targets: u64,
 }
@@ -33,14 +44,37 @@ pub struct Mean {
 impl Sums {
     /// Nothing yet, over a flat layout of `len` values (0 for an evaluation).
     pub fn new(len: usize) -> Self {
-        Sums { gradient: vec![0; len], loss: 0, weight: 0, targets: 0 }
+        Sums { cells: empty_cells(len), len, loss: 0, weight: 0, targets: 0 }
     }
 
     /// Nothing again, in the same memory.
     pub fn reset(&mut self, len: usize) {
-        self.gradient.clear();
-        self.gradient.resize(len, 0);
+        if self.len == len {
+            self.cells.par_iter_mut().for_each(|cell| cell.fill(0));
+        } else {
+            (self.cells, self.len) = (empty_cells(len), len);
+        }
         (self.loss, self.weight, self.targets) = (0, 0, 0);
+    }
+
+    /// The gradient, in cells of [`CELL`] values, the last one shorter.
+    pub fn cells(&self) -> &[Vec<i64>] {
+        &self.cells
+    }
+
+    /// The gradient's cells, for whoever adds to them in place.
+    pub fn cells_mut(&mut self) -> &mut [Vec<i64>] {
+        &mut self.cells
+    }
+
+    /// All but the gradient.
+    pub fn scalars(&self) -> Scalars {
+        Scalars { loss: self.loss, weight: self.weight, targets: self.targets }
+    }
+
+    /// Replaces all but the gradient.
+    pub fn set_scalars(&mut self, scalars: Scalars) {
+        (self.loss, self.weight, self.targets) = (scalars.loss, scalars.weight, scalars.targets);
     }
 
     /// Adds a microbatch's loss; what is not finite or outside the format's range changes nothing.
@@ -55,15 +89,15 @@ impl Sums {
 
     /// Adds a microbatch's gradient, all or nothing; the error's index is one of the flat layout.
     pub fn add_gradient(&mut self, gradient: &[f32], cap: i64) -> Result<(), BadValue> {
-        assert_eq!(self.gradient.len(), gradient.len(), "sum and gradient share one layout");
+        assert_eq!(self.len, gradient.len(), "sum and gradient share one layout");
         let bad = |(i, values): (usize, &[f32])| {
-            fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CHUNK, ..bad })
+            fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })
         };
-        if let Some(bad) = gradient.par_chunks(CHUNK).enumerate().find_map_first(bad) {
+        if let Some(bad) = gradient.par_chunks(CELL).enumerate().find_map_first(bad) {
             return Err(bad);
         }
-        let chunks = self.gradient.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
-        chunks.for_each(|(sum, values)| fixed::add_checked(sum, values));
+        let cells = self.cells.par_iter_mut().zip(gradient.par_chunks(CELL));
+        cells.for_each(|(sum, values)| fixed::add_checked(sum, values));
         Ok(())
     }
 
@@ -71,7 +105,13 @@ impl Sums {
     pub fn mean(&self) -> Mean {
         let weight = self.weight as f64;
         let over = |sum: f64| if weight == 0.0 { 0.0 } else { sum / weight };
-        let gradient = self.gradient.par_iter().with_min_len(CHUNK).map(|&g| over(g as f64) as f32).collect();
+        let mut gradient = vec![0.0; self.len];
+        let cells = gradient.par_chunks_mut(CELL).zip(&self.cells);
+        cells.for_each(|(mean, sum)| mean.iter_mut().zip(sum).for_each(|(m, &g)| *m = over(g as f64) as f32));
         Mean { loss: over(self.loss as f64), gradient }
     }
+}
+
+fn empty_cells(len: usize) -> Vec<Vec<i64>> {
+    (0..len).step_by(CELL).map(|at| vec![0; CELL.min(len - at)]).collect()
 }
