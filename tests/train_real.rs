@@ -14,7 +14,7 @@ use finetune::train::event::Event;
 use finetune::train::optim::Options;
 use finetune::train::schedule::{Decay, Schedule};
 use finetune::train::stop::{Stop, Urgency};
-use finetune::train::{Finished, Run, Sampler, Work, run};
+use finetune::train::{Finished, Local, Run, Sampler, Work, run};
 use std::path::Path;
 
 /// The case's rows: `cuts` says how many rows each microbatch of a step has; they are done in that order.
@@ -112,7 +112,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
     let mut events = Vec::new();
     let finished = run(
         Run {
-            model: &mut model,
+            compute: &mut Local::new(&mut model, stop.0),
             work: &work,
             state,
             schedule,

@@ -11,6 +11,7 @@ mod export;
 mod generate;
 mod hardware;
 mod inspect;
+mod job;
 mod opened;
 mod output;
 mod predict;

@@ -1,7 +1,7 @@
 //! A run so far, folded out of its events; and the lines that say it. No clock, no terminal: the same events
 //! give the same lines, live or replayed.
 
-use crate::train::event::{Done, Eval, Event, RunStart, Step};
+use crate::train::event::{Change, Done, Eval, Event, RunStart, Step, What};
 
 /// Weight of the past in smoothed numbers.
 const MEMORY: f64 = 0.9;
@@ -129,6 +129,7 @@ impl Progress {
                 ]
             }
             Event::Checkpoint(saved) => vec![format!("saved {}", saved.path.display())],
+            Event::Device(change) => vec![change_line(change)],
             // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
             Event::Fault(halt) => vec![format!("halted after step {}", halt.step)],
             Event::Done(done) => self.summary(done),
@@ -198,6 +199,24 @@ fn eval_line(eval: &Eval) -> String {
     line
 }
 
+/// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
+fn change_line(change: &Change) -> String {
+    let what = match change.what {
+        What::Joined => "joined",
+        What::Left => "left",
+        What::Lost => "lost",
+        What::Refused => "refused",
+        What::Expelled => "expelled",
+        What::Fallback => "fallback",
+        What::Paused => "paused",
+        What::Resumed => "resumed",
+        What::Note => "note",
+    };
+    let parts = [change.worker.as_str(), &change.devices.join(", "), &change.reason];
+    let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    inline(&format!("{what:<8} {}", parts.join(": ")))
+}
+
 /// One line, whatever the model or the prompt said; control characters would move the cursor.
 fn inline(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
@@ -226,6 +245,7 @@ mod tests {
             total_tokens: 100,
             seconds: 0.5,
             epoch: 0.1,
+            shared: None,
         })
     }
 

@@ -8,10 +8,11 @@ use std::path::PathBuf;
 pub enum TrainError {
     /// A value that is not finite, or too large for exact sums. Nothing was updated with it.
     #[error(
-        "step {step}: {tensor} became {value} in microbatch {microbatch} (rows {}); the parameters of step {} \
-         stand: look at these rows, or lower the learning rate",
+        "step {step}: {tensor} became {value} in microbatch {microbatch} (rows {}) on {finding}; the parameters of \
+         step {} stand: {}",
         list(.rows),
-        .step - 1
+        .step.saturating_sub(1),
+        .finding.advice()
     )]
     NonFinite {
         /// The step that was under way.
@@ -24,6 +25,8 @@ pub enum TrainError {
         tensor: String,
         /// The value.
         value: f64,
+        /// Who computed it, and whether it is so elsewhere.
+        finding: Box<Finding>,
     },
     /// The update itself gave a value that is not finite.
     #[error(
@@ -84,6 +87,52 @@ pub enum TrainError {
         /// One line each: `learning_rate was 0.0002, is 0.0005`.
         differences: Vec<String>,
     },
+}
+
+/// Where a bad value arose, and what became of the same microbatch when it was computed once more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Worker and device: `worker a, cpu 0`.
+    pub place: String,
+    /// None where there was nobody to compute it again.
+    pub again: Option<Again>,
+}
+
+/// A second computation of a microbatch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Again {
+    /// Worker and device.
+    pub place: String,
+    /// Whether its values are bad there too.
+    pub bad: bool,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(&self.place)?;
+        match &self.again {
+            None => Ok(()),
+            Some(Again { place, bad }) if *place == self.place => f.write_str(if *bad {
+                ", and again when computed once more"
+            } else {
+                ", but not when computed once more"
+            }),
+            Some(Again { place, bad: true }) => write!(f, ", and also on {place}"),
+            Some(Again { place, bad: false }) => write!(f, ", but not on {place}"),
+        }
+    }
+}
+
+impl Finding {
+    /// What to do: values that are bad wherever they are computed come from the rows or the rate, others from
+    /// the device.
+    fn advice(&self) -> String {
+        match &self.again {
+            Some(Again { bad: false, .. }) => format!("the device is at fault: leave {} out", self.place),
+            Some(_) => "the data is at fault: look at these rows, or lower the learning rate".into(),
+            None => "look at these rows, or lower the learning rate".into(),
+        }
+    }
 }
 
 impl TrainError {

@@ -1,11 +1,12 @@
 //! Scoring on held-out rows: forward passes only, dropout off, sums as exact as those of a step.
 
+use super::compute::{Compute, Say, Scoring};
 use super::error::TrainError;
 use super::event;
-use super::stop::{Stop, Urgency};
 use super::sum::Sums;
 use super::work::Work;
-use crate::model::stage::{LossSums, Microbatch, Output, Stage, Targets, Want};
+use crate::model::stage::{LossSums, Microbatch, Output, Targets};
+use crate::numeric::fixed::BadValue;
 use std::time::Instant;
 
 /// Classes up to which an evaluation says its whole confusion matrix: a line of metrics.jsonl stays a line.
@@ -13,23 +14,21 @@ const SHOWN_CLASSES: usize = 100;
 
 /// Scores the model after `step` steps; None where a signal ended it early.
 pub fn evaluate(
-    model: &mut dyn Stage,
+    compute: &mut dyn Compute,
     work: &dyn Work,
     step: u64,
-    stop: &Stop,
+    say: Say,
 ) -> Result<Option<event::Eval>, TrainError> {
     let began = Instant::now();
     let (mut sums, mut confusion) = (Sums::new(0), Confusion::default());
-    for index in 0..work.eval_len() {
-        if stop.urgency() == Urgency::Now {
-            return Ok(None);
-        }
-        let batch = work.eval(index, step);
-        let out = loss_of(model.forward(&batch, None, Want::Loss), step)?;
-        let rows = || batch.rows.clone();
-        sums.add_loss(&out).map_err(|bad| TrainError::Evaluation { step, rows: rows(), value: bad.value })?;
-        confusion.add(&batch, &out);
-    }
+    let mut each = |batch: &Microbatch, out: &LossSums| {
+        let bad = |bad: BadValue| TrainError::Evaluation { step, rows: batch.rows.clone(), value: bad.value };
+        sums.add_loss(out).map_err(bad)?;
+        confusion.add(batch, out);
+        Ok(())
+    };
+    let scoring = Scoring { count: work.eval_len(), batch: &|index| work.eval(index, step), each: &mut each };
+    let Some(()) = compute.losses(step, scoring, say)? else { return Ok(None) };
     let loss = sums.mean().loss;
     let scores = confusion.scores();
     Ok(Some(event::Eval {

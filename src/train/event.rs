@@ -3,6 +3,7 @@
 //! they need and nothing that only one of them would want.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One thing that happened, in the order in which it happened.
@@ -19,6 +20,8 @@ pub enum Event {
     Sample(Sample),
     /// A checkpoint is safe on disk.
     Checkpoint(Saved),
+    /// A worker or one of its devices came, went or changed.
+    Device(Change),
     /// The run halts.
     Fault(Halt),
     /// The run ended; always last, unless it halted.
@@ -34,6 +37,7 @@ impl Event {
             Event::Eval(e) => e.step,
             Event::Sample(e) => e.step,
             Event::Checkpoint(e) => e.step,
+            Event::Device(e) => e.step,
             Event::Fault(e) => e.step,
             Event::Done(e) => e.step,
         }
@@ -81,6 +85,45 @@ pub struct Step {
     pub seconds: f64,
     /// Passes over the rows when it ended; 1.5 is the middle of the second.
     pub epoch: f64,
+    /// How it was shared out; None where one device did it all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Shared>,
+}
+
+/// How the microbatches of a step were shared out, and what that cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Shared {
+    /// Microbatches that count, by the numeric class that computed them.
+    pub classes: BTreeMap<String, u64>,
+    /// What each device did.
+    pub devices: Vec<Part>,
+    /// Microbatches that were given to a second device because it should have finished first.
+    pub repeats: u64,
+    /// Microbatches that a device was told to stop working on.
+    pub cancels: u64,
+    /// Tokens that were computed for nothing.
+    pub wasted_tokens: u64,
+    /// Seconds in which sums or parameters were under way.
+    pub sync_seconds: f64,
+    /// The part of them in which some device computed.
+    pub hidden_seconds: f64,
+    /// Bytes of sums that arrived.
+    pub bytes_in: u64,
+    /// Bytes of parameters that were sent.
+    pub bytes_out: u64,
+}
+
+/// A device's part in a step.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its worker's name and its own.
+    pub name: String,
+    /// Its microbatches that count.
+    pub microbatches: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Seconds that it computed, what did not count included.
+    pub busy: f64,
 }
 
 /// One evaluation.
@@ -126,6 +169,48 @@ pub struct Saved {
     pub step: u64,
     /// Its directory.
     pub path: PathBuf,
+}
+
+/// What happened to a worker or a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// It takes part from now on.
+    Joined,
+    /// It left of its own will.
+    Left,
+    /// Its connection ended, or it fell silent.
+    Lost,
+    /// It may not take part.
+    Refused,
+    /// It was taken out for a wrong result.
+    Expelled,
+    /// It computes on another backend now.
+    Fallback,
+    /// Too few are left: the run waits.
+    Paused,
+    /// Enough are there again.
+    Resumed,
+    /// Something worth knowing about who takes part.
+    Note,
+}
+
+/// A worker or a device changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// Steps that were taken before it.
+    pub step: u64,
+    /// What happened.
+    pub what: What,
+    /// The worker's name; empty where the run as a whole is meant.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub worker: String,
+    /// Its devices that this is about, with their numeric classes: `cpu 0 (cpu-avx512-f32)`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+    /// Why, in one line.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
 }
 
 /// Why a run halts.

@@ -2,6 +2,7 @@
 
 mod batches;
 pub mod checkpoint;
+mod compute;
 mod error;
 pub mod eval;
 pub mod event;
@@ -14,7 +15,8 @@ pub mod sum;
 mod work;
 
 pub use batches::{Batches, microbatch};
-pub use error::TrainError;
+pub use compute::{Compute, Effort, Local, Say, Scoring};
+pub use error::{Again, Finding, TrainError};
 pub use own_thread::OwnThread;
 pub use run::{Finished, Run, Sampler, run};
 pub use work::Work;

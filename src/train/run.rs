@@ -1,24 +1,24 @@
 //! The loop. A step is: microbatches forward and backward, exact sums, one division, clip, AdamW, new
-//! parameters. It knows no file format, no device and no terminal: everything that is to be shown is an event,
-//! and everything that is to be kept goes through [`super::checkpoint`].
+//! parameters. Who computes is behind [`Compute`]. It knows no file format, no device and no terminal: everything
+//! that is to be shown is an event, and everything that is to be kept goes through [`super::checkpoint`].
 
 use super::checkpoint::{Saving, State};
+use super::compute::{Compute, tensor};
 use super::error::TrainError;
-use super::eval::{evaluate, loss_of};
+use super::eval::evaluate;
 use super::event::{self, Event};
 use super::optim;
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
 use super::sum::{Mean, Sums};
 use super::work::Work;
-use crate::model::stage::{Microbatch, Model, Sampling, Want};
-use crate::numeric::fixed::{self, BadValue};
+use crate::model::stage::Sampling;
 use std::time::Instant;
 
 /// All that a run needs.
 pub struct Run<'a> {
-    /// The whole model. Its parameters are set from `state` before anything else.
-    pub model: &'a mut dyn Model,
+    /// Who computes. Its parameters are set from `state` before anything else.
+    pub compute: &'a mut dyn Compute,
     /// Rows and plan.
     pub work: &'a dyn Work,
     /// Where it begins: [`State::new`], or what a checkpoint held.
@@ -64,8 +64,7 @@ pub struct Finished {
 /// happens; [`Event::Done`] is left to the caller, who knows where the adapter lies.
 pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
     let began = Instant::now();
-    let mut trainer =
-        Trainer { sums: Sums::new(0), gradient: vec![0.0; run.state.parameters.len()], run, events };
+    let mut trainer = Trainer { sums: Sums::new(0), run, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
         if error.exit_code() == 3 && trainer.run.state.step > 0 {
@@ -85,7 +84,6 @@ struct Trainer<'a, 'e> {
     run: Run<'a>,
     events: &'e mut dyn FnMut(&Event),
     sums: Sums,
-    gradient: Vec<f32>,
 }
 
 impl Trainer<'_, '_> {
@@ -93,18 +91,22 @@ impl Trainer<'_, '_> {
     fn all_steps(&mut self) -> Result<bool, TrainError> {
         let total = self.run.work.total_steps();
         self.say(Event::Run(self.start()));
-        let parameters = &self.run.state.parameters;
-        self.run.model.set_parameters(parameters).map_err(|fault| TrainError::Device { step: 0, fault })?;
+        let State { step, parameters, .. } = &self.run.state;
+        let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
         self.look()?;
         while self.run.state.step < total && self.run.stop.urgency() == Urgency::Run {
-            let taken = self.one_step(self.run.state.step + 1);
-            let Some(done) = self.unless_stopped(taken)? else { break };
+            let Some(done) = self.one_step(self.run.state.step + 1)? else { break };
             self.say(Event::Step(done));
             self.look()?;
             self.keep()?;
         }
+        self.ended()
+    }
+
+    /// True when the last step was taken. Whatever ended the loop, its state is saved.
+    fn ended(&mut self) -> Result<bool, TrainError> {
         let stopped = self.run.stop.urgency();
-        let complete = self.run.state.step == total && stopped != Urgency::Now;
+        let complete = self.run.state.step == self.run.work.total_steps() && stopped != Urgency::Now;
         if complete || stopped != Urgency::Run {
             self.checkpoint()?;
         }
@@ -115,24 +117,15 @@ impl Trainer<'_, '_> {
     fn one_step(&mut self, step: u64) -> Result<Option<event::Step>, TrainError> {
         let began = Instant::now();
         let microbatches = self.run.work.step(step);
-        let cap = fixed::cap(microbatches.len());
-        self.sums.reset(self.gradient.len());
-        for (index, batch) in microbatches.iter().enumerate() {
-            if self.run.stop.urgency() == Urgency::Now {
-                return Ok(None);
-            }
-            let loss = loss_of(self.run.model.forward(batch, None, Want::Gradient), step)?;
-            self.sums.add_loss(&loss).map_err(|bad| self.address(bad, index, batch, None))?;
-            let backward = self.run.model.backward(None, &mut self.gradient);
-            backward.map_err(|fault| TrainError::Device { step, fault })?;
-            let added = self.sums.add_gradient(&self.gradient, cap);
-            added.map_err(|bad| self.address(bad, index, batch, Some(bad.index)))?;
-        }
+        self.sums.reset(self.run.state.parameters.len());
+        let Trainer { run, events, sums } = self;
+        let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
+        let Some(shared) = taken else { return Ok(None) };
         let Mean { loss, mut gradient } = self.sums.mean();
         let lr = self.run.schedule.rate(step);
         let grad_norm = optim::norm(&gradient);
         optim::clip(&mut gradient, grad_norm, self.run.state.optimizer.options().max_grad_norm);
-        self.update(step, &gradient, lr)?;
+        let Some(()) = self.update(step, &gradient, lr)? else { return Ok(None) };
         Ok(Some(event::Step {
             step,
             loss,
@@ -142,6 +135,7 @@ impl Trainer<'_, '_> {
             total_tokens: microbatches.iter().map(|batch| batch.ids.len() as u64).sum(),
             seconds: began.elapsed().as_secs_f64(),
             epoch: step as f64 / self.run.work.steps_per_epoch().max(1) as f64,
+            shared,
         }))
     }
 }
@@ -149,10 +143,13 @@ impl Trainer<'_, '_> {
 /// The rim of the loop: what surrounds a step.
 impl Trainer<'_, '_> {
     fn start(&self) -> event::RunStart {
-        let Run { work, model, state, notes, .. } = &self.run;
+        let Run { work, compute, state, notes, .. } = &self.run;
         let mut classes = state.classes.clone();
-        classes.extend([model.class()]);
-        classes.dedup();
+        for class in compute.classes() {
+            if !classes.contains(&class) {
+                classes.push(class);
+            }
+        }
         event::RunStart {
             total_steps: work.total_steps(),
             steps_per_epoch: work.steps_per_epoch(),
@@ -165,15 +162,6 @@ impl Trainer<'_, '_> {
         }
     }
 
-    /// A fault while the run is to stop now is how [`super::OwnThread`] returns early: nothing was lost but
-    /// partial sums.
-    fn unless_stopped<T>(&self, taken: Result<Option<T>, TrainError>) -> Result<Option<T>, TrainError> {
-        match taken {
-            Err(TrainError::Device { .. }) if self.run.stop.urgency() == Urgency::Now => Ok(None),
-            other => other,
-        }
-    }
-
     fn say(&mut self, event: Event) {
         self.run.state.remember(&event, self.run.work.steps_per_epoch());
         (self.events)(&event);
@@ -181,17 +169,17 @@ impl Trainer<'_, '_> {
 
     /// New parameters and moments, taken over together, and only if every parameter is finite and the model has
     /// them: whatever fails, the state stays that of the last finished step.
-    fn update(&mut self, step: u64, gradient: &[f32], lr: f64) -> Result<(), TrainError> {
+    fn update(&mut self, step: u64, gradient: &[f32], lr: f64) -> Result<Option<()>, TrainError> {
         let state = &mut self.run.state;
         let (mut next, mut optimizer) = (state.parameters.clone(), state.optimizer.clone());
         optimizer.update(&mut next, gradient, lr);
         if let Some(index) = next.iter().position(|p| !p.is_finite()) {
-            let tensor = tensor(&*self.run.model, index);
+            let tensor = tensor(self.run.compute.layout(), index);
             return Err(TrainError::Update { step, tensor, value: f64::from(next[index]) });
         }
-        self.run.model.set_parameters(&next).map_err(|fault| TrainError::Device { step, fault })?;
+        let Some(()) = self.run.compute.set_parameters(step, &next)? else { return Ok(None) };
         (state.parameters, state.optimizer, state.step) = (next, optimizer, step);
-        Ok(())
+        Ok(Some(()))
     }
 
     /// Evaluates and answers the prompts, where that is due and was not done before a resume. A run that was
@@ -209,12 +197,11 @@ impl Trainer<'_, '_> {
         if !due || !wanted || self.run.state.looked == Some(step) {
             return Ok(());
         }
-        let answered = self.answer(step);
-        let Some(()) = self.unless_stopped(answered)? else { return Ok(()) };
+        let Some(()) = self.answer(step)? else { return Ok(()) };
         if self.run.work.eval_len() > 0 {
-            let Run { model, work, stop, .. } = &mut self.run;
-            let scored = evaluate(&mut **model, *work, step, stop);
-            let Some(eval) = self.unless_stopped(scored)? else { return Ok(()) };
+            let Trainer { run, events, .. } = self;
+            let scored = evaluate(&mut *run.compute, run.work, step, &mut |event| events(&event))?;
+            let Some(eval) = scored else { return Ok(()) };
             self.say(Event::Eval(eval));
         }
         self.run.state.looked = Some(step);
@@ -223,15 +210,14 @@ impl Trainer<'_, '_> {
 
     /// Answers every prompt; None where a signal ended it.
     fn answer(&mut self, step: u64) -> Result<Option<()>, TrainError> {
-        let Run { model, stop, sampler: Some(sampler), .. } = &mut self.run else { return Ok(Some(())) };
+        let Trainer { run: Run { compute, sampler: Some(sampler), .. }, events, .. } = self else {
+            return Ok(Some(()));
+        };
         for (prompt, ids) in &sampler.prompts {
-            let made = model.generate(ids, &sampler.sampling, &mut |_| stop.urgency() != Urgency::Now);
-            let made = made.map_err(|fault| TrainError::Device { step, fault })?;
-            if stop.urgency() == Urgency::Now {
-                return Ok(None);
-            }
+            let made = compute.answer(step, ids, &sampler.sampling, &mut |event| events(&event))?;
+            let Some(made) = made else { return Ok(None) };
             let text = (sampler.decode)(&made);
-            (self.events)(&Event::Sample(event::Sample { step, prompt: prompt.clone(), text }));
+            events(&Event::Sample(event::Sample { step, prompt: prompt.clone(), text }));
         }
         Ok(Some(()))
     }
@@ -255,22 +241,4 @@ impl Trainer<'_, '_> {
         }
         Ok(())
     }
-
-    /// A bad value with its address.
-    fn address(&self, bad: BadValue, index: usize, batch: &Microbatch, at: Option<usize>) -> TrainError {
-        TrainError::NonFinite {
-            step: batch.step,
-            microbatch: index,
-            rows: batch.rows.clone(),
-            tensor: at.map_or_else(
-                || "the loss".into(),
-                |i| format!("the gradient of {}", tensor(&*self.run.model, i)),
-            ),
-            value: bad.value,
-        }
-    }
-}
-
-fn tensor(model: &dyn Model, index: usize) -> String {
-    model.layout().at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
 }

@@ -203,8 +203,9 @@ impl<'a> Setup<'a> {
         let (output, every, limit) = (self.output.clone(), self.every, self.limit);
         let saving = Saving { output, every, limit, identity, adapter: &adapter, last };
         let (work, stop) = (&self.work, self.stop);
+        let compute = &mut train::Local::new(model, stop);
         let run =
-            Run { model, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, notes: vec![] };
+            Run { compute, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, notes: vec![] };
         train::run(run, events)
     }
 }

@@ -1,0 +1,328 @@
+//! A training run between its options and its end, whoever computes: the state that it begins with, its folder,
+//! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
+//! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
+
+use super::adapter::{self, Writer};
+use super::devices::Need;
+use super::generate::chat_ids;
+use super::options::Settings;
+use super::options::groups::Options;
+use super::output::{self, Claim, Place, RUN_FILE};
+use super::prepare::Prepared;
+use super::refusal::{Kind, Refusal};
+use super::run_file;
+use super::signals;
+use crate::data::plan::Plan;
+use crate::data::tokenizer::{Skip, Special};
+use crate::format::atomic;
+use crate::model::decoder::initial_parameters;
+use crate::model::stage::Sampling;
+use crate::numeric::fixed::FRACTION_BITS;
+use crate::report::{Console, Look, Metrics, TensorBoard};
+use crate::train::checkpoint::{self, Identity, Saving, State};
+use crate::train::event::{Done, Event};
+use crate::train::schedule::Schedule;
+use crate::train::stop::Urgency;
+use crate::train::{self, Batches, Compute, Finished, Run, Sampler, Work, optim};
+use std::path::{Path, PathBuf};
+
+/// Longest answer to a --sample-prompt.
+const SAMPLE_TOKENS: usize = 128;
+
+/// Who computes a run.
+pub trait Team {
+    /// For the loop.
+    fn compute(&mut self) -> Box<dyn Compute + '_>;
+
+    /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
+    fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
+}
+
+/// An adapter's values twice.
+pub struct Values<'a> {
+    /// As the run holds them.
+    pub memory: &'a [f32],
+    /// As they were written and read back.
+    pub disk: &'a [f32],
+}
+
+/// A run that can begin.
+pub struct Job {
+    /// Model and rows.
+    pub prepared: Prepared,
+    plan: Plan,
+    /// The adapter's names and shapes.
+    pub writer: Writer,
+    schedule: Schedule,
+    identity: Identity,
+    optim: optim::Options,
+    /// blake3 of the model.
+    pub model_hash: String,
+    state: State,
+    /// The checkpoint that it goes on from.
+    from: Option<PathBuf>,
+}
+
+impl Job {
+    /// Puts together what the options say.
+    pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
+        let o = &options.optim;
+        let total = plan.total_steps();
+        let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
+        let schedule = Schedule { peak: o.learning_rate, decay, warmup: o.warmup.of(total), total };
+        let optim = optim::Options {
+            weight_decay: o.weight_decay,
+            max_grad_norm: o.max_grad_norm,
+            ..optim::Options::default()
+        };
+        let model_hash = prepared.model_hash()?;
+        let p = &prepared;
+        let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
+        let parameters = match &options.lora.init_adapter {
+            Some(dir) => adapter::read_flat(dir, &writer.layout)?,
+            None => initial_parameters(&writer.layout, &p.spec, &*p.base.files.tensors)?,
+        };
+        let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
+        let identity = Identity::new(&schedule, &optim, &writer.layout)
+            .with("model", &model_hash)
+            .with("data", &p.train.hash)
+            .with("alpha", p.spec.alpha)
+            .with("rslora", p.spec.rslora)
+            .with("dropout", p.spec.dropout)
+            .with("seed", o.seed)
+            .with("batch_size", o.batch_size)
+            .with("micro_batch_tokens", plan.micro_batch_tokens())
+            .with("packing", options.data.packing)
+            .with("no_shuffle", !options.data.shuffle)
+            .with("class_weights", weights);
+        let state = State::new(parameters, optim);
+        Ok(Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from: None })
+    }
+
+    /// Takes the state of the checkpoint that --resume means.
+    pub fn resume(&mut self, place: &Place) -> Result<(), Refusal> {
+        let Some(path) = &place.resume else { return Ok(()) };
+        checkpoint::recover(&output::run_of(path)).map_err(Refusal::failure)?;
+        let checkpoint = checkpoint::find(path)?;
+        checkpoint.passed_over.iter().for_each(|line| eprintln!("warning: {line}"));
+        self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
+        self.from = Some(checkpoint.path);
+        Ok(())
+    }
+
+    /// What every device must have room for.
+    pub fn need(&self) -> Need {
+        let p = &self.prepared;
+        let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
+        let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
+        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)) }
+    }
+
+    /// Trains to the end or to a signal, in a folder that `claim` holds.
+    pub fn train(
+        mut self,
+        (settings, options): (&Settings, &Options),
+        place: &Place,
+        mut claim: Claim,
+        team: &mut dyn Team,
+    ) -> Result<(), Refusal> {
+        if self.from.is_none() {
+            let classes = team.compute().classes().join(", ");
+            let text = run_file::text(settings, &self.facts(&classes));
+            atomic::write_file(&place.dir.join(RUN_FILE), text.as_bytes())?;
+        }
+        let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
+        let mut watch = Watch::new(options, place, &self.state, look)?;
+        signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
+        let finished = {
+            let mut events = |e: &Event| {
+                if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
+                    claim.keep();
+                }
+                watch.see(e);
+            };
+            self.steps(&mut *team.compute(), options, place, &mut events)
+        };
+        let finished = match finished {
+            Ok(f) => f,
+            Err(e) => {
+                watch.console.end();
+                return Err(e);
+            }
+        };
+        let outcome = self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
+            // A comparison that a signal cut short proves nothing against the adapter.
+            Urgency::Now if finished.complete => saved(&finished, place),
+            _ => e,
+        });
+        let path = match (&outcome, &finished.checkpoint) {
+            (Ok(()), _) | (_, None) => place.dir.clone(),
+            (Err(_), Some(checkpoint)) => checkpoint.clone(),
+        };
+        if outcome.as_ref().is_ok() || !finished.complete {
+            let (step, complete, seconds) = (finished.state.step, finished.complete, finished.seconds);
+            watch.see(&Event::Done(Done { step, complete, path, seconds }));
+        }
+        watch.end()?;
+        outcome
+    }
+
+    fn steps(
+        &mut self,
+        compute: &mut dyn Compute,
+        options: &Options,
+        place: &Place,
+        events: &mut dyn FnMut(&Event),
+    ) -> Result<Finished, Refusal> {
+        let p = &self.prepared;
+        let notes = self.notes(place);
+        let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
+        let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        let writer = &self.writer;
+        let write = |dir: &Path, flat: &[f32]| writer.write(dir, flat);
+        let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
+        let saving = Saving {
+            output: place.dir.clone(),
+            every: options.output.save_steps.unwrap_or(0),
+            limit: options.output.save_total_limit,
+            identity: self.identity.clone(),
+            adapter: &write,
+            last: self.from.clone().map(|path| (state.step, path)),
+        };
+        let run = Run {
+            compute,
+            work: &work as &dyn Work,
+            state,
+            schedule: self.schedule,
+            eval_steps: options.output.eval_steps.unwrap_or(0),
+            saving,
+            sampler: self.sampler(options, &decode)?,
+            stop: &signals::STOP,
+            notes,
+        };
+        Ok(train::run(run, events)?)
+    }
+
+    fn sampler<'a>(
+        &self,
+        options: &Options,
+        decode: &'a dyn Fn(&[u32]) -> String,
+    ) -> Result<Option<Sampler<'a>>, Refusal> {
+        let p = &self.prepared;
+        if options.output.sample_prompts.is_empty() || p.config.labels.is_some() {
+            return Ok(None);
+        }
+        let ids = |prompt: &String| match p.chat {
+            true => chat_ids(&p.tokenizer, None, prompt),
+            false => Ok(p.tokenizer.encode(prompt, Special::Add)?),
+        };
+        let with_ids = |prompt: &String| Ok((prompt.clone(), ids(prompt)?));
+        let prompts = options.output.sample_prompts.iter().map(with_ids).collect::<Result<_, Refusal>>()?;
+        let stop = p.base.stop_ids(&p.tokenizer);
+        let seed = options.optim.seed;
+        let sampling = Sampling { max_new_tokens: SAMPLE_TOKENS, temperature: 0.0, top_p: 1.0, seed, stop };
+        Ok(Some(Sampler { prompts, sampling, decode }))
+    }
+
+    /// Writes the adapter, reads it back, and compares the two.
+    fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
+        if !finished.complete {
+            return Err(saved(finished, place));
+        }
+        let memory = &finished.state.parameters;
+        self.writer.write(&place.dir, memory)?;
+        let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
+        team.compare(self, Values { memory, disk }, &place.dir)
+    }
+
+    /// Lines for people.
+    fn notes(&self, place: &Place) -> Vec<String> {
+        let p = &self.prepared;
+        let c = &p.train.counts;
+        let modules = p.spec.targets.join(" ");
+        let name = format!("{}, {}", p.config.architecture(), p.base.files.kind);
+        let mut rows = format!("rows     {} read, {} tokens, {} supervised", c.rows, c.tokens, c.supervised);
+        if c.dropped > 0 {
+            let first = c.first_dropped.as_ref().map(|f| format!(", first {f}")).unwrap_or_default();
+            rows += &format!("; {} with nothing to learn left out{first}", c.dropped);
+        }
+        if c.truncated > 0 {
+            rows += &format!("; {} cut at --max-seq-len", c.truncated);
+        }
+        vec![
+            format!("output   {}", place.dir.display()),
+            format!("model    {} ({name})", p.base.path.display()),
+            rows,
+            format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
+        ]
+    }
+
+    /// What run.yaml says besides the options.
+    fn facts(&self, class: &str) -> Vec<(&'static str, String)> {
+        let p = &self.prepared;
+        let c = &p.train.counts;
+        let mut facts = vec![
+            ("fixed_point_exponent", FRACTION_BITS.to_string()),
+            ("numeric_class", class.to_string()),
+            ("architecture", p.config.architecture()),
+            ("weights", p.base.files.kind.clone()),
+            ("model_hash", self.model_hash.clone()),
+            ("data_hash", p.train.hash.clone()),
+            ("total_steps", self.schedule.total.to_string()),
+            ("steps_per_epoch", self.plan.steps_per_epoch().to_string()),
+            ("warmup_steps", self.schedule.warmup.to_string()),
+            ("micro_batch_tokens", self.plan.micro_batch_tokens().to_string()),
+            ("trained_values", self.writer.layout.len().to_string()),
+            ("rows_read", c.rows.to_string()),
+            ("rows_dropped", c.dropped.to_string()),
+            ("rows_truncated", c.truncated.to_string()),
+            ("tokens", c.tokens.to_string()),
+            ("supervised", c.supervised.to_string()),
+            ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
+        ];
+        if let Some(labels) = &p.config.labels {
+            facts.push(("labels", labels.join(", ")));
+        }
+        facts
+    }
+}
+
+/// The end of a run that a signal stopped.
+fn saved(finished: &Finished, place: &Place) -> Refusal {
+    let (step, dir) = (finished.state.step, place.dir.display());
+    let line = format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}");
+    Refusal::of(Kind::Saved, line)
+}
+
+/// Everybody who sees the events.
+struct Watch {
+    console: Console,
+    metrics: Metrics,
+    board: Option<TensorBoard>,
+}
+
+impl Watch {
+    fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
+        let path = options.output.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
+        let metrics = match place.resume {
+            Some(_) => Metrics::resume(&path, state.step, state.looked)?,
+            None => Metrics::create(&path)?,
+        };
+        let board = options.output.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
+        Ok(Watch { console: Console::new(look), metrics, board })
+    }
+
+    fn see(&mut self, event: &Event) {
+        self.console.see(event);
+        self.metrics.see(event);
+        if let Some(board) = &mut self.board {
+            board.see(event);
+        }
+    }
+
+    fn end(mut self) -> Result<(), Refusal> {
+        self.console.end();
+        self.metrics.finish()?;
+        Ok(self.board.map_or(Ok(()), TensorBoard::finish)?)
+    }
+}

@@ -1,0 +1,209 @@
+//! Who computes: one model in this process ([`Local`]), or a coordinator with any number of devices. The loop
+//! asks for exact sums and never learns how many took part, so step, optimizer, checkpoints and events are the
+//! same code, and the same bits, either way.
+
+use super::error::{Again, Finding, TrainError};
+use super::eval::loss_of;
+use super::event::{Event, Shared};
+use super::stop::{Stop, Urgency};
+use super::sum::Sums;
+use crate::model::layout::Layout;
+use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Want};
+use crate::numeric::fixed::{self, BadValue};
+
+/// Takes what is to be shown while a call lasts.
+pub type Say<'a> = &'a mut dyn FnMut(Event);
+
+/// Microbatches of an evaluation by their index, made when they are needed: a corpus is not copied at once.
+pub struct Scoring<'a> {
+    /// Their number.
+    pub count: usize,
+    /// Makes one.
+    pub batch: &'a dyn Fn(usize) -> Microbatch,
+    /// Sees every one with its sums exactly once, in any order.
+    pub each: &'a mut dyn FnMut(&Microbatch, &LossSums) -> Result<(), TrainError>,
+}
+
+/// All that the loop asks of models. `None` is how every call says that a signal ended it; what was half done
+/// then is dropped.
+pub trait Compute {
+    /// The flat parameter vector.
+    fn layout(&self) -> &Layout;
+
+    /// Numeric classes that take part, sorted; one may join later.
+    fn classes(&self) -> Vec<String>;
+
+    /// The parameters after `step` steps: everything that follows is computed with them.
+    fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;
+
+    /// Adds gradient and loss of every one of `work`, the microbatches of `step`, to `sums` exactly once.
+    fn gradients(
+        &mut self,
+        step: u64,
+        work: &[Microbatch],
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError>;
+
+    /// Scores an evaluation after `step` steps.
+    fn losses(&mut self, step: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError>;
+
+    /// Continues a prompt after `step` steps.
+    fn answer(
+        &mut self,
+        step: u64,
+        prompt: &[u32],
+        sampling: &Sampling,
+        say: Say,
+    ) -> Result<Option<Vec<u32>>, TrainError>;
+}
+
+/// What a step took besides time; None where one device did it all.
+pub type Effort = Option<Shared>;
+
+/// One whole model in this process.
+pub struct Local<'a> {
+    model: &'a mut dyn Model,
+    stop: &'a Stop,
+    gradient: Vec<f32>,
+}
+
+impl<'a> Local<'a> {
+    /// Looks at `stop` between microbatches.
+    pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
+        let gradient = vec![0.0; model.layout().len()];
+        Local { model, stop, gradient }
+    }
+
+    /// One microbatch into `sums`, all or nothing; the inner error is a value that may not enter them, with its
+    /// index in the flat layout, or None where it is the loss.
+    fn add(
+        &mut self,
+        batch: &Microbatch,
+        cap: i64,
+        sums: &mut Sums,
+    ) -> Result<Result<(), (BadValue, Option<usize>)>, TrainError> {
+        let step = batch.step;
+        let loss = loss_of(self.model.forward(batch, None, Want::Gradient), step)?;
+        let mut with_loss = Sums::new(0);
+        if let Err(bad) = with_loss.add_loss(&loss) {
+            return Ok(Err((bad, None)));
+        }
+        self.model.backward(None, &mut self.gradient).map_err(|fault| TrainError::Device { step, fault })?;
+        if let Err(bad) = sums.add_gradient(&self.gradient, cap) {
+            return Ok(Err((bad, Some(bad.index))));
+        }
+        // It went in once already, so it goes in again.
+        let _ = sums.add_loss(&loss);
+        Ok(Ok(()))
+    }
+
+    /// A bad value with its address, after the microbatch was computed once more: a device that gives another
+    /// answer to the same question is what is wrong, not the rows.
+    fn address(
+        &mut self,
+        (bad, at): (BadValue, Option<usize>),
+        index: usize,
+        batch: &Microbatch,
+        of: usize,
+    ) -> TrainError {
+        let place = self.model.class();
+        let mut trial = Sums::new(self.gradient.len());
+        let again = self.add(batch, fixed::cap(of), &mut trial).ok();
+        let again = again.map(|again| Again { place: place.clone(), bad: again.is_err() });
+        TrainError::NonFinite {
+            step: batch.step,
+            microbatch: index,
+            rows: batch.rows.clone(),
+            tensor: tensor_of(self.model.layout(), at),
+            value: bad.value,
+            finding: Box::new(Finding { place, again }),
+        }
+    }
+
+    /// A fault while the run is to stop now is how [`super::OwnThread`] returns early: nothing was lost but
+    /// partial sums.
+    fn unless_stopped<T>(&self, taken: Result<T, TrainError>) -> Result<Option<T>, TrainError> {
+        match taken {
+            Err(TrainError::Device { .. }) if self.stopped() => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.urgency() == Urgency::Now
+    }
+}
+
+impl Compute for Local<'_> {
+    fn layout(&self) -> &Layout {
+        self.model.layout()
+    }
+
+    fn classes(&self) -> Vec<String> {
+        vec![self.model.class()]
+    }
+
+    fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
+        let set = self.model.set_parameters(flat);
+        self.unless_stopped(set.map_err(|fault| TrainError::Device { step, fault }))
+    }
+
+    fn gradients(
+        &mut self,
+        _: u64,
+        work: &[Microbatch],
+        sums: &mut Sums,
+        _: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        let cap = fixed::cap(work.len());
+        for (index, batch) in work.iter().enumerate() {
+            if self.stopped() {
+                return Ok(None);
+            }
+            let added = self.add(batch, cap, sums);
+            match self.unless_stopped(added)? {
+                None => return Ok(None),
+                Some(Ok(())) => {}
+                Some(Err(bad)) => return Err(self.address(bad, index, batch, work.len())),
+            }
+        }
+        Ok(Some(None))
+    }
+
+    fn losses(&mut self, step: u64, scoring: Scoring, _: Say) -> Result<Option<()>, TrainError> {
+        for index in 0..scoring.count {
+            if self.stopped() {
+                return Ok(None);
+            }
+            let batch = (scoring.batch)(index);
+            let out = loss_of(self.model.forward(&batch, None, Want::Loss), step);
+            let Some(out) = self.unless_stopped(out)? else { return Ok(None) };
+            (scoring.each)(&batch, &out)?;
+        }
+        Ok(Some(()))
+    }
+
+    fn answer(
+        &mut self,
+        step: u64,
+        prompt: &[u32],
+        sampling: &Sampling,
+        _: Say,
+    ) -> Result<Option<Vec<u32>>, TrainError> {
+        let stop = self.stop;
+        let made = self.model.generate(prompt, sampling, &mut |_| stop.urgency() != Urgency::Now);
+        let made = self.unless_stopped(made.map_err(|fault: Fault| TrainError::Device { step, fault }))?;
+        Ok(made.filter(|_| !self.stopped()))
+    }
+}
+
+/// What a bad value is called: the tensor of the flat layout that it lies in, or the loss.
+pub(super) fn tensor_of(layout: &Layout, at: Option<usize>) -> String {
+    at.map_or_else(|| "the loss".into(), |i| format!("the gradient of {}", tensor(layout, i)))
+}
+
+/// The tensor that holds value `index`.
+pub(super) fn tensor(layout: &Layout, index: usize) -> String {
+    layout.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
+}
