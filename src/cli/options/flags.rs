@@ -77,7 +77,10 @@ fn arg(o: &Opt) -> Arg {
         Takes::One(v) => a.value_name(v).action(ArgAction::Set),
         Takes::Many(v) => a.value_name(v).action(ArgAction::Append),
         Takes::Commas(v) => a.value_name(v).action(ArgAction::Append).value_delimiter(','),
-        Takes::Switch => a.action(ArgAction::SetTrue),
+        Takes::Switch => {
+            let value = a.num_args(0..=1).require_equals(true).default_missing_value("true");
+            value.action(ArgAction::Set).hide_possible_values(true).value_name("true|false")
+        }
         Takes::Optional(v) => a.value_name(v).num_args(0..=1).require_equals(true).action(ArgAction::Set),
     };
     // A negative number is a value, never a flag.
@@ -91,7 +94,8 @@ fn arg(o: &Opt) -> Arg {
 
 /// Parses the arguments after the command's name.
 pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
-    let args = args.iter().map(|a| dashed(a));
+    let args: Vec<String> = args.iter().map(|a| dashed(a)).collect();
+    no_loose_truth(accepts, &args)?;
     let argv = std::iter::once(accepts.name.clone()).chain(args);
     let matches = match command(accepts).try_get_matches_from(argv) {
         Ok(m) => m,
@@ -106,13 +110,13 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
         if id.is_empty() || matches.value_source(id) != Some(clap::parser::ValueSource::CommandLine) {
             continue;
         }
+        let own = accepts.options.iter().any(|o| o.name == id);
         let switch = accepts.options.iter().any(|o| o.takes == Takes::Switch && o.name == id);
-        let (key, values) = match id.strip_prefix("no-") {
-            _ if switch => (id, vec!["true".to_string()]),
+        let (key, values) = match id.strip_prefix("no-").filter(|_| !own) {
             Some(rest) if matches.try_get_one::<bool>(id).is_ok() => (rest, vec!["false".to_string()]),
             _ => (id, matches.get_many::<String>(id).map(|v| v.cloned().collect()).unwrap_or_default()),
         };
-        if let Some(other) = values.iter().find(|v| alias::is_switch(key) && !is_truth(v)) {
+        if let Some(other) = values.iter().find(|v| (switch || alias::is_switch(key)) && !is_truth(v)) {
             // It may well be the MODEL that a bare switch has swallowed.
             let flag = key.replace('_', "-");
             let why =
@@ -130,6 +134,19 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
 
 fn is_truth(value: &str) -> bool {
     ["true", "false", "yes", "no", "on", "off", "1", "0"].contains(&value.to_lowercase().as_str())
+}
+
+/// `--packing false` would train on a model of the name `false`: what is meant is said instead.
+fn no_loose_truth(accepts: &Accepts, args: &[String]) -> Result<(), Refusal> {
+    let switch = |arg: &String| {
+        let named = accepts.options.iter().find(|o| arg.strip_prefix("--") == Some(o.name))?;
+        (named.takes == Takes::Switch).then_some(named.name)
+    };
+    let loose = args.windows(2).find_map(|w| switch(&w[0]).filter(|_| is_truth(&w[1])).map(|n| (n, &w[1])));
+    match loose {
+        Some((name, value)) => Err(Refusal::usage(format!("--{name} {value}: write --{name}={value}"))),
+        None => Ok(()),
+    }
 }
 
 /// `--lora_r` is `--lora-r`: YAML keys work as flags.
@@ -216,6 +233,13 @@ mod tests {
                 format!("2: --{name} <{0}> needs a value (see `finetune --help`)", name.replace('-', "_"));
             check(&[&format!("--{name}"), "--rank", "8"], "alpha", &line);
         }
+        check(&["--packing=false"], "packing", "false");
+        check(&["--packing", "--rslora=on"], "packing", "true");
+        check(&["--no-packing"], "packing", "false");
+        check(&["--no-shuffle=false"], "no-shuffle", "false");
+        check(&["--packing", "false"], "packing", "2: --packing false: write --packing=false");
+        let line = "2: --rslora: \"m\" is neither true nor false (an argument goes before --rslora)";
+        check(&["--rslora=m"], "rslora", line);
         let line = "2: --bf16: \"m\" is neither true nor false (an argument goes before --bf16)";
         check(&["--bf16", "m"], "rank", line);
     }
