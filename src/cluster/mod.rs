@@ -2,4 +2,5 @@
 //! and adds up what comes back; workers compute. It sees stages, `net` and `train`, never a backend.
 
 pub mod link;
+pub mod machine;
 pub mod message;

@@ -1,0 +1,339 @@
+//! What follows from what a member says. A message that an honest worker may send late or twice is answered as it
+//! was before and changes nothing; one that no honest worker sends takes the member out.
+
+use super::super::message::{Device as Named, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
+use super::action::{Action, Note, Purpose};
+use super::event::{DeviceId, Kind, MemberId};
+use super::fleet::{self, Device};
+use super::ledger::{Alone, Found, Held, Status};
+use super::{Machine, fleet::report};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// A lease that a message names.
+enum Own {
+    /// Of this round, and the sender's.
+    Here(Held),
+    /// Of an earlier round: the message is late.
+    Old,
+    /// Never given, or somebody else's: the sender was taken out for it.
+    Wrong,
+}
+
+/// What a finished lease says of itself.
+struct Result {
+    lease: LeaseId,
+    kind: Kind,
+    parameters: Hash,
+    micros: Option<u64>,
+}
+
+impl Machine {
+    pub(super) fn said(&mut self, member: MemberId, message: &ToCoordinator) {
+        let Some(m) = self.fleet.members.get_mut(&member) else { return };
+        match message {
+            ToCoordinator::Hello(_) | ToCoordinator::Fetch { .. } | ToCoordinator::Pong { .. } => {}
+            ToCoordinator::Ready { devices, refused } => self.ready(member, devices, refused),
+            ToCoordinator::Leave { reason } => {
+                self.lost(member, reason);
+                self.out.push(Action::Close { member });
+            }
+            ToCoordinator::SumPiece { .. } => m.flushed = m.flushed.map(|_| self.now),
+            _ if m.devices.is_none() => self.expel(member, "it spoke of work before it was ready"),
+            &ToCoordinator::Ask { device, room } => self.asked(DeviceId { member, index: device }, room),
+            &ToCoordinator::Announce { lease, parameters, micros } => {
+                self.announced(member, Result { lease, kind: Kind::Train, parameters, micros: Some(micros) });
+            }
+            ToCoordinator::Sum { .. } => self.summed(member, message),
+            &ToCoordinator::Score { lease, parameters, micros, .. } => {
+                self.scored(member, Result { lease, kind: Kind::Eval, parameters, micros: Some(micros) });
+            }
+            &ToCoordinator::Answer { lease, parameters, .. } => {
+                self.scored(member, Result { lease, kind: Kind::Prompt, parameters, micros: None });
+            }
+            &ToCoordinator::Stopped { lease, micros } => self.stopped(member, lease, micros),
+            ToCoordinator::Fault { lease, fault } => self.faulted(member, *lease, fault),
+            ToCoordinator::Fallback { device, now, reason } => {
+                self.fell_back(DeviceId { member, index: *device }, now, reason);
+            }
+        }
+    }
+
+    fn ready(&mut self, member: MemberId, devices: &[Named], refused: &[String]) {
+        let Some(m) = self.fleet.members.get_mut(&member) else { return };
+        if m.devices.is_some() {
+            return self.expel(member, "it was ready twice");
+        }
+        m.devices = Some(devices.iter().map(Device::new).collect());
+        let name = m.name.clone();
+        self.note(Note::Joined { member: name, devices: devices.to_vec(), refused: refused.to_vec() });
+        self.send_parameters(member);
+    }
+
+    fn asked(&mut self, id: DeviceId, room: u16) {
+        let now = self.now;
+        let Some(device) = self.fleet.device_mut(id) else {
+            return self.expel(id.member, "it spoke of a device that it does not have");
+        };
+        (device.room, device.up) = (Some(room), true);
+        if let Some(m) = self.fleet.members.get_mut(&id.member)
+            && let Some(sent) = m.sent.take()
+        {
+            m.transfer.add(now.saturating_sub(sent).as_micros() as f64);
+        }
+    }
+
+    fn own(&mut self, member: MemberId, lease: LeaseId) -> Own {
+        let found = match &self.round {
+            Some(round) => round.ledger.find(lease),
+            None if lease < self.next_lease => Found::Old,
+            None => Found::Never,
+        };
+        match found {
+            Found::Here(held) if held.device.member == member => return Own::Here(held),
+            Found::Here(_) => self.expel(member, "it spoke of another worker's lease"),
+            Found::Never => self.expel(member, "it spoke of a lease that was never given"),
+            Found::Old => {
+                self.ignored();
+                return Own::Old;
+            }
+        }
+        Own::Wrong
+    }
+
+    fn ignored(&mut self) {
+        if let Some(round) = &mut self.round {
+            round.tally.ignored += 1;
+        }
+    }
+
+    /// Whether a result is of the right kind and was computed with the right parameters; else its sender is
+    /// taken out.
+    fn sound(&mut self, member: MemberId, held: &Held, result: &Result) -> bool {
+        let Some(round) = &self.round else { return false };
+        if result.parameters != round.hash {
+            self.expel(member, "it computed with other parameters");
+            return false;
+        }
+        // A recheck is answered by an announcement whatever the round is.
+        let kind = if held.purpose == Purpose::Recheck { Kind::Train } else { round.kind };
+        if result.kind != kind {
+            self.expel(member, "it answered a lease with another kind of result");
+        }
+        result.kind == kind
+    }
+
+    fn announced(&mut self, member: MemberId, result: Result) {
+        let lease = result.lease;
+        let held = match self.own(member, lease) {
+            Own::Here(held) => held,
+            Own::Old => return self.say(member, ToWorker::Deny { lease }),
+            Own::Wrong => return,
+        };
+        if !self.sound(member, &held, &result) {
+            return;
+        }
+        let granted = match held.status {
+            Status::Granted | Status::Counted => {
+                self.ignored();
+                true
+            }
+            Status::Denied | Status::Void => {
+                self.ignored();
+                false
+            }
+            Status::Live | Status::Cancelled if held.purpose == Purpose::Recheck => {
+                self.say(member, ToWorker::Deny { lease });
+                return self.fine_here(lease);
+            }
+            Status::Live | Status::Cancelled => self.finished(&held, &result),
+        };
+        self.say(member, if granted { ToWorker::Grant { lease } } else { ToWorker::Deny { lease } });
+    }
+
+    /// The lease's work is done; true where it was first. Everybody else who has the item is called back.
+    fn finished(&mut self, held: &Held, result: &Result) -> bool {
+        self.measure(held, result);
+        let Some(round) = &mut self.round else { return false };
+        let tokens = round.ledger.items()[held.item].tokens;
+        if round.done || !round.ledger.grantable(held.item) {
+            round.ledger.end(result.lease, Status::Denied);
+            round.tally.wasted_tokens += tokens;
+            return false;
+        }
+        round.last = self.now;
+        let others = round.ledger.grant(result.lease);
+        if let Some(m) = self.fleet.members.get_mut(&held.device.member) {
+            m.granted += 1;
+        }
+        if let (Kind::Train, Some(d)) = (result.kind, self.fleet.device_mut(held.device)) {
+            d.microbatches += 1;
+            d.tokens += tokens;
+        }
+        others.into_iter().for_each(|lease| self.call_back(lease));
+        true
+    }
+
+    /// Tells the holder of a lease, which the ledger has as cancelled, to stop.
+    pub(super) fn call_back(&mut self, lease: LeaseId) {
+        let now = self.now;
+        let Some(round) = &mut self.round else { return };
+        round.tally.cancels += 1;
+        let id = round.ledger.lease(lease).device;
+        if let Some(device) = self.fleet.device_mut(id) {
+            device.leaves(lease, now);
+        }
+        self.say(id.member, ToWorker::Cancel { lease });
+    }
+
+    fn measure(&mut self, held: &Held, result: &Result) {
+        let now = self.now;
+        let Some(round) = &self.round else { return };
+        let (kind, tokens) = (round.kind, round.ledger.items()[held.item].tokens);
+        let Some(device) = self.fleet.device_mut(held.device) else { return };
+        let began = device.began.max(held.sent);
+        device.leaves(result.lease, now);
+        let elapsed = now.saturating_sub(began).as_micros() as u64;
+        // A device cannot have computed for longer than it had the lease.
+        let whole = now.saturating_sub(held.sent).as_micros() as u64;
+        let micros = result.micros.map_or(elapsed, |m| m.min(whole));
+        device.speed.measure(kind, tokens, micros);
+        device.busy += Duration::from_micros(micros);
+        if held.alone == Alone::Waiting && result.micros.is_some() {
+            device.overhead.add((whole - micros) as f64);
+        }
+    }
+
+    fn scored(&mut self, member: MemberId, result: Result) {
+        let Own::Here(held) = self.own(member, result.lease) else { return };
+        if !self.sound(member, &held, &result) {
+            return;
+        }
+        if !matches!(held.status, Status::Live | Status::Cancelled) {
+            return self.ignored();
+        }
+        if self.finished(&held, &result) {
+            self.count(member, result.lease);
+            self.out.push(Action::TakeResult { item: held.item });
+        }
+    }
+
+    fn count(&mut self, member: MemberId, lease: LeaseId) {
+        let Some(round) = &mut self.round else { return };
+        round.ledger.count(lease);
+        *round.tally.classes.entry(round.ledger.lease(lease).class.to_string()).or_default() += 1;
+        if let Some(m) = self.fleet.members.get_mut(&member) {
+            m.granted -= 1;
+        }
+    }
+
+    fn summed(&mut self, member: MemberId, message: &ToCoordinator) {
+        let ToCoordinator::Sum { sum, step, leases, parameters, .. } = message else { return };
+        let (Some(round), Some(m)) = (&self.round, self.fleet.members.get(&member)) else { return };
+        if *sum <= m.last_sum {
+            self.ignored();
+            return self.say(member, ToWorker::SumTaken { sum: *sum });
+        }
+        if *step != round.step() || round.done {
+            // Of a step that is over; its worker forgets it when the next parameters reach it.
+            self.ignored();
+            return self.out.push(Action::TakeBack { member });
+        }
+        if *parameters != round.hash {
+            return self.expel(member, "its sum was computed with other parameters");
+        }
+        let granted = |lease: &LeaseId| match round.ledger.find(*lease) {
+            Found::Here(held) => held.device.member == member && held.status == Status::Granted,
+            Found::Old | Found::Never => false,
+        };
+        let distinct: BTreeSet<&LeaseId> = leases.iter().collect();
+        if leases.is_empty() || distinct.len() < leases.len() || !leases.iter().all(granted) {
+            return self.expel(member, "its sum holds what it was not granted");
+        }
+        leases.iter().for_each(|&lease| self.count(member, lease));
+        if let Some(m) = self.fleet.members.get_mut(&member) {
+            (m.last_sum, m.flushed) = (*sum, None);
+        }
+        self.out.push(Action::TakeSum { member, sum: *sum });
+        self.say(member, ToWorker::SumTaken { sum: *sum });
+    }
+
+    fn stopped(&mut self, member: MemberId, lease: LeaseId, micros: u64) {
+        let Own::Here(held) = self.own(member, lease) else { return };
+        match held.status {
+            Status::Granted | Status::Counted => self.expel(member, "it handed back what it was granted"),
+            Status::Denied | Status::Void => self.ignored(),
+            Status::Live | Status::Cancelled => {
+                self.waste(&held, micros);
+                self.drop_lease(lease, &held);
+            }
+        }
+    }
+
+    /// Adds what was computed of a lease and will not count to the round's waste.
+    fn waste(&mut self, held: &Held, micros: u64) {
+        let Some(round) = &mut self.round else { return };
+        let tokens = round.ledger.items()[held.item].tokens;
+        let Some(device) = self.fleet.device_mut(held.device) else { return };
+        let whole = self.now.saturating_sub(held.sent).as_micros() as u64;
+        device.busy += Duration::from_micros(micros.min(whole));
+        let each = device.speed.known(round.kind);
+        round.tally.wasted_tokens += each.map_or(0, |each| (micros as f64 / each) as u64).min(tokens);
+    }
+
+    fn drop_lease(&mut self, lease: LeaseId, held: &Held) {
+        let now = self.now;
+        if let Some(device) = self.fleet.device_mut(held.device) {
+            device.leaves(lease, now);
+        }
+        if let Some(round) = &mut self.round {
+            round.tally.reopened += u64::from(round.ledger.end(lease, Status::Void));
+        }
+    }
+
+    fn faulted(&mut self, member: MemberId, lease: LeaseId, fault: &Trouble) {
+        let Own::Here(held) = self.own(member, lease) else { return };
+        if !matches!(held.status, Status::Live | Status::Cancelled) {
+            return self.ignored();
+        }
+        match fault {
+            Trouble::Device { reason } => {
+                self.drop_lease(lease, &held);
+                self.note(Note::Failed { place: self.fleet.place(held.device), reason: reason.clone() });
+                self.stand_down(held.device);
+            }
+            Trouble::Value { tensor, value } => {
+                self.drop_lease(lease, &held);
+                self.bad_value(lease, &held, (tensor, *value));
+            }
+        }
+    }
+
+    /// A device works on nothing any more: its other leases are for others.
+    fn stand_down(&mut self, id: DeviceId) {
+        let Some(device) = self.fleet.device_mut(id) else { return };
+        device.up = false;
+        let leases: Vec<LeaseId> = device.queue.drain(..).collect();
+        for lease in leases {
+            if let Some(round) = &mut self.round {
+                round.tally.reopened += u64::from(round.ledger.cancel(lease));
+                self.call_back(lease);
+            }
+        }
+    }
+
+    fn fell_back(&mut self, id: DeviceId, named: &Named, reason: &str) {
+        if self.fleet.device(id).is_none() {
+            return self.expel(id.member, "it spoke of a device that it does not have");
+        }
+        let before = self.fleet.place(id);
+        self.stand_down(id);
+        let Some(m) = self.fleet.members.get_mut(&id.member) else { return };
+        let Some(device) = m.devices.as_mut().and_then(|d| d.get_mut(usize::from(id.index))) else { return };
+        let (room, old) = (device.room, std::mem::replace(device, fleet::Device::new(named)));
+        device.room = room;
+        let done = report(None, m, &old);
+        self.fleet.keep(done);
+        self.note(Note::Fallback { before, now: named.clone(), reason: reason.to_string() });
+    }
+}

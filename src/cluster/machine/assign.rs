@@ -1,0 +1,170 @@
+//! Who gets what. The open items are dealt out in thought, largest first, each to the device that would finish it
+//! first after all that it has already; a device with room is given what falls to it, and a slow one to which
+//! nothing falls waits, so that a step does not end in waiting for it. What falls to a device whose queue is full
+//! stays open: it is dealt again at the next event, with what will be known then.
+
+use super::Machine;
+use super::action::{Action, Purpose};
+use super::event::{DeviceId, MemberId};
+use super::fleet::{Device, Member, micros};
+use super::ledger::{Alone, Held, Ledger, Status};
+use super::round::Current;
+use super::speed::{Speed, assumed};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Items that are dealt at most. With more than these open, a device to which none falls is so slow that nothing
+/// is lost.
+const DEALT: usize = 512;
+
+/// A device's queue holds at least one lease besides that which it computes.
+const DEPTH: usize = 1;
+
+/// A device as it is planned with.
+pub(super) struct Slot {
+    pub id: DeviceId,
+    pub class: Arc<str>,
+    /// Microseconds per token.
+    pub each: f64,
+    /// Whether that was measured on this device.
+    pub known: bool,
+    /// Its leases, and in how many microseconds they should be finished.
+    pub queue: Vec<(u64, f64)>,
+    /// When it should have finished all of them and could begin another, in microseconds from now.
+    pub free: f64,
+    /// What passes between a lease and its announcement beyond computing.
+    pub overhead: f64,
+    /// Most leases that it may hold.
+    limit: usize,
+    held: usize,
+}
+
+impl Slot {
+    fn of(seen: (DeviceId, &Member, &Device), each: f64, round: &Current, now: Duration) -> Self {
+        let (id, member, device) = seen;
+        let overhead = device.overhead.get().unwrap_or(0.0);
+        let from_now = |at: Duration| at.as_micros() as f64 - now.as_micros() as f64;
+        let mut queue = Vec::new();
+        let mut free = from_now(member.available(now)).max(0.0);
+        for (place, &lease) in device.queue.iter().enumerate() {
+            let held = round.ledger.lease(lease);
+            let mut cost = round.ledger.items()[held.item].tokens as f64 * each;
+            if held.alone != Alone::Queued {
+                cost += overhead;
+            }
+            if place == 0 {
+                let left = cost + from_now(device.began.max(held.sent));
+                // One that is late is taken to need as long again as it is late already.
+                cost = left.max(-left).max(0.1 * cost);
+            }
+            free += cost;
+            queue.push((lease, free));
+        }
+        if queue.is_empty() {
+            free += overhead;
+        }
+        let known = device.speed.any();
+        let limit = match device.room {
+            Some(room) if device.up => 1 + usize::from(room) * usize::from(known),
+            _ => 0,
+        };
+        let held = queue.len();
+        Slot { id, class: device.class.clone(), each, known, queue, free, overhead, limit, held }
+    }
+
+    /// Whether it should be given another lease now, so that it need not wait for one later.
+    fn has_room(&self) -> bool {
+        self.held < self.limit && (self.held <= DEPTH || self.free < 1.5 * self.overhead + 2000.0)
+    }
+
+    /// Nothing to do, and able to do something.
+    pub fn idle(&self) -> bool {
+        self.held == 0 && self.limit > 0
+    }
+}
+
+impl Machine {
+    /// The devices that are up, as they stand now.
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        let Some(round) = &self.round else { return Vec::new() };
+        let seen: Vec<_> = self.fleet.devices().filter(|(_, _, d)| d.up).collect();
+        let speeds: Vec<(&str, &Speed)> = seen.iter().map(|(_, _, d)| (&*d.class, &d.speed)).collect();
+        let each = assumed(&speeds, round.kind);
+        seen.into_iter().zip(each).map(|(seen, each)| Slot::of(seen, each, round, self.now)).collect()
+    }
+
+    /// Deals the open items, and gives idle devices something to repeat. Returns the members to which something
+    /// fell that they have no room for yet.
+    pub(super) fn assign(&mut self) -> BTreeSet<MemberId> {
+        let mut slots = self.slots();
+        let mut expecting = BTreeSet::new();
+        let Some(round) = &self.round else { return expecting };
+        for (item, slot) in deal(&round.ledger, &mut slots) {
+            let slot = &mut slots[slot];
+            expecting.insert(slot.id.member);
+            if let Some(lease) = item {
+                self.lease(lease, slot.id, Purpose::Round);
+            }
+        }
+        self.repeat();
+        expecting
+    }
+
+    /// Gives an item to a device.
+    pub(super) fn lease(&mut self, item: usize, id: DeviceId, purpose: Purpose) -> u64 {
+        let (Some(round), Some(member)) = (&mut self.round, self.fleet.members.get(&id.member)) else {
+            return 0;
+        };
+        let starting = member.sent.is_some();
+        let Some(device) = self.fleet.device_mut(id) else { return 0 };
+        let alone = match (device.queue.is_empty(), starting) {
+            (true, false) => Alone::Waiting,
+            (true, true) => Alone::Starting,
+            (false, _) => Alone::Queued,
+        };
+        let class = device.class.clone();
+        let held = Held { item, device: id, class, sent: self.now, alone, status: Status::Live, purpose };
+        let lease = round.ledger.give(held);
+        if device.queue.is_empty() {
+            device.began = self.now;
+        }
+        device.queue.push_back(lease);
+        self.out.push(Action::Lease { device: id, lease, item, purpose });
+        lease
+    }
+
+    /// Looks again soon, if somebody idle might then help somebody late.
+    pub(super) fn look_again(&mut self, slots: &[Slot]) {
+        let Some(round) = &self.round else { return };
+        let pending = slots.iter().any(|s| s.held > 0) || round.ledger.open().next().is_some();
+        if !pending || !slots.iter().any(Slot::idle) {
+            return;
+        }
+        let each = slots.iter().map(|s| s.each).fold(f64::INFINITY, f64::min);
+        let tokens = round.ledger.items().iter().map(|i| i.tokens).max().unwrap_or(1);
+        let soon = micros(each * tokens as f64 / 4.0);
+        self.look = Some(self.now + soon.clamp(Duration::from_millis(5), Duration::from_secs(1)));
+    }
+}
+
+/// The open items in the order in which they are dealt: the slot that each falls to, and the item where that slot
+/// has room for it.
+fn deal(ledger: &Ledger, slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
+    let mut dealt = Vec::new();
+    if !slots.iter().any(|s| s.limit > 0) {
+        return dealt;
+    }
+    for item in ledger.open().take(DEALT.max(4 * slots.len())) {
+        let tokens = ledger.items()[item].tokens as f64;
+        let finish = |s: &Slot| if s.limit > 0 { s.free + tokens * s.each } else { f64::INFINITY };
+        let better = |a: &(usize, f64), b: &(usize, f64)| a.1.total_cmp(&b.1);
+        let Some((best, at)) = slots.iter().map(finish).enumerate().min_by(better) else { break };
+        let slot = &mut slots[best];
+        let room = slot.has_room();
+        slot.free = at;
+        slot.held += usize::from(room);
+        dealt.push((room.then_some(item), best));
+    }
+    dealt
+}

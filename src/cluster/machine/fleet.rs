@@ -1,0 +1,197 @@
+//! Who is here: members, their devices, and what each is known to be doing. A device works through its leases in
+//! the order in which they were given, so what it will have finished when follows from its speed.
+
+use super::super::message::{self, LeaseId};
+use super::action::{DeviceReport, Place};
+use super::event::{DeviceId, Kind, MemberId};
+use super::speed::{Estimate, Speed};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub name: String,
+    pub class: Arc<str>,
+    /// False after an error, until it has fallen back or asks again.
+    pub up: bool,
+    /// Leases that it holds without working on them; None: it has not asked yet.
+    pub room: Option<u16>,
+    /// Leases that it works through, the first of them now.
+    pub queue: VecDeque<LeaseId>,
+    /// When the first of the queue can have begun at the earliest.
+    pub began: Duration,
+    pub speed: Speed,
+    /// What passes between a lease and its announcement beyond computing, in microseconds.
+    pub overhead: Estimate,
+    pub microbatches: u64,
+    pub tokens: u64,
+    pub busy: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub name: String,
+    /// None before its `Ready`.
+    pub devices: Option<Vec<Device>>,
+    /// When the parameters were sent, until it has asked for work with them.
+    pub sent: Option<Duration>,
+    /// What passes from sending parameters to the first request for work, in microseconds.
+    pub transfer: Estimate,
+    /// The number of its newest sum that counts.
+    pub last_sum: u64,
+    /// Leases that were granted and are in no sum that counts.
+    pub granted: usize,
+    /// When it was last asked for its sum, or something of that sum arrived.
+    pub flushed: Option<Duration>,
+}
+
+impl Member {
+    pub fn new(name: String) -> Self {
+        Member {
+            name,
+            devices: None,
+            sent: None,
+            transfer: Estimate::default(),
+            last_sum: 0,
+            granted: 0,
+            flushed: None,
+        }
+    }
+
+    /// Whether none of its devices has anything left to do.
+    pub fn idle(&self) -> bool {
+        self.devices.iter().flatten().all(|d| d.queue.is_empty())
+    }
+
+    /// When the parameters will be there: an estimate, never before `now`.
+    pub fn available(&self, now: Duration) -> Duration {
+        let travels = |sent: Duration| sent + micros(self.transfer.get().unwrap_or(0.0));
+        self.sent.map_or(now, travels).max(now)
+    }
+}
+
+impl Device {
+    pub fn new(device: &message::Device) -> Self {
+        Device {
+            name: device.name.clone(),
+            class: device.class.as_str().into(),
+            up: true,
+            room: None,
+            queue: VecDeque::new(),
+            began: Duration::ZERO,
+            speed: Speed::default(),
+            overhead: Estimate::default(),
+            microbatches: 0,
+            tokens: 0,
+            busy: Duration::ZERO,
+        }
+    }
+
+    /// A lease left its queue: the next one, if it was the first, begins now.
+    pub fn leaves(&mut self, lease: LeaseId, now: Duration) -> bool {
+        let was = self.queue.len();
+        if self.queue.front() == Some(&lease) {
+            self.began = now;
+        }
+        self.queue.retain(|&l| l != lease);
+        self.queue.len() < was
+    }
+
+    fn place(&self, member: &str) -> Place {
+        Place { member: member.to_string(), device: self.name.clone(), class: self.class.to_string() }
+    }
+}
+
+/// Everybody who is here, in the order in which they came, and what is left of those who were.
+#[derive(Debug, Default)]
+pub(super) struct Fleet {
+    pub members: BTreeMap<MemberId, Member>,
+    past: BTreeMap<Place, DeviceReport>,
+}
+
+impl Fleet {
+    pub fn device(&self, id: DeviceId) -> Option<&Device> {
+        self.members.get(&id.member)?.devices.as_ref()?.get(usize::from(id.index))
+    }
+
+    pub fn device_mut(&mut self, id: DeviceId) -> Option<&mut Device> {
+        self.members.get_mut(&id.member)?.devices.as_mut()?.get_mut(usize::from(id.index))
+    }
+
+    /// Every device, whether it is up or not.
+    pub fn devices(&self) -> impl Iterator<Item = (DeviceId, &Member, &Device)> {
+        self.members.iter().flat_map(|(&member, m)| {
+            let devices = m.devices.iter().flatten().enumerate();
+            devices.map(move |(i, d)| (DeviceId { member, index: i as u16 }, m, d))
+        })
+    }
+
+    /// Devices that could compute.
+    pub fn up(&self) -> usize {
+        self.devices().filter(|(_, _, d)| d.up).count()
+    }
+
+    pub fn place(&self, id: DeviceId) -> Place {
+        let gone =
+            || Place { member: "a lost worker".into(), device: id.index.to_string(), class: String::new() };
+        let member = self.members.get(&id.member);
+        member.zip(self.device(id)).map_or_else(gone, |(m, d)| d.place(&m.name))
+    }
+
+    /// Forgets a member, but for what its devices have done.
+    pub fn remove(&mut self, id: MemberId) -> Option<Member> {
+        let reports: Vec<DeviceReport> =
+            self.devices().filter(|(d, _, _)| d.member == id).map(|(_, m, d)| report(None, m, d)).collect();
+        for report in reports {
+            self.keep(report);
+        }
+        self.members.remove(&id)
+    }
+
+    /// Puts what a device has done so far under the name that it had.
+    pub fn keep(&mut self, report: DeviceReport) {
+        match self.past.get_mut(&report.place) {
+            Some(past) => {
+                past.microbatches += report.microbatches;
+                past.tokens += report.tokens;
+                past.busy += report.busy;
+                past.micros_per_token = report.micros_per_token.or(past.micros_per_token);
+            }
+            None => drop(self.past.insert(report.place.clone(), report)),
+        }
+    }
+
+    pub fn reports(&self) -> Vec<DeviceReport> {
+        let mut all = self.past.clone();
+        let mut here = Vec::new();
+        for (id, m, d) in self.devices() {
+            let mut now = report(Some(id), m, d);
+            if let Some(past) = all.remove(&now.place) {
+                now.microbatches += past.microbatches;
+                now.tokens += past.tokens;
+                now.busy += past.busy;
+                now.micros_per_token = now.micros_per_token.or(past.micros_per_token);
+            }
+            here.push(now);
+        }
+        here.extend(all.into_values());
+        here
+    }
+}
+
+pub(super) fn report(id: Option<DeviceId>, member: &Member, device: &Device) -> DeviceReport {
+    DeviceReport {
+        place: device.place(&member.name),
+        id,
+        microbatches: device.microbatches,
+        tokens: device.tokens,
+        busy: device.busy,
+        micros_per_token: device.speed.known(Kind::Train),
+    }
+}
+
+/// A span of so many microseconds, from an estimate that may be absurd.
+pub(super) fn micros(span: f64) -> Duration {
+    Duration::from_micros(span.clamp(0.0, 1e15) as u64)
+}

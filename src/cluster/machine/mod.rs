@@ -1,0 +1,196 @@
+//! The coordinator's decisions as a pure state machine: events and the time go in, actions come out. It has no
+//! clock, no socket, no thread and no gradient, so that a simulator can show it a thousand runs a second; the
+//! driver around it has all of these and decides nothing.
+//!
+//! The driver's loop, in full:
+//!
+//! 1. Wait for an event, at most until [`Machine::wake`]. Give every event that is queued to [`Machine::tick`]
+//!    before [`Event::Time`], so that work which is done already is not taken for late.
+//! 2. Carry out the actions of each tick in order, before the next tick.
+//! 3. A step is [`Event::Parameters`], then [`Event::Begin`], then ticks until [`Action::RoundDone`]; evaluations
+//!    and prompts are rounds under the same parameters.
+//!
+//! `now` is the time since any fixed moment and never goes back. Everything is deterministic: the same events at
+//! the same times give the same actions.
+
+mod action;
+mod answer;
+mod assign;
+mod event;
+mod fleet;
+mod gather;
+mod ledger;
+mod repeat;
+mod round;
+mod speed;
+#[cfg(test)]
+mod tests;
+mod value;
+
+pub use action::{Action, Again, Bad, DeviceReport, Finding, Note, Place, Purpose, Tally};
+pub use event::{Config, DeviceId, Event, Kind, MemberId, Round};
+
+use super::message::{Bye, Hash, LeaseId, ToWorker};
+use fleet::{Fleet, Member};
+use gather::Gathering;
+use ledger::Status;
+use round::Current;
+use std::time::Duration;
+use value::Recheck;
+
+/// The coordinator's decisions.
+#[derive(Debug)]
+pub struct Machine {
+    config: Config,
+    fleet: Fleet,
+    /// How many steps the parameters are after, and their hash.
+    parameters: Option<(u64, Hash)>,
+    /// The round that is worked on, or the one that was last, so that late messages of it are understood.
+    round: Option<Current>,
+    next_lease: LeaseId,
+    gathering: Gathering,
+    /// A bad value that is looked at again; the run halts whatever comes of it.
+    recheck: Option<Recheck>,
+    /// Halted, or given up.
+    over: bool,
+    now: Duration,
+    /// When an idle device should look again for something to repeat.
+    look: Option<Duration>,
+    out: Vec<Action>,
+}
+
+impl Machine {
+    /// A machine that knows nobody.
+    pub fn new(config: Config) -> Self {
+        Machine {
+            config,
+            fleet: Fleet::default(),
+            parameters: None,
+            round: None,
+            next_lease: 1,
+            gathering: Gathering::default(),
+            recheck: None,
+            over: false,
+            now: Duration::ZERO,
+            look: None,
+            out: Vec::new(),
+        }
+    }
+
+    /// Something happened; what is to be done.
+    pub fn tick(&mut self, event: Event<'_>, now: Duration) -> Vec<Action> {
+        self.now = self.now.max(now);
+        if self.over {
+            return Vec::new();
+        }
+        match event {
+            Event::Time => {}
+            Event::Parameters { after, hash } => self.take_parameters(after, hash),
+            Event::Begin(round) => self.begin(round),
+            Event::Abandon => self.abandon(),
+            Event::Joined { member, name } => drop(self.fleet.members.insert(member, Member::new(name))),
+            Event::Said { member, message } => self.said(member, message),
+            Event::Lost { member, reason } => self.lost(member, &reason),
+            Event::Misbehaved { member, reason } => self.expel(member, &reason),
+        }
+        self.advance();
+        std::mem::take(&mut self.out)
+    }
+
+    /// When [`Event::Time`] is due, if nothing happens before. None: not before something happens.
+    pub fn wake(&self) -> Option<Duration> {
+        if self.over {
+            return None;
+        }
+        let reask = |m: &Member| m.flushed.map(|at| at + self.config.reask);
+        let sums = self.fleet.members.values().filter_map(reask);
+        let others = [self.look, self.gathering.deadline(&self.config), self.recheck_deadline()];
+        sums.chain(others.into_iter().flatten()).min()
+    }
+
+    /// Whether pieces of this sum are to be added: it has not been taken before, and the member was granted
+    /// something that it can hold.
+    pub fn wants_sum(&self, member: MemberId, sum: u64) -> bool {
+        self.fleet.members.get(&member).is_some_and(|m| sum > m.last_sum && m.granted > 0)
+    }
+
+    /// What every device has done so far, those that are here first.
+    pub fn devices(&self) -> Vec<DeviceReport> {
+        self.fleet.reports()
+    }
+
+    /// What the round has come to so far.
+    pub fn tally(&self) -> Option<&Tally> {
+        self.round.as_ref().map(|r| &r.tally)
+    }
+
+    fn say(&mut self, member: MemberId, message: ToWorker) {
+        self.out.push(Action::Say { member, message });
+    }
+
+    fn note(&mut self, note: Note) {
+        self.out.push(Action::Note(note));
+    }
+
+    fn take_parameters(&mut self, after: u64, hash: Hash) {
+        assert!(self.round.as_ref().is_none_or(|r| r.done), "parameters change between rounds only");
+        self.parameters = Some((after, hash));
+        let ready = self.fleet.members.iter().filter(|(_, m)| m.devices.is_some());
+        let ready: Vec<MemberId> = ready.map(|(&id, _)| id).collect();
+        ready.into_iter().for_each(|member| self.send_parameters(member));
+    }
+
+    fn send_parameters(&mut self, member: MemberId) {
+        if let (Some(_), Some(m)) = (self.parameters, self.fleet.members.get_mut(&member)) {
+            m.sent = Some(self.now);
+            self.out.push(Action::SendParameters { member });
+        }
+    }
+
+    /// Takes a member out for something that no honest worker does.
+    fn expel(&mut self, member: MemberId, reason: &str) {
+        if !self.fleet.members.contains_key(&member) {
+            return;
+        }
+        self.lost(member, &format!("taken out: {reason}"));
+        self.say(member, ToWorker::Bye(Bye::Out { reason: reason.to_string(), again: false }));
+        self.out.push(Action::Close { member });
+    }
+
+    /// A member is gone: all that it held is open again.
+    fn lost(&mut self, id: MemberId, reason: &str) {
+        let Some(member) = self.fleet.remove(id) else { return };
+        let mut reopened = 0;
+        if let Some(round) = self.round.as_mut().filter(|r| !r.done) {
+            for lease in round.ledger.standing(id) {
+                let held = round.ledger.lease(lease);
+                if held.status == Status::Granted {
+                    round.tally.wasted_tokens += round.ledger.items()[held.item].tokens;
+                }
+                reopened += usize::from(round.ledger.end(lease, Status::Void));
+            }
+            round.tally.reopened += reopened as u64;
+        }
+        self.out.push(Action::TakeBack { member: id });
+        if member.devices.is_some() {
+            self.note(Note::Left { member: member.name, reason: reason.to_string(), reopened });
+        }
+    }
+
+    /// What follows from where things stand, after every event.
+    fn advance(&mut self) {
+        self.look = None;
+        if self.over || self.round.as_ref().is_none_or(|r| r.done) {
+            return;
+        }
+        if self.recheck.is_some() {
+            return self.recheck_on();
+        }
+        let expecting = if self.gathered() { self.assign() } else { Default::default() };
+        if self.over {
+            return;
+        }
+        self.flush(&expecting);
+        self.finish();
+    }
+}

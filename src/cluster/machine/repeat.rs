@@ -1,0 +1,81 @@
+//! What an idle device does when nothing is open: it helps somebody who is late. What waits in another's queue is
+//! moved; what another is computing already is repeated, by one device at a time and only within a numeric class,
+//! so that whoever is first gives the same bits. Both only where the helper should finish first.
+
+use super::Machine;
+use super::action::{Note, Purpose};
+use super::assign::Slot;
+use std::sync::Arc;
+
+/// A lease that an idle device could help with.
+struct Late {
+    lease: u64,
+    item: usize,
+    tokens: f64,
+    class: Arc<str>,
+    /// When its holder should finish it, in microseconds from now.
+    finish: f64,
+    /// Not begun, and a cancel should reach it before it is.
+    waits: bool,
+}
+
+impl Machine {
+    /// Gives every idle device the one outstanding item with which it helps most, if there is any.
+    pub(super) fn repeat(&mut self) {
+        let slots = self.slots();
+        self.look_again(&slots);
+        if self.round.as_ref().is_none_or(|r| r.ledger.open().next().is_some()) {
+            return;
+        }
+        let mut late = self.late(&slots);
+        let mut idle: Vec<&Slot> = slots.iter().filter(|s| s.idle() && s.known).collect();
+        idle.sort_by(|a, b| a.each.total_cmp(&b.each));
+        for helper in idle {
+            let gain = |l: &Late| {
+                // A tenth of its own time in hand, so that noise alone does not make two devices do one's work.
+                l.finish - (helper.free + 1.1 * l.tokens * helper.each)
+            };
+            let fits = |l: &Late| (l.waits || l.class == helper.class) && gain(l) > 0.0;
+            let best = late.iter().enumerate().filter(|(_, l)| fits(l));
+            let best = best.max_by(|a, b| gain(a.1).total_cmp(&gain(b.1))).map(|(i, _)| i);
+            if let Some(best) = best {
+                let late = late.swap_remove(best);
+                self.help(&late, helper);
+            }
+        }
+    }
+
+    /// Everything that is leased once.
+    fn late(&self, slots: &[Slot]) -> Vec<Late> {
+        let Some(round) = &self.round else { return Vec::new() };
+        let mut late = Vec::new();
+        for slot in slots {
+            for (place, &(lease, finish)) in slot.queue.iter().enumerate() {
+                let held = round.ledger.lease(lease);
+                let item = &round.ledger.items()[held.item];
+                if item.live != [lease] {
+                    continue;
+                }
+                let tokens = item.tokens as f64;
+                let starts = finish - tokens * slot.each;
+                let waits = place > 0 && starts > slot.overhead;
+                late.push(Late { lease, item: held.item, tokens, class: held.class.clone(), finish, waits });
+            }
+        }
+        late
+    }
+
+    fn help(&mut self, late: &Late, helper: &Slot) {
+        let Some(round) = &mut self.round else { return };
+        let holder = round.ledger.lease(late.lease).device;
+        if late.waits {
+            round.ledger.cancel(late.lease);
+            self.call_back(late.lease);
+        } else {
+            round.tally.repeats += 1;
+            let (holder, repeater) = (self.fleet.place(holder), self.fleet.place(helper.id));
+            self.note(Note::Repeated { item: late.item, holder, repeater });
+        }
+        self.lease(late.item, helper.id, Purpose::Round);
+    }
+}

@@ -1,0 +1,115 @@
+//! A round from its begin to its end: what is asked of members when they have nothing left to do, and what it
+//! came to.
+
+use super::super::message::{Hash, LeaseId, ToWorker};
+use super::Machine;
+use super::action::{Action, Note, Tally};
+use super::event::{Kind, MemberId, Round};
+use super::ledger::Ledger;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct Current {
+    pub kind: Kind,
+    /// The parameters are those after this many steps.
+    pub after: u64,
+    pub hash: Hash,
+    pub ledger: Ledger,
+    pub began: Duration,
+    /// When the last item so far was finished.
+    pub last: Duration,
+    /// When the first sum was asked for.
+    pub asked: Option<Duration>,
+    pub done: bool,
+    pub tally: Tally,
+}
+
+impl Current {
+    /// The step that a training round computes.
+    pub fn step(&self) -> u64 {
+        self.after + 1
+    }
+}
+
+impl Machine {
+    pub(super) fn begin(&mut self, round: Round) {
+        assert!(self.round.as_ref().is_none_or(|r| r.done), "one round at a time");
+        let (after, hash) = self.parameters.unwrap_or_default();
+        self.forget_leases();
+        let (have, most) = (self.fleet.up(), self.gathering.most);
+        if round.kind == Kind::Train && round.tokens.len() >= most && have > 0 {
+            self.gathering.most = round.tokens.len();
+            if round.tokens.len() < 3 * have && !self.gathering.few {
+                self.gathering.few = true;
+                self.note(Note::Few { microbatches: round.tokens.len(), devices: have });
+            }
+        }
+        self.round = Some(Current {
+            kind: round.kind,
+            after,
+            hash,
+            ledger: Ledger::new(self.next_lease, &round.tokens),
+            began: self.now,
+            last: self.now,
+            asked: None,
+            done: false,
+            tally: Tally::default(),
+        });
+    }
+
+    pub(super) fn abandon(&mut self) {
+        let ids: Vec<MemberId> = self.fleet.members.keys().copied().collect();
+        for (member, lease) in self.live_leases() {
+            self.say(member, ToWorker::Cancel { lease });
+        }
+        ids.into_iter().for_each(|member| self.out.push(Action::TakeBack { member }));
+        self.forget_leases();
+        self.recheck = None;
+    }
+
+    /// Leases that somebody works on.
+    pub(super) fn live_leases(&self) -> Vec<(MemberId, LeaseId)> {
+        self.fleet.devices().flat_map(|(id, _, d)| d.queue.iter().map(move |&l| (id.member, l))).collect()
+    }
+
+    fn forget_leases(&mut self) {
+        if let Some(round) = self.round.take() {
+            self.next_lease = round.ledger.next();
+        }
+        for member in self.fleet.members.values_mut() {
+            (member.granted, member.flushed) = (0, None);
+            member.devices.iter_mut().flatten().for_each(|d| d.queue.clear());
+        }
+    }
+
+    /// Asks those for their sum who were granted something and have nothing more to expect; `expecting` are
+    /// those who have.
+    pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) {
+        let Some(round) = &mut self.round else { return };
+        let step = round.step();
+        for (&id, member) in &mut self.fleet.members {
+            let due = match member.flushed {
+                Some(at) => self.now.saturating_sub(at) >= self.config.reask,
+                None => member.idle() && !expecting.contains(&id),
+            };
+            if member.granted > 0 && due {
+                member.flushed = Some(self.now);
+                round.asked.get_or_insert(self.now);
+                self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self) {
+        let Some(round) = &mut self.round else { return };
+        if !round.ledger.complete() {
+            return;
+        }
+        round.done = true;
+        round.tally.computing = round.last.saturating_sub(round.began);
+        round.tally.exposed = self.now.saturating_sub(round.last);
+        round.tally.hidden = round.asked.map_or(Duration::ZERO, |asked| round.last.saturating_sub(asked));
+        self.out.push(Action::RoundDone(round.tally.clone()));
+    }
+}

@@ -1,0 +1,112 @@
+//! How fast devices are. What a device says of itself is measured, not believed for ever: the estimate is the
+//! median of its last few microbatches, so that one hiccup moves nothing and a lasting change is seen after half
+//! of them.
+
+use super::event::Kind;
+use std::collections::VecDeque;
+
+/// Samples that the median is taken of.
+const SAMPLES: usize = 7;
+
+/// Microseconds per token of a device that nothing is known of, nor of any other.
+const PRIOR: f64 = 1000.0;
+
+/// A running median.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Estimate {
+    recent: VecDeque<f64>,
+}
+
+impl Estimate {
+    pub fn add(&mut self, sample: f64) {
+        if self.recent.len() == SAMPLES {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(sample);
+    }
+
+    pub fn get(&self) -> Option<f64> {
+        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        // The lower of two middles: the first sample of a device often holds a warm-up.
+        sorted.get(sorted.len().saturating_sub(1) / 2).copied()
+    }
+}
+
+/// Microseconds per token of a device, by what it does.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Speed {
+    by_kind: [Estimate; 3],
+}
+
+impl Speed {
+    /// A lease of so many tokens took so long.
+    pub fn measure(&mut self, kind: Kind, tokens: u64, micros: u64) {
+        // What a worker says is bounded, so that no arithmetic on it can go wrong.
+        let each = micros as f64 / tokens.max(1) as f64;
+        self.by_kind[kind as usize].add(each.clamp(1e-3, 1e9));
+    }
+
+    pub fn known(&self, kind: Kind) -> Option<f64> {
+        self.by_kind[kind as usize].get()
+    }
+
+    /// Whether anything was measured.
+    pub fn any(&self) -> bool {
+        self.by_kind.iter().any(|e| e.get().is_some())
+    }
+
+    /// What it should be from the device's own other rounds: a forward pass is about a third of a training
+    /// microbatch, and a token that is generated alone costs what many do together.
+    fn likely(&self, kind: Kind) -> Option<f64> {
+        const TIMES: [f64; 3] = [3.0, 1.0, 10.0];
+        let from = |k: Kind| Some(self.known(k)? / TIMES[k as usize] * TIMES[kind as usize]);
+        self.known(kind).or_else(|| from(Kind::Train)).or_else(|| from(Kind::Eval))
+    }
+}
+
+/// The speeds to plan with: a device's own, else the median of its class, else of all, else a guess that is the
+/// same for everybody.
+pub(super) fn assumed(devices: &[(&str, &Speed)], kind: Kind) -> Vec<f64> {
+    let likely: Vec<Option<f64>> = devices.iter().map(|(_, s)| s.likely(kind)).collect();
+    let median = |class: Option<&str>| {
+        let of = devices.iter().zip(&likely).filter(|((c, _), _)| class.is_none_or(|class| class == *c));
+        let mut known: Vec<f64> = of.filter_map(|(_, l)| *l).collect();
+        known.sort_by(f64::total_cmp);
+        known.get(known.len().saturating_sub(1) / 2).copied()
+    };
+    let one = |((class, _), own): (&(&str, &Speed), &Option<f64>)| {
+        own.or_else(|| median(Some(class))).or_else(|| median(None)).unwrap_or(PRIOR)
+    };
+    devices.iter().zip(&likely).map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_hiccup_moves_nothing_and_a_lasting_change_is_seen() {
+        let mut e = Estimate::default();
+        (0..7).for_each(|_| e.add(1.0));
+        e.add(100.0);
+        assert_eq!(e.get(), Some(1.0));
+        (0..3).for_each(|_| e.add(4.0));
+        assert_eq!(e.get(), Some(4.0));
+    }
+
+    #[test]
+    fn unknown_devices_are_taken_for_others_of_their_class() {
+        let of = |micros| {
+            let mut s = Speed::default();
+            s.measure(Kind::Train, 10, micros);
+            s
+        };
+        let (fast, slow, new) = (of(100), of(400), Speed::default());
+        let devices = [("gpu", &fast), ("cpu", &slow), ("gpu", &new), ("tpu", &new)];
+        assert_eq!(assumed(&devices, Kind::Train), [10.0, 40.0, 10.0, 10.0]);
+        assert_eq!(assumed(&[("x", &new)], Kind::Train), [PRIOR]);
+        let eval = assumed(&devices[..2], Kind::Eval);
+        assert!((eval[1] / eval[0] - 4.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,313 @@
+//! Short conversations, message by message. What goes wrong when many of them interleave is the simulator's.
+
+use super::super::message::{Bye, Device, LeaseId, ToCoordinator as From, ToWorker as To, Trouble};
+use super::*;
+
+const HASH: Hash = [7; 32];
+
+/// A machine and the time.
+pub(super) struct Bed {
+    pub machine: Machine,
+    pub now: Duration,
+}
+
+impl Bed {
+    /// A machine with members 0, 1, ... of one device of class `a` each, in a training round of `items`.
+    pub fn train(members: u64, items: usize) -> Self {
+        let mut bed = Bed { machine: Machine::new(Config::default()), now: Duration::ZERO };
+        bed.event(Event::Parameters { after: 4, hash: HASH });
+        (0..members).for_each(|m| drop(bed.join(m, &["a"])));
+        bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![100; items] }));
+        bed
+    }
+
+    pub fn event(&mut self, event: Event) -> Vec<Action> {
+        self.machine.tick(event, self.now)
+    }
+
+    pub fn said(&mut self, member: u64, message: From) -> Vec<Action> {
+        self.event(Event::Said { member: MemberId(member), message: &message })
+    }
+
+    pub fn join(&mut self, member: u64, classes: &[&str]) -> Vec<Action> {
+        self.event(Event::Joined { member: MemberId(member), name: format!("w{member}") });
+        let device = |(i, c): (usize, &&str)| Device { name: format!("cpu {i}"), class: c.to_string() };
+        let devices = classes.iter().enumerate().map(device).collect();
+        let mut out = self.said(member, From::Ready { devices, refused: vec![] });
+        for device in 0..classes.len() as u16 {
+            out.extend(self.said(member, From::Ask { device, room: 4 }));
+        }
+        out
+    }
+
+    pub fn announce(&mut self, member: u64, lease: LeaseId) -> Vec<Action> {
+        self.said(member, From::Announce { lease, parameters: HASH, micros: 1000 })
+    }
+
+    pub fn sum(&mut self, member: u64, sum: u64, leases: &[LeaseId]) -> Vec<Action> {
+        let leases = leases.to_vec();
+        self.said(
+            member,
+            From::Sum { sum, step: 5, leases, loss: 0, weight: 0, targets: 0, parameters: HASH },
+        )
+    }
+
+    pub fn after(&mut self, millis: u64) -> Vec<Action> {
+        self.now += Duration::from_millis(millis);
+        self.event(Event::Time)
+    }
+}
+
+/// What was leased to a member.
+fn leased(out: &[Action], to: u64) -> Vec<LeaseId> {
+    let lease = |a: &Action| match a {
+        Action::Lease { device, lease, .. } if device.member == MemberId(to) => Some(*lease),
+        _ => None,
+    };
+    out.iter().filter_map(lease).collect()
+}
+
+fn said(out: &[Action], to: u64) -> Vec<To> {
+    let say = |a: &Action| match a {
+        Action::Say { member, message } if *member == MemberId(to) => Some(message.clone()),
+        _ => None,
+    };
+    out.iter().filter_map(say).collect()
+}
+
+fn expelled(out: &[Action], member: u64) -> bool {
+    out.contains(&Action::Close { member: MemberId(member) })
+        && out.contains(&Action::TakeBack { member: MemberId(member) })
+        && said(out, member).iter().any(|m| matches!(m, To::Bye(Bye::Out { again: false, .. })))
+}
+
+fn done(out: &[Action]) -> bool {
+    out.iter().any(|a| matches!(a, Action::RoundDone(_)))
+}
+
+#[test]
+fn a_round_of_one_member_is_announced_granted_summed_and_over() {
+    let mut bed = Bed::train(1, 2);
+    bed.now += Duration::from_millis(1);
+    let out = bed.announce(0, 1);
+    assert_eq!(said(&out, 0), [To::Grant { lease: 1 }]);
+    assert_eq!(leased(&out, 0), [2]);
+    let out = bed.announce(0, 2);
+    assert_eq!(said(&out, 0), [To::Grant { lease: 2 }, To::Flush { step: 5 }]);
+    assert!(bed.machine.wants_sum(MemberId(0), 1) && !bed.machine.wants_sum(MemberId(1), 1));
+    let out = bed.sum(0, 1, &[1, 2]);
+    assert_eq!(out[0], Action::TakeSum { member: MemberId(0), sum: 1 });
+    assert_eq!(said(&out, 0), [To::SumTaken { sum: 1 }]);
+    assert!(done(&out) && !bed.machine.wants_sum(MemberId(0), 1));
+}
+
+#[test]
+fn what_is_said_again_is_answered_again_and_changes_nothing() {
+    let mut bed = Bed::train(2, 4);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    assert_eq!(said(&bed.announce(0, 1), 0), [To::Grant { lease: 1 }]);
+    // Leases 1 and 2 went to members 0 and 1, then 3 and 4 likewise or both to the first that was measured.
+    let mut all = vec![(0, 1)];
+    for _ in 0..10 {
+        for lease in 2..=4 {
+            let Some((member, _)) = bed.machine.live_leases().into_iter().find(|&(_, l)| l == lease) else {
+                continue;
+            };
+            bed.now += Duration::from_millis(1);
+            bed.announce(member.0, lease);
+            all.push((member.0, lease));
+        }
+    }
+    let of = |member| all.iter().filter(|(m, _)| *m == member).map(|&(_, l)| l).collect::<Vec<_>>();
+    assert!(!done(&bed.sum(0, 1, &of(0))));
+    assert_eq!(said(&bed.sum(0, 1, &of(0)), 0), [To::SumTaken { sum: 1 }]);
+    assert!(done(&bed.sum(1, 1, &of(1))));
+    assert_eq!(said(&bed.announce(0, 1), 0), [To::Grant { lease: 1 }]);
+    bed.event(Event::Parameters { after: 5, hash: [8; 32] });
+    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 4] }));
+    let late = bed.announce(0, 1);
+    assert_eq!(said(&late, 0), [To::Deny { lease: 1 }]);
+    assert!(!expelled(&late, 0), "the hash of a late message is that of its own step");
+    let late = bed.sum(1, 2, &of(1));
+    assert_eq!(late, [Action::TakeBack { member: MemberId(1) }]);
+}
+
+#[test]
+fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
+    let announce = |lease, parameters| From::Announce { lease, parameters, micros: 1 };
+    let sum = |step, leases, parameters| From::Sum {
+        sum: 1,
+        step,
+        leases,
+        loss: 0,
+        weight: 0,
+        targets: 0,
+        parameters,
+    };
+    let device = Device { name: "x".into(), class: "a".into() };
+    let cases = [
+        announce(2, HASH),
+        announce(99, HASH),
+        announce(1, [0; 32]),
+        From::Answer { lease: 1, ids: vec![], parameters: HASH },
+        From::Stopped { lease: 2, micros: 0 },
+        From::Fault { lease: 99, fault: Trouble::Device { reason: String::new() } },
+        From::Ask { device: 1, room: 1 },
+        From::Ready { devices: vec![], refused: vec![] },
+        From::Fallback { device: 9, now: device, reason: String::new() },
+        sum(5, vec![], HASH),
+        sum(5, vec![1], HASH),
+        sum(5, vec![2], HASH),
+        sum(5, vec![1], [0; 32]),
+    ];
+    for case in cases {
+        let mut bed = Bed::train(2, 2);
+        bed.now += Duration::from_millis(1);
+        let out = bed.said(0, case.clone());
+        assert!(expelled(&out, 0), "{case:?}: {out:?}");
+        // The other one does all of it.
+        bed.announce(1, 2);
+        let (_, lease) = bed.machine.live_leases()[0];
+        bed.announce(1, lease);
+        assert!(done(&bed.sum(1, 1, &[2, lease])), "{case:?}");
+    }
+}
+
+#[test]
+fn a_lost_member_takes_its_granted_work_back_to_open() {
+    let mut bed = Bed::train(2, 2);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    let out = bed.event(Event::Lost { member: MemberId(0), reason: "gone".into() });
+    assert_eq!(out[0], Action::TakeBack { member: MemberId(0) });
+    assert!(matches!(&out[1], Action::Note(Note::Left { reopened: 1, .. })));
+    let out = bed.announce(1, 2);
+    let again = leased(&out, 1);
+    assert_eq!(again.len(), 1);
+    bed.announce(1, again[0]);
+    let out = bed.sum(1, 1, &[2, again[0]]);
+    let Some(Action::RoundDone(tally)) = out.last() else { panic!("{out:?}") };
+    assert_eq!((tally.reopened, tally.wasted_tokens, tally.classes["a"]), (1, 100, 2));
+}
+
+#[test]
+fn an_idle_device_repeats_what_is_late_and_the_first_to_finish_counts() {
+    let mut bed = Bed::train(2, 2);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    let mut repeated = vec![];
+    while repeated.is_empty() {
+        let out = bed.after(1);
+        repeated = leased(&out, 0);
+        assert!(bed.now < Duration::from_millis(10));
+    }
+    assert_eq!(repeated, [3]);
+    assert_eq!(leased(&bed.after(50), 0), [] as [LeaseId; 0], "one at a time");
+    let out = bed.announce(0, 3);
+    assert_eq!(said(&out, 1), [To::Cancel { lease: 2 }]);
+    assert_eq!(said(&bed.announce(1, 2), 1), [To::Deny { lease: 2 }]);
+    let out = bed.sum(0, 1, &[1, 3]);
+    let Some(Action::RoundDone(tally)) = out.last() else { panic!("{out:?}") };
+    assert_eq!((tally.repeats, tally.cancels, tally.wasted_tokens), (1, 1, 100));
+}
+
+#[test]
+fn a_repeat_stays_in_its_class() {
+    let mut bed = Bed::train(0, 2);
+    bed.join(0, &["a"]);
+    bed.join(1, &["b"]);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    assert_eq!(leased(&bed.after(5000), 0), [] as [LeaseId; 0]);
+    let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
+    assert_eq!(leased(&out, 0), [3], "once its holder is gone anybody may have it");
+}
+
+#[test]
+fn a_bad_value_is_looked_at_elsewhere_and_halts_the_run() {
+    let nan =
+        |lease| From::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: f64::INFINITY } };
+    let halt = |out: &[Action]| match out.last() {
+        Some(Action::Halt(finding)) => finding.again.clone(),
+        _ => panic!("{out:?}"),
+    };
+    for members in [1, 2] {
+        let mut bed = Bed::train(members, 8);
+        let out = bed.said(0, nan(1));
+        let other = members - 1;
+        let [lease] = leased(&out, other)[..] else { panic!("{out:?}") };
+        assert!(out.iter().any(|a| matches!(a, Action::Lease { purpose: Purpose::Recheck, item: 0, .. })));
+        let out = bed.announce(other, lease);
+        assert_eq!(said(&out, other), [To::Deny { lease }]);
+        assert!(matches!(halt(&out), Some(Again::Not(p)) if p.member == format!("w{other}")));
+        assert_eq!(bed.announce(other, lease), [], "it is over");
+
+        let mut bed = Bed::train(members, 8);
+        let out = bed.said(0, nan(1));
+        let out = bed.said(other, nan(leased(&out, other)[0]));
+        assert!(matches!(halt(&out), Some(Again::Also(b)) if b.place.member == format!("w{other}")));
+
+        let mut bed = Bed::train(members, 8);
+        bed.said(0, nan(1));
+        assert_eq!(halt(&bed.after(60_000)), None);
+    }
+}
+
+#[test]
+fn a_failing_device_gets_nothing_until_it_has_fallen_back() {
+    let mut bed = Bed::train(2, 8);
+    let out = bed.said(0, From::Fault { lease: 1, fault: Trouble::Device { reason: "lost".into() } });
+    assert_eq!(leased(&out, 0), [] as [LeaseId; 0]);
+    let now = Device { name: "cpu".into(), class: "b".into() };
+    let out = bed.said(0, From::Fallback { device: 0, now, reason: "lost".into() });
+    assert!(
+        out.iter().any(|a| matches!(a, Action::Note(Note::Fallback { before, .. }) if before.class == "a"))
+    );
+    assert_eq!(leased(&out, 0).len(), 1);
+}
+
+#[test]
+fn it_waits_for_those_expected_pauses_below_the_minimum_and_gives_up() {
+    let second = Duration::from_secs(1);
+    let config = Config { expect: 3, min: 2, join_timeout: 10 * second, ..Config::default() };
+    let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
+    bed.event(Event::Parameters { after: 4, hash: HASH });
+    let out = bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 9] }));
+    assert_eq!(out, [Action::Note(Note::Waiting { have: 0, want: 3 })]);
+    assert_eq!(bed.machine.wake(), Some(10 * second));
+    let out = bed.join(0, &["a", "a"]);
+    assert!(out.contains(&Action::Note(Note::Waiting { have: 2, want: 3 })) && leased(&out, 0).is_empty());
+    let out = bed.join(1, &["a"]);
+    assert!(out.contains(&Action::Note(Note::Running { have: 3 })) && !leased(&out, 0).is_empty());
+    let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
+    assert!(!out.iter().any(|a| matches!(a, Action::Note(Note::Paused { .. }))), "two are enough now");
+    let out = bed.event(Event::Lost { member: MemberId(0), reason: String::new() });
+    assert!(out.contains(&Action::Note(Note::Paused { have: 0, want: 2 })));
+    assert_eq!(bed.after(9_999), []);
+    assert_eq!(bed.after(1), [Action::GiveUp { have: 0, want: 2 }]);
+}
+
+#[test]
+fn few_microbatches_are_mentioned_once() {
+    let mut bed = Bed::train(0, 1);
+    bed.join(0, &["a", "a"]);
+    bed.event(Event::Abandon);
+    let few = Action::Note(Note::Few { microbatches: 5, devices: 2 });
+    let begin = |bed: &mut Bed| {
+        let out = bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![1; 5] }));
+        bed.event(Event::Abandon);
+        out.contains(&few)
+    };
+    assert!(begin(&mut bed) && !begin(&mut bed));
+}
+
+#[test]
+fn a_sum_that_does_not_come_is_asked_for_again() {
+    let mut bed = Bed::train(1, 1);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    assert_eq!(bed.machine.wake(), Some(bed.now + Duration::from_secs(30)));
+    assert_eq!(bed.after(29_999), []);
+    assert_eq!(said(&bed.after(1), 0), [To::Flush { step: 5 }]);
+}

@@ -1,0 +1,104 @@
+//! A value that is not finite, or too large for exact sums, ends the run; but first somebody else computes that
+//! item once more, so that the user learns whether the data or a device is at fault. Nothing else is computed any
+//! more from the moment that it was reported.
+
+use super::super::message::LeaseId;
+use super::Machine;
+use super::action::{Action, Again, Bad, Finding, Purpose};
+use super::event::{DeviceId, Kind};
+use super::ledger::{Held, State, Status};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct Recheck {
+    finding: Finding,
+    device: DeviceId,
+    /// The lease that looks again, if there is one.
+    lease: Option<LeaseId>,
+    tried: Vec<DeviceId>,
+    since: Duration,
+}
+
+impl Machine {
+    pub(super) fn recheck_deadline(&self) -> Option<Duration> {
+        self.recheck.as_ref().map(|r| r.since + self.config.recheck)
+    }
+
+    /// A device found a bad value in a lease, which the ledger has dropped already.
+    pub(super) fn bad_value(&mut self, lease: LeaseId, held: &Held, (tensor, value): (&str, f64)) {
+        let bad = Bad { place: self.fleet.place(held.device), tensor: tensor.to_string(), value };
+        if let Some(recheck) = &self.recheck {
+            if recheck.finding.item == held.item && recheck.device != held.device
+                || recheck.lease == Some(lease)
+            {
+                self.halt(Some(Again::Also(bad)));
+            }
+            return;
+        }
+        let Some(round) = &self.round else { return };
+        let finding = Finding { kind: round.kind, item: held.item, first: bad, again: None };
+        let prompt = round.kind == Kind::Prompt;
+        let elsewhere = match round.ledger.items()[held.item].state {
+            State::Granted(other) => Some(Again::Not(self.fleet.place(round.ledger.lease(other).device))),
+            _ => None,
+        };
+        let (device, since) = (held.device, self.now);
+        self.recheck = Some(Recheck { finding, device, lease: None, tried: Vec::new(), since });
+        if prompt || elsewhere.is_some() {
+            return self.halt(elsewhere);
+        }
+        for (_, lease) in self.live_leases() {
+            if let Some(round) = &mut self.round {
+                round.ledger.cancel(lease);
+                self.call_back(lease);
+            }
+        }
+    }
+
+    /// The second device found nothing wrong.
+    pub(super) fn fine_here(&mut self, lease: LeaseId) {
+        let Some(round) = &mut self.round else { return };
+        round.ledger.end(lease, Status::Void);
+        let place = self.fleet.place(round.ledger.lease(lease).device);
+        if self.recheck.as_ref().is_some_and(|r| r.lease == Some(lease)) {
+            self.halt(Some(Again::Not(place)));
+        }
+    }
+
+    /// Sees to it that somebody looks again, for as long as that can be waited for.
+    pub(super) fn recheck_on(&mut self) {
+        let (Some(recheck), Some(round)) = (&self.recheck, &self.round) else { return };
+        if recheck.lease.is_some_and(|l| round.ledger.lease(l).status == Status::Live)
+            && self.now < self.patience()
+        {
+            return;
+        }
+        let (item, first) = (recheck.finding.item, recheck.device);
+        let free = |s: &DeviceId| !recheck.tried.contains(s);
+        let mut slots = self.slots();
+        slots.retain(|s| s.idle() && free(&s.id));
+        // Another worker before another device of the same one, before the same device; of those the fastest.
+        slots.sort_by(|a, b| {
+            let far = |id: DeviceId| (id.member == first.member, id == first);
+            far(a.id).cmp(&far(b.id)).then(a.each.total_cmp(&b.each))
+        });
+        let next = slots.first().map(|s| s.id).filter(|_| self.now < self.patience());
+        let Some(next) = next else { return self.halt(None) };
+        let lease = self.lease(item, next, Purpose::Recheck);
+        if let Some(recheck) = &mut self.recheck {
+            recheck.lease = Some(lease);
+            recheck.tried.push(next);
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        self.recheck_deadline().unwrap_or_default()
+    }
+
+    fn halt(&mut self, again: Option<Again>) {
+        if let Some(recheck) = self.recheck.take() {
+            self.over = true;
+            self.out.push(Action::Halt(Finding { again, ..recheck.finding }));
+        }
+    }
+}
