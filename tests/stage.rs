@@ -11,7 +11,9 @@ use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::head::argmax;
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
-use finetune::model::stage::{Fault, Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want};
+use finetune::model::stage::{
+    Cancel, Fault, Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want,
+};
 use finetune::numeric::rng::Stream;
 
 /// Loss and gradient of one microbatch, and how they came about.
@@ -82,6 +84,31 @@ fn recomputing_and_threads_do_not_change_a_bit() {
                 assert_eq!(sums, again);
                 assert_eq!(bits(&kept), bits(&gradient), "{keep:?}, {threads} threads, dropout {p}");
             }
+        }
+    });
+}
+
+#[test]
+fn a_cancelled_pass_leaves_nothing_behind() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 5));
+        for keep in [Keep::Everything, Keep::Inputs] {
+            let build = Build { keep, ..Build::whole(&case.config) };
+            let mut stage = Try { build, ..Try::new(case).dropout(0.3) }.stage();
+            let before = gradient(&mut stage, &parameters, &batch);
+            let cancel = Cancel::default();
+            stage.heed(cancel.clone());
+            cancel.raise();
+            assert_eq!(stage.forward(&batch, None, Want::Gradient), Err(Fault::Cancelled));
+            assert_eq!(stage.forward(&batch, None, Want::Loss), Err(Fault::Cancelled));
+            cancel.lower();
+            stage.forward(&batch, None, Want::Gradient).unwrap();
+            cancel.raise();
+            assert_eq!(stage.backward(None, &mut vec![0.0; parameters.len()]), Err(Fault::Cancelled));
+            cancel.lower();
+            assert!(stage.backward(None, &mut vec![0.0; parameters.len()]).is_err(), "its pass is gone");
+            let after = gradient(&mut stage, &parameters, &batch);
+            assert_eq!((before.0, bits(&before.1)), (after.0, bits(&after.1)));
         }
     });
 }

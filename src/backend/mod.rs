@@ -213,6 +213,9 @@ pub enum Fault {
         /// What it said.
         reason: String,
     },
+    /// The caller wanted no result any more, and said so through its cancel flag.
+    #[error("cancelled")]
+    Cancelled,
     /// What was asked for is not finite.
     #[error(
         "{device}: {what} became {value}: the weights, the adapter or the learning rate make numbers too large"

@@ -1,13 +1,15 @@
 //! Layers a..b of a decoder on one backend, as a [`Stage`]. A stage of all layers and two stages of some run the
 //! same verbs on the same values, so they give the same bits.
 
+mod check;
+
 use super::block::{Below, Block, Saved, Streams};
 use super::config::Config;
 use super::head::{Asked, Below as Beneath, Head, HeadGrad};
 use super::layout::{self, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec, MODULES};
-use super::stage::{IGNORE, LossSums, Microbatch, Output, Stage, Targets, Want};
+use super::stage::{Cancel, IGNORE, LossSums, Microbatch, Output, Stage, Targets, Want};
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fault, Fused, TokenRows, View, view, view_mut};
 use crate::numeric::tensor::Tensors;
@@ -57,6 +59,8 @@ pub struct Decoder<B: Backend> {
     /// Cosines and sines for that many positions.
     pub(super) rope: (B::Memory, usize),
     tape: Option<Tape<B>>,
+    /// Looked at between blocks.
+    cancel: Cancel,
 }
 
 /// A forward pass that waits for its backward pass.
@@ -129,7 +133,7 @@ impl<B: Fused> Decoder<B> {
         backend.fill(view_mut(&mut params, 1, layout.len()), 0.0);
         let rope = (backend.memory(0), 0);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
-        let tape = None;
+        let (tape, cancel) = (None, Cancel::default());
         Ok(Decoder {
             backend,
             config,
@@ -144,6 +148,7 @@ impl<B: Fused> Decoder<B> {
             grads,
             rope,
             tape,
+            cancel,
         })
     }
 
@@ -154,42 +159,6 @@ impl<B: Fused> Decoder<B> {
 
     pub(super) fn fault(&self, reason: impl Into<String>) -> Fault {
         Fault::Device { device: self.backend.class(), reason: reason.into() }
-    }
-
-    fn check(&self, batch: &Microbatch) -> Result<(), Fault> {
-        let ascending = batch.bounds.windows(2).all(|w| w[0] < w[1]);
-        let ends = (batch.bounds.first().copied(), batch.bounds.last().map(|&b| b as usize));
-        if !ascending
-            || ends != (Some(0), Some(batch.ids.len()))
-            || batch.rows.len() + 1 != batch.bounds.len()
-        {
-            return Err(self.fault("row bounds do not fit the microbatch's ids"));
-        }
-        self.check_ids(&batch.ids)?;
-        let (targets, limit, count, none) = match (&batch.targets, &self.config.labels) {
-            (Targets::Tokens(t), None) => (t, self.config.vocab, batch.ids.len(), Some(IGNORE)),
-            (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
-            (Targets::Tokens(_), Some(_)) => {
-                return Err(self.fault("a classifier predicts labels, not tokens"));
-            }
-            (Targets::Labels(_), None) => {
-                return Err(self.fault("a language model predicts tokens, not labels"));
-            }
-        };
-        match targets.iter().find(|&&t| Some(t) != none && t as usize >= limit) {
-            Some(t) => Err(self.fault(format!("target {t} is outside the {limit} that the model knows"))),
-            None if targets.len() != count => Err(self.fault("targets do not fit the microbatch")),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn check_ids(&self, ids: &[u32]) -> Result<(), Fault> {
-        match ids.iter().find(|&&id| id as usize >= self.config.vocab) {
-            Some(id) => {
-                Err(self.fault(format!("token id {id} is outside the vocabulary of {}", self.config.vocab)))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Makes the rotation table long enough; it grows by doubling, so that few batches pay for it.
@@ -230,12 +199,15 @@ impl<B: Fused> Decoder<B> {
         Ok(x)
     }
 
-    /// All blocks; what backward needs goes on the tape.
-    fn climb(&mut self, mut x: B::Memory, tape: &mut Tape<B>, want: Want) -> B::Memory {
+    /// All blocks; what backward needs goes on the tape. A cancelled pass leaves `x` where it stands.
+    fn climb(&mut self, mut x: B::Memory, tape: &mut Tape<B>, want: Want) -> (B::Memory, Result<(), Fault>) {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want == Want::Gradient);
         let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
         for block in &self.blocks {
+            if let Err(cancelled) = self.cancel.check() {
+                return (x, Err(cancelled));
+            }
             let (out, saved) = block.forward(&mut self.backend, x, &batch);
             match (want, self.keep) {
                 (Want::Gradient, Keep::Everything) => tape.kept.push(Kept::Everything(saved)),
@@ -246,7 +218,7 @@ impl<B: Fused> Decoder<B> {
             }
             x = out;
         }
-        x
+        (x, self.cancel.check())
     }
 
     /// What the head makes of the last hidden states; with [`Want::Gradient`] their gradient goes on the tape.
@@ -330,6 +302,10 @@ impl<B: Fused> Stage for Decoder<B> {
         Ok(())
     }
 
+    fn heed(&mut self, cancel: Cancel) {
+        self.cancel = cancel;
+    }
+
     fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault> {
         self.release();
         self.check(batch)?;
@@ -341,21 +317,22 @@ impl<B: Fused> Stage for Decoder<B> {
         let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
         let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
         let mut tape = Tape { tokens, step, rows, t, below, kept, residual: None };
-        let x = self.climb(x, &mut tape, want);
-        let output = self.conclude(&x, &mut tape, batch, want);
+        let (x, climbed) = self.climb(x, &mut tape, want);
+        let output = climbed.and_then(|()| self.conclude(&x, &mut tape, batch, want));
         self.backend.recycle(x);
-        if want == Want::Gradient {
-            self.tape = Some(tape);
+        self.tape = Some(tape);
+        if want != Want::Gradient || output.is_err() {
+            self.release();
         }
         output
     }
 
     fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
-        let Some(tape) = self.tape.take() else {
+        let Some(mut tape) = self.tape.take() else {
             return Err(self.fault("backward without a forward pass that asked for it"));
         };
         let (t, c) = (tape.t, self.config.hidden);
-        let mut residual = match (tape.residual, grad) {
+        let mut residual = match (tape.residual.take(), grad) {
             (Some(residual), None) => residual,
             (None, Some(values)) if values.len() == t * c => {
                 let mut memory = self.backend.memory(t * c);
@@ -367,7 +344,15 @@ impl<B: Fused> Stage for Decoder<B> {
         let key = dropout(&self.lora, (tape.step, &tape.rows));
         let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
         let batch = Batch { rows: t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
-        for (i, (block, kept)) in self.blocks.iter().zip(tape.kept).enumerate().rev() {
+        let mut cancelled = Ok(());
+        while let Some(kept) = tape.kept.pop() {
+            cancelled = self.cancel.check();
+            let i = tape.kept.len();
+            let block = &self.blocks[i];
+            if cancelled.is_err() {
+                tape.kept.push(kept);
+                break;
+            }
             let saved = match kept {
                 Kept::Everything(saved) => saved,
                 Kept::Input(x) => block.recompute(&mut self.backend, x, &batch),
@@ -375,6 +360,12 @@ impl<B: Fused> Stage for Decoder<B> {
             let below = if i == 0 { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch);
+        }
+        if let Err(cancelled) = cancelled {
+            self.backend.recycle(residual);
+            self.tape = Some(tape);
+            self.release();
+            return Err(cancelled);
         }
         self.backend.read(view(&self.grads, 1, gradient.len()), gradient)?;
         if tape.below == Below::Nothing {

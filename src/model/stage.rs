@@ -3,6 +3,8 @@
 
 use super::layout::Layout;
 pub use crate::backend::Fault;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// No target at this position.
 pub const IGNORE: u32 = u32::MAX;
@@ -67,6 +69,27 @@ pub struct LossSums {
     pub predictions: Vec<u32>,
 }
 
+/// Raised by whoever no longer wants what a stage computes; the stage looks at it between blocks.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// From now on work is cancelled, until [`Cancel::lower`].
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// The next work is wanted.
+    pub fn lower(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    /// [`Fault::Cancelled`] while it is raised.
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.0.load(Ordering::Acquire) { Err(Fault::Cancelled) } else { Ok(()) }
+    }
+}
+
 /// Layers of a model with their adapters, on some device.
 pub trait Stage {
     /// The part of the flat parameter vector that this stage holds.
@@ -86,6 +109,10 @@ pub trait Stage {
     /// output, None for a last stage. Adds into `gradient` (the stage's layout) nothing: it overwrites it.
     /// Returns the gradient of the stage's input, None for a first stage.
     fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault>;
+
+    /// Forward and backward return [`Fault::Cancelled`] at the next block boundary once this is raised. A stage
+    /// that cannot be interrupted ignores it.
+    fn heed(&mut self, _cancel: Cancel) {}
 }
 
 /// How the next token is chosen.

@@ -5,8 +5,8 @@
 //! microbatch, only the format's own range.
 
 use crate::model::stage::LossSums;
-use crate::numeric::fixed::{self, BadValue};
 use crate::numeric::fixed::CELL;
+use crate::numeric::fixed::{self, BadValue};
 use rayon::prelude::*;
 
 /// What the microbatches of a step amount to.

@@ -1,0 +1,43 @@
+//! What a microbatch must be before a stage runs it: everything that an index of it could miss.
+
+use super::Decoder;
+use crate::backend::{Fault, Fused};
+use crate::model::stage::{IGNORE, Microbatch, Targets};
+
+impl<B: Fused> Decoder<B> {
+    pub(super) fn check(&self, batch: &Microbatch) -> Result<(), Fault> {
+        let ascending = batch.bounds.windows(2).all(|w| w[0] < w[1]);
+        let ends = (batch.bounds.first().copied(), batch.bounds.last().map(|&b| b as usize));
+        if !ascending
+            || ends != (Some(0), Some(batch.ids.len()))
+            || batch.rows.len() + 1 != batch.bounds.len()
+        {
+            return Err(self.fault("row bounds do not fit the microbatch's ids"));
+        }
+        self.check_ids(&batch.ids)?;
+        let (targets, limit, count, none) = match (&batch.targets, &self.config.labels) {
+            (Targets::Tokens(t), None) => (t, self.config.vocab, batch.ids.len(), Some(IGNORE)),
+            (Targets::Labels(t), Some(labels)) => (t, labels.len(), batch.rows.len(), None),
+            (Targets::Tokens(_), Some(_)) => {
+                return Err(self.fault("a classifier predicts labels, not tokens"));
+            }
+            (Targets::Labels(_), None) => {
+                return Err(self.fault("a language model predicts tokens, not labels"));
+            }
+        };
+        match targets.iter().find(|&&t| Some(t) != none && t as usize >= limit) {
+            Some(t) => Err(self.fault(format!("target {t} is outside the {limit} that the model knows"))),
+            None if targets.len() != count => Err(self.fault("targets do not fit the microbatch")),
+            None => Ok(()),
+        }
+    }
+
+    pub(in crate::model) fn check_ids(&self, ids: &[u32]) -> Result<(), Fault> {
+        match ids.iter().find(|&&id| id as usize >= self.config.vocab) {
+            Some(id) => {
+                Err(self.fault(format!("token id {id} is outside the vocabulary of {}", self.config.vocab)))
+            }
+            None => Ok(()),
+        }
+    }
+}
