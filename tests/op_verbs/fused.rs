@@ -93,7 +93,7 @@ fn lm_head_loss_in_chunks() {
 }
 
 /// What lora_linear and lora_linear_grad write: y, h, dx, dA, dB.
-fn projected(cpu: &mut Cpu, m: &[&Mat], dtype: Dtype, write: Write) -> Vec<Vec<f32>> {
+pub fn projected(cpu: &mut Cpu, m: &[&Mat], dtype: Dtype, write: Write) -> Vec<Vec<f32>> {
     let mut held = Vec::new();
     for m in m {
         let mut memory = cpu.memory(m.v.len());
@@ -193,7 +193,7 @@ fn products_of_our_own_equal_those_of_the_crate() {
 }
 
 /// Losses and gradients of a head, and losses asked for alone.
-fn headed(cpu: &mut Cpu, (x, w): (&[f32], &Mat), targets: &[u32]) -> [Vec<f32>; 3] {
+pub fn headed(cpu: &mut Cpu, (x, w): (&[f32], &Mat), targets: &[u32]) -> [Vec<f32>; 3] {
     let (n, c, vocab) = (targets.len(), w.cols, w.rows);
     let head = &weight(cpu, w, Dtype::Bf16);
     let [mut mx, mut losses, mut dx, mut alone] = [n * c, n, n * c, n].map(|len| cpu.memory(len));

@@ -9,6 +9,7 @@
 
 mod attention;
 mod bench;
+mod bf16;
 mod fused;
 mod loss;
 mod products;

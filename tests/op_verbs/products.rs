@@ -24,7 +24,7 @@ pub fn frozen(m: &Mat, dtype: Dtype) -> Vec<u8> {
         match dtype {
             Dtype::F32 => bytes.extend((x as f32).to_le_bytes()),
             Dtype::F16 => bytes.extend(half::f16::from_f64(x).to_le_bytes()),
-            Dtype::Bf16 => bytes.extend(half::bf16::from_f64(x).to_le_bytes()),
+            Dtype::Bf16 => bytes.extend(half::bf16::from_f32(x as f32).to_le_bytes()),
         }
     }
     bytes

@@ -61,54 +61,10 @@ impl Ahead {
     pub fn fetch(&self, _: usize, _: usize) {}
 }
 
-/// A number as it is stored.
-pub trait Stored: Copy + Default + Send + Sync + bytemuck::Pod {
-    /// One of them.
-    fn widen(self) -> f32;
-    /// Values that need no widening.
-    fn plain(_: &[Self]) -> Option<&[f32]> {
-        None
-    }
-}
-
-impl Stored for f32 {
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl Stored for half::bf16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Stored for half::f16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
 /// Never called.
 ///
 /// # Safety
 /// None is needed.
 pub unsafe fn tile(_: &[Part], _: Place) {
     unreachable!("tiles are for AVX-512");
-}
-
-/// Never called.
-///
-/// # Safety
-/// None is needed.
-pub unsafe fn widen<S: Stored>(_: &mut [f32], _: &[S]) {
-    unreachable!("panels are for AVX-512");
-}
-
-/// Never called.
-///
-/// # Safety
-/// None is needed.
-pub unsafe fn transpose<S: Stored>(_: (*mut f32, usize), _: (*const S, usize), _: usize, _: usize, _: f32) {
-    unreachable!("panels are for AVX-512");
 }

@@ -2,6 +2,7 @@
 //! output, while the tile is in registers. [`Cpu::twin`] runs the spelling.
 
 use super::head::{Question, room as head_room};
+use super::left::Left;
 use super::product::{Products, Strided};
 use super::weight::LowRank;
 use super::{Cpu, Memory, Weight};
@@ -31,7 +32,10 @@ impl Fused for Cpu {
             rank,
             scale,
         };
-        w.forward(self.context(), (y.values_mut(), write), x.values(), Some(low));
+        let narrowed = self.narrow(x.values(), x.cols);
+        let left = Left::of(self.context(), x.values(), x.cols, narrowed.as_ref());
+        w.forward(self.context(), (y.values_mut(), write), left, Some(low));
+        narrowed.into_iter().for_each(|m| self.recycle(m));
     }
 
     fn lora_linear_grad(&mut self, dx: (ViewMut<Memory>, Write), w: &Weight, args: LoraGrad<Memory>) {
@@ -55,8 +59,10 @@ impl Fused for Cpu {
         self.matmul(da, Write::Set, Product { a: left, b: x, transpose: Transpose::Left, scale: 1.0 });
         let right = Strided::rows(a.values(), a.cols);
         let low = LowRank { left: left.values(), right, rank, scale: 1.0 };
-        w.backward(self.context(), (dx.values_mut(), write), dy.values(), Some(low));
-        self.recycle(dh);
+        let narrowed = self.narrow(dy.values(), dy.cols);
+        let dy = Left::of(self.context(), dy.values(), dy.cols, narrowed.as_ref());
+        w.backward(self.context(), (dx.values_mut(), write), dy, Some(low));
+        [dh].into_iter().chain(narrowed).for_each(|m| self.recycle(m));
     }
 
     fn lm_head_loss(&mut self, losses: ViewMut<Memory>, dx: Option<ViewMut<Memory>>, args: LmHeadLoss<Self>) {
@@ -71,11 +77,13 @@ impl Fused for Cpu {
             "one target per row of x"
         );
         assert_eq!((losses.rows, losses.cols), (targets.len(), 1), "one loss per row");
-        let q = Question { x: x.values(), cols: x.cols, vocab, targets };
+        let narrowed = self.narrow(x.values(), x.cols);
+        let left = Left::of(self.context(), x.values(), x.cols, narrowed.as_ref());
+        let q = Question { x: left, cols: x.cols, vocab, targets };
         let cols = dx.as_ref().map_or(0, |dx| dx.cols);
         let mut room = self.memory(head_room(self.context(), q, cols));
         let out = (losses.values_mut(), dx.as_mut().map(|dx| dx.values_mut()));
         head.head_loss(self.context(), out, q, room.values_mut());
-        self.recycle(room);
+        [room].into_iter().chain(narrowed).for_each(|m| self.recycle(m));
     }
 }

@@ -4,11 +4,12 @@
 //!
 //! Cuts of the vocabulary depend on V alone, so threads change no bit; cuts of the rows change none anyway.
 
-use super::avx512::Stored;
 use super::isa::kernel;
+use super::left::{self, Left, Precision, Side};
 use super::memory::Memory;
 use super::panels::Panels;
 use super::product::Strided;
+use super::stored::Stored;
 use super::{Context, avx512, loss, math, product_own};
 use crate::backend::Write;
 use std::cell::RefCell;
@@ -26,14 +27,14 @@ const ROWS: usize = 264;
 const LEFT: usize = 160_000;
 
 thread_local! {
-    static LOGITS: RefCell<Memory> = RefCell::new(Memory::zeros(ROWS * STRIDE));
+    static LOGITS: RefCell<Memory> = RefCell::new(Memory::zeros(ROWS * (STRIDE + BLOCK / 2)));
 }
 
 /// What is asked.
 #[derive(Clone, Copy)]
 pub struct Question<'a> {
     /// Hidden states [n, C].
-    pub x: &'a [f32],
+    pub x: Left<'a>,
     /// C
     pub cols: usize,
     /// V
@@ -44,7 +45,7 @@ pub struct Question<'a> {
 
 impl<'a> Question<'a> {
     fn rows(self, rows: Range<usize>) -> Self {
-        let x = &self.x[rows.start * self.cols..rows.end * self.cols];
+        let x = Left { rows: rows.len(), ..self.x.from(rows.start, 0) };
         Question { x, targets: &self.targets[rows], ..self }
     }
 
@@ -164,11 +165,11 @@ fn answer<S: Stored>(cx: Context, panels: &Panels<S>, out: Answer, q: Question, 
     sum.fill(0.0);
     chosen.fill(0.0);
     LOGITS.with_borrow_mut(|logits| {
-        let logits = logits.values_mut();
+        let (logits, words) = logits.values_mut().split_at_mut(ROWS * STRIDE);
         product_own::with_panel(|wide| {
             for from in columns.clone().step_by(BLOCK) {
                 let block = from..(from + BLOCK).min(columns.end);
-                panels.some_forward((&mut *logits, STRIDE), (q.x, n), block.clone(), wide);
+                panels.some_forward((&mut *logits, STRIDE), q.x, block.clone(), wide);
                 for i in 0..n {
                     let row = &mut logits[i * STRIDE..][..block.len()];
                     let target = q.targets[i] as usize;
@@ -185,13 +186,40 @@ fn answer<S: Stored>(cx: Context, panels: &Panels<S>, out: Answer, q: Question, 
                     }
                 }
                 if let Some(w) = weighted.as_deref_mut() {
-                    let e = Strided::rows(logits, STRIDE);
                     let write = if from > columns.start { Write::Add } else { Write::Set };
-                    panels.some_backward((w, write), (e, n), block, wide);
+                    let e = Left {
+                        rows: n,
+                        cols: block.len(),
+                        side: narrow(cx, &mut *logits, words, (n, block.len())),
+                    };
+                    panels.some_backward((w, write), e, block, wide);
                 }
             }
         });
     });
+}
+
+/// Rows of a block as the left factor of the gradient's product.
+fn narrow<'a>(
+    cx: Context,
+    logits: &'a mut [f32],
+    words: &'a mut [f32],
+    (rows, cols): (usize, usize),
+) -> Side<'a> {
+    let each = logits.chunks_mut(STRIDE).take(rows);
+    match cx.precision {
+        Precision::F32 => {}
+        Precision::Bf16Widened => each.for_each(|row| left::round_here(cx.isa, &mut row[..cols])),
+        Precision::Bf16Dot => {
+            let wide = cols.div_ceil(2);
+            let words: &mut [u32] = bytemuck::cast_slice_mut(&mut words[..rows * wide]);
+            for (words, row) in words.chunks_exact_mut(wide).zip(each) {
+                left::pair_rows(words, &row[..cols], cols);
+            }
+            return Side::Pairs(words, wide);
+        }
+    }
+    Side::Floats(Strided::rows(logits, STRIDE))
 }
 
 /// Loss and gradient of one row: number, rows of the block, target, columns of a part.

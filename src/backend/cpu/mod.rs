@@ -11,10 +11,16 @@ mod avx512;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "avx512_absent.rs"]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_bf16;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "avx512_bf16_absent.rs"]
+mod avx512_bf16;
 mod elementwise;
 mod fused;
 mod head;
 mod isa;
+mod left;
 mod loss;
 mod math;
 mod memory;
@@ -24,11 +30,17 @@ mod product;
 mod product_crate;
 mod product_own;
 mod rope;
+#[cfg(target_arch = "x86_64")]
+mod stored;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "stored_absent.rs"]
+mod stored;
 mod threads;
 mod verbs;
 mod weight;
 
 use isa::Isa;
+use left::Precision;
 pub use memory::Memory;
 use memory::Recycling;
 use product::Products;
@@ -40,6 +52,7 @@ pub struct Cpu {
     threads: Threads,
     isa: Isa,
     products: Products,
+    precision: Precision,
     recycling: Recycling,
 }
 
@@ -49,6 +62,7 @@ struct Context<'a> {
     threads: &'a Threads,
     isa: Isa,
     products: Products,
+    precision: Precision,
 }
 
 /// Ids, row bounds and positions of a microbatch.
@@ -65,16 +79,54 @@ pub struct Tokens {
 pub struct Ids(Vec<u32>);
 
 impl Cpu {
-    /// The best instruction set variant of this processor, on that many threads (at least one).
+    /// The best instruction set variant of this processor, on that many threads (at least one), in f32.
     pub fn new(threads: usize) -> Cpu {
         let isa = Isa::detect();
         let products = if isa == Isa::Avx512 { Products::Own } else { Products::Crate };
-        Cpu { threads: Threads::new(threads), isa, products, recycling: Recycling::default() }
+        let (threads, precision) = (Threads::new(threads), Precision::F32);
+        Cpu { threads, isa, products, precision, recycling: Recycling::default() }
     }
 
-    /// The slow twin: products through the `gemm` crate, fused operations spelled in verbs. A class of its own.
+    /// The same with the factors of frozen products rounded to bf16; sums, activations between verbs and all of
+    /// LoRA's own mathematics stay f32.
+    pub fn bf16(threads: usize) -> Cpu {
+        let dot = Cpu::new(threads);
+        let precision = match dot.products {
+            Products::Own if isa::bf16() == isa::Bf16::Fast => Precision::Bf16Dot,
+            _ => Precision::Bf16Widened,
+        };
+        Cpu { precision, ..dot }
+    }
+
+    /// The other bf16 kernel of the same class, None where the processor has one only: it gives the same bits.
+    pub fn bf16_twin(threads: usize) -> Option<Cpu> {
+        let cpu = Cpu::bf16(threads);
+        let precision = match cpu.precision {
+            Precision::Bf16Dot => Precision::Bf16Widened,
+            _ if cpu.products == Products::Own && isa::bf16() != isa::Bf16::None => Precision::Bf16Dot,
+            _ => return None,
+        };
+        Some(Cpu { precision, ..cpu })
+    }
+
+    /// Whether bf16 is worth its rounding here: its instruction does more than the one for f32.
+    pub fn bf16_is_fast() -> bool {
+        isa::bf16() == isa::Bf16::Fast
+    }
+
+    /// The slow twin in f32: products through the `gemm` crate, fused operations spelled in verbs. A class of its
+    /// own.
     pub fn twin(threads: usize) -> Cpu {
-        Cpu { products: Products::Crate, ..Cpu::new(threads) }
+        Cpu::new(threads).spelled()
+    }
+
+    /// The slow twin in the same precision.
+    pub fn spelled(self) -> Cpu {
+        let precision = match self.precision {
+            Precision::F32 => Precision::F32,
+            _ => Precision::Bf16Widened,
+        };
+        Cpu { products: Products::Crate, precision, ..self }
     }
 
     /// The same with memory that is handed out full of NaN: for tests, in any build.
@@ -83,6 +135,6 @@ impl Cpu {
     }
 
     fn context(&self) -> Context<'_> {
-        Context { threads: &self.threads, isa: self.isa, products: self.products }
+        Context { threads: &self.threads, isa: self.isa, products: self.products, precision: self.precision }
     }
 }

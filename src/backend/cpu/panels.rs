@@ -1,13 +1,18 @@
 //! A frozen matrix in panels, packed once: [N / 32][K][32], so that 32 outputs lie side by side for every input,
-//! in the dtype of the file. What is widened to f32 is one panel's slice at a time, in L2.
+//! in the dtype of the file. What is widened to f32 is one panel's slice at a time, in L2; bf16 numbers, which lie
+//! in pairs along K, are widened for the f32 kernel and taken as they are by the one for bf16.
 //!
-//! One layout serves both directions. Forward takes a slice of a panel as it is; the input gradient, whose
-//! inner dimension is N, turns blocks of 16 x 16 while it widens them (3 % of the product at 256 rows).
+//! One layout serves both directions. Forward takes a slice of a panel as it lies; the input gradient, whose
+//! inner dimension is N, turns blocks of 16 outputs while it widens them or pairs them anew (3 % of the product at
+//! 256 rows; a second copy of the weights would save that).
 
 use super::Context;
-use super::avx512::{self, Ahead, COLS, Stored};
+use super::avx512::{self, Ahead, COLS};
+use super::avx512_bf16::{self, Pairs};
+use super::left::{Left, Side};
 use super::product::{Strided, Target};
-use super::product_own::{self, SLICE, Share};
+use super::product_own::{self, SLICE};
+use super::stored::Stored;
 use super::threads::{Shared, Threads};
 use crate::backend::Write;
 use std::ops::Range;
@@ -16,10 +21,10 @@ use std::ops::Range;
 pub const RANK: usize = SLICE;
 
 /// N x K numbers.
-pub struct Panels<S> {
+pub struct Panels<S: Stored> {
     rows: usize,
     cols: usize,
-    data: Vec<S>,
+    data: Vec<S::Word>,
 }
 
 /// A product that is added while the tile is in registers: left [T, R], right as a tile wants it (R rows), and
@@ -39,41 +44,45 @@ pub struct Added<'a> {
 impl<S: Stored> Panels<S> {
     /// From row-major numbers; `number(i)` is the i-th.
     pub fn pack(threads: &Threads, (rows, cols): (usize, usize), number: impl Fn(usize) -> S + Sync) -> Self {
-        let mut data = vec![S::default(); rows.div_ceil(COLS) * cols * COLS];
-        threads.chunks(&mut data, cols * COLS, |p, panel| {
+        let deep = cols.div_ceil(S::DEPTH);
+        let mut data = vec![S::Word::default(); rows.div_ceil(COLS) * deep * COLS];
+        threads.chunks(&mut data, deep * COLS, |p, panel| {
             for lane in 0..COLS.min(rows - p * COLS) {
                 let from = (p * COLS + lane) * cols;
                 for (k, out) in panel.iter_mut().skip(lane).step_by(COLS).enumerate() {
-                    *out = number(from + k);
+                    let k = k * S::DEPTH;
+                    let second = if k + 1 < cols { number(from + k + 1) } else { S::default() };
+                    *out = S::word([number(from + k), second]);
                 }
             }
         });
         Panels { rows, cols, data }
     }
 
+    /// Words of a column of a panel.
+    fn deep(&self) -> usize {
+        self.cols.div_ceil(S::DEPTH)
+    }
+
     /// out = row `id`
     pub fn row(&self, out: &mut [f32], id: usize) {
-        let panel = &self.data[id / COLS * self.cols * COLS..][..self.cols * COLS];
-        out.iter_mut().zip(panel.iter().skip(id % COLS).step_by(COLS)).for_each(|(o, v)| *o = v.widen());
+        let panel = &self.data[id / COLS * self.deep() * COLS..][..self.deep() * COLS];
+        for (out, &word) in out.chunks_mut(S::DEPTH).zip(panel.iter().skip(id % COLS).step_by(COLS)) {
+            out.iter_mut().enumerate().for_each(|(i, o)| *o = S::widen(word, i));
+        }
     }
 
     /// y[T, N] (=|+=) x wᵀ [+ what is added]
-    pub fn forward(&self, cx: Context, y: Target, x: (&[f32], usize), added: Option<Added>) {
-        let (x, t) = (Strided::rows(x.0, self.cols), x.1);
-        check(added, (t, self.rows));
-        product_own::areas(cx, t, self.rows.div_ceil(COLS), |area| {
+    pub fn forward(&self, cx: Context, y: Target, x: Left, added: Option<Added>) {
+        check(added, (x.rows, self.rows));
+        product_own::areas(cx, x.rows, self.rows.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);
                 for (from, k) in product_own::slices(self.cols) {
                     let added = added.filter(|_| from + k == self.cols);
                     for p in area.panels.clone() {
-                        let part = &self.data[(p * self.cols + from) * COLS..][..k * COLS];
-                        let right = S::plain(part).unwrap_or_else(|| {
-                            // SAFETY: panels are made for AVX-512 only.
-                            unsafe { avx512::widen(&mut wide[..k * COLS], part) };
-                            &wide[..k * COLS]
-                        });
-                        let share = (x.from(area.row, from), k, right.as_ptr(), COLS);
+                        let right = self.upright(wide, p * COLS, (from, k), x.side);
+                        let share = Share { left: x.from(area.row, from), k, right };
                         let here = slice_of(y.from(area.row, p * COLS), from);
                         let size = (area.rows, COLS.min(self.rows - p * COLS));
                         let ahead = self.next_forward(p + 1, from, k);
@@ -85,17 +94,16 @@ impl<S: Stored> Panels<S> {
     }
 
     /// dx[T, K] (=|+=) dy w [+ what is added]
-    pub fn backward(&self, cx: Context, dx: Target, dy: (&[f32], usize), added: Option<Added>) {
-        let (dy, t) = (Strided::rows(dy.0, self.rows), dy.1);
-        check(added, (t, self.cols));
-        product_own::areas(cx, t, self.cols.div_ceil(COLS), |area| {
+    pub fn backward(&self, cx: Context, dx: Target, dy: Left, added: Option<Added>) {
+        check(added, (dy.rows, self.cols));
+        product_own::areas(cx, dy.rows, self.cols.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);
                 for (from, n) in product_own::slices(self.rows) {
                     let added = added.filter(|_| from + n == self.rows);
                     for p in area.panels.clone() {
-                        self.turn(wide, p * COLS, (from, n));
-                        let share = (dy.from(area.row, from), n, wide.as_ptr(), COLS);
+                        let right = self.turned(wide, p * COLS, (from, n), dy.side);
+                        let share = Share { left: dy.from(area.row, from), k: n, right };
                         let here = slice_of(dx.from(area.row, p * COLS), from);
                         let size = (area.rows, COLS.min(self.cols - p * COLS));
                         let ahead = self.next_backward((p + 1) * COLS, from, n);
@@ -107,26 +115,21 @@ impl<S: Stored> Panels<S> {
     }
 
     /// out[n, outputs] = x wᵀ for some outputs, from a multiple of 32 on, on the caller's thread; `out` comes with
-    /// the distance between its rows, x with n, and `wide` is the room of [`product_own::with_panel`].
+    /// the distance between its rows, and `wide` is the room of [`product_own::with_panel`].
     pub fn some_forward(
         &self,
         (out, stride): (&mut [f32], usize),
-        (x, n): (&[f32], usize),
+        x: Left,
         outputs: Range<usize>,
         wide: &mut [f32],
     ) {
-        let (x, out) = (Strided::rows(x, self.cols), Shared::new(out));
+        let out = Shared::new(out);
         for (from, k) in product_own::slices(self.cols) {
             for first in outputs.clone().step_by(COLS) {
-                let part = &self.data[(first * self.cols + from * COLS)..][..k * COLS];
-                let right = S::plain(part).unwrap_or_else(|| {
-                    // SAFETY: panels are made for AVX-512 only.
-                    unsafe { avx512::widen(&mut wide[..k * COLS], part) };
-                    &wide[..k * COLS]
-                });
+                let right = self.upright(&mut *wide, first, (from, k), x.side);
                 let target = Target { out: &out, at: first - outputs.start, stride, write: Write::Set };
-                let share = (x.from(0, from), k, right.as_ptr(), COLS);
-                let size = (n, COLS.min(outputs.end - first));
+                let share = Share { left: x.from(0, from), k, right };
+                let size = (x.rows, COLS.min(outputs.end - first));
                 let ahead = self.next_forward(first / COLS + 1, from, k);
                 tiles(slice_of(target, from), size, (share, ahead), (None, 0, 0), &mut []);
             }
@@ -137,59 +140,99 @@ impl<S: Stored> Panels<S> {
     pub fn some_backward(
         &self,
         (out, write): (&mut [f32], Write),
-        (e, n): (Strided, usize),
+        e: Left,
         outputs: Range<usize>,
         wide: &mut [f32],
     ) {
         let out = Shared::new(out);
         for col in (0..self.cols).step_by(COLS) {
-            self.turn(wide, col, (outputs.start, outputs.len()));
-            let share = (e, outputs.len(), wide.as_ptr(), COLS);
+            let right = self.turned(&mut *wide, col, (outputs.start, outputs.len()), e.side);
+            let share = Share { left: e, k: outputs.len(), right };
             let target = Target { out: &out, at: col, stride: self.cols, write };
-            tiles(target, (n, COLS.min(self.cols - col)), (share, None), (None, 0, 0), &mut []);
+            tiles(target, (e.rows, COLS.min(self.cols - col)), (share, None), (None, 0, 0), &mut []);
         }
     }
 
     /// A slice of panel p.
     fn next_forward(&self, p: usize, from: usize, k: usize) -> Option<Ahead> {
-        let at = (p * self.cols + from) * COLS;
-        let run = k * COLS * size_of::<S>();
-        self.data.get(at..).filter(|d| !d.is_empty()).map(|d| Ahead {
-            at: d.as_ptr().cast(),
-            run,
-            runs: 1,
-            stride: run,
-        })
+        let at = (p * self.deep() + from / S::DEPTH) * COLS;
+        let run = k.div_ceil(S::DEPTH) * COLS * size_of::<S::Word>();
+        let rest = self.data.get(at..).filter(|d| !d.is_empty())?;
+        Some(Ahead { at: rest.as_ptr().cast(), run, runs: 1, stride: run })
     }
 
     /// Columns k .. k + 32 of rows from .. from + n.
     fn next_backward(&self, k: usize, from: usize, n: usize) -> Option<Ahead> {
-        let width = COLS.min(self.cols.checked_sub(k).filter(|&left| left > 0)?) * COLS * size_of::<S>();
-        let at = self.data.get((from / COLS * self.cols + k) * COLS..)?.as_ptr().cast();
-        let stride = self.cols * COLS * size_of::<S>();
-        Some(Ahead { at, run: width, runs: n.div_ceil(COLS), stride })
+        let words = (COLS / S::DEPTH).min(self.deep().checked_sub(k / S::DEPTH).filter(|&left| left > 0)?);
+        let at = self.data.get((from / COLS * self.deep() + k / S::DEPTH) * COLS..)?.as_ptr().cast();
+        let (run, stride) = (words * COLS * size_of::<S::Word>(), self.deep() * COLS * size_of::<S::Word>());
+        Some(Ahead { at, run, runs: n.div_ceil(COLS), stride })
     }
 
-    /// out[n - from][32] = columns k .. k + 32 of rows from .. from + n; `from` is a multiple of 32.
-    fn turn(&self, out: &mut [f32], k: usize, (from, n): (usize, usize)) {
-        let out = &mut out[..n * COLS];
-        for row in (0..n).step_by(16) {
-            let (panel, lane) = ((from + row) / COLS, (from + row) % COLS);
-            for half in [0, 16] {
-                let ks = 16.min(self.cols.saturating_sub(k + half));
-                let at = (panel * self.cols + (k + half).min(self.cols - 1)) * COLS + lane;
-                let x = self.data[at..].as_ptr();
-                let count = 16.min(n - row);
-                assert!(ks == 0 || at + (ks - 1) * COLS + count <= self.data.len(), "inside the panel");
-                // SAFETY: panels are made for AVX-512 only; the source is inside `data`, 16 values fit into
-                // each of `count` rows of `out` from column `half` on.
-                unsafe {
-                    let to = out[row * COLS + half..].as_mut_ptr();
-                    avx512::transpose((to, COLS), (x, COLS), ks, count, 1.0);
-                }
+    /// Terms from .. from + k of outputs first .. first + 32, a panel, as a tile with that left factor reads them.
+    fn upright<'a>(
+        &'a self,
+        wide: &'a mut [f32],
+        first: usize,
+        (from, k): (usize, usize),
+        left: Side,
+    ) -> Right<'a> {
+        let at = first / COLS * self.deep() + from / S::DEPTH;
+        let part = &self.data[at * COLS..][..k.div_ceil(S::DEPTH) * COLS];
+        match (left, S::pairs(part), S::plain(part)) {
+            (Side::Pairs(..), Some(pairs), _) => Right::Pairs(pairs),
+            (Side::Pairs(..), None, _) => unreachable!("products of bf16 have panels of bf16"),
+            (Side::Floats(_), _, Some(plain)) => Right::Floats(plain),
+            (Side::Floats(_), _, None) => {
+                // SAFETY: panels are made for AVX-512 only.
+                unsafe { S::widen_rows(&mut wide[..k * COLS], part) };
+                Right::Floats(&wide[..k * COLS])
             }
         }
     }
+
+    /// Columns k .. k + 32 of rows from .. from + n, `from` a multiple of 32, as a tile reads them.
+    fn turned<'a>(&self, wide: &'a mut [f32], k: usize, (from, n): (usize, usize), left: Side) -> Right<'a> {
+        let words = (COLS / S::DEPTH).min(self.deep() - k / S::DEPTH);
+        let pairs = matches!(left, Side::Pairs(..));
+        let wide = &mut wide[..if pairs { n.next_multiple_of(16) / 2 } else { n } * COLS];
+        for row in (0..n).step_by(16) {
+            let at = ((from + row) / COLS * self.deep() + k / S::DEPTH) * COLS + (from + row) % COLS;
+            let x = &self.data[at..];
+            assert!((words - 1) * COLS + 16 <= x.len(), "inside the panel");
+            // SAFETY: panels are made for AVX-512 only; the source is inside `data`, and so are the rows of
+            // `wide` that are written.
+            match S::pairs(x).filter(|_| pairs) {
+                Some(x) => unsafe { turn_to_pairs(wide[row / 2 * COLS..].as_mut_ptr().cast(), x, words) },
+                None => unsafe {
+                    S::turn(wide[row * COLS..].as_mut_ptr(), x.as_ptr(), (words, 16.min(n - row)));
+                },
+            }
+        }
+        if pairs { Right::Pairs(bytemuck::cast_slice(wide)) } else { Right::Floats(wide) }
+    }
+}
+
+/// Pairs along N of 16 outputs and 32 numbers of which there are that many words.
+unsafe fn turn_to_pairs(out: *mut u32, x: &[u32], words: usize) {
+    for half in [0, 8] {
+        let x = x[(half * COLS).min(x.len())..].as_ptr();
+        // SAFETY: the caller has checked source and target.
+        unsafe { avx512_bf16::turn_pairs(out.add(2 * half), x, words.saturating_sub(half).min(8)) };
+    }
+}
+
+/// A slice of one product.
+struct Share<'a> {
+    left: Left<'a>,
+    k: usize,
+    right: Right<'a>,
+}
+
+/// A panel [k][32], or [k / 2][32] in pairs.
+enum Right<'a> {
+    Floats(&'a [f32]),
+    Pairs(&'a [u32]),
 }
 
 /// The factors of what is added have the rows and columns that tiles read without looking.
@@ -205,7 +248,7 @@ fn slice_of(target: Target, from: usize) -> Target {
     Target { write: if from > 0 { Write::Add } else { target.write }, ..target }
 }
 
-/// One slice of one panel, with the added product if this is the last slice.
+/// One slice of one panel, with the added product if this is the last slice. Meanwhile `ahead` comes nearer.
 fn tiles(
     target: Target,
     size: (usize, usize),
@@ -218,13 +261,47 @@ fn tiles(
         product_own::lay_out(low, a.right.from(0, col), (a.rank, size.1), a.scale);
         (a.left.from(row, 0), a.rank, low.as_ptr(), COLS)
     });
-    // SAFETY: the output was checked, and its rows and columns belong to this task; both right factors are
-    // panels of as many rows as terms.
+    // SAFETY: the output was checked, and its rows and columns belong to this task; right factors are panels of
+    // as many rows as terms, and left factors have the rows and terms of the share.
     unsafe {
-        match second {
-            Some(second) => product_own::rows_of_tiles(target, size, &[share, second], 1.0, ahead),
-            None => product_own::rows_of_tiles(target, size, &[share], 1.0, ahead),
+        match (share.left.side, share.right) {
+            (Side::Floats(left), Right::Floats(right)) => {
+                let first = (left, share.k, right.as_ptr(), COLS);
+                match second {
+                    Some(second) => product_own::rows_of_tiles(target, size, &[first, second], 1.0, ahead),
+                    None => product_own::rows_of_tiles(target, size, &[first], 1.0, ahead),
+                }
+            }
+            (Side::Pairs(left, row), Right::Pairs(right)) => {
+                let k = share.k.div_ceil(2);
+                assert!((size.0 - 1) * row + k <= left.len() && k * COLS <= right.len(), "factors are there");
+                let pairs = Pairs { k, a: left.as_ptr(), row, b: right.as_ptr() };
+                rows_of_pair_tiles(target, size, (pairs, second), ahead);
+            }
+            _ => unreachable!("both factors are of one kind"),
         }
+    }
+}
+
+/// As [`product_own::rows_of_tiles`].
+///
+/// # Safety
+/// As there; and the processor has AVX-512 BF16.
+unsafe fn rows_of_pair_tiles(
+    target: Target,
+    (m, cols): (usize, usize),
+    (pairs, second): (Pairs, Option<product_own::Share>),
+    ahead: Option<Ahead>,
+) {
+    for i in (0..m).step_by(avx512::ROWS) {
+        if let Some(ahead) = ahead {
+            ahead.fetch(i / avx512::ROWS, m.div_ceil(avx512::ROWS));
+        }
+        let here = Pairs { a: pairs.a.wrapping_add(i * pairs.row), ..pairs };
+        let part = second.map(|second| product_own::part(&second, i));
+        let place = product_own::place(target, i, (avx512::ROWS.min(m - i), cols), 1.0);
+        // SAFETY: the caller's promise.
+        unsafe { avx512_bf16::tile(here, part, place) };
     }
 }
 
@@ -249,7 +326,8 @@ mod tests {
             let target = Target { out: &shared, at: 0, stride: outs, write: Write::Set };
             let left = Strided::rows(&values[..left_rows * rank], rank);
             let right = Strided::rows(&values[..right_rows * outs], outs);
-            let (x, added) = ((&values[..t * ins], t), Some(Added { left, right, rank, scale: 1.0 }));
+            let x = Left::floats(&values[..t * ins], ins);
+            let added = Some(Added { left, right, rank, scale: 1.0 });
             match back {
                 true => panels.backward(cpu.context(), target, x, added),
                 false => panels.forward(cpu.context(), target, x, added),

@@ -9,6 +9,7 @@ use super::Context;
 use super::avx512::{self, Ahead, COLS, Part, Place};
 use super::memory::Memory;
 use super::product::{Factors, Sizes, Strided, Target};
+use super::stored;
 use crate::backend::Write;
 use std::cell::RefCell;
 
@@ -156,27 +157,34 @@ pub unsafe fn rows_of_tiles(
     scale: f32,
     ahead: Option<Ahead>,
 ) {
-    let (add, of) = (target.write == Write::Add, m.div_ceil(avx512::ROWS));
+    let of = m.div_ceil(avx512::ROWS);
     for i in (0..m).step_by(avx512::ROWS) {
         let rows = avx512::ROWS.min(m - i);
         if let Some(ahead) = ahead {
             ahead.fetch(i / avx512::ROWS, of);
         }
-        let part = |&(a, k, b, stride): &Share| {
-            let a = a.from(i, 0);
-            Part { k, a: a.data.as_ptr(), row: a.row, col: a.col, b, stride }
-        };
-        let at = target.out.pointer(target.at + i * target.stride);
-        let place = Place { at, stride: target.stride, rows, cols, scale, add };
+        let place = place(target, i, (rows, cols), scale);
         // SAFETY: the caller's promise.
         unsafe {
             match shares {
-                [one] => avx512::tile(&[part(one)], place),
-                [one, two] => avx512::tile(&[part(one), part(two)], place),
+                [one] => avx512::tile(&[part(one, i)], place),
+                [one, two] => avx512::tile(&[part(one, i), part(two, i)], place),
                 _ => unreachable!("one share or two"),
             }
         }
     }
+}
+
+/// A share from row i on.
+pub fn part(&(a, k, b, stride): &Share, i: usize) -> Part {
+    let a = a.from(i, 0);
+    Part { k, a: a.data.as_ptr(), row: a.row, col: a.col, b, stride }
+}
+
+/// The place of a tile whose first row is i.
+pub fn place(target: Target, i: usize, (rows, cols): (usize, usize), scale: f32) -> Place {
+    let at = target.out.pointer(target.at + i * target.stride);
+    Place { at, stride: target.stride, rows, cols, scale, add: target.write == Write::Add }
 }
 
 /// panel[k][32] = scale * b, zeros beyond its columns.
@@ -192,7 +200,7 @@ pub fn lay_out(panel: &mut [f32], b: Strided, (k, cols): (usize, usize), scale: 
                 // the panel holds 16 values from i on.
                 unsafe {
                     let out = panel.as_mut_ptr().add(j * COLS + i);
-                    avx512::transpose((out, COLS), (from.data.as_ptr(), b.col), rows, 16.min(k - j), scale);
+                    stored::transpose((out, COLS), (from.data.as_ptr(), b.col), (rows, 16.min(k - j)), scale);
                 }
             }
         }

@@ -4,6 +4,7 @@ use super::attention::{self, Inputs, Segment};
 use super::attention_grad::{self, Outputs, Saved};
 use super::elementwise::{self, Mask};
 use super::isa::Isa;
+use super::left::{Left, Precision};
 use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
 use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm};
@@ -35,17 +36,19 @@ impl Backend for Cpu {
 
     fn class(&self) -> String {
         let name = self.isa.name();
+        let dtype = if self.precision == Precision::F32 { "f32" } else { "bf16" };
         // Where products could be our own and are not, sums are in another order: another class.
         match (self.isa, self.products) {
-            (Isa::Avx512, Products::Crate) => format!("cpu-{name}-crate-f32"),
-            _ => format!("cpu-{name}-f32"),
+            (Isa::Avx512, Products::Crate) => format!("cpu-{name}-crate-{dtype}"),
+            _ => format!("cpu-{name}-{dtype}"),
         }
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
-        match self.products {
-            Products::Own => dtype.size(),
-            Products::Crate => Dtype::F32.size(),
+        match (self.products, self.precision) {
+            (Products::Own, Precision::F32) => dtype.size(),
+            (Products::Own, _) => Dtype::Bf16.size(),
+            (Products::Crate, _) => Dtype::F32.size(),
         }
     }
 
@@ -133,13 +136,19 @@ impl Backend for Cpu {
     fn linear(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
         same_shape((y.rows, y.cols), (x.rows, w.rows()));
         assert_eq!(x.cols, w.cols(), "x has as many columns as the weight");
-        w.forward(self.context(), (y.values_mut(), write), x.values(), None);
+        let narrowed = self.narrow(x.values(), x.cols);
+        let left = Left::of(self.context(), x.values(), x.cols, narrowed.as_ref());
+        w.forward(self.context(), (y.values_mut(), write), left, None);
+        narrowed.into_iter().for_each(|m| self.recycle(m));
     }
 
     fn linear_grad(&mut self, mut dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols()));
         assert_eq!(dy.cols, w.rows(), "dy has as many columns as the weight has rows");
-        w.backward(self.context(), (dx.values_mut(), write), dy.values(), None);
+        let narrowed = self.narrow(dy.values(), dy.cols);
+        let left = Left::of(self.context(), dy.values(), dy.cols, narrowed.as_ref());
+        w.backward(self.context(), (dx.values_mut(), write), left, None);
+        narrowed.into_iter().for_each(|m| self.recycle(m));
     }
 
     fn matmul(&mut self, mut out: ViewMut<Memory>, write: Write, product_of: Product<Memory>) {

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::head::{self, Question};
+use super::left::{self, Left, Precision, Side};
 use super::panels::{Added, Panels, RANK};
 use super::product::{Factors, Products, Sizes, Strided, Target, product};
 use super::threads::Shared;
@@ -37,7 +38,8 @@ pub struct LowRank<'a> {
 }
 
 impl Weight {
-    /// Packs what a file holds, without rounding: f32 numbers that are all bf16 numbers are kept as such.
+    /// Packs what a file holds: in f32 without rounding (f32 numbers that are all bf16 numbers are kept as such),
+    /// else rounded to bf16.
     pub(super) fn pack(cx: Context, source: Frozen) -> Result<Weight, Fault> {
         let Frozen { rows, cols, dtype, bytes } = source;
         let needed = rows * cols * dtype.size();
@@ -46,19 +48,24 @@ impl Weight {
             return Err(Fault::Device { device: "cpu".into(), reason });
         }
         let shape = (rows, cols);
-        let wide = |i: usize| [bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]];
+        let wide = |i: usize| f32::from_le_bytes(std::array::from_fn(|b| bytes[4 * i + b]));
         let half = |i: usize| [bytes[2 * i], bytes[2 * i + 1]];
-        let values = match (cx.products, dtype) {
-            (Products::Crate, _) => Values::Rows(dtype.widen(bytes)),
-            (_, Dtype::Bf16) => {
-                Values::Bf16(Panels::pack(cx.threads, shape, |i| bf16::from_le_bytes(half(i))))
+        let number = |i: usize| match dtype {
+            Dtype::F32 => wide(i),
+            Dtype::F16 => f16::from_le_bytes(half(i)).to_f32(),
+            Dtype::Bf16 => bf16::from_le_bytes(half(i)).to_f32(),
+        };
+        let short = |x: f32| bf16::from_bits((x.to_bits() >> 16) as u16);
+        let exact = dtype == Dtype::F32 && bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0);
+        let values = match (cx.products, cx.precision, dtype) {
+            (Products::Crate, Precision::F32, _) => Values::Rows(dtype.widen(bytes)),
+            (Products::Crate, ..) => Values::Rows((0..rows * cols).map(|i| left::round(number(i))).collect()),
+            (_, Precision::F32, Dtype::F16) => {
+                Values::F16(Panels::pack(cx.threads, shape, |i| f16::from_le_bytes(half(i))))
             }
-            (_, Dtype::F16) => Values::F16(Panels::pack(cx.threads, shape, |i| f16::from_le_bytes(half(i)))),
-            (_, Dtype::F32) if bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0) => {
-                let high = |i: usize| bf16::from_le_bytes([wide(i)[2], wide(i)[3]]);
-                Values::Bf16(Panels::pack(cx.threads, shape, high))
-            }
-            (_, Dtype::F32) => Values::F32(Panels::pack(cx.threads, shape, |i| f32::from_le_bytes(wide(i)))),
+            (_, Precision::F32, Dtype::F32) if !exact => Values::F32(Panels::pack(cx.threads, shape, wide)),
+            (_, Precision::F32, _) => Values::Bf16(Panels::pack(cx.threads, shape, |i| short(number(i)))),
+            _ => Values::Bf16(Panels::pack(cx.threads, shape, |i| short(left::round(number(i))))),
         };
         Ok(Weight { rows, cols, values })
     }
@@ -84,46 +91,44 @@ impl Weight {
     }
 
     /// y[T, N] (=|+=) x wᵀ [+ scale * left right]
-    pub(super) fn forward(&self, cx: Context, y: (&mut [f32], Write), x: &[f32], low: Option<LowRank>) {
+    pub(super) fn forward(&self, cx: Context, y: (&mut [f32], Write), x: Left, low: Option<LowRank>) {
         let (y, write) = y;
-        let t = x.len() / self.cols.max(1);
-        if let Values::Rows(values) = &self.values {
+        let t = x.rows;
+        if let (Values::Rows(values), Side::Floats(a)) = (&self.values, x.side) {
             let sizes = Sizes { m: t, n: self.rows, k: self.cols };
             let b = Strided::rows(values, self.cols).transposed();
-            let f = Factors { a: Strided::rows(x, self.cols), b, scale: 1.0 };
-            product(cx, (&mut *y, self.rows), write, sizes, f);
+            product(cx, (&mut *y, self.rows), write, sizes, Factors { a, b, scale: 1.0 });
             return self.add_low(cx, (y, self.rows), t, low);
         }
         let (fits, rest) = split(low);
         let out = Shared::new(&mut *y);
         let target = Target { out: &out, at: 0, stride: self.rows, write };
         match &self.values {
-            Values::F32(p) => p.forward(cx, target, (x, t), fits),
-            Values::F16(p) => p.forward(cx, target, (x, t), fits),
-            Values::Bf16(p) => p.forward(cx, target, (x, t), fits),
+            Values::F32(p) => p.forward(cx, target, x, fits),
+            Values::F16(p) => p.forward(cx, target, x, fits),
+            Values::Bf16(p) => p.forward(cx, target, x, fits),
             Values::Rows(_) => {}
         }
         self.add_low(cx, (y, self.rows), t, rest);
     }
 
     /// dx[T, K] (=|+=) dy w [+ scale * left right]
-    pub(super) fn backward(&self, cx: Context, dx: (&mut [f32], Write), dy: &[f32], low: Option<LowRank>) {
+    pub(super) fn backward(&self, cx: Context, dx: (&mut [f32], Write), dy: Left, low: Option<LowRank>) {
         let (dx, write) = dx;
-        let t = dy.len() / self.rows.max(1);
-        if let Values::Rows(values) = &self.values {
+        let t = dy.rows;
+        if let (Values::Rows(values), Side::Floats(a)) = (&self.values, dy.side) {
             let sizes = Sizes { m: t, n: self.cols, k: self.rows };
             let b = Strided::rows(values, self.cols);
-            let f = Factors { a: Strided::rows(dy, self.rows), b, scale: 1.0 };
-            product(cx, (&mut *dx, self.cols), write, sizes, f);
+            product(cx, (&mut *dx, self.cols), write, sizes, Factors { a, b, scale: 1.0 });
             return self.add_low(cx, (dx, self.cols), t, low);
         }
         let (fits, rest) = split(low);
         let out = Shared::new(&mut *dx);
         let target = Target { out: &out, at: 0, stride: self.cols, write };
         match &self.values {
-            Values::F32(p) => p.backward(cx, target, (dy, t), fits),
-            Values::F16(p) => p.backward(cx, target, (dy, t), fits),
-            Values::Bf16(p) => p.backward(cx, target, (dy, t), fits),
+            Values::F32(p) => p.backward(cx, target, dy, fits),
+            Values::F16(p) => p.backward(cx, target, dy, fits),
+            Values::Bf16(p) => p.backward(cx, target, dy, fits),
             Values::Rows(_) => {}
         }
         self.add_low(cx, (dx, self.cols), t, rest);

@@ -1,0 +1,197 @@
+//! The AVX-512 BF16 kernel of matrix products: a tile as in `avx512.rs` whose factors are pairs of bf16 numbers.
+//!
+//! `_mm512_dpbf16_ps` is two fused multiply-adds, the upper numbers of the pairs first, each rounded to nearest
+//! even; what is smaller than a normal number counts as 0. (So says the manual; `the_dot_product_is_two_fused_
+//! multiply_adds` asks the processor.) With the number of even k in the upper half a tile's value is the chain
+//! over ascending k that the f32 tile computes of the same rounded numbers: that tile is the slow twin, and,
+//! where this instruction runs at half the rate, the fast one.
+
+use super::avx512::{COLS, Part, Place, chain, put};
+use super::stored::across;
+use std::arch::x86_64::*;
+
+/// Sum over pairs k of a[i * row + k] . b[k * 32 + j].
+#[derive(Debug, Clone, Copy)]
+pub struct Pairs {
+    /// Pairs.
+    pub k: usize,
+    /// Left factor, read one pair at a time.
+    pub a: *const u32,
+    /// Distance between rows of a.
+    pub row: usize,
+    /// Right factor, rows of 32 pairs.
+    pub b: *const u32,
+}
+
+/// out = [out +] scale * (sum of the pairs, then of the f32 part)
+///
+/// # Safety
+/// As [`super::avx512::tile`]; the processor has AVX-512 BF16. All of b's 32 pairs in a row are read.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub unsafe fn tile(pairs: Pairs, part: Option<Part>, place: Place) {
+    macro_rules! by_rows {
+        ($vectors:literal: $($rows:literal)*) => {
+            match place.rows {
+                // SAFETY: the caller's promise.
+                $($rows => unsafe { fixed::<$rows, $vectors>(pairs, part, place) },)*
+                _ => unreachable!("a tile has 1 to 12 rows"),
+            }
+        };
+    }
+    if place.cols > 16 {
+        by_rows!(2: 1 2 3 4 5 6 7 8 9 10 11 12);
+    } else {
+        by_rows!(1: 1 2 3 4 5 6 7 8 9 10 11 12);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, part: Option<Part>, place: Place) {
+    let mut sum = [[_mm512_setzero_ps(); NV]; MR];
+    place.near::<MR, NV>();
+    let far = |rows: usize| pairs.a.wrapping_add(rows * pairs.row);
+    let (mut a, mut b) = ([pairs.a, far(3), far(6), far(9)], pairs.b);
+    for _ in 0..pairs.k {
+        let mut v = [_mm512_setzero_si512(); NV];
+        for (j, v) in v.iter_mut().enumerate() {
+            // SAFETY: a row of b has 32 pairs.
+            *v = unsafe { _mm512_loadu_si512(b.add(16 * j).cast()) };
+        }
+        for i in 0..MR {
+            // SAFETY: row i of a exists, says the caller; pairs of bf16 are 32 bits, whatever they are called.
+            unsafe {
+                let x: __m512bh =
+                    std::mem::transmute(_mm512_set1_epi32(*a[i / 3].add(i % 3 * pairs.row) as i32));
+                for j in 0..NV {
+                    sum[i][j] =
+                        _mm512_dpbf16_ps(sum[i][j], x, std::mem::transmute::<__m512i, __m512bh>(v[j]));
+                }
+            }
+        }
+        a.iter_mut().for_each(|a| *a = a.wrapping_add(1));
+        b = b.wrapping_add(COLS);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(part) = part {
+            chain(&mut sum, &part, place.last::<NV>());
+        }
+        put(&sum, place);
+    }
+}
+
+/// out = x in pairs, rounded to nearest even (what is not normal becomes 0); a last single number gets a 0.
+///
+/// # Safety
+/// AVX-512 F, BW and BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub unsafe fn pair_up(out: &mut [u32], x: &[f32]) {
+    assert_eq!(out.len(), x.len().div_ceil(2), "a word for two numbers");
+    let mask = |count: usize| -> __mmask16 { if count >= 16 { !0 } else { (1 << count) - 1 } };
+    for (out, x) in out.chunks_mut(16).zip(x.chunks(32)) {
+        // SAFETY: the masks end where the slices do.
+        unsafe {
+            let low = _mm512_maskz_loadu_ps(mask(x.len()), x.as_ptr());
+            let high = _mm512_maskz_loadu_ps(mask(x.len().saturating_sub(16)), x.as_ptr().wrapping_add(16));
+            let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            // In memory's order the even number is the lower half.
+            let pairs = _mm512_rol_epi32::<16>(pairs);
+            _mm512_mask_storeu_epi32(out.as_mut_ptr().cast(), mask(out.len()), pairs);
+        }
+    }
+}
+
+/// Pairs along K become pairs along N: out[n / 2 * 32 + k] for 16 outputs n and at most 16 k, of which words
+/// exist for `words` (others become 0). Words of the next k lie 32 further on.
+///
+/// # Safety
+/// AVX-512 F and BW; `words` rows of 16 words can be read, and 16 words written in each of 8 rows of `out`.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub unsafe fn turn_pairs(out: *mut u32, x: *const u32, words: usize) {
+    // Of outputs n and n + 1 and numbers k and k + 1, as 16 bits: (n, k+1) (n, k) (n+1, k+1) (n+1, k) becomes
+    // (n+1, k) (n, k) (n+1, k+1) (n, k+1).
+    let order = _mm512_set4_epi32(0x0908_0d0c, 0x0b0a_0f0e, 0x0100_0504, 0x0302_0706);
+    let mut r = [_mm512_setzero_si512(); 8];
+    for (i, r) in r.iter_mut().enumerate().take(words) {
+        // SAFETY: the caller's promise.
+        *r = _mm512_shuffle_epi8(unsafe { _mm512_loadu_si512(x.add(i * COLS).cast()) }, order);
+    }
+    let pair = |i: usize, odd: bool| {
+        let (a, b) = (r[2 * i], r[2 * i + 1]);
+        _mm512_castsi512_ps(if odd { _mm512_unpackhi_epi64(a, b) } else { _mm512_unpacklo_epi64(a, b) })
+    };
+    for odd in [false, true] {
+        let lanes = across([pair(0, odd), pair(1, odd), pair(2, odd), pair(3, odd)]);
+        for (l, lanes) in lanes.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { _mm512_storeu_ps(out.add((2 * l + usize::from(odd)) * COLS).cast(), lanes) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::{Bf16, bf16};
+    use super::*;
+    use crate::numeric::rng::Stream;
+
+    /// One dot product.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn dot(sum: f32, a: u32, b: u32) -> f32 {
+        let of = |x: u32| _mm512_set1_epi32(x as i32);
+        // SAFETY: pairs of bf16 are 32 bits, whatever they are called.
+        let (a, b): (__m512bh, __m512bh) =
+            unsafe { (std::mem::transmute(of(a)), std::mem::transmute(of(b))) };
+        _mm512_cvtss_f32(_mm512_dpbf16_ps(_mm512_set1_ps(sum), a, b))
+    }
+
+    #[test]
+    fn the_dot_product_is_two_fused_multiply_adds() {
+        if bf16() == Bf16::None {
+            return println!("skipped: the processor has no AVX-512 BF16");
+        }
+        let mut draws = Stream::new(&[7]);
+        // Any sign and mantissa, exponents far enough from the ends.
+        let mut number = || {
+            let (bits, exponent) = (draws.below(1 << 24), 110 + draws.below(34));
+            (bits & 1) << 31 | exponent << 23 | (bits >> 1)
+        };
+        for _ in 0..100_000 {
+            let [a0, a1, b0, b1, sum] = std::array::from_fn(|_| number());
+            let upper = |x: u32| f32::from_bits(x & 0xffff_0000);
+            let pair = |x: u32, y: u32| x & 0xffff_0000 | y >> 16;
+            // SAFETY: the processor was asked.
+            let got = unsafe { dot(f32::from_bits(sum), pair(a0, a1), pair(b0, b1)) };
+            let first = upper(a0).mul_add(upper(b0), f32::from_bits(sum));
+            let want = upper(a1).mul_add(upper(b1), first);
+            assert_eq!(got.to_bits(), want.to_bits(), "{got} {want}");
+        }
+    }
+
+    #[test]
+    fn pairs_along_k_become_pairs_along_n() {
+        if bf16() == Bf16::None {
+            return println!("skipped: the processor has no AVX-512 BF16");
+        }
+        let number = |n: usize, k: usize| (n * 100 + k) as u32;
+        let mut x = [0u32; 8 * COLS];
+        for words in 0..=8 {
+            for (i, x) in x.iter_mut().enumerate() {
+                let (k, n) = (i / COLS * 2, i % COLS);
+                *x = number(n, k) << 16 | number(n, k + 1);
+            }
+            let mut out = [u32::MAX; 8 * COLS];
+            // SAFETY: the processor was asked; 8 rows of 32 words each.
+            unsafe { turn_pairs(out.as_mut_ptr(), x.as_ptr(), words) };
+            for (i, &out) in out.iter().enumerate() {
+                let (n, k) = (i / COLS * 2, i % COLS);
+                let want = if k < 2 * words { number(n, k) << 16 | number(n + 1, k) } else { 0 };
+                assert_eq!(
+                    out,
+                    if k < 16 { want } else { u32::MAX },
+                    "{words} words, outputs {n}, number {k}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The left factor of a frozen product, as its kernel reads it: f32 numbers as they are or rounded to bf16, or bf16
+//! numbers in pairs. It is rounded once, before the product, for all tasks, and for all matrices that share it.
+
+use super::avx512_bf16;
+use super::isa::kernel;
+use super::memory::Memory;
+use super::product::Strided;
+use super::{Context, Cpu};
+
+/// What the factors of a frozen product are rounded to, and which kernel multiplies them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// Nothing is rounded.
+    F32,
+    /// bf16, by the instruction for it.
+    Bf16Dot,
+    /// bf16 numbers held as f32, by the f32 kernel: the same bits.
+    Bf16Widened,
+}
+
+/// Values per task.
+const CHUNK: usize = 16 * 1024;
+
+/// x [rows, cols].
+#[derive(Clone, Copy)]
+pub struct Left<'a> {
+    /// T
+    pub rows: usize,
+    /// Inner dimension.
+    pub cols: usize,
+    /// Its numbers.
+    pub side: Side<'a>,
+}
+
+/// How they lie.
+#[derive(Clone, Copy)]
+pub enum Side<'a> {
+    /// One by one.
+    Floats(Strided<'a>),
+    /// In pairs: words, and how many there are in a row.
+    Pairs(&'a [u32], usize),
+}
+
+impl<'a> Left<'a> {
+    /// f32 numbers, row-major.
+    pub fn floats(values: &'a [f32], cols: usize) -> Self {
+        let side = Side::Floats(Strided::rows(values, cols));
+        Left { rows: values.len() / cols.max(1), cols, side }
+    }
+
+    /// x, or what [`narrow`] made of it.
+    pub fn of(cx: Context, values: &'a [f32], cols: usize, narrowed: Option<&'a Memory>) -> Self {
+        let rows = values.len() / cols.max(1);
+        match (cx.precision, narrowed) {
+            (Precision::Bf16Dot, Some(m)) => {
+                let side = Side::Pairs(bytemuck::cast_slice(m.values()), cols.div_ceil(2));
+                Left { rows, cols, side }
+            }
+            (_, Some(m)) => Left::floats(m.values(), cols),
+            (_, None) => Left::floats(values, cols),
+        }
+    }
+
+    /// From row `row` and term `k` on; k is even.
+    pub fn from(self, row: usize, k: usize) -> Self {
+        let side = match self.side {
+            Side::Floats(f) => Side::Floats(f.from(row, k)),
+            Side::Pairs(words, stride) => {
+                Side::Pairs(&words[(row * stride + k / 2).min(words.len())..], stride)
+            }
+        };
+        Left { rows: self.rows - row, cols: self.cols - k, side }
+    }
+}
+
+kernel! {
+    fn round_values<L>(out: &mut [f32], x: &[f32]) {
+        out.iter_mut().zip(x).for_each(|(o, &x)| *o = round(x));
+    }
+}
+
+kernel! {
+    /// x = x rounded to bf16, in place.
+    pub fn round_here<L>(x: &mut [f32]) {
+        x.iter_mut().for_each(|x| *x = round(*x));
+    }
+}
+
+/// To the nearest bf16, ties to even, as `vcvtneps2bf16` does: what is not normal becomes 0, NaN stays NaN.
+#[inline(always)]
+pub fn round(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let up = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    let size = bits & 0x7fff_ffff;
+    let kept = if size < 0x0080_0000 { bits & 0x8000_0000 } else { up };
+    f32::from_bits(if size > 0x7f80_0000 { (bits | 0x0040_0000) & 0xffff_0000 } else { kept })
+}
+
+/// Writes rows of x as products of that precision read them: `out` has [`words`] values.
+pub fn write(cx: Context, out: &mut [f32], x: &[f32], cols: usize) {
+    if cx.precision == Precision::Bf16Dot {
+        let rows = (CHUNK / cols.max(1)).max(1);
+        let wide = cols.div_ceil(2);
+        return cx.threads.chunks(out, rows * wide, |i, out| {
+            let x = &x[i * rows * cols..];
+            pair_rows(bytemuck::cast_slice_mut(out), x, cols);
+        });
+    }
+    cx.threads.chunks(out, CHUNK, |i, out| round_values(cx.isa, out, &x[i * CHUNK..][..out.len()]));
+}
+
+/// Rows of x in pairs; as many as `out` has room for.
+pub fn pair_rows(out: &mut [u32], x: &[f32], cols: usize) {
+    for (out, x) in out.chunks_exact_mut(cols.div_ceil(2).max(1)).zip(x.chunks_exact(cols.max(1))) {
+        // SAFETY: the precision was chosen by `Cpu`, which asked the processor.
+        unsafe { avx512_bf16::pair_up(out, x) };
+    }
+}
+
+impl Cpu {
+    /// What products read in the place of x [_, cols]; None where that is x itself.
+    pub(super) fn narrow(&mut self, x: &[f32], cols: usize) -> Option<Memory> {
+        let len = match self.precision {
+            Precision::F32 => return None,
+            Precision::Bf16Dot => x.len() / cols.max(1) * cols.div_ceil(2),
+            Precision::Bf16Widened => x.len(),
+        };
+        let mut memory = self.recycling.take(len);
+        write(self.context(), memory.values_mut(), x, cols);
+        Some(memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_that_of_the_type_but_for_what_is_not_normal() {
+        let all = (0..u32::MAX).step_by(4099).chain([0x7f80_0000, 0xff80_0000, 0x7f7f_ffff, 0x3f80_8000]);
+        for x in all.map(f32::from_bits) {
+            let (got, want) = (round(x), half::bf16::from_f32(x).to_f32());
+            match x.is_nan() {
+                true => assert!(got.is_nan()),
+                false if x.is_normal() => assert_eq!(got.to_bits(), want.to_bits(), "{x:e}"),
+                false if x.is_finite() => assert_eq!(got.to_bits(), 0.0f32.copysign(x).to_bits(), "{x:e}"),
+                false => assert_eq!(got, x),
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Numbers as panels hold them, and the widening and turning that make right factors for tiles out of them.
+//!
+//! A word holds the DEPTH numbers of one output that follow each other along K. bf16 numbers lie in pairs, the
+//! one of even k in the upper half: widening it is clearing the lower half, `_mm512_dpbf16_ps` adds the upper
+//! product first, so that both kernels add in ascending order of k, and one layout serves them all.
+
+use super::avx512::COLS;
+use half::{bf16, f16};
+use std::arch::x86_64::*;
+
+/// A number as it is stored.
+pub trait Stored: Copy + Default + Send + Sync + 'static {
+    /// What a panel is made of.
+    type Word: Copy + Default + Send + Sync + bytemuck::Pod;
+    /// Numbers in a word.
+    const DEPTH: usize;
+    /// A word of the numbers of k and, where DEPTH is 2, k + 1.
+    fn word(numbers: [Self; 2]) -> Self::Word;
+    /// Number i of a word.
+    fn widen(word: Self::Word, i: usize) -> f32;
+    /// Values that need no widening.
+    fn plain(_: &[Self::Word]) -> Option<&[f32]> {
+        None
+    }
+    /// Words that are pairs of bf16.
+    fn pairs(_: &[Self::Word]) -> Option<&[u32]> {
+        None
+    }
+    /// out[k][32] = the words, widened; as many rows as there are whole ones in `out`.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL.
+    unsafe fn widen_rows(out: &mut [f32], words: &[Self::Word]);
+    /// out[n * 32 + k] of `block.1` outputs n (at most 16) and at most 32 k, of which words exist for `block.0`
+    /// (others become 0). Words of the next k lie 32 further on.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL; `block.0` rows of 16 words can be read, and 32 values written for each of the
+    /// `block.1` outputs.
+    unsafe fn turn(out: *mut f32, x: *const Self::Word, block: (usize, usize));
+}
+
+impl Stored for f32 {
+    type Word = f32;
+    const DEPTH: usize = 1;
+    fn word([x, _]: [f32; 2]) -> f32 {
+        x
+    }
+    fn widen(word: f32, _: usize) -> f32 {
+        word
+    }
+    fn plain(words: &[f32]) -> Option<&[f32]> {
+        Some(words)
+    }
+    unsafe fn widen_rows(out: &mut [f32], words: &[f32]) {
+        out.copy_from_slice(words);
+    }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn turn(out: *mut f32, x: *const f32, (ks, ns): (usize, usize)) {
+        for half in [0, 16] {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let rows = rows(ks.saturating_sub(half), |i| _mm512_loadu_ps(x.add((half + i) * COLS)));
+                put_rows(out.add(half), transposed(rows), ns);
+            }
+        }
+    }
+}
+
+impl Stored for f16 {
+    type Word = f16;
+    const DEPTH: usize = 1;
+    fn word([x, _]: [f16; 2]) -> f16 {
+        x
+    }
+    fn widen(word: f16, _: usize) -> f32 {
+        word.to_f32()
+    }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn widen_rows(out: &mut [f32], words: &[f16]) {
+        for (out, words) in out.as_chunks_mut::<16>().0.iter_mut().zip(words.as_chunks::<16>().0) {
+            // SAFETY: both have sixteen values.
+            unsafe {
+                let bits = _mm256_loadu_si256(words.as_ptr().cast());
+                _mm512_storeu_ps(out.as_mut_ptr(), _mm512_cvtph_ps(bits));
+            }
+        }
+    }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn turn(out: *mut f32, x: *const f16, (ks, ns): (usize, usize)) {
+        for half in [0, 16] {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let load =
+                    |i| _mm512_cvtph_ps(_mm256_loadu_si256(x.add((half + i) * COLS).cast::<__m256i>()));
+                put_rows(out.add(half), transposed(rows(ks.saturating_sub(half), load)), ns);
+            }
+        }
+    }
+}
+
+impl Stored for bf16 {
+    type Word = u32;
+    const DEPTH: usize = 2;
+    fn word([even, odd]: [bf16; 2]) -> u32 {
+        u32::from(even.to_bits()) << 16 | u32::from(odd.to_bits())
+    }
+    fn widen(word: u32, i: usize) -> f32 {
+        f32::from_bits(if i == 0 { word & 0xffff_0000 } else { word << 16 })
+    }
+    fn pairs(words: &[u32]) -> Option<&[u32]> {
+        Some(words)
+    }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn widen_rows(out: &mut [f32], words: &[u32]) {
+        for (pair, words) in out.chunks_mut(2 * COLS).zip(words.as_chunks::<COLS>().0) {
+            let (even, odd) = pair.split_at_mut(COLS);
+            for j in [0, 16] {
+                // SAFETY: rows have 32 values; the last odd one may be missing.
+                unsafe {
+                    let (first, second) = apart(_mm512_loadu_si512(words.as_ptr().add(j).cast()));
+                    _mm512_storeu_ps(even.as_mut_ptr().add(j), first);
+                    if !odd.is_empty() {
+                        _mm512_storeu_ps(odd.as_mut_ptr().add(j), second);
+                    }
+                }
+            }
+        }
+    }
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn turn(out: *mut f32, x: *const u32, (ks, ns): (usize, usize)) {
+        let lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        let upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
+        // SAFETY: the caller's promise.
+        let turned = unsafe { transposed(rows(ks, |i| _mm512_loadu_ps(x.add(i * COLS).cast()))) };
+        for (n, &pairs) in turned.iter().enumerate().take(ns) {
+            let (even, odd) = apart(_mm512_castps_si512(pairs));
+            // SAFETY: the caller's promise.
+            unsafe {
+                _mm512_storeu_ps(out.add(n * COLS), _mm512_permutex2var_ps(even, lower, odd));
+                _mm512_storeu_ps(out.add(n * COLS + 16), _mm512_permutex2var_ps(even, upper, odd));
+            }
+        }
+    }
+}
+
+/// The numbers of sixteen pairs: those of even k, those of odd k.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub fn apart(pairs: __m512i) -> (__m512, __m512) {
+    let even = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+    (_mm512_castsi512_ps(even), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn rows(count: usize, load: impl Fn(usize) -> __m512) -> [__m512; 16] {
+    let mut r = [_mm512_setzero_ps(); 16];
+    for (i, r) in r.iter_mut().enumerate().take(count) {
+        *r = load(i);
+    }
+    r
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn put_rows(out: *mut f32, r: [__m512; 16], count: usize) {
+    for (j, &r) in r.iter().enumerate().take(count) {
+        // SAFETY: the caller's promise: rows of `COLS` values.
+        unsafe { _mm512_storeu_ps(out.add(j * COLS), r) };
+    }
+}
+
+/// out[j * to + i] = scale * x[i * from + j], for i in 0..rows (at most 16) and j in 0..cols (at most 16).
+/// Sixteen values are written in each row of out, those from `rows` on 0.
+///
+/// # Safety
+/// AVX-512 F; all that the sizes and strides name is inside its allocation.
+#[target_feature(enable = "avx512f")]
+pub unsafe fn transpose(
+    out: (*mut f32, usize),
+    x: (*const f32, usize),
+    (count, cols): (usize, usize),
+    scale: f32,
+) {
+    let mask: __mmask16 = if cols >= 16 { !0 } else { (1 << cols) - 1 };
+    // SAFETY: rows and columns exist, says the caller.
+    let r = unsafe { rows(count, |i| _mm512_maskz_loadu_ps(mask, x.0.add(i * x.1))) };
+    let by = _mm512_set1_ps(scale);
+    for (j, &t) in transposed(r).iter().enumerate().take(cols) {
+        // SAFETY: row j of out exists.
+        unsafe { _mm512_storeu_ps(out.0.add(j * out.1), _mm512_mul_ps(t, by)) };
+    }
+}
+
+/// Sixteen rows of sixteen 32-bit values, transposed.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(mut r: [__m512; 16]) -> [__m512; 16] {
+    let mut t = [_mm512_setzero_ps(); 16];
+    for i in 0..8 {
+        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    // Groups of four rows: within each 128-bit lane a 4 x 4 transposition.
+    for g in 0..4 {
+        let q = |i: usize| _mm512_castps_pd(t[4 * g + i]);
+        r[4 * g] = _mm512_castpd_ps(_mm512_unpacklo_pd(q(0), q(2)));
+        r[4 * g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(q(0), q(2)));
+        r[4 * g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(q(1), q(3)));
+        r[4 * g + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(q(1), q(3)));
+    }
+    // Then the 4 x 4 lanes: r[4 g + c] holds column 4 l + c of rows 4 g .. 4 g + 4 in its lane l.
+    for c in 0..4 {
+        let lanes = across([r[c], r[4 + c], r[8 + c], r[12 + c]]);
+        (t[c], t[4 + c], t[8 + c], t[12 + c]) = (lanes[0], lanes[1], lanes[2], lanes[3]);
+    }
+    t
+}
+
+/// Four vectors of four 128-bit lanes, transposed.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub fn across(r: [__m512; 4]) -> [__m512; 4] {
+    let (low, odd) = (_mm512_shuffle_f32x4::<0x88>(r[0], r[1]), _mm512_shuffle_f32x4::<0xdd>(r[0], r[1]));
+    let (low2, odd2) = (_mm512_shuffle_f32x4::<0x88>(r[2], r[3]), _mm512_shuffle_f32x4::<0xdd>(r[2], r[3]));
+    [
+        _mm512_shuffle_f32x4::<0x88>(low, low2),
+        _mm512_shuffle_f32x4::<0x88>(odd, odd2),
+        _mm512_shuffle_f32x4::<0xdd>(low, low2),
+        _mm512_shuffle_f32x4::<0xdd>(odd, odd2),
+    ]
+}

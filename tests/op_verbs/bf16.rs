@@ -1,0 +1,176 @@
+//! Frozen products in bf16: against the f64 formula of the rounded factors (only f32 sums are left to err), against
+//! that of the exact ones (each factor is off by 2^-9 at most), and the two kernels against each other, bit for bit.
+
+use crate::bench::{Mat, close};
+use crate::fused::{headed, projected};
+use crate::products::weight;
+use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, Write, view, view_mut};
+use finetune::numeric::dtype::Dtype;
+
+fn rounded(m: &Mat) -> Mat {
+    m.map(|x| half::bf16::from_f32(x as f32).to_f64())
+}
+
+fn bits(x: &[Vec<f32>]) -> Vec<u32> {
+    x.iter().flatten().map(|v| v.to_bits()).collect()
+}
+
+/// y and dx of a frozen product, written over what `old` holds.
+fn products(mut cpu: Cpu, [x, dy, w]: [&Mat; 3], write: Write, dtype: Dtype) -> Vec<Vec<f32>> {
+    let (t, n, k) = (x.rows, w.rows, w.cols);
+    let [mut mx, mut mdy, mut y, mut dx] = [t * k, t * n, t * n, t * k].map(|len| cpu.memory(len));
+    cpu.upload(view_mut(&mut mx, t, k), &x.f32s());
+    cpu.upload(view_mut(&mut mdy, t, n), &dy.f32s());
+    if write == Write::Add {
+        cpu.copy(view_mut(&mut y, t, n), view(&mdy, t, n));
+        cpu.copy(view_mut(&mut dx, t, k), view(&mx, t, k));
+    }
+    let w = weight(&mut cpu, w, dtype);
+    cpu.linear(view_mut(&mut y, t, n), write, view(&mx, t, k), &w);
+    cpu.linear_grad(view_mut(&mut dx, t, k), write, view(&mdy, t, n), &w);
+    [(y, t * n), (dx, t * k)]
+        .map(|(m, len)| {
+            let mut out = vec![0.0; len];
+            cpu.read(view(&m, 1, len), &mut out).unwrap();
+            out
+        })
+        .to_vec()
+}
+
+const SIZES: [(usize, usize, usize); 10] = [
+    (1, 1, 1),
+    (1, 5, 3),
+    (3, 7, 33),
+    (17, 65, 129),
+    (129, 31, 515),
+    (17, 577, 100),
+    (130, 100, 1100),
+    (300, 192, 48),
+    (1, 576, 1537),
+    (2, 1537, 576),
+];
+
+#[test]
+fn products_are_those_of_rounded_factors_on_every_kernel() {
+    for (t, n, k) in SIZES {
+        for (write, dtype) in [(Write::Set, Dtype::Bf16), (Write::Add, Dtype::F32)] {
+            let name = format!("bf16 {t}x{n}x{k} {write:?} {dtype:?}");
+            let (x, dy, w) = (Mat::random(t, k, 1), Mat::random(t, n, 2), Mat::random(n, k, 3));
+            let go = |cpu: Cpu| products(cpu.poisoning(), [&x, &dy, &w], write, dtype);
+            let got = go(Cpu::bf16(2));
+            for threads in [1, 3, 7] {
+                assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
+            }
+            if let Some(twin) = Cpu::bf16_twin(2) {
+                assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+            }
+            let old = |m: &Mat| if write == Write::Add { m.v.clone() } else { vec![0.0; m.v.len()] };
+            let sum = |a: Vec<f64>, b: Mat| -> Vec<f64> { a.iter().zip(&b.v).map(|(a, b)| a + b).collect() };
+            let (rx, rdy, rw) = (rounded(&x), rounded(&dy), rounded(&w));
+            let (y, dx) = (sum(old(&dy), rx.mul(&rw.t())), sum(old(&x), rdy.mul(&rw)));
+            close(&format!("{name} forward"), &got[0], &y, 2e-6);
+            close(&format!("{name} backward"), &got[1], &dx, 2e-6);
+            let slow = go(Cpu::bf16(1).spelled());
+            close(&format!("{name} forward, crate"), &slow[0], &y, 2e-6);
+            close(&format!("{name} backward, crate"), &slow[1], &dx, 2e-6);
+            // Two factors off by 2^-9 of themselves, in k terms of size one: 2^-8 of their sum at the very most.
+            let (y, dx) = (sum(old(&dy), x.mul(&w.t())), sum(old(&x), dy.mul(&w)));
+            for (what, got, want, terms) in [("forward", &got[0], y, k), ("backward", &got[1], dx, n)] {
+                let bound = (terms as f64 + 4.0) / 256.0;
+                let off = got.iter().zip(&want).map(|(&g, w)| (f64::from(g) - w).abs()).fold(0.0, f64::max);
+                assert!(off <= bound, "{name} {what}: {off} of {bound}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_normal_counts_as_zero_and_what_is_not_finite_stays() {
+    let mut x = Mat::random(3, 40, 1);
+    (x.v[0], x.v[41], x.v[82]) = (1e-39, f64::INFINITY, f64::NAN);
+    let (dy, mut w) = (Mat::random(3, 33, 2), Mat::random(33, 40, 3));
+    w.v[3] = 1e-40;
+    let go = |cpu: Cpu| products(cpu.poisoning(), [&x, &dy, &w], Write::Set, Dtype::F32);
+    let got = go(Cpu::bf16(1));
+    assert!(got[0][..33].iter().all(|v| v.is_finite()));
+    assert!(got[0][33..66].iter().all(|v| !v.is_finite()) && got[0][66..].iter().all(|v| v.is_nan()));
+    if let Some(twin) = Cpu::bf16_twin(1) {
+        assert!(bits(&go(twin)[..1])[..33] == bits(&got[..1])[..33]);
+    }
+}
+
+#[test]
+fn an_adapter_stays_in_f32_beside_a_product_in_bf16() {
+    for (t, k, r, n) in
+        [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
+    {
+        for (dtype, write) in [(Dtype::Bf16, Write::Set), (Dtype::F16, Write::Add)] {
+            let name = format!("bf16 lora_linear {t}x{k}x{r}x{n} {dtype:?} {write:?}");
+            let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
+            let (dy, before, w) =
+                (Mat::random(t, n, 4), Mat::random(t, k, 6), rounded(&Mat::random(n, k, 5)));
+            let all = [&x, &a, &b, &dy, &before, &w];
+            let go = |cpu: Cpu| projected(&mut cpu.poisoning(), &all, dtype, write);
+            let got = go(Cpu::bf16(2));
+            for threads in [1, 3, 7] {
+                assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
+            }
+            if let Some(twin) = Cpu::bf16_twin(2) {
+                assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+            }
+            let slow = go(Cpu::bf16(1).spelled());
+            let twice = |m: Mat| m.map(|v| v * 2.0);
+            let (h, dh) = (x.mul(&a.t()), twice(dy.mul(&b)));
+            let old = |m: &Mat| if write == Write::Add { m.clone() } else { Mat::zeros(m.rows, m.cols) };
+            let sum = |a: Mat, b: Mat, c: Mat| -> Vec<f64> {
+                (0..a.v.len()).map(|i| a.v[i] + b.v[i] + c.v[i]).collect()
+            };
+            let want = [
+                sum(old(&dy), rounded(&x).mul(&w.t()), twice(h.mul(&b.t()))),
+                h.v.clone(),
+                sum(old(&before), rounded(&dy).mul(&w), dh.mul(&a)),
+                dh.t().mul(&x).v,
+                twice(dy.t().mul(&h)).v,
+            ];
+            for (i, want) in want.iter().enumerate() {
+                close(&format!("{name} output {i}"), &got[i], want, 4e-6);
+                close(&format!("{name} output {i} spelled"), &slow[i], want, 4e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
+    for (n, c, vocab) in [(1, 3, 33), (301, 41, 2999), (13, 800, 300), (600, 31, 2049)] {
+        let name = format!("bf16 head {n}x{c}x{vocab}");
+        let w = rounded(&Mat::random(vocab, c, 2));
+        let logits = Mat::random(n, c, 1).mul(&w.t());
+        let by = 8.0 / logits.v.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
+        let x = rounded(&Mat::random(n, c, 1).map(|v| v * by)).f32s();
+        let targets: Vec<u32> = (0..n).map(|i| (i * 977 % vocab) as u32).collect();
+        let go = |cpu: Cpu| headed(&mut cpu.poisoning(), (&x, &w), &targets);
+        let (got, exact) = (go(Cpu::bf16(2)), go(Cpu::new(2)));
+        // The factors of the logits are bf16 numbers already, so losses are those of f32.
+        assert_eq!(got[0], exact[0], "{name}: losses");
+        assert_eq!(got[0], got[2], "{name}: the loss alone");
+        // Probabilities are rounded: 2^-9 of each, so of their sum, times weights of size one.
+        for (a, b) in got[1].iter().zip(&exact[1]) {
+            assert!((a - b).abs() <= 1.0 / 500.0, "{name}: dx {a}, in f32 {b}");
+        }
+        for threads in [1, 3, 9] {
+            assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
+        }
+        if let Some(twin) = Cpu::bf16_twin(2) {
+            assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+        }
+    }
+}
+
+#[test]
+fn a_class_says_its_precision() {
+    let class = Cpu::bf16(1).class();
+    assert!(class.ends_with("-bf16") && class[..class.len() - 5] == Cpu::new(1).class()[..class.len() - 5]);
+    assert_ne!(Cpu::bf16(1).spelled().class(), Cpu::new(1).class());
+}
