@@ -45,7 +45,7 @@ fn the_command_line() {
         ("--role worker", 78, "--role .. not built yet"),
         ("--coordinator host:9000", 78, "only for --role worker"),
         ("--gpus 0,1", 78, "--gpus .. CPU"),
-        ("--dtype bf16", 78, "--dtype .. f32"),
+        ("--dtype f16", 78, "--dtype .. bf16"),
         ("--rank 0", 78, "--rank .. at least 1"),
         ("--alpha inf", 78, "--alpha .. finite"),
         ("--alpha nan", 78, "--alpha .. finite"),

@@ -1,7 +1,7 @@
 //! The one file that names a concrete backend: what can compute here, how much memory it may use, and a whole
 //! model on it.
 
-use super::options::groups::DeviceOptions;
+use super::options::groups::{DeviceOptions, Precision};
 use super::refusal::Refusal;
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
@@ -35,7 +35,7 @@ pub fn list() -> Vec<Device> {
     vec![Device {
         name: "cpu".into(),
         model: processor(),
-        class: Cpu::new(1).class(),
+        class: cpu(Precision::Auto, 1).class(),
         cores: cores(),
         memory: free_memory(),
         features: features(),
@@ -63,7 +63,7 @@ pub fn open(
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
     let threads = options.threads.unwrap_or_else(cores);
-    let cpu = Cpu::new(threads);
+    let cpu = cpu(options.dtype, threads);
     let keep = match need.tokens {
         0 => Keep::Inputs,
         tokens => {
@@ -75,6 +75,15 @@ pub fn open(
     let build = Build { keep, class_weights, ..Build::whole(config) };
     let decoder = Decoder::load(cpu, config, tensors, lora, build)?;
     Ok(Box::new(decoder))
+}
+
+/// The CPU in the precision that was asked for, or that is the faster one here.
+fn cpu(dtype: Precision, threads: usize) -> Cpu {
+    match dtype {
+        Precision::Auto if Cpu::bf16_is_fast() => Cpu::bf16(threads),
+        Precision::Auto | Precision::F32 => Cpu::new(threads),
+        Precision::Bf16 => Cpu::bf16(threads),
+    }
 }
 
 /// Free memory in bytes: the machine's, or what a cgroup leaves of it. Unknown counts as plenty.

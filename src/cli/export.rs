@@ -6,7 +6,7 @@ use super::adapter::{self, Loaded, Writer};
 use super::devices::{self, Need};
 use super::generate::model_name;
 use super::opened::{self, Opened};
-use super::options::groups::{self, DeviceOptions};
+use super::options::groups::{self, DeviceOptions, Precision};
 use super::refusal::{Refusal, at};
 use super::verb::Invocation;
 use crate::format::safetensors::{self, Spec};
@@ -46,7 +46,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         None => PathBuf::from(format!("{}-{to}", from.display().to_string().trim_end_matches('/'))),
     };
     free(&out, s.switch("overwrite")?.then_some(()))?;
-    let devices = groups::devices(s)?;
+    // What is compared is compared in f32: in bf16 a merged weight and its base round apart.
+    let devices = DeviceOptions { dtype: Precision::F32, ..groups::devices(s)? };
     let mut base = opened::open(&model_name(s, Some(&from))?)?;
     replaceable(&out, &[(&from, "is the exported"), (&base.path, "is the base's")])?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());

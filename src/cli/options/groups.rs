@@ -114,6 +114,19 @@ pub struct DeviceOptions {
     pub threads: Option<usize>,
     /// Bytes.
     pub memory_limit: Option<u64>,
+    /// What products are computed in.
+    pub dtype: Precision,
+}
+
+/// `--dtype`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// bf16 where the device is faster in it, else f32.
+    Auto,
+    /// Nothing is rounded.
+    F32,
+    /// Factors of frozen products are rounded to bf16.
+    Bf16,
 }
 
 /// Whether an earlier run is continued.
@@ -291,8 +304,12 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let gpu = "this build computes on the CPU: none, cpu or auto";
     choice(s, "gpus", &["none", "cpu", "auto"], gpu)?;
     choice(s, "gpu-backend", &["auto", "cpu"], "this build computes on the CPU: cpu or auto")?;
-    choice(s, "dtype", &["auto", "f32"], "this build computes in f32: f32 or auto")?;
-    Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)? })
+    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "there are auto, f32 and bf16")? {
+        "f32" => Precision::F32,
+        "bf16" => Precision::Bf16,
+        _ => Precision::Auto,
+    };
+    Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)?, dtype })
 }
 
 fn output(s: &Settings) -> Result<OutputOptions, Refusal> {

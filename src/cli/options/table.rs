@@ -132,7 +132,7 @@ pub const TABLE: &[Opt] = &[
 
     opt(Devices, "gpus", One("none|cpu|auto"), "auto", "which devices compute; this build has the CPU"),
     opt(Devices, "gpu-backend", One("auto|cpu"), "auto", "what drives them"),
-    opt(Devices, "dtype", One("auto|f32"), "auto", "numbers of the forward and backward pass"),
+    opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "what products are computed in; auto: bf16 where the processor is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); never changes a result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "keep to this much memory (2GB, 1500MiB; default: what the machine has free)"),
 
