@@ -42,7 +42,7 @@ fn the_command_line() {
         ("contracts", 2, "not built yet"),
         ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
-        ("--role worker", 78, "--role .. not built yet"),
+        ("--role worker", 78, "--role worker .. --coordinator HOST:PORT"),
         ("--coordinator host:9000", 78, "only for --role worker"),
         ("--gpus 0,1", 78, "--gpus .. CPU"),
         ("--dtype f16", 78, "--dtype .. bf16"),

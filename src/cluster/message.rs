@@ -10,8 +10,8 @@ use crate::model::stage::{LossSums, Microbatch, Sampling};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Both ends must have the same one.
-pub const PROTOCOL: u16 = 1;
+/// The version that both ends must have; greetings and TLS have agreed on it before the first message.
+pub use crate::net::PROTOCOL;
 
 /// Most bytes of bulk data in one message.
 pub const PIECE: usize = 1 << 20;

@@ -2,5 +2,21 @@
 //! are bytes whose length was bounded before they were read.
 
 pub mod address;
+pub mod token;
+
+mod connection;
+mod dial;
+mod error;
+mod frame;
+mod greeting;
+mod listen;
+mod tls;
 
 pub use address::{DEFAULT_PORT, Endpoint};
+pub use connection::{Connection, Security};
+pub use dial::{DIAL_TIMEOUT, dial};
+pub use error::NetError;
+pub use frame::{Decoder, FrameReader, FrameWriter, TooLong};
+pub use greeting::{PROTOCOL, Party};
+pub use listen::{Listener, Refusal};
+pub use token::{Fingerprint, Token};

@@ -1,0 +1,273 @@
+//! From a socket to a connection: both greetings, then TLS, within a time and four kilobytes. Until TLS has
+//! proved the token, a peer gets nothing but our greeting.
+
+use super::error::NetError;
+use super::frame::{FrameReader, FrameWriter};
+use super::greeting::{self, Greeting, Means, PROTOCOL, Party};
+use super::tls::{self, Identity};
+use super::token::{Fingerprint, Token};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+
+/// Most bytes that are read from a peer before it has proved who it is.
+const BEFORE_AUTHENTICATION: usize = 4 << 10;
+
+/// Who this side is, and how it wants to be safe. There is no way from one kind to a weaker one.
+#[derive(Clone)]
+pub struct Security {
+    party: Party,
+    means: Means,
+    identity: Option<Identity>,
+}
+
+impl Security {
+    /// Mutual TLS by that token.
+    pub fn with_token(party: Party, token: &Token) -> Result<Self, NetError> {
+        let identity = Identity::new(token, PROTOCOL)
+            .map_err(|e| NetError::Local { what: "the token's key", cause: e.to_string() })?;
+        Ok(Security { party, means: Means::Token(token.fingerprint()), identity: Some(identity) })
+    }
+
+    /// Plain TCP, for this machine alone.
+    pub fn plain(party: Party) -> Self {
+        Security { party, means: Means::Plain, identity: None }
+    }
+
+    /// No token was found: dialling with this never succeeds, but tells whose fingerprint the missing one has.
+    pub fn without_token(party: Party) -> Self {
+        Security { party, means: Means::None, identity: None }
+    }
+
+    /// Of the token, where there is one.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        match self.means {
+            Means::Token(fingerprint) => Some(fingerprint),
+            Means::Plain | Means::None => None,
+        }
+    }
+
+    /// What this side is.
+    pub fn party(&self) -> Party {
+        self.party
+    }
+
+    fn greeting(&self) -> Greeting {
+        Greeting { protocol: PROTOCOL, party: self.party, means: self.means }
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection to a peer that holds the same token (or is on this machine, with `--insecure`).
+pub struct Connection {
+    stream: Box<dyn Stream>,
+    peer: SocketAddr,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "Connection({})", self.peer)
+    }
+}
+
+impl Connection {
+    /// Who is at the other end.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Both directions, for frames of at most `limit` bytes.
+    pub fn split(self, limit: usize) -> (FrameReader, FrameWriter) {
+        let (input, output) = tokio::io::split(self.stream);
+        (
+            FrameReader::new(Box::new(input), limit, self.peer),
+            FrameWriter::new(Box::new(output), limit, self.peer),
+        )
+    }
+
+    /// The handshake of the side that dialled. `label` is the address as it was typed.
+    pub(super) async fn dialled(
+        mut socket: TcpStream,
+        peer: SocketAddr,
+        security: &Security,
+        label: &str,
+    ) -> Result<Connection, NetError> {
+        let (ours, mute) = (security.greeting(), |how| NetError::Mute { peer: label.into(), how });
+        // A peer that has closed already may still have said something first.
+        let _ = socket.write_all(&ours.bytes()).await;
+        let theirs = hear(&mut socket, label).await?.ok_or(mute("closed it without a word"))?;
+        ours.fits(&Greeting::read(&theirs, label)?, label)?;
+        let Some(identity) = &security.identity else {
+            return Ok(Connection { stream: Box::new(socket), peer });
+        };
+        let connector = tokio_rustls::TlsConnector::from(identity.client.clone());
+        let bounded = Bounded { inner: socket, left: BEFORE_AUTHENTICATION };
+        let mut tls = connector.connect(tls::nobody(), bounded).await.map_err(|e| unproven(label, &e))?;
+        tls.get_mut().0.left = usize::MAX;
+        Ok(Connection { stream: Box::new(tls), peer })
+    }
+
+    /// The handshake of the side that listened.
+    pub(super) async fn accepted(
+        mut socket: TcpStream,
+        peer: SocketAddr,
+        security: &Security,
+    ) -> Result<Connection, NetError> {
+        let label = peer.to_string();
+        let (ours, mute) = (security.greeting(), |how| NetError::Mute { peer: label.clone(), how });
+        let theirs = hear(&mut socket, &label).await?.ok_or(mute("closed it without a word"))?;
+        socket.write_all(&ours.bytes()).await.map_err(|_| mute("closed it at once"))?;
+        let fits = Greeting::read(&theirs, &label).and_then(|theirs| ours.fits(&theirs, &label));
+        if let Err(e) = fits {
+            // So that the greeting arrives, and not a reset in its place.
+            let _ = socket.shutdown().await;
+            return Err(e);
+        }
+        let Some(identity) = &security.identity else {
+            return Ok(Connection { stream: Box::new(socket), peer });
+        };
+        let acceptor = tokio_rustls::TlsAcceptor::from(identity.server.clone());
+        let bounded = Bounded { inner: socket, left: BEFORE_AUTHENTICATION };
+        let mut tls = acceptor.accept(bounded).await.map_err(|e| unproven(&label, &e))?;
+        tls.get_mut().0.left = usize::MAX;
+        Ok(Connection { stream: Box::new(tls), peer })
+    }
+}
+
+/// A peer's greeting; None where it closed before saying anything. What cannot become one is refused at once.
+async fn hear(socket: &mut TcpStream, label: &str) -> Result<Option<[u8; greeting::LENGTH]>, NetError> {
+    let mut bytes = [0; greeting::LENGTH];
+    let mut have = 0;
+    while have < bytes.len() {
+        let read = socket.read(&mut bytes[have..]).await;
+        have += match read {
+            Ok(0) | Err(_) if have == 0 => return Ok(None),
+            Ok(0) | Err(_) => {
+                return Err(NetError::NotFinetune {
+                    peer: label.into(),
+                    heard: greeting::shown(&bytes[..have]),
+                });
+            }
+            Ok(n) => n,
+        };
+        if !greeting::begins(&bytes[..have]) {
+            return Err(NetError::NotFinetune { peer: label.into(), heard: greeting::shown(&bytes[..have]) });
+        }
+    }
+    Ok(Some(bytes))
+}
+
+/// Why TLS did not come about. A peer that merely went away has proved nothing, but has not lied either.
+fn unproven(label: &str, e: &io::Error) -> NetError {
+    match e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
+        Some(tls) => NetError::Unproven { peer: label.into(), cause: tls.to_string() },
+        None if e.kind() == io::ErrorKind::InvalidData => {
+            NetError::Unproven { peer: label.into(), cause: e.to_string() }
+        }
+        None => NetError::Mute { peer: label.into(), how: "closed it during the handshake" },
+    }
+}
+
+/// Reads no more than `left` bytes from a peer that is not known yet.
+struct Bounded {
+    inner: TcpStream,
+    left: usize,
+}
+
+impl AsyncRead for Bounded {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context, buf: &mut ReadBuf) -> Poll<io::Result<()>> {
+        if self.left == usize::MAX {
+            return Pin::new(&mut self.inner).poll_read(cx, buf);
+        }
+        let most = self.left.min(buf.remaining());
+        if most == 0 && buf.remaining() > 0 {
+            let why = format!("more than {BEFORE_AUTHENTICATION} bytes before it has proved anything");
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
+        }
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
+        std::task::ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
+        let n = part.filled().len();
+        buf.advance(n);
+        self.left -= n;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Bounded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context,
+        bufs: &[io::IoSlice],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DIAL_TIMEOUT, Endpoint, Listener, dial};
+    use super::*;
+    use bytes::Bytes;
+
+    /// Frames of many sizes go both ways at once and arrive as they were sent, over TLS and plain.
+    #[test]
+    fn frames_go_both_ways() {
+        let token = Token::random().unwrap();
+        let secure = |party| Security::with_token(party, &token).unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let ways: [&dyn Fn(Party) -> Security; 2] = [&secure, &Security::plain];
+        for both in ways {
+            runtime.block_on(async {
+                let at = Endpoint::loopback(0);
+                let mut listener =
+                    Listener::bind(&at, both(Party::Coordinator), |r| panic!("{r}")).await.unwrap();
+                let at = listener.address().to_string().parse().unwrap();
+                let near = dial(&at, &both(Party::Worker), DIAL_TIMEOUT).await.unwrap();
+                let far = listener.accept().await.unwrap();
+                let talks = [near, far].map(|c| tokio::spawn(talk(c)));
+                for talk in talks {
+                    talk.await.unwrap();
+                }
+            });
+        }
+    }
+
+    async fn talk(connection: Connection) {
+        let (mut reader, mut writer) = connection.split(1 << 20);
+        let sizes = [0usize, 1, 3, 4096, 16_384, 1 << 20, 7, 100_000];
+        let body = |n: usize| Bytes::from((0..n).map(|i| (i * 7 + n) as u8).collect::<Vec<u8>>());
+        let sent = tokio::spawn(async move {
+            for n in sizes {
+                writer.feed(body(n)).await.unwrap();
+            }
+            writer.flush().await.unwrap();
+            writer.close().await.unwrap();
+        });
+        for n in sizes {
+            assert_eq!(reader.next().await.unwrap(), body(n));
+        }
+        assert!(matches!(reader.next().await, Err(NetError::Closed { .. })));
+        sent.await.unwrap();
+    }
+}

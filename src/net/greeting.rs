@@ -1,0 +1,203 @@
+//! The first twenty bytes each way, before TLS. They are trusted for nothing: they only make it possible to say
+//! on both sides why two machines do not come together (no `finetune`, another build, another token) instead of
+//! a failed handshake. Whoever lies in them is refused here, or does not get through TLS, which agrees on the
+//! protocol's number and on the token again.
+//!
+//! The dialler speaks first; a listener says nothing to whoever does not begin with the right eight bytes. These
+//! twenty bytes stay as they are in every version to come.
+
+use super::error::NetError;
+use super::token::Fingerprint;
+use std::fmt;
+
+/// The version of everything that machines say to each other; both ends must have the same one.
+pub const PROTOCOL: u16 = 1;
+
+/// Bytes of a greeting.
+pub(super) const LENGTH: usize = 20;
+
+const MAGIC: &[u8; 8] = b"finetune";
+
+/// What a process is to the other side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Party {
+    /// Hands out work.
+    Coordinator,
+    /// Takes it.
+    Worker,
+}
+
+impl Party {
+    /// Whom it talks to.
+    pub fn other(self) -> Party {
+        match self {
+            Party::Coordinator => Party::Worker,
+            Party::Worker => Party::Coordinator,
+        }
+    }
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(if *self == Party::Worker { "worker" } else { "coordinator" })
+    }
+}
+
+/// How a side wants to be safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Means {
+    /// Plain TCP.
+    Plain,
+    /// TLS with the token of this fingerprint.
+    Token(Fingerprint),
+    /// It has no token and asks for the fingerprint of the one it needs.
+    None,
+}
+
+/// What one side says first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub protocol: u16,
+    pub party: Party,
+    pub means: Means,
+}
+
+impl Greeting {
+    /// 0..8 `finetune`; 8..10 protocol, little-endian; 10: 0 plain, 1 token, 2 no token; 11: 0 coordinator,
+    /// 1 worker; 12..20 fingerprint, zeros where there is none.
+    pub fn bytes(&self) -> [u8; LENGTH] {
+        let mut out = [0; LENGTH];
+        out[..8].copy_from_slice(MAGIC);
+        out[8..10].copy_from_slice(&self.protocol.to_le_bytes());
+        out[11] = u8::from(self.party == Party::Worker);
+        match self.means {
+            Means::Plain => {}
+            Means::None => out[10] = 2,
+            Means::Token(fingerprint) => {
+                out[10] = 1;
+                out[12..].copy_from_slice(&fingerprint.0);
+            }
+        }
+        out
+    }
+
+    /// Reads what `peer` said. Of another version only magic and number are looked at.
+    pub fn read(bytes: &[u8; LENGTH], peer: &str) -> Result<Greeting, NetError> {
+        let strange = || NetError::NotFinetune { peer: peer.into(), heard: shown(bytes) };
+        if !begins(bytes) {
+            return Err(strange());
+        }
+        let protocol = u16::from_le_bytes([bytes[8], bytes[9]]);
+        if protocol != PROTOCOL {
+            return Err(NetError::Protocol { peer: peer.into(), theirs: protocol, ours: PROTOCOL });
+        }
+        let mut fingerprint = Fingerprint([0; 8]);
+        fingerprint.0.copy_from_slice(&bytes[12..]);
+        let means = match bytes[10] {
+            0 => Means::Plain,
+            1 => Means::Token(fingerprint),
+            2 => Means::None,
+            _ => return Err(strange()),
+        };
+        let party = match bytes[11] {
+            0 => Party::Coordinator,
+            1 => Party::Worker,
+            _ => return Err(strange()),
+        };
+        Ok(Greeting { protocol, party, means })
+    }
+
+    /// Whether `theirs` goes with this one. Nothing weaker than what this side wants is ever agreed to.
+    pub fn fits(&self, theirs: &Greeting, peer: &str) -> Result<(), NetError> {
+        let peer = peer.to_string();
+        match (self.means, theirs.means) {
+            (Means::Token(ours), Means::Token(theirs)) if ours != theirs => {
+                return Err(NetError::WrongToken { peer, theirs, ours });
+            }
+            (Means::Token(ours), Means::None) => return Err(NetError::NoTokenThere { peer, ours }),
+            (Means::None, Means::Token(theirs)) => return Err(NetError::NoTokenHere { peer, theirs }),
+            (Means::Token(_) | Means::None, Means::Plain) => {
+                return Err(NetError::Insecure { peer, theirs: true });
+            }
+            (Means::Plain, Means::Token(_) | Means::None) => {
+                return Err(NetError::Insecure { peer, theirs: false });
+            }
+            (Means::None, Means::None) => {
+                return Err(NetError::Mute { peer, how: "has no token either" });
+            }
+            (Means::Token(_), Means::Token(_)) | (Means::Plain, Means::Plain) => {}
+        }
+        match self.party == theirs.party {
+            true => Err(NetError::SameRole { peer, role: self.party }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// True while `bytes` may still become a greeting.
+pub(super) fn begins(bytes: &[u8]) -> bool {
+    let n = bytes.len().min(MAGIC.len());
+    bytes[..n] == MAGIC[..n]
+}
+
+/// The first bytes of a stranger, for a line of text: its first line, printable.
+pub(super) fn shown(bytes: &[u8]) -> String {
+    let line = bytes.split(|b| *b == b'\r' || *b == b'\n').next().unwrap_or_default();
+    line.iter().map(|b| if (b' '..=b'~').contains(b) { char::from(*b) } else { '.' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn greeting(party: Party, means: Means) -> Greeting {
+        Greeting { protocol: PROTOCOL, party, means }
+    }
+
+    #[test]
+    fn what_is_said_is_heard() {
+        let token = Means::Token(Fingerprint([1, 2, 3, 4, 5, 6, 7, 8]));
+        for party in [Party::Coordinator, Party::Worker] {
+            for means in [Means::Plain, Means::None, token] {
+                let g = greeting(party, means);
+                assert_eq!(Greeting::read(&g.bytes(), "x"), Ok(g));
+            }
+        }
+        assert_eq!(
+            &greeting(Party::Worker, token).bytes(),
+            b"finetune\x01\0\x01\x01\x01\x02\x03\x04\x05\x06\x07\x08"
+        );
+    }
+
+    /// The line that our side prints about a peer `x` that begins with those bytes.
+    fn check(bytes: &[u8; LENGTH], expected: &str) {
+        let got = Greeting::read(bytes, "x").map_or_else(|e| e.to_string(), |g| format!("{g:?}"));
+        assert!(got.contains(expected), "{bytes:?}: {got}");
+    }
+
+    #[test]
+    fn strangers_and_other_builds() {
+        check(b"HTTP/1.1 400 Bad Req", "x is not finetune (it says \"HTTP/1.1 400 Bad Req\")");
+        check(b"SSH-2.0-OpenSSH_9\r\nx", "x is not finetune (it says \"SSH-2.0-OpenSSH_9\")");
+        check(b"finetune\x02\0??????????", "protocol 2, this finetune 1: update finetune here");
+        check(b"finetune\0\0\0\0\0\0\0\0\0\0\0\0", "protocol 0, this finetune 1: update finetune there");
+        check(b"finetune\x01\0\x03\0\0\0\0\0\0\0\0\0", "not finetune");
+        check(b"finetune\x01\0\0\x09\0\0\0\0\0\0\0\0", "not finetune");
+    }
+
+    #[test]
+    fn only_equals_come_together() {
+        let (one, two) = (Means::Token(Fingerprint([1; 8])), Means::Token(Fingerprint([2; 8])));
+        let fits =
+            |ours, theirs| greeting(Party::Worker, ours).fits(&greeting(Party::Coordinator, theirs), "x");
+        let all = [one, two, Means::Plain, Means::None];
+        for ours in all {
+            for theirs in all {
+                let equal = ours == theirs && ours != Means::None;
+                assert_eq!(fits(ours, theirs).is_ok(), equal, "{ours:?} {theirs:?}");
+            }
+        }
+        let both = greeting(Party::Worker, one).fits(&greeting(Party::Worker, one), "x");
+        assert_eq!(both.unwrap_err().to_string(), "x is a worker too: a worker needs a coordinator");
+    }
+}

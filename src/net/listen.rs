@@ -1,0 +1,272 @@
+//! Listening among strangers. A peer that has not proved itself costs one socket, a few kilobytes and five
+//! seconds at most; there are never more than [`HALF_OPEN`] of them, and when another comes the oldest goes, of
+//! the address that has most: so a flood pushes itself out, and a real worker gets in. Every refusal is counted;
+//! the first ones of a minute are told with their address, the rest as a number, so that a flood fills no log.
+
+use super::address::{Endpoint, canonical};
+use super::connection::{Connection, Security};
+use super::error::{NetError, words};
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, timeout};
+
+/// Time that a peer has to prove itself.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Peers that may be doing so at once.
+const HALF_OPEN: usize = 256;
+
+/// Proved connections that may wait for [`Listener::accept`].
+const READY: usize = 256;
+
+/// Refusals that are told one by one in each [`QUIET`].
+const TOLD: u32 = 20;
+
+/// See [`TOLD`].
+const QUIET: Duration = Duration::from_secs(60);
+
+/// A connection that did not come about.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// Who tried.
+    pub peer: SocketAddr,
+    /// What was wrong with it.
+    pub reason: NetError,
+    /// Refusals so far, this one counted.
+    pub total: u64,
+    /// Of them, those that were not told since the last one that was.
+    pub untold: u64,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "refused: {}", self.reason)?;
+        match self.untold {
+            0 => Ok(()),
+            n => write!(f, " (and {n} more that were not shown)"),
+        }
+    }
+}
+
+/// An open port. Dropping it closes the port; connections that were accepted go on.
+pub struct Listener {
+    address: SocketAddr,
+    ready: mpsc::Receiver<Connection>,
+    refused: Arc<AtomicU64>,
+    task: AbortHandle,
+}
+
+impl Listener {
+    /// Opens the port; `tell` hears of refusals, on the runtime's threads.
+    pub async fn bind(
+        at: &Endpoint,
+        security: Security,
+        tell: impl Fn(Refusal) + Send + 'static,
+    ) -> Result<Listener, NetError> {
+        let socket = open(at).await?;
+        let address = socket.local_addr().map_err(|e| cannot(at, &e))?;
+        let (send, ready) = mpsc::channel(READY);
+        let refused = Arc::new(AtomicU64::new(0));
+        let door = Door {
+            socket,
+            security,
+            send,
+            handshakes: JoinSet::new(),
+            waiting: VecDeque::new(),
+            book: Book {
+                tell: Box::new(tell),
+                refused: refused.clone(),
+                since: Instant::now(),
+                told: 0,
+                untold: 0,
+            },
+        };
+        let task = tokio::spawn(door.keep()).abort_handle();
+        Ok(Listener { address: canonical(address), ready, refused, task })
+    }
+
+    /// The next connection that has proved itself. Dropping the future loses none.
+    pub async fn accept(&mut self) -> Result<Connection, NetError> {
+        let gone = || NetError::Local { what: "listening", cause: "its task has ended".into() };
+        self.ready.recv().await.ok_or_else(gone)
+    }
+
+    /// Where it listens, with the port that the system chose for port 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connections that were refused so far.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Binds all interfaces, over IPv6 and IPv4 where there is IPv6, or the first address of the name that is ours.
+async fn open(at: &Endpoint) -> Result<TcpListener, NetError> {
+    let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
+    let addresses: Vec<SocketAddr> = match at.host.is_empty() {
+        true => everywhere.map(|ip| SocketAddr::new(ip, at.port)).to_vec(),
+        false => match lookup_host((at.host.as_str(), at.port)).await {
+            Ok(found) => found.collect(),
+            Err(_) => return Err(NetError::CannotListen { at: at.clone(), cause: "unknown name".into() }),
+        },
+    };
+    let mut failure = NetError::CannotListen { at: at.clone(), cause: "it has no address".into() };
+    for address in addresses {
+        match listen(address) {
+            Ok(socket) => return Ok(socket),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                return Err(NetError::PortInUse { at: at.clone() });
+            }
+            Err(e) => failure = cannot(at, &e),
+        }
+    }
+    Err(failure)
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // On Windows this would let two processes share the port.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.set_keepalive(true)?;
+    socket.bind(address)?;
+    socket.listen(1024)
+}
+
+fn cannot(at: &Endpoint, e: &io::Error) -> NetError {
+    NetError::CannotListen { at: at.clone(), cause: words(e) }
+}
+
+/// The task behind a [`Listener`].
+struct Door {
+    socket: TcpListener,
+    security: Security,
+    send: mpsc::Sender<Connection>,
+    handshakes: JoinSet<Result<Connection, NetError>>,
+    /// In the order of their coming.
+    waiting: VecDeque<Waiting>,
+    book: Book,
+}
+
+struct Waiting {
+    peer: SocketAddr,
+    handshake: AbortHandle,
+}
+
+impl Door {
+    async fn keep(mut self) {
+        loop {
+            tokio::select! {
+                Some(done) = self.handshakes.join_next_with_id() => {
+                    let (id, outcome) = match done {
+                        Ok((id, outcome)) => (id, Some(outcome)),
+                        Err(e) => (e.id(), None),
+                    };
+                    self.settle(id, outcome);
+                }
+                came = self.socket.accept() => match came {
+                    Ok((socket, peer)) => self.admit(socket, canonical(peer)),
+                    Err(_) => {
+                        // Out of file descriptors, say: one fewer stranger, and a moment's rest.
+                        self.push_out();
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                },
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: TcpStream, peer: SocketAddr) {
+        if self.waiting.len() >= HALF_OPEN {
+            self.push_out();
+        }
+        let security = self.security.clone();
+        let handshake = self.handshakes.spawn(async move {
+            let _ = socket.set_nodelay(true);
+            match timeout(PATIENCE, Connection::accepted(socket, peer, &security)).await {
+                Ok(outcome) => outcome,
+                Err(_) => {
+                    Err(NetError::Mute { peer: peer.to_string(), how: "did not say who it is for 5 s" })
+                }
+            }
+        });
+        self.waiting.push_back(Waiting { peer, handshake });
+    }
+
+    /// The oldest of the address that has most.
+    fn push_out(&mut self) {
+        let mut counts = std::collections::HashMap::new();
+        self.waiting.iter().for_each(|w| *counts.entry(network(w.peer)).or_insert(0usize) += 1);
+        let most = counts.values().copied().max().unwrap_or(0);
+        let oldest = self.waiting.iter().position(|w| counts.get(&network(w.peer)) == Some(&most));
+        if let Some(gone) = oldest.and_then(|at| self.waiting.remove(at)) {
+            gone.handshake.abort();
+            let peer = gone.peer.to_string();
+            self.book.enter(gone.peer, NetError::Crowded { peer, limit: HALF_OPEN });
+        }
+    }
+
+    fn settle(&mut self, id: tokio::task::Id, outcome: Option<Result<Connection, NetError>>) {
+        let at = self.waiting.iter().position(|w| w.handshake.id() == id);
+        // One that was pushed out is not there any more, and has been counted.
+        let Some(waiting) = at.and_then(|at| self.waiting.remove(at)) else { return };
+        let peer = waiting.peer;
+        let crowded = || NetError::Crowded { peer: peer.to_string(), limit: READY };
+        let refused = match outcome {
+            Some(Ok(connection)) => self.send.try_send(connection).err().map(|_| crowded()),
+            Some(Err(reason)) => Some(reason),
+            None => Some(NetError::Mute { peer: peer.to_string(), how: "broke its handshake" }),
+        };
+        if let Some(reason) = refused {
+            self.book.enter(peer, reason);
+        }
+    }
+}
+
+/// Whom an address belongs to: one that owns IPv6 owns a /64 of it.
+fn network(peer: SocketAddr) -> IpAddr {
+    match peer.ip() {
+        IpAddr::V4(ip) => ip.into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+    }
+}
+
+/// Counts refusals, and tells of some.
+struct Book {
+    tell: Box<dyn Fn(Refusal) + Send>,
+    refused: Arc<AtomicU64>,
+    since: Instant,
+    told: u32,
+    untold: u64,
+}
+
+impl Book {
+    fn enter(&mut self, peer: SocketAddr, reason: NetError) {
+        let total = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.since.elapsed() > QUIET {
+            (self.since, self.told) = (Instant::now(), 0);
+        }
+        if self.told >= TOLD {
+            self.untold += 1;
+            return;
+        }
+        self.told += 1;
+        let untold = std::mem::take(&mut self.untold);
+        (self.tell)(Refusal { peer, reason, total, untold });
+    }
+}
