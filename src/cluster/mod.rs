@@ -4,3 +4,5 @@
 pub mod link;
 pub mod machine;
 pub mod message;
+pub mod piece;
+pub mod reduce;

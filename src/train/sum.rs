@@ -51,10 +51,16 @@ impl Sums {
     pub fn reset(&mut self, len: usize) {
         if self.len == len {
             self.cells.par_iter_mut().for_each(|cell| cell.fill(0));
-        } else {
+        }
+        self.reset_len(len);
+        (self.loss, self.weight, self.targets) = (0, 0, 0);
+    }
+
+    /// Cells for `len` values, for whoever fills all of them; values are kept where there are as many already.
+    pub fn reset_len(&mut self, len: usize) {
+        if self.len != len {
             (self.cells, self.len) = (empty_cells(len), len);
         }
-        (self.loss, self.weight, self.targets) = (0, 0, 0);
     }
 
     /// The gradient, in cells of [`CELL`] values, the last one shorter.

@@ -1,0 +1,104 @@
+//! How a sum travels: one message per cell of [`CELL`] values, in order, each of which can be added to a total
+//! without waiting for the others, and taken back from it exactly.
+
+use super::message::{Packed, ToCoordinator};
+use crate::numeric::fixed::{self, BadValue, CELL};
+use crate::numeric::pack::{self, PackError};
+use crate::train::sum::Sums;
+use bytes::Bytes;
+
+/// A piece that no honest worker sends.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PieceError {
+    /// Its place is not that of the next cell.
+    #[error("a sum's piece has {len} values from {offset} on, where {want_len} from {want} on were due")]
+    Place {
+        /// First value that came.
+        offset: u64,
+        /// Values that came.
+        len: u32,
+        /// First value of the next cell.
+        want: u64,
+        /// Values of the next cell.
+        want_len: usize,
+    },
+    /// A single microbatch's gradient of another size.
+    #[error("a gradient's piece has {got} bytes instead of {want}")]
+    Size {
+        /// Bytes that came.
+        got: usize,
+        /// Bytes of the cell.
+        want: usize,
+    },
+    /// Bytes that are no packed values.
+    #[error(transparent)]
+    Packing(#[from] PackError),
+    /// A value that its worker should have found before it announced the microbatch.
+    #[error("a gradient's piece holds {}, which no sum can", .0.value)]
+    Value(BadValue),
+}
+
+/// Values of cell `index` of a flat layout of `len`.
+pub fn cell_len(len: usize, index: usize) -> usize {
+    len.saturating_sub(index * CELL).min(CELL)
+}
+
+/// The pieces of a running sum, packed as they are asked for.
+pub fn of_sum(sum: u64, sums: &Sums) -> impl Iterator<Item = ToCoordinator> {
+    sums.cells().iter().enumerate().map(move |(index, cell)| {
+        let mut bytes = Vec::new();
+        pack::pack(cell, &mut bytes);
+        message(sum, index, cell.len(), Packed::Fixed(bytes.into()))
+    })
+}
+
+/// The pieces of a sum that is the gradient of a single microbatch, in fewer bytes.
+pub fn of_gradient(sum: u64, gradient: &[f32]) -> impl Iterator<Item = ToCoordinator> {
+    gradient.chunks(CELL).enumerate().map(move |(index, cell)| {
+        let bytes: Vec<u8> = cell.iter().flat_map(|v| v.to_le_bytes()).collect();
+        message(sum, index, cell.len(), Packed::Single(bytes.into()))
+    })
+}
+
+fn message(sum: u64, index: usize, len: usize, packed: Packed) -> ToCoordinator {
+    ToCoordinator::SumPiece { sum, offset: (index * CELL) as u64, len: len as u32, packed }
+}
+
+/// Adds a piece to its cell, wholly or not at all. `cap` is that of a single microbatch; what a packed sum may
+/// hold is known only when it is complete: [`within`].
+pub fn add(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
+    match packed {
+        Packed::Fixed(bytes) => Ok(pack::add(bytes, cell, i64::MAX)?),
+        Packed::Single(bytes) => {
+            fixed::add(cell, &floats(bytes, cell.len())?, cap).map_err(PieceError::Value)
+        }
+    }
+}
+
+/// Takes back what [`add`] added; nothing, where that was nothing.
+pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
+    match packed {
+        Packed::Fixed(bytes) => Ok(pack::subtract(bytes, cell, i64::MAX)?),
+        Packed::Single(bytes) => {
+            let values = floats(bytes, cell.len())?;
+            fixed::check(&values, cap).map_err(PieceError::Value)?;
+            fixed::subtract_checked(cell, &values);
+            Ok(())
+        }
+    }
+}
+
+/// Whether no value of a piece of `len` values that has been added is larger in magnitude than `limit`.
+pub fn within(packed: &Packed, len: usize, limit: i64) -> Result<(), PieceError> {
+    match packed {
+        Packed::Fixed(bytes) => Ok(pack::check(bytes, len, limit)?),
+        Packed::Single(_) => Ok(()), // checked against its cap when it was added
+    }
+}
+
+fn floats(bytes: &Bytes, len: usize) -> Result<Vec<f32>, PieceError> {
+    if bytes.len() != 4 * len {
+        return Err(PieceError::Size { got: bytes.len(), want: 4 * len });
+    }
+    Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+}

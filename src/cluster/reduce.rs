@@ -1,0 +1,380 @@
+//! The total of a step on the coordinator, added up on threads of its own while pieces still arrive.
+//!
+//! A piece is added to its cell of the total at once, and kept until its sum is taken: a member that dies
+//! half-way, or says something impossible in the end, is subtracted again, piece by piece, exactly. Additions
+//! and subtractions wrap and commute, so neither their order nor a total that is out of its range for a while
+//! changes a bit of what remains. An addition that failed did nothing, and its subtraction fails in the same way.
+//!
+//! What a complete sum may hold is its number of microbatches times the cap of one, and what all of them may
+//! hold then fits: see `numeric::fixed`. Who was granted which microbatch is the ledger's business.
+
+use super::message::Packed;
+use super::piece::{self, PieceError};
+use crate::numeric::fixed::{self, CELL};
+use crate::train::sum::{Scalars, Sums};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Sums of one member that may be on their way at a time: one that waits to be taken, and the next.
+const MOST_SUMS: usize = 2;
+
+/// Additions that may wait for a thread; whoever brings more waits himself.
+const MOST_JOBS: usize = 512;
+
+/// Who sends a sum.
+pub type Member = u64;
+
+/// What a member says of a sum when all pieces of it are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// The sum's number.
+    pub sum: u64,
+    /// Microbatches in it.
+    pub leases: usize,
+    /// Their losses, weights and targets.
+    pub scalars: Scalars,
+}
+
+/// A sum is complete and in the total, and waits for [`Reducer::take`]; or it is refused, and its member is to be
+/// taken back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Whose.
+    pub member: Member,
+    /// Its number.
+    pub sum: u64,
+    /// Why it is refused.
+    pub result: Result<(), Refusal>,
+}
+
+/// Something that no honest worker sends.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// A piece that is none.
+    #[error(transparent)]
+    Piece(#[from] PieceError),
+    /// The end of a sum before all of it.
+    #[error("sum {sum} ends after {have} of {want} pieces")]
+    Incomplete {
+        /// Its number.
+        sum: u64,
+        /// Pieces that came.
+        have: usize,
+        /// Pieces of the layout.
+        want: usize,
+    },
+    /// More sums begun than one can have.
+    #[error("more than {most} sums begun, none of them complete")]
+    Many {
+        /// That is the most.
+        most: usize,
+    },
+    /// Its number of microbatches is impossible.
+    #[error("sum {sum} says it is of {leases} microbatches")]
+    Leases {
+        /// Its number.
+        sum: u64,
+        /// What it says.
+        leases: usize,
+    },
+    /// Loss or weight beyond what so many microbatches can have.
+    #[error("sum {sum} has a loss, a weight or targets that {leases} microbatches cannot have")]
+    Scalars {
+        /// Its number.
+        sum: u64,
+        /// Microbatches in it.
+        leases: usize,
+    },
+}
+
+/// Adds up what members send.
+pub struct Reducer {
+    shared: Arc<Shared>,
+    pool: rayon::ThreadPool,
+}
+
+struct Shared {
+    len: usize,
+    cells: Vec<Mutex<Cell>>,
+    state: Mutex<State>,
+    done: Condvar,
+    report: Box<dyn Fn(Report) + Send + Sync>,
+}
+
+/// Values of one round; those of an older one count as zero.
+struct Cell {
+    round: u64,
+    values: Vec<i64>,
+}
+
+#[derive(Default)]
+struct State {
+    round: u64,
+    microbatches: usize,
+    sums: BTreeMap<(Member, u64), Arriving>,
+    taken: Scalars,
+    /// Additions and subtractions that are not done yet.
+    jobs: usize,
+    serial: u64,
+}
+
+/// A sum that has not been taken.
+struct Arriving {
+    /// Tells a sum that is sent again from its first attempt.
+    serial: u64,
+    pieces: Vec<Packed>,
+    /// Of them, those that are not added yet.
+    waiting: usize,
+    refusal: Option<Refusal>,
+    claim: Option<Claim>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Sign {
+    Plus,
+    Minus,
+}
+
+impl Arriving {
+    fn new(serial: u64) -> Self {
+        Arriving { serial, pieces: Vec::new(), waiting: 0, refusal: None, claim: None }
+    }
+}
+
+fn of_member(state: &State, member: Member) -> Vec<(Member, u64)> {
+    state.sums.range((member, 0)..=(member, u64::MAX)).map(|(key, _)| *key).collect()
+}
+
+/// One piece for a thread.
+struct Job {
+    sign: Sign,
+    sum: (Member, u64),
+    serial: u64,
+    index: usize,
+    packed: Packed,
+    round: u64,
+    cap: i64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Reducer {
+    /// A total of `len` values, on `threads` threads; `report` is called from them and must not block.
+    pub fn new(
+        len: usize,
+        threads: usize,
+        report: impl Fn(Report) + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
+        let named = |i| format!("reduce {i}");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(named).build();
+        let cell = |at| Mutex::new(Cell { round: 0, values: vec![0; CELL.min(len - at)] });
+        let shared = Shared {
+            len,
+            cells: (0..len).step_by(CELL).map(cell).collect(),
+            state: Mutex::default(),
+            done: Condvar::new(),
+            report: Box::new(report),
+        };
+        Ok(Reducer { shared: Arc::new(shared), pool: pool.map_err(std::io::Error::other)? })
+    }
+
+    /// A step of so many microbatches: nothing yet, whatever there was.
+    pub fn begin(&self, microbatches: usize) {
+        let mut state = self.shared.fewer(lock(&self.shared.state), 1);
+        let (round, serial) = (state.round + 1, state.serial);
+        *state = State { round, serial, microbatches, ..State::default() };
+    }
+
+    /// The next piece of a sum; its addition is only begun here. A sum's first piece begins it anew, unless it
+    /// is complete: then it was asked for twice, and all of it is the same again.
+    pub fn piece(
+        &self,
+        member: Member,
+        sum: u64,
+        (offset, len): (u64, u32),
+        packed: Packed,
+    ) -> Result<(), Refusal> {
+        let key = (member, sum);
+        let mut state = self.shared.fewer(lock(&self.shared.state), MOST_JOBS);
+        if state.sums.get(&key).is_some_and(|s| s.claim.is_some()) {
+            return Ok(());
+        }
+        if offset == 0 {
+            self.undo(&mut state, key);
+            state.serial += 1;
+            let serial = state.serial;
+            state.sums.insert(key, Arriving::new(serial));
+            if of_member(&state, member).len() > MOST_SUMS {
+                return Err(Refusal::Many { most: MOST_SUMS });
+            }
+        }
+        let index = state.sums.get(&key).map_or(0, |s| s.pieces.len());
+        let (want, want_len) = ((index * CELL) as u64, piece::cell_len(self.shared.len, index));
+        if offset != want || len as usize != want_len || want_len == 0 {
+            return Err(PieceError::Place { offset, len, want, want_len }.into());
+        }
+        let (round, cap) = (state.round, fixed::cap(state.microbatches));
+        let Some(arriving) = state.sums.get_mut(&key) else { return Ok(()) };
+        arriving.pieces.push(packed.clone());
+        arriving.waiting += 1;
+        let serial = arriving.serial;
+        self.spawn(&mut state, Job { sign: Sign::Plus, sum: key, serial, index, packed, round, cap });
+        Ok(())
+    }
+
+    /// All pieces of a sum are sent; a [`Report`] follows, unless one has for this sum, or it is taken back.
+    pub fn finish(&self, member: Member, claim: Claim) {
+        let key = (member, claim.sum);
+        let mut state = lock(&self.shared.state);
+        state.serial += 1;
+        let serial = state.serial;
+        let arriving = state.sums.entry(key).or_insert_with(|| Arriving::new(serial));
+        if arriving.claim.is_some() {
+            return;
+        }
+        arriving.claim = Some(claim);
+        let report = self.shared.conclude(&mut state, key);
+        drop(state);
+        self.shared.say(report);
+    }
+
+    /// A complete sum counts: its scalars are added too, and its pieces are kept no longer. False where there
+    /// is no such sum (it was taken back), and nothing happens.
+    pub fn take(&self, member: Member, sum: u64) -> bool {
+        let mut state = lock(&self.shared.state);
+        let done = |s: &Arriving| s.waiting == 0 && s.refusal.is_none();
+        let Some(claim) = state.sums.get(&(member, sum)).filter(|s| done(s)).and_then(|s| s.claim) else {
+            return false;
+        };
+        state.sums.remove(&(member, sum));
+        let taken = &mut state.taken;
+        taken.loss = taken.loss.wrapping_add(claim.scalars.loss);
+        taken.weight = taken.weight.wrapping_add(claim.scalars.weight);
+        taken.targets = taken.targets.wrapping_add(claim.scalars.targets);
+        true
+    }
+
+    /// Subtracts whatever has been added for a member and not been taken.
+    pub fn take_back(&self, member: Member) {
+        let mut state = lock(&self.shared.state);
+        of_member(&state, member).into_iter().for_each(|key| self.undo(&mut state, key));
+    }
+
+    /// The total of all that was taken, once what is under way is done. It moves out, so that nothing is copied:
+    /// [`Self::begin`] comes next. What was not taken is not in it.
+    pub fn total(&self, into: &mut Sums) {
+        let mut state = lock(&self.shared.state);
+        let keys: Vec<_> = state.sums.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.undo(&mut state, key));
+        let mut state = self.shared.fewer(state, 1);
+        into.reset_len(self.shared.len);
+        for (cell, out) in self.shared.cells.iter().zip(into.cells_mut()) {
+            let mut cell = lock(cell);
+            if cell.round != state.round {
+                cell.values.fill(0);
+            }
+            std::mem::swap(&mut cell.values, out);
+            cell.round = 0;
+        }
+        into.set_scalars(std::mem::take(&mut state.taken));
+    }
+
+    /// Removes a sum, and what was added for it, or is about to be.
+    fn undo(&self, state: &mut State, key: (Member, u64)) {
+        let Some(Arriving { serial, pieces, .. }) = state.sums.remove(&key) else { return };
+        let (round, cap) = (state.round, fixed::cap(state.microbatches));
+        for (index, packed) in pieces.into_iter().enumerate() {
+            self.spawn(state, Job { sign: Sign::Minus, sum: key, serial, index, packed, round, cap });
+        }
+    }
+
+    fn spawn(&self, state: &mut State, job: Job) {
+        state.jobs += 1;
+        let shared = self.shared.clone();
+        self.pool.spawn_fifo(move || shared.run(&job));
+    }
+}
+
+impl Shared {
+    /// Waits until fewer additions than `than` are under way.
+    fn fewer<'a>(&self, state: MutexGuard<'a, State>, than: usize) -> MutexGuard<'a, State> {
+        let waited = self.done.wait_while(state, |state| state.jobs >= than);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, job: &Job) {
+        let result = self.work(job);
+        let report = {
+            let mut state = lock(&self.state);
+            state.jobs -= 1;
+            self.done.notify_all();
+            let arriving = state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial);
+            match arriving.filter(|_| job.sign == Sign::Plus) {
+                None => None,
+                Some(arriving) => {
+                    arriving.waiting -= 1;
+                    if let Err(error) = result {
+                        arriving.refusal.get_or_insert(error.into());
+                    }
+                    self.conclude(&mut state, job.sum)
+                }
+            }
+        };
+        self.say(report);
+    }
+
+    fn work(&self, job: &Job) -> Result<(), PieceError> {
+        let Some(cell) = self.cells.get(job.index) else { return Ok(()) };
+        let mut cell = lock(cell);
+        if cell.round != job.round {
+            cell.values.fill(0);
+            cell.round = job.round;
+        }
+        match job.sign {
+            Sign::Plus => piece::add(&job.packed, &mut cell.values, job.cap),
+            Sign::Minus => piece::subtract(&job.packed, &mut cell.values, job.cap),
+        }
+    }
+
+    /// The report of a sum whose pieces are added and whose end was said.
+    fn conclude(&self, state: &mut State, key: (Member, u64)) -> Option<Report> {
+        let cap = fixed::cap(state.microbatches);
+        let arriving = state.sums.get_mut(&key).filter(|s| s.waiting == 0)?;
+        let claim = arriving.claim?;
+        if arriving.refusal.is_none() {
+            arriving.refusal = self.judge(arriving, &claim, (state.microbatches, cap)).err();
+        }
+        let result = arriving.refusal.clone().map_or(Ok(()), Err);
+        Some(Report { member: key.0, sum: key.1, result })
+    }
+
+    fn judge(&self, arriving: &Arriving, claim: &Claim, (most, cap): (usize, i64)) -> Result<(), Refusal> {
+        let (sum, leases) = (claim.sum, claim.leases);
+        let have = arriving.pieces.len();
+        if have != self.cells.len() {
+            return Err(Refusal::Incomplete { sum, have, want: self.cells.len() });
+        }
+        let single = arriving.pieces.iter().any(|p| matches!(p, Packed::Single(_)));
+        if leases == 0 || leases > most || (single && leases != 1) {
+            return Err(Refusal::Leases { sum, leases });
+        }
+        let within = |value: i128| value.unsigned_abs() <= leases as u128 * i64::MAX as u128;
+        let Scalars { loss, weight, targets } = claim.scalars;
+        if !within(loss) || !within(weight) || targets > leases as u64 * u64::from(u32::MAX) {
+            return Err(Refusal::Scalars { sum, leases });
+        }
+        let limit = cap.saturating_mul(leases as i64);
+        for (index, packed) in arriving.pieces.iter().enumerate() {
+            piece::within(packed, piece::cell_len(self.len, index), limit)?;
+        }
+        Ok(())
+    }
+
+    fn say(&self, report: Option<Report>) {
+        if let Some(report) = report {
+            (self.report)(report);
+        }
+    }
+}
