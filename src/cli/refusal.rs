@@ -108,6 +108,7 @@ impl From<TrainError> for Refusal {
     fn from(e: TrainError) -> Self {
         let kind = match e.exit_code() {
             3 => Kind::NonFinite,
+            75 => Kind::Saved,
             78 => Kind::Configuration,
             _ => Kind::Failure,
         };

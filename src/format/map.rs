@@ -40,3 +40,9 @@ impl Deref for Map {
         self.0.as_deref().unwrap_or(&[])
     }
 }
+
+impl AsRef<[u8]> for Map {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}

@@ -8,7 +8,7 @@ mod directory;
 mod error;
 pub mod gguf;
 pub mod hub;
-mod map;
+pub mod map;
 pub mod peft;
 pub mod rounded;
 pub mod safetensors;

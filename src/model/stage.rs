@@ -116,7 +116,7 @@ pub trait Stage {
 }
 
 /// How the next token is chosen.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sampling {
     /// Most new tokens.
     pub max_new_tokens: usize,

@@ -208,8 +208,10 @@ fn change_line(change: &Change) -> String {
         What::Refused => "refused",
         What::Expelled => "expelled",
         What::Fallback => "fallback",
+        What::Failed => "failed",
+        What::Waiting => return inline(&change.reason),
         What::Paused => "paused",
-        What::Resumed => "resumed",
+        What::Resumed => "running",
         What::Note => "note",
     };
     let parts = [change.worker.as_str(), &change.devices.join(", "), &change.reason];

@@ -42,7 +42,11 @@ pub enum TrainError {
         value: f64,
     },
     /// A loss that is not finite while evaluating.
-    #[error("evaluation after step {step}: the loss became {value} (rows {}): look at these rows", list(.rows))]
+    #[error(
+        "evaluation after step {step}: the loss became {value} (rows {}){}",
+        list(.rows),
+        .finding.as_ref().map_or(": look at these rows".into(), |f| format!(" on {f}: {}", f.advice()))
+    )]
     Evaluation {
         /// Steps that were taken.
         step: u64,
@@ -50,6 +54,20 @@ pub enum TrainError {
         rows: Vec<u64>,
         /// The value.
         value: f64,
+        /// Who computed it, where that is known.
+        finding: Option<Box<Finding>>,
+    },
+    /// Too few devices for too long; what was trained is saved.
+    #[error(
+        "{have} of {want} devices for {seconds} s: start more workers and go on with --resume, or wait for fewer (--expect-workers, --min-workers)"
+    )]
+    Alone {
+        /// Devices that were here.
+        have: usize,
+        /// Devices that were waited for.
+        want: usize,
+        /// How long.
+        seconds: u64,
     },
     /// The device failed.
     #[error("step {step}: {fault}")]
@@ -136,12 +154,14 @@ impl Finding {
 }
 
 impl TrainError {
-    /// What the process ends with: 3 for values that are not finite, 78 for a mismatch, else 1.
+    /// What the process ends with: 3 for values that are not finite, 75 where devices
+    /// are missing, 78 for a mismatch, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             TrainError::NonFinite { .. } | TrainError::Update { .. } | TrainError::Evaluation { .. } => 3,
             TrainError::Device { fault: Fault::NonFinite { .. }, .. } => 3,
             TrainError::Mismatch { .. } => 78,
+            TrainError::Alone { .. } => 75,
             _ => 1,
         }
     }

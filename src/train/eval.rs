@@ -22,7 +22,8 @@ pub fn evaluate(
     let began = Instant::now();
     let (mut sums, mut confusion) = (Sums::new(0), Confusion::default());
     let mut each = |batch: &Microbatch, out: &LossSums| {
-        let bad = |bad: BadValue| TrainError::Evaluation { step, rows: batch.rows.clone(), value: bad.value };
+        let (rows, finding) = (|| batch.rows.clone(), None);
+        let bad = |bad: BadValue| TrainError::Evaluation { step, rows: rows(), value: bad.value, finding };
         sums.add_loss(out).map_err(bad)?;
         confusion.add(batch, out);
         Ok(())

@@ -187,9 +187,13 @@ pub enum What {
     Expelled,
     /// It computes on another backend now.
     Fallback,
+    /// It gave an error: what it did is done again.
+    Failed,
+    /// The run has not begun: it waits for devices.
+    Waiting,
     /// Too few are left: the run waits.
     Paused,
-    /// Enough are there again.
+    /// Enough are there (again).
     Resumed,
     /// Something worth knowing about who takes part.
     Note,

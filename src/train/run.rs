@@ -67,7 +67,7 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
     let mut trainer = Trainer { sums: Sums::new(0), run, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
-        if error.exit_code() == 3 && trainer.run.state.step > 0 {
+        if matches!(error.exit_code(), 3 | 75) && trainer.run.state.step > 0 {
             // What stands is saved, so that the run can go on from there. Should that fail too, the reason of
             // the halt is still what there is to say.
             let _ = trainer.checkpoint();

@@ -1,0 +1,100 @@
+//! The coordinator as the training loop sees it: rounds of gradients, scores and answers.
+
+use super::super::machine::{Event, Kind};
+use super::super::message::{ToCoordinator, Work};
+use super::Coordinator;
+use super::parameters::Broadcast;
+use super::round::Task;
+use crate::model::layout::Layout;
+use crate::model::stage::{Microbatch, Sampling};
+use crate::train::sum::Sums;
+use crate::train::{Compute, Effort, Say, Scoring, TrainError};
+use std::collections::BTreeMap;
+
+impl Coordinator<'_> {
+    fn task<'t>(
+        &self,
+        (kind, count): (Kind, usize),
+        work: &'t dyn Fn(usize) -> Work,
+        result: &'t mut dyn FnMut(usize, ToCoordinator) -> Result<(), TrainError>,
+        say: Say<'t>,
+    ) -> Task<'t> {
+        let after = self.parameters.as_ref().map_or(0, |p| p.step);
+        Task { kind, count, after, work, result, say, leases: BTreeMap::new(), done: None, failed: None }
+    }
+}
+
+impl Compute for Coordinator<'_> {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn classes(&self) -> Vec<String> {
+        self.classes.iter().cloned().collect()
+    }
+
+    fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
+        let broadcast = Broadcast::new(step, flat);
+        let event = Event::Parameters { after: step, hash: broadcast.hash };
+        self.parameters = Some(broadcast);
+        self.accounts.parameters();
+        let mut nothing = |_, _| Ok(());
+        // Nothing but parameters comes of this event, so nobody listens to what would be said.
+        let mut quiet = |_| ();
+        let prompt = |_| Work::Prompt { ids: vec![], sampling: Sampling::default() };
+        let mut task = self.task((Kind::Prompt, 0), &prompt, &mut nothing, &mut quiet);
+        self.tick(event, &mut task);
+        Ok(Some(()))
+    }
+
+    fn gradients(
+        &mut self,
+        _: u64,
+        work: &[Microbatch],
+        sums: &mut Sums,
+        say: Say,
+    ) -> Result<Option<Effort>, TrainError> {
+        self.accounts.begin(self.machine.devices());
+        let tokens = work.iter().map(|batch| batch.ids.len() as u64).collect();
+        let item = |index: usize| Work::Train(work[index].clone());
+        let mut nothing = |_, _| Ok(());
+        let mut task = self.task((Kind::Train, work.len()), &item, &mut nothing, say);
+        let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
+        self.reducer.total(sums);
+        Ok(Some(Some(self.accounts.finish(tally, self.machine.devices()))))
+    }
+
+    fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {
+        let Scoring { count, batch, each } = scoring;
+        let tokens = (0..count).map(|index| batch(index).ids.len() as u64).collect();
+        let item = |index| Work::Eval(batch(index));
+        let mut result = |index, message| match message {
+            ToCoordinator::Score { sums, .. } => each(&batch(index), &sums),
+            _ => Ok(()),
+        };
+        let mut task = self.task((Kind::Eval, count), &item, &mut result, say);
+        Ok(self.round(tokens, &mut task)?.map(|_| ()))
+    }
+
+    fn answer(
+        &mut self,
+        _: u64,
+        prompt: &[u32],
+        sampling: &Sampling,
+        say: Say,
+    ) -> Result<Option<Vec<u32>>, TrainError> {
+        let tokens = vec![(prompt.len() + sampling.max_new_tokens) as u64];
+        let item = |_| Work::Prompt { ids: prompt.to_vec(), sampling: sampling.clone() };
+        let mut answer = Vec::new();
+        let mut result = |_, message| {
+            if let ToCoordinator::Answer { ids, .. } = message {
+                answer = ids;
+            }
+            Ok(())
+        };
+        let mut task = self.task((Kind::Prompt, 1), &item, &mut result, say);
+        let done = self.round(tokens, &mut task)?;
+        drop(task);
+        Ok(done.map(|_| answer))
+    }
+}

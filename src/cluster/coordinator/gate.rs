@@ -1,0 +1,169 @@
+//! Who may take part: a pure answer to a worker's first message. Whoever is turned away for good is told what is
+//! different and which side to change; whoever may come later is told that.
+
+use super::super::message::{Bye, Hello, Manifest, PROTOCOL};
+use std::collections::BTreeMap;
+
+/// Longest name that is shown of a worker.
+const NAME: usize = 64;
+
+/// What the run is, and what a worker may know of it beforehand.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    /// What a worker is told; the name in it is filled in for each.
+    pub manifest: Manifest,
+    /// The run's options as run.yaml has them, which a worker may have been given too.
+    pub options: BTreeMap<String, String>,
+}
+
+impl Gate {
+    /// Lets a worker in, or says why not.
+    pub fn judge(&self, hello: &Hello) -> Result<(), Bye> {
+        self.protocol(hello)?;
+        self.model(hello)?;
+        self.options(hello)?;
+        self.epoch(hello)
+    }
+
+    fn protocol(&self, hello: &Hello) -> Result<(), Bye> {
+        if hello.protocol == PROTOCOL {
+            return Ok(());
+        }
+        let older = if hello.protocol < PROTOCOL { "the worker" } else { "the coordinator" };
+        refused(format!(
+            "the worker (finetune {}) speaks protocol {}, the coordinator (finetune {}) {PROTOCOL}: update {older}",
+            plain(&hello.version),
+            hello.protocol,
+            env!("CARGO_PKG_VERSION"),
+        ))
+    }
+
+    fn model(&self, hello: &Hello) -> Result<(), Bye> {
+        match &hello.model {
+            Some(hash) if *hash != self.manifest.model_hash => refused(format!(
+                "the worker was given another model (hash {}) than the run's {} (hash {}): leave MODEL out there, or \
+                 name the same one",
+                short(hash),
+                self.manifest.model,
+                short(&self.manifest.model_hash),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn options(&self, hello: &Hello) -> Result<(), Bye> {
+        let differs = |(name, value): &&(String, String)| self.options.get(name) != Some(value);
+        let Some((name, value)) = hello.options.iter().find(differs) else { return Ok(()) };
+        let flag = plain(name).replace('_', "-");
+        let here = self.options.get(name).map_or("unset", String::as_str);
+        refused(format!(
+            "the worker was given --{flag} {}, the run has {here}: leave --{flag} out there, the coordinator decides it",
+            plain(value)
+        ))
+    }
+
+    /// A worker that has met a later epoch of this run knows more than this coordinator.
+    fn epoch(&self, hello: &Hello) -> Result<(), Bye> {
+        match &hello.before {
+            Some((run, epoch)) if *run == self.manifest.run && *epoch > self.manifest.epoch => {
+                let reason = format!(
+                    "this coordinator is of epoch {}, and the run has gone on in epoch {epoch} elsewhere: end this one",
+                    self.manifest.epoch
+                );
+                Err(Bye::Later { reason })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refused(reason: String) -> Result<(), Bye> {
+    Err(Bye::Refused { reason })
+}
+
+/// The beginning of a hash, for people.
+fn short(hash: &str) -> String {
+    plain(hash).chars().take(12).collect()
+}
+
+/// What somebody else said of himself, on one line of a terminal.
+pub(super) fn plain(text: &str) -> String {
+    let shown = text.chars().take(NAME).map(|c| if c.is_control() { '?' } else { c });
+    shown.collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::model::lora::LoraSpec;
+
+    pub fn manifest() -> Manifest {
+        let lora = LoraSpec {
+            rank: 4,
+            alpha: 8.0,
+            rslora: false,
+            dropout: 0.0,
+            targets: vec!["q_proj".into()],
+            seed: 1,
+        };
+        Manifest {
+            run: "r".into(),
+            epoch: 3,
+            name: String::new(),
+            model: "demo".into(),
+            model_hash: "abcd".into(),
+            files: vec![],
+            labels: None,
+            class_weights: None,
+            lora,
+            parameters: 12,
+            layout: [0; 32],
+            tokens: 256,
+            dtype: None,
+            fraction_bits: 40,
+            silence_millis: 0,
+        }
+    }
+
+    pub fn hello() -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            version: "0.1.0".into(),
+            identity: [7; 16],
+            name: "host 1".into(),
+            model: None,
+            options: vec![],
+            before: None,
+        }
+    }
+
+    fn check(change: impl Fn(&mut Hello), part: &str) {
+        let options = BTreeMap::from([("rank".to_string(), "4".to_string())]);
+        let gate = Gate { manifest: manifest(), options };
+        let mut said = hello();
+        change(&mut said);
+        match gate.judge(&said) {
+            Ok(()) => assert_eq!(part, "", "{said:?}"),
+            Err(Bye::Refused { reason } | Bye::Later { reason }) => {
+                assert!(!part.is_empty() && reason.contains(part), "{reason}");
+                assert!(!reason.contains('\n') && !reason.contains('\x1b'), "{reason:?}");
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn who_is_let_in() {
+        check(|_| {}, "");
+        check(|h| h.protocol = PROTOCOL + 1, "update the coordinator");
+        check(|h| (h.protocol, h.version) = (0, "0.0.1\x1b[2J\n".into()), "update the worker");
+        check(|h| h.model = Some("abcd".into()), "");
+        check(|h| h.model = Some("ffff".into()), "hash ffff");
+        check(|h| h.options = vec![("rank".into(), "4".into())], "");
+        check(|h| h.options = vec![("rank".into(), "8".into())], "--rank 8, the run has 4");
+        check(|h| h.options = vec![("max_steps".into(), "8".into())], "--max-steps 8, the run has unset");
+        check(|h| h.before = Some(("r".into(), 3)), "");
+        check(|h| h.before = Some(("another".into(), 9)), "");
+        check(|h| h.before = Some(("r".into(), 4)), "epoch 4 elsewhere");
+    }
+}

@@ -1,0 +1,148 @@
+//! A run's place on the coordinator's disk: the lock that keeps a second coordinator out, and the run's id with
+//! its epoch, which is raised and on the disk before anybody can connect. A worker that has met a higher epoch
+//! believes no lower one, so a coordinator that somebody restarted elsewhere cannot be mixed up with the old one.
+
+use crate::format::{FormatError, atomic};
+use ring::rand::SecureRandom;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// Run id and epoch.
+pub const FILE: &str = "coordinator.json";
+/// Locked while a coordinator has the folder.
+pub const LOCK: &str = "coordinator.lock";
+
+/// Why a folder cannot be a coordinator's.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// The disk.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Somebody has it.
+    #[error("{}: another coordinator has this folder: stop it, or choose another --output", .0.display())]
+    Locked(PathBuf),
+    /// Its record does not read.
+    #[error("{}: {reason}; start afresh with another --output", .path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The system gives no random numbers.
+    #[error("the system gives no random numbers for the run's id")]
+    Random,
+    /// The run in it is another one.
+    #[error("{}: cannot resume: {}; start afresh with another --output", .path.display(), .differences.join("; "))]
+    Other {
+        /// The record.
+        path: PathBuf,
+        /// One line each.
+        differences: Vec<String>,
+    },
+}
+
+/// Nobody else has the folder while this is held; the system takes it back whatever becomes of the process.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Locks the folder, which is there.
+    pub fn take(dir: &Path) -> Result<Self, HomeError> {
+        let path = dir.join(LOCK);
+        let fail = |e| FormatError::io(&path, e);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(fail)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Lock { _file: file }),
+            Err(TryLockError::WouldBlock) => Err(HomeError::Locked(dir.to_owned())),
+            Err(TryLockError::Error(e)) => Err(fail(e).into()),
+        }
+    }
+}
+
+/// Run id and epoch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// Drawn once.
+    pub run: String,
+    /// Raised at every start.
+    pub epoch: u64,
+    /// What the run is, by name: what it may be resumed with even where no checkpoint was reached.
+    pub identity: BTreeMap<String, String>,
+}
+
+impl Home {
+    /// The next epoch of the run in `dir`, or the first one of a new run; on the disk when this returns.
+    pub fn raise(dir: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
+        let path = dir.join(FILE);
+        let home = match std::fs::read(&path) {
+            Ok(bytes) => {
+                let record =
+                    |e: serde_json::Error| HomeError::Record { path: path.clone(), reason: e.to_string() };
+                let was: Home = serde_json::from_slice(&bytes).map_err(record)?;
+                was.next(&path, identity)?
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let mut id = [0; 16];
+                ring::rand::SystemRandom::new().fill(&mut id).map_err(|_| HomeError::Random)?;
+                Home { run: id.iter().map(|b| format!("{b:02x}")).collect(), epoch: 1, identity }
+            }
+            Err(e) => return Err(FormatError::io(&path, e).into()),
+        };
+        let text = serde_json::to_string_pretty(&home).map_err(|e| FormatError::io(&path, e.into()))?;
+        atomic::write_file(&path, (text + "\n").as_bytes())?;
+        Ok(home)
+    }
+
+    fn next(self, path: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
+        let shown = |map: &BTreeMap<String, String>, name| map.get(name).cloned().unwrap_or("unset".into());
+        let names: std::collections::BTreeSet<&String> =
+            self.identity.keys().chain(identity.keys()).collect();
+        let differences: Vec<String> = names
+            .into_iter()
+            .map(|name| (name, shown(&self.identity, name), shown(&identity, name)))
+            .filter(|(_, was, is)| was != is)
+            .map(|(name, was, is)| format!("{name} was {was}, is {is}"))
+            .collect();
+        if !differences.is_empty() {
+            return Err(HomeError::Other { path: path.to_owned(), differences });
+        }
+        Ok(Home { epoch: self.epoch + 1, ..self })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(rank: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([("rank".into(), rank.into())])
+    }
+
+    #[test]
+    fn every_start_has_a_higher_epoch_of_the_same_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Home::raise(dir.path(), identity("4")).unwrap();
+        let second = Home::raise(dir.path(), identity("4")).unwrap();
+        assert_eq!((first.epoch, second.epoch), (1, 2));
+        assert_eq!((first.run.len(), &first.run), (32, &second.run));
+        let other = Home::raise(dir.path(), identity("8")).unwrap_err().to_string();
+        assert!(other.contains("rank was 4, is 8"), "{other}");
+        std::fs::write(dir.path().join(FILE), "{").unwrap();
+        assert!(matches!(Home::raise(dir.path(), identity("4")), Err(HomeError::Record { .. })));
+    }
+
+    #[test]
+    fn a_second_coordinator_is_kept_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        let second = Lock::take(dir.path()).unwrap_err().to_string();
+        assert!(second.contains("another coordinator"), "{second}");
+        drop(lock);
+        Lock::take(dir.path()).unwrap();
+    }
+}

@@ -1,0 +1,192 @@
+//! Connections, each in a task of its own: the handshake, the model's files, and what passes between the member
+//! and the driver. A task never waits for the driver but when too much of its member's waits there, and then only
+//! that member is held up.
+
+use super::super::link::{End, MemberLink};
+use super::super::machine::MemberId;
+use super::super::message::{Bye, Hello, Manifest, ToCoordinator, ToWorker};
+use super::outbox::{Outbox, outbox};
+use super::{Gate, Incoming, ModelFiles, gate::plain};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, watch};
+
+/// How long an authenticated peer may take to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
+/// How long a conversation that is over may take to be heard.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Messages of one member that may wait for the driver: pieces of 1 MiB at most.
+const ROOM: usize = 32;
+/// Bulk data that may wait for a member whatever the size of the layout.
+const LEAST: u64 = 64 << 20;
+
+/// Where connections are handed in, from any thread.
+pub struct Reception {
+    gate: Gate,
+    files: ModelFiles,
+    events: Sender<Incoming>,
+    runtime: tokio::runtime::Handle,
+    known: Mutex<Known>,
+    /// Conversations that are not over.
+    open: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct Known {
+    next: u64,
+    identities: BTreeMap<[u8; 16], (MemberId, End)>,
+    names: BTreeSet<String>,
+    /// Set once the run is over: what newcomers hear.
+    closing: Option<Bye>,
+}
+
+/// A member for as long as its task lives.
+struct Seat {
+    member: MemberId,
+    identity: [u8; 16],
+    name: String,
+}
+
+impl Reception {
+    pub(super) fn new(
+        gate: Gate,
+        files: ModelFiles,
+        events: Sender<Incoming>,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
+        let (known, open) = (Mutex::default(), watch::Sender::new(0));
+        Reception { gate, files, events, runtime, known, open }
+    }
+
+    /// What workers are told of the run.
+    pub fn manifest(&self) -> &Manifest {
+        &self.gate.manifest
+    }
+
+    /// Takes over a connection (or one end of a pair of channels), by `peer`, which is shown until it has a name.
+    pub fn receive(self: &Arc<Self>, link: MemberLink, peer: String) {
+        let this = self.clone();
+        this.open.send_modify(|open| *open += 1);
+        self.runtime.spawn(async move {
+            let end = link.end.clone();
+            this.converse(link, peer).await;
+            // Whoever is told why it ends closes its side; until then our last words may be on their way.
+            let _ = tokio::time::timeout(LAST_WORDS, end.ended()).await;
+            this.open.send_modify(|open| *open -= 1);
+        });
+    }
+
+    /// From now on everybody hears that the run is over; waits until those who are here have.
+    pub(super) fn close(&self, bye: &Bye, patience: Duration) {
+        self.known().closing = Some(bye.clone());
+        let mut open = self.open.subscribe();
+        // Who has not heard it by then finds the connection closed.
+        let _ = self.runtime.block_on(tokio::time::timeout(patience, open.wait_for(|&open| open == 0)));
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn converse(&self, mut link: MemberLink, peer: String) {
+        let hello = match tokio::time::timeout(HELLO, link.from.recv()).await {
+            Ok(Some(ToCoordinator::Hello(hello))) => hello,
+            Ok(None) => return,
+            Ok(Some(_)) => return link.end.cut("it did not say who it is"),
+            Err(_) => return link.end.cut("it did not say who it is in time"),
+        };
+        if let Err(bye) = self.let_in(&hello) {
+            if let Bye::Refused { reason } | Bye::Later { reason } = &bye {
+                let name = format!("{} at {peer}", plain(&hello.name));
+                let _ = self.events.send(Incoming::Refused { name, reason: reason.clone() });
+            }
+            let _ = link.to.send(ToWorker::Bye(bye)).await;
+            return;
+        }
+        let seat = self.seat(&hello, &link.end);
+        let manifest = Manifest { name: seat.name.clone(), ..self.gate.manifest.clone() };
+        link.end.set_silence(Duration::from_millis(manifest.silence_millis));
+        if link.to.send(ToWorker::Welcome(Box::new(manifest))).await.is_ok() {
+            self.serve(&mut link, &seat).await;
+        }
+        self.rise(seat);
+    }
+
+    fn let_in(&self, hello: &Hello) -> Result<(), Bye> {
+        self.known().closing.clone().map_or(Ok(()), Err)?;
+        self.gate.judge(hello)
+    }
+
+    /// Numbers and names a member. A worker that dials again has lost its old connection, whatever that says.
+    fn seat(&self, hello: &Hello, end: &End) -> Seat {
+        let mut known = self.known();
+        known.next += 1;
+        let member = MemberId(known.next);
+        if let Some((_, old)) = known.identities.insert(hello.identity, (member, end.clone())) {
+            old.cut("it connected again");
+        }
+        let asked =
+            Some(plain(&hello.name)).filter(|name| !name.trim().is_empty()).unwrap_or("worker".into());
+        let others = (2..).map(|n| format!("{asked} ({n})"));
+        let mut names = std::iter::once(asked.clone()).chain(others);
+        let name = names.find(|name| !known.names.contains(name)).unwrap_or(asked);
+        known.names.insert(name.clone());
+        Seat { member, identity: hello.identity, name }
+    }
+
+    fn rise(&self, seat: Seat) {
+        let mut known = self.known();
+        known.names.remove(&seat.name);
+        if known.identities.get(&seat.identity).is_some_and(|(member, _)| *member == seat.member) {
+            known.identities.remove(&seat.identity);
+        }
+    }
+
+    /// Until the driver closes the outbox, or the member is gone.
+    async fn serve(&self, link: &mut MemberLink, seat: &Seat) {
+        let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.parameters), link.end.clone());
+        self.joined(seat, outbox);
+        let member = seat.member;
+        tokio::select! {
+            () = postman.deliver(&link.to) => {}
+            () = self.listen(member, &mut link.from, (&link.to, &link.end)) => {
+                let reason = link.end.reason().unwrap_or_else(|| "it closed the connection".into());
+                let _ = self.events.send(Incoming::Lost { member, reason });
+            }
+        }
+    }
+
+    fn joined(&self, seat: &Seat, outbox: Outbox) {
+        let (member, name) = (seat.member, seat.name.clone());
+        // Without a driver there is nobody to serve; the dropped outbox ends the conversation.
+        let _ = self.events.send(Incoming::Joined { member, name, outbox });
+    }
+
+    async fn listen(
+        &self,
+        member: MemberId,
+        from: &mut mpsc::Receiver<ToCoordinator>,
+        (to, end): (&mpsc::Sender<ToWorker>, &End),
+    ) {
+        let room = Arc::new(Semaphore::new(ROOM));
+        while let Some(message) = from.recv().await {
+            if let ToCoordinator::Fetch { file, offset, len } = message {
+                let Some(pieces) = self.files.pieces(file, offset, len) else {
+                    return end.cut("it asked for a part of the model that there is not");
+                };
+                for piece in pieces {
+                    if to.send(piece).await.is_err() {
+                        return;
+                    }
+                }
+                continue;
+            }
+            let Ok(permit) = room.clone().acquire_owned().await else { return };
+            if self.events.send(Incoming::Said { member, message, _room: permit }).is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The coordinator's acting half: it has the clock, the threads, the sockets and the gradients that
+//! [`super::machine`] has not, and decides nothing that can be decided there.
+//!
+//! Connections live in tasks ([`Reception`]), which shake hands, serve the model's files and keep watch over
+//! silence whatever else happens. The driver is the thread that asks for gradients: it feeds what the tasks
+//! report into the machine and carries out what comes out. Sums are added on threads of their own
+//! ([`super::reduce`]) while they still arrive.
+
+mod compute;
+mod files;
+mod gate;
+mod home;
+mod member;
+mod notes;
+mod outbox;
+mod parameters;
+mod round;
+mod scores;
+
+pub use files::{FilesError, ModelFiles};
+pub use gate::Gate;
+pub use home::{Home, HomeError, Lock};
+pub use member::Reception;
+pub use notes::Hint;
+
+use super::machine::{Machine, MemberId};
+use super::message::{Bye, ToCoordinator, ToWorker};
+use super::reduce::{Reducer, Report};
+use crate::model::layout::Layout;
+use crate::train::stop::Stop;
+use notes::Accounts;
+use outbox::Outbox;
+use parameters::Broadcast;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// What the tasks and threads around the driver tell it.
+#[derive(Debug)]
+enum Incoming {
+    /// A connection was welcomed.
+    Joined { member: MemberId, name: String, outbox: Outbox },
+    /// It said something; the permit bounds how much of it waits here.
+    Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
+    /// It is gone.
+    Lost { member: MemberId, reason: String },
+    /// It was turned away before it was a member.
+    Refused { name: String, reason: String },
+    /// The reducer has added a sum, or refuses it.
+    Added(Report),
+}
+
+/// What a coordinator is made of.
+pub struct Setup<'a> {
+    /// What is trained.
+    pub layout: Layout,
+    /// How many devices are waited for, and how long.
+    pub machine: super::machine::Config,
+    /// Who may take part in what.
+    pub gate: Gate,
+    /// The base model.
+    pub files: ModelFiles,
+    /// Where connections are served.
+    pub runtime: tokio::runtime::Handle,
+    /// Threads that add sums.
+    pub threads: usize,
+    /// For a line about steps with few microbatches.
+    pub hint: Hint,
+    /// Raised by signals.
+    pub stop: &'a Stop,
+}
+
+/// Hands out microbatches and adds up what comes back; see [`crate::train::Compute`].
+pub struct Coordinator<'a> {
+    layout: Layout,
+    stop: &'a Stop,
+    machine: Machine,
+    reducer: Reducer,
+    incoming: Receiver<Incoming>,
+    reception: Arc<Reception>,
+    members: BTreeMap<MemberId, Outbox>,
+    /// What everybody computes with.
+    parameters: Option<Broadcast>,
+    /// Sums whose pieces are being added.
+    pending: BTreeMap<(MemberId, u64), ToCoordinator>,
+    /// Numeric classes that took part.
+    classes: BTreeSet<String>,
+    accounts: Accounts,
+    /// Too few devices are here: nothing goes on until more come.
+    waiting: bool,
+    patience: Duration,
+    hint: Hint,
+    began: Instant,
+}
+
+impl<'a> Coordinator<'a> {
+    /// A coordinator that knows nobody. Members come through its [`Self::reception`].
+    pub fn new(setup: Setup<'a>) -> std::io::Result<Self> {
+        let (events, incoming) = mpsc::channel();
+        let reports = events.clone();
+        // The driver lives as long as the reducer; after it nobody listens.
+        let report = move |report| drop(reports.send(Incoming::Added(report)));
+        let reducer = Reducer::new(setup.layout.len(), setup.threads, report)?;
+        let reception = Reception::new(setup.gate, setup.files, events, setup.runtime);
+        Ok(Coordinator {
+            layout: setup.layout,
+            stop: setup.stop,
+            patience: setup.machine.join_timeout,
+            hint: setup.hint,
+            machine: Machine::new(setup.machine),
+            reducer,
+            incoming,
+            reception: Arc::new(reception),
+            members: BTreeMap::new(),
+            parameters: None,
+            pending: BTreeMap::new(),
+            classes: BTreeSet::new(),
+            accounts: Accounts::default(),
+            waiting: false,
+            began: Instant::now(),
+        })
+    }
+
+    /// Where connections are handed in.
+    pub fn reception(&self) -> Arc<Reception> {
+        self.reception.clone()
+    }
+
+    /// Tells everybody how the run ended, and waits a little for them to hear it.
+    pub fn close(mut self, bye: &Bye, patience: Duration) {
+        while let Ok(incoming) = self.incoming.try_recv() {
+            if let Incoming::Joined { member, outbox, .. } = incoming {
+                self.members.insert(member, outbox);
+            }
+        }
+        for outbox in std::mem::take(&mut self.members).into_values() {
+            outbox.say(ToWorker::Bye(bye.clone()));
+        }
+        self.reception.close(bye, patience);
+    }
+}

@@ -1,0 +1,211 @@
+//! What the machine notes, as events of the run; and what a step cost besides computing.
+
+use super::super::machine::{self, Bad, DeviceReport, Kind, Note, Place, Tally};
+use super::super::message::{Device, Packed, Work};
+use super::round::Task;
+use crate::train::event::{Change, Part, Shared, What};
+use crate::train::{Again, Finding, TrainError};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Microbatches that every device should have in a step, so that the last ones to finish are not waited for long.
+const ENOUGH: usize = 3;
+
+/// Options that the hint about few microbatches speaks of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hint {
+    /// --batch-size
+    pub batch_size: usize,
+    /// --micro-batch-tokens
+    pub micro_batch_tokens: usize,
+}
+
+/// Whether the run waits for devices from this note on; None where it says nothing of that.
+pub(super) fn waiting(note: &Note) -> Option<bool> {
+    match note {
+        Note::Waiting { .. } | Note::Paused { .. } => Some(true),
+        Note::Running { .. } => Some(false),
+        _ => None,
+    }
+}
+
+/// A note as an event; `gone` is how a member leaves if this is about one that does. Repeats are counted, not
+/// told one by one.
+pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Option<Change> {
+    let of =
+        |what, worker: String, devices, reason: String| Some(Change { step, what, worker, devices, reason });
+    let run = |what, reason| of(what, String::new(), vec![], reason);
+    match note {
+        Note::Waiting { have, want } => {
+            let to_come = want.saturating_sub(have);
+            run(
+                What::Waiting,
+                format!("waiting for {}: {have} here, {to_come} to come", count(want, "device")),
+            )
+        }
+        Note::Paused { have, want } => {
+            run(What::Paused, format!("{} left, at least {want} wanted", count(have, "device")))
+        }
+        Note::Running { have } => run(What::Resumed, count(have, "device")),
+        Note::Joined { member, devices, refused } => {
+            of(What::Joined, member, devices.iter().map(named).collect(), refused.join("; "))
+        }
+        Note::Left { member, reason, reopened } => {
+            let again = match reopened {
+                0 => String::new(),
+                n => format!("; {} given out again", count(n, "microbatch")),
+            };
+            of(gone, member, vec![], format!("{reason}{again}"))
+        }
+        Note::Failed { place, reason } => of(What::Failed, place.member.clone(), vec![shown(&place)], reason),
+        Note::Fallback { before, now, reason } => {
+            let devices = vec![format!("{} -> {}", shown(&before), named(&now))];
+            of(What::Fallback, before.member, devices, reason)
+        }
+        Note::Repeated { .. } => None,
+        Note::Few { microbatches, devices } => run(What::Note, few(microbatches, devices, hint)),
+    }
+}
+
+fn few(microbatches: usize, devices: usize, hint: Hint) -> String {
+    let idle = match devices.saturating_sub(microbatches) {
+        0 => "some idle at the end of every step".to_string(),
+        1 => "one idles".to_string(),
+        n => format!("{n} idle"),
+    };
+    let factor = (ENOUGH * devices).div_ceil(microbatches.max(1)).next_power_of_two();
+    let (rows, tokens) = (hint.batch_size * factor, (hint.micro_batch_tokens / factor).max(1));
+    format!(
+        "a step has {} for {}: {idle}; try --batch-size {rows} or --micro-batch-tokens {tokens}",
+        count(microbatches, "microbatch"),
+        count(devices, "device"),
+    )
+}
+
+/// `1 device`, `2 microbatches`
+fn count(n: usize, what: &str) -> String {
+    let plural = if what.ends_with("ch") { "es" } else { "s" };
+    format!("{n} {what}{}", if n == 1 { "" } else { plural })
+}
+
+fn named(device: &Device) -> String {
+    format!("{} ({})", device.name, device.class)
+}
+
+fn shown(place: &Place) -> String {
+    format!("{} ({})", place.device, place.class)
+}
+
+fn at(place: &Place) -> String {
+    format!("worker {}, {}", place.member, place.device)
+}
+
+/// The end of a run on a bad value.
+pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
+    let Bad { place, tensor, value } = &found.first;
+    let again = found.again.as_ref().map(|again| match again {
+        machine::Again::Also(bad) => Again { place: at(&bad.place), bad: true },
+        machine::Again::Not(place) => Again { place: at(place), bad: false },
+    });
+    let finding = Box::new(Finding { place: at(place), again });
+    let rows = match (task.work)(found.item) {
+        Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => batch.rows,
+        Work::Prompt { .. } => vec![],
+    };
+    let (value, after) = (*value, task.after);
+    match found.kind {
+        Kind::Train => TrainError::NonFinite {
+            step: after + 1,
+            microbatch: found.item,
+            rows,
+            tensor: if tensor == "the loss" { tensor.clone() } else { format!("the gradient of {tensor}") },
+            value,
+            finding,
+        },
+        Kind::Eval | Kind::Prompt => {
+            TrainError::Evaluation { step: after, rows, value, finding: Some(finding) }
+        }
+    }
+}
+
+/// What passes over the wire in a step, and how long that takes.
+#[derive(Debug, Default)]
+pub(super) struct Accounts {
+    bytes_in: u64,
+    bytes_out: u64,
+    /// When the parameters were sent, until the first device asks for work with them.
+    sent: Option<Instant>,
+    transfer: Duration,
+    before: BTreeMap<Place, DeviceReport>,
+}
+
+impl Accounts {
+    /// New parameters are about to be sent: what follows belongs to the next step.
+    pub fn parameters(&mut self) {
+        (self.bytes_out, self.transfer, self.sent) = (0, Duration::ZERO, Some(Instant::now()));
+    }
+
+    pub fn sent(&mut self, bytes: u64) {
+        self.bytes_out += bytes;
+    }
+
+    pub fn received(&mut self, packed: &Packed) {
+        let (Packed::Fixed(bytes) | Packed::Single(bytes)) = packed;
+        self.bytes_in += bytes.len() as u64;
+    }
+
+    /// A device wants work: the parameters have arrived.
+    pub fn asked(&mut self) {
+        if let Some(sent) = self.sent.take() {
+            self.transfer = sent.elapsed();
+        }
+    }
+
+    /// A step begins with devices that have done that much.
+    pub fn begin(&mut self, devices: Vec<DeviceReport>) {
+        self.bytes_in = 0;
+        self.before = devices.into_iter().map(|d| (d.place.clone(), d)).collect();
+    }
+
+    /// What the step came to.
+    pub fn finish(&mut self, tally: Tally, devices: Vec<DeviceReport>) -> Shared {
+        let part = |now: DeviceReport| {
+            let before = self.before.get(&now.place);
+            let part = Part {
+                name: format!("{}, {}", now.place.member, now.place.device),
+                microbatches: now.microbatches - before.map_or(0, |b| b.microbatches),
+                tokens: now.tokens - before.map_or(0, |b| b.tokens),
+                busy: now.busy.saturating_sub(before.map_or(Duration::ZERO, |b| b.busy)).as_secs_f64(),
+            };
+            (now.id.is_some() || part.microbatches > 0).then_some(part)
+        };
+        let sync = tally.hidden + tally.exposed + self.transfer;
+        Shared {
+            classes: tally.classes,
+            devices: devices.into_iter().filter_map(part).collect(),
+            repeats: tally.repeats,
+            cancels: tally.cancels,
+            wasted_tokens: tally.wasted_tokens,
+            sync_seconds: sync.as_secs_f64(),
+            hidden_seconds: tally.hidden.as_secs_f64(),
+            bytes_in: self.bytes_in,
+            bytes_out: self.bytes_out,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_microbatches_are_said_with_a_way_out() {
+        let hint = Hint { batch_size: 8, micro_batch_tokens: 2048 };
+        let want = "a step has 2 microbatches for 3 devices: one idles; try --batch-size 64 or --micro-batch-tokens 256";
+        assert_eq!(few(2, 3, hint), want);
+        let want = "a step has 4 microbatches for 2 devices: some idle at the end of every step; try --batch-size 16 \
+                    or --micro-batch-tokens 1024";
+        assert_eq!(few(4, 2, hint), want);
+        assert!(few(1, 4, hint).contains("1 microbatch for 4 devices: 3 idle"));
+    }
+}

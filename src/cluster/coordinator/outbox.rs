@@ -1,0 +1,77 @@
+//! What is on its way to one member. Nobody who speaks to a member ever waits for it: what is said is queued, in
+//! order, and a member that lets too much pile up is cut off.
+
+use super::super::link::End;
+use super::super::message::{ToWorker, Work};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::mpsc::{self, Sender, UnboundedReceiver, UnboundedSender};
+
+/// Messages that may wait whatever their size.
+const MESSAGES: u64 = 1 << 16;
+
+/// The driver's end.
+#[derive(Debug, Clone)]
+pub(super) struct Outbox {
+    to: UnboundedSender<ToWorker>,
+    waiting: Arc<Waiting>,
+    end: End,
+}
+
+/// The member task's end.
+pub(super) struct Postman {
+    from: UnboundedReceiver<ToWorker>,
+    waiting: Arc<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    bytes: AtomicU64,
+    messages: AtomicU64,
+    most: u64,
+}
+
+/// An outbox in which `most` bytes of bulk data may wait.
+pub(super) fn outbox(most: u64, end: End) -> (Outbox, Postman) {
+    let (to, from) = mpsc::unbounded_channel();
+    let waiting = Arc::new(Waiting { bytes: AtomicU64::new(0), messages: AtomicU64::new(0), most });
+    (Outbox { to, waiting: waiting.clone(), end }, Postman { from, waiting })
+}
+
+impl Outbox {
+    /// Queues a message; what cannot be sent any more is dropped.
+    pub fn say(&self, message: ToWorker) {
+        let bytes = self.waiting.bytes.fetch_add(size(&message), Ordering::Relaxed);
+        let messages = self.waiting.messages.fetch_add(1, Ordering::Relaxed);
+        if bytes > self.waiting.most || messages > MESSAGES {
+            self.end.cut("it did not take what was sent to it");
+        }
+        // The receiver goes with the member; its loss is told elsewhere.
+        let _ = self.to.send(message);
+    }
+}
+
+impl Postman {
+    /// Carries messages to the link until the outbox is dropped or the link is gone.
+    pub async fn deliver(mut self, to: &Sender<ToWorker>) {
+        while let Some(message) = self.from.recv().await {
+            let size = size(&message);
+            if to.send(message).await.is_err() {
+                return;
+            }
+            self.waiting.bytes.fetch_sub(size, Ordering::Relaxed);
+            self.waiting.messages.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn size(message: &ToWorker) -> u64 {
+    match message {
+        ToWorker::ParametersPiece { bytes, .. } | ToWorker::Piece { bytes, .. } => bytes.len() as u64,
+        ToWorker::Lease(lease) => match &lease.work {
+            Work::Prompt { ids, .. } => 4 * ids.len() as u64,
+            Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => 8 * batch.ids.len() as u64,
+        },
+        _ => 0,
+    }
+}

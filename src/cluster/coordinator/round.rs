@@ -1,0 +1,239 @@
+//! The driver: the loop that [`crate::cluster::machine`] prescribes. Everything that is queued is given to the
+//! machine before time is, and what comes out is carried out before the next event.
+
+use super::super::machine::{Action, Event, Kind, MemberId, Purpose, Round, Tally};
+use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
+use super::super::reduce::{Claim, Report};
+use super::{Coordinator, Incoming, notes, scores};
+use crate::train::event::{Change, What};
+use crate::train::stop::Urgency;
+use crate::train::sum::Scalars;
+use crate::train::{Say, TrainError};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a raised stop flag may go unseen.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// What a round is about, and what has come of it so far.
+pub(super) struct Task<'t> {
+    pub kind: Kind,
+    pub count: usize,
+    /// Steps that were taken before it.
+    pub after: u64,
+    /// Makes the work of an item.
+    pub work: &'t dyn Fn(usize) -> Work,
+    /// Takes the result of an item.
+    pub result: &'t mut dyn FnMut(usize, ToCoordinator) -> Result<(), TrainError>,
+    pub say: Say<'t>,
+    pub leases: BTreeMap<LeaseId, usize>,
+    pub done: Option<Tally>,
+    pub failed: Option<TrainError>,
+}
+
+impl Task<'_> {
+    fn over(&self) -> bool {
+        self.done.is_some() || self.failed.is_some()
+    }
+
+    fn change(&mut self, change: Change) {
+        (self.say)(crate::train::event::Event::Device(change));
+    }
+}
+
+impl Coordinator<'_> {
+    /// Has every item counted exactly once; None where a signal ended it, and nothing of it counts.
+    pub(super) fn round(&mut self, tokens: Vec<u64>, task: &mut Task) -> Result<Option<Tally>, TrainError> {
+        self.pending.clear();
+        if task.kind == Kind::Train {
+            self.reducer.begin(task.count);
+        }
+        self.tick(Event::Begin(Round { kind: task.kind, tokens }), task);
+        loop {
+            if let Some(error) = task.failed.take() {
+                return Err(error);
+            }
+            if let Some(tally) = task.done.take() {
+                self.classes.extend(tally.classes.keys().cloned());
+                return Ok(Some(tally));
+            }
+            if self.stopped() {
+                self.tick(Event::Abandon, task);
+                return Ok(None);
+            }
+            let left = self.machine.wake().map_or(GLANCE, |at| at.saturating_sub(self.began.elapsed()));
+            let mut next = self.incoming.recv_timeout(left.min(GLANCE)).ok();
+            while let Some(incoming) = next.take() {
+                self.take(incoming, task);
+                next = self.incoming.try_recv().ok().filter(|_| !task.over());
+            }
+            if !task.over() && self.machine.wake().is_some_and(|at| self.began.elapsed() >= at) {
+                self.tick(Event::Time, task);
+            }
+        }
+    }
+
+    /// SIGTERM ends a round at once; a first SIGINT lets it finish, unless nobody is here to do so.
+    fn stopped(&self) -> bool {
+        let urgency = self.stop.urgency();
+        urgency == Urgency::Now || (self.waiting && urgency != Urgency::Run)
+    }
+
+    pub(super) fn tick(&mut self, event: Event<'_>, task: &mut Task) {
+        let gone = departure(&event);
+        let actions = self.machine.tick(event, self.began.elapsed());
+        self.act(actions, (None, gone), task);
+    }
+
+    fn said(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
+        let event = Event::Said { member, message: &message };
+        let gone = departure(&event);
+        let actions = self.machine.tick(event, self.began.elapsed());
+        self.act(actions, (Some(message), gone), task);
+    }
+
+    fn take(&mut self, incoming: Incoming, task: &mut Task) {
+        match incoming {
+            Incoming::Joined { member, name, outbox } => {
+                self.members.insert(member, outbox);
+                self.tick(Event::Joined { member, name }, task);
+            }
+            Incoming::Lost { member, reason } => {
+                self.members.remove(&member);
+                self.tick(Event::Lost { member, reason }, task);
+            }
+            Incoming::Refused { name, reason } => {
+                let (step, what, devices) = (task.after, What::Refused, vec![]);
+                task.change(Change { step, what, worker: name, devices, reason });
+            }
+            Incoming::Said { member, message, _room } => self.hear(member, message, task),
+            Incoming::Added(Report { member, sum, result }) => {
+                let member = MemberId(member);
+                match (self.pending.remove(&(member, sum)), result) {
+                    (Some(message), Ok(())) => self.said(member, message, task),
+                    (_, Err(refusal)) => self.misbehaved(member, refusal.to_string(), task),
+                    // Taken back meanwhile.
+                    (None, Ok(())) => {}
+                }
+            }
+        }
+    }
+
+    fn misbehaved(&mut self, member: MemberId, reason: String, task: &mut Task) {
+        self.tick(Event::Misbehaved { member, reason }, task);
+    }
+
+    /// Bulk goes to the reducer before, or behind, the machine; everything else is the machine's.
+    fn hear(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
+        match message {
+            ToCoordinator::SumPiece { sum, .. } => {
+                if self.machine.wants_sum(member, sum) {
+                    self.tick(Event::Said { member, message: &message }, task);
+                    self.add(member, message, task);
+                }
+            }
+            ToCoordinator::Sum { sum, ref leases, loss, weight, targets, .. }
+                if self.machine.wants_sum(member, sum) =>
+            {
+                let claim = Claim { sum, leases: leases.len(), scalars: Scalars { loss, weight, targets } };
+                self.pending.insert((member, sum), message);
+                self.reducer.finish(member.0, claim);
+            }
+            ToCoordinator::Score { lease, .. } | ToCoordinator::Answer { lease, .. } => {
+                let classes = self.reception.manifest().labels.as_ref().map_or(0, Vec::len);
+                let work = task.leases.get(&lease).map(|&item| (task.work)(item));
+                match work.map_or(Ok(()), |work| scores::check(&message, &work, classes)) {
+                    Ok(()) => self.said(member, message, task),
+                    Err(reason) => self.misbehaved(member, reason, task),
+                }
+            }
+            message => {
+                if matches!(message, ToCoordinator::Ask { .. }) {
+                    self.accounts.asked();
+                }
+                self.said(member, message, task);
+            }
+        }
+    }
+
+    fn add(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
+        let ToCoordinator::SumPiece { sum, offset, len, packed } = message else { return };
+        if !self.members.contains_key(&member) {
+            return;
+        }
+        self.accounts.received(&packed);
+        if let Err(refusal) = self.reducer.piece(member.0, sum, (offset, len), packed) {
+            self.misbehaved(member, refusal.to_string(), task);
+        }
+    }
+
+    fn act(
+        &mut self,
+        actions: Vec<Action>,
+        (mut said, gone): (Option<ToCoordinator>, What),
+        task: &mut Task,
+    ) {
+        for action in actions {
+            match action {
+                Action::SendParameters { member } => {
+                    if let (Some(parameters), Some(outbox)) = (&self.parameters, self.members.get(&member)) {
+                        self.accounts.sent(parameters.send(outbox));
+                    }
+                }
+                Action::Lease { device, lease, item, purpose } => {
+                    task.leases.insert(lease, item);
+                    let work = work(task, item, purpose);
+                    let (after, of) = (task.after, task.count as u32);
+                    let lease = Lease { lease, device: device.index, after, of, work };
+                    self.say(device.member, ToWorker::Lease(Box::new(lease)));
+                }
+                Action::Say { member, message } => self.say(member, message),
+                Action::TakeSum { member, sum } => drop(self.reducer.take(member.0, sum)),
+                Action::TakeBack { member } => {
+                    self.pending.retain(|(of, _), _| *of != member);
+                    self.reducer.take_back(member.0);
+                }
+                Action::TakeResult { item } => {
+                    if let Some(Err(error)) = said.take().map(|message| (task.result)(item, message)) {
+                        task.failed.get_or_insert(error);
+                    }
+                }
+                Action::Close { member } => drop(self.members.remove(&member)),
+                Action::RoundDone(tally) => task.done = Some(tally),
+                Action::Halt(finding) => task.failed = Some(notes::halt(&finding, task)),
+                Action::GiveUp { have, want } => {
+                    let seconds = self.patience.as_secs();
+                    task.failed = Some(TrainError::Alone { have, want, seconds });
+                }
+                Action::Note(note) => {
+                    self.waiting = notes::waiting(&note).unwrap_or(self.waiting);
+                    if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
+                        task.change(change);
+                    }
+                }
+            }
+        }
+    }
+
+    fn say(&self, member: MemberId, message: ToWorker) {
+        if let Some(outbox) = self.members.get(&member) {
+            outbox.say(message);
+        }
+    }
+}
+
+fn work(task: &Task, item: usize, purpose: Purpose) -> Work {
+    match ((task.work)(item), purpose) {
+        (Work::Train(batch) | Work::Eval(batch), Purpose::Recheck) => Work::Recheck(batch),
+        (work, _) => work,
+    }
+}
+
+/// How a member leaves, should it leave with this event.
+fn departure(event: &Event<'_>) -> What {
+    match event {
+        Event::Lost { .. } => What::Lost,
+        Event::Said { message: ToCoordinator::Leave { .. }, .. } => What::Left,
+        _ => What::Expelled,
+    }
+}

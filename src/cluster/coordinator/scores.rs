@@ -1,0 +1,72 @@
+//! Results that are taken as they are said, scores and answers, are looked at before the machine counts them: an
+//! honest worker never says what the microbatch cannot give.
+
+use super::super::message::{ToCoordinator, Work};
+use crate::model::stage::{LossSums, Targets};
+
+/// Whether `message` can be the result of `work` with so many classes; the error is one line for people.
+pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Result<(), String> {
+    match (message, work) {
+        (ToCoordinator::Score { sums, .. }, Work::Eval(batch)) => score(sums, &batch.targets, classes),
+        (ToCoordinator::Answer { ids, .. }, Work::Prompt { sampling, .. }) => {
+            match ids.len() <= sampling.max_new_tokens {
+                true => Ok(()),
+                false => Err(format!("it answered with {} of {} tokens", ids.len(), sampling.max_new_tokens)),
+            }
+        }
+        // Another kind of result than was asked for is the machine's business.
+        _ => Ok(()),
+    }
+}
+
+fn score(sums: &LossSums, targets: &Targets, classes: usize) -> Result<(), String> {
+    let (most, predicted) = match targets {
+        Targets::Tokens(targets) => (targets.len(), 0),
+        Targets::Labels(labels) => (labels.len(), labels.len()),
+    };
+    if sums.targets > most as u64 {
+        return Err(format!("it scored {} targets of {most}", sums.targets));
+    }
+    if sums.predictions.len() != predicted {
+        return Err(format!("it made {} predictions for {predicted} rows", sums.predictions.len()));
+    }
+    match sums.predictions.iter().find(|&&p| p as usize >= classes) {
+        Some(class) => Err(format!("it predicted class {class} of {classes}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::stage::{IGNORE, Microbatch, Sampling};
+
+    fn work(targets: Targets) -> Work {
+        Work::Eval(Microbatch { step: 1, rows: vec![0, 1], ids: vec![1, 2], bounds: vec![0, 1, 2], targets })
+    }
+
+    fn check(work: &Work, targets: u64, predictions: &[u32], part: &str) {
+        let sums = LossSums { loss: 1.0, weight: 1.0, targets, predictions: predictions.to_vec() };
+        let message = ToCoordinator::Score { lease: 1, sums, parameters: [0; 32], micros: 1 };
+        match super::check(&message, work, 3) {
+            Ok(()) => assert_eq!(part, ""),
+            Err(line) => assert!(!part.is_empty() && line.contains(part), "{line}"),
+        }
+    }
+
+    #[test]
+    fn what_a_microbatch_cannot_give_is_refused() {
+        let (text, classes) = (work(Targets::Tokens(vec![1, IGNORE])), work(Targets::Labels(vec![0, 2])));
+        check(&text, 1, &[], "");
+        check(&text, 3, &[], "3 targets of 2");
+        check(&text, 1, &[0], "1 predictions for 0 rows");
+        check(&classes, 2, &[2, 0], "");
+        check(&classes, 2, &[2], "1 predictions for 2 rows");
+        check(&classes, 2, &[2, u32::MAX], "class 4294967295 of 3");
+        let sampling = Sampling { max_new_tokens: 2, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
+        let prompt = Work::Prompt { ids: vec![1], sampling };
+        let answer = |n| ToCoordinator::Answer { lease: 1, ids: vec![0; n], parameters: [0; 32] };
+        assert!(super::check(&answer(2), &prompt, 0).is_ok());
+        assert!(super::check(&answer(3), &prompt, 0).is_err());
+    }
+}
