@@ -58,6 +58,15 @@ impl Layout {
         self.len == 0
     }
 
+    /// blake3 of names and shapes in order: two machines with the same one mean the same by a flat vector.
+    pub fn hash(&self) -> [u8; 32] {
+        let mut shapes = blake3::Hasher::new();
+        for entry in &self.entries {
+            shapes.update(format!("{} {} {}\n", entry.name, entry.rows, entry.cols).as_bytes());
+        }
+        *shapes.finalize().as_bytes()
+    }
+
     /// The tensor that holds element `index`.
     pub fn at(&self, index: usize) -> Option<&Entry> {
         let i = self.entries.partition_point(|e| e.offset <= index);

@@ -14,6 +14,7 @@ mod member;
 mod notes;
 mod outbox;
 mod parameters;
+mod port;
 mod round;
 mod scores;
 
@@ -22,6 +23,7 @@ pub use gate::Gate;
 pub use home::{Home, HomeError, Lock};
 pub use member::Reception;
 pub use notes::Hint;
+pub use port::{Port, call};
 
 use super::machine::{Machine, MemberId};
 use super::message::{Bye, ToCoordinator, ToWorker};

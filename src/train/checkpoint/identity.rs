@@ -15,10 +15,7 @@ pub struct Identity {
 impl Identity {
     /// What the optimizer, the schedule and the layout contribute.
     pub fn new(schedule: &Schedule, options: &Options, layout: &Layout) -> Self {
-        let mut shapes = blake3::Hasher::new();
-        for entry in layout.entries() {
-            shapes.update(format!("{} {} {}\n", entry.name, entry.rows, entry.cols).as_bytes());
-        }
+        let shapes = blake3::Hash::from_bytes(layout.hash());
         Identity::default()
             .with("learning_rate", schedule.peak)
             .with("lr_scheduler", format!("{:?}", schedule.decay).to_lowercase())
@@ -29,7 +26,7 @@ impl Identity {
             .with("eps", options.eps)
             .with("weight_decay", options.weight_decay)
             .with("max_grad_norm", options.max_grad_norm)
-            .with("trained tensors", format!("{} values, {}", layout.len(), shapes.finalize().to_hex()))
+            .with("trained tensors", format!("{} values, {}", layout.len(), shapes.to_hex()))
             .with("fraction bits", crate::numeric::fixed::FRACTION_BITS)
     }
 
@@ -54,6 +51,11 @@ impl Identity {
             .filter(|(_, was, is)| was != is)
             .map(|(name, was, is)| format!("{name} was {was}, is {is}"))
             .collect()
+    }
+
+    /// The values by their names.
+    pub fn values(&self) -> &BTreeMap<String, String> {
+        &self.values
     }
 
     pub(super) fn to_json(&self) -> serde_json::Value {

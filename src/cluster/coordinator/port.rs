@@ -1,0 +1,122 @@
+//! Where connections come from: an open port, and workers that listen themselves and are dialled. Both give the
+//! same authenticated connections; who dialled whom makes no difference to what is said.
+
+use super::super::link::{MemberLink, ReadFrames, WriteFrames, over};
+use super::super::message::FRAME_LIMIT;
+use super::Reception;
+use crate::net::{
+    Connection, DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Listener, NetError, Security, dial,
+};
+use bytes::Bytes;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+/// Between two attempts to dial a worker that listens.
+const PAUSE: Duration = Duration::from_secs(1);
+
+struct Reader(FrameReader);
+struct Writer(FrameWriter);
+
+impl ReadFrames for Reader {
+    async fn next(&mut self) -> Result<Option<Bytes>, String> {
+        match self.0.next().await {
+            Ok(frame) => Ok(Some(frame)),
+            Err(NetError::Closed { .. }) => Ok(None),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}
+
+impl WriteFrames for Writer {
+    async fn send(&mut self, frame: Bytes) -> Result<(), String> {
+        self.0.send(frame).await.map_err(|e| e.to_string())
+    }
+
+    async fn finish(&mut self) {
+        let _ = self.0.close().await;
+    }
+}
+
+/// An open port. Dropping it closes it; connections go on.
+pub struct Port {
+    address: SocketAddr,
+    task: tokio::task::AbortHandle,
+}
+
+impl Port {
+    /// Listens, and hands every connection that has proved itself to the reception. `tell` hears of refusals.
+    pub fn open(
+        runtime: &Handle,
+        (at, security): (&Endpoint, Security),
+        reception: Arc<Reception>,
+        tell: impl Fn(String) + Send + 'static,
+    ) -> Result<Self, NetError> {
+        let bound = Listener::bind(at, security, move |refusal| tell(refusal.to_string()));
+        let mut listener = runtime.block_on(bound)?;
+        let address = listener.address();
+        let handle = runtime.clone();
+        let task = runtime.spawn(async move {
+            while let Ok(connection) = listener.accept().await {
+                let peer = connection.peer().to_string();
+                reception.receive(link(&handle, connection), peer);
+            }
+        });
+        Ok(Port { address, task: task.abort_handle() })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Dials a worker that listens, and again whenever the conversation has ended, until the runtime goes. What is
+/// wrong is told once for each reason.
+pub fn call(
+    runtime: &Handle,
+    node: Endpoint,
+    security: Security,
+    reception: Arc<Reception>,
+    tell: impl Fn(String) + Send + 'static,
+) {
+    let handle = runtime.clone();
+    runtime.spawn(async move {
+        let mut told = String::new();
+        loop {
+            match dial(&node, &security, DIAL_TIMEOUT).await {
+                Ok(connection) => {
+                    told.clear();
+                    let link = link(&handle, connection);
+                    let end = link.end.clone();
+                    reception.receive(link, node.to_string());
+                    end.ended().await;
+                }
+                Err(e) => {
+                    let line = e.to_string();
+                    if line != told {
+                        told.clone_from(&line);
+                        tell(line);
+                    }
+                    if e.is_final() {
+                        return;
+                    }
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    });
+}
+
+/// The reception sets how long silence may last once it knows who speaks.
+fn link(runtime: &Handle, connection: Connection) -> MemberLink {
+    let (reader, writer) = connection.split(FRAME_LIMIT);
+    over(runtime, Reader(reader), Writer(writer), Duration::ZERO)
+}
