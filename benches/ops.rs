@@ -1,6 +1,6 @@
 //! Time, GFLOP/s and GB/s of the verbs at SmolLM2-135M's shapes, 4 rows of 256 tokens.
 //!
-//! `cargo bench --bench ops -- [threads]`. Best of many short runs, so that a busy machine disturbs little.
+//! `cargo bench --bench ops -- [threads] [f32|bf16|twin]`: twin is the other bf16 kernel. Best of many short runs, so that a busy machine disturbs little.
 
 use finetune::backend::cpu::{Cpu, Memory};
 use finetune::backend::*;
@@ -147,7 +147,12 @@ fn rows(b: &mut Bench) {
 
 fn main() {
     let threads = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(2);
-    let mut b = Bench { cpu: Cpu::new(threads), repeats: 31 };
+    let cpu = match std::env::args().nth(2).as_deref() {
+        Some("bf16") => Cpu::bf16(threads),
+        Some("twin") => Cpu::bf16_twin(threads).unwrap_or_else(|| panic!("one bf16 kernel only")),
+        _ => Cpu::new(threads),
+    };
+    let mut b = Bench { cpu, repeats: 31 };
     println!("{}, {threads} threads", b.cpu.class());
     println!("{:<34} {:>9} {:>9} {:>9} {:>8}", "verb", "best ms", "median", "GFLOP/s", "GB/s");
     products(&mut b);

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The peer of benches/step.rs: transformers + PEFT on the same shape, f32, two threads, one JSON line.
+"""The peer of benches/step.rs: transformers + PEFT on the same shape, one JSON line.
 
-pip: torch, transformers, peft (measured with 2.15, 5.23, 0.21). Weights are random: only time counts.
+--mode f32, bf16 (weights), autocast (f32 weights under bf16 autocast), bf16-autocast (both); --compile for
+torch.compile. cpu_s is the median processor time of a step over all threads: it says more than the clock where others
+use the machine. pip: torch, transformers, peft (measured with 2.15, 5.23, 0.21). Weights are random: only time counts.
 """
 import argparse, json, resource, sys, time
 
@@ -14,6 +16,9 @@ p.add_argument("--threads", type=int, default=2)
 p.add_argument("--steps", type=int, default=5)
 p.add_argument("--batch", type=int, default=4)
 p.add_argument("--seq", type=int, default=256)
+p.add_argument("--mode", default="f32", choices=["f32", "bf16", "autocast", "bf16-autocast"])
+p.add_argument("--compile", action="store_true")
+p.add_argument("--warm", type=int, default=2)
 a = p.parse_args()
 torch.set_num_threads(a.threads)
 torch.manual_seed(0)
@@ -22,26 +27,34 @@ config = LlamaConfig(
     num_key_value_heads=3, head_dim=64, rms_norm_eps=1e-5, tie_word_embeddings=True,
     max_position_embeddings=8192, attn_implementation="sdpa",
 )
-model = LlamaForCausalLM(config).to(torch.float32)
+model = LlamaForCausalLM(config).to(torch.bfloat16 if a.mode.startswith("bf16") else torch.float32)
 targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
+if a.mode.startswith("bf16"):  # as PEFT does it: adapters stay in f32 on a bf16 base
+    for q in model.parameters():
+        if q.requires_grad:
+            q.data = q.data.float()
+if a.compile:
+    model = torch.compile(model)
 optimizer = torch.optim.AdamW([q for q in model.parameters() if q.requires_grad], lr=2e-4)
 ids = torch.randint(0, config.vocab_size, (a.batch, a.seq))
-times = []
-for step in range(a.steps + 2):
-    started = time.time()
-    loss = model(input_ids=ids, labels=ids).loss
+times, spent = [], []
+for step in range(a.steps + a.warm):
+    started, cpu = time.time(), time.process_time()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in a.mode):
+        loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     seconds = time.time() - started
     print(f"step {step}: loss {float(loss):.4f}, {seconds:.3f} s", file=sys.stderr, flush=True)
-    if step >= 2:
+    if step >= a.warm:
         times.append(seconds)
-times.sort()
+        spent.append(time.process_time() - cpu)
+times.sort(), spent.sort()
 median = times[len(times) // 2]
 print(json.dumps({
-    "trainer": "transformers+peft", "threads": a.threads, "rows": a.batch, "tokens": a.seq,
-    "median_s": median, "best_s": times[0], "tok_s": a.batch * a.seq / median,
+    "trainer": "transformers+peft", "mode": a.mode + (" compiled" if a.compile else ""), "threads": a.threads, "rows": a.batch, "tokens": a.seq,
+    "median_s": median, "best_s": times[0], "cpu_s": spent[len(spent) // 2], "tok_s": a.batch * a.seq / median,
     "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
 }))

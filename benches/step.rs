@@ -2,7 +2,8 @@
 //! projections, 4 x 256 tokens, every token supervised, forward, backward, exact sums, AdamW. One JSON line, as
 //! benches/peft_step.py prints for the peer; benches/step.sh runs both in turn.
 //!
-//! `cargo bench --bench step -- [--threads 2] [--steps 5] [--micro 1024] [--keep everything|inputs]`
+//! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024]
+//! [--dtype f32|bf16] [--keep everything|inputs]`. cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::cpu::Cpu;
 use finetune::model::config::Config;
@@ -18,9 +19,6 @@ use finetune::train::optim::{AdamW, Options};
 use finetune::train::sum::Sums;
 use serde_json::json;
 use std::time::Instant;
-
-const ROWS: usize = 4;
-const LENGTH: usize = 256;
 
 /// Weights that no file holds: uniform, of the size that keeps activations of size one.
 struct Random(Config);
@@ -51,16 +49,16 @@ impl Tensors for Random {
     }
 }
 
-fn batches(vocab: u32, micro: usize) -> Vec<Microbatch> {
+fn batches(vocab: u32, (count, length): (usize, usize), micro: usize) -> Vec<Microbatch> {
     let mut draws = Stream::new(&[7]);
-    let all: Vec<Vec<u32>> = (0..ROWS).map(|_| (0..LENGTH).map(|_| draws.below(vocab)).collect()).collect();
-    let per = (micro / LENGTH).max(1);
+    let all: Vec<Vec<u32>> = (0..count).map(|_| (0..length).map(|_| draws.below(vocab)).collect()).collect();
+    let per = (micro / length).max(1);
     let numbered: Vec<(u64, &Vec<u32>)> = (0..).zip(&all).collect();
     let batch = |rows: &[(u64, &Vec<u32>)]| Microbatch {
         step: 1,
         rows: rows.iter().map(|r| r.0).collect(),
         ids: rows.iter().flat_map(|r| r.1.iter().copied()).collect(),
-        bounds: (0..=rows.len()).map(|i| (i * LENGTH) as u32).collect(),
+        bounds: (0..=rows.len()).map(|i| (i * length) as u32).collect(),
         targets: Targets::Tokens(
             rows.iter().flat_map(|r| r.1[1..].iter().copied().chain([IGNORE])).collect(),
         ),
@@ -72,6 +70,16 @@ fn peak_rss_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or("0 kB");
     line.split_whitespace().next().and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
+}
+
+/// Seconds that all threads of this process have computed.
+fn cpu_seconds() -> f64 {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let of = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    tasks.filter_map(of).sum::<f64>() / 1e9
 }
 
 struct Arguments(Vec<String>);
@@ -91,6 +99,8 @@ fn main() {
     let arguments = Arguments(std::env::args().collect());
     let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
     let micro = arguments.number("--micro", "1024");
+    let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
+    let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
     let keep =
         if arguments.get("--keep", "everything") == "inputs" { Keep::Inputs } else { Keep::Everything };
     let config = Config::from_json(&json!({
@@ -113,9 +123,8 @@ fn main() {
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
     let build = Build { keep, ..Build::whole(&config) };
-    let stage =
-        Decoder::load(Cpu::new(threads), &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
-    let batches = batches(config.vocab as u32, micro);
+    let stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
+    let batches = batches(config.vocab as u32, shape, micro);
     let class = stage.class();
     let mut trainer = Trainer {
         stage,
@@ -124,13 +133,15 @@ fn main() {
         sums: Sums::new(flat.len()),
         flat,
     };
-    let mut times: Vec<f64> = (0..steps + 2).map(|step| trainer.step(step, &batches)).skip(2).collect();
+    let (mut times, mut spent): (Vec<f64>, Vec<f64>) =
+        (0..steps + 2).map(|step| trainer.step(step, &batches)).skip(2).unzip();
     times.sort_by(f64::total_cmp);
+    spent.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let line = json!({
-        "trainer": "finetune", "class": class, "threads": threads, "rows": ROWS, "tokens": LENGTH,
+        "trainer": "finetune", "class": class, "threads": threads, "rows": shape.0, "tokens": shape.1,
         "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
-        "tok_s": (ROWS * LENGTH) as f64 / median, "rss_mb": peak_rss_mb()
+        "cpu_s": spent[spent.len() / 2], "tok_s": (shape.0 * shape.1) as f64 / median, "rss_mb": peak_rss_mb()
     });
     println!("{line}");
 }
@@ -144,18 +155,19 @@ struct Trainer {
 }
 
 impl Trainer {
-    /// One optimizer step; returns its seconds.
-    fn step(&mut self, step: usize, batches: &[Microbatch]) -> f64 {
-        let started = Instant::now();
+    /// One optimizer step; returns its seconds, by the clock and of computing.
+    fn step(&mut self, step: usize, batches: &[Microbatch]) -> (f64, f64) {
+        let (started, cpu) = (Instant::now(), cpu_seconds());
         self.sums.reset(self.flat.len());
         self.stage.set_parameters(&self.flat).unwrap_or_else(|e| panic!("{e}"));
-        let (mut loss, mut forward) = (0.0, 0.0);
+        let (mut loss, mut targets, mut forward) = (0.0, 0, 0.0);
         for batch in batches {
             let begun = Instant::now();
             let output = self.stage.forward(batch, None, Want::Gradient).unwrap_or_else(|e| panic!("{e}"));
             forward += begun.elapsed().as_secs_f64();
             let Output::Loss(l) = output else { panic!("a loss was asked for") };
-            loss += l.loss / ((LENGTH - 1) * ROWS) as f64;
+            loss += l.loss;
+            targets += l.targets;
             self.stage.backward(None, &mut self.gradient).unwrap_or_else(|e| panic!("{e}"));
             let cap = fixed::cap(batches.len());
             self.sums.add_gradient(&self.gradient, cap).unwrap_or_else(|e| panic!("{e:?}"));
@@ -164,7 +176,10 @@ impl Trainer {
         let mean = self.sums.mean();
         self.optim.update(&mut self.flat, &mean.gradient, 2e-4);
         let seconds = started.elapsed().as_secs_f64();
-        eprintln!("step {step}: loss {loss:.4}, {seconds:.3} s, of which forward {forward:.3}");
-        seconds
+        let (loss, spent) = (loss / targets as f64, cpu_seconds() - cpu);
+        eprintln!(
+            "step {step}: loss {loss:.4}, {seconds:.3} s ({spent:.3} s computing), of which forward {forward:.3}"
+        );
+        (seconds, spent)
     }
 }
