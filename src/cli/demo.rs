@@ -81,7 +81,8 @@ fn lay(root: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn cache() -> Option<PathBuf> {
+/// The user's folder for what can be made or fetched again.
+pub fn cache() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("finetune"))
 }

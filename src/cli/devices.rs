@@ -1,17 +1,21 @@
 //! The one file that names a concrete backend: what can compute here, how much memory it may use, and a whole
 //! model on it.
 
-use super::options::groups::{DeviceOptions, Precision};
+use super::options::groups::{DeviceOptions, Gpus, Precision};
 use super::refusal::Refusal;
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
+use crate::cluster::inject::Inject;
+use crate::cluster::worker::{Blueprint, Candidate, Equipment, Opener};
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
+use crate::model::layout::Layout;
 use crate::model::lora::LoraSpec;
 use crate::model::memory::{self, Load};
-use crate::model::stage::Model;
-use crate::model::weights::Weights;
+use crate::model::stage::{Cancel, Fault, Generate, Microbatch, Model, Output, Sampling, Stage, Want};
+use crate::model::weights::{ModelError, Weights};
 use crate::numeric::tensor::Tensors;
+use std::sync::Arc;
 
 /// A device, for lists.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -75,6 +79,196 @@ pub fn open(
     let build = Build { keep, class_weights, ..Build::whole(config) };
     let decoder = Decoder::load(cpu, config, tensors, lora, build)?;
     Ok(Box::new(decoder))
+}
+
+/// What this process computes with when it takes part in a run of many devices.
+pub fn equipment(options: &DeviceOptions, inject: Inject) -> Equipment {
+    let indices = match &options.gpus {
+        Gpus::Indices(indices) => indices.clone(),
+        Gpus::Auto | Gpus::None | Gpus::Cpu => vec![0],
+    };
+    let devices = indices.len();
+    let threads = options.threads.unwrap_or_else(cores);
+    let candidate = |(at, index): (usize, &usize)| {
+        // What does not divide evenly goes to the first ones.
+        let threads = (threads / devices + usize::from(at < threads % devices)).max(1);
+        let (limit, dtype) = (options.memory_limit, options.dtype);
+        let cpu: Arc<dyn Opener> = Arc::new(Processor { dtype, threads, limit, devices });
+        let mut chain = Vec::new();
+        if let Some(name) = inject.pretend() {
+            chain.push(Arc::new(Pretended { name: name.into(), cpu: cpu.clone() }) as Arc<dyn Opener>);
+        }
+        if inject.pretend() == Some("cuda") {
+            chain.push(Arc::new(NotBuilt("wgpu")));
+        }
+        chain.push(cpu);
+        let name = match &options.gpus {
+            Gpus::Indices(_) => format!("cpu {index}"),
+            Gpus::Auto | Gpus::None | Gpus::Cpu => "cpu".into(),
+        };
+        Candidate { name, chain }
+    };
+    Equipment {
+        candidates: indices.iter().enumerate().map(candidate).collect(),
+        reference: Arc::new(Twin),
+        inject,
+    }
+}
+
+/// The CPU, or a part of it.
+struct Processor {
+    dtype: Precision,
+    threads: usize,
+    limit: Option<u64>,
+    /// Among which the memory is divided.
+    devices: usize,
+}
+
+impl Processor {
+    /// A dtype that the run's user typed binds every device.
+    fn cpu(&self, blueprint: &Blueprint) -> Result<Cpu, ModelError> {
+        let dtype = match blueprint.shape.dtype.as_deref() {
+            None => self.dtype,
+            Some("f32") => Precision::F32,
+            Some("bf16") => Precision::Bf16,
+            Some(other) => {
+                return Err(ModelError::Source(format!("the run computes in {other}, this device cannot")));
+            }
+        };
+        Ok(cpu(dtype, self.threads))
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit.unwrap_or_else(free_memory) / self.devices as u64
+    }
+}
+
+impl Opener for Processor {
+    fn backend(&self) -> &str {
+        "cpu"
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        let cpu = self.cpu(blueprint)?;
+        let keep = memory::choose(load(&cpu, blueprint)?, self.limit())?.0;
+        built(cpu, blueprint, keep)
+    }
+
+    fn largest(&self, blueprint: &Blueprint) -> usize {
+        let cpu = self.cpu(blueprint);
+        let load = cpu.as_ref().ok().and_then(|cpu| load(cpu, blueprint).ok());
+        load.map_or(0, |load| memory::largest(load, self.limit()))
+    }
+}
+
+fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
+    let weight_bytes = cpu.weight_bytes(Weights::new(&*blueprint.tensors)?.dtype()?);
+    let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
+    Ok(Load { config, lora, tokens, weight_bytes })
+}
+
+fn built(cpu: Cpu, blueprint: &Blueprint, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
+    let Blueprint { config, tensors, shape } = blueprint;
+    let build = Build { keep, class_weights: shape.class_weights.clone(), ..Build::whole(config) };
+    Ok(Box::new(Decoder::load(cpu, config, &**tensors, &shape.lora, build)?))
+}
+
+/// The slow twin, which every device is compared with.
+struct Twin;
+
+impl Opener for Twin {
+    fn backend(&self) -> &str {
+        "cpu"
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        built(Cpu::twin(1), blueprint, Keep::Everything)
+    }
+
+    fn largest(&self, _: &Blueprint) -> usize {
+        usize::MAX
+    }
+}
+
+/// A backend that this build has not.
+struct NotBuilt(&'static str);
+
+impl Opener for NotBuilt {
+    fn backend(&self) -> &str {
+        self.0
+    }
+
+    fn open(&self, _: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        Err(ModelError::Source("this build has not got it".into()))
+    }
+
+    fn largest(&self, _: &Blueprint) -> usize {
+        0
+    }
+}
+
+/// A CPU under another backend's name, so that tests can see it fall back.
+struct Pretended {
+    name: String,
+    cpu: Arc<dyn Opener>,
+}
+
+impl Opener for Pretended {
+    fn backend(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        let model = self.cpu.open(blueprint)?;
+        let class = model.class().replacen("cpu", &self.name, 1);
+        Ok(Box::new(Renamed { model, class }))
+    }
+
+    fn largest(&self, blueprint: &Blueprint) -> usize {
+        self.cpu.largest(blueprint)
+    }
+}
+
+struct Renamed {
+    model: Box<dyn Model>,
+    class: String,
+}
+
+impl Stage for Renamed {
+    fn layout(&self) -> &Layout {
+        self.model.layout()
+    }
+
+    fn class(&self) -> String {
+        self.class.clone()
+    }
+
+    fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {
+        self.model.set_parameters(flat)
+    }
+
+    fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault> {
+        self.model.forward(batch, input, want)
+    }
+
+    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
+        self.model.backward(grad, gradient)
+    }
+
+    fn heed(&mut self, cancel: Cancel) {
+        self.model.heed(cancel);
+    }
+}
+
+impl Generate for Renamed {
+    fn generate(
+        &mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+        each: &mut dyn FnMut(u32) -> bool,
+    ) -> Result<Vec<u32>, Fault> {
+        self.model.generate(prompt, sampling, each)
+    }
 }
 
 /// The CPU in the precision that was asked for, or that is the faster one here.

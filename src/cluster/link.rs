@@ -5,8 +5,10 @@
 //! busy with, and end the link when nothing at all was heard for too long. So whoever holds a link sees only
 //! messages that mean something, and one way of its ending: `recv` gives None, [`End::reason`] says why.
 
+mod framed;
 mod pump;
 
+pub use framed::connected;
 pub use pump::{Liveness, ReadFrames, Spoken, WriteFrames, decode, encode, over};
 
 use super::message::{ToCoordinator, ToWorker};
@@ -30,6 +32,18 @@ pub struct Link<Out, In> {
     pub from: mpsc::Receiver<In>,
     /// Why it ended, and how to end it.
     pub end: End,
+    /// Within the process there is no pump to notice that this end is gone.
+    _closes: Option<Closes>,
+}
+
+/// Ends a link when it is dropped.
+#[derive(Debug)]
+struct Closes(End);
+
+impl Drop for Closes {
+    fn drop(&mut self) {
+        self.0.cut("the other side closed the connection");
+    }
 }
 
 /// A worker's end.
@@ -57,7 +71,7 @@ impl End {
         self.reason.borrow().clone()
     }
 
-    /// Ends it now, on both sides; what was not yet sent is dropped.
+    /// Ends it now, on both sides; what was not yet sent over a connection is dropped.
     pub fn cut(&self, reason: impl Into<String>) {
         let reason = reason.into();
         self.reason.send_if_modified(|slot| {
@@ -82,7 +96,8 @@ impl End {
         }
     }
 
-    /// Completes once the link is cut.
+    /// Completes once the link has ended: it was cut, or this side has dropped it, everything that it said is with
+    /// the other side, and that has closed too.
     pub async fn ended(&self) {
         let mut watched = self.reason.subscribe();
         // The sender lives in `self`.
@@ -94,7 +109,9 @@ impl End {
 pub fn pair<A, B>(room: usize) -> (Link<A, B>, Link<B, A>) {
     let ((a_to, b_from), (b_to, a_from)) = (mpsc::channel(room), mpsc::channel(room));
     let end = End::new(Duration::ZERO);
-    (Link { to: a_to, from: a_from, end: end.clone() }, Link { to: b_to, from: b_from, end })
+    let closes = || Some(Closes(end.clone()));
+    let a = Link { to: a_to, from: a_from, end: end.clone(), _closes: closes() };
+    (a, Link { to: b_to, from: b_from, end: end.clone(), _closes: closes() })
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 //! and adds up what comes back; workers compute. It sees stages, `net` and `train`, never a backend.
 
 pub mod coordinator;
+pub mod inject;
 pub mod link;
 pub mod machine;
 pub mod message;
 pub mod piece;
 pub mod reduce;
+pub mod worker;

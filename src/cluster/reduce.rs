@@ -115,9 +115,6 @@ struct State {
     taken: Scalars,
     /// Additions and subtractions that are not done yet.
     jobs: usize,
-    /// Of them, those that no thread has taken, by cell. A cell is one thread's at a time, who does all that has
-    /// come for it: nobody waits for a cell, and it stays in the thread's cache.
-    queues: BTreeMap<usize, Vec<Job>>,
     serial: u64,
 }
 
@@ -148,7 +145,7 @@ fn of_member(state: &State, member: Member) -> Vec<(Member, u64)> {
     state.sums.range((member, 0)..=(member, u64::MAX)).map(|(key, _)| *key).collect()
 }
 
-/// One piece to be added or subtracted.
+/// One piece for a thread.
 struct Job {
     sign: Sign,
     sum: (Member, u64),
@@ -295,20 +292,8 @@ impl Reducer {
 
     fn spawn(&self, state: &mut State, job: Job) {
         state.jobs += 1;
-        let index = job.index;
-        let mut taken = true;
-        state
-            .queues
-            .entry(index)
-            .or_insert_with(|| {
-                taken = false;
-                Vec::new()
-            })
-            .push(job);
-        if !taken {
-            let shared = self.shared.clone();
-            self.pool.spawn_fifo(move || shared.run(index));
-        }
+        let shared = self.shared.clone();
+        self.pool.spawn_fifo(move || shared.run(&job));
     }
 }
 
@@ -319,39 +304,25 @@ impl Shared {
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what there is to do for a cell, until there is nothing left.
-    fn run(&self, index: usize) {
-        let mut state = lock(&self.state);
-        loop {
-            let jobs = match state.queues.get_mut(&index) {
-                Some(jobs) if !jobs.is_empty() => std::mem::take(jobs),
-                _ => break,
-            };
-            drop(state);
-            let done: Vec<_> = jobs.iter().map(|job| (job, self.work(job))).collect();
-            state = lock(&self.state);
-            state.jobs -= done.len();
-            let reports: Vec<_> =
-                done.into_iter().filter_map(|(job, result)| self.count(&mut state, job, result)).collect();
+    fn run(&self, job: &Job) {
+        let result = self.work(job);
+        let report = {
+            let mut state = lock(&self.state);
+            state.jobs -= 1;
             self.done.notify_all();
-            if !reports.is_empty() {
-                drop(state);
-                reports.into_iter().for_each(&self.report);
-                state = lock(&self.state);
+            let arriving = state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial);
+            match arriving.filter(|_| job.sign == Sign::Plus) {
+                None => None,
+                Some(arriving) => {
+                    arriving.waiting -= 1;
+                    if let Err(error) = result {
+                        arriving.refusal.get_or_insert(error.into());
+                    }
+                    self.conclude(&mut state, job.sum)
+                }
             }
-        }
-        state.queues.remove(&index);
-    }
-
-    /// An addition is done; the report of its sum, if that was the last thing it waited for.
-    fn count(&self, state: &mut State, job: &Job, result: Result<(), PieceError>) -> Option<Report> {
-        let arriving =
-            state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial && job.sign == Sign::Plus)?;
-        arriving.waiting -= 1;
-        if let Err(error) = result {
-            arriving.refusal.get_or_insert(error.into());
-        }
-        self.conclude(state, job.sum)
+        };
+        self.say(report);
     }
 
     fn work(&self, job: &Job) -> Result<(), PieceError> {

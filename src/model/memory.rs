@@ -95,3 +95,18 @@ pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
     };
     Err(ModelError::Memory { needed: least.total(), limit, way_out })
 }
+
+/// The longest microbatch that stays within `limit` bytes with the most frugal policy; 0 where none does.
+pub fn largest(load: Load, limit: u64) -> usize {
+    let fits = |tokens: usize| estimate(Load { tokens, ..load }, Keep::Inputs).total() <= limit;
+    let (mut low, mut high) = (0, load.tokens.max(1));
+    // `low` fits or is 0, `high` does not.
+    if fits(high) {
+        return high;
+    }
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low
+}

@@ -130,7 +130,7 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0 does not clip"),
     opt(Optim, "seed", One("N"), "42", "fixes shuffle, initial adapter and dropout"),
 
-    opt(Devices, "gpus", One("none|cpu|auto"), "auto", "which devices compute; this build has the CPU"),
+    opt(Devices, "gpus", Commas("auto|none|cpu|0,1"), "auto", "which devices compute; this build has the CPU (0,1 --gpu-backend cpu: two devices on it)"),
     opt(Devices, "gpu-backend", One("auto|cpu"), "auto", "what drives them"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "what products are computed in; auto: bf16 where the processor is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); never changes a result"),

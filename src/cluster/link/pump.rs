@@ -94,7 +94,7 @@ where
     let end = End::new(silence);
     runtime.spawn(read(reader, incoming, answers, end.clone()));
     runtime.spawn(write(writer, outgoing, answered, end.clone()));
-    Link { to, from, end }
+    Link { to, from, end, _closes: None }
 }
 
 /// Frames to messages, until either side or silence ends it.
@@ -139,8 +139,7 @@ async fn read<In: Spoken, R: ReadFrames>(
 async fn drain<R: ReadFrames>(mut reader: R, end: End) {
     let rest = async { while let Ok(Some(_)) = reader.next().await {} };
     tokio::select! {
-        () = rest => {}
-        () = tokio::time::sleep(LAST_WORDS) => {}
+        () = rest => end.cut("both sides have closed"),
         () = end.ended() => {}
     }
 }
@@ -203,7 +202,11 @@ async fn write<Out: Spoken, W: WriteFrames>(
         }
     }
     // Said everything: the other side reads to the end, and closes.
-    writer.finish().await;
+    tokio::select! {
+        () = async { writer.finish().await; tokio::time::sleep(LAST_WORDS).await } => {}
+        () = end.ended() => {}
+    }
+    end.cut("this side has closed");
 }
 
 /// One message as a frame's body.

@@ -1,0 +1,131 @@
+//! Faults on purpose, so that tests of real processes can show what a broken machine does to a run. They come from
+//! one environment variable, are said aloud when they are set, and each happens once in a process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Where they are asked for.
+pub const VARIABLE: &str = "FINETUNE_INJECT";
+
+/// What is to go wrong.
+#[derive(Debug, Clone, Default)]
+pub struct Inject(Arc<Faults>);
+
+#[derive(Debug, Default)]
+struct Faults {
+    at: Vec<(What, u64, AtomicBool)>,
+    selftest: bool,
+    slow: Option<f64>,
+    pretend: Option<String>,
+}
+
+/// Faults that happen in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// A gradient holds a NaN.
+    Nan,
+    /// A gradient holds a finite value above what exact sums can hold.
+    Huge,
+    /// The device gives an error; in step 0 it cannot even be opened.
+    Error,
+    /// The parameters are damaged before anything is computed with them.
+    Hash,
+    /// The process dies.
+    Die,
+}
+
+const STEPS: [(&str, What); 5] = [
+    ("nan", What::Nan),
+    ("huge", What::Huge),
+    ("error", What::Error),
+    ("hash", What::Hash),
+    ("die", What::Die),
+];
+
+impl Inject {
+    /// What the environment asks for; the error is one line.
+    pub fn from_environment() -> Result<Self, String> {
+        match std::env::var(VARIABLE) {
+            Ok(text) if !text.trim().is_empty() => {
+                eprintln!("warning: {VARIABLE}={text}: faults are injected on purpose");
+                text.parse().map_err(|e| format!("{VARIABLE}: {e}"))
+            }
+            _ => Ok(Inject::default()),
+        }
+    }
+
+    /// True once, where that fault was asked for in this step.
+    pub fn strikes(&self, what: What, step: u64) -> bool {
+        let meant = |(w, s, _): &&(What, u64, AtomicBool)| (*w, *s) == (what, step);
+        self.0.at.iter().filter(meant).any(|(_, _, done)| !done.swap(true, Ordering::Relaxed))
+    }
+
+    /// Whether self-tests are to fail.
+    pub fn fails_selftest(&self) -> bool {
+        self.0.selftest
+    }
+
+    /// How many times as long as it takes everything is to take; None: as it takes.
+    pub fn slow(&self) -> Option<f64> {
+        self.0.slow
+    }
+
+    /// The backend under whose name a CPU model is to run, before it may fall back to the CPU's own.
+    pub fn pretend(&self) -> Option<&str> {
+        self.0.pretend.as_deref()
+    }
+}
+
+impl std::str::FromStr for Inject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut faults = Faults::default();
+        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let step = |(name, what)| Some((what, part.strip_prefix(name)?.strip_prefix('@')?.parse().ok()?));
+            let slow = part.strip_prefix("slow=").and_then(|f| f.parse().ok());
+            match (part, STEPS.into_iter().find_map(step), slow) {
+                ("selftest", ..) => faults.selftest = true,
+                ("pretend=wgpu" | "pretend=cuda", ..) => {
+                    faults.pretend = Some(part["pretend=".len()..].into())
+                }
+                (_, Some((what, step)), _) => faults.at.push((what, step, AtomicBool::new(false))),
+                (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
+                _ => {
+                    return Err(format!(
+                        "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, hash@STEP, die@STEP, \
+                         selftest, slow=FACTOR, pretend=wgpu and pretend=cuda"
+                    ));
+                }
+            }
+        }
+        Ok(Inject(Arc::new(faults)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fault_strikes_once_in_its_step() {
+        let inject: Inject = "nan@3, slow=4,pretend=wgpu,error@0,selftest".parse().unwrap();
+        assert!(!inject.strikes(What::Nan, 2));
+        assert!(inject.strikes(What::Nan, 3) && !inject.strikes(What::Nan, 3));
+        assert!(inject.clone().strikes(What::Error, 0) && !inject.strikes(What::Error, 0));
+        assert_eq!(
+            (inject.slow(), inject.pretend(), inject.fails_selftest()),
+            (Some(4.0), Some("wgpu"), true)
+        );
+        assert!(!Inject::default().strikes(What::Nan, 3));
+    }
+
+    #[test]
+    fn what_is_no_fault_is_refused() {
+        for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep"] {
+            let refused = text.parse::<Inject>().unwrap_err();
+            assert!(refused.contains(text), "{refused}");
+        }
+        assert!("".parse::<Inject>().is_ok());
+    }
+}

@@ -1,0 +1,126 @@
+//! The devices of a process, each on a thread of its own. They outlive a conversation: a worker whose coordinator
+//! comes back goes on with the models that it has loaded.
+
+use super::blueprint::{Blueprint, Candidate, Opener, Shape};
+use super::desk::{Desk, Job};
+use super::device::{Buffers, Shared, Worker};
+use super::selftest::Reference;
+use crate::cluster::inject::Inject;
+use crate::cluster::message::{Device, LeaseId};
+use std::sync::{Arc, mpsc};
+
+/// What a process has to compute with.
+#[derive(Clone)]
+pub struct Equipment {
+    /// Its devices.
+    pub candidates: Vec<Candidate>,
+    /// What every one of them is compared with before it takes part.
+    pub reference: Arc<dyn Opener>,
+    /// Faults on purpose.
+    pub inject: Inject,
+}
+
+/// Devices that are ready.
+pub(super) struct Crew {
+    /// What they were built for: model and shape.
+    pub of: (String, Shape),
+    pub devices: Vec<Device>,
+    pub refused: Vec<String>,
+    /// What happened while they were opened.
+    pub lines: Vec<String>,
+    pub buffers: Buffers,
+    desks: Vec<Arc<Desk>>,
+}
+
+type Opened = (usize, Result<(Device, Arc<Desk>, Vec<String>), String>);
+
+impl Crew {
+    /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
+    pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
+        let of = (model.to_string(), blueprint.shape.clone());
+        let (buffers, mut refused) = (Buffers::default(), Vec::new());
+        let (mut devices, mut desks, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+        match Reference::new(&*equipment.reference) {
+            Err(e) => refused.push(format!("the self-test's reference cannot be computed: {e}")),
+            Ok(reference) => {
+                let shared = Shared {
+                    blueprint: Arc::new(blueprint),
+                    reference: Arc::new(reference),
+                    inject: equipment.inject.clone(),
+                    buffers: buffers.clone(),
+                };
+                for opened in start(&equipment.candidates, &shared) {
+                    match opened {
+                        Ok((device, desk, said)) => {
+                            devices.push(device);
+                            desks.push(desk);
+                            lines.extend(said);
+                        }
+                        Err(line) => refused.push(line),
+                    }
+                }
+            }
+        }
+        Crew { of, devices, refused, lines, buffers, desks }
+    }
+
+    /// Gives a device a lease. An index that it does not have is false.
+    pub fn put(&self, device: u16, job: Job) -> bool {
+        self.desks.get(usize::from(device)).map(|desk| desk.put(job)).is_some()
+    }
+
+    /// Takes a lease away from whoever has it; true where it had not been begun.
+    pub fn take_away(&self, lease: LeaseId) -> bool {
+        self.desks.iter().any(|desk| desk.take_away(lease))
+    }
+
+    /// Takes everything away; the leases' numbers.
+    pub fn clear(&self) -> Vec<LeaseId> {
+        self.desks.iter().flat_map(|desk| desk.clear()).collect()
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.desks.iter().for_each(|desk| desk.close());
+    }
+}
+
+/// One thread for each candidate; results in their order. Only those that opened have an index, without gaps, so
+/// indices are given once all have reported.
+fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Result<(Device, Arc<Desk>, Vec<String>), String>> {
+    let (opened, results) = mpsc::channel::<Opened>();
+    let mut indices = Vec::new();
+    for (i, candidate) in candidates.iter().enumerate() {
+        let (number, index) = mpsc::channel::<u16>();
+        indices.push(number);
+        let (opened, shared, candidate) = (opened.clone(), shared.clone(), candidate.clone());
+        let open = move || {
+            let desk = Arc::new(Desk::default());
+            match Worker::open(candidate, desk.clone(), shared) {
+                Ok((worker, lines)) => {
+                    let device = worker.device();
+                    let told = opened.send((i, Ok((device, desk, lines))));
+                    drop(opened);
+                    // Nobody who would give it a number: nobody who would give it work.
+                    if let (Ok(()), Ok(index)) = (told, index.recv()) {
+                        worker.work(index);
+                    }
+                }
+                Err(line) => drop(opened.send((i, Err(line)))),
+            }
+        };
+        let name = format!("device-{i}");
+        // Where the system gives no thread the candidate never reports, and is said to be so below.
+        let _ = std::thread::Builder::new().name(name).spawn(open);
+    }
+    drop(opened);
+    let mut found: Vec<_> =
+        candidates.iter().map(|c| Err(format!("{}: could not be opened", c.name))).collect();
+    results.into_iter().for_each(|(i, result)| found[i] = result);
+    let ready = found.iter().zip(indices).filter(|(result, _)| result.is_ok());
+    for (index, (_, number)) in (0..).zip(ready) {
+        let _ = number.send(index);
+    }
+    found
+}

@@ -1,0 +1,348 @@
+//! A device's thread: one lease after the other, whatever is wanted of it. An error of the device ends its backend,
+//! not the worker: the lease goes back, and the next backend of the chain takes over. A value that no exact sum can
+//! hold is no error of the device: it is reported with its address, and nothing falls back.
+
+use super::blueprint::{Blueprint, Candidate};
+use super::desk::{Desk, Job};
+use super::parameters::Parameters;
+use super::selftest::Reference;
+use super::sum::{Finished, scalars};
+use crate::cluster::inject::{Inject, What};
+use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
+use crate::model::layout::Layout;
+use crate::model::stage::{Fault, LossSums, Microbatch, Model, Output, Want};
+use crate::model::weights::ModelError;
+use crate::numeric::fixed::{self, CELL};
+use rayon::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// How long a throttled device sleeps before it looks at its cancel flag.
+const NAP: Duration = Duration::from_millis(10);
+
+/// What a device says of its leases.
+#[derive(Debug)]
+pub(super) enum Report {
+    /// Computed and checked: waits to be granted.
+    Trained {
+        lease: LeaseId,
+        after: u64,
+        finished: Finished,
+        parameters: Hash,
+        micros: u64,
+    },
+    /// Computed once more, and nothing is wrong with it here.
+    Fine {
+        lease: LeaseId,
+        parameters: Hash,
+        micros: u64,
+    },
+    Scored {
+        lease: LeaseId,
+        sums: LossSums,
+        parameters: Hash,
+        micros: u64,
+    },
+    Answered {
+        lease: LeaseId,
+        ids: Vec<u32>,
+        parameters: Hash,
+    },
+    Stopped {
+        lease: LeaseId,
+        micros: u64,
+    },
+    Trouble {
+        lease: LeaseId,
+        trouble: Trouble,
+    },
+    /// It computes on another backend now.
+    Fallback {
+        now: Device,
+        reason: String,
+    },
+    /// It has no backend left.
+    Down {
+        reason: String,
+    },
+}
+
+/// Why a lease gave nothing.
+enum Failed {
+    Cancelled,
+    Value(Trouble),
+    Device(String),
+}
+
+impl From<Fault> for Failed {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Cancelled => Failed::Cancelled,
+            Fault::NonFinite { what, value, .. } => {
+                Failed::Value(Trouble::Value { tensor: what, value: value.parse().unwrap_or(f64::NAN) })
+            }
+            fault => Failed::Device(fault.to_string()),
+        }
+    }
+}
+
+/// Memory of gradients that is free again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Buffers(Arc<Mutex<Vec<Vec<f32>>>>);
+
+impl Buffers {
+    fn take(&self, len: usize) -> Vec<f32> {
+        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = free.unwrap_or_default();
+        buffer.resize(len, 0.0);
+        buffer
+    }
+
+    pub fn give_back(&self, buffer: Vec<f32>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+    }
+}
+
+/// What every device of a process has in common.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub blueprint: Arc<Blueprint>,
+    pub reference: Arc<Reference>,
+    pub inject: Inject,
+    pub buffers: Buffers,
+}
+
+pub(super) struct Worker {
+    index: u16,
+    candidate: Candidate,
+    /// Where in the chain it is.
+    at: usize,
+    model: Option<Box<dyn Model>>,
+    layout: Layout,
+    holds: Option<Arc<Parameters>>,
+    desk: Arc<Desk>,
+    shared: Shared,
+}
+
+impl Worker {
+    /// Opens the first backend of the chain that can be opened and passes the self-test. The lines say which did
+    /// not and why; the error is the last of them.
+    pub fn open(
+        candidate: Candidate,
+        desk: Arc<Desk>,
+        shared: Shared,
+    ) -> Result<(Self, Vec<String>), String> {
+        let layout = shared.blueprint.layout();
+        let mut worker =
+            Worker { index: 0, candidate, at: 0, model: None, layout, holds: None, desk, shared };
+        let lines = worker.next_backend(0)?;
+        Ok((worker, lines))
+    }
+
+    /// What it is now.
+    pub fn device(&self) -> Device {
+        let class = self.model.as_ref().map_or_else(String::new, |m| m.class());
+        Device { name: self.candidate.name.clone(), class }
+    }
+
+    /// Opens the next backend from `from` on. One that computes wrong numbers ends the chain: a device that lies
+    /// is refused, not replaced.
+    fn next_backend(&mut self, from: usize) -> Result<Vec<String>, String> {
+        let (name, mut lines) = (self.candidate.name.clone(), Vec::new());
+        self.model = None;
+        self.holds = None;
+        for at in from..self.candidate.chain.len() {
+            let opener = &self.candidate.chain[at];
+            let tested = self.shared.reference.check(&**opener, &self.shared.inject);
+            let opened = tested.map_err(|wrong| format!("{name}: {wrong}"))?;
+            let opened = opened.and_then(|()| match at == 0 && self.shared.inject.strikes(What::Error, 0) {
+                true => Err(ModelError::Source("an injected error".into())),
+                false => opener.open(&self.shared.blueprint),
+            });
+            match opened {
+                Ok(mut model) => {
+                    model.heed(self.desk.flag());
+                    (self.model, self.at) = (Some(model), at);
+                    return Ok(lines);
+                }
+                Err(ModelError::Memory { .. }) => return Err(self.too_small(at)),
+                Err(e) => lines.push(format!("{name}: {}: {e}", opener.backend())),
+            }
+        }
+        Err(lines.last().cloned().unwrap_or_else(|| format!("{name}: no backend is left")))
+    }
+
+    fn too_small(&self, at: usize) -> String {
+        let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
+        match self.candidate.chain[at].largest(&self.shared.blueprint) {
+            0 => format!(
+                "{name}: not even the model fits into its memory: leave it out, or raise --memory-limit"
+            ),
+            most => format!(
+                "{name}: too small for microbatches of {tokens} tokens: {most} would fit: set \
+                 --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator"
+            ),
+        }
+    }
+
+    /// Until the desk is closed, or no backend is left. `index` is what the conversation calls the device.
+    pub fn work(mut self, index: u16) {
+        self.index = index;
+        while let Some(job) = self.desk.next() {
+            let began = Instant::now();
+            let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&job, began)));
+            let outcome = computed.unwrap_or_else(|_| Err(Failed::Device("an internal error".into())));
+            let lease = job.lease.lease;
+            let report = match outcome {
+                Ok(report) => report,
+                Err(Failed::Cancelled) => Report::Stopped { lease, micros: micros(began) },
+                Err(Failed::Value(trouble)) => Report::Trouble { lease, trouble },
+                Err(Failed::Device(reason)) => {
+                    if !self.fall_back(&job, reason) {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            self.say(&job.reply, report);
+        }
+    }
+
+    // The conversation may be over, and a new one about to begin: then nobody wants to know.
+    fn say(&self, to: &UnboundedSender<(u16, Report)>, report: Report) {
+        let _ = to.send((self.index, report));
+    }
+
+    /// The lease and all behind it go back at once, because opening another backend may take a while. False where
+    /// none is left.
+    fn fall_back(&mut self, job: &Job, reason: String) -> bool {
+        let trouble = Trouble::Device { reason: reason.clone() };
+        self.say(&job.reply, Report::Trouble { lease: job.lease.lease, trouble });
+        for left in self.desk.empty() {
+            self.say(&left.reply, Report::Stopped { lease: left.lease.lease, micros: 0 });
+        }
+        match self.next_backend(self.at + 1) {
+            Ok(_) => self.say(&job.reply, Report::Fallback { now: self.device(), reason }),
+            Err(last) if self.candidate.chain.len() > self.at + 1 => {
+                self.say(&job.reply, Report::Down { reason: format!("{reason}; {last}") });
+            }
+            Err(_) => self.say(&job.reply, Report::Down { reason }),
+        }
+        self.model.is_some()
+    }
+
+    fn compute(&mut self, job: &Job, began: Instant) -> Result<Report, Failed> {
+        let Lease { lease, after, of, ref work, .. } = job.lease;
+        let parameters = job.parameters.hash;
+        self.take_parameters(&job.parameters)?;
+        match work {
+            Work::Train(batch) => {
+                let finished = self.gradient(batch, of, began)?;
+                let micros = micros(began);
+                Ok(Report::Trained { lease, after, finished, parameters, micros })
+            }
+            Work::Recheck(batch) => {
+                let finished = self.gradient(batch, of, began)?;
+                self.shared.buffers.give_back(finished.gradient);
+                Ok(Report::Fine { lease, parameters, micros: micros(began) })
+            }
+            Work::Eval(batch) => {
+                let sums = loss_of(self.model()?.forward(batch, None, Want::Loss)?)?;
+                scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+                self.throttle(began)?;
+                Ok(Report::Scored { lease, sums, parameters, micros: micros(began) })
+            }
+            Work::Prompt { ids, sampling } => {
+                let flag = self.desk.flag();
+                let ids = self.model()?.generate(ids, sampling, &mut |_| flag.check().is_ok())?;
+                flag.check()?;
+                self.throttle(began)?;
+                Ok(Report::Answered { lease, ids, parameters })
+            }
+        }
+    }
+
+    fn model(&mut self) -> Result<&mut Box<dyn Model>, Failed> {
+        self.model.as_mut().ok_or_else(|| Failed::Device("no backend is left".into()))
+    }
+
+    fn take_parameters(&mut self, parameters: &Arc<Parameters>) -> Result<(), Failed> {
+        if self.holds.as_ref().is_some_and(|held| Arc::ptr_eq(held, parameters)) {
+            return Ok(());
+        }
+        self.model()?.set_parameters(&parameters.values)?;
+        self.holds = Some(parameters.clone());
+        Ok(())
+    }
+
+    /// One microbatch, checked: what comes out may enter a sum.
+    fn gradient(&mut self, batch: &Microbatch, of: u32, began: Instant) -> Result<Finished, Failed> {
+        let inject = self.shared.inject.clone();
+        if inject.strikes(What::Die, batch.step) {
+            std::process::abort();
+        }
+        if inject.strikes(What::Error, batch.step) {
+            return Err(Failed::Device("an injected error".into()));
+        }
+        let sums = loss_of(self.model()?.forward(batch, None, Want::Gradient)?)?;
+        let scalars = scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+        let mut gradient = self.shared.buffers.take(self.layout.len());
+        let computed = self.model()?.backward(None, &mut gradient);
+        let cap = fixed::cap(of as usize);
+        if let (true, Some(value)) = (inject.strikes(What::Nan, batch.step), gradient.first_mut()) {
+            *value = f32::NAN;
+        }
+        if let (true, Some(value)) = (inject.strikes(What::Huge, batch.step), gradient.last_mut()) {
+            *value = (fixed::to_f64(cap) * 1.01) as f32;
+        }
+        let computed = computed.map_err(Failed::from).and_then(|_| self.check(&gradient, cap));
+        match computed.and_then(|()| self.throttle(began)) {
+            Ok(()) => Ok(Finished { gradient, scalars }),
+            Err(failed) => {
+                self.shared.buffers.give_back(gradient);
+                Err(failed)
+            }
+        }
+    }
+
+    fn check(&self, gradient: &[f32], cap: i64) -> Result<(), Failed> {
+        let bad =
+            |(i, cell): (usize, &[f32])| fixed::check(cell, cap).err().map(|b| (i * CELL + b.index, b.value));
+        match gradient.par_chunks(CELL).enumerate().find_map_first(bad) {
+            None => Ok(()),
+            Some((index, value)) => {
+                let tensor =
+                    self.layout.at(index).map_or_else(|| format!("value {index}"), |e| e.name.clone());
+                Err(Failed::Value(Trouble::Value { tensor, value }))
+            }
+        }
+    }
+
+    /// Makes everything take that many times as long, where that was asked for.
+    fn throttle(&self, began: Instant) -> Result<(), Failed> {
+        let Some(factor) = self.shared.inject.slow() else { return Ok(()) };
+        let until = began + began.elapsed().mul_f64(factor);
+        while Instant::now() < until {
+            self.desk.flag().check()?;
+            std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
+        }
+        Ok(())
+    }
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+fn loss_of(output: Output) -> Result<LossSums, Failed> {
+    match output {
+        Output::Loss(sums) => Ok(sums),
+        _ => Err(Failed::Device("the model gave no loss".into())),
+    }
+}
+
+fn bad_loss(value: f64) -> Failed {
+    Failed::Value(Trouble::Value { tensor: "the loss".into(), value })
+}

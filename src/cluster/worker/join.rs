@@ -1,0 +1,144 @@
+//! From the first word to the first lease: what the coordinator says of the run, the model that this machine has or
+//! fetches, devices that have proved that they can count. What does not fit is refused here, on both sides.
+
+use super::crew::Crew;
+use super::session::Session;
+use super::wire::Wire;
+use super::{Blueprint, Outcome, Shape, Source, Worker};
+use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
+use crate::numeric::fixed::FRACTION_BITS;
+use std::time::Duration;
+
+impl Worker<'_> {
+    pub(super) async fn converse(&mut self, wire: &mut Wire<'_>, hello: Hello) -> Outcome {
+        match self.join(wire, hello).await {
+            Err(outcome) => outcome,
+            Ok((crew, len)) => {
+                let outcome = Session::hold(wire, &crew, &self.equipment.inject, len).await;
+                self.crew = Some(crew);
+                outcome
+            }
+        }
+    }
+
+    /// Everything until leases may come; the devices, and the number of values of the layout.
+    async fn join(&mut self, wire: &mut Wire<'_>, hello: Hello) -> Result<(Crew, usize), Outcome> {
+        wire.say(ToCoordinator::Hello(hello));
+        let manifest = loop {
+            if let ToWorker::Welcome(manifest) = wire.hear().await? {
+                break *manifest;
+            }
+        };
+        wire.set_silence(Duration::from_millis(manifest.silence_millis));
+        self.welcomed = true;
+        self.not_older(&manifest)?;
+        let key = (manifest.model_hash.clone(), Shape::of(&manifest));
+        let crew = match self.crew.take().filter(|crew| crew.of == key) {
+            Some(crew) => crew,
+            None => {
+                let blueprint = self.blueprint(wire, &manifest).await?;
+                fits(&blueprint, &manifest)?;
+                self.open(wire, &key.0, blueprint).await?
+            }
+        };
+        crew.lines.iter().chain(&crew.refused).for_each(|line| (self.say)(line));
+        let (devices, refused) = (crew.devices.clone(), crew.refused.clone());
+        let none = refused.join("; ");
+        wire.say(ToCoordinator::Ready { devices, refused });
+        if crew.devices.is_empty() {
+            return Err(Outcome::Refused { reason: format!("no device here can take part: {none}") });
+        }
+        let classes: Vec<String> = crew.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
+        (self.say)(&format!("in run {} as {}: {}", manifest.run, manifest.name, classes.join(", ")));
+        Ok((crew, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
+    }
+
+    /// A scheduler may leave an old coordinator running somewhere: whoever knows a later one does not follow it.
+    fn not_older(&mut self, manifest: &Manifest) -> Result<(), Outcome> {
+        match &self.before {
+            Some((run, epoch)) if *run == manifest.run && *epoch > manifest.epoch => Err(Outcome::Lost {
+                reason: format!(
+                    "this coordinator is of epoch {}, and the run has gone on in epoch {epoch} elsewhere",
+                    manifest.epoch
+                ),
+            }),
+            _ => {
+                self.before = Some((manifest.run.clone(), manifest.epoch));
+                Ok(())
+            }
+        }
+    }
+
+    async fn blueprint(&self, wire: &mut Wire<'_>, manifest: &Manifest) -> Result<Blueprint, Outcome> {
+        let path = match &self.source {
+            Source::Here(blueprint) => return Ok(blueprint.clone()),
+            Source::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => path.clone(),
+            Source::Files { named: Some((path, hash)), .. } => {
+                let (path, model) = (path.display(), &manifest.model);
+                return Err(Outcome::Refused {
+                    reason: format!(
+                        "{path} (hash {hash}) is not the run's model {model} (hash {}): leave MODEL out here",
+                        manifest.model_hash
+                    ),
+                });
+            }
+            Source::Files { named: None, cache } => cache.obtain(manifest, wire, self.say).await?,
+        };
+        Blueprint::open(&path, Shape::of(manifest)).map_err(|e| match e.is_configuration() {
+            true => Outcome::Refused { reason: e.to_string() },
+            false => Outcome::Failed { reason: e.to_string() },
+        })
+    }
+
+    /// Opens the devices on a thread, because the conversation may end meanwhile. What was opened by then is kept
+    /// for the next one.
+    async fn open(
+        &mut self,
+        wire: &mut Wire<'_>,
+        model: &str,
+        blueprint: Blueprint,
+    ) -> Result<Crew, Outcome> {
+        let (send, mut opened) = tokio::sync::oneshot::channel();
+        let (equipment, model) = (self.equipment.clone(), model.to_string());
+        let work = move || drop(send.send(Crew::open(&equipment, &model, blueprint)));
+        let failed = |e: &dyn std::fmt::Display| Outcome::Failed { reason: format!("devices: {e}") };
+        std::thread::Builder::new().name("open".into()).spawn(work).map_err(|e| failed(&e))?;
+        loop {
+            tokio::select! {
+                crew = &mut opened => return crew.map_err(|e| failed(&e)),
+                heard = wire.hear() => match heard {
+                    Ok(_) => {}
+                    Err(Outcome::Left) => return Err(Outcome::Left),
+                    Err(outcome) => {
+                        self.crew = opened.await.ok();
+                        return Err(outcome);
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// Whether both sides mean the same numbers.
+fn fits(blueprint: &Blueprint, manifest: &Manifest) -> Result<(), Outcome> {
+    let refused = |reason: String| Err(Outcome::Refused { reason });
+    if manifest.fraction_bits != FRACTION_BITS {
+        let theirs = manifest.fraction_bits;
+        return refused(format!(
+            "the coordinator adds with {theirs} binary places, this finetune with {FRACTION_BITS}: use one version"
+        ));
+    }
+    if let Err(e) = blueprint.shape.lora.check() {
+        return refused(format!("the run's LoRA configuration: {e}"));
+    }
+    let layout = blueprint.layout();
+    if layout.len() as u64 != manifest.parameters || layout.hash() != manifest.layout {
+        return refused(format!(
+            "the run trains {} LoRA values, this finetune makes {} of the same configuration: other LoRA shape; use \
+             one version on both sides",
+            manifest.parameters,
+            layout.len()
+        ));
+    }
+    Ok(())
+}

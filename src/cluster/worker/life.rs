@@ -1,0 +1,249 @@
+//! A worker's life on the network: it looks for its coordinator until it finds it, goes back to it when it is lost,
+//! and ends when the run does. What a person has to mend ends it at once; what may mend itself is tried again, less
+//! and less often, for a set time.
+
+use super::{Outcome, Worker};
+use crate::cluster::link::{WorkerLink, connected};
+use crate::cluster::message::{Hello, PROTOCOL};
+use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
+use crate::train::stop::{Stop, Urgency};
+use ring::rand::{SecureRandom, SystemRandom};
+use std::time::{Duration, Instant};
+use tokio::runtime::{Handle, Runtime};
+
+/// Shortest and longest pause between two attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// How long a raised stop flag may go unseen.
+const GLANCE: Duration = Duration::from_millis(50);
+/// How long an authenticated coordinator may keep silent before it has welcomed this worker.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How it comes together with its coordinator.
+pub enum Way {
+    /// It dials.
+    Dial(Endpoint),
+    /// It listens and is dialled.
+    Listen(Endpoint),
+}
+
+/// What a worker is told about its life.
+pub struct Life<'a> {
+    /// Where the coordinator is.
+    pub way: Way,
+    /// How both sides prove who they are.
+    pub security: Security,
+    /// How long it looks for a coordinator.
+    pub patience: Duration,
+    /// Whether it waits for the next run after this one.
+    pub stays: bool,
+    /// Content hash of the model that its user named.
+    pub model: Option<String>,
+    /// Training options that its user typed.
+    pub options: Vec<(String, String)>,
+    /// Raised by signals.
+    pub stop: &'a Stop,
+    /// Told what happens, line by line.
+    pub say: &'a dyn Fn(&str),
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Ending {
+    /// The run is complete, or it was told to stop.
+    Well,
+    /// The run halted on a bad value.
+    Halted(String),
+    /// It may not take part, now or later.
+    Refused(String),
+    /// It does not work.
+    Failed(String),
+    /// No coordinator was found.
+    Alone(NetError),
+}
+
+impl Life<'_> {
+    /// Lives it.
+    pub fn live(&self, worker: &mut Worker<'_>) -> Ending {
+        let failed = |e: &dyn std::fmt::Display| Ending::Failed(format!("the network's threads: {e}"));
+        let runtime = match runtime() {
+            Ok(runtime) => runtime,
+            Err(e) => return failed(&e),
+        };
+        let hello = match self.hello() {
+            Ok(hello) => hello,
+            Err(line) => return Ending::Failed(line),
+        };
+        let mut road = match Road::new(self, &runtime) {
+            Ok(road) => road,
+            Err(e) => return Ending::Alone(e),
+        };
+        let ending = self.conversations(worker, &hello, &mut road);
+        runtime.shutdown_background();
+        ending
+    }
+
+    fn conversations(&self, worker: &mut Worker<'_>, hello: &Hello, road: &mut Road<'_>) -> Ending {
+        let mut pauses = Pauses::default();
+        loop {
+            let link = match road.next(self, &mut pauses) {
+                Ok(Some(link)) => link,
+                Ok(None) => return Ending::Well,
+                Err(e) => return Ending::Alone(e),
+            };
+            let outcome = worker.serve(link, hello.clone(), self.stop);
+            if worker.welcomed {
+                pauses = Pauses::default();
+            }
+            match outcome {
+                Outcome::Left => return Ending::Well,
+                Outcome::Done if self.stays => (self.say)("the run is complete: waiting for the next one"),
+                Outcome::Done => return Ending::Well,
+                Outcome::Halted { reason } if self.stays => (self.say)(&reason),
+                Outcome::Halted { reason } => return Ending::Halted(reason),
+                Outcome::Refused { reason } => return Ending::Refused(reason),
+                Outcome::Out { reason } => {
+                    return Ending::Failed(format!("taken out by the coordinator: {reason}"));
+                }
+                Outcome::Failed { reason } => return Ending::Failed(reason),
+                Outcome::Lost { reason } => {
+                    (self.say)(&format!("lost the coordinator: {reason}; looking for it"))
+                }
+            }
+            // Even a coordinator that is closing is not asked a thousand times a second.
+            pauses.rest(self.stop);
+        }
+    }
+
+    fn hello(&self) -> Result<Hello, String> {
+        let mut identity = [0; 16];
+        let random = SystemRandom::new().fill(&mut identity);
+        random.map_err(|_| "the system gives no random numbers for this worker's identity".to_string())?;
+        Ok(Hello {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            identity,
+            name: format!("{}-{}", host(), std::process::id()),
+            model: self.model.clone(),
+            options: self.options.clone(),
+            before: None,
+        })
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.urgency() != Urgency::Run
+    }
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("net").enable_all().build()
+}
+
+/// The machine's name, without its domain.
+fn host() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = kernel.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    let name = name.trim().split('.').next().unwrap_or_default().to_string();
+    if name.is_empty() { "worker".into() } else { name }
+}
+
+/// Longer and longer, up to a limit.
+struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Pauses(PAUSES.0)
+    }
+}
+
+impl Pauses {
+    fn rest(&mut self, stop: &Stop) {
+        let until = Instant::now() + self.0;
+        while Instant::now() < until && stop.urgency() == Urgency::Run {
+            std::thread::sleep(GLANCE.min(until.saturating_duration_since(Instant::now())));
+        }
+        self.0 = (self.0 * 2).min(PAUSES.1);
+    }
+}
+
+/// Where connections come from.
+enum Road<'a> {
+    Dial(&'a Endpoint, Handle),
+    Listen(Listener, Handle),
+}
+
+impl<'a> Road<'a> {
+    fn new(life: &'a Life<'_>, runtime: &Runtime) -> Result<Self, NetError> {
+        let handle = runtime.handle().clone();
+        match &life.way {
+            Way::Dial(target) => Ok(Road::Dial(target, handle)),
+            Way::Listen(at) => {
+                let refused = |refusal: crate::net::Refusal| eprintln!("warning: {refusal}");
+                let listener = runtime.block_on(Listener::bind(at, life.security.clone(), refused))?;
+                (life.say)(&format!("listens on {} for its coordinator", listener.address()));
+                Ok(Road::Listen(listener, handle))
+            }
+        }
+    }
+
+    /// The next connection; None where the stop flag was raised.
+    fn next(&mut self, life: &Life<'_>, pauses: &mut Pauses) -> Result<Option<WorkerLink>, NetError> {
+        let began = Instant::now();
+        let mut said = String::new();
+        while !life.stopped() {
+            let e = match self.attempt(life, began) {
+                Ok(Some(connection)) => {
+                    return Ok(Some(connected(self.handle(), connection, SILENCE)));
+                }
+                Ok(None) => continue,
+                Err(e) => e,
+            };
+            // With --stay there may be no run for days.
+            if e.is_final() || (!life.stays && began.elapsed() >= life.patience) {
+                return Err(e);
+            }
+            if said != e.to_string() {
+                said = e.to_string();
+                (life.say)(&format!("{said} (trying again)"));
+            }
+            pauses.rest(life.stop);
+        }
+        Ok(None)
+    }
+
+    /// One attempt, which looks at the stop flag; None where there is nothing yet.
+    fn attempt(&mut self, life: &Life<'_>, began: Instant) -> Result<Option<Connection>, NetError> {
+        let stopped = async {
+            while !life.stopped() {
+                tokio::time::sleep(GLANCE).await;
+            }
+        };
+        match self {
+            Road::Dial(target, handle) => handle.block_on(async {
+                tokio::select! {
+                    connection = dial(target, &life.security, DIAL_TIMEOUT) => connection.map(Some),
+                    () = stopped => Ok(None),
+                }
+            }),
+            Road::Listen(listener, handle) => {
+                let left = life.patience.saturating_sub(began.elapsed());
+                let waited = handle.block_on(async {
+                    tokio::select! {
+                        connection = listener.accept() => Some(connection),
+                        () = stopped => None,
+                        () = tokio::time::sleep(left), if !life.stays => {
+                            let cause = "no coordinator has dialled this worker: start it with --nodes".into();
+                            Some(Err(NetError::Local { what: "listening", cause }))
+                        }
+                    }
+                });
+                waited.transpose()
+            }
+        }
+    }
+
+    fn handle(&self) -> &Handle {
+        match self {
+            Road::Dial(_, handle) | Road::Listen(_, handle) => handle,
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A worker: it computes what it is given and keeps nothing that could not be lost. Whatever ends a conversation, the
+//! next one begins with nothing but loaded models; what was granted and not delivered is the coordinator's to give
+//! out again.
+
+mod blueprint;
+mod cache;
+mod crew;
+mod desk;
+mod device;
+mod join;
+mod life;
+mod parameters;
+mod selftest;
+mod session;
+mod sum;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use blueprint::{Blueprint, Candidate, Opener, Shape, Unfit};
+pub use cache::Cache;
+pub use crew::Equipment;
+pub use life::{Ending, Life, Way};
+pub use parameters::{Parameters, hash};
+
+use super::link::WorkerLink;
+use super::message::Hello;
+use crate::train::stop::Stop;
+use crew::Crew;
+use std::path::PathBuf;
+use wire::Wire;
+
+/// How a conversation ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The run is complete.
+    Done,
+    /// This side was told to stop, and has handed back what it held.
+    Left,
+    /// The connection, or the coordinator, is gone for now: dial again.
+    Lost {
+        /// One line.
+        reason: String,
+    },
+    /// The run halted on a bad value.
+    Halted {
+        /// The line that the coordinator's user reads.
+        reason: String,
+    },
+    /// This worker may not take part, now or later.
+    Refused {
+        /// One line.
+        reason: String,
+    },
+    /// It was taken out.
+    Out {
+        /// One line.
+        reason: String,
+    },
+    /// Something here does not work.
+    Failed {
+        /// One line.
+        reason: String,
+    },
+}
+
+/// Where a worker's model comes from.
+pub enum Source {
+    /// From the same process, which is the coordinator's.
+    Here(Blueprint),
+    /// From this machine's disk, or from the coordinator.
+    Files {
+        /// The model that the user named, and its content hash.
+        named: Option<(PathBuf, String)>,
+        /// Where models that came from coordinators are kept.
+        cache: Cache,
+    },
+}
+
+/// A process' devices, which take part in one conversation after the other.
+pub struct Worker<'a> {
+    equipment: Equipment,
+    source: Source,
+    /// Told what happens, line by line.
+    say: &'a dyn Fn(&str),
+    crew: Option<Crew>,
+    before: Option<(String, u64)>,
+    /// Whether the last conversation got as far as a welcome.
+    welcomed: bool,
+}
+
+impl<'a> Worker<'a> {
+    /// Nothing is opened yet; `say` is told what happens, line by line.
+    pub fn new(equipment: Equipment, source: Source, say: &'a dyn Fn(&str)) -> Self {
+        Worker { equipment, source, say, crew: None, before: None, welcomed: false }
+    }
+
+    /// One conversation, to its end. `hello` is sent with what this worker knows of the run from before.
+    pub fn serve(&mut self, link: WorkerLink, hello: Hello, stop: &Stop) -> Outcome {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+            Ok(runtime) => runtime,
+            Err(e) => return Outcome::Failed { reason: format!("no event loop: {e}") },
+        };
+        runtime.block_on(async {
+            self.welcomed = false;
+            let mut wire = Wire::new(link, stop);
+            let hello = Hello { before: self.before.clone(), ..hello };
+            let outcome = self.converse(&mut wire, hello).await;
+            match &outcome {
+                Outcome::Left => wire.leave("it was told to stop"),
+                Outcome::Refused { reason } | Outcome::Failed { reason } => wire.leave(reason),
+                _ => {}
+            }
+            wire.finish().await;
+            outcome
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! Parameters as they arrive: in pieces, in order, and hashed here over what is held, because the hash goes into
+//! every result as the proof of what it was computed with.
+
+use crate::cluster::message::Hash;
+
+/// The parameters after a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameters {
+    /// Steps that were taken.
+    pub step: u64,
+    /// blake3 over all of them, little-endian.
+    pub hash: Hash,
+    /// They.
+    pub values: Vec<f32>,
+}
+
+impl Parameters {
+    /// Hashes `values`.
+    pub fn new(step: u64, values: Vec<f32>) -> Self {
+        let hash = hash(&values);
+        Parameters { step, hash, values }
+    }
+}
+
+/// blake3 over the values as little-endian f32.
+pub fn hash(values: &[f32]) -> Hash {
+    let mut hasher = blake3::Hasher::new();
+    if cfg!(target_endian = "little") {
+        hasher.update_rayon(bytemuck::cast_slice(values));
+    } else {
+        for value in values {
+            hasher.update(&value.to_le_bytes());
+        }
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// Pieces that have come so far.
+#[derive(Debug, Default)]
+pub(super) struct Arriving {
+    step: u64,
+    values: Vec<f32>,
+}
+
+impl Arriving {
+    /// The next piece; the first one (offset 0) begins anew. `len` is that of the flat layout.
+    pub fn piece(&mut self, step: u64, offset: u64, bytes: &[u8], len: usize) -> Result<(), String> {
+        if offset == 0 {
+            self.step = step;
+            self.values.clear();
+            self.values.reserve(len);
+        }
+        let (values, rest) = bytes.as_chunks::<4>();
+        let fits = rest.is_empty() && values.len() <= len - self.values.len().min(len);
+        if step != self.step || offset != self.values.len() as u64 || !fits {
+            return Err(format!("a piece of the parameters at {offset} that does not follow the one before"));
+        }
+        self.values.extend(values.iter().map(|v| f32::from_le_bytes(*v)));
+        Ok(())
+    }
+
+    /// They are complete.
+    pub fn take(&mut self, step: u64, len: usize) -> Result<Vec<f32>, String> {
+        match self.step == step && self.values.len() == len {
+            true => Ok(std::mem::take(&mut self.values)),
+            false => Err(format!("{} of {len} parameters came", self.values.len())),
+        }
+    }
+}

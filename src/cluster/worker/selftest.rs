@@ -1,0 +1,173 @@
+//! Before a device is given anything it proves that it can count: a microbatch forward and backward on a small
+//! model, whose weights come from a seed, against the reference of the CPU. A device that gives an error has
+//! another backend to try; one that gives wrong numbers is refused by name.
+
+use super::blueprint::{Blueprint, Opener, Shape};
+use crate::cluster::inject::Inject;
+use crate::model::config::Config;
+use crate::model::layout;
+use crate::model::lora::{LoraSpec, MODULES};
+use crate::model::stage::{Fault, Microbatch, Output, Targets, Want};
+use crate::model::weights::ModelError;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::rng::Stream;
+use crate::numeric::tensor::{Tensor, Tensors};
+use serde_json::json;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Of every draw.
+const SEED: u64 = 0x5e1f;
+/// Rows of the microbatch end here.
+const BOUNDS: [u32; 4] = [0, 37, 90, 96];
+/// How far loss and gradient (relative, in L2) of f32 may lie from the reference: orders of summation differ.
+const F32: f64 = 1e-3;
+/// The same for narrower numbers.
+const NARROW: f64 = 5e-2;
+
+/// What the reference gave, and the model that gave it.
+pub struct Reference {
+    blueprint: Blueprint,
+    parameters: Vec<f32>,
+    answer: Answer,
+}
+
+struct Answer {
+    loss: f64,
+    gradient: Vec<f32>,
+}
+
+impl Reference {
+    /// Computes it on `opener`.
+    pub fn new(opener: &dyn Opener) -> Result<Self, ModelError> {
+        let blueprint = blueprint()?;
+        let parameters = draws(1, layout::of(&blueprint.config, &blueprint.shape.lora, 0..2).len(), 0.05);
+        let (answer, _) = compute(opener, &blueprint, &parameters)?;
+        Ok(Reference { blueprint, parameters, answer })
+    }
+
+    /// Whether `opener` gives the same. The outer error is a wrong result, the inner one an error of the device.
+    pub fn check(&self, opener: &dyn Opener, inject: &Inject) -> Result<Result<(), ModelError>, String> {
+        let (got, class) = match compute(opener, &self.blueprint, &self.parameters) {
+            Ok((got, class)) => (got, class),
+            Err(e) => return Ok(Err(e)),
+        };
+        let want = &self.answer;
+        let damage = if inject.fails_selftest() { 2.0 } else { 1.0 };
+        let loss = (damage * got.loss - want.loss).abs() / want.loss.abs();
+        let difference =
+            norm(got.gradient.iter().zip(&want.gradient).map(|(g, w)| f64::from(*g) - f64::from(*w)));
+        let gradient = difference / norm(want.gradient.iter().map(|w| f64::from(*w)));
+        let bound = if class.ends_with("-f32") { F32 } else { NARROW };
+        // Written so that NaN is refused too.
+        match loss <= bound && gradient <= bound {
+            true => Ok(Ok(())),
+            false => Err(format!(
+                "computes wrong numbers ({class}): in the self-test its loss is off by {loss:.1e}, its gradient by \
+                 {gradient:.1e}, where {bound:.0e} is allowed; it takes no part: check its driver"
+            )),
+        }
+    }
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|v| v * v).sum::<f64>().sqrt()
+}
+
+fn compute(
+    opener: &dyn Opener,
+    blueprint: &Blueprint,
+    parameters: &[f32],
+) -> Result<(Answer, String), ModelError> {
+    let mut model = opener.open(blueprint)?;
+    let batch = microbatch(blueprint.config.vocab as u32);
+    model.set_parameters(parameters)?;
+    let Output::Loss(sums) = model.forward(&batch, None, Want::Gradient)? else {
+        return Err(
+            Fault::Device { device: model.class(), reason: "the self-test gave no loss".into() }.into()
+        );
+    };
+    let mut gradient = vec![f32::NAN; parameters.len()];
+    model.backward(None, &mut gradient)?;
+    Ok((Answer { loss: sums.loss, gradient }, model.class()))
+}
+
+fn microbatch(vocab: u32) -> Microbatch {
+    let mut stream = Stream::new(&[SEED, 2]);
+    let mut token = || (0..BOUNDS[3]).map(|_| stream.below(vocab)).collect::<Vec<u32>>();
+    let (ids, targets) = (token(), Targets::Tokens(token()));
+    Microbatch { step: 1, rows: vec![0, 1, 2], ids, bounds: BOUNDS.to_vec(), targets }
+}
+
+/// A decoder of two layers, large enough for every kernel to have a whole tile and a rest.
+fn blueprint() -> Result<Blueprint, ModelError> {
+    let config = Config::from_json(&json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 520, "hidden_size": 144,
+        "intermediate_size": 304, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 36, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "tie_word_embeddings": false, "hidden_act": "silu",
+    }))?;
+    let targets = MODULES.map(String::from).to_vec();
+    let lora = LoraSpec { rank: 8, alpha: 16.0, rslora: false, dropout: 0.0, targets, seed: SEED };
+    let tensors = Arc::new(Drawn::new(&config));
+    let shape = Shape { labels: None, class_weights: None, lora, tokens: 96, dtype: None };
+    Ok(Blueprint { config, tensors, shape })
+}
+
+/// Uniform in -scale .. scale.
+fn draws(key: u64, len: usize, scale: f32) -> Vec<f32> {
+    let mut stream = Stream::new(&[SEED, key]);
+    (0..len).map(|_| (2.0 * stream.unit() - 1.0) * scale).collect()
+}
+
+/// Weights out of a seed.
+struct Drawn(BTreeMap<String, (Vec<usize>, Vec<u8>)>);
+
+impl Drawn {
+    fn new(config: &Config) -> Self {
+        let mut drawn = Drawn(BTreeMap::new());
+        let c = config.hidden;
+        drawn.matrix("model.embed_tokens.weight".into(), (config.vocab, c), 1.0);
+        drawn.matrix("lm_head.weight".into(), (config.vocab, c), 0.2);
+        drawn.gain("model.norm.weight".into(), c);
+        for layer in 0..config.layers {
+            drawn.gain(format!("model.layers.{layer}.input_layernorm.weight"), c);
+            drawn.gain(format!("model.layers.{layer}.post_attention_layernorm.weight"), c);
+            for module in MODULES {
+                if let Some(shape) = config.projection(module) {
+                    drawn.matrix(format!("model.{}.weight", layout::module_path(layer, module)), shape, 0.1);
+                }
+            }
+        }
+        drawn
+    }
+
+    fn put(&mut self, name: String, shape: Vec<usize>, values: &[f32]) {
+        self.0.insert(name, (shape, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
+    }
+
+    fn matrix(&mut self, name: String, (rows, cols): (usize, usize), scale: f32) {
+        let values = draws(16 + self.0.len() as u64, rows * cols, scale);
+        self.put(name, vec![rows, cols], &values);
+    }
+
+    fn gain(&mut self, name: String, len: usize) {
+        let values: Vec<f32> = draws(16 + self.0.len() as u64, len, 0.2).iter().map(|v| 1.0 + v).collect();
+        self.put(name, vec![len], &values);
+    }
+}
+
+impl Tensors for Drawn {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(self.0.get(name).map(|(shape, bytes)| Tensor {
+            shape: shape.clone(),
+            dtype: Dtype::F32,
+            bytes: Cow::Borrowed(bytes),
+        }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.keys().cloned().collect()
+    }
+}

@@ -1,0 +1,246 @@
+//! One conversation, from the first lease to its end: leases go to devices, what they report goes to the
+//! coordinator, and what is granted goes into the running sum. It decides nothing: everything here follows from
+//! what it is told.
+
+use super::Outcome;
+use super::crew::Crew;
+use super::desk::Job;
+use super::device::Report;
+use super::parameters::{Arriving, Parameters};
+use super::sum::{Finished, Running};
+use super::wire::Wire;
+use crate::cluster::inject::{Inject, What};
+use crate::cluster::message::{Lease, LeaseId, ToCoordinator, ToWorker};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+
+/// Leases that may wait behind the one that a device works on: enough that it never waits for a round trip.
+const PREFETCH: u16 = 2;
+
+/// An announcement that was not answered for so long is said again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Announced, and waiting to be granted or denied.
+struct Waiting {
+    finished: Finished,
+    after: u64,
+    announced: Instant,
+    message: ToCoordinator,
+}
+
+pub(super) struct Session<'a, 'w> {
+    wire: &'a mut Wire<'w>,
+    crew: &'a Crew,
+    inject: &'a Inject,
+    /// Values of the flat layout.
+    len: usize,
+    arriving: Arriving,
+    parameters: Option<Arc<Parameters>>,
+    waiting: BTreeMap<LeaseId, Waiting>,
+    running: Running,
+    /// The step whose sum is to be sent once nothing waits any more.
+    flush: Option<u64>,
+    /// Devices that are up.
+    up: Vec<bool>,
+    reply: UnboundedSender<(u16, Report)>,
+}
+
+impl<'a, 'w> Session<'a, 'w> {
+    /// Leases until the conversation ends; nothing of it is left with the devices then.
+    pub async fn hold(wire: &'a mut Wire<'w>, crew: &'a Crew, inject: &'a Inject, len: usize) -> Outcome {
+        let (reply, reports) = mpsc::unbounded_channel();
+        let mut session = Session {
+            wire,
+            crew,
+            inject,
+            len,
+            arriving: Arriving::default(),
+            parameters: None,
+            waiting: BTreeMap::new(),
+            running: Running::new(),
+            flush: None,
+            up: vec![true; crew.devices.len()],
+            reply,
+        };
+        let outcome = session.converse(reports).await;
+        let held = crew.clear();
+        if outcome == Outcome::Left {
+            held.into_iter().for_each(|lease| session.wire.say(ToCoordinator::Stopped { lease, micros: 0 }));
+        }
+        for (_, waiting) in std::mem::take(&mut session.waiting) {
+            crew.buffers.give_back(waiting.finished.gradient);
+        }
+        outcome
+    }
+
+    async fn converse(&mut self, mut reports: UnboundedReceiver<(u16, Report)>) -> Outcome {
+        loop {
+            let went = tokio::select! {
+                // What a device did comes before what it is told next.
+                biased;
+                Some((device, report)) = reports.recv() => self.reported(device, report),
+                heard = self.wire.hear() => heard.and_then(|message| self.heard(message)),
+                () = tokio::time::sleep(AGAIN) => Ok(()),
+            };
+            if let Err(outcome) = went {
+                return outcome;
+            }
+            self.announce_again();
+        }
+    }
+
+    fn heard(&mut self, message: ToWorker) -> Result<(), Outcome> {
+        match message {
+            ToWorker::ParametersPiece { step, offset, bytes } => {
+                self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
+            }
+            ToWorker::Parameters { step, .. } => self.begin(step)?,
+            ToWorker::Lease(lease) => self.leased(*lease),
+            ToWorker::Grant { lease } => {
+                if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease)
+                    && let Some(free) = self.running.add(lease, finished)
+                {
+                    self.crew.buffers.give_back(free);
+                }
+                self.flush_now();
+            }
+            ToWorker::Deny { lease } => {
+                self.forget(lease);
+                self.flush_now();
+            }
+            ToWorker::Cancel { lease } => {
+                // One that is being worked on reports itself, and one that was announced is denied.
+                if self.crew.take_away(lease) {
+                    self.wire.say(ToCoordinator::Stopped { lease, micros: 0 });
+                }
+            }
+            ToWorker::Flush { step } => {
+                self.flush = Some(step);
+                self.send_again(step);
+                self.flush_now();
+            }
+            ToWorker::SumTaken { sum } => self.running.taken(sum),
+            // Late pieces of a file, and what the link takes care of.
+            ToWorker::Welcome(_) | ToWorker::Piece { .. } | ToWorker::Ping { .. } | ToWorker::Bye(_) => {}
+        }
+        Ok(())
+    }
+
+    /// New parameters: what is left of the step before is forgotten.
+    fn begin(&mut self, step: u64) -> Result<(), Outcome> {
+        let mut values = self.arriving.take(step, self.len).map_err(lost)?;
+        // Steps are counted as those that are taken; damage in step N is seen by its microbatches.
+        if let (true, Some(value)) = (self.inject.strikes(What::Hash, step + 1), values.first_mut()) {
+            *value += 1.0;
+        }
+        let parameters = Parameters::new(step, values);
+        for lease in self.waiting.keys().copied().collect::<Vec<_>>() {
+            self.forget(lease);
+        }
+        self.running.begin(step + 1, parameters.hash);
+        self.parameters = Some(Arc::new(parameters));
+        self.flush = None;
+        for device in (0..).zip(&self.up).filter(|(_, up)| **up).map(|(i, _)| i) {
+            self.wire.say(ToCoordinator::Ask { device, room: PREFETCH });
+        }
+        Ok(())
+    }
+
+    fn leased(&mut self, lease: Lease) {
+        let number = lease.lease;
+        let current = self.parameters.as_ref().filter(|p| p.step == lease.after);
+        let Some(parameters) = current.cloned() else {
+            return self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
+        };
+        let (device, reply) = (lease.device, self.reply.clone());
+        let up = self.up.get(usize::from(device)).is_some_and(|up| *up);
+        if !up || !self.crew.put(device, Job { lease, parameters, reply }) {
+            self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
+        }
+    }
+
+    fn reported(&mut self, device: u16, report: Report) -> Result<(), Outcome> {
+        let message = match report {
+            Report::Trained { lease, after, finished, parameters, micros } => {
+                let message = ToCoordinator::Announce { lease, parameters, micros };
+                let announced = Instant::now();
+                if self.parameters.as_ref().is_some_and(|p| p.step == after) {
+                    let waiting = Waiting { finished, after, announced, message: message.clone() };
+                    self.waiting.insert(lease, waiting);
+                } else {
+                    self.crew.buffers.give_back(finished.gradient);
+                }
+                message
+            }
+            Report::Fine { lease, parameters, micros } => {
+                ToCoordinator::Announce { lease, parameters, micros }
+            }
+            Report::Scored { lease, sums, parameters, micros } => {
+                ToCoordinator::Score { lease, sums, parameters, micros }
+            }
+            Report::Answered { lease, ids, parameters } => ToCoordinator::Answer { lease, ids, parameters },
+            Report::Stopped { lease, micros } => ToCoordinator::Stopped { lease, micros },
+            Report::Trouble { lease, trouble } => ToCoordinator::Fault { lease, fault: trouble },
+            Report::Fallback { now, reason } => {
+                self.wire.say(ToCoordinator::Fallback { device, now, reason });
+                ToCoordinator::Ask { device, room: PREFETCH }
+            }
+            Report::Down { reason } => return self.down(device, reason),
+        };
+        self.wire.say(message);
+        Ok(())
+    }
+
+    /// A device that is gone takes nothing any more; a worker without any leaves.
+    fn down(&mut self, device: u16, reason: String) -> Result<(), Outcome> {
+        if let Some(up) = self.up.get_mut(usize::from(device)) {
+            *up = false;
+        }
+        match self.up.iter().any(|up| *up) {
+            true => Ok(()),
+            false => Err(Outcome::Failed { reason }),
+        }
+    }
+
+    fn forget(&mut self, lease: LeaseId) {
+        if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
+            self.crew.buffers.give_back(finished.gradient);
+        }
+    }
+
+    /// Sends the running sum, if that is asked for and nothing of its step waits to be granted.
+    fn flush_now(&mut self) {
+        let Some(step) = self.flush.filter(|step| *step == self.running.step()) else { return };
+        if self.waiting.values().any(|w| w.after + 1 == step) || self.running.is_empty() {
+            return;
+        }
+        self.flush = None;
+        self.running.flush().iter().for_each(|message| self.wire.say(message.clone()));
+    }
+
+    /// A sum that was sent whole, and asked for nevertheless.
+    fn send_again(&mut self, step: u64) {
+        if step != self.running.step() {
+            return;
+        }
+        for (sum, messages) in self.running.kept() {
+            if !self.wire.is_sending(sum) {
+                messages.iter().for_each(|message| self.wire.say(message.clone()));
+            }
+        }
+    }
+
+    fn announce_again(&mut self) {
+        let due = self.waiting.values_mut().filter(|w| w.announced.elapsed() >= AGAIN);
+        for waiting in due {
+            waiting.announced = Instant::now();
+            self.wire.say(waiting.message.clone());
+        }
+    }
+}
+
+fn lost(reason: String) -> Outcome {
+    Outcome::Lost { reason }
+}

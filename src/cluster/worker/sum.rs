@@ -1,0 +1,229 @@
+//! The running sum of a process: what its devices were granted and the coordinator has not got yet. Devices add up
+//! here before anything is sent; one lone microbatch stays as it came, in f32, which is half the work on both sides.
+
+use crate::cluster::message::{Hash, LeaseId, Packed, ToCoordinator};
+use crate::model::stage::LossSums;
+use crate::numeric::fixed::{self, BadValue, CELL};
+use crate::numeric::pack;
+use crate::train::sum::{Scalars, Sums};
+use bytes::Bytes;
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Loss, weight and targets of one microbatch in fixed point; the error is a value that no sum can hold.
+pub fn scalars(sums: &LossSums) -> Result<Scalars, BadValue> {
+    let mut one = Sums::new(0);
+    one.add_loss(sums)?;
+    Ok(one.scalars())
+}
+
+/// A microbatch that was computed and checked.
+#[derive(Debug)]
+pub(super) struct Finished {
+    pub gradient: Vec<f32>,
+    pub scalars: Scalars,
+}
+
+#[derive(Debug)]
+pub(super) struct Running {
+    /// Step and parameters of everything in it.
+    step: u64,
+    parameters: Hash,
+    leases: Vec<LeaseId>,
+    scalars: Scalars,
+    /// The gradient, while it is of a single microbatch.
+    single: Option<Vec<f32>>,
+    /// The gradients, from the second on.
+    sums: Sums,
+    next: u64,
+    /// Sent and not taken yet, by number.
+    kept: BTreeMap<u64, Vec<ToCoordinator>>,
+}
+
+impl Running {
+    pub fn new() -> Self {
+        Running {
+            step: 0,
+            parameters: [0; 32],
+            leases: Vec::new(),
+            scalars: Scalars::default(),
+            single: None,
+            sums: Sums::new(0),
+            next: 1,
+            kept: BTreeMap::new(),
+        }
+    }
+
+    /// Nothing of this step yet; what is left of another one is forgotten.
+    pub fn begin(&mut self, step: u64, parameters: Hash) {
+        (self.step, self.parameters) = (step, parameters);
+        self.forget();
+        self.kept.clear();
+    }
+
+    fn forget(&mut self) {
+        self.leases.clear();
+        self.scalars = Scalars::default();
+        self.single = None;
+    }
+
+    /// Adds what was granted; returns a gradient's memory that is free again.
+    pub fn add(&mut self, lease: LeaseId, finished: Finished) -> Option<Vec<f32>> {
+        self.leases.push(lease);
+        let s = &mut self.scalars;
+        s.loss += finished.scalars.loss;
+        s.weight += finished.scalars.weight;
+        s.targets += finished.scalars.targets;
+        if self.leases.len() == 1 {
+            self.single = Some(finished.gradient);
+            return None;
+        }
+        if let Some(first) = self.single.take() {
+            self.sums.reset(first.len());
+            add(&mut self.sums, &first);
+        }
+        add(&mut self.sums, &finished.gradient);
+        Some(finished.gradient)
+    }
+
+    /// Whether there is something that was not sent.
+    pub fn is_empty(&self) -> bool {
+        self.leases.is_empty()
+    }
+
+    /// Everything that was added since the last time, as messages; kept until it is taken.
+    pub fn flush(&mut self) -> &[ToCoordinator] {
+        let sum = self.next;
+        self.next += 1;
+        let mut messages = match self.single.take() {
+            Some(gradient) => gradient
+                .par_chunks(CELL)
+                .enumerate()
+                .map(|(i, cell)| piece(sum, i, cell.len(), Packed::Single(little_endian(cell))))
+                .collect(),
+            None => {
+                self.sums.cells().par_iter().enumerate().map(|(i, c)| packed(sum, i, c)).collect::<Vec<_>>()
+            }
+        };
+        messages.push(ToCoordinator::Sum {
+            sum,
+            step: self.step,
+            leases: std::mem::take(&mut self.leases),
+            loss: self.scalars.loss,
+            weight: self.scalars.weight,
+            targets: self.scalars.targets,
+            parameters: self.parameters,
+        });
+        self.forget();
+        self.kept.entry(sum).or_insert(messages)
+    }
+
+    /// It has arrived.
+    pub fn taken(&mut self, sum: u64) {
+        self.kept.remove(&sum);
+    }
+
+    /// What was sent and not taken, for whoever asks again.
+    pub fn kept(&self) -> impl Iterator<Item = (u64, &[ToCoordinator])> {
+        self.kept.iter().map(|(sum, messages)| (*sum, messages.as_slice()))
+    }
+
+    /// Of which everything is.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+fn add(sums: &mut Sums, gradient: &[f32]) {
+    let cells = sums.cells_mut().par_iter_mut().zip(gradient.par_chunks(CELL));
+    cells.for_each(|(cell, values)| fixed::add_checked(cell, values));
+}
+
+fn packed(sum: u64, index: usize, cell: &[i64]) -> ToCoordinator {
+    let mut bytes = Vec::new();
+    pack::pack(cell, &mut bytes);
+    piece(sum, index, cell.len(), Packed::Fixed(bytes.into()))
+}
+
+fn piece(sum: u64, index: usize, len: usize, packed: Packed) -> ToCoordinator {
+    ToCoordinator::SumPiece { sum, offset: (index * CELL) as u64, len: len as u32, packed }
+}
+
+fn little_endian(values: &[f32]) -> Bytes {
+    match cfg!(target_endian = "little") {
+        true => Bytes::copy_from_slice(bytemuck::cast_slice(values)),
+        false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finished(seed: u32, len: usize) -> Finished {
+        let value =
+            |i: usize| ((i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 * 1e-6 - 8.0;
+        let loss = LossSums { loss: f64::from(seed) + 0.5, weight: 3.0, targets: 3, predictions: Vec::new() };
+        Finished { gradient: (0..len).map(value).collect(), scalars: scalars(&loss).unwrap() }
+    }
+
+    /// What the messages of a sum add up to.
+    fn total(messages: &[ToCoordinator], len: usize) -> (Sums, Vec<LeaseId>) {
+        let (mut sums, mut of) = (Sums::new(len), Vec::new());
+        for message in messages {
+            match message {
+                ToCoordinator::SumPiece { offset, len, packed, .. } => {
+                    let cell = &mut sums.cells_mut()[*offset as usize / CELL];
+                    assert_eq!(cell.len(), *len as usize);
+                    match packed {
+                        Packed::Fixed(bytes) => pack::add(bytes, cell, i64::MAX).unwrap(),
+                        Packed::Single(bytes) => {
+                            let values: Vec<f32> =
+                                bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+                            fixed::add(cell, &values, i64::MAX).unwrap();
+                        }
+                    }
+                }
+                ToCoordinator::Sum { leases, loss, weight, targets, .. } => {
+                    sums.set_scalars(Scalars { loss: *loss, weight: *weight, targets: *targets });
+                    of = leases.clone();
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        (sums, of)
+    }
+
+    #[test]
+    fn any_number_of_microbatches_arrives_as_its_sum() {
+        for len in [1, 63, CELL, CELL + 1, 3 * CELL + 17] {
+            let mut running = Running::new();
+            running.begin(1, [7; 32]);
+            let mut first = 0;
+            for count in [1u32, 2, 5, 1] {
+                let mut expected = Sums::new(len);
+                for i in first..first + count {
+                    let one = finished(i, len);
+                    expected.add_gradient(&one.gradient, i64::MAX).unwrap();
+                    let s = (expected.scalars(), one.scalars);
+                    expected.set_scalars(Scalars {
+                        loss: s.0.loss + s.1.loss,
+                        weight: s.0.weight + s.1.weight,
+                        targets: s.0.targets + s.1.targets,
+                    });
+                    running.add(i.into(), one);
+                }
+                let (sums, leases) = total(running.flush(), len);
+                assert!(sums == expected, "{count} of {len}");
+                assert_eq!(leases, (first..first + count).map(u64::from).collect::<Vec<_>>());
+                assert!(running.is_empty());
+                first += count;
+            }
+            assert_eq!(running.kept().map(|(sum, _)| sum).collect::<Vec<_>>(), [1, 2, 3, 4]);
+            running.taken(2);
+            assert_eq!(running.kept().count(), 3);
+            running.begin(2, [8; 32]);
+            assert_eq!(running.kept().count(), 0);
+        }
+    }
+}
