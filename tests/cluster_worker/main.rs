@@ -1,0 +1,270 @@
+//! What a worker says to a coordinator that says what the test wants: the whole conversation, with real models on
+//! real threads, and every fault that can be injected.
+
+mod files;
+mod script;
+
+use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
+use finetune::cluster::worker::{Outcome, Source};
+use finetune::model::stage::Sampling;
+use finetune::train::stop::{Stop, Urgency};
+use script::*;
+use std::time::{Duration, Instant};
+
+#[test]
+fn what_is_granted_adds_up_on_any_number_of_devices() {
+    let all: Vec<u32> = (0..MICROBATCHES).collect();
+    for devices in [1, 2, 3] {
+        let outcome = with(equipment(devices, ""), |script| {
+            script.welcome(manifest());
+            let hash = script.parameters();
+            script.train(&all);
+            let announced = script.announced(all.len(), hash);
+            // Two are somebody else's, and one is granted only after the flush was asked for.
+            let (mine, last) = (&announced[2..], announced[7]);
+            announced[..2].iter().for_each(|&lease| script.say(ToWorker::Deny { lease }));
+            mine[..5].iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
+            script.say(ToWorker::Flush { step: 1 });
+            script.say(ToWorker::Grant { lease: last });
+            let (sum, leases, sums) = script.sum();
+            assert_eq!((sum, leases.as_slice()), (1, mine));
+            let which: Vec<u32> = mine.iter().map(|&l| l as u32).collect();
+            assert!(sums == expected(&which), "{devices} devices: the exact sum of what was granted");
+            // Asked for again before it was taken: the same again.
+            script.say(ToWorker::Flush { step: 1 });
+            assert!(script.sum() == (1, mine.to_vec(), sums));
+            script.say(ToWorker::SumTaken { sum: 1 });
+            // One alone, in f32.
+            script.train(&[0]);
+            let lease = script.announced(1, hash)[0];
+            script.say(ToWorker::Grant { lease });
+            script.say(ToWorker::Flush { step: 1 });
+            assert!(script.sum() == (2, vec![0], expected(&[0])));
+            done(script);
+        });
+        assert_eq!(outcome, Outcome::Done);
+    }
+}
+
+#[test]
+fn evaluation_and_prompts_are_leases_too() {
+    with(equipment(1, ""), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.lease(5, 0, Work::Eval(microbatch(0)));
+        match script.hear() {
+            ToCoordinator::Score { lease: 5, sums, parameters, .. } => {
+                assert!(sums.targets == 40 && sums.loss > 0.0 && parameters == hash);
+            }
+            other => panic!("{other:?}"),
+        }
+        let sampling = Sampling { max_new_tokens: 4, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
+        script.lease(6, 0, Work::Prompt { ids: vec![1, 2, 3], sampling });
+        match script.hear() {
+            ToCoordinator::Answer { lease: 6, ids, parameters } => {
+                assert!(ids.len() == 4 && parameters == hash)
+            }
+            other => panic!("{other:?}"),
+        }
+        done(script);
+    });
+}
+
+#[test]
+fn what_is_cancelled_stops_at_once_and_the_rest_goes_on() {
+    with(equipment(1, "slow=200"), |script| {
+        script.welcome(manifest());
+        script.parameters();
+        script.train(&[0, 1, 2]);
+        std::thread::sleep(Duration::from_millis(50));
+        script.say(ToWorker::Cancel { lease: 2 });
+        assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 2, micros: 0 });
+        let began = Instant::now();
+        script.say(ToWorker::Cancel { lease: 0 });
+        match script.hear() {
+            ToCoordinator::Stopped { lease: 0, micros } => assert!(micros > 10_000),
+            other => panic!("{other:?}"),
+        }
+        assert!(began.elapsed() < Duration::from_millis(500));
+        script.say(ToWorker::Cancel { lease: 1 });
+        assert!(matches!(script.hear(), ToCoordinator::Stopped { lease: 1, .. }));
+        done(script);
+    });
+}
+
+/// A bad value is reported with its tensor, nothing falls back, and the same microbatch is fine the second time.
+fn check_bad_value(inject: &str, tensor: &str, test: impl Fn(f64) -> bool) {
+    with(equipment(1, inject), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.train(&[3]);
+        match script.hear() {
+            ToCoordinator::Fault { lease: 3, fault: Trouble::Value { tensor: named, value } } => {
+                assert!(named.contains(tensor) && test(value), "{named} {value}");
+            }
+            other => panic!("{other:?}"),
+        }
+        script.lease(9, 0, Work::Recheck(microbatch(3)));
+        assert_eq!(script.announced(1, hash), [9]);
+        script.say(ToWorker::Deny { lease: 9 });
+        done(script);
+    });
+}
+
+#[test]
+fn a_bad_value_has_an_address_and_nothing_falls_back() {
+    check_bad_value("nan@1", "layers.0.self_attn.q_proj.lora_A", f64::is_nan);
+    check_bad_value("huge@1", "mlp.down_proj.lora_B", |v| v > 1e6 && v.is_finite());
+}
+
+#[test]
+fn an_error_falls_back_and_the_work_is_done_again() {
+    with(equipment(1, "error@1"), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.train(&[0, 1]);
+        let device = |message: &ToCoordinator| matches!(message, ToCoordinator::Fault { lease: 0, fault: Trouble::Device { reason } } if reason.contains("injected"));
+        assert!(device(&script.hear()));
+        assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 1, micros: 0 });
+        match script.hear() {
+            ToCoordinator::Fallback { device: 0, now, reason } => {
+                assert!(now.name == "cpu 0" && reason.contains("injected"), "{now:?} {reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: 2 });
+        script.train(&[0, 1]);
+        let leases = script.announced(2, hash);
+        leases.iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
+        script.say(ToWorker::Flush { step: 1 });
+        assert!(script.sum().2 == expected(&[0, 1]));
+        done(script);
+    });
+}
+
+#[test]
+fn an_error_at_the_start_takes_the_next_backend_and_without_one_the_worker_leaves() {
+    with(equipment(1, "error@0"), |script| {
+        script.welcome(manifest());
+        assert_eq!(script.devices.len(), 1);
+        done(script);
+    });
+    let outcome = with(equipment(1, "error@1,error@1"), |script| {
+        script.welcome(manifest());
+        script.parameters();
+        script.train(&[0]);
+        assert!(matches!(script.hear(), ToCoordinator::Fault { .. }));
+        assert!(matches!(script.hear(), ToCoordinator::Fallback { .. }));
+        assert!(matches!(script.hear(), ToCoordinator::Ask { .. }));
+        script.train(&[0]);
+        assert!(matches!(script.hear(), ToCoordinator::Fault { .. }));
+        assert!(matches!(script.hear(), ToCoordinator::Leave { .. }));
+    });
+    assert!(matches!(outcome, Outcome::Failed { .. }));
+}
+
+#[test]
+fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
+    let refused = |equipment, part: &str| {
+        let outcome = with(equipment, |script| {
+            script.welcome(manifest());
+            assert!(script.devices.is_empty() && script.refused[0].contains(part), "{:?}", script.refused);
+            assert!(matches!(script.hear(), ToCoordinator::Leave { .. }));
+        });
+        assert!(matches!(outcome, Outcome::Refused { .. }), "{outcome:?}");
+    };
+    refused(equipment(1, "selftest"), "cpu 0: computes wrong numbers");
+    // What the whole microbatch needs, less a little.
+    let blueprint = blueprint();
+    let at = |limit| {
+        let most =
+            finetune::cluster::worker::Opener::largest(&OnCpu { name: "", threads: 1, limit }, &blueprint);
+        most
+    };
+    let limit = (0..).map(|i| 1_000_000 + i * 20_000).find(|&limit| at(limit) >= 20).unwrap();
+    let most = at(limit);
+    assert!((20..64).contains(&most));
+    refused(
+        limited(1, "", limit),
+        &format!("cpu 0: too small for microbatches of 64 tokens: {most} would fit"),
+    );
+    refused(limited(1, "", 1000), "not even the model fits");
+}
+
+#[test]
+fn damaged_parameters_show_in_the_hash() {
+    with(equipment(1, "hash@1"), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.train(&[0]);
+        match script.hear() {
+            ToCoordinator::Announce { parameters, .. } => assert_ne!(parameters, hash),
+            other => panic!("{other:?}"),
+        }
+        done(script);
+    });
+}
+
+#[test]
+fn told_to_stop_it_hands_back_and_leaves() {
+    let stop = Stop::new();
+    let outcome = from(equipment(2, "slow=1000"), Source::Here(blueprint()), &stop, |script| {
+        script.welcome(manifest());
+        script.parameters();
+        script.train(&[0, 1, 2, 3]);
+        std::thread::sleep(Duration::from_millis(50));
+        stop.ask(Urgency::Now);
+        let began = Instant::now();
+        let mut back: Vec<LeaseId> = Vec::new();
+        loop {
+            match script.hear() {
+                ToCoordinator::Stopped { lease, .. } => back.push(lease),
+                ToCoordinator::Leave { .. } => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        back.sort();
+        assert_eq!(back, [0, 1, 2, 3]);
+        assert!(began.elapsed() < Duration::from_secs(2));
+    });
+    assert_eq!(outcome, Outcome::Left);
+}
+
+#[test]
+fn every_ending_means_what_it_says() {
+    let reason = || "why".to_string();
+    let endings = [
+        (Bye::Done, Outcome::Done),
+        (Bye::Later { reason: reason() }, Outcome::Lost { reason: reason() }),
+        (Bye::Halted { reason: reason() }, Outcome::Halted { reason: reason() }),
+        (Bye::Refused { reason: reason() }, Outcome::Refused { reason: reason() }),
+        (Bye::Out { reason: reason(), again: true }, Outcome::Lost { reason: reason() }),
+        (Bye::Out { reason: reason(), again: false }, Outcome::Out { reason: reason() }),
+    ];
+    for (bye, expected) in endings {
+        let outcome = with(equipment(1, ""), |script| {
+            script.welcome(manifest());
+            script.say(ToWorker::Bye(bye));
+        });
+        assert_eq!(outcome, expected);
+    }
+}
+
+#[test]
+fn another_shape_is_refused_on_both_sides() {
+    let mut other = manifest();
+    other.layout[0] ^= 1;
+    let mut fraction = manifest();
+    fraction.fraction_bits = 30;
+    for (manifest, part) in [(other, "other LoRA shape"), (fraction, "30 binary places")] {
+        let outcome = with(equipment(1, ""), |script| {
+            assert!(matches!(script.hear(), ToCoordinator::Hello(_)));
+            script.say(ToWorker::Welcome(Box::new(manifest)));
+            match script.hear() {
+                ToCoordinator::Leave { reason } => assert!(reason.contains(part), "{reason}"),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(matches!(outcome, Outcome::Refused { .. }));
+    }
+}

@@ -1,0 +1,295 @@
+//! A coordinator that says what a test wants, and what a worker needs to talk to it: the demonstration's model on
+//! CPU devices.
+
+use finetune::backend::Backend;
+use finetune::backend::cpu::Cpu;
+use finetune::cluster::inject::Inject;
+use finetune::cluster::link::{MemberLink, WorkerLink, pair};
+use finetune::cluster::message::{
+    Bye, Device, Hash, Hello, Lease, LeaseId, Manifest, ModelFile, PIECE, PROTOCOL, Packed, ToCoordinator,
+    ToWorker, Work,
+};
+use finetune::cluster::worker::{
+    Blueprint, Candidate, Equipment, Opener, Outcome, Shape, Source, Worker, hash,
+};
+use finetune::model::decoder::{Build, Decoder};
+use finetune::model::lora::{self, LoraSpec};
+use finetune::model::memory::{self, Load};
+use finetune::model::stage::{Microbatch, Model, Output, Targets, Want};
+use finetune::model::weights::{ModelError, Weights};
+use finetune::numeric::fixed::{self, CELL, FRACTION_BITS};
+use finetune::numeric::pack;
+use finetune::numeric::rng::Stream;
+use finetune::train::stop::Stop;
+use finetune::train::sum::{Scalars, Sums};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub const MICROBATCHES: u32 = 8;
+
+/// The demonstration's model.
+pub fn model_dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("demo/model")
+}
+
+pub fn shape() -> Shape {
+    let targets = ["q_proj", "down_proj"].map(String::from).to_vec();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.1, targets, seed: 7 };
+    Shape { labels: None, class_weights: None, lora, tokens: 64, dtype: None }
+}
+
+pub fn blueprint() -> Blueprint {
+    Blueprint::open(&model_dir(), shape()).unwrap()
+}
+
+/// The CPU on that many threads and so much memory.
+pub struct OnCpu {
+    pub name: &'static str,
+    pub threads: usize,
+    pub limit: u64,
+}
+
+impl Opener for OnCpu {
+    fn backend(&self) -> &str {
+        self.name
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        let cpu = Cpu::new(self.threads);
+        memory::choose(load(&cpu, blueprint)?, self.limit)?;
+        let Blueprint { config, tensors, shape } = blueprint;
+        Ok(Box::new(Decoder::load(cpu, config, &**tensors, &shape.lora, Build::whole(config))?))
+    }
+
+    fn largest(&self, blueprint: &Blueprint) -> usize {
+        load(&Cpu::new(1), blueprint).map_or(0, |load| memory::largest(load, self.limit))
+    }
+}
+
+fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
+    let weight_bytes = cpu.weight_bytes(Weights::new(&*blueprint.tensors)?.dtype()?);
+    let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
+    Ok(Load { config, lora, tokens, weight_bytes })
+}
+
+/// As many devices, each with a chain of two backends.
+pub fn equipment(devices: usize, inject: &str) -> Equipment {
+    limited(devices, inject, u64::MAX)
+}
+
+pub fn limited(devices: usize, inject: &str, limit: u64) -> Equipment {
+    let opener = |name, threads| Arc::new(OnCpu { name, threads, limit }) as Arc<dyn Opener>;
+    let chain = |threads| vec![opener("first", threads), opener("second", threads)];
+    let candidate = |i| Candidate { name: format!("cpu {i}"), chain: chain(1 + i) };
+    let inject: Inject = inject.parse().unwrap();
+    let reference = Arc::new(OnCpu { name: "reference", threads: 1, limit: u64::MAX });
+    Equipment { candidates: (0..devices).map(candidate).collect(), reference, inject }
+}
+
+pub fn files() -> Vec<(ModelFile, Vec<u8>)> {
+    let mut files: Vec<_> = std::fs::read_dir(model_dir()).unwrap().flatten().map(|e| e.path()).collect();
+    files.sort();
+    let one = |path: PathBuf| {
+        let bytes = std::fs::read(&path).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_string();
+        (ModelFile { name, size: bytes.len() as u64, hash: *blake3::hash(&bytes).as_bytes() }, bytes)
+    };
+    files.into_iter().map(one).collect()
+}
+
+pub fn manifest() -> Manifest {
+    let (shape, layout) = (shape(), blueprint().layout());
+    Manifest {
+        run: "run".into(),
+        epoch: 1,
+        name: "worker".into(),
+        model: "demo".into(),
+        model_hash: "0123456789abcdef".into(),
+        files: files().into_iter().map(|(file, _)| file).collect(),
+        labels: shape.labels,
+        class_weights: shape.class_weights,
+        lora: shape.lora,
+        parameters: layout.len() as u64,
+        layout: layout.hash(),
+        tokens: shape.tokens as u64,
+        dtype: shape.dtype,
+        fraction_bits: FRACTION_BITS,
+        silence_millis: 0,
+    }
+}
+
+pub fn hello() -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        version: "0".into(),
+        identity: [1; 16],
+        name: "w".into(),
+        model: None,
+        options: Vec::new(),
+        before: None,
+    }
+}
+
+/// Microbatch `i` of step 1.
+pub fn microbatch(i: u32) -> Microbatch {
+    let mut stream = Stream::new(&[99, i.into()]);
+    let mut tokens = || (0..40).map(|_| stream.below(500)).collect::<Vec<u32>>();
+    let (ids, targets) = (tokens(), Targets::Tokens(tokens()));
+    Microbatch {
+        step: 1,
+        rows: vec![(2 * i).into(), (2 * i + 1).into()],
+        ids,
+        bounds: vec![0, 15, 40],
+        targets,
+    }
+}
+
+pub fn parameters() -> Vec<f32> {
+    let blueprint = blueprint();
+    let mut flat = lora::init(&blueprint.layout(), &blueprint.shape.lora);
+    let mut stream = Stream::new(&[5]);
+    flat.iter_mut().for_each(|v| *v += 0.02 * (stream.unit() - 0.5));
+    flat
+}
+
+/// What microbatches amount to, computed here.
+pub fn expected(which: &[u32]) -> Sums {
+    let blueprint = blueprint();
+    let mut model = OnCpu { name: "here", threads: 1, limit: u64::MAX }.open(&blueprint).unwrap();
+    model.set_parameters(&parameters()).unwrap();
+    let mut sums = Sums::new(blueprint.layout().len());
+    for &i in which {
+        let Output::Loss(loss) = model.forward(&microbatch(i), None, Want::Gradient).unwrap() else {
+            panic!()
+        };
+        let mut gradient = vec![0.0; blueprint.layout().len()];
+        model.backward(None, &mut gradient).unwrap();
+        sums.add_loss(&loss).unwrap();
+        sums.add_gradient(&gradient, fixed::cap(MICROBATCHES as usize)).unwrap();
+    }
+    sums
+}
+
+/// The coordinator's end.
+pub struct Script {
+    pub link: MemberLink,
+    pub devices: Vec<Device>,
+    pub refused: Vec<String>,
+}
+
+impl Script {
+    pub fn say(&self, message: ToWorker) {
+        self.link.to.blocking_send(message).unwrap();
+    }
+
+    /// What the worker says next; questions about files are answered.
+    pub fn hear(&mut self) -> ToCoordinator {
+        loop {
+            match self.link.from.blocking_recv().expect("the worker is there") {
+                ToCoordinator::Fetch { file, offset, len } => {
+                    let bytes = &files()[file as usize].1;
+                    for at in (offset..offset + len).step_by(PIECE) {
+                        let end = (at + PIECE as u64).min(offset + len);
+                        let bytes = bytes[at as usize..end as usize].to_vec().into();
+                        self.say(ToWorker::Piece { file, offset: at, bytes });
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Hello, welcome, ready.
+    pub fn welcome(&mut self, manifest: Manifest) {
+        assert!(matches!(self.hear(), ToCoordinator::Hello(_)));
+        self.say(ToWorker::Welcome(Box::new(manifest)));
+        match self.hear() {
+            ToCoordinator::Ready { devices, refused } => (self.devices, self.refused) = (devices, refused),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The parameters after no step, which every device answers by asking for work.
+    pub fn parameters(&mut self) -> Hash {
+        let flat = parameters();
+        for (i, piece) in flat.chunks(PIECE / 4).enumerate() {
+            let bytes = piece.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into();
+            self.say(ToWorker::ParametersPiece { step: 0, offset: (i * PIECE / 4) as u64, bytes });
+        }
+        self.say(ToWorker::Parameters { step: 0, hash: hash(&flat) });
+        for device in 0..self.devices.len() as u16 {
+            assert_eq!(self.hear(), ToCoordinator::Ask { device, room: 2 });
+        }
+        hash(&flat)
+    }
+
+    pub fn lease(&self, lease: LeaseId, device: u16, work: Work) {
+        self.say(ToWorker::Lease(Box::new(Lease { lease, device, after: 0, of: MICROBATCHES, work })));
+    }
+
+    /// Microbatches `which`, leased under their own numbers, dealt out to the devices.
+    pub fn train(&self, which: &[u32]) {
+        for (n, &i) in which.iter().enumerate() {
+            self.lease(i.into(), (n % self.devices.len()) as u16, Work::Train(microbatch(i)));
+        }
+    }
+
+    /// All of them announced, in any order.
+    pub fn announced(&mut self, count: usize, hash: Hash) -> Vec<LeaseId> {
+        let one = |message| match message {
+            ToCoordinator::Announce { lease, parameters, .. } => {
+                assert_eq!(parameters, hash);
+                lease
+            }
+            other => panic!("{other:?}"),
+        };
+        (0..count).map(|_| one(self.hear())).collect()
+    }
+
+    /// A whole sum: its number, its leases, and what it adds up to.
+    pub fn sum(&mut self) -> (u64, Vec<LeaseId>, Sums) {
+        let mut sums = Sums::new(blueprint().layout().len());
+        loop {
+            match self.hear() {
+                ToCoordinator::SumPiece { offset, packed, .. } => {
+                    let cell = &mut sums.cells_mut()[offset as usize / CELL];
+                    match packed {
+                        Packed::Fixed(bytes) => pack::add(&bytes, cell, i64::MAX).unwrap(),
+                        Packed::Single(bytes) => {
+                            let values = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+                            fixed::add(cell, &values.collect::<Vec<_>>(), i64::MAX).unwrap();
+                        }
+                    }
+                }
+                ToCoordinator::Sum { sum, leases, loss, weight, targets, step, .. } => {
+                    assert_eq!(step, 1);
+                    sums.set_scalars(Scalars { loss, weight, targets });
+                    return (sum, leases, sums);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Lets a worker with that equipment talk to a script; how it ended for the worker.
+pub fn with(equipment: Equipment, script: impl FnOnce(&mut Script)) -> Outcome {
+    from(equipment, Source::Here(blueprint()), &Stop::new(), script)
+}
+
+/// The same with a model from anywhere, and a stop flag.
+pub fn from(equipment: Equipment, source: Source, stop: &Stop, script: impl FnOnce(&mut Script)) -> Outcome {
+    let (worker, member): (WorkerLink, MemberLink) = pair(64);
+    std::thread::scope(|scope| {
+        let served = scope.spawn(|| Worker::new(equipment, source, &|_| ()).serve(worker, hello(), stop));
+        let mut script_side = Script { link: member, devices: Vec::new(), refused: Vec::new() };
+        script(&mut script_side);
+        drop(script_side);
+        served.join().unwrap()
+    })
+}
+
+/// The run is over.
+pub fn done(script: &Script) {
+    script.say(ToWorker::Bye(Bye::Done));
+}
