@@ -18,6 +18,7 @@ mod predict;
 mod prepare;
 mod run_file;
 mod signals;
+mod token;
 mod train;
 
 use std::process::ExitCode;

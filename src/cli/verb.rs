@@ -6,7 +6,7 @@ use super::options::groups;
 use super::options::table::{self, Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
-use super::{export, generate, hardware, inspect, predict, train};
+use super::{export, generate, hardware, inspect, predict, token, train};
 use std::io::Write;
 use std::path::Path;
 
@@ -70,6 +70,16 @@ const GENERATE: &[Opt] = &[
     JSON,
 ];
 
+const TOKEN: &[Opt] = &[
+    own(
+        "set",
+        Takes::Switch,
+        "false",
+        "take the token of another machine: pasted and not shown, or from stdin",
+    ),
+    JSON,
+];
+
 const PREDICT: &[Opt] = &[
     ADAPTER,
     own(
@@ -98,12 +108,13 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "export", about: "write a run's adapter in another form", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
     Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "threads"]), run: inspect::run },
+    Verb { name: "token", about: "print the secret that the machines of a run share; made where there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
     Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: hardware::run },
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 9] =
-    ["plan", "report", "bench", "doctor", "contracts", "token", "import", "selftest", "dashboard"];
+const NOT_BUILT: [&str; 8] =
+    ["plan", "report", "bench", "doctor", "contracts", "import", "selftest", "dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {

@@ -50,6 +50,11 @@ impl Security {
         }
     }
 
+    /// True where nothing is encrypted; then nothing leaves this machine.
+    pub fn is_plain(&self) -> bool {
+        self.means == Means::Plain
+    }
+
     /// What this side is.
     pub fn party(&self) -> Party {
         self.party

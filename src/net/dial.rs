@@ -27,6 +27,9 @@ pub async fn dial(target: &Endpoint, security: &Security, time: Duration) -> Res
         }
         Err(_) => return Err(unresolved("the resolver does not answer".into())),
     };
+    if security.is_plain() && addresses.iter().any(|a| !a.ip().to_canonical().is_loopback()) {
+        return Err(NetError::PlainFar { at: target.clone() });
+    }
     let mut failure = unresolved("it has no address".into());
     let connecting = end - time.mul_f64(HANDSHAKE_SHARE);
     let many = addresses.len() as u32;

@@ -92,12 +92,18 @@ pub enum NetError {
         ours: Fingerprint,
     },
     /// One side is `--insecure`.
-    #[error("{peer} {}", insecure(*theirs))]
+    #[error("{peer} {}", insecure(*plain))]
     Insecure {
         /// Which.
         peer: String,
-        /// True where it is the other side.
-        theirs: bool,
+        /// The side that is.
+        plain: Side,
+    },
+    /// Plain TCP to another machine.
+    #[error("{at} is not this machine alone, and plain TCP (--insecure) stays on it: leave --insecure out")]
+    PlainFar {
+        /// What was to be bound or dialled.
+        at: Endpoint,
     },
     /// It shows the fingerprint of our token and cannot prove that it holds it.
     #[error("{peer} does not prove that it holds the token ({cause}): something stands between, or pretends")]
@@ -190,7 +196,7 @@ impl NetError {
             Unresolved { .. } | Refused { .. } | TimedOut { .. } | Unreachable { .. } | Mute { .. } => false,
             Closed { .. } | Crowded { .. } | Local { .. } => false,
             NotFinetune { .. } | WrongToken { .. } | NoTokenHere { .. } | NoTokenThere { .. } => true,
-            Insecure { .. } | Unproven { .. } | Protocol { .. } | SameRole { .. } => true,
+            Insecure { .. } | PlainFar { .. } | Unproven { .. } | Protocol { .. } | SameRole { .. } => true,
             PortInUse { .. } | CannotListen { .. } | FrameTooLong { .. } => true,
         }
     }
@@ -210,10 +216,19 @@ fn open(seeks: Party, target: &Endpoint) -> String {
     }
 }
 
-fn insecure(theirs: bool) -> &'static str {
-    match theirs {
-        true => "speaks plain TCP (--insecure) and this side has a token: leave --insecure out there",
-        false => "has a token and this side speaks plain TCP: leave --insecure out here",
+/// One of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Ours.
+    Here,
+    /// The peer's.
+    There,
+}
+
+fn insecure(plain: Side) -> &'static str {
+    match plain {
+        Side::There => "speaks plain TCP (--insecure) and this side does not: leave --insecure out there",
+        Side::Here => "has a token and this side speaks plain TCP: leave --insecure out, set the token here",
     }
 }
 

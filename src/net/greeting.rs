@@ -6,7 +6,7 @@
 //! The dialler speaks first; a listener says nothing to whoever does not begin with the right eight bytes. These
 //! twenty bytes stay as they are in every version to come.
 
-use super::error::NetError;
+use super::error::{NetError, Side};
 use super::token::Fingerprint;
 use std::fmt;
 
@@ -117,10 +117,10 @@ impl Greeting {
             (Means::Token(ours), Means::None) => return Err(NetError::NoTokenThere { peer, ours }),
             (Means::None, Means::Token(theirs)) => return Err(NetError::NoTokenHere { peer, theirs }),
             (Means::Token(_) | Means::None, Means::Plain) => {
-                return Err(NetError::Insecure { peer, theirs: true });
+                return Err(NetError::Insecure { peer, plain: Side::There });
             }
             (Means::Plain, Means::Token(_) | Means::None) => {
-                return Err(NetError::Insecure { peer, theirs: false });
+                return Err(NetError::Insecure { peer, plain: Side::Here });
             }
             (Means::None, Means::None) => {
                 return Err(NetError::Mute { peer, how: "has no token either" });

@@ -70,7 +70,7 @@ impl Listener {
         security: Security,
         tell: impl Fn(Refusal) + Send + 'static,
     ) -> Result<Listener, NetError> {
-        let socket = open(at).await?;
+        let socket = open(at, &security).await?;
         let address = socket.local_addr().map_err(|e| cannot(at, &e))?;
         let (send, ready) = mpsc::channel(READY);
         let refused = Arc::new(AtomicU64::new(0));
@@ -116,7 +116,7 @@ impl Drop for Listener {
 }
 
 /// Binds all interfaces, over IPv6 and IPv4 where there is IPv6, or the first address of the name that is ours.
-async fn open(at: &Endpoint) -> Result<TcpListener, NetError> {
+async fn open(at: &Endpoint, security: &Security) -> Result<TcpListener, NetError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
     let addresses: Vec<SocketAddr> = match at.host.is_empty() {
         true => everywhere.map(|ip| SocketAddr::new(ip, at.port)).to_vec(),
@@ -125,6 +125,9 @@ async fn open(at: &Endpoint) -> Result<TcpListener, NetError> {
             Err(_) => return Err(NetError::CannotListen { at: at.clone(), cause: "unknown name".into() }),
         },
     };
+    if security.is_plain() && addresses.iter().any(|a| !a.ip().to_canonical().is_loopback()) {
+        return Err(NetError::PlainFar { at: at.clone() });
+    }
     let mut failure = NetError::CannotListen { at: at.clone(), cause: "it has no address".into() };
     for address in addresses {
         match listen(address) {

@@ -2,6 +2,7 @@
 //! are bytes whose length was bounded before they were read.
 
 pub mod address;
+pub mod keyring;
 pub mod token;
 
 mod connection;
@@ -10,13 +11,15 @@ mod error;
 mod frame;
 mod greeting;
 mod listen;
+mod secure;
 mod tls;
 
 pub use address::{DEFAULT_PORT, Endpoint};
 pub use connection::{Connection, Security};
 pub use dial::{DIAL_TIMEOUT, dial};
-pub use error::NetError;
+pub use error::{NetError, Side};
 pub use frame::{Decoder, FrameReader, FrameWriter, TooLong};
 pub use greeting::{PROTOCOL, Party};
 pub use listen::{Listener, Refusal};
+pub use secure::{SecureError, Secured, Wishes, invitation, secure};
 pub use token::{Fingerprint, Token};

@@ -1,0 +1,90 @@
+//! `finetune token`: prints this machine's token, making one where there is none; `--set` takes that of another
+//! machine. The secret goes to stdout alone, and comes in from the terminal without echo or from stdin: never
+//! from an argument, which others on the machine can read.
+
+use super::refusal::Refusal;
+use super::verb::Invocation;
+use crate::net::keyring::{self, Found, KeepError, Source};
+use crate::net::{NetError, SecureError, Token};
+use std::io::{BufRead, IsTerminal, Read};
+use std::path::PathBuf;
+
+/// Longest line that is read.
+const LONGEST: u64 = 4 << 10;
+
+/// Prints or takes the token.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let file = inv.settings.text("token-file")?.map(PathBuf::from);
+    let found = match inv.settings.switch("set")? {
+        true => {
+            let token = Token::parse(&ask()?).map_err(Refusal::failure)?;
+            let path = keyring::keep(&token, file.as_deref())?;
+            Found { token, source: Source::File(path), made: false }
+        }
+        false => keyring::find_or_make(file.as_deref())?,
+    };
+    let fingerprint = found.token.fingerprint();
+    let set = inv.settings.switch("set")?;
+    if inv.json {
+        let secret = if set { serde_json::Value::Null } else { found.token.text().into() };
+        let line = serde_json::json!({
+            "token": secret,
+            "fingerprint": fingerprint.to_string(),
+            "kept_in": found.source.to_string(),
+            "made": found.made,
+        });
+        return inv.say(&line.to_string());
+    }
+    if set && std::env::var_os(keyring::VARIABLE).is_some_and(|v| !v.is_empty()) {
+        eprintln!("warning: {} is set and comes before it", keyring::VARIABLE);
+    }
+    if set {
+        return inv.say(&format!("kept in {}, fingerprint {fingerprint}", found.source));
+    }
+    inv.say(&found.token.text())?;
+    let kept = if found.made { "made and kept in" } else { "kept in" };
+    eprintln!("fingerprint {fingerprint}, {kept} {}; on another machine: finetune token --set", found.source);
+    Ok(())
+}
+
+/// What is pasted at the terminal, unseen, or the first line of stdin.
+fn ask() -> Result<String, Refusal> {
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        let prompt = "token (paste it; it is not shown): ";
+        return rpassword::prompt_password(prompt).map_err(|e| Refusal::failure(format!("terminal: {e}")));
+    }
+    let mut line = String::new();
+    let read = stdin.lock().take(LONGEST).read_line(&mut line);
+    read.map_err(|e| Refusal::failure(format!("stdin: {e}")))?;
+    match line.trim().is_empty() {
+        true => {
+            Err(Refusal::failure("stdin: no token: paste what `finetune token` prints on the other machine"))
+        }
+        false => Ok(line),
+    }
+}
+
+impl From<KeepError> for Refusal {
+    fn from(e: KeepError) -> Self {
+        match e {
+            KeepError::File { .. } | KeepError::NoRandom(_) => Refusal::failure(e),
+            _ => Refusal::configuration(e),
+        }
+    }
+}
+
+impl From<SecureError> for Refusal {
+    fn from(e: SecureError) -> Self {
+        match e {
+            SecureError::Keep(e) => e.into(),
+            SecureError::Net(e) => e.into(),
+        }
+    }
+}
+
+impl From<NetError> for Refusal {
+    fn from(e: NetError) -> Self {
+        if e.is_final() { Refusal::configuration(e) } else { Refusal::failure(e) }
+    }
+}

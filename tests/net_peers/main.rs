@@ -1,0 +1,61 @@
+//! Two ends of a network, with real sockets: who is let in, who is not, and what both sides are told. Peers that
+//! are no `finetune` are played by plain sockets.
+
+mod hostile;
+mod lines;
+mod messages;
+mod token;
+
+use finetune::net::{
+    Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Party, Refusal, Security, Token, dial,
+};
+use std::sync::mpsc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// A port of this machine that is open until it is dropped.
+struct Open {
+    runtime: Runtime,
+    listener: Listener,
+    refusals: mpsc::Receiver<Refusal>,
+}
+
+impl Open {
+    fn new(security: Security) -> Self {
+        let runtime = runtime();
+        let (tell, refusals) = mpsc::channel();
+        let at = Endpoint::loopback(0);
+        let bind = Listener::bind(&at, security, move |r| drop(tell.send(r)));
+        let listener = runtime.block_on(bind).unwrap();
+        Open { runtime, listener, refusals }
+    }
+
+    fn at(&self) -> Endpoint {
+        self.listener.address().to_string().parse().unwrap()
+    }
+
+    /// The next refusal, within a time.
+    fn refusal(&self, within: Duration) -> Refusal {
+        self.refusals.recv_timeout(within).expect("a refusal")
+    }
+
+    fn accept(&mut self) -> Connection {
+        let accepted = self
+            .runtime
+            .block_on(async { tokio::time::timeout(Duration::from_secs(5), self.listener.accept()).await });
+        accepted.expect("nobody came").unwrap()
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Dials from a runtime of its own.
+fn dialled(at: &Endpoint, security: &Security) -> Result<Connection, NetError> {
+    runtime().block_on(dial(at, security, DIAL_TIMEOUT))
+}
+
+fn with(party: Party, token: &Token) -> Security {
+    Security::with_token(party, token).unwrap()
+}
