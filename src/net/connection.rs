@@ -13,6 +13,9 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
+/// What a listener says inside TLS once it has let a dialler in: only then does the dialler know.
+const ADMITTED: u8 = 1;
+
 /// Most bytes that are read from a peer before it has proved who it is.
 const BEFORE_AUTHENTICATION: usize = 4 << 10;
 
@@ -107,24 +110,32 @@ impl Connection {
         let _ = socket.write_all(&ours.bytes()).await;
         let theirs = hear(&mut socket, label).await?.ok_or(mute("closed it without a word"))?;
         ours.fits(&Greeting::read(&theirs, label)?, label)?;
-        let Some(identity) = &security.identity else {
-            return Ok(Connection { stream: Box::new(socket), peer });
-        };
-        let connector = tokio_rustls::TlsConnector::from(identity.client.clone());
-        let bounded = Bounded { inner: socket, left: BEFORE_AUTHENTICATION };
-        let mut tls = connector.connect(tls::nobody(), bounded).await.map_err(|e| unproven(label, &e))?;
-        tls.get_mut().0.left = usize::MAX;
-        Ok(Connection { stream: Box::new(tls), peer })
+        let mut stream: Box<dyn Stream> = Box::new(socket);
+        if let Some(identity) = &security.identity {
+            let connector = tokio_rustls::TlsConnector::from(identity.client.clone());
+            let bounded = Bounded { inner: stream, left: BEFORE_AUTHENTICATION };
+            let mut tls = connector.connect(tls::nobody(), bounded).await.map_err(|e| unproven(label, &e))?;
+            tls.get_mut().0.left = usize::MAX;
+            stream = Box::new(tls);
+        }
+        match stream.read_u8().await {
+            Ok(ADMITTED) => Ok(Connection { stream, peer }),
+            Ok(byte) => Err(NetError::NotFinetune { peer: label.into(), heard: greeting::shown(&[byte]) }),
+            Err(e) => Err(unproven(label, &e)),
+        }
     }
 
-    /// The handshake of the side that listened.
+    /// The handshake of the side that listened; [`Connection::admit`] ends it. `welcome` hears when the peer has
+    /// named our token.
     pub(super) async fn accepted(
         mut socket: TcpStream,
         peer: SocketAddr,
         security: &Security,
+        welcome: impl FnOnce(),
     ) -> Result<Connection, NetError> {
         let label = peer.to_string();
-        let (ours, mute) = (security.greeting(), |how| NetError::Mute { peer: label.clone(), how });
+        let mute = |how| NetError::Mute { peer: label.clone(), how };
+        let ours = security.greeting();
         let theirs = hear(&mut socket, &label).await?.ok_or(mute("closed it without a word"))?;
         socket.write_all(&ours.bytes()).await.map_err(|_| mute("closed it at once"))?;
         let fits = Greeting::read(&theirs, &label).and_then(|theirs| ours.fits(&theirs, &label));
@@ -133,6 +144,7 @@ impl Connection {
             let _ = socket.shutdown().await;
             return Err(e);
         }
+        welcome();
         let Some(identity) = &security.identity else {
             return Ok(Connection { stream: Box::new(socket), peer });
         };
@@ -141,6 +153,13 @@ impl Connection {
         let mut tls = acceptor.accept(bounded).await.map_err(|e| unproven(&label, &e))?;
         tls.get_mut().0.left = usize::MAX;
         Ok(Connection { stream: Box::new(tls), peer })
+    }
+
+    /// Tells the dialler that it is in.
+    pub(super) async fn admit(&mut self) -> Result<(), NetError> {
+        let gone = |_| NetError::Mute { peer: self.peer.to_string(), how: "closed it during the handshake" };
+        self.stream.write_all(&[ADMITTED]).await.map_err(gone)?;
+        self.stream.flush().await.map_err(gone)
     }
 }
 
@@ -179,12 +198,12 @@ fn unproven(label: &str, e: &io::Error) -> NetError {
 }
 
 /// Reads no more than `left` bytes from a peer that is not known yet.
-struct Bounded {
-    inner: TcpStream,
+struct Bounded<S> {
+    inner: S,
     left: usize,
 }
 
-impl AsyncRead for Bounded {
+impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context, buf: &mut ReadBuf) -> Poll<io::Result<()>> {
         if self.left == usize::MAX {
             return Pin::new(&mut self.inner).poll_read(cx, buf);
@@ -203,7 +222,7 @@ impl AsyncRead for Bounded {
     }
 }
 
-impl AsyncWrite for Bounded {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, buf)
     }
@@ -230,49 +249,4 @@ impl AsyncWrite for Bounded {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{DIAL_TIMEOUT, Endpoint, Listener, dial};
-    use super::*;
-    use bytes::Bytes;
-
-    /// Frames of many sizes go both ways at once and arrive as they were sent, over TLS and plain.
-    #[test]
-    fn frames_go_both_ways() {
-        let token = Token::random().unwrap();
-        let secure = |party| Security::with_token(party, &token).unwrap();
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let ways: [&dyn Fn(Party) -> Security; 2] = [&secure, &Security::plain];
-        for both in ways {
-            runtime.block_on(async {
-                let at = Endpoint::loopback(0);
-                let mut listener =
-                    Listener::bind(&at, both(Party::Coordinator), |r| panic!("{r}")).await.unwrap();
-                let at = listener.address().to_string().parse().unwrap();
-                let near = dial(&at, &both(Party::Worker), DIAL_TIMEOUT).await.unwrap();
-                let far = listener.accept().await.unwrap();
-                let talks = [near, far].map(|c| tokio::spawn(talk(c)));
-                for talk in talks {
-                    talk.await.unwrap();
-                }
-            });
-        }
-    }
-
-    async fn talk(connection: Connection) {
-        let (mut reader, mut writer) = connection.split(1 << 20);
-        let sizes = [0usize, 1, 3, 4096, 16_384, 1 << 20, 7, 100_000];
-        let body = |n: usize| Bytes::from((0..n).map(|i| (i * 7 + n) as u8).collect::<Vec<u8>>());
-        let sent = tokio::spawn(async move {
-            for n in sizes {
-                writer.feed(body(n)).await.unwrap();
-            }
-            writer.flush().await.unwrap();
-            writer.close().await.unwrap();
-        });
-        for n in sizes {
-            assert_eq!(reader.next().await.unwrap(), body(n));
-        }
-        assert!(matches!(reader.next().await, Err(NetError::Closed { .. })));
-        sent.await.unwrap();
-    }
-}
+mod tests;

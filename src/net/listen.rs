@@ -1,16 +1,17 @@
 //! Listening among strangers. A peer that has not proved itself costs one socket, a few kilobytes and five
-//! seconds at most; there are never more than [`HALF_OPEN`] of them, and when another comes the oldest goes, of
-//! the address that has most: so a flood pushes itself out, and a real worker gets in. Every refusal is counted;
-//! the first ones of a minute are told with their address, the rest as a number, so that a flood fills no log.
+//! seconds at most; there are never more than [`HALF_OPEN`] of them, and when another comes one goes: the oldest
+//! that has not named our token, of the address that has most. So a flood pushes itself out, and a real worker
+//! gets in. Every refusal is counted; the first ones of a minute are told with their address, the rest as a
+//! number, so that a flood fills no log.
 
 use super::address::{Endpoint, canonical};
 use super::connection::{Connection, Security};
 use super::error::{NetError, words};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::mpsc;
@@ -80,6 +81,7 @@ impl Listener {
             send,
             handshakes: JoinSet::new(),
             waiting: VecDeque::new(),
+            crowd: HashMap::new(),
             book: Book {
                 tell: Box::new(tell),
                 refused: refused.clone(),
@@ -160,14 +162,18 @@ struct Door {
     socket: TcpListener,
     security: Security,
     send: mpsc::Sender<Connection>,
-    handshakes: JoinSet<Result<Connection, NetError>>,
+    handshakes: JoinSet<Result<(), NetError>>,
     /// In the order of their coming.
     waiting: VecDeque<Waiting>,
+    /// How many of them each address has.
+    crowd: HashMap<IpAddr, usize>,
     book: Book,
 }
 
 struct Waiting {
     peer: SocketAddr,
+    /// It has named our token (or that there is none): not yet a proof.
+    named: Arc<AtomicBool>,
     handshake: AbortHandle,
 }
 
@@ -198,46 +204,64 @@ impl Door {
         if self.waiting.len() >= HALF_OPEN {
             self.push_out();
         }
-        let security = self.security.clone();
+        let (security, send) = (self.security.clone(), self.send.clone());
+        let named = Arc::new(AtomicBool::new(false));
+        let note = named.clone();
         let handshake = self.handshakes.spawn(async move {
             let _ = socket.set_nodelay(true);
-            match timeout(PATIENCE, Connection::accepted(socket, peer, &security)).await {
-                Ok(outcome) => outcome,
-                Err(_) => {
-                    Err(NetError::Mute { peer: peer.to_string(), how: "did not say who it is for 5 s" })
-                }
-            }
+            let welcome = || note.store(true, Ordering::Relaxed);
+            let shaken = async {
+                let mut connection = Connection::accepted(socket, peer, &security, welcome).await?;
+                // The place first: a dialler that was told that it is in, is in.
+                let crowded = |_| NetError::Crowded { peer: peer.to_string(), limit: READY };
+                let place = send.try_reserve_owned().map_err(crowded)?;
+                connection.admit().await?;
+                place.send(connection);
+                Ok(())
+            };
+            let late = NetError::Mute { peer: peer.to_string(), how: "did not say who it is for 5 s" };
+            timeout(PATIENCE, shaken).await.unwrap_or(Err(late))
         });
-        self.waiting.push_back(Waiting { peer, handshake });
+        *self.crowd.entry(network(peer)).or_insert(0) += 1;
+        self.waiting.push_back(Waiting { peer, named, handshake });
     }
 
-    /// The oldest of the address that has most.
+    /// One that waits makes room.
     fn push_out(&mut self) {
-        let mut counts = std::collections::HashMap::new();
-        self.waiting.iter().for_each(|w| *counts.entry(network(w.peer)).or_insert(0usize) += 1);
-        let most = counts.values().copied().max().unwrap_or(0);
-        let oldest = self.waiting.iter().position(|w| counts.get(&network(w.peer)) == Some(&most));
-        if let Some(gone) = oldest.and_then(|at| self.waiting.remove(at)) {
+        let named = |w: &Waiting| w.named.load(Ordering::Relaxed);
+        let all = self.waiting.iter().all(named);
+        let size = |w: &Waiting| self.crowd.get(&network(w.peer)).copied().unwrap_or(0);
+        let most = self.waiting.iter().filter(|w| all || !named(w)).map(size).max();
+        let oldest = self.waiting.iter().position(|w| (all || !named(w)) && Some(size(w)) == most);
+        if let Some(gone) = oldest.and_then(|at| self.leave(at)) {
             gone.handshake.abort();
             let peer = gone.peer.to_string();
             self.book.enter(gone.peer, NetError::Crowded { peer, limit: HALF_OPEN });
         }
     }
 
-    fn settle(&mut self, id: tokio::task::Id, outcome: Option<Result<Connection, NetError>>) {
+    fn settle(&mut self, id: tokio::task::Id, outcome: Option<Result<(), NetError>>) {
         let at = self.waiting.iter().position(|w| w.handshake.id() == id);
         // One that was pushed out is not there any more, and has been counted.
-        let Some(waiting) = at.and_then(|at| self.waiting.remove(at)) else { return };
-        let peer = waiting.peer;
-        let crowded = || NetError::Crowded { peer: peer.to_string(), limit: READY };
-        let refused = match outcome {
-            Some(Ok(connection)) => self.send.try_send(connection).err().map(|_| crowded()),
-            Some(Err(reason)) => Some(reason),
-            None => Some(NetError::Mute { peer: peer.to_string(), how: "broke its handshake" }),
-        };
-        if let Some(reason) = refused {
-            self.book.enter(peer, reason);
+        let Some(gone) = at.and_then(|at| self.leave(at)) else { return };
+        match outcome {
+            Some(Ok(())) => {}
+            Some(Err(reason)) => self.book.enter(gone.peer, reason),
+            None => {
+                let peer = gone.peer.to_string();
+                self.book.enter(gone.peer, NetError::Mute { peer, how: "broke its handshake" });
+            }
         }
+    }
+
+    fn leave(&mut self, at: usize) -> Option<Waiting> {
+        let gone = self.waiting.remove(at)?;
+        let place = network(gone.peer);
+        match self.crowd.get_mut(&place) {
+            Some(n) if *n > 1 => *n -= 1,
+            _ => drop(self.crowd.remove(&place)),
+        }
+        Some(gone)
     }
 }
 
