@@ -21,6 +21,23 @@ pub enum NetError {
         /// The resolver's words.
         cause: String,
     },
+    /// Nobody in the local network shows our fingerprint.
+    #[error(
+        "no coordinator in this local network shows the token's fingerprint {ours}{}: start it, or type its \
+         address: --coordinator HOST:{DEFAULT_PORT}",
+        if others.is_empty() { String::new() } else { format!(" (there are {others})") }
+    )]
+    NotFound {
+        /// Ours.
+        ours: Fingerprint,
+        /// Of other tokens.
+        others: String,
+    },
+    /// No token, so no fingerprint to look for.
+    #[error(
+        "--coordinator auto finds a token's fingerprint and there is no token here: `finetune token --set` takes it"
+    )]
+    NothingToFind,
     /// The machine is there, the port is not.
     #[error("nothing listens on {target}: start finetune there first, or check the port")]
     Refused {
@@ -194,9 +211,14 @@ impl NetError {
         use NetError::*;
         match self {
             Unresolved { .. } | Refused { .. } | TimedOut { .. } | Unreachable { .. } | Mute { .. } => false,
-            Closed { .. } | Crowded { .. } | Local { .. } => false,
+            NotFound { .. } | Closed { .. } | Crowded { .. } | Local { .. } => false,
             NotFinetune { .. } | WrongToken { .. } | NoTokenHere { .. } | NoTokenThere { .. } => true,
-            Insecure { .. } | PlainFar { .. } | Unproven { .. } | Protocol { .. } | SameRole { .. } => true,
+            NothingToFind
+            | Insecure { .. }
+            | PlainFar { .. }
+            | Unproven { .. }
+            | Protocol { .. }
+            | SameRole { .. } => true,
             PortInUse { .. } | CannotListen { .. } | FrameTooLong { .. } => true,
         }
     }

@@ -2,6 +2,7 @@
 //! are bytes whose length was bounded before they were read.
 
 pub mod address;
+pub mod discovery;
 pub mod keyring;
 pub mod token;
 

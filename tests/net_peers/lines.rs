@@ -136,7 +136,7 @@ fn plain_tcp_takes_nobody_with_a_token_and_goes_nowhere() {
     let open = Open::new(Security::plain(Party::Coordinator));
     check(&open.at(), &worker(), true, "AT speaks plain TCP (--insecure) and this side does not");
     told(&open, "PEER has a token and this side speaks plain TCP");
-    let far: Endpoint = "192.0.2.1:9000".parse().unwrap();
+    let far: Endpoint = "203.0.113.1:9000".parse().unwrap();
     let plain = Security::plain(Party::Worker);
     check(&far, &plain, true, "AT is not this machine alone, and plain TCP (--insecure) stays on it");
     let all = Endpoint::everywhere(0);
@@ -175,9 +175,9 @@ fn a_port_in_use() {
     );
     assert_eq!(e.to_string(), line);
     assert!(matches!(bind(&Endpoint::everywhere(port)), Err(NetError::PortInUse { .. })), "all interfaces");
-    let elsewhere: Endpoint = "192.0.2.1:0".parse().unwrap();
+    let elsewhere: Endpoint = "203.0.113.1:0".parse().unwrap();
     let e = bind(&elsewhere).unwrap_err();
-    assert!(e.to_string().starts_with("cannot listen on 192.0.2.1:0 ("), "{e}");
+    assert!(e.to_string().starts_with("cannot listen on 203.0.113.1:0 ("), "{e}");
     assert!(e.is_final());
 }
 

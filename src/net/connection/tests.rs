@@ -7,10 +7,11 @@ use std::sync::mpsc;
 fn meet(here: Security, there: &Security) -> (Result<(Connection, Connection), NetError>, Option<String>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (tell, told) = mpsc::channel();
+    let at = Endpoint::loopback(0);
+    // It lives until it has told what it has to tell.
+    let mut listener = runtime.block_on(Listener::bind(&at, here, move |r| drop(tell.send(r)))).unwrap();
+    let at = listener.address().to_string().parse().unwrap();
     let outcome = runtime.block_on(async {
-        let at = Endpoint::loopback(0);
-        let mut listener = Listener::bind(&at, here, move |r| drop(tell.send(r))).await.unwrap();
-        let at = listener.address().to_string().parse().unwrap();
         let near = dial(&at, there, DIAL_TIMEOUT).await?;
         Ok((near, listener.accept().await?))
     });
