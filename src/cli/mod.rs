@@ -20,6 +20,7 @@ mod run_file;
 mod signals;
 mod token;
 mod train;
+mod worker;
 
 use std::process::ExitCode;
 

@@ -12,6 +12,7 @@ use super::prepare;
 use super::refusal::Refusal;
 use super::signals;
 use super::verb::Invocation;
+use super::worker;
 use crate::data::plan::Plan;
 use crate::model::stage::{Output, Stage, Want};
 use crate::train::{self, Compute, Local, OwnThread};
@@ -21,12 +22,15 @@ use std::path::{Path, PathBuf};
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
-    if options.cluster.role != Role::Single {
+    if options.cluster.role == Role::Coordinator {
         let why = "training over several machines is not built yet; this build has `single`";
         return Err(settings.refuse("role", why));
     }
     if !options.output.quiet {
         settings.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    }
+    if options.cluster.role == Role::Worker {
+        return worker::run(settings, &options);
     }
     let place = output::place(&options.output, &options.model.model)?;
     let prepared = prepare::prepare(settings, &options)?;
@@ -72,6 +76,10 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
         let is = |t: &&Typed| names.contains(&alias::ours(&t.key).unwrap_or(&t.key));
         layers.iter().find_map(|l| l.iter().find(is)).map(|t| t.values.concat())
     };
+    if find(&["role"]).as_deref() == Some("worker") {
+        // It has no run of its own, and says nothing about the coordinator's that nobody typed.
+        return Ok(Vec::new());
+    }
     let model = find(&["model"]);
     let run = match find(&["resume"]).as_deref() {
         None | Some("false") => None,

@@ -5,6 +5,7 @@
 use super::{Outcome, Worker};
 use crate::cluster::link::{WorkerLink, connected};
 use crate::cluster::message::{Hello, PROTOCOL};
+use crate::net::discovery::find_and_dial;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
 use crate::train::stop::{Stop, Urgency};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -22,6 +23,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 pub enum Way {
     /// It dials.
     Dial(Endpoint),
+    /// It looks for one in the local network that shows its token's fingerprint.
+    Find,
     /// It listens and is dialled.
     Listen(Endpoint),
 }
@@ -168,6 +171,7 @@ impl Pauses {
 /// Where connections come from.
 enum Road<'a> {
     Dial(&'a Endpoint, Handle),
+    Find(Handle),
     Listen(Listener, Handle),
 }
 
@@ -176,6 +180,7 @@ impl<'a> Road<'a> {
         let handle = runtime.handle().clone();
         match &life.way {
             Way::Dial(target) => Ok(Road::Dial(target, handle)),
+            Way::Find => Ok(Road::Find(handle)),
             Way::Listen(at) => {
                 let refused = |refusal: crate::net::Refusal| eprintln!("warning: {refusal}");
                 let listener = runtime.block_on(Listener::bind(at, life.security.clone(), refused))?;
@@ -224,6 +229,15 @@ impl<'a> Road<'a> {
                     () = stopped => Ok(None),
                 }
             }),
+            Road::Find(handle) => handle.block_on(async {
+                tokio::select! {
+                    found = find_and_dial(&life.security, DIAL_TIMEOUT) => found.map(|(at, connection)| {
+                        (life.say)(&format!("found a coordinator at {at}"));
+                        Some(connection)
+                    }),
+                    () = stopped => Ok(None),
+                }
+            }),
             Road::Listen(listener, handle) => {
                 let left = life.patience.saturating_sub(began.elapsed());
                 let waited = handle.block_on(async {
@@ -243,7 +257,7 @@ impl<'a> Road<'a> {
 
     fn handle(&self) -> &Handle {
         match self {
-            Road::Dial(_, handle) | Road::Listen(_, handle) => handle,
+            Road::Dial(_, handle) | Road::Find(handle) | Road::Listen(_, handle) => handle,
         }
     }
 }

@@ -1,0 +1,94 @@
+//! `--role worker`: computes for a coordinator. It needs an address and a token; the run's configuration, its rows
+//! and, unless this machine has it, the base model come from there. Training options that are typed here are checked
+//! against the run's, never used.
+
+use super::demo;
+use super::devices;
+use super::opened;
+use super::options::groups::{Coordinator, Options};
+use super::options::table::{Section, TABLE};
+use super::options::{Settings, Source as From};
+use super::refusal::{Kind, Refusal};
+use super::signals;
+use crate::cluster::inject::Inject;
+use crate::cluster::worker::{Cache, Ending, Life, Source, Way, Worker};
+use crate::net::{Party, Wishes, secure};
+use crate::report::Look;
+use std::path::PathBuf;
+
+/// Works.
+pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
+    let cluster = &options.cluster;
+    let inject = Inject::from_environment().map_err(Refusal::usage)?;
+    let at = match (&cluster.bind, &cluster.coordinator) {
+        (Some(at), _) | (None, Some(Coordinator::At(at))) => Some(at),
+        (None, Some(Coordinator::Auto) | None) => None,
+    };
+    let listens = cluster.bind.is_some();
+    let wishes =
+        Wishes { token_file: cluster.token_file.as_deref(), insecure: cluster.insecure, at, listens };
+    let secured = secure(Party::Worker, &wishes)?;
+    let quiet = options.output.quiet;
+    let say = |line: &str| {
+        if !quiet {
+            eprintln!("{line}");
+        }
+    };
+    secured.notes.iter().for_each(|note| say(note));
+    let named = named(settings, options)?;
+    let model = named.as_ref().map(|(_, hash)| hash.clone());
+    let source = Source::Files { named, cache: Cache::new(cache(options)?) };
+    let mut worker = Worker::new(devices::equipment(&options.devices, inject), source, &say);
+    signals::listen(Look::Quiet).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
+    let life = Life {
+        way: match at {
+            Some(_) if listens => Way::Listen(secured.at),
+            Some(_) => Way::Dial(secured.at),
+            None => Way::Find,
+        },
+        security: secured.security,
+        patience: cluster.join_timeout,
+        stays: cluster.stay,
+        model,
+        options: typed(settings),
+        stop: &signals::STOP,
+        say: &say,
+    };
+    match life.live(&mut worker) {
+        Ending::Well => Ok(()),
+        Ending::Halted(line) => Err(Refusal::of(Kind::NonFinite, line)),
+        Ending::Refused(line) => Err(Refusal::configuration(line)),
+        Ending::Failed(line) => Err(Refusal::failure(line)),
+        Ending::Alone(e) => Err(e.into()),
+    }
+}
+
+/// The model that was named here, and its hash.
+fn named(settings: &Settings, options: &Options) -> Result<Option<(PathBuf, String)>, Refusal> {
+    if !settings.is_given("model") {
+        return Ok(None);
+    }
+    let opened = opened::open(&options.model.model)?;
+    let hash = opened::hash(&opened.path)?;
+    Ok(Some((opened.path, hash)))
+}
+
+/// Where models that come from coordinators are kept.
+fn cache(options: &Options) -> Result<PathBuf, Refusal> {
+    let own = || demo::cache().map(|dir| dir.join("models"));
+    let dir = options.cluster.model_cache.clone().or_else(own);
+    dir.ok_or_else(|| {
+        Refusal::configuration("no folder for the base model: no home folder; give --model-cache DIR")
+    })
+}
+
+/// What the user said about the run, which is the coordinator's to decide.
+fn typed(settings: &Settings) -> Vec<(String, String)> {
+    let of_the_run = |section| matches!(section, Section::Data | Section::Lora | Section::Optim);
+    let options = TABLE.iter().filter(|o| of_the_run(o.section) || o.name == "chat-template");
+    let said = options.filter_map(|o| {
+        let setting = settings.get(o.name).filter(|s| s.source != From::Default)?;
+        Some((o.key(), setting.values.join(",")))
+    });
+    said.collect()
+}
