@@ -6,6 +6,7 @@ pub mod refusal;
 pub mod verb;
 
 mod adapter;
+mod contracts;
 mod devices;
 mod export;
 mod generate;

@@ -6,7 +6,7 @@ use super::options::groups;
 use super::options::table::{self, Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
-use super::{export, generate, hardware, inspect, predict, token, train};
+use super::{contracts, export, generate, hardware, inspect, predict, token, train};
 use std::io::Write;
 use std::path::Path;
 
@@ -110,11 +110,11 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "threads"]), run: inspect::run },
     Verb { name: "token", about: "print the secret that the machines of a run share; made where there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
     Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: hardware::run },
+    Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 8] =
-    ["plan", "report", "bench", "doctor", "contracts", "import", "selftest", "dashboard"];
+const NOT_BUILT: [&str; 7] = ["plan", "report", "bench", "doctor", "import", "selftest", "dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {

@@ -8,6 +8,10 @@
 //! What a complete sum may hold is its number of microbatches times the cap of one, and what all of them may
 //! hold then fits: see `numeric::fixed`. Who was granted which microbatch is the ledger's business.
 
+mod said;
+
+pub use said::{Claim, Refusal, Report};
+
 use super::message::Packed;
 use super::piece::{self, PieceError};
 use crate::numeric::fixed::{self, CELL};
@@ -23,69 +27,6 @@ const MOST_JOBS: usize = 512;
 
 /// Who sends a sum.
 pub type Member = u64;
-
-/// What a member says of a sum when all pieces of it are sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
-    /// The sum's number.
-    pub sum: u64,
-    /// Microbatches in it.
-    pub leases: usize,
-    /// Their losses, weights and targets.
-    pub scalars: Scalars,
-}
-
-/// A sum is complete and in the total, and waits for [`Reducer::take`]; or it is refused, and its member is to be
-/// taken back.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Report {
-    /// Whose.
-    pub member: Member,
-    /// Its number.
-    pub sum: u64,
-    /// Why it is refused.
-    pub result: Result<(), Refusal>,
-}
-
-/// Something that no honest worker sends.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refusal {
-    /// A piece that is none.
-    #[error(transparent)]
-    Piece(#[from] PieceError),
-    /// The end of a sum before all of it.
-    #[error("sum {sum} ends after {have} of {want} pieces")]
-    Incomplete {
-        /// Its number.
-        sum: u64,
-        /// Pieces that came.
-        have: usize,
-        /// Pieces of the layout.
-        want: usize,
-    },
-    /// More sums begun than one can have.
-    #[error("more than {most} sums begun, none of them complete")]
-    Many {
-        /// That is the most.
-        most: usize,
-    },
-    /// Its number of microbatches is impossible.
-    #[error("sum {sum} says it is of {leases} microbatches")]
-    Leases {
-        /// Its number.
-        sum: u64,
-        /// What it says.
-        leases: usize,
-    },
-    /// Loss or weight beyond what so many microbatches can have.
-    #[error("sum {sum} has a loss, a weight or targets that {leases} microbatches cannot have")]
-    Scalars {
-        /// Its number.
-        sum: u64,
-        /// Microbatches in it.
-        leases: usize,
-    },
-}
 
 /// Adds up what members send.
 pub struct Reducer {
@@ -115,6 +56,9 @@ struct State {
     taken: Scalars,
     /// Additions and subtractions that are not done yet.
     jobs: usize,
+    /// Of them, those that no thread has taken, by cell. A cell is one thread's at a time, who does all that has
+    /// come for it: nobody waits for a cell, and it stays in the thread's cache.
+    queues: BTreeMap<usize, Vec<Job>>,
     serial: u64,
 }
 
@@ -145,7 +89,7 @@ fn of_member(state: &State, member: Member) -> Vec<(Member, u64)> {
     state.sums.range((member, 0)..=(member, u64::MAX)).map(|(key, _)| *key).collect()
 }
 
-/// One piece for a thread.
+/// One piece to be added or subtracted.
 struct Job {
     sign: Sign,
     sum: (Member, u64),
@@ -292,8 +236,20 @@ impl Reducer {
 
     fn spawn(&self, state: &mut State, job: Job) {
         state.jobs += 1;
-        let shared = self.shared.clone();
-        self.pool.spawn_fifo(move || shared.run(&job));
+        let index = job.index;
+        let mut taken = true;
+        state
+            .queues
+            .entry(index)
+            .or_insert_with(|| {
+                taken = false;
+                Vec::new()
+            })
+            .push(job);
+        if !taken {
+            let shared = self.shared.clone();
+            self.pool.spawn_fifo(move || shared.run(index));
+        }
     }
 }
 
@@ -304,25 +260,39 @@ impl Shared {
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, job: &Job) {
-        let result = self.work(job);
-        let report = {
-            let mut state = lock(&self.state);
-            state.jobs -= 1;
+    /// Does what there is to do for a cell, until there is nothing left.
+    fn run(&self, index: usize) {
+        let mut state = lock(&self.state);
+        loop {
+            let jobs = match state.queues.get_mut(&index) {
+                Some(jobs) if !jobs.is_empty() => std::mem::take(jobs),
+                _ => break,
+            };
+            drop(state);
+            let done: Vec<_> = jobs.iter().map(|job| (job, self.work(job))).collect();
+            state = lock(&self.state);
+            state.jobs -= done.len();
+            let reports: Vec<_> =
+                done.into_iter().filter_map(|(job, result)| self.count(&mut state, job, result)).collect();
             self.done.notify_all();
-            let arriving = state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial);
-            match arriving.filter(|_| job.sign == Sign::Plus) {
-                None => None,
-                Some(arriving) => {
-                    arriving.waiting -= 1;
-                    if let Err(error) = result {
-                        arriving.refusal.get_or_insert(error.into());
-                    }
-                    self.conclude(&mut state, job.sum)
-                }
+            if !reports.is_empty() {
+                drop(state);
+                reports.into_iter().for_each(&self.report);
+                state = lock(&self.state);
             }
-        };
-        self.say(report);
+        }
+        state.queues.remove(&index);
+    }
+
+    /// An addition is done; the report of its sum, if that was the last thing it waited for.
+    fn count(&self, state: &mut State, job: &Job, result: Result<(), PieceError>) -> Option<Report> {
+        let arriving =
+            state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial && job.sign == Sign::Plus)?;
+        arriving.waiting -= 1;
+        if let Err(error) = result {
+            arriving.refusal.get_or_insert(error.into());
+        }
+        self.conclude(state, job.sum)
     }
 
     fn work(&self, job: &Job) -> Result<(), PieceError> {

@@ -36,7 +36,8 @@ pub trait Compute {
     /// The parameters after `step` steps: everything that follows is computed with them.
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;
 
-    /// Adds gradient and loss of every one of `work`, the microbatches of `step`, to `sums` exactly once.
+    /// Makes `sums`, which may hold an older step's, those of gradient and loss of every one of `work`, the
+    /// microbatches of `step`: each exactly once.
     fn gradients(
         &mut self,
         step: u64,
@@ -157,6 +158,7 @@ impl Compute for Local<'_> {
         _: Say,
     ) -> Result<Option<Effort>, TrainError> {
         let cap = fixed::cap(work.len());
+        sums.reset(self.gradient.len());
         for (index, batch) in work.iter().enumerate() {
             if self.stopped() {
                 return Ok(None);

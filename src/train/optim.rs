@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Values per block of a norm, and per unit of work of a thread. A constant: the order of summation must not
 /// depend on the machine.
-const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = 4096;
 
 /// Everything that one update depends on besides its gradient and its rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -35,18 +35,26 @@ impl Default for Options {
 
 /// The L2 norm, in f64: squares are summed in order within blocks, then the blocks in order.
 pub fn norm(gradient: &[f32]) -> f64 {
-    let block = |values: &[f32]| values.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
-    let blocks: Vec<f64> = gradient.par_chunks(BLOCK).map(block).collect();
+    let blocks: Vec<f64> = gradient.par_chunks(BLOCK).map(squares).collect();
     blocks.iter().sum::<f64>().sqrt()
+}
+
+/// The sum of the squares of one block, in order.
+pub(super) fn squares(block: &[f32]) -> f64 {
+    block.iter().map(|&g| f64::from(g) * f64::from(g)).sum()
 }
 
 /// Shortens a gradient of that norm to `max_norm` as clip_grad_norm_ does; 0 leaves it as it is.
 pub fn clip(gradient: &mut [f32], norm: f64, max_norm: f64) {
-    let coefficient = max_norm / (norm + 1e-6);
-    if max_norm > 0.0 && coefficient < 1.0 {
-        let c = coefficient as f32;
+    if let Some(c) = coefficient(norm, max_norm) {
         gradient.par_chunks_mut(BLOCK).for_each(|block| block.iter_mut().for_each(|g| *g *= c));
     }
+}
+
+/// What a gradient of that norm is multiplied by, if it is to be shortened.
+pub(super) fn coefficient(norm: f64, max_norm: f64) -> Option<f32> {
+    let coefficient = max_norm / (norm + 1e-6);
+    (max_norm > 0.0 && coefficient < 1.0).then_some(coefficient as f32)
 }
 
 /// The moments of every trained value.
@@ -62,7 +70,7 @@ pub struct AdamW {
 }
 
 /// The scalars of one update, rounded as torch rounds them.
-struct Scalars {
+pub(super) struct Scalars {
     shrink: Option<f32>,
     blend: f32,
     beta2: f32,
@@ -88,16 +96,17 @@ impl AdamW {
         assert_eq!(parameters.len(), self.exp_avg.len(), "parameters and moments share one layout");
         assert_eq!(parameters.len(), gradient.len(), "parameters and gradient share one layout");
         self.step += 1;
-        let scalars = self.scalars(rate);
+        let scalars = self.scalars(self.step, rate);
         let moments = self.exp_avg.par_chunks_mut(BLOCK).zip(self.exp_avg_sq.par_chunks_mut(BLOCK));
         let values = parameters.par_chunks_mut(BLOCK).zip(gradient.par_chunks(BLOCK));
         values.zip(moments).for_each(|((p, g), (m, v))| block(&scalars, p, g, (m, v)));
     }
 
-    fn scalars(&self, rate: f64) -> Scalars {
+    /// Those of update number `step`.
+    pub(super) fn scalars(&self, step: u64, rate: f64) -> Scalars {
         let Options { beta1, beta2, eps, weight_decay, .. } = self.options;
-        let correction1 = 1.0 - libm::pow(beta1, self.step as f64);
-        let correction2 = 1.0 - libm::pow(beta2, self.step as f64);
+        let correction1 = 1.0 - libm::pow(beta1, step as f64);
+        let correction2 = 1.0 - libm::pow(beta2, step as f64);
         Scalars {
             shrink: (weight_decay != 0.0).then_some((1.0 - rate * weight_decay) as f32),
             blend: (1.0 - beta1) as f32,
@@ -111,7 +120,7 @@ impl AdamW {
 }
 
 /// The update itself: each line is one operation of torch's.
-fn block(
+pub(super) fn block(
     s: &Scalars,
     parameters: &mut [f32],
     gradient: &[f32],

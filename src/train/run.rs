@@ -7,10 +7,10 @@ use super::compute::{Compute, tensor};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event};
-use super::optim;
+use super::next::{Means, Next};
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
-use super::sum::{Mean, Sums};
+use super::sum::Sums;
 use super::work::Work;
 use crate::model::stage::Sampling;
 use std::time::Instant;
@@ -64,7 +64,8 @@ pub struct Finished {
 /// happens; [`Event::Done`] is left to the caller, who knows where the adapter lies.
 pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
     let began = Instant::now();
-    let mut trainer = Trainer { sums: Sums::new(0), run, events };
+    let next = Next::new(&run.state);
+    let mut trainer = Trainer { sums: Sums::new(0), next, run, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
         if matches!(error.exit_code(), 3 | 75) && trainer.run.state.step > 0 {
@@ -84,6 +85,7 @@ struct Trainer<'a, 'e> {
     run: Run<'a>,
     events: &'e mut dyn FnMut(&Event),
     sums: Sums,
+    next: Next,
 }
 
 impl Trainer<'_, '_> {
@@ -117,15 +119,12 @@ impl Trainer<'_, '_> {
     fn one_step(&mut self, step: u64) -> Result<Option<event::Step>, TrainError> {
         let began = Instant::now();
         let microbatches = self.run.work.step(step);
-        self.sums.reset(self.run.state.parameters.len());
-        let Trainer { run, events, sums } = self;
+        let Trainer { run, events, sums, next } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
         let Some(shared) = taken else { return Ok(None) };
-        let Mean { loss, mut gradient } = self.sums.mean();
-        let lr = self.run.schedule.rate(step);
-        let grad_norm = optim::norm(&gradient);
-        optim::clip(&mut gradient, grad_norm, self.run.state.optimizer.options().max_grad_norm);
-        let Some(()) = self.update(step, &gradient, lr)? else { return Ok(None) };
+        let Means { loss, grad_norm } = next.mean(sums);
+        let lr = run.schedule.rate(step);
+        let Some(()) = self.update(step, grad_norm, lr)? else { return Ok(None) };
         Ok(Some(event::Step {
             step,
             loss,
@@ -169,16 +168,14 @@ impl Trainer<'_, '_> {
 
     /// New parameters and moments, taken over together, and only if every parameter is finite and the model has
     /// them: whatever fails, the state stays that of the last finished step.
-    fn update(&mut self, step: u64, gradient: &[f32], lr: f64) -> Result<Option<()>, TrainError> {
-        let state = &mut self.run.state;
-        let (mut next, mut optimizer) = (state.parameters.clone(), state.optimizer.clone());
-        optimizer.update(&mut next, gradient, lr);
-        if let Some(index) = next.iter().position(|p| !p.is_finite()) {
-            let tensor = tensor(self.run.compute.layout(), index);
-            return Err(TrainError::Update { step, tensor, value: f64::from(next[index]) });
+    fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<Option<()>, TrainError> {
+        let Trainer { run: Run { state, compute, .. }, next, .. } = self;
+        if let Err((index, value)) = next.update(state, grad_norm, lr) {
+            let tensor = tensor(compute.layout(), index);
+            return Err(TrainError::Update { step, tensor, value: f64::from(value) });
         }
-        let Some(()) = self.run.compute.set_parameters(step, &next)? else { return Ok(None) };
-        (state.parameters, state.optimizer, state.step) = (next, optimizer, step);
+        let Some(()) = compute.set_parameters(step, &next.parameters)? else { return Ok(None) };
+        next.commit(state);
         Ok(Some(()))
     }
 

@@ -109,12 +109,27 @@ impl Sums {
 
     /// The one division. A weight of zero (class weights may be) leaves nothing to learn from: all zero.
     pub fn mean(&self) -> Mean {
-        let weight = self.weight as f64;
-        let over = |sum: f64| if weight == 0.0 { 0.0 } else { sum / weight };
         let mut gradient = vec![0.0; self.len];
-        let cells = gradient.par_chunks_mut(CELL).zip(&self.cells);
-        cells.for_each(|(mean, sum)| mean.iter_mut().zip(sum).for_each(|(m, &g)| *m = over(g as f64) as f32));
-        Mean { loss: over(self.loss as f64), gradient }
+        gradient.par_chunks_mut(CELL).enumerate().for_each(|(index, out)| self.mean_of(index, 0, out));
+        Mean { loss: self.mean_loss(), gradient }
+    }
+
+    /// Of one cell, from value `from` of it on, as many as `out` holds.
+    pub(super) fn mean_of(&self, cell: usize, from: usize, out: &mut [f32]) {
+        let over = self.over_weight();
+        out.iter_mut()
+            .zip(&self.cells[cell][from..])
+            .for_each(|(mean, &sum)| *mean = over(sum as f64) as f32);
+    }
+
+    /// Loss sum over weight.
+    pub(super) fn mean_loss(&self) -> f64 {
+        self.over_weight()(self.loss as f64)
+    }
+
+    fn over_weight(&self) -> impl Fn(f64) -> f64 + use<> {
+        let weight = self.weight as f64;
+        move |sum| if weight == 0.0 { 0.0 } else { sum / weight }
     }
 }
 
