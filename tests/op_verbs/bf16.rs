@@ -169,6 +169,31 @@ fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
 }
 
 #[test]
+fn a_token_alone_has_the_bits_of_a_token_among_others() {
+    for (r, n, k) in [(1, 3, 1), (16, 577, 100), (3, 100, 1537), (16, 1536, 576), (385, 40, 33)] {
+        let [x, a, b, dy, before, w] = [(5, k), (r, k), (n, r), (5, n), (5, k), (n, k)]
+            .map(|(rows, cols)| Mat::random(rows, cols, (rows * 7 + cols) as u64));
+        for make in [Cpu::new, Cpu::bf16] {
+            for (dtype, write) in
+                [(Dtype::Bf16, Write::Set), (Dtype::F16, Write::Add), (Dtype::F32, Write::Set)]
+            {
+                let y = |rows: std::ops::Range<usize>| {
+                    let cut = |m: &Mat| {
+                        let v = m.v[rows.start * m.cols..rows.end * m.cols].to_vec();
+                        Mat { rows: rows.len(), cols: m.cols, v }
+                    };
+                    let (x, dy, before) = (cut(&x), cut(&dy), cut(&before));
+                    projected(&mut make(2).poisoning(), &[&x, &a, &b, &dy, &before, &w], dtype, write)[0]
+                        .clone()
+                };
+                let alone = [y(0..1), y(1..3), y(3..5)].concat();
+                assert!(bits(&[y(0..5)]) == bits(&[alone]), "{r} {n}x{k} {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_class_says_its_precision() {
     let class = Cpu::bf16(1).class();
     assert!(class.ends_with("-bf16") && class[..class.len() - 5] == Cpu::new(1).class()[..class.len() - 5]);

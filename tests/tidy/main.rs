@@ -40,6 +40,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/avx512_absent.rs", "the same signatures where there is no AVX-512"),
     ("src/backend/cpu/avx512_bf16.rs", "vector loads and stores through pointers"),
     ("src/backend/cpu/avx512_bf16_absent.rs", "the same signatures where there is no AVX-512"),
+    ("src/backend/cpu/few.rs", "vector loads and stores through pointers"),
     ("src/backend/cpu/isa.rs", "calls of functions with target features, behind detection"),
     ("src/backend/cpu/left.rs", "a vector instruction behind detection"),
     ("src/backend/cpu/panels.rs", "threads write disjoint panels of one weight"),

@@ -2,6 +2,7 @@
 //! numbers in pairs. It is rounded once, before the product, for all tasks, and for all matrices that share it.
 
 use super::avx512_bf16;
+use super::few;
 use super::isa::kernel;
 use super::memory::Memory;
 use super::product::Strided;
@@ -51,13 +52,13 @@ impl<'a> Left<'a> {
     /// x, or what [`narrow`] made of it.
     pub fn of(cx: Context, values: &'a [f32], cols: usize, narrowed: Option<&'a Memory>) -> Self {
         let rows = values.len() / cols.max(1);
-        match (cx.precision, narrowed) {
-            (Precision::Bf16Dot, Some(m)) => {
+        match narrowed {
+            Some(m) if in_pairs(cx, rows) => {
                 let side = Side::Pairs(bytemuck::cast_slice(m.values()), cols.div_ceil(2));
                 Left { rows, cols, side }
             }
-            (_, Some(m)) => Left::floats(m.values(), cols),
-            (_, None) => Left::floats(values, cols),
+            Some(m) => Left::floats(m.values(), cols),
+            None => Left::floats(values, cols),
         }
     }
 
@@ -96,9 +97,14 @@ pub fn round(x: f32) -> f32 {
     f32::from_bits(if size > 0x7f80_0000 { (bits | 0x0040_0000) & 0xffff_0000 } else { kept })
 }
 
-/// Writes rows of x as products of that precision read them: `out` has [`words`] values.
-pub fn write(cx: Context, out: &mut [f32], x: &[f32], cols: usize) {
-    if cx.precision == Precision::Bf16Dot {
+/// Few rows are multiplied one number at a time, to the same bits.
+fn in_pairs(cx: Context, rows: usize) -> bool {
+    cx.precision == Precision::Bf16Dot && rows > few::ROWS
+}
+
+/// Writes rows of x as products read them.
+fn write(cx: Context, out: &mut [f32], x: &[f32], cols: usize) {
+    if in_pairs(cx, x.len() / cols.max(1)) {
         let rows = (CHUNK / cols.max(1)).max(1);
         let wide = cols.div_ceil(2);
         return cx.threads.chunks(out, rows * wide, |i, out| {
@@ -120,10 +126,11 @@ pub fn pair_rows(out: &mut [u32], x: &[f32], cols: usize) {
 impl Cpu {
     /// What products read in the place of x [_, cols]; None where that is x itself.
     pub(super) fn narrow(&mut self, x: &[f32], cols: usize) -> Option<Memory> {
+        let rows = x.len() / cols.max(1);
         let len = match self.precision {
             Precision::F32 => return None,
-            Precision::Bf16Dot => x.len() / cols.max(1) * cols.div_ceil(2),
-            Precision::Bf16Widened => x.len(),
+            _ if in_pairs(self.context(), rows) => rows * cols.div_ceil(2),
+            _ => x.len(),
         };
         let mut memory = self.recycling.take(len);
         write(self.context(), memory.values_mut(), x, cols);

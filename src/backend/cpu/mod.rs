@@ -17,6 +17,11 @@ mod avx512_bf16;
 #[path = "avx512_bf16_absent.rs"]
 mod avx512_bf16;
 mod elementwise;
+#[cfg(target_arch = "x86_64")]
+mod few;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "few_absent.rs"]
+mod few;
 mod fused;
 mod head;
 mod isa;

@@ -9,6 +9,7 @@
 use super::Context;
 use super::avx512::{self, Ahead, COLS};
 use super::avx512_bf16::{self, Pairs};
+use super::few::{self, Matrix};
 use super::left::{Left, Side};
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE};
@@ -75,6 +76,12 @@ impl<S: Stored> Panels<S> {
     /// y[T, N] (=|+=) x wᵀ [+ what is added]
     pub fn forward(&self, cx: Context, y: Target, x: Left, added: Option<Added>) {
         check(added, (x.rows, self.rows));
+        let small = added.is_none_or(|a| a.rank <= few::RANK);
+        if let (Side::Floats(floats), true) = (x.side, x.rows <= few::ROWS && small) {
+            let (rows, cols) = (self.rows, self.cols);
+            let matrix = Matrix::<S> { data: &self.data, deep: self.deep(), rows, cols };
+            return few::forward(cx, &matrix, y, (floats, x.rows), added);
+        }
         product_own::areas(cx, x.rows, self.rows.div_ceil(COLS), |area| {
             product_own::with_panel(|scratch| {
                 let (wide, low) = scratch.split_at_mut(SLICE * COLS);

@@ -31,6 +31,11 @@ pub trait Stored: Copy + Default + Send + Sync + 'static {
     /// # Safety
     /// AVX-512 F, BW and VL.
     unsafe fn widen_rows(out: &mut [f32], words: &[Self::Word]);
+    /// The numbers of sixteen words; the second only where DEPTH is 2.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL; sixteen words can be read.
+    unsafe fn numbers(words: *const Self::Word) -> [__m512; 2];
     /// out[n * 32 + k] of `block.1` outputs n (at most 16) and at most 32 k, of which words exist for `block.0`
     /// (others become 0). Words of the next k lie 32 further on.
     ///
@@ -54,6 +59,12 @@ impl Stored for f32 {
     }
     unsafe fn widen_rows(out: &mut [f32], words: &[f32]) {
         out.copy_from_slice(words);
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn numbers(words: *const f32) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        [unsafe { _mm512_loadu_ps(words) }, _mm512_setzero_ps()]
     }
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn turn(out: *mut f32, x: *const f32, (ks, ns): (usize, usize)) {
@@ -80,19 +91,22 @@ impl Stored for f16 {
     unsafe fn widen_rows(out: &mut [f32], words: &[f16]) {
         for (out, words) in out.as_chunks_mut::<16>().0.iter_mut().zip(words.as_chunks::<16>().0) {
             // SAFETY: both have sixteen values.
-            unsafe {
-                let bits = _mm256_loadu_si256(words.as_ptr().cast());
-                _mm512_storeu_ps(out.as_mut_ptr(), _mm512_cvtph_ps(bits));
-            }
+            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), Self::numbers(words.as_ptr())[0]) };
         }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn numbers(words: *const f16) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { _mm256_loadu_si256(words.cast()) };
+        [_mm512_cvtph_ps(bits), _mm512_setzero_ps()]
     }
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn turn(out: *mut f32, x: *const f16, (ks, ns): (usize, usize)) {
         for half in [0, 16] {
             // SAFETY: the caller's promise.
             unsafe {
-                let load =
-                    |i| _mm512_cvtph_ps(_mm256_loadu_si256(x.add((half + i) * COLS).cast::<__m256i>()));
+                let load = |i| Self::numbers(x.add((half + i) * COLS))[0];
                 put_rows(out.add(half), transposed(rows(ks.saturating_sub(half), load)), ns);
             }
         }
@@ -126,6 +140,13 @@ impl Stored for bf16 {
                 }
             }
         }
+    }
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn numbers(words: *const u32) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        let (even, odd) = apart(unsafe { _mm512_loadu_si512(words.cast()) });
+        [even, odd]
     }
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn turn(out: *mut f32, x: *const u32, (ks, ns): (usize, usize)) {

@@ -1,0 +1,140 @@
+//! Frozen products of few rows, as decoding makes them: the weights are read once, from where they lie, by all
+//! threads, because reading them is all that takes time. A task is a few panels, whose chains run side by side.
+//!
+//! Every output is the chain that tiles compute, so that a token decoded alone has the bits of a token in a
+//! microbatch.
+
+use super::Context;
+use super::avx512::COLS;
+use super::panels::Added;
+use super::product::{Strided, Target};
+use super::product_own::{self, SLICE};
+use super::stored::Stored;
+use crate::backend::Write;
+use std::arch::x86_64::*;
+
+/// Most rows that this is faster for than tiles.
+pub const ROWS: usize = 2;
+/// Panels side by side: eight vectors of sums, as many as multiply-adds are under way at a time.
+const PANELS: usize = 4;
+
+/// The panels of a weight: words, words of a column, outputs and inputs.
+pub struct Matrix<'a, S: Stored> {
+    /// [N / 32][K / DEPTH][32]
+    pub data: &'a [S::Word],
+    /// K / DEPTH
+    pub deep: usize,
+    /// N
+    pub rows: usize,
+    /// K
+    pub cols: usize,
+}
+
+/// y[T, N] (=|+=) x wᵀ [+ what is added], at most [`ROWS`] rows.
+pub fn forward<S: Stored>(cx: Context, w: &Matrix<S>, y: Target, x: (Strided, usize), added: Option<Added>) {
+    let (x, t) = x;
+    assert!(x.holds(t, w.cols) && x.col == 1, "x has as many columns as the weight");
+    cx.threads.each(w.rows.div_ceil(PANELS * COLS), |task| {
+        let first = task * PANELS * COLS;
+        let panels = PANELS.min((w.rows - first).div_ceil(COLS));
+        for row in 0..t {
+            let (x, y) = (&x.from(row, 0).data[..w.cols], y.from(row, first));
+            for (from, k) in product_own::slices(w.cols) {
+                let write = if from > 0 { Write::Add } else { y.write };
+                let (x, words) = (&x[from..][..k], (first / COLS * w.deep + from / S::DEPTH) * COLS);
+                let low = added.filter(|_| from + k == w.cols);
+                product_own::with_panel(|room| {
+                    let low = low.map(|a| lay_out(room, a, (row, first), panels, w.rows));
+                    // SAFETY: panels are made for AVX-512 only; those of this task belong to it alone.
+                    unsafe {
+                        let words = w.data[words..].as_ptr();
+                        let sums = match panels {
+                            1 => chains::<S, 1>(x, words, w.deep),
+                            2 => chains::<S, 2>(x, words, w.deep),
+                            3 => chains::<S, 3>(x, words, w.deep),
+                            _ => chains::<S, PANELS>(x, words, w.deep),
+                        };
+                        put(sums, low, Target { write, ..y }, w.rows - first);
+                    }
+                });
+            }
+        }
+    });
+}
+
+/// What is added, of one row: its left factor, and the right one of some panels [panels][R][32].
+fn lay_out<'a>(
+    room: &'a mut [f32],
+    a: Added<'a>,
+    (row, first): (usize, usize),
+    panels: usize,
+    rows: usize,
+) -> (Strided<'a>, &'a [f32], usize) {
+    for p in 0..panels {
+        let col = first + p * COLS;
+        let panel = &mut room[p * a.rank * COLS..][..a.rank * COLS];
+        product_own::lay_out(panel, a.right.from(0, col), (a.rank, COLS.min(rows - col)), a.scale);
+    }
+    (a.left.from(row, 0), room, a.rank)
+}
+
+/// Most terms of what is added: the room of a thread holds so many for every panel.
+pub const RANK: usize = 2 * SLICE / PANELS;
+
+type Sums = [[__m512; 2]; PANELS];
+
+/// The chains of P panels, from 0, in ascending order of k.
+///
+/// # Safety
+/// AVX-512 F, BW and VL; P panels of x's terms lie `deep` rows of words apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn chains<S: Stored, const P: usize>(x: &[f32], words: *const S::Word, deep: usize) -> Sums {
+    let mut sums = [[_mm512_setzero_ps(); 2]; PANELS];
+    for word in 0..x.len().div_ceil(S::DEPTH) {
+        // A last single number goes with 0, which lies beside it in the panel too.
+        let second = x.get(word * S::DEPTH + 1).copied().unwrap_or(0.0);
+        let x = [_mm512_set1_ps(x[word * S::DEPTH]), _mm512_set1_ps(second)];
+        for (p, sums) in sums.iter_mut().enumerate().take(P) {
+            for (half, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                let w = unsafe { S::numbers(words.add((p * deep + word) * COLS + 16 * half)) };
+                *sum = _mm512_fmadd_ps(x[0], w[0], *sum);
+                if S::DEPTH == 2 {
+                    *sum = _mm512_fmadd_ps(x[1], w[1], *sum);
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// y (=|+=) the sums, to which the products of what is added come first.
+///
+/// # Safety
+/// AVX-512 F; the outputs belong to the caller.
+#[target_feature(enable = "avx512f")]
+unsafe fn put(sums: Sums, low: Option<(Strided, &[f32], usize)>, y: Target, rows: usize) {
+    let cols = rows.min(PANELS * COLS);
+    let at = y.pointer(1, cols);
+    for j in (0..cols).step_by(16) {
+        let (p, half) = (j / COLS, j % COLS / 16);
+        let mut sum = sums[p][half];
+        if let Some((left, right, rank)) = low {
+            for r in 0..rank {
+                let right = &right[(p * rank + r) * COLS + 16 * half..][..16];
+                // SAFETY: sixteen values.
+                let right = unsafe { _mm512_loadu_ps(right.as_ptr()) };
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(left.data[r * left.col]), right, sum);
+            }
+        }
+        let mask: __mmask16 = if cols - j >= 16 { !0 } else { (1 << (cols - j)) - 1 };
+        // SAFETY: `pointer` has checked the outputs, and the mask ends where they do.
+        unsafe {
+            let at = at.add(j);
+            if y.write == Write::Add {
+                sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, at));
+            }
+            _mm512_mask_storeu_ps(at, mask, sum);
+        }
+    }
+}
