@@ -137,14 +137,16 @@ impl Connection {
         let mute = |how| NetError::Mute { peer: label.clone(), how };
         let ours = security.greeting();
         let theirs = hear(&mut socket, &label).await?.ok_or(mute("closed it without a word"))?;
-        socket.write_all(&ours.bytes()).await.map_err(|_| mute("closed it at once"))?;
         let fits = Greeting::read(&theirs, &label).and_then(|theirs| ours.fits(&theirs, &label));
+        if fits.is_ok() {
+            welcome();
+        }
+        socket.write_all(&ours.bytes()).await.map_err(|_| mute("closed it at once"))?;
         if let Err(e) = fits {
             // So that the greeting arrives, and not a reset in its place.
             let _ = socket.shutdown().await;
             return Err(e);
         }
-        welcome();
         let Some(identity) = &security.identity else {
             return Ok(Connection { stream: Box::new(socket), peer });
         };

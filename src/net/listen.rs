@@ -189,7 +189,11 @@ impl Door {
                     self.settle(id, outcome);
                 }
                 came = self.socket.accept() => match came {
-                    Ok((socket, peer)) => self.admit(socket, canonical(peer)),
+                    Ok((socket, peer)) => {
+                        self.admit(socket, canonical(peer));
+                        // In a flood each newcomer is listened to before the next one may push it out.
+                        tokio::task::yield_now().await;
+                    }
                     Err(_) => {
                         // Out of file descriptors, say: one fewer stranger, and a moment's rest.
                         self.push_out();
