@@ -12,6 +12,7 @@ use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
 use super::run_file;
 use super::signals;
+use crate::cluster::coordinator::Hint;
 use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
 use crate::format::atomic;
@@ -31,12 +32,18 @@ const SAMPLE_TOKENS: usize = 128;
 
 /// Who computes a run.
 pub trait Team {
-    /// For the loop.
-    fn compute(&mut self) -> Box<dyn Compute + '_>;
+    /// Numeric classes that are known before the first step.
+    fn classes(&self) -> Vec<String>;
+
+    /// Gives the loop somebody who computes.
+    fn train(&mut self, run: Steps) -> Result<Finished, Refusal>;
 
     /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
     fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
 }
+
+/// The loop, which only wants to know who computes.
+pub type Steps<'a> = &'a mut dyn FnMut(&mut dyn Compute) -> Result<Finished, Refusal>;
 
 /// An adapter's values twice.
 pub struct Values<'a> {
@@ -110,6 +117,32 @@ impl Job {
         Ok(())
     }
 
+    /// The same for a coordinator, which may have been killed before its first checkpoint: then the run begins again.
+    pub fn resume_or_begin(&mut self, place: &Place) -> Result<(), Refusal> {
+        let Some(path) = place.resume.as_deref().filter(|path| output::run_of(path) == **path) else {
+            return self.resume(place);
+        };
+        checkpoint::recover(path).map_err(Refusal::failure)?;
+        match checkpoint::find(path) {
+            Ok(_) => self.resume(place),
+            Err(e) => {
+                eprintln!("note: {e}: the run begins again at step 0");
+                Ok(())
+            }
+        }
+    }
+
+    /// What decides the run's numbers, by name.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// For a line about steps with few microbatches.
+    pub fn hint(&self, options: &Options) -> Hint {
+        let micro_batch_tokens = self.plan.micro_batch_tokens();
+        Hint { batch_size: options.optim.batch_size, micro_batch_tokens }
+    }
+
     /// What every device must have room for.
     pub fn need(&self) -> Need {
         let p = &self.prepared;
@@ -127,8 +160,7 @@ impl Job {
         team: &mut dyn Team,
     ) -> Result<(), Refusal> {
         if self.from.is_none() {
-            let classes = team.compute().classes().join(", ");
-            let text = run_file::text(settings, &self.facts(&classes));
+            let text = run_file::text(settings, &self.facts(&team.classes().join(", ")));
             atomic::write_file(&place.dir.join(RUN_FILE), text.as_bytes())?;
         }
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
@@ -141,7 +173,7 @@ impl Job {
                 }
                 watch.see(e);
             };
-            self.steps(&mut *team.compute(), options, place, &mut events)
+            team.train(&mut |compute| self.steps(compute, options, place, &mut events))
         };
         let finished = match finished {
             Ok(f) => f,

@@ -7,6 +7,7 @@ pub mod verb;
 
 mod adapter;
 mod contracts;
+mod coordinator;
 mod devices;
 mod export;
 mod generate;

@@ -5,11 +5,13 @@
 
 use super::options::groups::{OutputOptions, Resume};
 use super::refusal::{self, Refusal};
+use crate::cluster::coordinator::{Lock, home};
 use std::path::{Path, PathBuf};
 
 /// What a run writes, besides `checkpoint-N`: all that --overwrite removes.
-const OURS: [&str; 14] = [
+const OURS: [&str; 15] = [
     "run.yaml",
+    home::FILE,
     "metrics.jsonl",
     "adapter_model.safetensors",
     "adapter_config.json",
@@ -130,17 +132,30 @@ pub struct Claim {
     /// The folders that did not exist before, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
+    /// A coordinator's: held until it ends.
+    lock: Option<Lock>,
 }
 
 impl Claim {
     /// Makes the folder.
     pub fn new(place: &Place) -> Result<Self, Refusal> {
+        Claim::taking(place, |_| Ok(None))
+    }
+
+    /// Makes the folder, and keeps every other coordinator out of it. What stands there is touched only by who has
+    /// the lock.
+    pub fn locked(place: &Place) -> Result<Self, Refusal> {
+        Claim::taking(place, |dir| Ok(Some(Lock::take(dir)?)))
+    }
+
+    fn taking(place: &Place, lock: impl Fn(&Path) -> Result<Option<Lock>, Refusal>) -> Result<Self, Refusal> {
         let dir = place.dir.clone();
         let missing = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
         let mut made: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Into::into).collect();
         made.reverse();
         std::fs::create_dir_all(&dir).map_err(refusal::at(&dir))?;
-        let claim = Claim { dir, made, kept: place.resume.is_some() };
+        let lock = lock(&dir)?;
+        let claim = Claim { dir, made, kept: place.resume.is_some(), lock };
         if place.overwrite {
             step_aside(&claim.dir).map_err(refusal::at(&claim.dir))?;
         }
@@ -165,6 +180,9 @@ impl Drop for Claim {
         // Only what this run made: an empty folder that stood there before is emptied, not removed.
         let _ = clear(&self.dir);
         let _ = come_back(&self.dir);
+        if self.lock.is_some() {
+            let _ = std::fs::remove_file(self.dir.join(home::LOCK));
+        }
         for dir in self.made.iter().rev() {
             let _ = std::fs::remove_dir(dir);
         }

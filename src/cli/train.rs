@@ -2,10 +2,11 @@
 //! [`super::job`]'s.
 
 use super::adapter;
+use super::coordinator;
 use super::demo;
 use super::devices;
-use super::job::{Job, Team, Values};
-use super::options::groups::{Options, Role};
+use super::job::{Job, Steps, Team, Values};
+use super::options::groups::{Gpus, Options, Role};
 use super::options::{Typed, alias, yaml};
 use super::output::{self, Claim, RUN_FILE};
 use super::prepare;
@@ -15,22 +16,23 @@ use super::verb::Invocation;
 use super::worker;
 use crate::data::plan::Plan;
 use crate::model::stage::{Output, Stage, Want};
-use crate::train::{self, Compute, Local, OwnThread};
+use crate::train::{self, Finished, Local, OwnThread};
 use std::path::{Path, PathBuf};
 
 /// Trains.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
-    if options.cluster.role == Role::Coordinator {
-        let why = "training over several machines is not built yet; this build has `single`";
-        return Err(settings.refuse("role", why));
-    }
     if !options.output.quiet {
         settings.notes.iter().for_each(|note| eprintln!("note: {note}"));
     }
-    if options.cluster.role == Role::Worker {
-        return worker::run(settings, &options);
+    match options.cluster.role {
+        Role::Coordinator => return coordinator::run(settings, &options),
+        Role::Worker => return worker::run(settings, &options),
+        Role::Single if matches!(&options.devices.gpus, Gpus::Indices(all) if all.len() > 1) => {
+            return coordinator::run_here(settings, &options);
+        }
+        Role::Single => {}
     }
     let place = output::place(&options.output, &options.model.model)?;
     let prepared = prepare::prepare(settings, &options)?;
@@ -51,8 +53,12 @@ struct Alone {
 }
 
 impl Team for Alone {
-    fn compute(&mut self) -> Box<dyn Compute + '_> {
-        Box::new(Local::new(&mut self.model, &signals::STOP))
+    fn classes(&self) -> Vec<String> {
+        vec![self.model.class()]
+    }
+
+    fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
+        run(&mut Local::new(&mut self.model, &signals::STOP))
     }
 
     /// By what both say of the first row.

@@ -6,9 +6,11 @@
 mod console;
 mod metrics;
 mod progress;
+mod team;
 mod tensorboard;
 
 pub use console::{Console, Look};
 pub use metrics::{Metrics, read};
 pub use progress::Progress;
+pub use team::Team;
 pub use tensorboard::TensorBoard;

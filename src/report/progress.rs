@@ -1,6 +1,7 @@
 //! A run so far, folded out of its events; and the lines that say it. No clock, no terminal: the same events
 //! give the same lines, live or replayed.
 
+use super::team::Team;
 use crate::train::event::{Change, Done, Eval, Event, RunStart, Step, What};
 
 /// Weight of the past in smoothed numbers.
@@ -23,6 +24,8 @@ pub struct Progress {
     pub tokens: u64,
     /// Wall time of those steps.
     pub seconds: f64,
+    /// Who did how much.
+    pub team: Team,
     smooth: Smooth,
 }
 
@@ -57,6 +60,7 @@ impl Progress {
         self.loss = Some((self.loss.map_or(step.loss, |(first, _)| first), step.loss));
         self.tokens += step.total_tokens;
         self.seconds += step.seconds;
+        self.team.see(step);
         let Smooth { weight, loss, tokens, seconds } = &mut self.smooth;
         for (sum, new) in
             [(weight, 1.0), (loss, step.loss), (tokens, step.total_tokens as f64), (seconds, step.seconds)]
@@ -155,6 +159,8 @@ impl Progress {
             let all = duration(done.seconds);
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
         }
+        let learnt = self.loss.zip(self.smooth_loss()).is_some_and(|((first, _), last)| last < first);
+        lines.extend(self.team.lines(learnt));
         lines.push(match done.complete {
             true => format!("adapter  {}", done.path.display()),
             false => format!("stopped  {} holds the state: go on with --resume", done.path.display()),
@@ -167,13 +173,10 @@ fn run_lines(run: &RunStart) -> Vec<String> {
     let mut lines = run.notes.clone();
     let evaluated =
         if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
+    let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
     lines.push(format!(
-        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values; {}",
-        run.rows,
-        run.total_steps,
-        run.steps_per_epoch,
-        run.parameters,
-        run.classes.last().map_or("", String::as_str),
+        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values{class}",
+        run.rows, run.total_steps, run.steps_per_epoch, run.parameters,
     ));
     if run.first_step > 1 {
         lines.push(format!("resumed after step {}", run.first_step - 1));
@@ -274,7 +277,7 @@ mod tests {
         check(
             &events,
             &[
-                "16 rows; 2 steps, 2 an epoch; 0 trained values; ",
+                "16 rows; 2 steps, 2 an epoch; 0 trained values",
                 "eval after step 0: loss 3.0000  perplexity 2.000",
                 "step 1/2  loss 3.0000  grad norm 0.500  lr 2.00e-4  200 tokens/s  0:01 left",
                 "step 2/2  loss 2.0000  grad norm 0.500  lr 2.00e-4  200 tokens/s  0:00 left",

@@ -59,7 +59,8 @@ pub enum TrainError {
     },
     /// Too few devices for too long; what was trained is saved.
     #[error(
-        "{have} of {want} devices for {seconds} s: start more workers and go on with --resume, or wait for fewer (--expect-workers, --min-workers)"
+        "{have} of {want} devices were here after {seconds} s: {}, or wait for fewer (--expect-workers, --min-workers)",
+        if *.step > 0 { "start more workers and go on with --resume" } else { "start more workers and run this again" }
     )]
     Alone {
         /// Devices that were here.
@@ -68,6 +69,8 @@ pub enum TrainError {
         want: usize,
         /// How long.
         seconds: u64,
+        /// The last finished step.
+        step: u64,
     },
     /// The device failed.
     #[error("step {step}: {fault}")]

@@ -116,8 +116,10 @@ pub struct Shared {
 /// A device's part in a step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// Its worker's name and its own.
-    pub name: String,
+    /// Its worker's name.
+    pub worker: String,
+    /// Its own.
+    pub device: String,
     /// Its microbatches that count.
     pub microbatches: u64,
     /// Their tokens.

@@ -13,7 +13,7 @@ use finetune::train::event::Event;
 use finetune::train::optim::Options;
 use finetune::train::schedule::{Decay, Schedule};
 use finetune::train::stop::Stop;
-use finetune::train::{self, Finished, Run, TrainError, Work};
+use finetune::train::{self, Compute, Finished, Run, TrainError, Work};
 use std::path::{Path, PathBuf};
 
 /// Faults and signals that a test plants: what happens at the n-th gradient forward pass, from 1.
@@ -171,13 +171,22 @@ impl<'a> Setup<'a> {
     }
 
     pub fn run(&self, model: &mut dyn Model) -> Outcome {
+        self.run_by(&mut train::Local::new(model, self.stop))
+    }
+
+    /// Whoever computes.
+    pub fn run_by(&self, compute: &mut dyn Compute) -> Outcome {
         let mut events = Vec::new();
-        let end = self.start(model, &mut |event| events.push(event.clone()));
+        let end = self.start(compute, &mut |event| events.push(event.clone()));
         Outcome { end, events }
     }
 
-    fn start(&self, model: &mut dyn Model, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
-        let layout = model.layout().clone();
+    fn start(
+        &self,
+        compute: &mut dyn Compute,
+        events: &mut dyn FnMut(&Event),
+    ) -> Result<Finished, TrainError> {
+        let layout = compute.layout().clone();
         let options = Options::default();
         let schedule = Schedule { peak: self.peak, decay: Decay::Cosine, warmup: 1, total: self.work.steps };
         let identity = Identity::new(&schedule, &options, &layout).with("rows", "abc");
@@ -203,7 +212,6 @@ impl<'a> Setup<'a> {
         let (output, every, limit) = (self.output.clone(), self.every, self.limit);
         let saving = Saving { output, every, limit, identity, adapter: &adapter, last };
         let (work, stop) = (&self.work, self.stop);
-        let compute = &mut train::Local::new(model, stop);
         let run =
             Run { compute, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, notes: vec![] };
         train::run(run, events)

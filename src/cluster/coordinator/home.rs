@@ -98,6 +98,11 @@ impl Home {
         Ok(home)
     }
 
+    /// Of a run in one process, which nobody comes back to.
+    pub fn of_one_process() -> Self {
+        Home { run: String::new(), epoch: 1, identity: BTreeMap::new() }
+    }
+
     fn next(self, path: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
         let shown = |map: &BTreeMap<String, String>, name| map.get(name).cloned().unwrap_or("unset".into());
         let names: std::collections::BTreeSet<&String> =

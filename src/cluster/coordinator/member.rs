@@ -65,15 +65,27 @@ impl Reception {
         &self.gate.manifest
     }
 
-    /// Takes over a connection (or one end of a pair of channels), by `peer`, which is shown until it has a name.
+    /// Takes over a connection, by `peer`, which is shown until it has a name.
     pub fn receive(self: &Arc<Self>, link: MemberLink, peer: String) {
-        let this = self.clone();
-        this.open.send_modify(|open| *open += 1);
-        self.runtime.spawn(async move {
-            let end = link.end.clone();
+        let (this, end) = (self.clone(), link.end.clone());
+        self.hold(async move {
             this.converse(link, peer).await;
             // Whoever is told why it ends closes its side; until then our last words may be on their way.
             let _ = tokio::time::timeout(LAST_WORDS, end.ended()).await;
+        });
+    }
+
+    /// Takes over one end of a pair of channels: what was said into it has arrived.
+    pub fn receive_here(self: &Arc<Self>, link: MemberLink) {
+        let this = self.clone();
+        self.hold(async move { this.converse(link, "this process".into()).await });
+    }
+
+    fn hold(self: &Arc<Self>, conversation: impl Future<Output = ()> + Send + 'static) {
+        let this = self.clone();
+        this.open.send_modify(|open| *open += 1);
+        self.runtime.spawn(async move {
+            conversation.await;
             this.open.send_modify(|open| *open -= 1);
         });
     }
@@ -83,7 +95,8 @@ impl Reception {
         self.known().closing = Some(bye.clone());
         let mut open = self.open.subscribe();
         // Who has not heard it by then finds the connection closed.
-        let _ = self.runtime.block_on(tokio::time::timeout(patience, open.wait_for(|&open| open == 0)));
+        let heard = async { tokio::time::timeout(patience, open.wait_for(|&open| open == 0)).await.is_ok() };
+        self.runtime.block_on(heard);
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

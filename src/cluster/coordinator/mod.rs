@@ -9,7 +9,7 @@
 mod compute;
 mod files;
 mod gate;
-mod home;
+pub mod home;
 mod member;
 mod notes;
 mod outbox;
@@ -87,8 +87,10 @@ pub struct Coordinator<'a> {
     parameters: Option<Broadcast>,
     /// Sums whose pieces are being added.
     pending: BTreeMap<(MemberId, u64), ToCoordinator>,
-    /// Numeric classes that took part.
+    /// Numeric classes of microbatches that count.
     classes: BTreeSet<String>,
+    /// Numeric classes of devices that are or were here.
+    present: BTreeSet<String>,
     accounts: Accounts,
     /// Too few devices are here: nothing goes on until more come.
     waiting: bool,
@@ -119,6 +121,7 @@ impl<'a> Coordinator<'a> {
             parameters: None,
             pending: BTreeMap::new(),
             classes: BTreeSet::new(),
+            present: BTreeSet::new(),
             accounts: Accounts::default(),
             waiting: false,
             began: Instant::now(),

@@ -5,7 +5,7 @@ use super::super::message::{Device, Packed, Work};
 use super::round::Task;
 use crate::train::event::{Change, Part, Shared, What};
 use crate::train::{Again, Finding, TrainError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Microbatches that every device should have in a step, so that the last ones to finish are not waited for long.
@@ -18,6 +18,23 @@ pub struct Hint {
     pub batch_size: usize,
     /// --micro-batch-tokens
     pub micro_batch_tokens: usize,
+}
+
+/// What two runs of several numeric classes have in common.
+pub(super) fn mixed(classes: &BTreeSet<String>, step: u64) -> Change {
+    let names: Vec<&str> = classes.iter().map(String::as_str).collect();
+    let (n, names) = (names.len(), names.join(", "));
+    let reason = format!("bits: {n} classes ({names}): loss within 1 %, not byte-equal between runs");
+    Change { step, what: What::Note, worker: String::new(), devices: vec![], reason }
+}
+
+/// The class of every device that a note brings.
+pub(super) fn classes(note: &Note) -> Vec<String> {
+    match note {
+        Note::Joined { devices, .. } => devices.iter().map(|d| d.class.clone()).collect(),
+        Note::Fallback { now, .. } => vec![now.class.clone()],
+        _ => vec![],
+    }
 }
 
 /// Whether the run waits for devices from this note on; None where it says nothing of that.
@@ -170,14 +187,15 @@ impl Accounts {
     /// What the step came to.
     pub fn finish(&mut self, tally: Tally, devices: Vec<DeviceReport>) -> Shared {
         let part = |now: DeviceReport| {
-            let before = self.before.get(&now.place);
+            let (before, here) = (self.before.get(&now.place), now.id.is_some());
             let part = Part {
-                name: format!("{}, {}", now.place.member, now.place.device),
+                worker: now.place.member,
+                device: now.place.device,
                 microbatches: now.microbatches - before.map_or(0, |b| b.microbatches),
                 tokens: now.tokens - before.map_or(0, |b| b.tokens),
                 busy: now.busy.saturating_sub(before.map_or(Duration::ZERO, |b| b.busy)).as_secs_f64(),
             };
-            (now.id.is_some() || part.microbatches > 0).then_some(part)
+            (here || part.microbatches > 0).then_some(part)
         };
         let sync = tally.hidden + tally.exposed + self.transfer;
         Shared {

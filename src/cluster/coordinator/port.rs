@@ -1,13 +1,9 @@
 //! Where connections come from: an open port, and workers that listen themselves and are dialled. Both give the
 //! same authenticated connections; who dialled whom makes no difference to what is said.
 
-use super::super::link::{MemberLink, ReadFrames, WriteFrames, over};
-use super::super::message::FRAME_LIMIT;
+use super::super::link::{MemberLink, connected};
 use super::Reception;
-use crate::net::{
-    Connection, DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Listener, NetError, Security, dial,
-};
-use bytes::Bytes;
+use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,29 +11,6 @@ use tokio::runtime::Handle;
 
 /// Between two attempts to dial a worker that listens.
 const PAUSE: Duration = Duration::from_secs(1);
-
-struct Reader(FrameReader);
-struct Writer(FrameWriter);
-
-impl ReadFrames for Reader {
-    async fn next(&mut self) -> Result<Option<Bytes>, String> {
-        match self.0.next().await {
-            Ok(frame) => Ok(Some(frame)),
-            Err(NetError::Closed { .. }) => Ok(None),
-            Err(e) => Err(e.to_string()),
-        }
-    }
-}
-
-impl WriteFrames for Writer {
-    async fn send(&mut self, frame: Bytes) -> Result<(), String> {
-        self.0.send(frame).await.map_err(|e| e.to_string())
-    }
-
-    async fn finish(&mut self) {
-        let _ = self.0.close().await;
-    }
-}
 
 /// An open port. Dropping it closes it; connections go on.
 pub struct Port {
@@ -117,6 +90,5 @@ pub fn call(
 
 /// The reception sets how long silence may last once it knows who speaks.
 fn link(runtime: &Handle, connection: Connection) -> MemberLink {
-    let (reader, writer) = connection.split(FRAME_LIMIT);
-    over(runtime, Reader(reader), Writer(writer), Duration::ZERO)
+    connected(runtime, connection, Duration::ZERO)
 }

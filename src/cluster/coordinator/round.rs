@@ -1,7 +1,7 @@
 //! The driver: the loop that [`crate::cluster::machine`] prescribes. Everything that is queued is given to the
 //! machine before time is, and what comes out is carried out before the next event.
 
-use super::super::machine::{Action, Event, Kind, MemberId, Purpose, Round, Tally};
+use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round, Tally};
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
 use super::{Coordinator, Incoming, notes, scores};
@@ -203,15 +203,23 @@ impl Coordinator<'_> {
                 Action::Halt(finding) => task.failed = Some(notes::halt(&finding, task)),
                 Action::GiveUp { have, want } => {
                     let seconds = self.patience.as_secs();
-                    task.failed = Some(TrainError::Alone { have, want, seconds });
+                    task.failed = Some(TrainError::Alone { have, want, seconds, step: task.after });
                 }
-                Action::Note(note) => {
-                    self.waiting = notes::waiting(&note).unwrap_or(self.waiting);
-                    if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
-                        task.change(change);
-                    }
-                }
+                Action::Note(note) => self.note(note, gone, task),
             }
+        }
+    }
+
+    fn note(&mut self, note: Note, gone: What, task: &mut Task) {
+        self.waiting = notes::waiting(&note).unwrap_or(self.waiting);
+        let classes = notes::classes(&note);
+        if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
+            task.change(change);
+        }
+        let before = self.present.len();
+        self.present.extend(classes);
+        if self.present.len() > before.max(1) {
+            task.change(notes::mixed(&self.present, task.after));
         }
     }
 

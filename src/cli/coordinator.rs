@@ -1,0 +1,275 @@
+//! `--role coordinator`: reads the data, hands out the work, steps the optimizer. Everything that a single run is
+//! besides who computes it is the same code ([`super::job`]). The order of things: what can be refused is refused;
+//! then the folder is locked and the run's epoch raised, on the disk; then the port opens.
+
+use super::devices;
+use super::job::{Job, Steps, Team, Values};
+use super::options::Settings;
+use super::options::groups::{DeviceOptions, Gpus, Options, Precision, Role};
+use super::options::table::TABLE;
+use super::output::{self, Claim, Place};
+use super::prepare;
+use super::refusal::{Kind, Refusal};
+use super::signals;
+use crate::cluster::coordinator::{Coordinator, Gate, Home, HomeError, ModelFiles, Port, Setup, call};
+use crate::cluster::inject::Inject;
+use crate::cluster::link::{ROOM, pair};
+use crate::cluster::machine::Config;
+use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
+use crate::cluster::worker::{Blueprint, Equipment, Outcome, Shape, Source, Worker};
+use crate::data::plan::Plan;
+
+use crate::net::{Party, Secured, Wishes, invitation, secure};
+use crate::numeric::fixed::FRACTION_BITS;
+use crate::train::Finished;
+use crate::train::stop::Stop;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Who has not been heard for this long is taken for gone.
+const SILENCE: Duration = Duration::from_secs(10);
+/// Devices of this process end when the run does, and no sooner.
+static NEVER: Stop = Stop::new();
+/// How long the last words to workers may take.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Trains with whoever comes.
+pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
+    let (place, job) = begin(settings, options)?;
+    let wishes = Wishes {
+        token_file: options.cluster.token_file.as_deref(),
+        insecure: options.cluster.insecure,
+        at: options.cluster.bind.as_ref(),
+        listens: true,
+    };
+    let secured = secure(Party::Coordinator, &wishes)?;
+    let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
+    let claim = Claim::locked(&place)?;
+    let home = Home::raise(&place.dir, job.identity().values().clone())?;
+    // A coordinator only coordinates, unless devices were named.
+    let named = options.devices.gpus != Gpus::None && settings.is_given("gpus");
+    let local = named.then_some(&options.devices);
+    let mut hall = Hall::open(&job, (settings, options), home, files, local)?;
+    let port = open(&hall, options, &secured)?;
+    let outcome = job.train((settings, options), &place, claim, &mut hall);
+    drop(port);
+    hall.close(outcome)
+}
+
+/// Trains on several devices of this process, without any network.
+pub fn run_here(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
+    let (place, job) = begin(settings, options)?;
+    let home = Home::of_one_process();
+    let mut hall =
+        Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(&options.devices))?;
+    let claim = Claim::new(&place)?;
+    let outcome = job.train((settings, options), &place, claim, &mut hall);
+    hall.close(outcome)
+}
+
+fn begin(settings: &mut Settings, options: &Options) -> Result<(Place, Job), Refusal> {
+    let place = output::place(&options.output, &options.model.model)?;
+    let prepared = prepare::prepare(settings, options)?;
+    let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(options));
+    let mut job = Job::new(prepared, plan, options)?;
+    match options.cluster.role {
+        Role::Coordinator => job.resume_or_begin(&place)?,
+        _ => job.resume(&place)?,
+    }
+    Ok((place, job))
+}
+
+/// Where everybody who computes comes together.
+struct Hall {
+    runtime: tokio::runtime::Runtime,
+    coordinator: Coordinator<'static>,
+    local: Option<JoinHandle<Outcome>>,
+}
+
+impl Hall {
+    fn open(
+        job: &Job,
+        (settings, options): (&Settings, &Options),
+        home: Home,
+        files: ModelFiles,
+        local: Option<&DeviceOptions>,
+    ) -> Result<Self, Refusal> {
+        let equipment = match local {
+            Some(local) => {
+                Some(devices::equipment(local, Inject::from_environment().map_err(Refusal::usage)?))
+            }
+            None => None,
+        };
+        let here = equipment.as_ref().map_or(0, |e| e.candidates.len());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(devices::cores().clamp(1, 4))
+            .thread_name("net")
+            .enable_all()
+            .build()
+            .map_err(|e| Refusal::failure(format!("threads for the network: {e}")))?;
+        let manifest = manifest(job, settings, options, &home, &files);
+        let shape = Shape::of(&manifest);
+        let coordinator = Coordinator::new(Setup {
+            layout: job.writer.layout.clone(),
+            machine: machine(options, here),
+            gate: Gate { manifest, options: spoken(settings) },
+            files,
+            runtime: runtime.handle().clone(),
+            threads: devices::cores(),
+            hint: job.hint(options),
+            stop: &signals::STOP,
+        });
+        let coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
+        let local = match equipment {
+            Some(equipment) => {
+                let blueprint = Blueprint::open(&job.prepared.base.path, shape);
+                let blueprint = blueprint.map_err(Refusal::configuration)?;
+                Some(work_here(&coordinator, blueprint, equipment))
+            }
+            None => None,
+        };
+        Ok(Hall { runtime, coordinator, local })
+    }
+
+    /// Tells everybody how it ended.
+    fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
+        self.coordinator.close(&bye(&outcome), LAST_WORDS);
+        self.runtime.shutdown_background();
+        // Devices of this process that failed are why it ended, and no signal.
+        match (self.local.filter(JoinHandle::is_finished).map(JoinHandle::join), outcome) {
+            (Some(Ok(Outcome::Failed { reason } | Outcome::Refused { reason })), Err(e))
+                if e.kind == Kind::Saved =>
+            {
+                Err(Refusal::failure(reason))
+            }
+            (_, outcome) => outcome,
+        }
+    }
+}
+
+/// Devices of this process hold the same conversation as others, over channels.
+fn work_here(coordinator: &Coordinator, blueprint: Blueprint, equipment: Equipment) -> JoinHandle<Outcome> {
+    let (ours, theirs) = pair(ROOM);
+    coordinator.reception().receive_here(ours);
+    let hello = Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        identity: [0; 16],
+        name: "here".into(),
+        model: None,
+        options: vec![],
+        before: None,
+    };
+    std::thread::spawn(move || {
+        let say = |line: &str| eprintln!("{line}");
+        let outcome = Worker::new(equipment, Source::Here(blueprint), &say).serve(theirs, hello, &NEVER);
+        if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome {
+            eprintln!("warning: the devices of this process: {reason}");
+        }
+        outcome
+    })
+}
+
+/// Opens the port, says so, and dials the workers that listen.
+fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refusal> {
+    let (runtime, coordinator) = (hall.runtime.handle(), &hall.coordinator);
+    let say = |line: &str| {
+        if !options.output.quiet {
+            eprintln!("{line}");
+        }
+    };
+    let warn = |line: String| eprintln!("warning: {line}");
+    secured.notes.iter().for_each(|note| say(note));
+    let (reception, at) = (coordinator.reception(), (&secured.at, secured.security.clone()));
+    let port = Port::open(runtime, at, reception, warn).map_err(Refusal::failure)?;
+    say(&format!("listens on {}; on the next machine type:", port.address()));
+    invitation(port.address(), &secured.at, &secured.security)
+        .iter()
+        .for_each(|line| say(&format!("  {line}")));
+    for node in &options.cluster.nodes {
+        call(runtime, node.clone(), secured.security.clone(), coordinator.reception(), warn);
+    }
+    Ok(port)
+}
+
+/// With `here` devices in this process.
+fn machine(options: &Options, here: usize) -> Config {
+    let cluster = &options.cluster;
+    let min = cluster.min_workers;
+    let expect = cluster.expect_workers.unwrap_or(min.max(here));
+    Config { expect, min, join_timeout: cluster.join_timeout, ..Config::default() }
+}
+
+fn manifest(job: &Job, settings: &Settings, options: &Options, home: &Home, files: &ModelFiles) -> Manifest {
+    let p = &job.prepared;
+    let typed = settings.is_given("dtype") && options.devices.dtype != Precision::Auto;
+    Manifest {
+        run: home.run.clone(),
+        epoch: home.epoch,
+        name: String::new(),
+        model: output::stem(&options.model.model),
+        model_hash: job.model_hash.clone(),
+        files: files.list(),
+        labels: p.config.labels.clone(),
+        class_weights: options.data.class_weights.clone(),
+        lora: p.spec.clone(),
+        parameters: job.writer.layout.len() as u64,
+        layout: job.writer.layout.hash(),
+        tokens: job.need().tokens as u64,
+        dtype: settings.text("dtype").ok().flatten().filter(|_| typed).map(str::to_string),
+        fraction_bits: FRACTION_BITS,
+        silence_millis: SILENCE.as_millis() as u64,
+    }
+}
+
+/// The options that a worker may have been given too: as run.yaml has them, lists joined by commas.
+fn spoken(settings: &Settings) -> BTreeMap<String, String> {
+    let value = |key: &'static str| settings.get(key).map(|s| s.values.join(","));
+    TABLE.iter().filter_map(|opt| Some((opt.key(), value(opt.name)?))).collect()
+}
+
+/// What workers hear when the run ends like that.
+fn bye(outcome: &Result<(), Refusal>) -> Bye {
+    match outcome {
+        Ok(()) => Bye::Done,
+        Err(e) if e.kind == Kind::NonFinite => Bye::Halted { reason: e.line.clone() },
+        Err(e) => Bye::Later { reason: e.line.clone() },
+    }
+}
+
+impl Team for Hall {
+    /// Whoever comes: metrics.jsonl says it.
+    fn classes(&self) -> Vec<String> {
+        vec![]
+    }
+
+    fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
+        run(&mut self.coordinator)
+    }
+
+    /// Without a model, by the values themselves.
+    fn compare(&mut self, _: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        match bits(values.memory) == bits(values.disk) {
+            true => Ok(()),
+            false => Err(Refusal::failure(format!(
+                "{}: the adapter as written has other values than the one in memory; keep the checkpoint and report this",
+                dir.display()
+            ))),
+        }
+    }
+}
+
+impl From<HomeError> for Refusal {
+    fn from(e: HomeError) -> Self {
+        match e {
+            HomeError::Format(e) => e.into(),
+            HomeError::Random => Refusal::failure(e),
+            HomeError::Locked(_) | HomeError::Record { .. } | HomeError::Other { .. } => {
+                Refusal::configuration(e)
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Who did how much: folded out of what every step says of its devices. All shares are of the time in which steps
+//! ran while a device was there, so that one that came late does not count as idle before.
+
+use crate::train::event::{Shared, Step};
+use std::collections::BTreeMap;
+
+/// What the steps so far say of their devices.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Team {
+    /// By worker and device.
+    devices: BTreeMap<(String, String), Work>,
+    classes: BTreeMap<String, u64>,
+    repeats: u64,
+    cancels: u64,
+    wasted_tokens: u64,
+    sync: f64,
+    hidden: f64,
+    bytes: (u64, u64),
+    seconds: f64,
+    tokens: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Work {
+    microbatches: u64,
+    tokens: u64,
+    busy: f64,
+    /// Seconds of steps in which it was there.
+    there: f64,
+}
+
+impl Team {
+    /// Takes one more step into account.
+    pub fn see(&mut self, step: &Step) {
+        let Some(shared) = &step.shared else { return };
+        let Shared { devices, classes, repeats, cancels, wasted_tokens, .. } = shared;
+        for part in devices {
+            let work = self.devices.entry((part.worker.clone(), part.device.clone())).or_default();
+            work.microbatches += part.microbatches;
+            work.tokens += part.tokens;
+            work.busy += part.busy;
+            work.there += step.seconds;
+        }
+        for (class, n) in classes {
+            *self.classes.entry(class.clone()).or_default() += n;
+        }
+        self.repeats += repeats;
+        self.cancels += cancels;
+        self.wasted_tokens += wasted_tokens;
+        self.sync += shared.sync_seconds;
+        self.hidden += shared.hidden_seconds;
+        self.bytes = (self.bytes.0 + shared.bytes_in, self.bytes.1 + shared.bytes_out);
+        self.seconds += step.seconds;
+        self.tokens += step.total_tokens;
+    }
+
+    /// How many times faster all of them were than the fastest worker would have been alone on the same rows, and
+    /// which that is. None where nobody's speed is known.
+    pub fn speed_up(&self) -> Option<(f64, &str)> {
+        let mut speeds: BTreeMap<&str, f64> = BTreeMap::new();
+        for ((worker, _), work) in &self.devices {
+            if work.busy > 0.0 {
+                *speeds.entry(worker).or_default() += work.tokens as f64 / work.busy;
+            }
+        }
+        let (worker, best) =
+            speeds.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, v)| *v > 0.0)?;
+        (self.seconds > 0.0).then(|| (self.tokens as f64 / best / self.seconds, worker))
+    }
+
+    /// The lines of the end. A run that learnt nothing has no speed worth naming.
+    pub fn lines(&self, learnt: bool) -> Vec<String> {
+        if self.devices.is_empty() {
+            return vec![];
+        }
+        let mut lines = Vec::new();
+        for ((worker, device), work) in &self.devices {
+            let idle = 100.0 * (1.0 - work.busy / work.there.max(1e-9)).max(0.0);
+            lines.push(format!(
+                "device   {worker}, {device}: {} microbatches, {} tokens, {idle:.0} % idle",
+                work.microbatches, work.tokens
+            ));
+        }
+        if self.classes.len() > 1 {
+            let each: Vec<String> = self.classes.iter().map(|(class, n)| format!("{n} on {class}")).collect();
+            lines.push(format!("classes  microbatches: {}", each.join(", ")));
+        }
+        lines.push(format!(
+            "repeats  {}; {} cancelled, {} tokens wasted",
+            self.repeats, self.cancels, self.wasted_tokens
+        ));
+        let (megabytes_in, megabytes_out) = (self.bytes.0 as f64 / 1e6, self.bytes.1 as f64 / 1e6);
+        lines.push(format!(
+            "sync     {:.2} s of {:.2} s, {:.2} s of it hidden behind computing; {megabytes_in:.1} MB in, \
+             {megabytes_out:.1} MB out",
+            self.sync, self.seconds, self.hidden
+        ));
+        if let Some((factor, worker)) = self.speed_up().filter(|_| learnt) {
+            lines.push(format!(
+                "speed-up {factor:.2} over {worker} alone, the fastest worker, on the same rows"
+            ));
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::event::Part;
+
+    #[test]
+    fn what_a_team_came_to() {
+        let part = |worker: &str, tokens, busy| Part {
+            worker: worker.into(),
+            device: "cpu 0".into(),
+            microbatches: 2,
+            tokens,
+            busy,
+        };
+        let step = |devices| Step {
+            step: 1,
+            loss: 1.0,
+            grad_norm: 1.0,
+            lr: 1.0,
+            tokens: 10,
+            total_tokens: 400,
+            seconds: 2.0,
+            epoch: 0.0,
+            shared: Some(Shared { devices, repeats: 1, sync_seconds: 0.5, ..Shared::default() }),
+        };
+        let mut team = Team::default();
+        assert!(team.lines(true).is_empty());
+        // a: 300 tokens in 2 s; b: 100 tokens in 1 s of 2.
+        team.see(&step(vec![part("a", 300, 2.0), part("b", 100, 1.0)]));
+        let (factor, worker) = team.speed_up().unwrap();
+        assert_eq!((worker, (factor * 1000.0).round()), ("a", 1333.0));
+        assert_eq!(
+            team.lines(true),
+            [
+                "device   a, cpu 0: 2 microbatches, 300 tokens, 0 % idle",
+                "device   b, cpu 0: 2 microbatches, 100 tokens, 50 % idle",
+                "repeats  1; 0 cancelled, 0 tokens wasted",
+                "sync     0.50 s of 2.00 s, 0.00 s of it hidden behind computing; 0.0 MB in, 0.0 MB out",
+                "speed-up 1.33 over a alone, the fastest worker, on the same rows",
+            ]
+        );
+        assert!(!team.lines(false).concat().contains("speed-up"));
+    }
+}
