@@ -4,7 +4,7 @@
 
 use super::refusal::Refusal;
 use super::verb::Invocation;
-use crate::net::keyring::{self, Found, KeepError, Source};
+use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
@@ -15,16 +15,17 @@ const LONGEST: u64 = 4 << 10;
 /// Prints or takes the token.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let file = inv.settings.text("token-file")?.map(PathBuf::from);
-    let found = match inv.settings.switch("set")? {
+    let keyring = Keyring::of_user(file.as_deref());
+    let set = inv.settings.switch("set")?;
+    let found = match set {
         true => {
             let token = Token::parse(&ask()?).map_err(Refusal::failure)?;
-            let path = keyring::keep(&token, file.as_deref())?;
+            let path = keyring.keep(&token)?;
             Found { token, source: Source::File(path), made: false }
         }
-        false => keyring::find_or_make(file.as_deref())?,
+        false => keyring.find_or_make_there()?,
     };
     let fingerprint = found.token.fingerprint();
-    let set = inv.settings.switch("set")?;
     if inv.json {
         let secret = if set { serde_json::Value::Null } else { found.token.text().into() };
         let line = serde_json::json!({
@@ -35,8 +36,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         });
         return inv.say(&line.to_string());
     }
-    if set && std::env::var_os(keyring::VARIABLE).is_some_and(|v| !v.is_empty()) {
-        eprintln!("warning: {} is set and comes before it", keyring::VARIABLE);
+    if set && keyring.is_overruled() {
+        eprintln!("warning: {VARIABLE} is set and comes before it");
     }
     if set {
         return inv.say(&format!("kept in {}, fingerprint {fingerprint}", found.source));

@@ -139,9 +139,9 @@ mod tests {
         let at = Endpoint::everywhere(0);
         let listen = |token| Listener::bind(&at, with(Party::Coordinator, token), |_| ());
         runtime.block_on(async {
-            let listener = listen(&token).await.unwrap();
+            let mut listener = listen(&token).await.unwrap();
             let stranger = listen(&other).await.unwrap();
-            let _shown = announce(listener.address().port(), token.fingerprint()).unwrap();
+            listener.show().unwrap();
             let _also = announce(stranger.address().port(), other.fingerprint()).unwrap();
             // Somebody claims the same fingerprint for a port where nobody listens.
             let _false = announce(1, token.fingerprint()).unwrap();

@@ -211,7 +211,8 @@ impl NetError {
         use NetError::*;
         match self {
             Unresolved { .. } | Refused { .. } | TimedOut { .. } | Unreachable { .. } | Mute { .. } => false,
-            NotFound { .. } | Closed { .. } | Crowded { .. } | Local { .. } => false,
+            // A process that is still ending may hold the port.
+            PortInUse { .. } | NotFound { .. } | Closed { .. } | Crowded { .. } | Local { .. } => false,
             NotFinetune { .. } | WrongToken { .. } | NoTokenHere { .. } | NoTokenThere { .. } => true,
             NothingToFind
             | Insecure { .. }
@@ -219,7 +220,7 @@ impl NetError {
             | Unproven { .. }
             | Protocol { .. }
             | SameRole { .. } => true,
-            PortInUse { .. } | CannotListen { .. } | FrameTooLong { .. } => true,
+            CannotListen { .. } | FrameTooLong { .. } => true,
         }
     }
 }

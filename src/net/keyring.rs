@@ -85,12 +85,19 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// The file of this user: `~/.config/finetune/token`, or under XDG_CONFIG_HOME.
-pub fn own_file() -> Option<PathBuf> {
-    own_file_by(|name| std::env::var_os(name).map(PathBuf::from))
+/// The places where this machine's token may be.
+#[derive(Debug, Clone)]
+pub struct Keyring {
+    /// A file of somebody's choice; nothing else is looked at then.
+    named: Option<PathBuf>,
+    /// What [`VARIABLE`] says.
+    variable: Option<String>,
+    /// The user's own file.
+    own: Option<PathBuf>,
 }
 
-fn own_file_by(read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+/// `~/.config/finetune/token`, or under XDG_CONFIG_HOME.
+fn own_file(read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     // A relative one means nothing (so the specification of these folders says).
     let folder = |name: &str| read(name).filter(|p| p.is_absolute());
     let config = folder("XDG_CONFIG_HOME")
@@ -99,45 +106,87 @@ fn own_file_by(read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     Some(config.join("finetune").join("token"))
 }
 
-/// The token of this machine, None where there is none and none was named.
-pub fn find(named: Option<&Path>) -> Result<Option<Found>, KeepError> {
-    let found = |token, source| Some(Found { token, source, made: false });
-    if let Some(path) = named {
-        let token = read(path)?.ok_or_else(|| KeepError::Missing(path.into()))?;
-        return Ok(found(token, Source::File(path.into())));
-    }
-    if let Some(text) = std::env::var_os(VARIABLE).filter(|t| !t.is_empty()) {
-        let bad = |why| KeepError::Bad { place: VARIABLE.into(), why };
-        let token = Token::parse(&text.to_string_lossy()).map_err(bad)?;
-        return Ok(found(token, Source::Variable));
-    }
-    let Some(path) = own_file() else { return Ok(None) };
-    Ok(read(&path)?.and_then(|token| found(token, Source::File(path))))
-}
-
-/// The token of this machine; where there is none, one is made and kept, in `named` or in the user's file.
-pub fn find_or_make(named: Option<&Path>) -> Result<Found, KeepError> {
-    match find(named) {
-        Ok(Some(found)) => Ok(found),
-        Ok(None) | Err(KeepError::Missing(_)) => {
-            let path = named.map(PathBuf::from).or_else(own_file).ok_or(KeepError::NoHome)?;
-            let token = Token::random()?;
-            if write(&token, &path, Instead::Keep)? {
-                return Ok(Found { token, source: Source::File(path), made: true });
-            }
-            // Somebody was faster.
-            let token = read(&path)?.ok_or_else(|| KeepError::Missing(path.clone()))?;
-            Ok(Found { token, source: Source::File(path), made: false })
+impl Keyring {
+    /// That of the user of this process, who has typed --token-file or not.
+    pub fn of_user(named: Option<&Path>) -> Self {
+        let variable = std::env::var_os(VARIABLE).filter(|t| !t.is_empty());
+        Keyring {
+            named: named.map(PathBuf::from),
+            variable: variable.map(|t| t.to_string_lossy().into_owned()),
+            own: own_file(|name| std::env::var_os(name).map(PathBuf::from)),
         }
-        Err(e) => Err(e),
     }
-}
 
-/// Keeps `token` in `named`, or in the user's file, in place of what is there.
-pub fn keep(token: &Token, named: Option<&Path>) -> Result<PathBuf, KeepError> {
-    let path = named.map(PathBuf::from).or_else(own_file).ok_or(KeepError::NoHome)?;
-    write(token, &path, Instead::Replace)?;
-    Ok(path)
+    /// The token, None where there is none and none was named.
+    pub fn find(&self) -> Result<Option<Found>, KeepError> {
+        let found = |token, source| Some(Found { token, source, made: false });
+        if let Some(path) = &self.named {
+            let token = read(path)?.ok_or_else(|| KeepError::Missing(path.clone()))?;
+            return Ok(found(token, Source::File(path.clone())));
+        }
+        if let Some(text) = &self.variable {
+            let bad = |why| KeepError::Bad { place: VARIABLE.into(), why };
+            return Ok(found(Token::parse(text).map_err(bad)?, Source::Variable));
+        }
+        let Some(path) = &self.own else { return Ok(None) };
+        Ok(read(path)?.and_then(|token| found(token, Source::File(path.clone()))))
+    }
+
+    /// The token; where there is none, one is made and kept in the user's file.
+    pub fn find_or_make(&self) -> Result<Found, KeepError> {
+        if let Some(found) = self.find()? {
+            return Ok(found);
+        }
+        self.make()
+    }
+
+    /// The same, but a named file that is not there is made: for whoever was told to make it.
+    pub fn find_or_make_there(&self) -> Result<Found, KeepError> {
+        match self.find() {
+            Ok(Some(found)) => Ok(found),
+            Ok(None) | Err(KeepError::Missing(_)) => self.make(),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn make(&self) -> Result<Found, KeepError> {
+        let path = self.place()?;
+        let token = Token::random()?;
+        if write(&token, &path, Instead::Keep)? {
+            return Ok(Found { token, source: Source::File(path), made: true });
+        }
+        // Somebody was faster.
+        let token = read(&path)?.ok_or_else(|| KeepError::Missing(path.clone()))?;
+        Ok(Found { token, source: Source::File(path), made: false })
+    }
+
+    /// Keeps `token` in place of what is there.
+    pub fn keep(&self, token: &Token) -> Result<PathBuf, KeepError> {
+        let path = self.place()?;
+        write(token, &path, Instead::Replace)?;
+        Ok(path)
+    }
+
+    fn place(&self) -> Result<PathBuf, KeepError> {
+        self.named.clone().or(self.own.clone()).ok_or(KeepError::NoHome)
+    }
+
+    /// True where nothing was named, and nothing is there that could be found wanting.
+    pub fn is_bare(&self) -> bool {
+        self.named.is_none() && self.variable.is_none() && self.own.as_ref().is_none_or(|path| !path.exists())
+    }
+
+    /// True where the user's file could be made: asked of the nearest folder that is there, by making a file.
+    pub fn is_writable(&self) -> bool {
+        let Some(path) = &self.own else { return false };
+        let folder = path.ancestors().skip(1).find(|p| p.exists());
+        folder.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok())
+    }
+
+    /// True where the environment's token comes before what [`Keyring::keep`] keeps.
+    pub fn is_overruled(&self) -> bool {
+        self.named.is_none() && self.variable.is_some()
+    }
 }
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> KeepError + '_ {
@@ -208,75 +257,4 @@ fn write_draft(token: &Token, draft: &Path) -> std::io::Result<()> {
 }
 
 #[cfg(all(test, unix))]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn mode(path: &Path) -> u32 {
-        fs::metadata(path).unwrap().permissions().mode() & 0o777
-    }
-
-    #[test]
-    fn made_once_kept_for_the_owner_and_replaced_only_when_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a/b/token");
-        let first = find_or_make(Some(&path)).unwrap();
-        assert!(first.made);
-        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
-        let second = find_or_make(Some(&path)).unwrap();
-        assert!(!second.made);
-        assert_eq!(second.token.text(), first.token.text());
-        let third = Token::random().unwrap();
-        keep(&third, Some(&path)).unwrap();
-        assert_eq!(find(Some(&path)).unwrap().unwrap().token.text(), third.text());
-        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a draft was left");
-    }
-
-    #[test]
-    fn a_hundred_that_make_one_at_once_have_the_same() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
-        // Threads share a process id, and so a draft: they take turns there, and race for the name.
-        let make = || find_or_make(Some(&path)).map(|f| f.token.text());
-        let texts: Vec<_> = (0..100).map(|_| make().unwrap()).collect();
-        assert!(texts.iter().all(|t| *t == texts[0]));
-        assert!(!write(&Token::random().unwrap(), &path, Instead::Keep).unwrap(), "it never replaces");
-    }
-
-    /// The line for a file of that text and mode.
-    fn check(text: &str, bits: u32, expected: &str) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(bits)).unwrap();
-        let line = find(Some(&path)).unwrap_err().to_string();
-        let expected = expected.replace("PATH", &path.display().to_string());
-        assert!(line.contains(&expected), "{line}");
-        assert!(text.len() < 8 || !line.contains(text), "the secret is repeated: {line}");
-    }
-
-    #[test]
-    fn files_that_are_no_secret() {
-        let token = Token::random().unwrap().text();
-        for bits in [0o644, 0o640, 0o660, 0o604, 0o666, 0o610] {
-            check(&token, bits, &format!("PATH: others may read it (mode {bits:03o}): chmod 600 PATH"));
-        }
-        check("hunter2hunter2", 0o600, "PATH: that is no token: 112 bits or fewer");
-        check("", 0o600, "PATH: that is no token");
-        check(&"x".repeat(100_000), 0o600, "PATH: that is no token");
-        let absent = Path::new("no/such/token");
-        let line = find(Some(absent)).unwrap_err().to_string();
-        assert_eq!(line, "no/such/token: no such file: `finetune token --token-file no/such/token` makes it");
-    }
-
-    #[test]
-    fn the_users_own_file() {
-        let of = |set: &[(&str, &str)]| {
-            own_file_by(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
-        };
-        assert_eq!(of(&[("HOME", "/h")]), Some("/h/.config/finetune/token".into()));
-        assert_eq!(of(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")]), Some("/x/finetune/token".into()));
-        assert_eq!(of(&[("HOME", "/h"), ("XDG_CONFIG_HOME", "x")]), Some("/h/.config/finetune/token".into()));
-        assert_eq!(of(&[]), None);
-    }
-}
+mod tests;

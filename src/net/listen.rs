@@ -6,7 +6,9 @@
 
 use super::address::{Endpoint, canonical};
 use super::connection::{Connection, Security};
+use super::discovery::{Announced, announce};
 use super::error::{NetError, words};
+use super::token::Fingerprint;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -62,6 +64,8 @@ pub struct Listener {
     ready: mpsc::Receiver<Connection>,
     refused: Arc<AtomicU64>,
     task: AbortHandle,
+    fingerprint: Option<Fingerprint>,
+    shown: Option<Announced>,
 }
 
 impl Listener {
@@ -75,6 +79,7 @@ impl Listener {
         let address = socket.local_addr().map_err(|e| cannot(at, &e))?;
         let (send, ready) = mpsc::channel(READY);
         let refused = Arc::new(AtomicU64::new(0));
+        let fingerprint = security.fingerprint();
         let door = Door {
             socket,
             security,
@@ -91,13 +96,22 @@ impl Listener {
             },
         };
         let task = tokio::spawn(door.keep()).abort_handle();
-        Ok(Listener { address: canonical(address), ready, refused, task })
+        Ok(Listener { address: canonical(address), ready, refused, task, fingerprint, shown: None })
     }
 
     /// The next connection that has proved itself. Dropping the future loses none.
     pub async fn accept(&mut self) -> Result<Connection, NetError> {
         let gone = || NetError::Local { what: "listening", cause: "its task has ended".into() };
         self.ready.recv().await.ok_or_else(gone)
+    }
+
+    /// Shows the port to the local network for as long as it is open, so that `--coordinator auto` finds it; one
+    /// that only this machine reaches, or that has no token, is not shown.
+    pub fn show(&mut self) -> Result<(), NetError> {
+        if let Some(fingerprint) = self.fingerprint.filter(|_| !self.address.ip().is_loopback()) {
+            self.shown = Some(announce(self.address.port(), fingerprint)?);
+        }
+        Ok(())
     }
 
     /// Where it listens, with the port that the system chose for port 0.

@@ -6,7 +6,7 @@ use super::address::{DEFAULT_PORT, Endpoint, default_route};
 use super::connection::Security;
 use super::error::NetError;
 use super::greeting::Party;
-use super::keyring::{self, Found, KeepError};
+use super::keyring::{Found, KeepError, Keyring};
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -49,6 +49,10 @@ pub enum SecureError {
 
 /// Finds the token, or makes one where a coordinator has none.
 pub fn secure(party: Party, wishes: &Wishes) -> Result<Secured, SecureError> {
+    secure_by(party, wishes, &Keyring::of_user(wishes.token_file))
+}
+
+fn secure_by(party: Party, wishes: &Wishes, keyring: &Keyring) -> Result<Secured, SecureError> {
     let typed = wishes.at.cloned();
     if wishes.insecure {
         let notes = vec!["plain TCP without a token (--insecure), on this machine only".to_string()];
@@ -58,8 +62,8 @@ pub fn secure(party: Party, wishes: &Wishes) -> Result<Secured, SecureError> {
     let near = typed.as_ref().is_none_or(Endpoint::is_loopback);
     let makes = party == Party::Coordinator;
     let found = match makes {
-        true => keyring::find_or_make(wishes.token_file).map(Some),
-        false => keyring::find(wishes.token_file),
+        true => keyring.find_or_make().map(Some),
+        false => keyring.find(),
     };
     let homeless = |why: String| Secured {
         security: Security::plain(party),
@@ -75,10 +79,10 @@ pub fn secure(party: Party, wishes: &Wishes) -> Result<Secured, SecureError> {
             found: Some(found),
         }),
         // A coordinator has tried to write; a worker only looks whether one could have been written.
-        Err(e @ (KeepError::File { .. } | KeepError::NoHome)) if makes && near && own(wishes) => {
+        Err(e @ (KeepError::File { .. } | KeepError::NoHome)) if makes && near && keyring.is_bare() => {
             Ok(homeless(format!("none can be kept: {e}")))
         }
-        Ok(None) if near && !writable() => Ok(homeless("none can be kept here".into())),
+        Ok(None) if near && !keyring.is_writable() => Ok(homeless("none can be kept here".into())),
         Ok(None) if wishes.listens => Err(KeepError::NoToken.into()),
         Ok(None) => Ok(Secured {
             security: Security::without_token(party),
@@ -88,18 +92,6 @@ pub fn secure(party: Party, wishes: &Wishes) -> Result<Secured, SecureError> {
         }),
         Err(e) => Err(e.into()),
     }
-}
-
-/// No file was named and none that is there was found wanting.
-fn own(wishes: &Wishes) -> bool {
-    wishes.token_file.is_none() && keyring::own_file().is_none_or(|path| !path.exists())
-}
-
-/// Whether the user's file could be made: asked of the nearest folder that is there, by making a file in it.
-fn writable() -> bool {
-    let Some(path) = keyring::own_file() else { return false };
-    let folder = path.ancestors().skip(1).find(|p| p.is_dir());
-    folder.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok())
 }
 
 fn said(found: &Found) -> Vec<String> {
@@ -128,5 +120,78 @@ pub fn invitation(at: SocketAddr, typed: &Endpoint, security: &Security) -> Vec<
             worker,
         ],
         None => vec![format!("{worker} --insecure")],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::token::Token;
+    use super::*;
+
+    /// What `party` comes to with a keyring, at an address that was typed (or none): a word for it, and where.
+    fn check(party: Party, keyring: &Keyring, typed: &str, expected: &str) {
+        let at: Option<Endpoint> = (!typed.is_empty()).then(|| typed.parse().unwrap());
+        let listens = party == Party::Coordinator || typed.starts_with(':');
+        let wishes = Wishes { token_file: None, insecure: false, at: at.as_ref(), listens };
+        let got = match secure_by(party, &wishes, keyring) {
+            Ok(s) if s.security.is_plain() => format!("plain {} {}", s.at, s.notes.len()),
+            Ok(s) => {
+                format!("{} {}", s.found.map_or("none", |f| if f.made { "made" } else { "token" }), s.at)
+            }
+            Err(e) => e.to_string(),
+        };
+        assert!(got.contains(expected), "{party} {typed:?}: {got}, not {expected}");
+    }
+
+    #[test]
+    fn plain_tcp_comes_only_where_no_token_can_be_kept_and_stays_here() {
+        use Party::{Coordinator, Worker};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("finetune/token");
+        let empty = Keyring::alone(Some(path.clone()));
+        check(Worker, &empty, "host:9000", "none host:9000");
+        check(Worker, &empty, "127.0.0.1:9000", "none 127.0.0.1:9000");
+        check(Worker, &empty, ":9001", "no token here");
+        check(Coordinator, &empty, "", "made :9000");
+        check(Coordinator, &empty, ":7", "token :7");
+        check(Worker, &empty, "host:9000", "token host:9000");
+        check(Worker, &empty, ":9001", "token :9001");
+
+        // A folder that is a file: nothing can be kept, whoever one is.
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let full = Keyring::alone(Some(folder.path().join("file/finetune/token")));
+        for homeless in [Keyring::alone(None), full] {
+            check(Coordinator, &homeless, "", "plain 127.0.0.1:9000 1");
+            check(Coordinator, &homeless, "localhost:7", "plain localhost:7 1");
+            check(Coordinator, &homeless, ":9000", "");
+            check(Worker, &homeless, "127.0.0.1:9000", "plain 127.0.0.1:9000 1");
+            check(Worker, &homeless, "host:9000", "none host:9000");
+            let far = "0.0.0.0:9000".parse().unwrap();
+            let wishes = Wishes { token_file: None, insecure: false, at: Some(&far), listens: true };
+            assert!(secure_by(Coordinator, &wishes, &homeless).is_err(), "plain TCP for all the world");
+        }
+        // A token that is there and no good is never passed over.
+        std::fs::write(&path, "hunter2").unwrap();
+        check(Coordinator, &empty, "", "token: ");
+        check(Worker, &empty, "127.0.0.1:9000", "token: ");
+    }
+
+    #[test]
+    fn what_to_type_on_the_next_machine() {
+        let token = Security::with_token(Party::Coordinator, &Token::random().unwrap()).unwrap();
+        let lines = |at: &str, typed: &str, security: &Security| {
+            invitation(at.parse().unwrap(), &typed.parse().unwrap(), security)
+        };
+        let got = lines("10.0.0.5:9000", "10.0.0.5:9000", &token);
+        assert!(got[0].starts_with("finetune token --set "), "{got:?}");
+        assert_eq!(got[1..], ["finetune --role worker --coordinator 10.0.0.5:9000"]);
+        let got = lines("[::]:9000", ":9000", &token);
+        let host = default_route().map_or("THIS-MACHINE".into(), |ip| ip.to_string());
+        let address = Endpoint { host, port: 9000 };
+        assert_eq!(got[1..], [format!("finetune --role worker --coordinator {address}")]);
+        assert_eq!(lines("10.1.1.1:7", "gpu3:7", &token)[1], "finetune --role worker --coordinator gpu3:7");
+        let plain = Security::plain(Party::Coordinator);
+        let got = lines("127.0.0.1:9000", "127.0.0.1:9000", &plain);
+        assert_eq!(got, ["finetune --role worker --coordinator 127.0.0.1:9000 --insecure"]);
     }
 }
