@@ -183,7 +183,7 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
     let warn = |line: String| eprintln!("warning: {line}");
     secured.notes.iter().for_each(|note| say(note));
     let (reception, at) = (coordinator.reception(), (&secured.at, secured.security.clone()));
-    let port = Port::open(runtime, at, reception, warn).map_err(Refusal::failure)?;
+    let port = Port::open(runtime, at, reception, warn)?;
     say(&format!("listens on {}; on the next machine type:", port.address()));
     invitation(port.address(), &secured.at, &secured.security)
         .iter()

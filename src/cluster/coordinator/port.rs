@@ -29,6 +29,8 @@ impl Port {
         let bound = Listener::bind(at, security, move |refusal| tell(refusal.to_string()));
         let mut listener = runtime.block_on(bound)?;
         let address = listener.address();
+        // A network without multicast: whoever is not found so is given the address.
+        let _ = listener.show();
         let handle = runtime.clone();
         let task = runtime.spawn(async move {
             while let Ok(connection) = listener.accept().await {
