@@ -10,12 +10,11 @@ use super::options::groups::Options;
 use super::output::{self, Claim, Place, RUN_FILE};
 use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
-use super::run_file;
+use super::run_file::RunFile;
 use super::signals;
 use crate::cluster::coordinator::Hint;
 use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
-use crate::format::atomic;
 use crate::model::decoder::initial_parameters;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
@@ -159,10 +158,10 @@ impl Job {
         mut claim: Claim,
         team: &mut dyn Team,
     ) -> Result<(), Refusal> {
-        if self.from.is_none() {
-            let text = run_file::text(settings, &self.facts(&team.classes().join(", ")));
-            atomic::write_file(&place.dir.join(RUN_FILE), text.as_bytes())?;
-        }
+        let mut file = match &self.from {
+            Some(_) => None,
+            None => Some(RunFile::write(place.dir.join(RUN_FILE), settings, self.facts(), team.classes())?),
+        };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
@@ -170,6 +169,9 @@ impl Job {
             let mut events = |e: &Event| {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
                     claim.keep();
+                }
+                if let Some(file) = &mut file {
+                    file.see(e);
                 }
                 watch.see(e);
             };
@@ -290,12 +292,11 @@ impl Job {
     }
 
     /// What run.yaml says besides the options.
-    fn facts(&self, class: &str) -> Vec<(&'static str, String)> {
+    fn facts(&self) -> Vec<(&'static str, String)> {
         let p = &self.prepared;
         let c = &p.train.counts;
         let mut facts = vec![
             ("fixed_point_exponent", FRACTION_BITS.to_string()),
-            ("numeric_class", class.to_string()),
             ("architecture", p.config.architecture()),
             ("weights", p.base.files.kind.clone()),
             ("model_hash", self.model_hash.clone()),

@@ -3,6 +3,50 @@
 
 use super::options::table::{Section, TABLE, Takes};
 use super::options::{Settings, yaml};
+use crate::format::{FormatError, atomic};
+use crate::train::event::{Event, Step};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// The file of a run that has begun here.
+pub struct RunFile<'a> {
+    path: PathBuf,
+    settings: &'a Settings,
+    facts: Vec<(&'static str, String)>,
+    classes: BTreeSet<String>,
+}
+
+impl<'a> RunFile<'a> {
+    /// Writes it. Numeric classes that are not known yet are added when they have computed something.
+    pub fn write(
+        path: PathBuf,
+        settings: &'a Settings,
+        facts: Vec<(&'static str, String)>,
+        classes: Vec<String>,
+    ) -> Result<Self, FormatError> {
+        let file = RunFile { path, settings, facts, classes: classes.into_iter().collect() };
+        atomic::write_file(&file.path, file.text().as_bytes())?;
+        Ok(file)
+    }
+
+    /// Adds what a step says of classes.
+    pub fn see(&mut self, event: &Event) {
+        let Event::Step(Step { shared: Some(shared), .. }) = event else { return };
+        let known = self.classes.len();
+        self.classes.extend(shared.classes.keys().cloned());
+        if self.classes.len() > known {
+            // The run is worth more than its description.
+            let _ = atomic::write_file(&self.path, self.text().as_bytes());
+        }
+    }
+
+    fn text(&self) -> String {
+        let classes = self.classes.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let mut facts = self.facts.clone();
+        facts.push(("numeric_class", classes));
+        text(self.settings, &facts)
+    }
+}
 
 /// What does not describe the run itself.
 const LEFT_OUT: [&str; 3] = ["config", "resume", "overwrite"];

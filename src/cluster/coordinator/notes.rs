@@ -65,7 +65,8 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
         }
         Note::Running { have } => run(What::Resumed, count(have, "device")),
         Note::Joined { member, devices, refused } => {
-            of(What::Joined, member, devices.iter().map(named).collect(), refused.join("; "))
+            let what = if devices.is_empty() { What::Refused } else { What::Joined };
+            of(what, member, devices.iter().map(named).collect(), refused.join("; "))
         }
         Note::Left { member, reason, reopened } => {
             let again = match reopened {
