@@ -4,9 +4,9 @@
 
 use super::devices;
 use super::job::{Job, Steps, Team, Values};
-use super::options::Settings;
 use super::options::groups::{DeviceOptions, Gpus, Options, Precision, Role};
 use super::options::table::TABLE;
+use super::options::{Settings, Source as Origin};
 use super::output::{self, Claim, Place};
 use super::prepare;
 use super::refusal::{Kind, Refusal};
@@ -37,6 +37,11 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Trains with whoever comes.
 pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
+    // A coordinator only coordinates, unless devices were named; run.yaml says so too.
+    let named = options.devices.gpus != Gpus::None && settings.is_given("gpus");
+    if !named {
+        settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
+    }
     let (place, job) = begin(settings, options)?;
     let wishes = Wishes {
         token_file: options.cluster.token_file.as_deref(),
@@ -48,8 +53,6 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
     let claim = Claim::locked(&place)?;
     let home = Home::raise(&place.dir, job.identity().values().clone())?;
-    // A coordinator only coordinates, unless devices were named.
-    let named = options.devices.gpus != Gpus::None && settings.is_given("gpus");
     let local = named.then_some(&options.devices);
     let mut hall = Hall::open(&job, (settings, options), home, files, local)?;
     let port = open(&hall, options, &secured)?;
@@ -183,7 +186,7 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
     let warn = |line: String| eprintln!("warning: {line}");
     secured.notes.iter().for_each(|note| say(note));
     let (reception, at) = (coordinator.reception(), (&secured.at, secured.security.clone()));
-    let port = Port::open(runtime, at, reception, warn)?;
+    let port = Port::open(runtime, at, reception)?;
     say(&format!("listens on {}; on the next machine type:", port.address()));
     invitation(port.address(), &secured.at, &secured.security)
         .iter()

@@ -23,7 +23,7 @@ use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
-use crate::train::{self, Batches, Compute, Finished, Run, Sampler, Work, optim};
+use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
 use std::path::{Path, PathBuf};
 
 /// Longest answer to a --sample-prompt.
@@ -125,7 +125,15 @@ impl Job {
         match checkpoint::find(path) {
             Ok(_) => self.resume(place),
             Err(e) => {
-                eprintln!("note: {e}: the run begins again at step 0");
+                // Only one that is there and damaged is worth a warning.
+                let damaged = matches!(&e, TrainError::Checkpoint { reason, .. } if !reason.starts_with("no checkpoint-"));
+                if damaged {
+                    eprintln!("warning: {e}");
+                }
+                eprintln!(
+                    "note: {}: no checkpoint to go on from: the run begins again at step 0",
+                    path.display()
+                );
                 Ok(())
             }
         }

@@ -4,8 +4,8 @@
 use super::super::message::{Bye, Hello, Manifest, PROTOCOL};
 use std::collections::BTreeMap;
 
-/// Longest name that is shown of a worker.
-const NAME: usize = 64;
+/// Longest text that is shown of a worker.
+const LINE: usize = 300;
 
 /// What the run is, and what a worker may know of it beforehand.
 #[derive(Debug, Clone)]
@@ -88,7 +88,7 @@ fn short(hash: &str) -> String {
 
 /// What somebody else said of himself, on one line of a terminal.
 pub(super) fn plain(text: &str) -> String {
-    let shown = text.chars().take(NAME).map(|c| if c.is_control() { '?' } else { c });
+    let shown = text.chars().take(LINE).map(|c| if c.is_control() { '?' } else { c });
     shown.collect()
 }
 

@@ -90,6 +90,11 @@ impl Reception {
         });
     }
 
+    /// Somebody was turned away before he could say anything: the run's record says so.
+    pub fn turned_away(&self, peer: String, reason: String) {
+        let _ = self.events.send(Incoming::Refused { name: peer, reason });
+    }
+
     /// From now on everybody hears that the run is over; waits until those who are here have.
     pub(super) fn close(&self, bye: &Bye, patience: Duration) {
         self.known().closing = Some(bye.clone());

@@ -91,8 +91,9 @@ fn few(microbatches: usize, devices: usize, hint: Hint) -> String {
         1 => "one idles".to_string(),
         n => format!("{n} idle"),
     };
-    let factor = (ENOUGH * devices).div_ceil(microbatches.max(1)).next_power_of_two();
-    let (rows, tokens) = (hint.batch_size * factor, (hint.micro_batch_tokens / factor).max(1));
+    let factor = (ENOUGH * devices).div_ceil(microbatches.max(1));
+    let tokens = (hint.micro_batch_tokens / factor.next_power_of_two()).max(1);
+    let rows = hint.batch_size * factor;
     format!(
         "a step has {} for {}: {idle}; try --batch-size {rows} or --micro-batch-tokens {tokens}",
         count(microbatches, "microbatch"),
@@ -151,20 +152,25 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
 pub(super) struct Accounts {
     bytes_in: u64,
     bytes_out: u64,
-    /// When the parameters were sent, until the first device asks for work with them.
+    /// When the parameters were first sent, until the first device asks for work with them.
     sent: Option<Instant>,
-    transfer: Duration,
+    /// None until then: waiting for workers to come is no transfer.
+    transfer: Option<Duration>,
     before: BTreeMap<Place, DeviceReport>,
 }
 
 impl Accounts {
     /// New parameters are about to be sent: what follows belongs to the next step.
     pub fn parameters(&mut self) {
-        (self.bytes_out, self.transfer, self.sent) = (0, Duration::ZERO, Some(Instant::now()));
+        (self.bytes_out, self.transfer, self.sent) = (0, None, None);
     }
 
+    /// They are on their way to a member.
     pub fn sent(&mut self, bytes: u64) {
         self.bytes_out += bytes;
+        if self.transfer.is_none() {
+            self.sent.get_or_insert_with(Instant::now);
+        }
     }
 
     pub fn received(&mut self, packed: &Packed) {
@@ -175,7 +181,7 @@ impl Accounts {
     /// A device wants work: the parameters have arrived.
     pub fn asked(&mut self) {
         if let Some(sent) = self.sent.take() {
-            self.transfer = sent.elapsed();
+            self.transfer = Some(sent.elapsed());
         }
     }
 
@@ -198,7 +204,7 @@ impl Accounts {
             };
             (here || part.microbatches > 0).then_some(part)
         };
-        let sync = tally.hidden + tally.exposed + self.transfer;
+        let sync = tally.hidden + tally.exposed + self.transfer.unwrap_or_default();
         Shared {
             classes: tally.classes,
             devices: devices.into_iter().filter_map(part).collect(),
@@ -220,7 +226,7 @@ mod tests {
     #[test]
     fn few_microbatches_are_said_with_a_way_out() {
         let hint = Hint { batch_size: 8, micro_batch_tokens: 2048 };
-        let want = "a step has 2 microbatches for 3 devices: one idles; try --batch-size 64 or --micro-batch-tokens 256";
+        let want = "a step has 2 microbatches for 3 devices: one idles; try --batch-size 40 or --micro-batch-tokens 256";
         assert_eq!(few(2, 3, hint), want);
         let want = "a step has 4 microbatches for 2 devices: some idle at the end of every step; try --batch-size 16 \
                     or --micro-batch-tokens 1024";

@@ -19,14 +19,20 @@ pub struct Port {
 }
 
 impl Port {
-    /// Listens, and hands every connection that has proved itself to the reception. `tell` hears of refusals.
+    /// Listens, and hands every connection that has proved itself to the reception, which hears of others too.
     pub fn open(
         runtime: &Handle,
         (at, security): (&Endpoint, Security),
         reception: Arc<Reception>,
-        tell: impl Fn(String) + Send + 'static,
     ) -> Result<Self, NetError> {
-        let bound = Listener::bind(at, security, move |refusal| tell(refusal.to_string()));
+        let book = reception.clone();
+        let bound = Listener::bind(at, security, move |refusal| {
+            let more = match refusal.untold {
+                0 => String::new(),
+                n => format!(" (and {n} more that were not shown)"),
+            };
+            book.turned_away(refusal.peer.to_string(), format!("{}{more}", refusal.reason));
+        });
         let mut listener = runtime.block_on(bound)?;
         let address = listener.address();
         // A network without multicast: whoever is not found so is given the address.

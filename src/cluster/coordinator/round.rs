@@ -151,7 +151,7 @@ impl Coordinator<'_> {
                 if matches!(message, ToCoordinator::Ask { .. }) {
                     self.accounts.asked();
                 }
-                self.said(member, message, task);
+                self.said(member, scores::readable(message), task);
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Results that are taken as they are said, scores and answers, are looked at before the machine counts them: an
-//! honest worker never says what the microbatch cannot give.
+//! honest worker never says what the microbatch cannot give. And what workers say for people is made fit for a
+//! terminal.
 
-use super::super::message::{ToCoordinator, Work};
+use super::super::message::{Device, ToCoordinator, Trouble, Work};
+use super::gate::plain;
 use crate::model::stage::{LossSums, Targets};
 
 /// Whether `message` can be the result of `work` with so many classes; the error is one line for people.
@@ -17,6 +19,34 @@ pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Res
         // Another kind of result than was asked for is the machine's business.
         _ => Ok(()),
     }
+}
+
+/// The same message with every text on one line and no longer than a line.
+pub(super) fn readable(mut message: ToCoordinator) -> ToCoordinator {
+    let line = |text: &mut String| *text = plain(text);
+    let device = |device: &mut Device| {
+        line(&mut device.name);
+        line(&mut device.class);
+    };
+    match &mut message {
+        ToCoordinator::Ready { devices, refused } => {
+            devices.iter_mut().for_each(device);
+            refused.iter_mut().for_each(line);
+        }
+        ToCoordinator::Fallback { now, reason, .. } => {
+            device(now);
+            line(reason);
+        }
+        ToCoordinator::Leave { reason } => line(reason),
+        ToCoordinator::Fault {
+            fault: Trouble::Device { reason: text } | Trouble::Value { tensor: text, .. },
+            ..
+        } => {
+            line(text);
+        }
+        _ => {}
+    }
+    message
 }
 
 fn score(sums: &LossSums, targets: &Targets, classes: usize) -> Result<(), String> {
@@ -68,5 +98,21 @@ mod tests {
         let answer = |n| ToCoordinator::Answer { lease: 1, ids: vec![0; n], parameters: [0; 32] };
         assert!(super::check(&answer(2), &prompt, 0).is_ok());
         assert!(super::check(&answer(3), &prompt, 0).is_err());
+    }
+
+    #[test]
+    fn what_a_worker_says_stays_on_its_line() {
+        let bad = "cpu\x1b[2J\n".to_string() + &"x".repeat(5000);
+        let devices = vec![Device { name: bad.clone(), class: bad.clone() }];
+        let messages = [
+            ToCoordinator::Ready { devices: devices.clone(), refused: vec![bad.clone()] },
+            ToCoordinator::Leave { reason: bad.clone() },
+            ToCoordinator::Fault { lease: 1, fault: Trouble::Device { reason: bad.clone() } },
+            ToCoordinator::Fallback { device: 0, now: devices[0].clone(), reason: bad },
+        ];
+        for message in messages {
+            let shown = format!("{:?}", readable(message));
+            assert!(!shown.contains("\\n") && !shown.contains("\\u{1b}") && shown.len() < 1200, "{shown}");
+        }
     }
 }
