@@ -8,6 +8,7 @@ use super::tls::{self, Identity};
 use super::token::{Fingerprint, Token};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -18,6 +19,9 @@ const ADMITTED: u8 = 1;
 
 /// Most bytes that are read from a peer before it has proved who it is.
 const BEFORE_AUTHENTICATION: usize = 4 << 10;
+
+/// What is read ahead from a known peer: a few TLS records.
+const AHEAD: usize = 128 << 10;
 
 /// Who this side is, and how it wants to be safe. There is no way from one kind to a weaker one.
 #[derive(Clone)]
@@ -113,9 +117,9 @@ impl Connection {
         let mut stream: Box<dyn Stream> = Box::new(socket);
         if let Some(identity) = &security.identity {
             let connector = tokio_rustls::TlsConnector::from(identity.client.clone());
-            let bounded = Bounded { inner: stream, left: BEFORE_AUTHENTICATION };
+            let bounded = Bounded::new(stream);
             let mut tls = connector.connect(tls::nobody(), bounded).await.map_err(|e| unproven(label, &e))?;
-            tls.get_mut().0.left = usize::MAX;
+            tls.get_mut().0.release();
             stream = Box::new(tls);
         }
         match stream.read_u8().await {
@@ -151,9 +155,9 @@ impl Connection {
             return Ok(Connection { stream: Box::new(socket), peer });
         };
         let acceptor = tokio_rustls::TlsAcceptor::from(identity.server.clone());
-        let bounded = Bounded { inner: socket, left: BEFORE_AUTHENTICATION };
+        let bounded = Bounded::new(socket);
         let mut tls = acceptor.accept(bounded).await.map_err(|e| unproven(&label, &e))?;
-        tls.get_mut().0.left = usize::MAX;
+        tls.get_mut().0.release();
         Ok(Connection { stream: Box::new(tls), peer })
     }
 
@@ -199,16 +203,41 @@ fn unproven(label: &str, e: &io::Error) -> NetError {
     }
 }
 
-/// Reads no more than `left` bytes from a peer that is not known yet.
+/// Reads no more than `left` bytes from a peer that is not known yet, and large pieces from one that is: TLS asks
+/// for four kilobytes at a time, which would be a system call each.
 struct Bounded<S> {
     inner: S,
     left: usize,
+    /// What was read and not asked for yet lies at `have`; empty until the peer is known.
+    ahead: Vec<u8>,
+    have: Range<usize>,
+}
+
+impl<S> Bounded<S> {
+    fn new(inner: S) -> Self {
+        Bounded { inner, left: BEFORE_AUTHENTICATION, ahead: Vec::new(), have: 0..0 }
+    }
+
+    /// The peer has proved itself.
+    fn release(&mut self) {
+        self.left = usize::MAX;
+        self.ahead = vec![0; AHEAD];
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context, buf: &mut ReadBuf) -> Poll<io::Result<()>> {
         if self.left == usize::MAX {
-            return Pin::new(&mut self.inner).poll_read(cx, buf);
+            let this = &mut *self;
+            if this.have.is_empty() {
+                let mut whole = ReadBuf::new(&mut this.ahead);
+                std::task::ready!(Pin::new(&mut this.inner).poll_read(cx, &mut whole))?;
+                this.have = 0..whole.filled().len();
+            }
+            let n = this.have.len().min(buf.remaining());
+            buf.put_slice(&this.ahead[this.have.start..this.have.start + n]);
+            this.have.start += n;
+            return Poll::Ready(Ok(()));
         }
         let most = self.left.min(buf.remaining());
         if most == 0 && buf.remaining() > 0 {

@@ -196,7 +196,7 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> KeepError + '_ {
 /// None where there is no such file.
 fn read(path: &Path) -> Result<Option<Token>, KeepError> {
     let file = match File::open(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         opened => opened.map_err(failed(path))?,
     };
     // Of the open file, not of its name: nobody can put another one in between.
