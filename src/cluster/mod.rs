@@ -9,3 +9,5 @@ pub mod message;
 pub mod piece;
 pub mod reduce;
 pub mod worker;
+#[cfg(test)]
+mod simulator;

@@ -4,7 +4,7 @@
 use super::super::message::{Device as Named, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
 use super::action::{Action, Note, Purpose};
 use super::event::{DeviceId, Kind, MemberId};
-use super::fleet::{self, Device};
+use super::fleet::{self, Device, Stopping};
 use super::ledger::{Alone, Found, Held, Status};
 use super::{Machine, fleet::report};
 use std::collections::BTreeSet;
@@ -38,7 +38,7 @@ impl Machine {
                 self.lost(member, reason);
                 self.out.push(Action::Close { member });
             }
-            ToCoordinator::SumPiece { .. } => m.flushed = m.flushed.map(|_| self.now),
+            ToCoordinator::SumPiece { .. } => (m.flushed, m.reasked) = (m.flushed.map(|_| self.now), 0),
             _ if m.devices.is_none() => self.expel(member, "it spoke of work before it was ready"),
             &ToCoordinator::Ask { device, room } => self.asked(DeviceId { member, index: device }, room),
             &ToCoordinator::Announce { lease, parameters, micros } => {
@@ -75,7 +75,7 @@ impl Machine {
         let Some(device) = self.fleet.device_mut(id) else {
             return self.expel(id.member, "it spoke of a device that it does not have");
         };
-        (device.room, device.up) = (Some(room), true);
+        (device.room, device.up, device.stopping) = (Some(room), true, None);
         if let Some(m) = self.fleet.members.get_mut(&id.member)
             && let Some(sent) = m.sent.take()
         {
@@ -90,7 +90,10 @@ impl Machine {
             None => Found::Never,
         };
         match found {
-            Found::Here(held) if held.device.member == member => return Own::Here(held),
+            Found::Here(held) if held.device.member == member => {
+                self.fleet.device_mut(held.device).into_iter().for_each(|d| d.moves(lease));
+                return Own::Here(held);
+            }
             Found::Here(_) => self.expel(member, "it spoke of another worker's lease"),
             Found::Never => self.expel(member, "it spoke of a lease that was never given"),
             Found::Old => {
@@ -181,6 +184,11 @@ impl Machine {
         round.tally.cancels += 1;
         let id = round.ledger.lease(lease).device;
         if let Some(device) = self.fleet.device_mut(id) {
+            if device.queue.front() == Some(&lease) {
+                let overhead = fleet::micros(4.0 * device.overhead.get().unwrap_or(0.0));
+                let until = now + Duration::from_secs(1) + overhead;
+                device.stopping = Some(Stopping { lease, until, again: now + self.config.reask });
+            }
             device.leaves(lease, now);
         }
         self.say(id.member, ToWorker::Cancel { lease });
@@ -252,7 +260,7 @@ impl Machine {
         }
         leases.iter().for_each(|&lease| self.count(member, lease));
         if let Some(m) = self.fleet.members.get_mut(&member) {
-            (m.last_sum, m.flushed) = (*sum, None);
+            (m.last_sum, m.flushed, m.reasked) = (*sum, None, 0);
         }
         self.out.push(Action::TakeSum { member, sum: *sum });
         self.say(member, ToWorker::SumTaken { sum: *sum });
@@ -266,6 +274,9 @@ impl Machine {
             Status::Live | Status::Cancelled => {
                 self.waste(&held, micros);
                 self.drop_lease(lease, &held);
+                let unasked = self.fleet.device_mut(held.device).filter(|_| held.status == Status::Live);
+                // Handed back of its own will: nothing more for it before it asks.
+                unasked.into_iter().for_each(|d| d.room = None);
             }
         }
     }
@@ -278,6 +289,10 @@ impl Machine {
         let whole = self.now.saturating_sub(held.sent).as_micros() as u64;
         device.busy += Duration::from_micros(micros.min(whole));
         let each = device.speed.known(round.kind);
+        if each.is_none_or(|each| micros as f64 > each * tokens as f64) {
+            // So slow at least: else a device that never ends first would be taken for a fast one for ever.
+            device.speed.measure(round.kind, tokens, micros.min(whole));
+        }
         round.tally.wasted_tokens += each.map_or(0, |each| (micros as f64 / each) as u64).min(tokens);
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Slot {
     pub known: bool,
     /// Its leases, and in how many microseconds they should be finished.
     pub queue: Vec<(u64, f64)>,
+    /// When the first of them is so late that it is called back, in microseconds from now.
+    pub hopeless: f64,
     /// When it should have finished all of them and could begin another, in microseconds from now.
     pub free: f64,
     /// What passes between a lease and its announcement beyond computing.
@@ -40,12 +42,21 @@ pub(super) struct Slot {
     held: usize,
 }
 
+/// When a slot is looked at.
+#[derive(Clone, Copy)]
+struct At {
+    now: Duration,
+    patience: Duration,
+}
+
 impl Slot {
-    fn of(seen: (DeviceId, &Member, &Device), each: f64, round: &Current, now: Duration) -> Self {
+    fn of(seen: (DeviceId, &Member, &Device), each: f64, round: &Current, at: At) -> Self {
         let (id, member, device) = seen;
+        let At { now, patience } = at;
         let overhead = device.overhead.get().unwrap_or(0.0);
         let from_now = |at: Duration| at.as_micros() as f64 - now.as_micros() as f64;
-        let mut queue = Vec::new();
+        let (mut queue, mut hopeless) = (Vec::new(), f64::INFINITY);
+        let known = device.speed.any();
         let mut free = from_now(member.available(now)).max(0.0);
         for (place, &lease) in device.queue.iter().enumerate() {
             let held = round.ledger.lease(lease);
@@ -55,6 +66,8 @@ impl Slot {
             }
             if place == 0 {
                 let left = cost + from_now(device.began.max(held.sent));
+                let patience = patience.as_micros() as f64 * if known { 1.0 } else { 10.0 };
+                hopeless = left + 9.0 * cost + patience;
                 // One that is late is taken to need as long again as it is late already.
                 cost = left.max(-left).max(0.1 * cost);
             }
@@ -64,13 +77,13 @@ impl Slot {
         if queue.is_empty() {
             free += overhead;
         }
-        let known = device.speed.any();
+        let hangs = device.stopping.is_some_and(|s| now >= s.until);
         let limit = match device.room {
-            Some(room) if device.up => 1 + usize::from(room) * usize::from(known),
+            Some(room) if device.up && !hangs => 1 + usize::from(room) * usize::from(known),
             _ => 0,
         };
         let held = queue.len();
-        Slot { id, class: device.class.clone(), each, known, queue, free, overhead, limit, held }
+        Slot { id, class: device.class.clone(), each, known, queue, hopeless, free, overhead, limit, held }
     }
 
     /// Whether it should be given another lease now, so that it need not wait for one later.
@@ -91,12 +104,14 @@ impl Machine {
         let seen: Vec<_> = self.fleet.devices().filter(|(_, _, d)| d.up).collect();
         let speeds: Vec<(&str, &Speed)> = seen.iter().map(|(_, _, d)| (&*d.class, &d.speed)).collect();
         let each = assumed(&speeds, round.kind);
-        seen.into_iter().zip(each).map(|(seen, each)| Slot::of(seen, each, round, self.now)).collect()
+        let at = At { now: self.now, patience: self.config.patience };
+        seen.into_iter().zip(each).map(|(seen, each)| Slot::of(seen, each, round, at)).collect()
     }
 
     /// Deals the open items, and gives idle devices something to repeat. Returns the members to which something
     /// fell that they have no room for yet.
     pub(super) fn assign(&mut self) -> BTreeSet<MemberId> {
+        self.call_back_hopeless();
         let mut slots = self.slots();
         let mut expecting = BTreeSet::new();
         let Some(round) = &self.round else { return expecting };
@@ -137,6 +152,9 @@ impl Machine {
     /// Looks again soon, if somebody idle might then help somebody late.
     pub(super) fn look_again(&mut self, slots: &[Slot]) {
         let Some(round) = &self.round else { return };
+        let hopeless = slots.iter().map(|s| s.hopeless).filter(|h| h.is_finite());
+        self.look =
+            hopeless.min_by(f64::total_cmp).map(|h| self.now + micros(h.max(0.0)) + Duration::from_micros(1));
         let pending = slots.iter().any(|s| s.held > 0) || round.ledger.open().next().is_some();
         if !pending || !slots.iter().any(Slot::idle) {
             return;
@@ -144,7 +162,8 @@ impl Machine {
         let each = slots.iter().map(|s| s.each).fold(f64::INFINITY, f64::min);
         let tokens = round.ledger.items().iter().map(|i| i.tokens).max().unwrap_or(1);
         let soon = micros(each * tokens as f64 / 4.0);
-        self.look = Some(self.now + soon.clamp(Duration::from_millis(5), Duration::from_secs(1)));
+        let soon = self.now + soon.clamp(Duration::from_millis(5), Duration::from_secs(1));
+        self.look = Some(self.look.map_or(soon, |look| look.min(soon)));
     }
 }
 

@@ -28,6 +28,11 @@ pub struct Config {
     pub join_timeout: Duration,
     /// A sum that was asked for, and of which nothing has arrived for this long, is asked for again.
     pub reask: Duration,
+    /// So often it is asked for again in vain; then the member is taken out, and may come back.
+    pub reasks: u32,
+    /// A lease that is late by this and by nine times what it should have taken is called back; ten times this
+    /// on a device that was never measured.
+    pub patience: Duration,
     /// A bad value is reported without a second finding if none has come for this long.
     pub recheck: Duration,
 }
@@ -39,6 +44,8 @@ impl Default for Config {
             min: 1,
             join_timeout: Duration::from_secs(600),
             reask: Duration::from_secs(30),
+            reasks: 4,
+            patience: Duration::from_secs(60),
             recheck: Duration::from_secs(60),
         }
     }

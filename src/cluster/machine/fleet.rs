@@ -21,12 +21,24 @@ pub(super) struct Device {
     pub queue: VecDeque<LeaseId>,
     /// When the first of the queue can have begun at the earliest.
     pub began: Duration,
+    /// A lease that it was told to stop while it computed it, until it says that it has.
+    pub stopping: Option<Stopping>,
     pub speed: Speed,
     /// What passes between a lease and its announcement beyond computing, in microseconds.
     pub overhead: Estimate,
     pub microbatches: u64,
     pub tokens: u64,
     pub busy: Duration,
+}
+
+/// A lease that is to be stopped.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stopping {
+    pub lease: LeaseId,
+    /// From then on the device gets nothing else before it has stopped, because it may hang.
+    pub until: Duration,
+    /// When it is told again.
+    pub again: Duration,
 }
 
 #[derive(Debug)]
@@ -44,6 +56,8 @@ pub(super) struct Member {
     pub granted: usize,
     /// When it was last asked for its sum, or something of that sum arrived.
     pub flushed: Option<Duration>,
+    /// How often it was asked again since.
+    pub reasked: u32,
 }
 
 impl Member {
@@ -56,6 +70,7 @@ impl Member {
             last_sum: 0,
             granted: 0,
             flushed: None,
+            reasked: 0,
         }
     }
 
@@ -80,6 +95,7 @@ impl Device {
             room: None,
             queue: VecDeque::new(),
             began: Duration::ZERO,
+            stopping: None,
             speed: Speed::default(),
             overhead: Estimate::default(),
             microbatches: 0,
@@ -96,6 +112,11 @@ impl Device {
         }
         self.queue.retain(|&l| l != lease);
         self.queue.len() < was
+    }
+
+    /// It spoke of a lease, so it does not hang in it.
+    pub fn moves(&mut self, lease: LeaseId) {
+        self.stopping.take_if(|s| s.lease == lease);
     }
 
     fn place(&self, member: &str) -> Place {

@@ -16,6 +16,8 @@
 mod action;
 mod answer;
 mod assign;
+#[cfg(test)]
+mod check;
 mod event;
 mod fleet;
 mod gather;
@@ -102,9 +104,15 @@ impl Machine {
         if self.over {
             return None;
         }
+        let working = self.round.as_ref().is_some_and(|r| !r.done);
+        let stopping = self.fleet.devices().filter_map(|(_, _, d)| d.stopping).map(|s| s.again);
+        let soonest = stopping.filter(|_| working).min();
+        if self.recheck.is_some() {
+            return self.recheck_deadline().into_iter().chain(soonest).min();
+        }
         let reask = |m: &Member| m.flushed.map(|at| at + self.config.reask);
-        let sums = self.fleet.members.values().filter_map(reask);
-        let others = [self.look, self.gathering.deadline(&self.config), self.recheck_deadline()];
+        let sums = self.fleet.members.values().filter_map(reask).filter(|_| working);
+        let others = [soonest, self.look, self.gathering.deadline(&self.config)];
         sums.chain(others.into_iter().flatten()).min()
     }
 
@@ -149,11 +157,15 @@ impl Machine {
 
     /// Takes a member out for something that no honest worker does.
     fn expel(&mut self, member: MemberId, reason: &str) {
+        self.take_out(member, reason, Bye::Out { reason: reason.to_string(), again: false });
+    }
+
+    fn take_out(&mut self, member: MemberId, reason: &str, bye: Bye) {
         if !self.fleet.members.contains_key(&member) {
             return;
         }
         self.lost(member, &format!("taken out: {reason}"));
-        self.say(member, ToWorker::Bye(Bye::Out { reason: reason.to_string(), again: false }));
+        self.say(member, ToWorker::Bye(bye));
         self.out.push(Action::Close { member });
     }
 
@@ -183,6 +195,7 @@ impl Machine {
         if self.over || self.round.as_ref().is_none_or(|r| r.done) {
             return;
         }
+        self.call_back_again();
         if self.recheck.is_some() {
             return self.recheck_on();
         }

@@ -2,8 +2,9 @@
 //! moved; what another is computing already is repeated, by one device at a time and only within a numeric class,
 //! so that whoever is first gives the same bits. Both only where the helper should finish first.
 
+use super::super::message::ToWorker;
 use super::Machine;
-use super::action::{Note, Purpose};
+use super::action::{Action, Note, Purpose};
 use super::assign::Slot;
 use std::sync::Arc;
 
@@ -41,6 +42,33 @@ impl Machine {
             if let Some(best) = best {
                 let late = late.swap_remove(best);
                 self.help(&late, helper);
+            }
+        }
+    }
+
+    /// Calls back what is so late that its device may hang in it. That device gets nothing before it says more.
+    pub(super) fn call_back_hopeless(&mut self) {
+        for slot in self.slots() {
+            if let Some(&(lease, _)) = slot.queue.first().filter(|_| slot.hopeless <= 0.0) {
+                let Some(round) = &mut self.round else { return };
+                round.tally.reopened += u64::from(round.ledger.cancel(lease));
+                self.call_back(lease);
+                let stopping = self.fleet.device_mut(slot.id).and_then(|d| d.stopping.as_mut());
+                stopping.into_iter().for_each(|s| s.until = self.now);
+            }
+        }
+    }
+
+    /// Says `Cancel` again to devices that have not said that they stopped.
+    pub(super) fn call_back_again(&mut self) {
+        let (now, reask) = (self.now, self.config.reask);
+        for (&member, m) in &mut self.fleet.members {
+            for stopping in m.devices.iter_mut().flatten().filter_map(|d| d.stopping.as_mut()) {
+                if now >= stopping.again {
+                    stopping.again = now + reask;
+                    let message = ToWorker::Cancel { lease: stopping.lease };
+                    self.out.push(Action::Say { member, message });
+                }
             }
         }
     }

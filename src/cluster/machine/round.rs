@@ -1,7 +1,7 @@
 //! A round from its begin to its end: what is asked of members when they have nothing left to do, and what it
 //! came to.
 
-use super::super::message::{Hash, LeaseId, ToWorker};
+use super::super::message::{Bye, Hash, LeaseId, ToWorker};
 use super::Machine;
 use super::action::{Action, Note, Tally};
 use super::event::{Kind, MemberId, Round};
@@ -88,16 +88,22 @@ impl Machine {
     pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) {
         let Some(round) = &mut self.round else { return };
         let step = round.step();
+        let mut mute = Vec::new();
         for (&id, member) in &mut self.fleet.members {
-            let due = match member.flushed {
-                Some(at) => self.now.saturating_sub(at) >= self.config.reask,
-                None => member.idle() && !expecting.contains(&id),
-            };
-            if member.granted > 0 && due {
+            let again = member.flushed.map(|at| self.now.saturating_sub(at) >= self.config.reask);
+            if member.granted > 0 && again.unwrap_or(member.idle() && !expecting.contains(&id)) {
                 member.flushed = Some(self.now);
+                member.reasked += u32::from(again.is_some());
+                if member.reasked > self.config.reasks {
+                    mute.push(id);
+                }
                 round.asked.get_or_insert(self.now);
                 self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
             }
+        }
+        for id in mute {
+            let reason = "its sum did not come".to_string();
+            self.take_out(id, "its sum did not come", Bye::Out { reason, again: true });
         }
     }
 

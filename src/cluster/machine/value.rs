@@ -59,7 +59,9 @@ impl Machine {
     pub(super) fn fine_here(&mut self, lease: LeaseId) {
         let Some(round) = &mut self.round else { return };
         round.ledger.end(lease, Status::Void);
-        let place = self.fleet.place(round.ledger.lease(lease).device);
+        let id = round.ledger.lease(lease).device;
+        let (place, now) = (self.fleet.place(id), self.now);
+        self.fleet.device_mut(id).map(|d| d.leaves(lease, now));
         if self.recheck.as_ref().is_some_and(|r| r.lease == Some(lease)) {
             self.halt(Some(Again::Not(place)));
         }

@@ -1,0 +1,289 @@
+//! The coordinator around the machine: carries out its actions as the real driver does, with the oracles built
+//! in. Whatever is not as it must be is a panic with the seed in it.
+
+use super::super::machine::{
+    Action, Config, Event, Finding, Kind, Machine, MemberId, Note, Purpose, Round, Tally,
+};
+use super::super::message::{Bye, Lease, Packed, ToCoordinator, ToWorker, Work};
+use super::Micros;
+use super::truth::{self, Plan, Values, WIDTH};
+use crate::model::stage::{LossSums, Microbatch, Sampling};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// What survives a coordinator that is killed.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    pub epoch: u64,
+    pub step: u64,
+    pub parameters: Values,
+}
+
+/// What the world has to do.
+pub enum Act {
+    Send(MemberId, ToWorker),
+    Close(MemberId),
+    /// The driver is busy for a while: a checkpoint.
+    Busy,
+}
+
+/// How the run stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    Running,
+    Done(Values),
+    Halted(Finding),
+    GaveUp,
+}
+
+/// The work of the round.
+enum Task {
+    Train(Vec<Microbatch>),
+    Eval(Vec<Microbatch>),
+    Prompt(Vec<Vec<u32>>),
+}
+
+impl Task {
+    fn work(&self, item: usize, purpose: Purpose) -> Work {
+        match (self, purpose) {
+            (Task::Train(b) | Task::Eval(b), Purpose::Recheck) => Work::Recheck(b[item].clone()),
+            (Task::Train(b), Purpose::Round) => Work::Train(b[item].clone()),
+            (Task::Eval(b), Purpose::Round) => Work::Eval(b[item].clone()),
+            (Task::Prompt(p), _) => {
+                let sampling =
+                    Sampling { max_new_tokens: 1, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
+                Work::Prompt { ids: p[item].clone(), sampling }
+            }
+        }
+    }
+
+    fn round(&self) -> Round {
+        let tokens = |b: &[Microbatch]| b.iter().map(|b| b.ids.len() as u64).collect();
+        match self {
+            Task::Train(b) => Round { kind: Kind::Train, tokens: tokens(b) },
+            Task::Eval(b) => Round { kind: Kind::Eval, tokens: tokens(b) },
+            Task::Prompt(p) => {
+                Round { kind: Kind::Prompt, tokens: p.iter().map(|p| p.len() as u64).collect() }
+            }
+        }
+    }
+}
+
+/// Values of a sum that is under way: pieces added, to be taken back if it does not come whole.
+type Pieces = Vec<(usize, Vec<i64>)>;
+
+pub struct Driver {
+    pub machine: Machine,
+    plan: Plan,
+    pub disk: Disk,
+    step: u64,
+    parameters: Values,
+    /// Rounds of this step that are still to come.
+    tasks: VecDeque<Task>,
+    task: Task,
+    total: Values,
+    loss: i128,
+    targets: u64,
+    arriving: BTreeMap<MemberId, Pieces>,
+    results: BTreeMap<usize, Result>,
+    pub outcome: Outcome,
+    /// Kept for what a test wants to know of a run.
+    pub tallies: Vec<(Kind, Tally)>,
+    pub notes: Vec<(Micros, Note)>,
+    pub acts: Vec<Act>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Result {
+    Score(LossSums),
+    Answer(Vec<u32>),
+}
+
+impl Driver {
+    /// Starts, or starts again from what is on the disk.
+    pub fn new(plan: &Plan, config: Config, mut disk: Disk, now: Micros) -> Self {
+        disk.epoch += 1;
+        let mut driver = Driver {
+            machine: Machine::new(config),
+            plan: plan.clone(),
+            step: disk.step,
+            parameters: disk.parameters,
+            disk,
+            tasks: VecDeque::new(),
+            task: Task::Prompt(vec![]),
+            total: [0; WIDTH],
+            loss: 0,
+            targets: 0,
+            arriving: BTreeMap::new(),
+            results: BTreeMap::new(),
+            outcome: Outcome::Running,
+            tallies: vec![],
+            notes: vec![],
+            acts: vec![],
+        };
+        driver.step_begins(now);
+        driver
+    }
+
+    /// An event, and all that follows from it.
+    pub fn event(&mut self, event: Event, now: Micros) {
+        if self.outcome != Outcome::Running {
+            return;
+        }
+        let message = match &event {
+            Event::Said { member, message } => Some((*member, *message)),
+            _ => None,
+        };
+        let actions = self.machine.tick(event, Duration::from_micros(now));
+        self.machine.check();
+        for action in actions {
+            self.act(action, message, now);
+        }
+    }
+
+    /// A message, as the link gives it to the driver.
+    pub fn hears(&mut self, member: MemberId, message: &ToCoordinator, now: Micros) {
+        if let ToCoordinator::SumPiece { sum, offset, packed: Packed::Fixed(bytes), .. } = message {
+            if !self.machine.wants_sum(member, *sum) {
+                return;
+            }
+            self.event(Event::Said { member, message }, now);
+            let (offset, values) = (*offset as usize, truth::values(bytes));
+            truth::add(&mut self.total[offset..], &values);
+            return self.arriving.entry(member).or_default().push((offset, values));
+        }
+        if let ToCoordinator::Sum { sum, .. } = message {
+            let arrived: usize =
+                self.arriving.get(&member).iter().flat_map(|p| p.iter()).map(|p| p.1.len()).sum();
+            if self.machine.wants_sum(member, *sum) && arrived != WIDTH {
+                let reason = "its sum is not whole".to_string();
+                return self.event(Event::Misbehaved { member, reason }, now);
+            }
+        }
+        self.event(Event::Said { member, message }, now);
+    }
+
+    fn act(&mut self, action: Action, message: Option<(MemberId, &ToCoordinator)>, now: Micros) {
+        match action {
+            Action::SendParameters { member } => self.send_parameters(member),
+            Action::Lease { device, lease, item, purpose } => {
+                let (after, of) = (self.step, self.task.round().tokens.len() as u32);
+                let work = self.task.work(item, purpose);
+                let lease = Lease { lease, device: device.index, after, of, work };
+                self.acts.push(Act::Send(device.member, ToWorker::Lease(Box::new(lease))));
+            }
+            Action::Say { member, message } => self.acts.push(Act::Send(member, message)),
+            Action::Close { member } => self.acts.push(Act::Close(member)),
+            Action::TakeSum { member, sum } => match message {
+                Some((from, ToCoordinator::Sum { sum: number, loss, targets, .. })) => {
+                    assert_eq!((from, *number), (member, sum), "the sum in hand");
+                    self.loss += loss;
+                    self.targets += targets;
+                    let arrived = self.arriving.remove(&member).unwrap_or_default();
+                    assert_eq!(
+                        arrived.iter().map(|p| p.1.len()).sum::<usize>(),
+                        WIDTH,
+                        "a whole sum is taken"
+                    );
+                }
+                _ => panic!("a sum is taken in its own tick"),
+            },
+            Action::TakeResult { item } => {
+                let result = match message {
+                    Some((_, ToCoordinator::Score { sums, .. })) => Result::Score(sums.clone()),
+                    Some((_, ToCoordinator::Answer { ids, .. })) => Result::Answer(ids.clone()),
+                    _ => panic!("a result is taken in its own tick"),
+                };
+                assert!(self.results.insert(item, result).is_none(), "item {item} came twice");
+            }
+            Action::TakeBack { member } => {
+                for (offset, values) in self.arriving.remove(&member).unwrap_or_default() {
+                    truth::subtract(&mut self.total[offset..], &values);
+                }
+            }
+            Action::RoundDone(tally) => self.round_is_done(tally, now),
+            Action::Halt(finding) => self.outcome = Outcome::Halted(finding),
+            Action::GiveUp { .. } => self.outcome = Outcome::GaveUp,
+            Action::Note(note) => self.notes.push((now, note)),
+        }
+    }
+
+    fn send_parameters(&mut self, member: MemberId) {
+        let bytes = truth::bytes(&self.parameters).into();
+        let (step, hash) = (self.step, truth::hash(&self.parameters));
+        self.acts.push(Act::Send(member, ToWorker::ParametersPiece { step, offset: 0, bytes }));
+        self.acts.push(Act::Send(member, ToWorker::Parameters { step, hash }));
+    }
+
+    /// Everything under the present parameters: an evaluation and prompts at some steps, then the step itself.
+    fn step_begins(&mut self, now: Micros) {
+        if self.step.is_multiple_of(3) && self.plan.evals > 0 {
+            self.tasks.push_back(Task::Eval(self.plan.eval(self.step)));
+            let prompts = (0..self.plan.prompts).map(|i| self.plan.prompt(i)).collect();
+            self.tasks.push_back(Task::Prompt(prompts));
+        }
+        if self.step < self.plan.steps {
+            self.tasks.push_back(Task::Train(self.plan.train(self.step + 1)));
+        }
+        let hash = truth::hash(&self.parameters);
+        self.event(Event::Parameters { after: self.step, hash }, now);
+        self.next_round(now);
+    }
+
+    fn next_round(&mut self, now: Micros) {
+        (self.total, self.loss, self.targets) = ([0; WIDTH], 0, 0);
+        self.results.clear();
+        match self.tasks.pop_front() {
+            Some(task) => {
+                let round = task.round();
+                self.task = task;
+                self.event(Event::Begin(round), now);
+            }
+            None => self.outcome = Outcome::Done(self.parameters),
+        }
+    }
+
+    /// The oracle: what the round came to is what one worker would have made of it.
+    fn round_is_done(&mut self, tally: Tally, now: Micros) {
+        assert!(self.arriving.values().all(Vec::is_empty), "nothing is half taken at the end of a round");
+        let parameters = &self.parameters;
+        let (kind, counted) = (self.task.round().kind, tally.classes.values().sum::<u64>());
+        assert_eq!(counted, self.task.round().tokens.len() as u64, "every item once, in the tally too");
+        match &self.task {
+            Task::Train(batches) => {
+                let (sum, loss) = self.plan.whole(parameters, self.step + 1);
+                assert_eq!(self.targets, batches.len() as u64, "every microbatch once");
+                assert_eq!((self.total, self.loss), (sum, loss), "the step's sums are one worker's");
+            }
+            Task::Eval(batches) => {
+                let all = batches.iter().map(|b| Result::Score(truth::score(parameters, b)));
+                assert!(all.eq(std::mem::take(&mut self.results).into_values()), "scores are one worker's");
+            }
+            Task::Prompt(prompts) => {
+                let all = prompts.iter().map(|p| Result::Answer(truth::answer(parameters, p)));
+                assert!(all.eq(std::mem::take(&mut self.results).into_values()), "answers are one worker's");
+            }
+        }
+        self.tallies.push((kind, tally));
+        if kind == Kind::Train {
+            self.parameters = truth::stepped(parameters, &self.total);
+            self.step += 1;
+            if self.step.is_multiple_of(2) {
+                self.disk = Disk { epoch: self.disk.epoch, step: self.step, parameters: self.parameters };
+                self.acts.push(Act::Busy);
+            }
+            return self.step_begins(now);
+        }
+        self.next_round(now);
+    }
+
+    /// What everybody is told at the end.
+    pub fn bye(&self) -> Option<Bye> {
+        match &self.outcome {
+            Outcome::Running => None,
+            Outcome::Done(_) => Some(Bye::Done),
+            Outcome::Halted(f) => Some(Bye::Halted { reason: format!("{f:?}") }),
+            Outcome::GaveUp => Some(Bye::Later { reason: "too few".into() }),
+        }
+    }
+}

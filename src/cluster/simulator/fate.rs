@@ -1,0 +1,137 @@
+//! What a seed has in store: who takes part, what the network is like, and what goes wrong when.
+
+use super::network::Weather;
+use super::truth::Plan;
+use super::worker::Ill;
+use super::{Draws, MILLI, Micros, SECOND};
+
+/// Something that goes wrong (or somebody who comes).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Blow {
+    /// The process dies, and is started again after that long, if at all; its host may die with it, silently.
+    Kill { worker: usize, back: Option<Micros>, silent: bool },
+    /// It stands still.
+    Freeze { worker: usize, length: Micros },
+    /// SIGTERM; it comes back after that long.
+    Leave { worker: usize, back: Micros },
+    /// Its connection is reset; it dials again at once.
+    Reset { worker: usize },
+    /// Nothing passes on its connection any more, either way.
+    Cut { worker: usize },
+    /// Something happens to a device.
+    Ill { worker: usize, device: usize, ill: Ill },
+    /// Its parameters go bad.
+    Damage { worker: usize },
+    /// Its devices become slower or faster.
+    Pace { worker: usize, times: f64 },
+    /// The coordinator is killed and started again.
+    Restart { back: Micros },
+    /// Somebody with the token talks nonsense.
+    Nonsense,
+}
+
+/// A run that is to be lived through.
+#[derive(Debug, Clone)]
+pub struct Fate {
+    pub seed: u64,
+    pub weather: Weather,
+    /// Devices of each worker: class and microseconds per token.
+    pub workers: Vec<Vec<(String, f64)>>,
+    /// When each first dials.
+    pub dials: Vec<Micros>,
+    pub expect: usize,
+    pub blows: Vec<(Micros, Blow)>,
+    pub bad: Option<(u64, usize)>,
+    pub steps: u64,
+    pub items: usize,
+}
+
+impl Fate {
+    pub fn of(seed: u64) -> Self {
+        let mut draws = Draws::new(seed, 1);
+        let d = &mut draws;
+        let rough = d.chance(0.6);
+        let part = |d: &mut Draws, most: f64| if rough { d.unit() * most } else { 0.0 };
+        let weather = Weather {
+            delay: [50, 500, 5 * MILLI, 40 * MILLI][d.between(0, 4) as usize],
+            lost: part(d, 0.2),
+            twice: part(d, 0.3),
+            late: part(d, 0.3),
+        };
+        let count = d.between(1, 7) as usize;
+        let workers: Vec<_> = (0..count).map(|_| devices(d)).collect();
+        let late = d.chance(0.3);
+        let dials = (0..count)
+            .map(|w| if w > 0 && late { d.between(0, 5 * SECOND) } else { d.between(0, 50 * MILLI) });
+        let dials = dials.collect();
+        let steps = d.between(2, 7);
+        let items = d.between(1, 25) as usize;
+        let expect = 1 + if d.chance(0.3) { d.between(0, count as u64) as usize } else { 0 };
+        // Not in the last step, which may be a short one.
+        let bad = d.chance(0.04).then(|| (1 + d.between(0, steps - 1), d.between(0, items as u64) as usize));
+        let mut fate = Fate { seed, weather, workers, dials, expect, blows: vec![], bad, steps, items };
+        let calm = d.chance(0.15);
+        let blows = if calm { 0 } else { d.between(1, 8) };
+        let length = fate.ideal() + SECOND;
+        for _ in 0..blows {
+            let at = d.between(0, length);
+            let blow = fate.blow(d);
+            fate.blows.push((at, blow));
+        }
+        fate
+    }
+
+    pub fn plan(&self) -> Plan {
+        Plan { seed: self.seed, steps: self.steps, items: self.items, evals: 5, prompts: 2, bad: self.bad }
+    }
+
+    /// How long all devices together would take for the training alone.
+    pub fn ideal(&self) -> Micros {
+        let rate: f64 = self.workers.iter().flatten().map(|(_, each)| 1.0 / each).sum();
+        (3.0 * self.plan().tokens() as f64 / rate) as Micros
+    }
+
+    /// How long it may take at the very most: the slowest device alone, three times over, and for every blow the
+    /// time that is needed to notice it and to wait for those that have to come back.
+    pub fn bound(&self) -> Micros {
+        let slowest = self.workers.iter().flatten().map(|(_, each)| *each).fold(0.0, f64::max);
+        let pace = |(_, blow): &(Micros, Blow)| match blow {
+            Blow::Pace { times, .. } => times.max(1.0),
+            Blow::Ill { ill: Ill::Error(_), .. } => 4.0,
+            _ => 1.0,
+        };
+        let alone =
+            3.0 * self.plan().tokens() as f64 * slowest * self.blows.iter().map(pace).product::<f64>();
+        3 * alone as Micros + (self.blows.len() as u64 + 2) * 60 * SECOND
+    }
+
+    fn blow(&self, d: &mut Draws) -> Blow {
+        let worker = d.between(0, self.workers.len() as u64) as usize;
+        let device = d.between(0, self.workers[worker].len() as u64) as usize;
+        // The first worker always comes back: somebody has to.
+        // And everybody, where the run does not begin without them.
+        let needed = worker == 0 || self.expect > 1;
+        let back = Some(d.between(100 * MILLI, 8 * SECOND)).filter(|_| needed || d.chance(0.6));
+        match d.between(0, 14) {
+            0 | 1 => Blow::Kill { worker, back, silent: d.chance(0.3) },
+            2 | 3 => Blow::Freeze { worker, length: d.between(50 * MILLI, 10 * SECOND) },
+            4 => Blow::Leave { worker, back: back.unwrap_or(5 * SECOND) },
+            5 | 6 => Blow::Reset { worker },
+            7 => Blow::Cut { worker },
+            8 => Blow::Ill { worker, device, ill: Ill::Error(Some(4.0).filter(|_| needed || d.chance(0.5))) },
+            9 if d.chance(0.2) => Blow::Ill { worker, device, ill: Ill::Bad },
+            9 | 10 => Blow::Ill { worker, device, ill: Ill::Hang },
+            11 if d.chance(0.5) => Blow::Damage { worker },
+            11 => Blow::Nonsense,
+            12 => Blow::Pace { worker, times: [0.3, 3.0, 8.0][d.between(0, 3) as usize] },
+            _ => Blow::Restart { back: d.between(500 * MILLI, 5 * SECOND) },
+        }
+    }
+}
+
+fn devices(d: &mut Draws) -> Vec<(String, f64)> {
+    let base = [100.0, 300.0, 1000.0, 4000.0][d.between(0, 4) as usize];
+    let class = ["cuda", "cpu"][d.between(0, 2) as usize];
+    let count = if d.chance(0.7) { 1 } else { d.between(2, 5) };
+    (0..count).map(|_| (class.to_string(), base * (0.8 + 0.4 * d.unit()))).collect()
+}

@@ -1,0 +1,66 @@
+//! Connections: what is sent arrives in order, or, where the protocol asks for no order and says things again,
+//! late, twice or not at all.
+
+use super::super::message::{ToCoordinator, ToWorker};
+use super::{Draws, Micros};
+
+/// How a network treats its messages.
+#[derive(Debug, Clone, Default)]
+pub struct Weather {
+    /// Mean delay one way.
+    pub delay: Micros,
+    /// Of messages that are said again until they are answered: how many are lost,
+    pub lost: f64,
+    /// come twice,
+    pub twice: f64,
+    /// and are overtaken.
+    pub late: f64,
+}
+
+/// A message that is said again if it is not answered, or is only advice: its loss must not matter.
+pub fn may_be_lost_up(message: &ToCoordinator) -> bool {
+    matches!(message, ToCoordinator::Announce { .. } | ToCoordinator::Ask { .. })
+}
+
+pub fn may_be_lost_down(message: &ToWorker) -> bool {
+    use ToWorker::{Cancel, Deny, Flush, Grant, SumTaken};
+    matches!(message, Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. })
+}
+
+/// One direction of a connection.
+#[derive(Debug, Clone, Default)]
+pub struct Way {
+    last: Micros,
+}
+
+impl Way {
+    /// When a message that is sent now arrives: once in order, or, where it may be lost, so often and whenever.
+    pub fn arrivals(
+        &mut self,
+        now: Micros,
+        may_be_lost: bool,
+        weather: &Weather,
+        draws: &mut Draws,
+    ) -> Vec<Micros> {
+        let in_order = (now + 20 + draws.around(weather.delay)).max(self.last + 1);
+        if !may_be_lost {
+            self.last = in_order;
+            return vec![in_order];
+        }
+        if draws.chance(weather.lost) {
+            return vec![];
+        }
+        let mut all = vec![if draws.chance(weather.late) {
+            in_order + draws.around(20 * weather.delay)
+        } else {
+            in_order
+        }];
+        if draws.chance(weather.twice) {
+            all.push(in_order + draws.around(50 * weather.delay));
+        }
+        if all[0] == in_order {
+            self.last = in_order;
+        }
+        all
+    }
+}

@@ -1,0 +1,1 @@
+//! How well work is shared out.

@@ -1,0 +1,123 @@
+//! What the run must come to, whoever computes it: gradients, parameters and plan as integers.
+
+use super::super::message::Hash;
+use super::Draws;
+use crate::model::stage::{LossSums, Microbatch, Targets};
+
+/// Values in a gradient.
+pub const WIDTH: usize = 4;
+pub type Values = [i64; WIDTH];
+
+fn stir(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn key(parameters: &Values, batch: &Microbatch) -> u64 {
+    let rows = batch.rows.iter().fold(stir(batch.step), |h, &r| stir(h ^ r));
+    parameters.iter().fold(rows, |h, &p| stir(h ^ p as u64))
+}
+
+pub fn gradient(parameters: &Values, batch: &Microbatch) -> Values {
+    let key = key(parameters, batch);
+    std::array::from_fn(|i| stir(key ^ i as u64) as i64 >> 16)
+}
+
+pub fn loss(parameters: &Values, batch: &Microbatch) -> i128 {
+    i128::from(stir(key(parameters, batch) ^ 99) >> 32)
+}
+
+pub fn score(parameters: &Values, batch: &Microbatch) -> LossSums {
+    LossSums { loss: loss(parameters, batch) as f64, weight: 1.0, targets: 1, predictions: vec![] }
+}
+
+pub fn answer(parameters: &Values, prompt: &[u32]) -> Vec<u32> {
+    vec![prompt.iter().fold(parameters[0] as u32, |h, &id| stir(u64::from(h ^ id)) as u32)]
+}
+
+pub fn hash(parameters: &Values) -> Hash {
+    *blake3::hash(&bytes(parameters)).as_bytes()
+}
+
+pub fn bytes(values: &[i64]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+pub fn values(bytes: &[u8]) -> Vec<i64> {
+    bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+pub fn add(sum: &mut [i64], values: &[i64]) {
+    sum.iter_mut().zip(values).for_each(|(s, v)| *s = s.wrapping_add(*v));
+}
+
+pub fn subtract(sum: &mut [i64], values: &[i64]) {
+    sum.iter_mut().zip(values).for_each(|(s, v)| *s = s.wrapping_sub(*v));
+}
+
+/// What is computed, step by step.
+#[derive(Clone)]
+pub struct Plan {
+    pub seed: u64,
+    pub steps: u64,
+    pub items: usize,
+    pub evals: usize,
+    pub prompts: usize,
+    /// The step and item whose values are bad on every device.
+    pub bad: Option<(u64, usize)>,
+}
+
+impl Plan {
+    /// The microbatches of a step; of the evaluation after a step under another number.
+    fn batches(&self, step: u64, count: usize) -> Vec<Microbatch> {
+        let mut draws = Draws::new(self.seed, 1000 + step);
+        let batch = |i: usize| {
+            // Most are full; now and then the rest of a packing.
+            let tokens = if draws.chance(0.8) { 32 } else { draws.between(1, 33) };
+            let ids = vec![1; tokens as usize];
+            Microbatch { step, rows: vec![i as u64], ids, bounds: vec![], targets: Targets::Labels(vec![]) }
+        };
+        (0..count).map(batch).collect()
+    }
+
+    pub fn train(&self, step: u64) -> Vec<Microbatch> {
+        let short = step == self.steps && self.items > 3;
+        self.batches(step, if short { self.items / 3 } else { self.items })
+    }
+
+    pub fn eval(&self, after: u64) -> Vec<Microbatch> {
+        self.batches(1_000_000 + after, self.evals)
+    }
+
+    pub fn prompt(&self, index: usize) -> Vec<u32> {
+        vec![index as u32; 5]
+    }
+
+    pub fn is_bad(&self, batch: &Microbatch) -> bool {
+        self.bad == Some((batch.step, batch.rows[0] as usize))
+    }
+
+    /// The gradient and loss of a step, by one worker in order.
+    pub fn whole(&self, parameters: &Values, step: u64) -> (Values, i128) {
+        let (mut sum, mut losses) = ([0; WIDTH], 0);
+        for batch in self.train(step) {
+            add(&mut sum, &gradient(parameters, &batch));
+            losses += loss(parameters, &batch);
+        }
+        (sum, losses)
+    }
+
+    pub fn tokens(&self) -> u64 {
+        (1..=self.steps).flat_map(|s| self.train(s)).map(|b| b.ids.len() as u64).sum()
+    }
+}
+
+pub fn initial() -> Values {
+    [1, 2, 3, 4]
+}
+
+pub fn stepped(parameters: &Values, sum: &Values) -> Values {
+    std::array::from_fn(|i| (stir(parameters[i] as u64) ^ stir(sum[i] as u64)) as i64)
+}

@@ -1,0 +1,352 @@
+//! A worker's side of the conversation, from `Ready` to the end of one connection, as docs/protocol.md has it. It
+//! is handed messages and told when a computation ends, and says what is to be sent and begun.
+
+use super::super::message::{
+    Bye, Device, Hash, Lease, LeaseId, Packed, ToCoordinator, ToWorker, Trouble, Work,
+};
+use super::truth::{self, Plan, Values, WIDTH};
+use super::{MILLI, Micros};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What a worker does.
+pub enum Effect {
+    Send(ToCoordinator),
+    /// A device begins: the world will say when it ends.
+    Start {
+        device: usize,
+        lease: LeaseId,
+        tokens: u64,
+    },
+    /// The conversation is over.
+    Over(Bye),
+}
+
+/// What will go wrong on a device with what it computes next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ill {
+    /// An error; it comes back that much slower, as another class, or never.
+    Error(Option<f64>),
+    /// A value that is not finite.
+    Bad,
+    /// It never ends, unless it is cancelled.
+    Hang,
+}
+
+/// A device: it survives a lost connection, its leases do not.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    pub class: String,
+    pub micros_per_token: f64,
+    pub ill: Option<Ill>,
+    pub gone: bool,
+    queue: VecDeque<Lease>,
+    current: Option<(Lease, Micros)>,
+}
+
+impl Engine {
+    pub fn new(class: &str, micros_per_token: f64) -> Self {
+        let (queue, current) = (VecDeque::new(), None);
+        Engine { class: class.into(), micros_per_token, ill: None, gone: false, queue, current }
+    }
+
+    fn named(&self) -> Device {
+        Device { name: "device".into(), class: self.class.clone() }
+    }
+}
+
+struct Waiting {
+    values: Values,
+    loss: i128,
+    /// Its announcement, to be said again as it was.
+    announce: ToCoordinator,
+    said: Micros,
+}
+
+struct Untaken {
+    number: u64,
+    step: u64,
+    leases: Vec<LeaseId>,
+    values: Values,
+    loss: i128,
+}
+
+pub struct Worker {
+    plan: Plan,
+    pub engines: Vec<Engine>,
+    /// Its copy of the parameters goes bad.
+    pub damaged: bool,
+    pieces: Vec<i64>,
+    held: Option<(u64, Values)>,
+    seen: BTreeSet<LeaseId>,
+    waiting: BTreeMap<LeaseId, Waiting>,
+    sum: Values,
+    loss: i128,
+    leases: Vec<LeaseId>,
+    untaken: Option<Untaken>,
+    sums: u64,
+    flush: bool,
+    out: Vec<Effect>,
+}
+
+impl Worker {
+    pub fn new(plan: &Plan, mut engines: Vec<Engine>) -> Self {
+        engines.iter_mut().for_each(|e| (e.current, e.queue) = (None, VecDeque::new()));
+        engines.retain(|e| !e.gone);
+        Worker {
+            plan: plan.clone(),
+            engines,
+            damaged: false,
+            pieces: vec![],
+            held: None,
+            seen: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            sum: [0; WIDTH],
+            loss: 0,
+            leases: vec![],
+            untaken: None,
+            sums: 0,
+            flush: false,
+            out: vec![],
+        }
+    }
+
+    pub fn ready(&self) -> ToCoordinator {
+        ToCoordinator::Ready { devices: self.engines.iter().map(Engine::named).collect(), refused: vec![] }
+    }
+
+    fn send(&mut self, message: ToCoordinator) {
+        self.out.push(Effect::Send(message));
+    }
+
+    pub fn hears(&mut self, message: ToWorker, now: Micros) -> Vec<Effect> {
+        match message {
+            ToWorker::ParametersPiece { bytes, .. } => self.pieces.extend(truth::values(&bytes)),
+            ToWorker::Parameters { step, hash } => self.parameters(step, hash),
+            ToWorker::Lease(lease) => self.lease(*lease, now),
+            ToWorker::Grant { lease } => {
+                if let Some(w) = self.waiting.remove(&lease) {
+                    truth::add(&mut self.sum, &w.values);
+                    self.loss += w.loss;
+                    self.leases.push(lease);
+                }
+                self.flush_if_due();
+            }
+            ToWorker::Deny { lease } => {
+                self.waiting.remove(&lease);
+                self.flush_if_due();
+            }
+            ToWorker::Cancel { lease } => self.cancel(lease, now),
+            ToWorker::Flush { step } => self.flush(step),
+            ToWorker::SumTaken { sum } => {
+                self.untaken.take_if(|u| u.number == sum);
+                self.flush_if_due();
+            }
+            ToWorker::Bye(bye) => self.out.push(Effect::Over(bye)),
+            ToWorker::Welcome(_) | ToWorker::Piece { .. } | ToWorker::Ping { .. } => {}
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// New parameters: whatever was under way belongs to a step that is over.
+    fn parameters(&mut self, step: u64, hash: Hash) {
+        let values: Values = std::mem::take(&mut self.pieces).try_into().expect("all pieces came, in order");
+        assert_eq!(truth::hash(&values), hash, "the parameters arrived whole");
+        self.held = Some((step, values));
+        (self.sum, self.loss, self.flush, self.untaken) = ([0; WIDTH], 0, false, None);
+        self.leases.clear();
+        self.waiting.clear();
+        self.seen.clear();
+        self.engines.iter_mut().for_each(|e| (e.current, e.queue) = (None, VecDeque::new()));
+        (0..self.engines.len()).for_each(|d| self.ask(d));
+    }
+
+    fn ask(&mut self, device: usize) {
+        if !self.engines[device].gone {
+            self.send(ToCoordinator::Ask { device: device as u16, room: 4 });
+        }
+    }
+
+    fn lease(&mut self, lease: Lease, now: Micros) {
+        if self.held.is_none_or(|(step, _)| step != lease.after) || !self.seen.insert(lease.lease) {
+            return;
+        }
+        let device = usize::from(lease.device);
+        if self.engines[device].gone {
+            return self.send(ToCoordinator::Stopped { lease: lease.lease, micros: 0 });
+        }
+        self.engines[device].queue.push_back(lease);
+        self.next(device, now);
+    }
+
+    /// Begins with what is first in the queue.
+    fn next(&mut self, device: usize, now: Micros) {
+        let engine = &mut self.engines[device];
+        if engine.current.is_none()
+            && let Some(lease) = engine.queue.pop_front()
+        {
+            self.out.push(Effect::Start { device, lease: lease.lease, tokens: size(&lease.work) });
+            engine.current = Some((lease, now));
+        }
+    }
+
+    /// A computation ends; what is not current any more was cancelled.
+    pub fn finished(&mut self, device: usize, lease: LeaseId, now: Micros) -> Vec<Effect> {
+        if let Some((held, began)) = self.engines[device].current.take_if(|(l, _)| l.lease == lease) {
+            self.result(device, held, now - began, now);
+            self.next(device, now);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    fn result(&mut self, device: usize, held: Lease, micros: u64, now: Micros) {
+        let (lease, (_, mut values)) = (held.lease, self.held.expect("leases follow parameters"));
+        if self.damaged {
+            values[1] ^= 1 << 40;
+        }
+        let parameters = truth::hash(&values);
+        match self.engines[device].ill.take() {
+            Some(Ill::Error(back)) => return self.fails(device, lease, back),
+            Some(Ill::Bad) if !matches!(held.work, Work::Prompt { .. }) => return self.send(bad(lease)),
+            _ => {}
+        }
+        match held.work {
+            Work::Train(batch) | Work::Recheck(batch) if self.plan.is_bad(&batch) => self.send(bad(lease)),
+            Work::Train(batch) | Work::Recheck(batch) => {
+                let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
+                let announce = ToCoordinator::Announce { lease, parameters, micros };
+                self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
+                self.send(announce);
+            }
+            Work::Eval(batch) => {
+                let sums = truth::score(&values, &batch);
+                self.send(ToCoordinator::Score { lease, sums, parameters, micros });
+            }
+            Work::Prompt { ids, .. } => {
+                let ids = truth::answer(&values, &ids);
+                self.send(ToCoordinator::Answer { lease, ids, parameters });
+            }
+        }
+    }
+
+    fn fails(&mut self, device: usize, lease: LeaseId, back: Option<f64>) {
+        let reason = String::from("device lost");
+        self.send(ToCoordinator::Fault { lease, fault: Trouble::Device { reason: reason.clone() } });
+        let engine = &mut self.engines[device];
+        match back {
+            Some(slower) => {
+                engine.class.push_str("-slow");
+                engine.micros_per_token *= slower;
+                let now = engine.named();
+                self.send(ToCoordinator::Fallback { device: device as u16, now, reason });
+            }
+            None => {
+                engine.gone = true;
+                let queue = std::mem::take(&mut engine.queue);
+                let stopped = |l: Lease| ToCoordinator::Stopped { lease: l.lease, micros: 0 };
+                queue.into_iter().for_each(|l| self.send(stopped(l)));
+                if self.engines.iter().all(|e| e.gone) {
+                    self.send(ToCoordinator::Leave { reason: "no device is left".into() });
+                }
+            }
+        }
+    }
+
+    fn cancel(&mut self, lease: LeaseId, now: Micros) {
+        for device in 0..self.engines.len() {
+            let engine = &mut self.engines[device];
+            let current = engine.current.take_if(|(l, _)| l.lease == lease);
+            let queued = engine.queue.iter().position(|l| l.lease == lease);
+            queued.map(|at| engine.queue.remove(at));
+            if current.is_some() || queued.is_some() {
+                engine.ill.take_if(|ill| *ill == Ill::Hang && current.is_some());
+                let micros = current.map_or(0, |(_, began)| now - began);
+                self.send(ToCoordinator::Stopped { lease, micros });
+            }
+            self.next(device, now);
+        }
+    }
+
+    fn flush(&mut self, step: u64) {
+        if self.held.is_none_or(|(after, _)| after + 1 != step) {
+            return;
+        }
+        self.flush = true;
+        if self.untaken.is_some() {
+            return self.send_sum();
+        }
+        self.flush_if_due();
+    }
+
+    fn flush_if_due(&mut self) {
+        if !self.flush || self.untaken.is_some() || !self.waiting.is_empty() {
+            return;
+        }
+        self.flush = false;
+        let Some((after, _)) = self.held.filter(|_| !self.leases.is_empty()) else { return };
+        self.sums += 1;
+        let (leases, values) = (std::mem::take(&mut self.leases), std::mem::take(&mut self.sum));
+        let loss = std::mem::take(&mut self.loss);
+        self.untaken = Some(Untaken { number: self.sums, step: after + 1, leases, values, loss });
+        self.send_sum();
+    }
+
+    fn send_sum(&mut self) {
+        let (Some(u), Some((_, parameters))) = (&self.untaken, self.held) else { return };
+        let targets = u.leases.len() as u64;
+        let (sum, step, leases, loss) = (u.number, u.step, u.leases.clone(), u.loss);
+        let (first, second) = u.values.split_at(WIDTH / 2);
+        let piece = |offset: usize, part: &[i64]| ToCoordinator::SumPiece {
+            sum,
+            offset: offset as u64,
+            len: part.len() as u32,
+            packed: Packed::Fixed(truth::bytes(part).into()),
+        };
+        let pieces = [piece(0, first), piece(WIDTH / 2, second)];
+        pieces.into_iter().for_each(|p| self.send(p));
+        let parameters = truth::hash(&parameters);
+        self.send(ToCoordinator::Sum { sum, step, leases, loss, weight: 0, targets, parameters });
+    }
+
+    /// Twice a second: what is not answered is said again, and idle devices ask again.
+    pub fn nudge(&mut self, now: Micros) -> Vec<Effect> {
+        let mut again = vec![];
+        for w in self.waiting.values_mut().filter(|w| now - w.said >= 700 * MILLI) {
+            w.said = now;
+            again.push(w.announce.clone());
+        }
+        again.into_iter().for_each(|m| self.send(m));
+        for device in 0..self.engines.len() {
+            let engine = &self.engines[device];
+            if self.held.is_some() && engine.current.is_none() && engine.queue.is_empty() {
+                self.ask(device);
+            }
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Leaves of its own will, and hands back what it has not finished.
+    pub fn leave(&mut self, now: Micros) -> Vec<Effect> {
+        for device in 0..self.engines.len() {
+            let engine = &mut self.engines[device];
+            let current = engine.current.take().map(|(l, began)| (l, now - began));
+            let queue = std::mem::take(&mut engine.queue).into_iter().map(|l| (l, 0));
+            for (lease, micros) in current.into_iter().chain(queue) {
+                self.send(ToCoordinator::Stopped { lease: lease.lease, micros });
+            }
+        }
+        self.send(ToCoordinator::Leave { reason: "SIGTERM".into() });
+        std::mem::take(&mut self.out)
+    }
+}
+
+fn bad(lease: LeaseId) -> ToCoordinator {
+    ToCoordinator::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: f64::INFINITY } }
+}
+
+fn size(work: &Work) -> u64 {
+    match work {
+        Work::Train(batch) | Work::Recheck(batch) => 3 * batch.ids.len() as u64,
+        Work::Eval(batch) => batch.ids.len() as u64,
+        Work::Prompt { ids, .. } => 10 * ids.len() as u64,
+    }
+}

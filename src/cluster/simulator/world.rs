@@ -1,0 +1,418 @@
+//! Time, and all that happens in it. Things happen in the order of their times and, at one time, in the order in
+//! which they were brought about; so a seed gives the same run every time.
+
+use super::super::machine::{Config, Event, Kind, MemberId, Note, Tally};
+use super::super::message::{Bye, LeaseId, ToCoordinator, ToWorker};
+use super::driver::{Act, Disk, Driver, Outcome};
+use super::fate::{Blow, Fate};
+use super::network::{Way, may_be_lost_down, may_be_lost_up};
+use super::truth::{self, Plan};
+use super::worker::{Effect, Engine, Ill, Worker};
+use super::{Draws, MILLI, Micros, SECOND, SILENCE};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Something that happens.
+#[derive(Debug, Clone)]
+pub(super) enum Happening {
+    Dial(usize),
+    Accepted(usize),
+    Loaded(u64),
+    Up(u64, ToCoordinator),
+    Down(u64, ToWorker),
+    /// The coordinator learns that a connection is gone; so does the worker.
+    LostUp(u64, &'static str),
+    LostDown(u64),
+    Finished {
+        conn: u64,
+        device: usize,
+        lease: LeaseId,
+    },
+    Nudge(u64),
+    Blow(Blow),
+    Back(usize),
+    Boot,
+    Nonsense(u64),
+}
+
+/// A worker's machine: what it computes on, and the process, if one runs and is connected.
+struct Host {
+    engines: Vec<Engine>,
+    conn: Option<u64>,
+    worker: Option<Worker>,
+    alive: bool,
+    frozen: Micros,
+    damaged: bool,
+}
+
+struct Wire {
+    /// None: somebody who talks nonsense.
+    host: Option<usize>,
+    open: bool,
+    black: bool,
+    up: Way,
+    down: Way,
+}
+
+/// More than any run needs: beyond it something turns in a circle without time passing.
+const MOST_EVENTS: u64 = 50_000;
+
+/// What a run came to.
+pub struct Report {
+    pub outcome: Outcome,
+    pub time: Micros,
+    pub tallies: Vec<(Kind, Tally)>,
+    pub notes: Vec<(Micros, Note)>,
+    /// Workers that were taken out although they did nothing wrong.
+    pub wronged: Vec<String>,
+    pub happened: u64,
+    pub driver: Option<Driver>,
+}
+
+pub struct World {
+    fate: Fate,
+    plan: Plan,
+    now: Micros,
+    order: u64,
+    ahead: BTreeMap<(Micros, u8, u64), Happening>,
+    driver: Option<Driver>,
+    disk: Disk,
+    busy: Micros,
+    hosts: Vec<Host>,
+    wires: BTreeMap<u64, Wire>,
+    conns: u64,
+    draws: Draws,
+    wronged: Vec<String>,
+    tallies: Vec<(Kind, Tally)>,
+    notes: Vec<(Micros, Note)>,
+    aloud: bool,
+}
+
+impl World {
+    pub fn new(fate: &Fate, aloud: bool) -> Self {
+        let host = |devices: &Vec<(String, f64)>| Host {
+            engines: devices.iter().map(|(class, each)| Engine::new(class, *each)).collect(),
+            conn: None,
+            worker: None,
+            alive: true,
+            frozen: 0,
+            damaged: false,
+        };
+        let mut world = World {
+            plan: fate.plan(),
+            now: 0,
+            order: 0,
+            ahead: BTreeMap::new(),
+            driver: None,
+            disk: Disk { epoch: 0, step: 0, parameters: truth::initial() },
+            busy: 0,
+            hosts: fate.workers.iter().map(host).collect(),
+            wires: BTreeMap::new(),
+            conns: 0,
+            draws: Draws::new(fate.seed, 2),
+            wronged: vec![],
+            tallies: vec![],
+            notes: vec![],
+            aloud,
+            fate: fate.clone(),
+        };
+        world.at(0, Happening::Boot);
+        fate.dials.iter().enumerate().for_each(|(worker, &at)| world.at(at, Happening::Dial(worker)));
+        fate.blows.iter().for_each(|&(at, blow)| world.at(at, Happening::Blow(blow)));
+        world
+    }
+
+    fn at(&mut self, at: Micros, what: Happening) {
+        self.order += 1;
+        self.ahead.insert((at.max(self.now), 1, self.order), what);
+    }
+
+    /// Puts something off, to the head of what happens at that time.
+    fn put_off(&mut self, at: Micros, what: Happening) {
+        self.order += 1;
+        self.ahead.insert((at, 0, self.order), what);
+    }
+
+    /// Lives until the run has ended, or time is up.
+    pub fn run(mut self, bound: Micros) -> Report {
+        let mut happened = 0;
+        loop {
+            let wake = self.driver.as_ref().and_then(|d| d.machine.wake()).map(|w| w.as_micros() as Micros);
+            let wake = wake.map(|w| w.max(self.busy));
+            let next = self.ahead.first_key_value().map(|(k, _)| k.0);
+            let wakes = match (wake, next) {
+                (Some(wake), Some(next)) => wake < next,
+                (wake, _) => wake.is_some(),
+            };
+            let Some(now) = (if wakes { wake } else { next }) else { break };
+            self.now = now.max(self.now);
+            happened += 1;
+            if now > bound || happened > MOST_EVENTS {
+                break;
+            }
+            if wakes {
+                self.coordinator(|driver, now| driver.event(Event::Time, now));
+            } else if let Some((_, what)) = self.ahead.pop_first() {
+                self.happens(what);
+            }
+            if self.driver.as_ref().is_some_and(|d| d.outcome != Outcome::Running) {
+                break;
+            }
+        }
+        let outcome = self.driver.as_ref().map_or(Outcome::Running, |d| d.outcome.clone());
+        self.keep_records();
+        let World { now: time, tallies, notes, wronged, driver, .. } = self;
+        Report { outcome, time, tallies, notes, wronged, happened, driver }
+    }
+
+    fn keep_records(&mut self) {
+        if let Some(driver) = &mut self.driver {
+            self.disk = driver.disk.clone();
+            self.tallies.append(&mut driver.tallies);
+            self.notes.append(&mut driver.notes);
+        }
+    }
+
+    fn say(&self, what: &dyn Fn() -> String) {
+        if self.aloud {
+            println!("{:>12.3} ms  {}", self.now as f64 / 1e3, what());
+        }
+    }
+
+    fn happens(&mut self, what: Happening) {
+        // Who stands still sees nothing before it moves again.
+        let host = match &what {
+            Happening::Accepted(host) => Some(*host),
+            Happening::Loaded(conn) | Happening::Down(conn, _) | Happening::LostDown(conn) => {
+                self.host_of(*conn)
+            }
+            Happening::Finished { conn, .. } | Happening::Nudge(conn) => self.host_of(*conn),
+            _ => None,
+        };
+        if let Some(until) = host.map(|h| self.hosts[h].frozen).filter(|&f| f > self.now) {
+            return self.put_off(until, what);
+        }
+        if matches!(what, Happening::Up(..) | Happening::LostUp(..)) && self.busy > self.now {
+            return self.put_off(self.busy, what);
+        }
+        match &what {
+            Happening::Nudge(_) | Happening::Finished { .. } => {}
+            what => self.say(&|| format!("{what:?}").chars().take(160).collect()),
+        }
+        match what {
+            Happening::Dial(host) => self.dial(host),
+            Happening::Accepted(host) => self.accepted(host),
+            Happening::Loaded(conn) => {
+                if let Some(ready) = self.worker(conn).map(|w| w.ready()) {
+                    self.up(conn, ready);
+                }
+            }
+            Happening::Up(conn, message) => {
+                if self.wires.get(&conn).is_some_and(|w| w.open && !w.black) {
+                    self.coordinator(|driver, now| driver.hears(MemberId(conn), &message, now));
+                }
+            }
+            Happening::Down(conn, message) => {
+                if self.wires.get(&conn).is_some_and(|w| !w.black) {
+                    self.tell(conn, |worker, now| worker.hears(message, now));
+                }
+            }
+            Happening::LostUp(conn, why) => self.lost_up(conn, why),
+            Happening::LostDown(conn) => self.lost_down(conn),
+            Happening::Finished { conn, device, lease } => {
+                self.tell(conn, |worker, now| worker.finished(device, lease, now));
+            }
+            Happening::Nudge(conn) => {
+                if self.worker(conn).is_some() {
+                    self.tell(conn, |worker, now| worker.nudge(now));
+                    self.at(self.now + 500 * MILLI, Happening::Nudge(conn));
+                }
+            }
+            Happening::Blow(blow) => self.blow(blow),
+            Happening::Back(host) => {
+                self.hosts[host].alive = true;
+                self.at(self.now, Happening::Dial(host));
+            }
+            Happening::Boot => self.boot(),
+            Happening::Nonsense(conn) => self.nonsense(conn),
+        }
+    }
+
+    fn host_of(&self, conn: u64) -> Option<usize> {
+        self.wires.get(&conn)?.host
+    }
+
+    /// The worker on this connection, if that is its connection still.
+    fn worker(&mut self, conn: u64) -> Option<&mut Worker> {
+        let host = self.host_of(conn)?;
+        let host = self.hosts.get_mut(host).filter(|h| h.conn == Some(conn))?;
+        host.worker.as_mut()
+    }
+
+    fn boot(&mut self) {
+        let config = Config {
+            expect: if self.disk.epoch == 0 { self.fate.expect } else { 1 },
+            min: 1,
+            join_timeout: Duration::from_secs(100_000),
+            reask: Duration::from_secs(2),
+            patience: Duration::from_secs(5),
+            recheck: Duration::from_secs(20),
+            ..Config::default()
+        };
+        let driver = Driver::new(&self.plan, config, self.disk.clone(), self.now);
+        self.driver = Some(driver);
+        self.coordinator(|_, _| {});
+    }
+
+    fn coordinator(&mut self, act: impl FnOnce(&mut Driver, Micros)) {
+        let now = self.now;
+        let Some(driver) = &mut self.driver else { return };
+        act(driver, now);
+        for act in std::mem::take(&mut driver.acts) {
+            match act {
+                Act::Send(member, message) => self.down(member.0, message),
+                Act::Close(member) => self.close(member.0),
+                Act::Busy => self.busy = now + self.draws.between(0, 2 * SECOND),
+            }
+        }
+    }
+
+    fn down(&mut self, conn: u64, message: ToWorker) {
+        let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
+        let lossy = may_be_lost_down(&message);
+        for at in wire.down.arrivals(self.now, lossy, &self.fate.weather, &mut self.draws) {
+            self.at(at, Happening::Down(conn, message.clone()));
+        }
+    }
+
+    fn up(&mut self, conn: u64, message: ToCoordinator) {
+        let Some(wire) = self.wires.get_mut(&conn) else { return };
+        let lossy = may_be_lost_up(&message);
+        for at in wire.up.arrivals(self.now, lossy, &self.fate.weather, &mut self.draws) {
+            self.at(at, Happening::Up(conn, message.clone()));
+        }
+    }
+
+    /// The coordinator closes a connection: the other end sees it after all that was said.
+    fn close(&mut self, conn: u64) {
+        let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
+        wire.open = false;
+        let at = wire.down.arrivals(self.now, false, &self.fate.weather, &mut self.draws);
+        if wire.host.is_some() {
+            self.at(at[0], Happening::LostDown(conn));
+        }
+    }
+
+    fn lost_up(&mut self, conn: u64, why: &str) {
+        if self.wires.get(&conn).is_some_and(|w| w.open) {
+            let reason = why.to_string();
+            self.coordinator(|driver, now| driver.event(Event::Lost { member: MemberId(conn), reason }, now));
+            self.close(conn);
+        }
+    }
+
+    fn lost_down(&mut self, conn: u64) {
+        let Some(host) = self.host_of(conn) else { return };
+        if self.hosts[host].conn == Some(conn) {
+            self.disconnect(host);
+            let soon = self.now + self.draws.between(10 * MILLI, SECOND);
+            self.at(soon, Happening::Dial(host));
+        }
+    }
+
+    /// The process keeps its devices; what they were doing is forgotten.
+    fn disconnect(&mut self, host: usize) {
+        let host = &mut self.hosts[host];
+        host.conn = None;
+        if let Some(worker) = host.worker.take() {
+            host.engines = worker.engines;
+        }
+    }
+
+    fn tell(&mut self, conn: u64, act: impl FnOnce(&mut Worker, Micros) -> Vec<Effect>) {
+        let now = self.now;
+        let Some(worker) = self.worker(conn) else { return };
+        let effects = act(worker, now);
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => {
+                    let leaves = matches!(message, ToCoordinator::Leave { .. });
+                    self.up(conn, message);
+                    if leaves && let Some(host) = self.host_of(conn) {
+                        self.disconnect(host);
+                    }
+                }
+                Effect::Start { device, lease, tokens } => self.start(conn, device, lease, tokens),
+                Effect::Over(bye) => self.over(conn, bye),
+            }
+        }
+    }
+
+    fn start(&mut self, conn: u64, device: usize, lease: LeaseId, tokens: u64) {
+        let Some(engine) = self.worker(conn).map(|w| w.engines[device].clone()) else { return };
+        if engine.ill == Some(Ill::Hang) {
+            return;
+        }
+        let hiccup = if self.draws.chance(0.03) { 3.0 } else { 1.0 };
+        let took = tokens as f64 * engine.micros_per_token * (0.95 + 0.1 * self.draws.unit()) * hiccup;
+        self.at(self.now + took as Micros, Happening::Finished { conn, device, lease });
+    }
+
+    fn over(&mut self, conn: u64, bye: Bye) {
+        let Some(host) = self.host_of(conn) else { return };
+        if let Bye::Out { reason, again } = bye {
+            if !self.hosts[host].damaged && !again {
+                self.wronged.push(reason);
+            }
+            // Its user starts it again, with memory that works.
+            self.disconnect(host);
+            self.hosts[host].damaged = false;
+            self.at(self.now + 3 * SECOND, Happening::Dial(host));
+        }
+    }
+
+    fn dial(&mut self, host: usize) {
+        if !self.hosts[host].alive || self.hosts[host].conn.is_some() {
+            return;
+        }
+        if self.driver.is_none() {
+            let later = self.now + self.draws.between(200 * MILLI, SECOND);
+            return self.at(later, Happening::Dial(host));
+        }
+        let handshake = self.now + 40 + 4 * self.draws.around(self.fate.weather.delay);
+        self.at(handshake, Happening::Accepted(host));
+    }
+
+    fn accepted(&mut self, host: usize) {
+        let all_gone = self.hosts[host].engines.iter().all(|e| e.gone);
+        if !self.hosts[host].alive || self.hosts[host].conn.is_some() || all_gone {
+            return;
+        }
+        if self.driver.is_none() || self.busy > self.now {
+            return self.at(self.now + 300 * MILLI, Happening::Dial(host));
+        }
+        let old: Vec<u64> =
+            self.wires.iter().filter(|(_, w)| w.open && w.host == Some(host)).map(|(c, _)| *c).collect();
+        old.into_iter().for_each(|conn| self.lost_up(conn, "the same worker dialled again"));
+        let conn = self.connect(Some(host));
+        let mut worker = Worker::new(&self.plan, self.hosts[host].engines.clone());
+        worker.damaged = self.hosts[host].damaged;
+        self.hosts[host].worker = Some(worker);
+        self.hosts[host].conn = Some(conn);
+        let loaded = self.now + self.draws.between(MILLI, 300 * MILLI);
+        self.at(loaded, Happening::Loaded(conn));
+        self.at(loaded, Happening::Nudge(conn));
+    }
+
+    fn connect(&mut self, host: Option<usize>) -> u64 {
+        self.conns += 1;
+        let conn = self.conns;
+        let wire = Wire { host, open: true, black: false, up: Way::default(), down: Way::default() };
+        self.wires.insert(conn, wire);
+        let name = host.map_or("nonsense".to_string(), |h| format!("w{h}"));
+        self.coordinator(|driver, now| driver.event(Event::Joined { member: MemberId(conn), name }, now));
+        conn
+    }
+}
+
+mod blows;
