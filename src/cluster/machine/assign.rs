@@ -35,6 +35,8 @@ pub(super) struct Slot {
     pub hopeless: f64,
     /// When it should have finished all of them and could begin another, in microseconds from now.
     pub free: f64,
+    /// Computing that it has ahead of it, in microseconds.
+    work: f64,
     /// What passes between a lease and its announcement beyond computing.
     pub overhead: f64,
     /// Most leases that it may hold.
@@ -55,12 +57,13 @@ impl Slot {
         let At { now, patience } = at;
         let overhead = device.overhead.get().unwrap_or(0.0);
         let from_now = |at: Duration| at.as_micros() as f64 - now.as_micros() as f64;
-        let (mut queue, mut hopeless) = (Vec::new(), f64::INFINITY);
+        let (mut queue, mut hopeless, mut work) = (Vec::new(), f64::INFINITY, 0.0);
         let known = device.speed.any();
         let mut free = from_now(member.available(now)).max(0.0);
         for (place, &lease) in device.queue.iter().enumerate() {
             let held = round.ledger.lease(lease);
             let mut cost = round.ledger.items()[held.item].tokens as f64 * each;
+            work += cost;
             if held.alone != Alone::Queued {
                 cost += overhead;
             }
@@ -83,12 +86,12 @@ impl Slot {
             _ => 0,
         };
         let held = queue.len();
-        Slot { id, class: device.class.clone(), each, known, queue, hopeless, free, overhead, limit, held }
+        Slot { id, class: device.class.clone(), each, known, queue, hopeless, free, work, overhead, limit, held }
     }
 
     /// Whether it should be given another lease now, so that it need not wait for one later.
     fn has_room(&self) -> bool {
-        self.held < self.limit && (self.held <= DEPTH || self.free < 1.5 * self.overhead + 2000.0)
+        self.held < self.limit && (self.held <= DEPTH || self.work < 1.5 * self.overhead + 2000.0)
     }
 
     /// Nothing to do, and able to do something.
@@ -183,6 +186,7 @@ fn deal(ledger: &Ledger, slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
         let room = slot.has_room();
         slot.free = at;
         slot.held += usize::from(room);
+        slot.work += tokens * slot.each;
         dealt.push((room.then_some(item), best));
     }
     dealt

@@ -4,7 +4,7 @@
 use super::super::machine::{
     Action, Config, Event, Finding, Kind, Machine, MemberId, Note, Purpose, Round, Tally,
 };
-use super::super::message::{Bye, Lease, Packed, ToCoordinator, ToWorker, Work};
+use super::super::message::{Lease, Packed, ToCoordinator, ToWorker, Work};
 use super::Micros;
 use super::truth::{self, Plan, Values, WIDTH};
 use crate::model::stage::{LossSums, Microbatch, Sampling};
@@ -275,15 +275,5 @@ impl Driver {
             return self.step_begins(now);
         }
         self.next_round(now);
-    }
-
-    /// What everybody is told at the end.
-    pub fn bye(&self) -> Option<Bye> {
-        match &self.outcome {
-            Outcome::Running => None,
-            Outcome::Done(_) => Some(Bye::Done),
-            Outcome::Halted(f) => Some(Bye::Halted { reason: format!("{f:?}") }),
-            Outcome::GaveUp => Some(Bye::Later { reason: "too few".into() }),
-        }
     }
 }

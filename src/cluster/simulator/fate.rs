@@ -42,6 +42,8 @@ pub struct Fate {
     pub expect: usize,
     pub blows: Vec<(Micros, Blow)>,
     pub bad: Option<(u64, usize)>,
+    /// A checkpoint keeps the driver from its events for so long at most.
+    pub busy: Micros,
     pub steps: u64,
     pub items: usize,
 }
@@ -54,6 +56,7 @@ impl Fate {
         let part = |d: &mut Draws, most: f64| if rough { d.unit() * most } else { 0.0 };
         let weather = Weather {
             delay: [50, 500, 5 * MILLI, 40 * MILLI][d.between(0, 4) as usize],
+            jitter: if rough { 1.0 } else { 0.2 },
             lost: part(d, 0.2),
             twice: part(d, 0.3),
             late: part(d, 0.3),
@@ -69,7 +72,7 @@ impl Fate {
         let expect = 1 + if d.chance(0.3) { d.between(0, count as u64) as usize } else { 0 };
         // Not in the last step, which may be a short one.
         let bad = d.chance(0.04).then(|| (1 + d.between(0, steps - 1), d.between(0, items as u64) as usize));
-        let mut fate = Fate { seed, weather, workers, dials, expect, blows: vec![], bad, steps, items };
+        let mut fate = Fate { seed, weather, workers, dials, expect, blows: vec![], bad, busy: 2 * SECOND, steps, items };
         let calm = d.chance(0.15);
         let blows = if calm { 0 } else { d.between(1, 8) };
         let length = fate.ideal() + SECOND;

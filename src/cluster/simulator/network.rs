@@ -9,6 +9,8 @@ use super::{Draws, Micros};
 pub struct Weather {
     /// Mean delay one way.
     pub delay: Micros,
+    /// How much of it is chance.
+    pub jitter: f64,
     /// Of messages that are said again until they are answered: how many are lost,
     pub lost: f64,
     /// come twice,
@@ -42,7 +44,8 @@ impl Way {
         weather: &Weather,
         draws: &mut Draws,
     ) -> Vec<Micros> {
-        let in_order = (now + 20 + draws.around(weather.delay)).max(self.last + 1);
+        let chance = (weather.delay as f64 * weather.jitter) as Micros;
+        let in_order = (now + 20 + weather.delay - chance + draws.around(chance)).max(self.last + 1);
         if !may_be_lost {
             self.last = in_order;
             return vec![in_order];

@@ -1,1 +1,106 @@
-//! How well work is shared out.
+//! How well work is shared out, where nothing goes wrong but speed.
+
+use super::driver::Outcome;
+use super::fate::{Blow, Fate};
+use super::network::Weather;
+use super::world::{Report, World};
+use super::{MILLI, Micros, SECOND};
+use crate::cluster::machine::{DeviceReport, Kind, Tally};
+
+/// Workers of one device each, with these speeds in microseconds per token, on a network of this delay.
+fn fate(speeds: &[f64], delay: Micros, items: usize) -> Fate {
+    let steps = 12;
+    Fate {
+        seed: 7,
+        weather: Weather { delay, jitter: 0.1, ..Weather::default() },
+        workers: speeds.iter().map(|&each| vec![("cpu".to_string(), each)]).collect(),
+        dials: vec![0; speeds.len()],
+        expect: speeds.len(),
+        blows: vec![],
+        bad: None,
+        busy: 0,
+        steps,
+        items,
+    }
+}
+
+struct Lived {
+    report: Report,
+    devices: Vec<DeviceReport>,
+    train: Vec<Tally>,
+}
+
+fn live(fate: &Fate) -> Lived {
+    let mut report = World::new(fate, false).run(fate.bound());
+    assert!(matches!(report.outcome, Outcome::Done(_)), "{:?}", report.outcome);
+    let devices = report.driver.take().expect("it runs to the end").machine.devices();
+    let train = report.tallies.iter().filter(|(k, _)| *k == Kind::Train).map(|(_, t)| t.clone()).collect();
+    Lived { report, devices, train }
+}
+
+impl Lived {
+    /// Runs in a second.
+    fn rate(&self) -> f64 {
+        1.0 / self.train.iter().map(|t| (t.computing + t.exposed).as_secs_f64()).sum::<f64>()
+    }
+
+    /// Throughput over the sum of what every worker does alone.
+    fn used(&self, all: &Fate) -> f64 {
+        let alone = |w: &Vec<(String, f64)>| {
+            live(&Fate { workers: vec![w.clone()], dials: vec![0], expect: 1, ..all.clone() }).rate()
+        };
+        self.rate() / all.workers.iter().map(alone).sum::<f64>()
+    }
+
+    fn share(&self, worker: usize) -> f64 {
+        let tokens = |d: &DeviceReport| d.tokens as f64;
+        let own = self.devices.iter().filter(|d| d.place.member == format!("w{worker}")).map(tokens);
+        own.sum::<f64>() / self.devices.iter().map(tokens).sum::<f64>()
+    }
+}
+
+#[test]
+fn a_card_that_is_four_times_slower_is_respected() {
+    let fate = fate(&[100.0, 400.0], 500, 32);
+    let lived = live(&fate);
+    let (used, share) = (lived.used(&fate), lived.share(1));
+    // An equal split waits for the slow one: 2 * 0.2 of the sum.
+    println!("throughput {used:.3} of the sum (an equal split: at most 0.40), the slow one's share {share:.3}");
+    assert!(used >= 0.90, "throughput is {used:.3} of the sum");
+    assert!((share / 0.2 - 1.0).abs() <= 0.2, "the slow one's share is {share:.3}");
+}
+
+#[test]
+fn many_speeds_are_shared_out_by_speed() {
+    let cases: [(&[f64], f64); 4] =
+        [(&[100.0; 3], 0.90), (&[100.0, 200.0, 400.0], 0.90), (&[100.0, 100.0, 1600.0], 0.85), (&[100.0, 3200.0], 0.85)];
+    for (speeds, least) in cases {
+        let fate = fate(speeds, 500, 48);
+        let used = live(&fate).used(&fate);
+        assert!(used >= least, "{speeds:?}: {used:.3} of the sum");
+    }
+}
+
+#[test]
+fn a_device_never_waits_for_a_round_trip() {
+    // A round trip is 8 microbatches long.
+    let fate = fate(&[100.0], 40 * MILLI, 96);
+    let lived = live(&fate);
+    // Each step has one way to the worker and one back that nothing can hide, and the first its learning.
+    let took: f64 = lived.train.iter().skip(1).map(|t| t.computing.as_secs_f64()).sum();
+    let ways = 11.0 * 0.16;
+    let ideal = fate.ideal() as f64 / 1e6 * 11.0 / 12.0;
+    assert!(took <= 1.05 * ideal + ways, "{took:.3} s for {ideal:.3} s of computing");
+}
+
+#[test]
+fn a_worker_that_freezes_costs_a_repeat_and_no_wait_for_silence() {
+    let mut fate = fate(&[100.0, 100.0], 500, 32);
+    fate.blows.push((SECOND, Blow::Freeze { worker: 1, length: 60 * SECOND }));
+    let lived = live(&fate);
+    let slowest = lived.train.iter().map(|t| t.computing + t.exposed).max().unwrap_or_default();
+    assert!(lived.train.iter().map(|t| t.repeats).sum::<u64>() >= 1);
+    // What it was granted has to wait until it is given up, a few seconds; what it holds does not.
+    assert!(slowest.as_secs_f64() < 4.0, "{slowest:?}");
+    assert!(!lived.report.notes.is_empty());
+}

@@ -38,7 +38,6 @@ fn judge(fate: &Fate, report: &Report) -> Result<(), String> {
 }
 
 fn live(seed: u64, aloud: bool) -> Result<Report, String> {
-    if std::env::var("TRACE_SEEDS").is_ok() {
         eprintln!("seed {seed}");
     }
     let fate = Fate::of(seed);

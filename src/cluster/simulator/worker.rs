@@ -162,7 +162,7 @@ impl Worker {
 
     fn ask(&mut self, device: usize) {
         if !self.engines[device].gone {
-            self.send(ToCoordinator::Ask { device: device as u16, room: 4 });
+            self.send(ToCoordinator::Ask { device: device as u16, room: 16 });
         }
     }
 

@@ -272,7 +272,7 @@ impl World {
             match act {
                 Act::Send(member, message) => self.down(member.0, message),
                 Act::Close(member) => self.close(member.0),
-                Act::Busy => self.busy = now + self.draws.between(0, 2 * SECOND),
+                Act::Busy => self.busy = now + self.draws.between(0, self.fate.busy + 1),
             }
         }
     }
