@@ -8,6 +8,6 @@ pub mod machine;
 pub mod message;
 pub mod piece;
 pub mod reduce;
-pub mod worker;
 #[cfg(test)]
 mod simulator;
+pub mod worker;

@@ -86,7 +86,19 @@ impl Slot {
             _ => 0,
         };
         let held = queue.len();
-        Slot { id, class: device.class.clone(), each, known, queue, hopeless, free, work, overhead, limit, held }
+        Slot {
+            id,
+            class: device.class.clone(),
+            each,
+            known,
+            queue,
+            hopeless,
+            free,
+            work,
+            overhead,
+            limit,
+            held,
+        }
     }
 
     /// Whether it should be given another lease now, so that it need not wait for one later.

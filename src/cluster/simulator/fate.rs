@@ -5,11 +5,19 @@ use super::truth::Plan;
 use super::worker::Ill;
 use super::{Draws, MILLI, Micros, SECOND};
 
+/// Whether the other side notices the end of a process at once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum End {
+    Noticed,
+    /// Its host dies with it.
+    Silent,
+}
+
 /// Something that goes wrong (or somebody who comes).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Blow {
-    /// The process dies, and is started again after that long, if at all; its host may die with it, silently.
-    Kill { worker: usize, back: Option<Micros>, silent: bool },
+    /// The process dies, and is started again after that long, if at all; its host may die with it.
+    Kill { worker: usize, back: Option<Micros>, end: End },
     /// It stands still.
     Freeze { worker: usize, length: Micros },
     /// SIGTERM; it comes back after that long.
@@ -72,7 +80,18 @@ impl Fate {
         let expect = 1 + if d.chance(0.3) { d.between(0, count as u64) as usize } else { 0 };
         // Not in the last step, which may be a short one.
         let bad = d.chance(0.04).then(|| (1 + d.between(0, steps - 1), d.between(0, items as u64) as usize));
-        let mut fate = Fate { seed, weather, workers, dials, expect, blows: vec![], bad, busy: 2 * SECOND, steps, items };
+        let mut fate = Fate {
+            seed,
+            weather,
+            workers,
+            dials,
+            expect,
+            blows: vec![],
+            bad,
+            busy: 2 * SECOND,
+            steps,
+            items,
+        };
         let calm = d.chance(0.15);
         let blows = if calm { 0 } else { d.between(1, 8) };
         let length = fate.ideal() + SECOND;
@@ -116,7 +135,7 @@ impl Fate {
         let needed = worker == 0 || self.expect > 1;
         let back = Some(d.between(100 * MILLI, 8 * SECOND)).filter(|_| needed || d.chance(0.6));
         match d.between(0, 14) {
-            0 | 1 => Blow::Kill { worker, back, silent: d.chance(0.3) },
+            0 | 1 => Blow::Kill { worker, back, end: if d.chance(0.3) { End::Silent } else { End::Noticed } },
             2 | 3 => Blow::Freeze { worker, length: d.between(50 * MILLI, 10 * SECOND) },
             4 => Blow::Leave { worker, back: back.unwrap_or(5 * SECOND) },
             5 | 6 => Blow::Reset { worker },

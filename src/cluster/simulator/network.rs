@@ -19,14 +19,28 @@ pub struct Weather {
     pub late: f64,
 }
 
-/// A message that is said again if it is not answered, or is only advice: its loss must not matter.
-pub fn may_be_lost_up(message: &ToCoordinator) -> bool {
-    matches!(message, ToCoordinator::Announce { .. } | ToCoordinator::Ask { .. })
+/// What the protocol asks for a message.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Care {
+    /// To arrive once, in order.
+    InOrder,
+    /// Nothing: it is said again if it is not answered, or is only advice.
+    None,
 }
 
-pub fn may_be_lost_down(message: &ToWorker) -> bool {
+pub fn care_up(message: &ToCoordinator) -> Care {
+    match message {
+        ToCoordinator::Announce { .. } | ToCoordinator::Ask { .. } => Care::None,
+        _ => Care::InOrder,
+    }
+}
+
+pub fn care_down(message: &ToWorker) -> Care {
     use ToWorker::{Cancel, Deny, Flush, Grant, SumTaken};
-    matches!(message, Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. })
+    match message {
+        Grant { .. } | Deny { .. } | Cancel { .. } | Flush { .. } | SumTaken { .. } => Care::None,
+        _ => Care::InOrder,
+    }
 }
 
 /// One direction of a connection.
@@ -36,17 +50,11 @@ pub struct Way {
 }
 
 impl Way {
-    /// When a message that is sent now arrives: once in order, or, where it may be lost, so often and whenever.
-    pub fn arrivals(
-        &mut self,
-        now: Micros,
-        may_be_lost: bool,
-        weather: &Weather,
-        draws: &mut Draws,
-    ) -> Vec<Micros> {
+    /// When a message that is sent now arrives: once in order, or, where that is not asked for, so often and whenever.
+    pub fn arrivals(&mut self, now: Micros, care: Care, weather: &Weather, draws: &mut Draws) -> Vec<Micros> {
         let chance = (weather.delay as f64 * weather.jitter) as Micros;
         let in_order = (now + 20 + weather.delay - chance + draws.around(chance)).max(self.last + 1);
-        if !may_be_lost {
+        if care == Care::InOrder {
             self.last = in_order;
             return vec![in_order];
         }

@@ -3,7 +3,7 @@
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
 use super::network::Weather;
-use super::world::{Report, World};
+use super::world::{Report, Voice, World};
 use super::{MILLI, Micros, SECOND};
 use crate::cluster::machine::{DeviceReport, Kind, Tally};
 
@@ -31,7 +31,7 @@ struct Lived {
 }
 
 fn live(fate: &Fate) -> Lived {
-    let mut report = World::new(fate, false).run(fate.bound());
+    let mut report = World::new(fate, Voice::Silent).run(fate.bound());
     assert!(matches!(report.outcome, Outcome::Done(_)), "{:?}", report.outcome);
     let devices = report.driver.take().expect("it runs to the end").machine.devices();
     let train = report.tallies.iter().filter(|(k, _)| *k == Kind::Train).map(|(_, t)| t.clone()).collect();
@@ -65,15 +65,21 @@ fn a_card_that_is_four_times_slower_is_respected() {
     let lived = live(&fate);
     let (used, share) = (lived.used(&fate), lived.share(1));
     // An equal split waits for the slow one: 2 * 0.2 of the sum.
-    println!("throughput {used:.3} of the sum (an equal split: at most 0.40), the slow one's share {share:.3}");
+    println!(
+        "throughput {used:.3} of the sum (an equal split: at most 0.40), the slow one's share {share:.3}"
+    );
     assert!(used >= 0.90, "throughput is {used:.3} of the sum");
     assert!((share / 0.2 - 1.0).abs() <= 0.2, "the slow one's share is {share:.3}");
 }
 
 #[test]
 fn many_speeds_are_shared_out_by_speed() {
-    let cases: [(&[f64], f64); 4] =
-        [(&[100.0; 3], 0.90), (&[100.0, 200.0, 400.0], 0.90), (&[100.0, 100.0, 1600.0], 0.85), (&[100.0, 3200.0], 0.85)];
+    let cases: [(&[f64], f64); 4] = [
+        (&[100.0; 3], 0.90),
+        (&[100.0, 200.0, 400.0], 0.90),
+        (&[100.0, 100.0, 1600.0], 0.85),
+        (&[100.0, 3200.0], 0.85),
+    ];
     for (speeds, least) in cases {
         let fate = fate(speeds, 500, 48);
         let used = live(&fate).used(&fate);

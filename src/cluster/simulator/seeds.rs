@@ -4,7 +4,7 @@ use super::driver::Outcome;
 use super::fate::{Blow, Fate};
 use super::truth::{self, Values};
 use super::worker::Ill;
-use super::world::{Report, World};
+use super::world::{Report, Voice, World};
 use crate::cluster::machine::Again;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -37,14 +37,12 @@ fn judge(fate: &Fate, report: &Report) -> Result<(), String> {
     }
 }
 
-fn live(seed: u64, aloud: bool) -> Result<Report, String> {
-        eprintln!("seed {seed}");
-    }
+fn live(seed: u64, voice: Voice) -> Result<Report, String> {
     let fate = Fate::of(seed);
-    if aloud {
+    if voice == Voice::Aloud {
         println!("{fate:#?}");
     }
-    let run = AssertUnwindSafe(|| World::new(&fate, aloud).run(fate.bound()));
+    let run = AssertUnwindSafe(|| World::new(&fate, voice).run(fate.bound()));
     let report = catch_unwind(run).map_err(|p| {
         let text = p.downcast_ref::<String>().cloned();
         text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
@@ -62,7 +60,9 @@ fn check(seeds: std::ops::Range<u64>) {
     let part = |t: u64| seeds.clone().filter(move |s| s % threads == t);
     let failures: Vec<(u64, String)> = std::thread::scope(|scope| {
         let find = |t| {
-            scope.spawn(move || part(t).filter_map(|s| Some((s, live(s, false).err()?))).collect::<Vec<_>>())
+            scope.spawn(move || {
+                part(t).filter_map(|s| Some((s, live(s, Voice::Silent).err()?))).collect::<Vec<_>>()
+            })
         };
         let parts: Vec<_> = (0..threads).map(find).collect();
         parts.into_iter().flat_map(|p| p.join().unwrap()).collect()
@@ -82,7 +82,7 @@ fn check(seeds: std::ops::Range<u64>) {
 #[test]
 fn thousands_of_runs_end_with_the_bits_of_one_worker() {
     if let Some(seed) = number("FINETUNE_SEED") {
-        let report = live(seed, true).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        let report = live(seed, Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         return println!(
             "seed {seed}: {:?} after {} us, {} events",
             report.outcome, report.time, report.happened

@@ -5,12 +5,19 @@ use super::super::machine::{Config, Event, Kind, MemberId, Note, Tally};
 use super::super::message::{Bye, LeaseId, ToCoordinator, ToWorker};
 use super::driver::{Act, Disk, Driver, Outcome};
 use super::fate::{Blow, Fate};
-use super::network::{Way, may_be_lost_down, may_be_lost_up};
+use super::network::{Care, Way, care_down, care_up};
 use super::truth::{self, Plan};
 use super::worker::{Effect, Engine, Ill, Worker};
 use super::{Draws, MILLI, Micros, SECOND, SILENCE};
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Whether a run says what happens in it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Voice {
+    Silent,
+    Aloud,
+}
 
 /// Something that happens.
 #[derive(Debug, Clone)]
@@ -85,11 +92,11 @@ pub struct World {
     wronged: Vec<String>,
     tallies: Vec<(Kind, Tally)>,
     notes: Vec<(Micros, Note)>,
-    aloud: bool,
+    voice: Voice,
 }
 
 impl World {
-    pub fn new(fate: &Fate, aloud: bool) -> Self {
+    pub fn new(fate: &Fate, voice: Voice) -> Self {
         let host = |devices: &Vec<(String, f64)>| Host {
             engines: devices.iter().map(|(class, each)| Engine::new(class, *each)).collect(),
             conn: None,
@@ -113,7 +120,7 @@ impl World {
             wronged: vec![],
             tallies: vec![],
             notes: vec![],
-            aloud,
+            voice,
             fate: fate.clone(),
         };
         world.at(0, Happening::Boot);
@@ -174,7 +181,7 @@ impl World {
     }
 
     fn say(&self, what: &dyn Fn() -> String) {
-        if self.aloud {
+        if self.voice == Voice::Aloud {
             println!("{:>12.3} ms  {}", self.now as f64 / 1e3, what());
         }
     }
@@ -279,16 +286,16 @@ impl World {
 
     fn down(&mut self, conn: u64, message: ToWorker) {
         let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
-        let lossy = may_be_lost_down(&message);
-        for at in wire.down.arrivals(self.now, lossy, &self.fate.weather, &mut self.draws) {
+        let care = care_down(&message);
+        for at in wire.down.arrivals(self.now, care, &self.fate.weather, &mut self.draws) {
             self.at(at, Happening::Down(conn, message.clone()));
         }
     }
 
     fn up(&mut self, conn: u64, message: ToCoordinator) {
         let Some(wire) = self.wires.get_mut(&conn) else { return };
-        let lossy = may_be_lost_up(&message);
-        for at in wire.up.arrivals(self.now, lossy, &self.fate.weather, &mut self.draws) {
+        let care = care_up(&message);
+        for at in wire.up.arrivals(self.now, care, &self.fate.weather, &mut self.draws) {
             self.at(at, Happening::Up(conn, message.clone()));
         }
     }
@@ -297,7 +304,7 @@ impl World {
     fn close(&mut self, conn: u64) {
         let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
         wire.open = false;
-        let at = wire.down.arrivals(self.now, false, &self.fate.weather, &mut self.draws);
+        let at = wire.down.arrivals(self.now, Care::InOrder, &self.fate.weather, &mut self.draws);
         if wire.host.is_some() {
             self.at(at[0], Happening::LostDown(conn));
         }
@@ -347,72 +354,7 @@ impl World {
             }
         }
     }
-
-    fn start(&mut self, conn: u64, device: usize, lease: LeaseId, tokens: u64) {
-        let Some(engine) = self.worker(conn).map(|w| w.engines[device].clone()) else { return };
-        if engine.ill == Some(Ill::Hang) {
-            return;
-        }
-        let hiccup = if self.draws.chance(0.03) { 3.0 } else { 1.0 };
-        let took = tokens as f64 * engine.micros_per_token * (0.95 + 0.1 * self.draws.unit()) * hiccup;
-        self.at(self.now + took as Micros, Happening::Finished { conn, device, lease });
-    }
-
-    fn over(&mut self, conn: u64, bye: Bye) {
-        let Some(host) = self.host_of(conn) else { return };
-        if let Bye::Out { reason, again } = bye {
-            if !self.hosts[host].damaged && !again {
-                self.wronged.push(reason);
-            }
-            // Its user starts it again, with memory that works.
-            self.disconnect(host);
-            self.hosts[host].damaged = false;
-            self.at(self.now + 3 * SECOND, Happening::Dial(host));
-        }
-    }
-
-    fn dial(&mut self, host: usize) {
-        if !self.hosts[host].alive || self.hosts[host].conn.is_some() {
-            return;
-        }
-        if self.driver.is_none() {
-            let later = self.now + self.draws.between(200 * MILLI, SECOND);
-            return self.at(later, Happening::Dial(host));
-        }
-        let handshake = self.now + 40 + 4 * self.draws.around(self.fate.weather.delay);
-        self.at(handshake, Happening::Accepted(host));
-    }
-
-    fn accepted(&mut self, host: usize) {
-        let all_gone = self.hosts[host].engines.iter().all(|e| e.gone);
-        if !self.hosts[host].alive || self.hosts[host].conn.is_some() || all_gone {
-            return;
-        }
-        if self.driver.is_none() || self.busy > self.now {
-            return self.at(self.now + 300 * MILLI, Happening::Dial(host));
-        }
-        let old: Vec<u64> =
-            self.wires.iter().filter(|(_, w)| w.open && w.host == Some(host)).map(|(c, _)| *c).collect();
-        old.into_iter().for_each(|conn| self.lost_up(conn, "the same worker dialled again"));
-        let conn = self.connect(Some(host));
-        let mut worker = Worker::new(&self.plan, self.hosts[host].engines.clone());
-        worker.damaged = self.hosts[host].damaged;
-        self.hosts[host].worker = Some(worker);
-        self.hosts[host].conn = Some(conn);
-        let loaded = self.now + self.draws.between(MILLI, 300 * MILLI);
-        self.at(loaded, Happening::Loaded(conn));
-        self.at(loaded, Happening::Nudge(conn));
-    }
-
-    fn connect(&mut self, host: Option<usize>) -> u64 {
-        self.conns += 1;
-        let conn = self.conns;
-        let wire = Wire { host, open: true, black: false, up: Way::default(), down: Way::default() };
-        self.wires.insert(conn, wire);
-        let name = host.map_or("nonsense".to_string(), |h| format!("w{h}"));
-        self.coordinator(|driver, now| driver.event(Event::Joined { member: MemberId(conn), name }, now));
-        conn
-    }
 }
 
 mod blows;
+mod hosts;

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::cluster::message::{Device, Packed, Trouble};
+use crate::cluster::simulator::fate::End;
 
 impl World {
     pub(super) fn blow(&mut self, blow: Blow) {
         match blow {
-            Blow::Kill { worker, back, silent } => self.kill(worker, back, silent),
+            Blow::Kill { worker, back, end } => self.kill(worker, back, end),
             Blow::Freeze { worker, length } => self.freeze(worker, length),
             Blow::Leave { worker, back } => {
                 let Some(conn) = self.hosts[worker].conn.filter(|_| self.hosts[worker].frozen <= self.now)
@@ -63,13 +64,13 @@ impl World {
         self.wires.get_mut(&conn).into_iter().for_each(|w| w.black = true);
     }
 
-    fn kill(&mut self, worker: usize, back: Option<Micros>, silent: bool) {
+    fn kill(&mut self, worker: usize, back: Option<Micros>, end: End) {
         let host = &mut self.hosts[worker];
         (host.alive, host.frozen) = (false, 0);
         let conn = host.conn;
         self.disconnect(worker);
         if let Some(conn) = conn {
-            let noticed = if silent { SILENCE } else { MILLI };
+            let noticed = if end == End::Silent { SILENCE } else { MILLI };
             self.at(self.now + noticed, Happening::LostUp(conn, "gone"));
         }
         if let Some(back) = back {
