@@ -51,6 +51,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/stored_absent.rs", "the same signatures where there is no AVX-512"),
     ("src/backend/cpu/threads.rs", "disjoint chunks of one slice for the tasks of a pool"),
     ("src/format/map.rs", "mmap"),
+    ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
 ];
 
 #[track_caller]

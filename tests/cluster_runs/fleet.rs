@@ -1,0 +1,176 @@
+//! A coordinator and workers as processes of their own, on this machine over TCP with TLS, and what became of them.
+
+use crate::cli_fixture::{Bench, rows};
+use crate::hosts::{Hosts, Path};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+const ADAPTER: &str = "adapter_model.safetensors";
+/// No run here takes longer, even on a machine that does many other things.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// About 12 microbatches a step; dropout is on, so that who computes what would show.
+pub const RUN: &str = "demo --data many.jsonl --batch-size 24 --micro-batch-tokens 64 --rank 4 --dropout 0.1";
+
+/// A folder, a port, and processes that are killed when the test ends, however it ends.
+pub struct Fleet {
+    pub bench: Bench,
+    address: String,
+    children: Vec<(String, Child)>,
+    /// Where every process has a host of its own: the coordinator the first, then workers in their order.
+    hosts: Option<Hosts>,
+}
+
+impl Fleet {
+    pub fn new() -> Self {
+        let bench = Bench::new();
+        bench.file("many.jsonl", &rows(240));
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        Fleet { bench, address, children: Vec::new(), hosts: None }
+    }
+
+    /// On hosts of a network; None where there can be none.
+    pub fn on_hosts(count: usize, path: Path) -> Option<Self> {
+        let hosts = Hosts::new(count, path)?;
+        Some(Fleet { address: format!("{}:9000", Hosts::address(1)), hosts: Some(hosts), ..Fleet::new() })
+    }
+
+    pub fn hosts(&self) -> &Hosts {
+        self.hosts.as_ref().expect("a fleet on hosts")
+    }
+
+    /// The adapter of one process that nobody disturbs.
+    pub fn alone(&self, run: &str) -> Vec<u8> {
+        self.bench.ok(&format!("{run} --threads 1 -q -o alone"));
+        self.adapter("alone")
+    }
+
+    pub fn adapter(&self, out: &str) -> Vec<u8> {
+        self.bench.read(&format!("{out}/{ADAPTER}"))
+    }
+
+    pub fn coordinator(&mut self, args: &str) {
+        let args = format!("{args} --role coordinator --bind {} -o out", self.address);
+        self.start("coordinator", &args, "");
+    }
+
+    pub fn worker(&mut self, name: &str, args: &str) {
+        self.faulty(name, args, "");
+    }
+
+    /// A worker in which something goes wrong on purpose.
+    pub fn faulty(&mut self, name: &str, args: &str, inject: &str) {
+        let address = &self.address;
+        let how = format!("--role worker --coordinator {address} --model-cache models --join-timeout 60s");
+        self.start(name, &format!("{how} {args}"), inject);
+    }
+
+    fn start(&mut self, name: &str, args: &str, inject: &str) {
+        let mut command = self.on_its_host(self.bench.command(args));
+        command.env("FINETUNE_TOKEN", TOKEN).stdout(Stdio::null()).stderr(self.log(name));
+        if !inject.is_empty() {
+            command.env("FINETUNE_INJECT", inject);
+        }
+        self.children.push((name.into(), command.spawn().unwrap()));
+    }
+
+    fn on_its_host(&self, inner: Command) -> Command {
+        let Some(hosts) = &self.hosts else { return inner };
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &hosts.namespace(1 + self.children.len())]);
+        command.arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
+        inner.get_current_dir().into_iter().for_each(|dir| drop(command.current_dir(dir)));
+        for (name, value) in inner.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+    }
+
+    /// What a process says goes into a file, to which a second process of that name adds.
+    fn log(&self, name: &str) -> std::fs::File {
+        let path = self.bench.path(&format!("{name}.log"));
+        std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap()
+    }
+
+    pub fn said(&self, name: &str) -> String {
+        std::fs::read_to_string(self.bench.path(&format!("{name}.log"))).unwrap_or_default()
+    }
+
+    fn child(&mut self, name: &str) -> &mut Child {
+        let found = self.children.iter_mut().rev().find(|(n, _)| n == name);
+        &mut found.unwrap_or_else(|| panic!("there is no {name}")).1
+    }
+
+    pub fn signal(&mut self, name: &str, signal: &str) {
+        let id = self.child(name).id().to_string();
+        assert!(Command::new("kill").args([format!("-{signal}"), id]).status().unwrap().success());
+    }
+
+    /// Kills a process so that it can say nothing any more.
+    pub fn kill(&mut self, name: &str) {
+        self.signal(name, "KILL");
+        self.child(name).wait().unwrap();
+    }
+
+    /// Steps that the coordinator has written down.
+    pub fn steps(&self) -> usize {
+        let text = std::fs::read_to_string(self.bench.path("out/metrics.jsonl")).unwrap_or_default();
+        text.matches("\"event\":\"step\"").count()
+    }
+
+    #[track_caller]
+    pub fn wait_for_step(&mut self, step: usize) {
+        let began = Instant::now();
+        while self.steps() < step {
+            let ended = self.child("coordinator").try_wait().unwrap();
+            assert!(ended.is_none(), "the coordinator ended ({ended:?}) before step {step}\n{}", self.all());
+            assert!(began.elapsed() < PATIENCE, "no step {step}\n{}", self.all());
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// The exit code of a process that ends by itself.
+    #[track_caller]
+    pub fn end(&mut self, name: &str) -> Option<i32> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.child(name).try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(began.elapsed() < PATIENCE, "{name} does not end\n{}", self.all());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// All of these end with that code.
+    #[track_caller]
+    pub fn all_end(&mut self, names: &[&str], code: i32) {
+        for name in names {
+            let got = self.end(name);
+            assert_eq!(got, Some(code), "{name} ended with {got:?}\n{}", self.all());
+        }
+    }
+
+    /// What everybody said, for a failure's message.
+    pub fn all(&self) -> String {
+        let mut names: Vec<&str> = self.children.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.iter().map(|name| format!("--- {name}\n{}", self.said(name))).collect()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

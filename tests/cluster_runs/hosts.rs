@@ -1,0 +1,149 @@
+//! Several hosts on one machine: network namespaces, joined by a switch of our own (the kernels that tests run on have
+//! no netem) with a rate, a delay, random loss, pulled plugs and one direction that drops everything silently.
+//!
+//! A frame that a host sends is taken by its port's reader, which decides when it is due or that it is lost; the
+//! port's other thread waits until then and hands it to whom it is for.
+
+use crate::tap;
+use finetune::numeric::rng::Stream;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// What a port buffers before it drops, as time at its rate.
+const BUFFER: Duration = Duration::from_millis(100);
+
+/// How frames travel.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    /// Of each port, in each direction.
+    pub megabits: f64,
+    /// One way.
+    pub delay: Duration,
+    /// The part of frames that is lost.
+    pub loss: f32,
+}
+
+/// Hosts 1 to n, at 10.77.0.1 and so on; they are gone when this is dropped.
+pub struct Hosts {
+    prefix: String,
+    count: usize,
+    /// (from, to) that hear nothing of each other, in that direction.
+    cuts: Arc<Mutex<Vec<(usize, usize)>>>,
+}
+
+impl Hosts {
+    /// None, and a line that says why, where this machine cannot have any.
+    pub fn new(count: usize, path: Path) -> Option<Self> {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let prefix = format!("ft{}-{number}", std::process::id());
+        let hosts = Hosts { prefix, count, cuts: Arc::default() };
+        match hosts.open(path) {
+            Ok(()) => Some(hosts),
+            Err(reason) => {
+                eprintln!(
+                    "skipped: no network of several hosts here: {reason} (needs root, `ip` and /dev/net/tun)"
+                );
+                None
+            }
+        }
+    }
+
+    pub fn namespace(&self, host: usize) -> String {
+        format!("{}-h{host}", self.prefix)
+    }
+
+    pub fn address(host: usize) -> String {
+        format!("10.77.0.{host}")
+    }
+
+    /// Nothing from `from` reaches `to`, and nobody is told.
+    pub fn drop_silently(&self, from: usize, to: usize) {
+        self.cuts.lock().unwrap().push((from, to));
+    }
+
+    /// Pulls a host's plug.
+    pub fn unplug(&self, host: usize) {
+        for other in (1..=self.count).filter(|other| *other != host) {
+            self.drop_silently(host, other);
+            self.drop_silently(other, host);
+        }
+    }
+
+    pub fn heal(&self) {
+        self.cuts.lock().unwrap().clear();
+    }
+
+    fn open(&self, path: Path) -> Result<(), String> {
+        let mut cards = Vec::new();
+        for host in 1..=self.count {
+            let name = self.namespace(host);
+            ip(&format!("netns add {name}"))?;
+            cards.push(Arc::new(tap::open(&name).map_err(|e| format!("a card in {name}: {e}"))?));
+            ip(&format!("-n {name} addr add {}/24 dev eth0", Self::address(host)))?;
+            ip(&format!("-n {name} link set eth0 address 02:00:00:00:00:{host:02x}"))?;
+            ip(&format!("-n {name} link set eth0 txqueuelen 2000 up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        for (port, card) in cards.iter().enumerate() {
+            let (send, due) = channel();
+            let (from, all, cuts) = (card.clone(), cards.clone(), self.cuts.clone());
+            std::thread::spawn(move || take(port, &from, path, &send));
+            std::thread::spawn(move || deliver(port, &all, &cuts, &due));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in 1..=self.count {
+            let _ = ip(&format!("netns del {}", self.namespace(host)));
+        }
+    }
+}
+
+fn ip(args: &str) -> Result<(), String> {
+    let out = Command::new("ip").args(args.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    if out.status.success() { Ok(()) } else { Err(format!("ip {args}: {}", said.trim())) }
+}
+
+type Frame = (Instant, Vec<u8>);
+
+/// Reads what a host sends until its card is gone.
+fn take(port: usize, mut card: &File, path: Path, send: &Sender<Frame>) {
+    let mut draws = Stream::new(&[port as u64, 77]);
+    let (mut busy, mut frame) = (Instant::now(), vec![0; 2048]);
+    while let Ok(length) = card.read(&mut frame) {
+        let now = Instant::now();
+        let begins = busy.max(now);
+        if draws.unit() < path.loss || begins - now > BUFFER {
+            continue;
+        }
+        // 24 bytes on the wire that no card shows: preamble, checksum, gap.
+        busy = begins + Duration::from_secs_f64((length + 24) as f64 * 8e-6 / path.megabits);
+        if send.send((busy + path.delay, frame[..length].to_vec())).is_err() {
+            return;
+        }
+    }
+}
+
+/// Hands frames to their destinations, by the last byte of the address or, where that is none of ours, to all.
+fn deliver(port: usize, cards: &[Arc<File>], cuts: &Mutex<Vec<(usize, usize)>>, due: &Receiver<Frame>) {
+    for (at, frame) in due {
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        let ours = frame[0] & 1 == 0 && (1..=cards.len()).contains(&usize::from(frame[5]));
+        let to = if ours { usize::from(frame[5])..=usize::from(frame[5]) } else { 1..=cards.len() };
+        for host in to.filter(|host| *host != port + 1) {
+            if !cuts.lock().unwrap().contains(&(port + 1, host)) {
+                // A host that is gone, or has no room: the frame is lost, as frames are.
+                let _ = (&*cards[host - 1]).write(&frame);
+            }
+        }
+    }
+}

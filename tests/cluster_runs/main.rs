@@ -1,0 +1,169 @@
+//! The sentence that everything hangs on, with real processes: who computed, how many they were and who died changes
+//! no byte of the adapter. And what ends a run ends it for everybody.
+#![cfg(target_os = "linux")]
+
+#[path = "../cli_fixture/mod.rs"]
+mod cli_fixture;
+mod fleet;
+mod hosts;
+mod network;
+mod tap;
+
+use fleet::{Fleet, RUN};
+use std::time::Duration;
+
+#[test]
+fn any_number_of_workers_gives_the_bytes_of_one_process() {
+    let run = format!("{RUN} --max-steps 8");
+    let alone = Fleet::new().alone(&run);
+    for count in [2usize, 3, 7] {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{run} --expect-workers {count}"));
+        let names: Vec<String> = (0..count).map(|i| format!("worker-{i}")).collect();
+        for (i, name) in names.iter().enumerate() {
+            fleet.worker(name, &format!("--threads {}", 1 + i % 2));
+        }
+        fleet.all_end(&["coordinator"], 0);
+        fleet.all_end(&names.iter().map(String::as_str).collect::<Vec<_>>(), 0);
+        assert!(fleet.adapter("out") == alone, "{count} workers give other bytes\n{}", fleet.all());
+    }
+}
+
+#[test]
+fn devices_of_one_process_and_others_give_the_bytes_of_one() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.bench.ok(&format!("{run} --gpu-backend cpu --gpus 0,1 --threads 2 -q -o two"));
+    assert!(fleet.adapter("two") == alone, "two devices of one process");
+    fleet.coordinator(&format!("{run} --gpu-backend cpu --gpus 0,1 --threads 2 --expect-workers 3"));
+    fleet.worker("worker", "--threads 1");
+    fleet.all_end(&["coordinator", "worker"], 0);
+    assert!(fleet.adapter("out") == alone, "two devices here and one elsewhere\n{}", fleet.all());
+}
+
+/// 20 runs, one of three workers gone at another moment of each.
+#[test]
+fn a_worker_that_is_killed_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let alone = Fleet::new().alone(&run);
+    for round in 0..20u64 {
+        let mut fleet = Fleet::new();
+        fleet.coordinator(&format!("{run} --expect-workers 3"));
+        for name in ["a", "b", "victim"] {
+            fleet.faulty(name, "--threads 1", "slow=3");
+        }
+        fleet.wait_for_step(1);
+        // Moments that are spread over the rest of the run, without a pattern.
+        std::thread::sleep(Duration::from_micros(round * 618_034 % 400_000));
+        fleet.kill("victim");
+        fleet.all_end(&["coordinator", "a", "b"], 0);
+        assert!(fleet.adapter("out") == alone, "round {round}\n{}", fleet.all());
+    }
+}
+
+#[test]
+fn a_worker_that_freezes_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2"));
+    fleet.worker("a", "--threads 1");
+    fleet.faulty("frozen", "--threads 1", "slow=3");
+    fleet.wait_for_step(2);
+    fleet.signal("frozen", "STOP");
+    fleet.all_end(&["coordinator", "a"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+#[test]
+fn who_joins_half_way_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 10");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.faulty("first", "--threads 1", "slow=20");
+    fleet.wait_for_step(3);
+    fleet.worker("second", "--threads 1");
+    fleet.all_end(&["coordinator", "first", "second"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("joined"), "{}", fleet.all());
+}
+
+#[test]
+fn a_worker_that_is_told_to_leave_exits_0_and_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 8");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2"));
+    fleet.worker("stays", "--threads 1");
+    fleet.faulty("leaves", "--threads 1", "slow=3");
+    fleet.wait_for_step(2);
+    fleet.signal("leaves", "TERM");
+    fleet.all_end(&["leaves", "coordinator", "stays"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// Killed at several moments, once before there is any checkpoint; its workers find the one that goes on.
+#[test]
+fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
+    let run = format!("{RUN} --max-steps 9 --save-steps 3");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2"));
+    for name in ["a", "b"] {
+        fleet.faulty(name, "--threads 1", "slow=4");
+    }
+    for (step, millis) in [(1, 40), (4, 10), (7, 70)] {
+        fleet.wait_for_step(step);
+        std::thread::sleep(Duration::from_millis(millis));
+        fleet.kill("coordinator");
+        fleet.coordinator(&format!("{run} --expect-workers 2 --resume"));
+    }
+    fleet.all_end(&["coordinator", "a", "b"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert_eq!(fleet.steps(), 9, "metrics.jsonl has every step once");
+}
+
+#[test]
+fn a_nan_in_one_workers_gradient_ends_everybody_with_3() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 2"));
+    fleet.worker("good", "--threads 1");
+    fleet.faulty("bad", "--threads 1", "nan@4");
+    fleet.all_end(&["coordinator", "good", "bad"], 3);
+    let line = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
+    for part in ["error:", "step 4", "lora_", "NaN", "row"] {
+        assert!(line.contains(part), "{part:?} in {line:?}\n{}", fleet.all());
+    }
+    assert_eq!(fleet.steps(), 3);
+    let saved = fleet.bench.path("out/checkpoint-3/trainer_state.json");
+    assert!(saved.exists(), "a checkpoint from before the step\n{}", fleet.all());
+}
+
+#[test]
+fn a_worker_with_damaged_parameters_is_taken_out_and_its_work_done_again() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2"));
+    fleet.worker("good", "--threads 1");
+    fleet.faulty("damaged", "--threads 1", "hash@3");
+    fleet.all_end(&["coordinator", "good"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("other parameters"), "{}", fleet.all());
+}
+
+#[test]
+fn a_device_error_falls_back_and_the_run_goes_on() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.faulty("falls", "--threads 1", "error@3,pretend=wgpu");
+    fleet.all_end(&["coordinator", "falls"], 0);
+    // The pretended backend computes on the CPU too: the bits say that nothing was lost or counted twice.
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let metrics = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();
+    assert!(metrics.contains("fallback") || metrics.contains("falls back"), "{metrics}");
+}
