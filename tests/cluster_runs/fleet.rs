@@ -35,7 +35,9 @@ impl Fleet {
     /// On hosts of a network; None where there can be none.
     pub fn on_hosts(count: usize, path: Path) -> Option<Self> {
         let hosts = Hosts::new(count, path)?;
-        Some(Fleet { address: format!("{}:9000", Hosts::address(1)), hosts: Some(hosts), ..Fleet::new() })
+        let mut fleet = Fleet::new();
+        (fleet.address, fleet.hosts) = (format!("{}:9000", Hosts::address(1)), Some(hosts));
+        Some(fleet)
     }
 
     pub fn hosts(&self) -> &Hosts {
@@ -82,7 +84,9 @@ impl Fleet {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &hosts.namespace(1 + self.children.len())]);
         command.arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
-        inner.get_current_dir().into_iter().for_each(|dir| drop(command.current_dir(dir)));
+        if let Some(dir) = inner.get_current_dir() {
+            command.current_dir(dir);
+        }
         for (name, value) in inner.get_envs() {
             match value {
                 Some(value) => command.env(name, value),

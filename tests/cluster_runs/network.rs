@@ -2,7 +2,10 @@
 
 use crate::fleet::{Fleet, RUN};
 use crate::hosts::{Hosts, Path};
-use std::time::Duration;
+use crate::tap::within;
+use std::io;
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
 
 const GIGABIT: Path = Path { megabits: 1000.0, delay: Duration::ZERO, loss: 0.0 };
 
@@ -48,4 +51,54 @@ fn a_silent_drop_in_one_direction_changes_no_byte() {
         hosts.drop_silently(1, 2);
         hosts.drop_silently(3, 1);
     });
+}
+
+/// Host 2 sends back what it hears; host 1 says `count` things and gives back how long each answer took.
+fn echoes(hosts: &Hosts, count: u32) -> Vec<Duration> {
+    let there = Hosts::address(2);
+    let at = format!("{there}:7");
+    let echo = within(&hosts.namespace(2), move || {
+        let socket = UdpSocket::bind((there.as_str(), 7))?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let mut buffer = [0; 64];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            socket.send_to(&buffer[..length], from)?;
+        }
+        Ok(())
+    });
+    let asked = within(&hosts.namespace(1), move || {
+        let socket = UdpSocket::bind("10.77.0.1:0")?;
+        socket.set_read_timeout(Some(Duration::from_millis(150)))?;
+        let (mut answers, mut buffer) = (Vec::new(), [0; 64]);
+        for number in 0..count {
+            let began = Instant::now();
+            socket.send_to(&number.to_le_bytes(), &at)?;
+            while let Ok(length) = socket.recv(&mut buffer) {
+                if buffer[..length] == number.to_le_bytes() {
+                    answers.push(began.elapsed());
+                    break;
+                }
+            }
+        }
+        io::Result::Ok(answers)
+    });
+    let answers = asked.join().unwrap().unwrap();
+    echo.join().unwrap().unwrap();
+    answers
+}
+
+/// The network of these tests is as bad as they say it is.
+#[test]
+fn the_switch_delays_loses_and_cuts() {
+    let far = Path { megabits: 91.0, delay: Duration::from_millis(20), loss: 0.0 };
+    let Some(hosts) = Hosts::new(2, far) else { return };
+    let answers = echoes(&hosts, 5);
+    assert!(answers.len() >= 4 && answers.iter().all(|a| a.as_millis() >= 40), "{answers:?}");
+    hosts.drop_silently(2, 1);
+    assert!(echoes(&hosts, 3).is_empty());
+    hosts.heal();
+    assert!(!echoes(&hosts, 3).is_empty());
+    let lossy = Hosts::new(2, Path { loss: 0.3, ..GIGABIT }).unwrap();
+    let heard = echoes(&lossy, 60).len();
+    assert!((10..50).contains(&heard), "{heard} of 60 at 30 % loss, both ways");
 }

@@ -19,16 +19,25 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// Makes the card `eth0` in the namespace of that name.
-pub fn open(namespace: &str) -> io::Result<File> {
+/// Does something in the namespace of that name: on a thread of its own, because a namespace belongs to a thread.
+pub fn within<T: Send + 'static>(
+    namespace: &str,
+    act: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> std::thread::JoinHandle<io::Result<T>> {
     let path = Path::new("/run/netns").join(namespace);
-    // A namespace belongs to a thread: this one ends behind it, the file stays.
-    let made = std::thread::spawn(move || {
+    std::thread::spawn(move || {
         let namespace = File::open(path)?;
         // SAFETY: setns reads nothing of ours; the descriptor is open.
         if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        act()
+    })
+}
+
+/// Makes the card `eth0` in the namespace of that name.
+pub fn open(namespace: &str) -> io::Result<File> {
+    let made = within(namespace, || {
         let tap = File::options().read(true).write(true).open("/dev/net/tun")?;
         let mut request = Request { name: [0; 16], flags: IFF_TAP | IFF_NO_PI, rest: [0; 22] };
         request.name[..4].copy_from_slice(b"eth0");
