@@ -1,12 +1,12 @@
 //! A model on a thread of its own, which a run can walk away from: SIGTERM may not wait for a microbatch that
 //! takes a minute. Whoever waits looks at the stop flag twenty times a second; once it says now, the call
-//! returns a fault, which a run that is being stopped takes as what it is, and the thread is left to the end of
-//! the process.
+//! returns a fault, which a run that is being stopped takes as what it is, and the thread, told to stop at the
+//! next block, is left to the end of the process.
 
 use super::stop::{Stop, Urgency};
 
 use crate::model::layout::Layout;
-use crate::model::stage::{Fault, Generate, Microbatch, Model, Output, Sampling, Stage, Want};
+use crate::model::stage::{Cancel, Fault, Generate, Microbatch, Model, Output, Sampling, Stage, Want};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
@@ -32,15 +32,17 @@ pub struct OwnThread<'a> {
     calls: Sender<Call>,
     /// Goes there and back with every backward pass.
     gradient: Vec<f32>,
+    cancel: Cancel,
 }
 
 impl<'a> OwnThread<'a> {
     /// Moves the model to its thread.
     pub fn new(mut model: Box<dyn Model>, stop: &'a Stop) -> Self {
-        let (layout, class) = (model.layout().clone(), model.class());
+        let (layout, class, cancel) = (model.layout().clone(), model.class(), Cancel::default());
+        model.heed(cancel.clone());
         let (calls, inbox) = mpsc::channel::<Call>();
         std::thread::spawn(move || inbox.into_iter().for_each(|call| call(&mut *model)));
-        OwnThread { layout, class, stop, calls, gradient: Vec::new() }
+        OwnThread { layout, class, stop, calls, gradient: Vec::new(), cancel }
     }
 
     /// Has the thread do `work` and waits for it, or, with [`Patience::Little`], until the run is to stop now.
@@ -58,6 +60,8 @@ impl<'a> OwnThread<'a> {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.fault("its thread died")),
                 Err(RecvTimeoutError::Timeout) => {
                     if patience == Patience::Little && self.stop.urgency() == Urgency::Now {
+                        // What is saved next should not have to share the processor.
+                        self.cancel.raise();
                         return Err(self.fault(LEFT));
                     }
                 }

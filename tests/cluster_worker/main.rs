@@ -2,6 +2,8 @@
 //! real threads, and every fault that can be injected.
 
 mod files;
+mod life;
+mod process;
 mod script;
 
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};

@@ -168,7 +168,11 @@ impl Worker {
                     return Ok(lines);
                 }
                 Err(ModelError::Memory { .. }) => return Err(self.too_small(at)),
-                Err(e) => lines.push(format!("{name}: {}: {e}", opener.backend())),
+                Err(e) => {
+                    let next = self.candidate.chain.get(at + 1).map(|next| next.backend());
+                    let then = next.map(|next| format!("; falls back to {next}")).unwrap_or_default();
+                    lines.push(format!("{name}: {}: {e}{then}", opener.backend()));
+                }
             }
         }
         Err(lines.last().cloned().unwrap_or_else(|| format!("{name}: no backend is left")))

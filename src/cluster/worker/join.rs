@@ -2,7 +2,7 @@
 //! fetches, devices that have proved that they can count. What does not fit is refused here, on both sides.
 
 use super::crew::Crew;
-use super::session::Session;
+use super::session::{Holding, Session};
 use super::wire::Wire;
 use super::{Blueprint, Outcome, Shape, Source, Worker};
 use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
@@ -14,7 +14,8 @@ impl Worker<'_> {
         match self.join(wire, hello).await {
             Err(outcome) => outcome,
             Ok((crew, len)) => {
-                let outcome = Session::hold(wire, &crew, &self.equipment.inject, len).await;
+                let with = Holding { crew: &crew, inject: &self.equipment.inject, say: self.say };
+                let outcome = Session::hold(wire, with, len).await;
                 self.crew = Some(crew);
                 outcome
             }

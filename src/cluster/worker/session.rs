@@ -10,7 +10,7 @@ use super::parameters::{Arriving, Parameters};
 use super::sum::{Finished, Running};
 use super::wire::Wire;
 use crate::cluster::inject::{Inject, What};
-use crate::cluster::message::{Lease, LeaseId, ToCoordinator, ToWorker};
+use crate::cluster::message::{Lease, LeaseId, ToCoordinator, ToWorker, Trouble};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,10 +30,20 @@ struct Waiting {
     message: ToCoordinator,
 }
 
+/// What a conversation is held with.
+#[derive(Clone, Copy)]
+pub(super) struct Holding<'a> {
+    pub crew: &'a Crew,
+    pub inject: &'a Inject,
+    /// Told what happens, line by line.
+    pub say: &'a dyn Fn(&str),
+}
+
 pub(super) struct Session<'a, 'w> {
     wire: &'a mut Wire<'w>,
     crew: &'a Crew,
     inject: &'a Inject,
+    say: &'a dyn Fn(&str),
     /// Values of the flat layout.
     len: usize,
     arriving: Arriving,
@@ -49,12 +59,14 @@ pub(super) struct Session<'a, 'w> {
 
 impl<'a, 'w> Session<'a, 'w> {
     /// Leases until the conversation ends; nothing of it is left with the devices then.
-    pub async fn hold(wire: &'a mut Wire<'w>, crew: &'a Crew, inject: &'a Inject, len: usize) -> Outcome {
+    pub async fn hold(wire: &'a mut Wire<'w>, with: Holding<'a>, len: usize) -> Outcome {
+        let Holding { crew, inject, say } = with;
         let (reply, reports) = mpsc::unbounded_channel();
         let mut session = Session {
             wire,
             crew,
             inject,
+            say,
             len,
             arriving: Arriving::default(),
             parameters: None,
@@ -182,8 +194,18 @@ impl<'a, 'w> Session<'a, 'w> {
             }
             Report::Answered { lease, ids, parameters } => ToCoordinator::Answer { lease, ids, parameters },
             Report::Stopped { lease, micros } => ToCoordinator::Stopped { lease, micros },
-            Report::Trouble { lease, trouble } => ToCoordinator::Fault { lease, fault: trouble },
+            Report::Trouble { lease, trouble } => {
+                let name = self.name(device);
+                match &trouble {
+                    Trouble::Device { reason } => (self.say)(&format!("{name}: {reason}")),
+                    Trouble::Value { tensor, value } => {
+                        (self.say)(&format!("{name}: {tensor} became {value}"))
+                    }
+                }
+                ToCoordinator::Fault { lease, fault: trouble }
+            }
             Report::Fallback { now, reason } => {
+                (self.say)(&format!("{} falls back to {}", now.name, now.class));
                 self.wire.say(ToCoordinator::Fallback { device, now, reason });
                 ToCoordinator::Ask { device, room: PREFETCH }
             }
@@ -191,6 +213,10 @@ impl<'a, 'w> Session<'a, 'w> {
         };
         self.wire.say(message);
         Ok(())
+    }
+
+    fn name(&self, device: u16) -> &str {
+        self.crew.devices.get(usize::from(device)).map_or("a device", |d| d.name.as_str())
     }
 
     /// A device that is gone takes nothing any more; a worker without any leaves.

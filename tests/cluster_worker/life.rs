@@ -1,0 +1,129 @@
+//! A worker as its user sees it: what is typed, what it says, how it ends.
+#![cfg(unix)]
+
+use super::process::*;
+use std::time::{Duration, Instant};
+
+/// A worker that ends within 5 s (and the time that it was told to look) with this code, and this in its last line.
+fn check_alone(line: &str, code: i32, parts: &[&str]) {
+    let place = Place::new();
+    let began = Instant::now();
+    let (got, last) = place.start("worker", &format!("--role worker {line}")).ends();
+    assert_eq!(got, code, "{line}: {last}");
+    parts.iter().for_each(|part| assert!(last.contains(part), "{line}: {part:?} in {last:?}"));
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn who_finds_nobody_says_why() {
+    check_alone("--coordinator 127.0.0.1:1 --join-timeout 1s", 1, &["nothing listens on 127.0.0.1:1"]);
+    check_alone("--coordinator no-such-host.invalid:9000 --join-timeout 1s", 1, &["no-such-host.invalid"]);
+    check_alone("--bind 127.0.0.1:0 --join-timeout 1s", 1, &["no coordinator", "--nodes"]);
+    check_alone("FINETUNE_INJECT=nonsense --coordinator 127.0.0.1:1", 2, &["FINETUNE_INJECT", "nonsense"]);
+    check_alone("--coordinator 127.0.0.1:1 no/such.gguf", 1, &["no/such.gguf"]);
+}
+
+/// A coordinator that waits, and a worker that it does not want: on both sides, each within 5 s.
+fn check_refused(line: &str, parts: &[&str]) {
+    let place = Place::new();
+    let (coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
+    let began = Instant::now();
+    let (code, last) = place.start("worker", &format!("--role worker --coordinator {address} {line}")).ends();
+    assert_eq!(code, 78, "{line}: {last}");
+    parts.iter().for_each(|part| assert!(last.contains(part), "{line}: {part:?} in {last:?}"));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    coordinator.says("refused");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_for_good() {
+    let other = TOKEN.replace("5f3c", "0000");
+    check_refused(&format!("FINETUNE_TOKEN={other}"), &["token"]);
+    check_refused("--rank 7", &["--rank 7", "16"]);
+    check_refused("--data other.jsonl", &["--data other.jsonl"]);
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+    let any = std::fs::read_dir(model).unwrap().flatten().map(|e| e.path().join("model"));
+    let any = any.chain(std::fs::read_dir(model).unwrap().flatten().map(|e| e.path()));
+    if let Some(model) = any.into_iter().find(|p| exists(&p.join("tokenizer.json"))) {
+        check_refused(&model.display().to_string(), &["another model"]);
+    }
+}
+
+#[test]
+fn a_worker_that_listens_is_dialled_and_one_that_stays_waits_for_the_next_run() {
+    let place = Place::new();
+    let mut listener = place.start("listener", "--role worker --bind 127.0.0.1:0");
+    let at = listener.listens();
+    let line = format!("--role coordinator --bind 127.0.0.1:0 --nodes {at} --expect-workers 1 {RUN} one");
+    assert_eq!(place.start("dialler", &line).ends().0, 0);
+    assert_eq!(listener.ends().0, 0);
+
+    let (mut first, address) = place.coordinator(&format!("--expect-workers 1 {RUN} two"));
+    let stays = format!("--role worker --coordinator {address} --stay --rank 16");
+    let mut stays = place.start("stays", &stays);
+    assert_eq!(first.ends().0, 0, "{}", first.said());
+    stays.says("waiting for the next one");
+    let again = format!("--role coordinator --bind {address} --expect-workers 1 {RUN} three");
+    let mut second = place.start("second", &again);
+    assert_eq!(second.ends().0, 0, "{}", second.said());
+    stays.terminate();
+    assert_eq!(stays.ends().0, 0);
+    assert!(place.adapter("one") == place.adapter("two") && place.adapter("two") == place.adapter("three"));
+}
+
+#[test]
+fn a_device_that_fails_falls_back_and_the_adapter_is_the_same() {
+    let place = Place::new();
+    assert_eq!(place.start("alone", &format!("{RUN} alone")).ends().0, 0);
+    let cases = [
+        ("pretend=wgpu,error@2", "cpu"),
+        ("pretend=cuda,error@0", "this build"),
+        ("pretend=wgpu,error@0", "cpu"),
+    ];
+    for (i, (inject, said)) in cases.iter().enumerate() {
+        let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out{i}"));
+        let line = format!("FINETUNE_INJECT={inject} --role worker --coordinator {address}");
+        let mut worker = place.start(&format!("worker{i}"), &line);
+        assert_eq!(
+            (coordinator.ends().0, worker.ends().0),
+            (0, 0),
+            "{}{}",
+            coordinator.said(),
+            worker.said()
+        );
+        assert!(worker.said().contains(said), "{inject}: {}", worker.said());
+        assert!(place.adapter(&format!("out{i}")) == place.adapter("alone"), "{inject}");
+    }
+}
+
+#[test]
+fn who_cannot_take_part_is_named_and_the_run_goes_on() {
+    let place = Place::new();
+    let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
+    let worker =
+        |name: &str, line: &str| place.start(name, &format!("{line} --role worker --coordinator {address}"));
+    let (code, last) = worker("small", "--memory-limit 12MB").ends();
+    assert!(code == 78 && last.contains("--micro-batch-tokens"), "{code} {last}");
+    let (code, last) = worker("liar", "FINETUNE_INJECT=selftest").ends();
+    assert!(code == 78 && last.contains("wrong numbers"), "{code} {last}");
+    let mut good = worker("good", "--threads 1");
+    assert_eq!((coordinator.ends().0, good.ends().0), (0, 0));
+    let said = coordinator.said();
+    assert!(said.contains("--micro-batch-tokens") && said.contains("wrong numbers"), "{said}");
+}
+
+#[test]
+fn told_to_stop_it_leaves_at_once_and_comes_back_later() {
+    let place = Place::new();
+    let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
+    let line = format!("--role worker --coordinator {address}");
+    let mut slow = place.start("slow", &format!("FINETUNE_INJECT=slow=300 {line}"));
+    coordinator.says("joined");
+    std::thread::sleep(Duration::from_millis(300));
+    let began = Instant::now();
+    slow.terminate();
+    assert_eq!(slow.ends().0, 0);
+    assert!(began.elapsed() < Duration::from_secs(4));
+    let mut other = place.start("other", &line);
+    assert_eq!((coordinator.ends().0, other.ends().0), (0, 0), "{}", coordinator.said());
+}
