@@ -41,12 +41,16 @@ fn what_does_not_fit_is_refused_for_good() {
     check_refused(&format!("FINETUNE_TOKEN={other}"), &["token"]);
     check_refused("--rank 7", &["--rank 7", "16"]);
     check_refused("--data other.jsonl", &["--data other.jsonl"]);
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
-    let any = std::fs::read_dir(model).unwrap().flatten().map(|e| e.path().join("model"));
-    let any = any.chain(std::fs::read_dir(model).unwrap().flatten().map(|e| e.path()));
-    if let Some(model) = any.into_iter().find(|p| exists(&p.join("tokenizer.json"))) {
-        check_refused(&model.display().to_string(), &["another model"]);
+    // The demonstration's model with another line in its config.json.
+    let other = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/demo/model")).unwrap().flatten() {
+        std::fs::copy(entry.path(), other.path().join(entry.file_name())).unwrap();
     }
+    let same = other.path().display().to_string();
+    let config = other.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replacen('{', "{\n  \"note\": \"changed\",", 1)).unwrap();
+    check_refused(&same, &["another model"]);
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Real processes with a home folder of their own, which end with the test.
 
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -121,9 +120,4 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// True for a path that is there.
-pub fn exists(path: &Path) -> bool {
-    path.exists()
 }

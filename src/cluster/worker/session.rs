@@ -243,7 +243,9 @@ impl<'a, 'w> Session<'a, 'w> {
             return;
         }
         self.flush = None;
-        self.running.flush().iter().for_each(|message| self.wire.say(message.clone()));
+        let (messages, free) = self.running.flush();
+        messages.iter().for_each(|message| self.wire.say(message.clone()));
+        free.into_iter().for_each(|buffer| self.crew.buffers.give_back(buffer));
     }
 
     /// A sum that was sent whole, and asked for nevertheless.

@@ -31,9 +31,10 @@ pub(super) struct Running {
     parameters: Hash,
     leases: Vec<LeaseId>,
     scalars: Scalars,
-    /// The gradient, while it is of a single microbatch.
-    single: Option<Vec<f32>>,
-    /// The gradients, from the second on.
+    /// The gradient that was granted last: it is added when the next one comes, or while the sum is packed, so that
+    /// what is waited for is one pass over memory.
+    last: Option<Vec<f32>>,
+    /// All before it.
     sums: Sums,
     next: u64,
     /// Sent and not taken yet, by number.
@@ -47,7 +48,7 @@ impl Running {
             parameters: [0; 32],
             leases: Vec::new(),
             scalars: Scalars::default(),
-            single: None,
+            last: None,
             sums: Sums::new(0),
             next: 1,
             kept: BTreeMap::new(),
@@ -64,7 +65,7 @@ impl Running {
     fn forget(&mut self) {
         self.leases.clear();
         self.scalars = Scalars::default();
-        self.single = None;
+        self.last = None;
     }
 
     /// Adds what was granted; returns a gradient's memory that is free again.
@@ -74,16 +75,20 @@ impl Running {
         s.loss += finished.scalars.loss;
         s.weight += finished.scalars.weight;
         s.targets += finished.scalars.targets;
-        if self.leases.len() == 1 {
-            self.single = Some(finished.gradient);
-            return None;
+        let before = self.last.replace(finished.gradient)?;
+        // The first of all overwrites what another sum has left.
+        let first = self.leases.len() == 2;
+        if first && self.sums.cells().iter().map(Vec::len).sum::<usize>() != before.len() {
+            self.sums = Sums::new(before.len());
         }
-        if let Some(first) = self.single.take() {
-            self.sums.reset(first.len());
-            add(&mut self.sums, &first);
-        }
-        add(&mut self.sums, &finished.gradient);
-        Some(finished.gradient)
+        let cells = self.sums.cells_mut().par_iter_mut().zip(before.par_chunks(CELL));
+        cells.for_each(|(cell, values)| {
+            if first {
+                cell.fill(0);
+            }
+            fixed::add_checked(cell, values);
+        });
+        Some(before)
     }
 
     /// Whether there is something that was not sent.
@@ -91,18 +96,27 @@ impl Running {
         self.leases.is_empty()
     }
 
-    /// Everything that was added since the last time, as messages; kept until it is taken.
-    pub fn flush(&mut self) -> &[ToCoordinator] {
+    /// Everything that was added since the last time, as messages, which are kept until they are taken; and a
+    /// gradient's memory that is free again.
+    pub fn flush(&mut self) -> (&[ToCoordinator], Option<Vec<f32>>) {
         let sum = self.next;
         self.next += 1;
-        let mut messages = match self.single.take() {
-            Some(gradient) => gradient
-                .par_chunks(CELL)
-                .enumerate()
-                .map(|(i, cell)| piece(sum, i, cell.len(), Packed::Single(little_endian(cell))))
-                .collect(),
-            None => {
-                self.sums.cells().par_iter().enumerate().map(|(i, c)| packed(sum, i, c)).collect::<Vec<_>>()
+        let last = self.last.take().unwrap_or_default();
+        let values = last.par_chunks(CELL);
+        let mut messages: Vec<ToCoordinator> = match self.leases.len() {
+            1 => {
+                let single = |(i, cell): (usize, &[f32])| {
+                    piece(sum, i, cell.len(), Packed::Single(little_endian(cell)))
+                };
+                values.enumerate().map(single).collect()
+            }
+            _ => {
+                let cells = self.sums.cells_mut().par_iter_mut().zip(values).enumerate();
+                let packed = |(i, (cell, values)): (usize, (&mut Vec<i64>, &[f32]))| {
+                    fixed::add_checked(cell, values);
+                    packed(sum, i, cell)
+                };
+                cells.map(packed).collect()
             }
         };
         messages.push(ToCoordinator::Sum {
@@ -115,7 +129,7 @@ impl Running {
             parameters: self.parameters,
         });
         self.forget();
-        self.kept.entry(sum).or_insert(messages)
+        (self.kept.entry(sum).or_insert(messages), Some(last))
     }
 
     /// It has arrived.
@@ -132,11 +146,6 @@ impl Running {
     pub fn step(&self) -> u64 {
         self.step
     }
-}
-
-fn add(sums: &mut Sums, gradient: &[f32]) {
-    let cells = sums.cells_mut().par_iter_mut().zip(gradient.par_chunks(CELL));
-    cells.for_each(|(cell, values)| fixed::add_checked(cell, values));
 }
 
 fn packed(sum: u64, index: usize, cell: &[i64]) -> ToCoordinator {
@@ -213,7 +222,7 @@ mod tests {
                     });
                     running.add(i.into(), one);
                 }
-                let (sums, leases) = total(running.flush(), len);
+                let (sums, leases) = total(running.flush().0, len);
                 assert!(sums == expected, "{count} of {len}");
                 assert_eq!(leases, (first..first + count).map(u64::from).collect::<Vec<_>>());
                 assert!(running.is_empty());
