@@ -24,7 +24,8 @@ impl Place {
     /// Starts `finetune` with these words (and `NAME=value` before them for its environment).
     pub fn start(&self, name: &str, line: &str) -> Process {
         let log = self.path(&format!("{name}.log"));
-        let out = || Stdio::from(std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap());
+        let file = std::fs::File::create(&log).unwrap();
+        let out = || Stdio::from(file.try_clone().unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_finetune"));
         for (key, _) in
             std::env::vars().filter(|(key, _)| key.starts_with("FINETUNE_") || key.starts_with("XDG_"))
