@@ -4,6 +4,7 @@
 
 pub mod alias;
 pub mod cluster;
+pub mod devices;
 pub mod flags;
 pub mod groups;
 pub mod table;
