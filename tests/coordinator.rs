@@ -3,7 +3,7 @@
 
 mod train_fake;
 
-use finetune::cluster::coordinator::{Coordinator, Gate, Hint, ModelFiles, Setup as Parts};
+use finetune::cluster::coordinator::{Company, Coordinator, Gate, Hint, ModelFiles, Setup as Parts};
 use finetune::cluster::link::{MemberLink, WorkerLink, pair};
 use finetune::cluster::machine::Config;
 use finetune::cluster::message::{
@@ -234,6 +234,7 @@ fn run(manners: &[Manner], config: Config) -> (Outcome, Vec<Option<Bye>>) {
         runtime: runtime.handle().clone(),
         threads: 2,
         hint: Hint { batch_size: 8, micro_batch_tokens: 256 },
+        company: Company::Open,
         stop: &stop,
     })
     .unwrap();

@@ -11,7 +11,9 @@ use super::output::{self, Claim, Place};
 use super::prepare;
 use super::refusal::{Kind, Refusal};
 use super::signals;
-use crate::cluster::coordinator::{Coordinator, Gate, Home, HomeError, ModelFiles, Port, Setup, call};
+use crate::cluster::coordinator::{
+    Company, Coordinator, Gate, Home, HomeError, ModelFiles, Port, Setup, call,
+};
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
 use crate::cluster::machine::Config;
@@ -26,10 +28,12 @@ use crate::train::stop::Stop;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Who has not been heard for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(10);
+/// How long devices of this process may take to end.
+const MOMENT: Duration = Duration::from_millis(500);
 /// Devices of this process end when the run does, and no sooner.
 static NEVER: Stop = Stop::new();
 /// How long the last words to workers may take.
@@ -122,6 +126,7 @@ impl Hall {
             runtime: runtime.handle().clone(),
             threads: devices::cores(),
             hint: job.hint(options),
+            company: if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed },
             stop: &signals::STOP,
         });
         let coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
@@ -140,9 +145,9 @@ impl Hall {
     fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
         self.coordinator.close(&bye(&outcome), LAST_WORDS);
         self.runtime.shutdown_background();
-        // Devices of this process that failed are why it ended, and no signal.
-        match (self.local.filter(JoinHandle::is_finished).map(JoinHandle::join), outcome) {
-            (Some(Ok(Outcome::Failed { reason } | Outcome::Refused { reason })), Err(e))
+        // Devices of this process that failed are why it ended, and nothing else.
+        match (self.local.and_then(ended), outcome) {
+            (Some(Outcome::Failed { reason } | Outcome::Refused { reason }), Err(e))
                 if e.kind == Kind::Saved =>
             {
                 Err(Refusal::failure(reason))
@@ -150,6 +155,15 @@ impl Hall {
             (_, outcome) => outcome,
         }
     }
+}
+
+/// How the devices of this process ended, if they have, or do in a moment.
+fn ended(local: JoinHandle<Outcome>) -> Option<Outcome> {
+    let began = Instant::now();
+    while !local.is_finished() && began.elapsed() < MOMENT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    local.is_finished().then(|| local.join().ok()).flatten()
 }
 
 /// Devices of this process hold the same conversation as others, over channels.

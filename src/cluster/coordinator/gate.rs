@@ -52,7 +52,8 @@ impl Gate {
     }
 
     fn options(&self, hello: &Hello) -> Result<(), Bye> {
-        let differs = |(name, value): &&(String, String)| self.options.get(name) != Some(value);
+        let differs =
+            |(name, value): &&(String, String)| !self.options.get(name).is_some_and(|v| same(v, value));
         let Some((name, value)) = hello.options.iter().find(differs) else { return Ok(()) };
         let flag = plain(name).replace('_', "-");
         let here = self.options.get(name).map_or("unset", String::as_str);
@@ -75,6 +76,12 @@ impl Gate {
             _ => Ok(()),
         }
     }
+}
+
+/// The same text, or the same number written otherwise (2e-4, 0.0002).
+fn same(ours: &str, theirs: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    ours == theirs || number(ours).is_some_and(|n| number(theirs) == Some(n))
 }
 
 fn refused(reason: String) -> Result<(), Bye> {
@@ -138,7 +145,8 @@ pub(super) mod tests {
     }
 
     fn check(change: impl Fn(&mut Hello), part: &str) {
-        let options = BTreeMap::from([("rank".to_string(), "4".to_string())]);
+        let options = [("rank", "4"), ("learning_rate", "2e-4")].map(|(k, v)| (k.to_string(), v.to_string()));
+        let options = BTreeMap::from(options);
         let gate = Gate { manifest: manifest(), options };
         let mut said = hello();
         change(&mut said);
@@ -160,6 +168,7 @@ pub(super) mod tests {
         check(|h| h.model = Some("abcd".into()), "");
         check(|h| h.model = Some("ffff".into()), "hash ffff");
         check(|h| h.options = vec![("rank".into(), "4".into())], "");
+        check(|h| h.options = vec![("learning_rate".into(), "0.0002".into())], "");
         check(|h| h.options = vec![("rank".into(), "8".into())], "--rank 8, the run has 4");
         check(|h| h.options = vec![("max_steps".into(), "8".into())], "--max-steps 8, the run has unset");
         check(|h| h.before = Some(("r".into(), 3)), "");

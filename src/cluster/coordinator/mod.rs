@@ -54,6 +54,15 @@ enum Incoming {
     Added(Report),
 }
 
+/// Who else may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Company {
+    /// Anybody with the token, at any time.
+    Open,
+    /// Nobody: when those who are here leave, the run is over.
+    Closed,
+}
+
 /// What a coordinator is made of.
 pub struct Setup<'a> {
     /// What is trained.
@@ -70,6 +79,8 @@ pub struct Setup<'a> {
     pub threads: usize,
     /// For a line about steps with few microbatches.
     pub hint: Hint,
+    /// Who else may come.
+    pub company: Company,
     /// Raised by signals.
     pub stop: &'a Stop,
 }
@@ -94,6 +105,9 @@ pub struct Coordinator<'a> {
     accounts: Accounts,
     /// Too few devices are here: nothing goes on until more come.
     waiting: bool,
+    company: Company,
+    /// Somebody has been here.
+    met: bool,
     patience: Duration,
     hint: Hint,
     began: Instant,
@@ -124,6 +138,8 @@ impl<'a> Coordinator<'a> {
             present: BTreeSet::new(),
             accounts: Accounts::default(),
             waiting: false,
+            company: setup.company,
+            met: false,
             began: Instant::now(),
         })
     }

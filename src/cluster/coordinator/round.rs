@@ -4,7 +4,7 @@
 use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round, Tally};
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
-use super::{Coordinator, Incoming, notes, scores};
+use super::{Company, Coordinator, Incoming, notes, scores};
 use crate::train::event::{Change, What};
 use crate::train::stop::Urgency;
 use crate::train::sum::Scalars;
@@ -57,6 +57,9 @@ impl Coordinator<'_> {
                 self.classes.extend(tally.classes.keys().cloned());
                 return Ok(Some(tally));
             }
+            if self.company == Company::Closed && self.met && self.members.is_empty() {
+                return Err(TrainError::Alone { have: 0, want: 1, seconds: 0, step: task.after });
+            }
             if self.stopped() {
                 self.tick(Event::Abandon, task);
                 return Ok(None);
@@ -96,6 +99,7 @@ impl Coordinator<'_> {
         match incoming {
             Incoming::Joined { member, name, outbox } => {
                 self.members.insert(member, outbox);
+                self.met = true;
                 self.tick(Event::Joined { member, name }, task);
             }
             Incoming::Lost { member, reason } => {
