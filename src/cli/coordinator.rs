@@ -201,7 +201,11 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
     secured.notes.iter().for_each(|note| say(note));
     let (reception, at) = (coordinator.reception(), (&secured.at, secured.security.clone()));
     let port = Port::open(runtime, at, reception)?;
-    say(&format!("listens on {}; on the next machine type:", port.address()));
+    let at = match port.address() {
+        at if at.ip().is_unspecified() => format!("port {} of all interfaces", at.port()),
+        at => at.to_string(),
+    };
+    say(&format!("listens on {at}; on the next machine type:"));
     invitation(port.address(), &secured.at, &secured.security)
         .iter()
         .for_each(|line| say(&format!("  {line}")));
