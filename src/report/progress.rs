@@ -160,7 +160,8 @@ impl Progress {
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
         }
         let learnt = self.loss.zip(self.smooth_loss()).is_some_and(|((first, _), last)| last < first);
-        lines.extend(self.team.lines(learnt));
+        lines.extend(self.team.lines());
+        lines.extend(self.team.speed_line().filter(|_| learnt));
         lines.push(match done.complete {
             true => format!("adapter  {}", done.path.display()),
             false => format!("stopped  {} holds the state: go on with --resume", done.path.display()),
