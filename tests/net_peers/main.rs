@@ -4,6 +4,7 @@
 mod hostile;
 mod lines;
 mod messages;
+mod roles;
 mod token;
 
 use finetune::net::{
