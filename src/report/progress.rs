@@ -218,7 +218,9 @@ fn change_line(change: &Change) -> String {
         What::Resumed => "running",
         What::Note => "note",
     };
-    let parts = [change.worker.as_str(), &change.devices.join(", "), &change.reason];
+    // A line about a stranger begins with its address itself.
+    let worker = if change.reason.starts_with(&change.worker) { "" } else { change.worker.as_str() };
+    let parts = [worker, &change.devices.join(", "), &change.reason];
     let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     inline(&format!("{what:<8} {}", parts.join(": ")))
 }
