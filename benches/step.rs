@@ -3,7 +3,7 @@
 //! benches/peft_step.py prints for the peer; benches/step.sh runs both in turn.
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024]
-//! [--dtype f32|bf16] [--keep everything|inputs]`. cpu_s is the median processor time of a step over all threads.
+//! [--dtype f32|bf16] [--keep everything|inputs|BLOCKS]`. cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::cpu::Cpu;
 use finetune::model::config::Config;
@@ -101,8 +101,11 @@ fn main() {
     let micro = arguments.number("--micro", "1024");
     let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
     let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
-    let keep =
-        if arguments.get("--keep", "everything") == "inputs" { Keep::Inputs } else { Keep::Everything };
+    let keep = match arguments.get("--keep", "everything").as_str() {
+        "everything" => Keep::Everything,
+        "inputs" => Keep::Inputs,
+        blocks => Keep::Top(blocks.parse().unwrap_or_else(|_| panic!("--keep everything, inputs or blocks"))),
+    };
     let config = Config::from_json(&json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 49152,
         "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,

@@ -326,3 +326,35 @@ fn things_are_inspected() {
     let devices: Value = serde_json::from_str(&said).unwrap();
     assert!(devices["devices"][0]["class"].as_str().unwrap().starts_with("cpu-"), "{said}");
 }
+
+#[test]
+fn bench_says_where_the_time_goes() {
+    let b = Bench::new();
+    for dtype in ["f32", "bf16"] {
+        let said = b.ok(&format!("bench --rows 2 --length 40 --repeats 1 --dtype {dtype} --json"));
+        let facts: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert!(facts["class"].as_str().unwrap().ends_with(dtype), "{said}");
+        for (pass, tokens, verbs) in [
+            ("training", 80, ["lora_linear", "lora_linear_grad", "lm_head_loss", "attention_grad"]),
+            ("decoding", 32, ["lora_linear", "linear", "attention_cached", "swiglu"]),
+        ] {
+            let pass = &facts[pass];
+            assert_eq!(pass["tokens"], tokens);
+            let rows = pass["verbs"].as_array().unwrap();
+            let find = |verb: &str| {
+                rows.iter().find(|r| r["verb"] == verb).unwrap_or_else(|| panic!("{verb}: {said}"))
+            };
+            for row in verbs.map(find) {
+                assert!(row["seconds"].as_f64().unwrap() > 0.0 && row["calls"].as_u64().unwrap() > 0);
+            }
+            let share: f64 = rows.iter().map(|r| r["share"].as_f64().unwrap()).sum();
+            assert!(share > 0.1 && share <= 1.0, "{share}");
+            let all =
+                pass["verbs"].as_array().unwrap().iter().map(|r| r["seconds"].as_f64().unwrap()).sum::<f64>();
+            let rest = pass["outside_verbs_seconds"].as_f64().unwrap();
+            assert!((all + rest - pass["seconds"].as_f64().unwrap()).abs() < 1e-6);
+            assert!(pass["of_roofline"].as_f64().unwrap() > 0.0);
+        }
+    }
+    assert!(b.ok("bench --rows 1 --length 16 --repeats 1").contains("decoding: "));
+}

@@ -10,6 +10,7 @@
 
 pub mod cpu;
 mod fused;
+pub mod timed;
 
 use crate::numeric::dtype::Dtype;
 pub use fused::{Fused, LmHeadLoss, LoraGrad, LoraPart};

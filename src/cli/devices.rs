@@ -4,7 +4,8 @@
 use super::options::groups::{DeviceOptions, Gpus, Precision};
 use super::refusal::Refusal;
 use crate::backend::Backend;
-use crate::backend::cpu::Cpu;
+use crate::backend::cpu::{Cpu, Peaks};
+use crate::backend::timed::{Notes, Timed};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Candidate, Equipment, Opener};
 use crate::model::config::Config;
@@ -79,6 +80,35 @@ pub fn open(
     let build = Build { keep, class_weights, ..Build::whole(config) };
     let decoder = Decoder::load(cpu, config, tensors, lora, build)?;
     Ok(Box::new(decoder))
+}
+
+/// A model whose verbs are timed.
+pub struct Profiled {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// What its verbs took.
+    pub notes: Notes,
+    /// What the device can do at most.
+    pub peaks: Peaks,
+    /// On how many threads.
+    pub threads: usize,
+}
+
+/// As [`open`], and with a clock.
+pub fn profile(
+    options: &DeviceOptions,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<Profiled, Refusal> {
+    let threads = options.threads.unwrap_or_else(cores);
+    let cpu = cpu(options.dtype, threads);
+    let (dtype, peaks) = (Weights::new(tensors)?.dtype()?, cpu.peaks());
+    let limit = options.memory_limit.unwrap_or_else(free_memory);
+    let weight_bytes = cpu.weight_bytes(dtype);
+    let keep = memory::choose(Load { config, lora, tokens, weight_bytes }, limit)?.0;
+    let (timed, notes) = Timed::new(cpu, dtype);
+    let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
+    Ok(Profiled { model: Box::new(model), notes, peaks, threads })
 }
 
 /// What this process computes with when it takes part in a run of many devices.

@@ -6,6 +6,7 @@ pub mod refusal;
 pub mod verb;
 
 mod adapter;
+mod bench;
 mod contracts;
 mod coordinator;
 mod devices;

@@ -6,7 +6,7 @@ use super::options::groups;
 use super::options::table::{self, Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
-use super::{contracts, export, generate, hardware, inspect, predict, token, train};
+use super::{bench, contracts, export, generate, hardware, inspect, predict, token, train};
 use std::io::Write;
 use std::path::Path;
 
@@ -97,6 +97,13 @@ const EXPORT: &[Opt] = &[
     JSON,
 ];
 
+const BENCH: &[Opt] = &[
+    own("rows", Takes::One("N"), "4", "rows of the microbatch that is trained on"),
+    own("length", Takes::One("TOKENS"), "256", "tokens of each"),
+    own("repeats", Takes::One("N"), "3", "passes, of which the fastest counts"),
+    JSON,
+];
+
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
 /// Every verb.
@@ -110,11 +117,12 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "threads"]), run: inspect::run },
     Verb { name: "token", about: "print the secret that the machines of a run share; made where there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
     Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: hardware::run },
+    Verb { name: "bench", about: "measure what this machine makes of a model, verb by verb", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
     Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 7] = ["plan", "report", "bench", "doctor", "import", "selftest", "dashboard"];
+const NOT_BUILT: [&str; 6] = ["plan", "report", "doctor", "import", "selftest", "dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {

@@ -15,13 +15,27 @@ use crate::backend::{Backend, DropoutKey, Fault, Fused, TokenRows, View, view, v
 use crate::numeric::tensor::Tensors;
 use std::ops::Range;
 
-/// What a block keeps between forward and backward. Both give the same bits.
+/// What blocks keep between forward and backward. All give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     /// The outputs of all products.
     Everything,
     /// Only the block's input; the rest is computed again.
     Inputs,
+    /// The outputs of all products in that many blocks, the topmost, whose memory is free again before another
+    /// block is computed again; only the inputs of the others.
+    Top(usize),
+}
+
+impl Keep {
+    /// Whether block i of `blocks` keeps the outputs of its products.
+    fn outputs(self, i: usize, blocks: usize) -> bool {
+        match self {
+            Keep::Everything => true,
+            Keep::Inputs => false,
+            Keep::Top(count) => i + count >= blocks,
+        }
+    }
 }
 
 /// How a stage is built.
@@ -204,14 +218,14 @@ impl<B: Fused> Decoder<B> {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want == Want::Gradient);
         let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
         let batch = Batch { rows: tape.t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
-        for block in &self.blocks {
+        for (i, block) in self.blocks.iter().enumerate() {
             if let Err(cancelled) = self.cancel.check() {
                 return (x, Err(cancelled));
             }
             let (out, saved) = block.forward(&mut self.backend, x, &batch);
-            match (want, self.keep) {
-                (Want::Gradient, Keep::Everything) => tape.kept.push(Kept::Everything(saved)),
-                (Want::Gradient, Keep::Inputs) => {
+            match (want, self.keep.outputs(i, self.blocks.len())) {
+                (Want::Gradient, true) => tape.kept.push(Kept::Everything(saved)),
+                (Want::Gradient, false) => {
                     tape.kept.push(Kept::Input(saved.into_input(&mut self.backend)));
                 }
                 _ => saved.recycle(&mut self.backend),

@@ -59,10 +59,15 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
     let everything = t * (2 * c + 2 * q + 2 * kv + 2 * f + norms + small);
     let inputs = t * c;
-    let (kept, one_block) = match keep {
-        Keep::Everything => (config.layers as u64 * everything, 0),
-        Keep::Inputs => (config.layers as u64 * inputs, everything),
+    let layers = config.layers as u64;
+    let whole = match keep {
+        Keep::Everything => layers,
+        Keep::Inputs => 0,
+        Keep::Top(count) => layers.min(count as u64),
     };
+    let kept = whole * everything + (layers - whole) * inputs;
+    // The first block that is computed again takes what the topmost have given back.
+    let one_block = if whole == 0 { everything } else { 0 };
     let masked = if lora.dropout > 0.0 { t * f } else { 0 };
     // Backward: the residual, two normed streams, two of F; or the head: rows, logits, their gradients.
     let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
@@ -81,13 +86,15 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
 
 /// The fastest policy that stays within `limit` bytes, and what it takes.
 pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
-    for keep in [Keep::Everything, Keep::Inputs] {
+    // One block of products takes what the first block that is computed again would take anyway.
+    let some = (1..load.config.layers).rev().map(Keep::Top);
+    for keep in [Keep::Everything].into_iter().chain(some) {
         let estimate = estimate(load, keep);
         if estimate.total() <= limit {
             return Ok((keep, estimate));
         }
     }
-    let least = estimate(load, Keep::Inputs);
+    let least = estimate(load, Keep::Top(1));
     let way_out = if least.weights + least.adapter > limit {
         "the model alone does not fit: choose a smaller one, or raise --memory-limit"
     } else {

@@ -3,7 +3,7 @@
 //! than QUERIES x KEYS.
 
 use super::Context;
-use super::isa::kernel;
+use super::isa::{Lanes, kernel};
 use super::math;
 use super::product::{Factors, Sizes, Strided, Target, tile};
 use super::threads::Shared;
@@ -65,32 +65,52 @@ impl<'a> Inputs<'a> {
     }
 }
 
+/// What a row of queries has seen so far: the largest score, the sum of e^(score - largest).
+type Running = (f32, f32);
+
+/// One row of scores against a block of keys, of which `seen` are visible: scores become e^(s - m) with the new
+/// running maximum m, those not visible 0. Returns (m, new running sum, what the old is multiplied by).
+#[inline(always)]
+fn soften<L: Lanes>(scores: &mut [f32], seen: usize, running: Running) -> (f32, f32, f32) {
+    let (scores, hidden) = scores.split_at_mut(seen);
+    hidden.fill(0.0);
+    if seen == 0 {
+        return (running.0, running.1, 1.0);
+    }
+    let m = math::max(scores).max(running.0);
+    let shrink = math::exp::<L>(running.0 - m);
+    let mut part = [0.0; math::LANES];
+    let mut chunks = scores.chunks_exact_mut(math::LANES);
+    for c in &mut chunks {
+        for lane in 0..math::LANES {
+            let e = math::exp::<L>(c[lane] - m);
+            c[lane] = e;
+            part[lane] += e;
+        }
+    }
+    for (lane, v) in chunks.into_remainder().iter_mut().enumerate() {
+        *v = math::exp::<L>(*v - m);
+        part[lane] += *v;
+    }
+    (m, L::fma(running.1, shrink, math::tree(part)), shrink)
+}
+
 kernel! {
-    /// One row of scores against a block of keys, of which `seen` are visible: scores become e^(s - m) with
-    /// the new running maximum m, those not visible 0. Returns (m, new running sum, what the old is
-    /// multiplied by).
-    fn soften<L>(scores: &mut [f32], seen: usize, running: (f32, f32)) -> (f32, f32, f32) {
-        let (scores, hidden) = scores.split_at_mut(seen);
-        hidden.fill(0.0);
-        if seen == 0 {
-            return (running.0, running.1, 1.0);
+    /// All rows of a block of scores: row r sees `seen + r` of the keys, at most all. Says into `shrink` what each
+    /// row of the output so far is multiplied by.
+    fn soften_rows<L>(
+        scores: &mut [f32],
+        keys: usize,
+        seen: isize,
+        running: &mut [Running],
+        shrink: &mut [f32],
+    ) {
+        let rows = scores.chunks_exact_mut(KEYS).zip(running).zip(shrink);
+        for (r, ((row, state), shrink)) in rows.enumerate() {
+            let seen = (seen + r as isize).clamp(0, keys as isize) as usize;
+            let (m, sum, by) = soften::<L>(&mut row[..keys], seen, *state);
+            (*state, *shrink) = ((m, sum), by);
         }
-        let m = math::max(scores).max(running.0);
-        let shrink = math::exp::<L>(running.0 - m);
-        let mut part = [0.0; math::LANES];
-        let mut chunks = scores.chunks_exact_mut(math::LANES);
-        for c in &mut chunks {
-            for lane in 0..math::LANES {
-                let e = math::exp::<L>(c[lane] - m);
-                c[lane] = e;
-                part[lane] += e;
-            }
-        }
-        for (lane, v) in chunks.into_remainder().iter_mut().enumerate() {
-            *v = math::exp::<L>(*v - m);
-            part[lane] += *v;
-        }
-        (m, L::fma(running.1, shrink, math::tree(part)), shrink)
     }
 }
 
@@ -128,14 +148,12 @@ pub fn forward(cx: Context, out: &mut [f32], logsumexp: Option<&mut [f32]>, x: I
             let s = Sizes { m: rows, n: keys, k: size };
             let f = Factors { a: q, b: k, scale: x.scale() };
             super::product::small(cx, (&mut scores, KEYS), Write::Set, s, f);
-            for (r, state) in running.iter_mut().enumerate().take(rows) {
-                let seen = (segment.past + i + r + 1).saturating_sub(j).min(keys);
-                let (m, sum, shrink) = soften(cx.isa, &mut scores[r * KEYS..][..keys], seen, *state);
-                *state = (m, sum);
-                if j > 0 {
-                    // SAFETY: the columns of head h of this token belong to this task.
-                    multiply(cx.isa, unsafe { out.slice(at + r * wide, size) }, shrink);
-                }
+            let seen = (segment.past + i + 1) as isize - j as isize;
+            let mut shrink = [1.0; QUERIES];
+            soften_rows(cx.isa, &mut scores[..rows * KEYS], keys, seen, &mut running[..rows], &mut shrink);
+            for (r, &shrink) in shrink.iter().enumerate().take(rows).filter(|(_, s)| j > 0 && **s != 1.0) {
+                // SAFETY: the columns of head h of this token belong to this task.
+                multiply(cx.isa, unsafe { out.slice(at + r * wide, size) }, shrink);
             }
             let v = x.shared(x.v, h, segment.keys_from + j);
             let s = Sizes { m: rows, n: size, k: keys };

@@ -31,19 +31,31 @@ pub struct Outputs<'a> {
     pub dv: &'a mut [f32],
 }
 
+/// Of one query: its logsumexp, and dout . out.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    logsumexp: f32,
+    delta: f32,
+}
+
 kernel! {
     fn dot<L>(a: &[f32], b: &[f32]) -> f32 { math::dot::<L>(a, b) }
 }
 
 kernel! {
+    /// Of rows of a block, row r of which sees `seen + r` of the keys, at most all:
     /// p := e^(p - logsumexp), 0 where not visible; ds := p * (ds - delta) * scale
-    fn probabilities<L>(p: &mut [f32], ds: &mut [f32], seen: usize, row: (f32, f32), scale: f32) {
-        let (logsumexp, delta) = row;
-        p[seen..].fill(0.0);
-        ds[seen..].fill(0.0);
-        for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
-            *p = math::exp::<L>(*p - logsumexp);
-            *ds = *p * (*ds - delta) * scale;
+    fn probabilities<L>(p: &mut [f32], ds: &mut [f32], keys: (usize, isize), rows: &[Row], scale: f32) {
+        let (keys, first) = keys;
+        let blocks = p.chunks_exact_mut(KEYS).zip(ds.chunks_exact_mut(KEYS));
+        for (r, (row, (p, ds))) in rows.iter().zip(blocks).enumerate() {
+            let seen = (first + r as isize).clamp(0, keys as isize) as usize;
+            p[seen..keys].fill(0.0);
+            ds[seen..keys].fill(0.0);
+            for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
+                *p = math::exp::<L>(*p - row.logsumexp);
+                *ds = *p * (*ds - row.delta) * scale;
+            }
         }
     }
 }
@@ -66,9 +78,11 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segm
             debug_assert!(place(t) + size <= x.len());
             place(t)..place(t) + size
         };
-        let delta: Vec<f32> = (0..n)
-            .map(|t| dot(cx.isa, &saved.dout[row(saved.dout, t)], &saved.out[row(saved.out, t)]))
-            .collect();
+        let of = |t: usize| Row {
+            logsumexp: saved.logsumexp[(segment.from + t) * heads + h],
+            delta: dot(cx.isa, &saved.dout[row(saved.dout, t)], &saved.out[row(saved.out, t)]),
+        };
+        let saved_rows: Vec<Row> = (0..n).map(of).collect();
         let (mut p, mut ds) = ([0.0f32; QUERIES * KEYS], [0.0f32; QUERIES * KEYS]);
         for j in (0..n).step_by(KEYS) {
             let keys = KEYS.min(n - j);
@@ -83,13 +97,8 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segm
                 small(cx, (&mut p, KEYS), Write::Set, square, f);
                 let f = Factors { a: dout, b: v.transposed(), scale: 1.0 };
                 small(cx, (&mut ds, KEYS), Write::Set, square, f);
-                for r in 0..rows {
-                    let seen = (i + r + 1).saturating_sub(j).min(keys);
-                    let lse = saved.logsumexp[(segment.from + i + r) * heads + h];
-                    let part = r * KEYS..r * KEYS + keys;
-                    let row = (lse, delta[i + r]);
-                    probabilities(cx.isa, &mut p[part.clone()], &mut ds[part], seen, row, x.scale());
-                }
+                let seen = (keys, (i + 1) as isize - j as isize);
+                probabilities(cx.isa, &mut p, &mut ds, seen, &saved_rows[i..i + rows], x.scale());
                 let first = |yes| if yes { Write::Set } else { Write::Add };
                 let to_keys = Sizes { m: keys, n: size, k: rows };
                 let (p, ds) = (Strided::rows(&p, KEYS), Strided::rows(&ds, KEYS));

@@ -1,0 +1,181 @@
+//! `finetune bench`: what this machine makes of a model. A few microbatches are trained on, and a few tokens
+//! decoded, with a clock around every verb; beside it stand peaks that are measured on the spot.
+//!
+//! The roofline is the time that the frozen products alone take at the measured peak: nothing that computes the
+//! same gradient is faster. Rows are random tokens: time does not depend on what they say.
+
+use super::devices::{self, Profiled};
+use super::options::groups;
+use super::refusal::Refusal;
+use super::verb::Invocation;
+use super::{demo, opened};
+use crate::backend::timed::Taken;
+use crate::model::config::Config;
+use crate::model::decoder::initial_parameters;
+use crate::model::layout;
+use crate::model::lora::{LoraSpec, MODULES};
+use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets, Want};
+use crate::numeric::rng::Stream;
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// Verbs that multiply by frozen weights.
+const FROZEN: [&str; 5] = ["linear", "linear_grad", "lora_linear", "lora_linear_grad", "lm_head_loss"];
+/// Tokens that are decoded, and those before them.
+const DECODED: usize = 32;
+const PROMPT: usize = 16;
+
+/// What was measured of one pass.
+struct Pass {
+    seconds: f64,
+    tokens: usize,
+    verbs: Vec<(&'static str, Taken)>,
+}
+
+/// Profiles a model.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let s = &inv.settings;
+    let base = opened::open(s.text("model")?.unwrap_or(demo::NAME))?;
+    let config = &base.config;
+    let rows = groups::whole(s, "rows", 1)?.unwrap_or(4);
+    let length = groups::whole(s, "length", 2)?.unwrap_or(256).min(config.max_positions);
+    let repeats = groups::whole(s, "repeats", 1)?.unwrap_or(3);
+    let lora = LoraSpec {
+        rank: groups::whole(s, "rank", 1)?.unwrap_or(16),
+        alpha: 32.0,
+        targets: MODULES.iter().filter(|m| config.projection(m).is_some()).map(|m| m.to_string()).collect(),
+        ..LoraSpec::none()
+    };
+    let tensors = &*base.files.tensors;
+    let mut profiled = devices::profile(&groups::devices(s)?, (config, tensors, &lora), rows * length)?;
+    let layout = layout::of(config, &lora, 0..config.layers);
+    let flat = initial_parameters(&layout, &lora, tensors)?;
+    profiled.model.set_parameters(&flat)?;
+    let training = train(&mut profiled, &microbatch(config, rows, length), (flat.len(), repeats))?;
+    let decoding = if config.labels.is_none() { Some(decode(&mut profiled, config)?) } else { None };
+    let facts = json!({
+        "model": base.path, "class": profiled.model.class(), "threads": profiled.threads,
+        "rows": rows, "length": length,
+        "peak_gflops": profiled.peaks.flops / 1e9, "peak_gbytes": profiled.peaks.bytes / 1e9,
+        "training": report(&training, &profiled), "decoding": decoding.map(|d| report(&d, &profiled)),
+    });
+    if inv.json {
+        return inv.say(&facts.to_string());
+    }
+    tell(inv, &facts)
+}
+
+fn microbatch(config: &Config, rows: usize, length: usize) -> Microbatch {
+    let mut draws = Stream::new(&[7]);
+    let ids: Vec<u32> = (0..rows * length).map(|_| draws.below(config.vocab as u32)).collect();
+    let next = |row: &[u32]| row[1..].iter().copied().chain([IGNORE]).collect::<Vec<_>>();
+    let targets = match &config.labels {
+        Some(_) => Targets::Labels(vec![0; rows]),
+        None => Targets::Tokens(ids.chunks(length).flat_map(next).collect()),
+    };
+    let bounds = (0..=rows).map(|r| (r * length) as u32).collect();
+    Microbatch { step: 1, rows: (0..rows as u64).collect(), ids, bounds, targets }
+}
+
+/// The fastest of some forward and backward passes, after one that warms up.
+fn train(p: &mut Profiled, batch: &Microbatch, (len, repeats): (usize, usize)) -> Result<Pass, Refusal> {
+    let mut gradient = vec![0.0; len];
+    let mut best: Option<Pass> = None;
+    for repeat in 0..=repeats {
+        p.notes.take();
+        let started = Instant::now();
+        p.model.forward(batch, None, Want::Gradient)?;
+        p.model.backward(None, &mut gradient)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let verbs = p.notes.take().into_iter().collect();
+        if repeat > 0 && best.as_ref().is_none_or(|b| seconds < b.seconds) {
+            best = Some(Pass { seconds, tokens: batch.ids.len(), verbs });
+        }
+    }
+    best.ok_or_else(|| Refusal::failure("nothing was measured"))
+}
+
+/// One token after the other, the first of which reads the prompt and is not counted.
+fn decode(p: &mut Profiled, config: &Config) -> Result<Pass, Refusal> {
+    let tokens = DECODED.min(config.max_positions.saturating_sub(PROMPT + 1)).max(1);
+    let prompt = &microbatch(config, 1, PROMPT.min(config.max_positions - 1)).ids;
+    let (max_new_tokens, stop) = (tokens + 1, Vec::new());
+    let sampling = Sampling { max_new_tokens, temperature: 0.0, top_p: 1.0, seed: 0, stop };
+    let notes = p.notes.clone();
+    let mut started = None;
+    p.model.generate(prompt, &sampling, &mut |_| {
+        if started.is_none() {
+            notes.take();
+            started = Some(Instant::now());
+        }
+        true
+    })?;
+    let seconds = started.map_or(f64::NAN, |s: Instant| s.elapsed().as_secs_f64());
+    Ok(Pass { seconds, tokens, verbs: p.notes.take().into_iter().collect() })
+}
+
+fn report(pass: &Pass, p: &Profiled) -> Value {
+    let peaks = p.peaks;
+    let frozen = pass.verbs.iter().filter(|(name, _)| FROZEN.contains(name));
+    // Few rows are bound by the weights' bytes, many by their arithmetic.
+    let least: f64 = frozen.map(|(_, t)| (t.flops / peaks.flops).max(t.bytes / peaks.bytes)).sum();
+    let mut verbs = pass.verbs.clone();
+    verbs.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    let rows: Vec<Value> = verbs
+        .iter()
+        .map(|(name, t)| {
+            let (flops, bytes) = (t.flops / t.seconds, t.bytes / t.seconds);
+            json!({
+                "verb": name, "calls": t.calls, "seconds": t.seconds, "share": t.seconds / pass.seconds,
+                "gflops": flops / 1e9, "of_peak_gflops": flops / peaks.flops,
+                "gbytes": bytes / 1e9, "of_peak_gbytes": bytes / peaks.bytes,
+            })
+        })
+        .collect();
+    let inside: f64 = pass.verbs.iter().map(|(_, t)| t.seconds).sum();
+    json!({
+        "tokens": pass.tokens, "seconds": pass.seconds, "tokens_per_second": pass.tokens as f64 / pass.seconds,
+        "roofline_tokens_per_second": pass.tokens as f64 / least, "of_roofline": least / pass.seconds,
+        "outside_verbs_seconds": pass.seconds - inside, "verbs": rows,
+    })
+}
+
+/// The facts as tables.
+fn tell(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
+    let number = |v: &Value, name: &str| v[name].as_f64().unwrap_or(f64::NAN);
+    inv.say(&format!(
+        "{}, {} threads: at most {:.0} GFLOP/s (its kernel in the first cache), {:.1} GB/s (copying)",
+        facts["class"].as_str().unwrap_or_default(),
+        facts["threads"],
+        number(facts, "peak_gflops"),
+        number(facts, "peak_gbytes"),
+    ))?;
+    let training = format!("training, {} x {} tokens", facts["rows"], facts["length"]);
+    for (what, pass) in [(training.as_str(), &facts["training"]), ("decoding", &facts["decoding"])] {
+        if pass.is_null() {
+            continue;
+        }
+        inv.say(&format!(
+            "\n{what}: {:.1} tokens/s, {:.0} % of the roofline of {:.1}",
+            number(pass, "tokens_per_second"),
+            100.0 * number(pass, "of_roofline"),
+            number(pass, "roofline_tokens_per_second"),
+        ))?;
+        inv.say("verb               calls        ms  share   GFLOP/s of peak     GB/s of peak")?;
+        for v in pass["verbs"].as_array().into_iter().flatten() {
+            inv.say(&format!(
+                "{:<17} {:>6} {:>9.2} {:>5.1}% {:>9.1} {:>6.1}% {:>8.1} {:>6.1}%",
+                v["verb"].as_str().unwrap_or_default(),
+                v["calls"],
+                1e3 * number(v, "seconds"),
+                100.0 * number(v, "share"),
+                number(v, "gflops"),
+                100.0 * number(v, "of_peak_gflops"),
+                number(v, "gbytes"),
+                100.0 * number(v, "of_peak_gbytes"),
+            ))?;
+        }
+        inv.say(&format!("{:<24} {:>9.2}", "outside verbs", 1e3 * number(pass, "outside_verbs_seconds")))?;
+    }
+    Ok(())
+}
