@@ -236,10 +236,9 @@ fn memory_is_estimated_from_shapes() {
     assert_eq!(choose(all.total()), Ok(Keep::Everything));
     assert_eq!(choose(all.total() - 1), Ok(Keep::Top(29)));
     assert_eq!(choose(memory::estimate(load, Keep::Top(7)).total()), Ok(Keep::Top(7)));
-    let least = memory::estimate(load, Keep::Top(1));
-    assert_eq!(choose(least.total()), Ok(Keep::Top(1)));
-    assert!(least.total() < frugal.total());
-    let error = choose(least.total() - 1).unwrap_err();
+    // The head takes more than a block here.
+    assert_eq!(choose(frugal.total()), Ok(Keep::Inputs));
+    let error = choose(frugal.total() - 1).unwrap_err();
     assert!(error.to_string().contains("--micro-batch-tokens") && error.is_configuration(), "{error}");
     let hopeless = choose(100 << 20).unwrap_err();
     assert!(matches!(hopeless, ModelError::Memory { way_out, .. } if way_out.contains("smaller one")));

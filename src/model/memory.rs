@@ -86,15 +86,17 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
 
 /// The fastest policy that stays within `limit` bytes, and what it takes.
 pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
-    // One block of products takes what the first block that is computed again would take anyway.
     let some = (1..load.config.layers).rev().map(Keep::Top);
-    for keep in [Keep::Everything].into_iter().chain(some) {
+    for keep in [Keep::Everything].into_iter().chain(some).chain([Keep::Inputs]) {
         let estimate = estimate(load, keep);
         if estimate.total() <= limit {
             return Ok((keep, estimate));
         }
     }
-    let least = estimate(load, Keep::Top(1));
+    // Where the head takes less than a block, one block of products costs nothing: it takes what the first block
+    // that is computed again would take anyway.
+    let (one, none) = (estimate(load, Keep::Top(1)), estimate(load, Keep::Inputs));
+    let least = if one.total() < none.total() { one } else { none };
     let way_out = if least.weights + least.adapter > limit {
         "the model alone does not fit: choose a smaller one, or raise --memory-limit"
     } else {

@@ -73,6 +73,7 @@ impl Isa {
 
 /// What the instruction for dot products of bf16 is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub enum Bf16 {
     /// There is none.
     None,

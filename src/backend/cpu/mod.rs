@@ -97,12 +97,12 @@ impl Cpu {
     /// The same with the factors of frozen products rounded to bf16; sums, activations between verbs and all of
     /// LoRA's own mathematics stay f32.
     pub fn bf16(threads: usize) -> Cpu {
-        let dot = Cpu::new(threads);
-        let precision = match dot.products {
+        let cpu = Cpu::new(threads);
+        let precision = match cpu.products {
             Products::Own if isa::bf16() == isa::Bf16::Fast => Precision::Bf16Dot,
             _ => Precision::Bf16Widened,
         };
-        Cpu { precision, ..dot }
+        Cpu { precision, ..cpu }
     }
 
     /// The other bf16 kernel of the same class, None where the processor has one only: it gives the same bits.
