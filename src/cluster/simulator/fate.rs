@@ -2,7 +2,7 @@
 
 use super::network::Weather;
 use super::truth::Plan;
-use super::worker::Ill;
+use super::worker::{Cheats, Ill};
 use super::{Draws, MILLI, Micros, SECOND};
 
 /// Whether the other side notices the end of a process at once.
@@ -54,6 +54,8 @@ pub struct Fate {
     pub busy: Micros,
     pub steps: u64,
     pub items: usize,
+    /// Workers add what they were denied: every oracle is right to complain.
+    pub cheats: Cheats,
 }
 
 impl Fate {
@@ -64,6 +66,7 @@ impl Fate {
         let part = |d: &mut Draws, most: f64| if rough { d.unit() * most } else { 0.0 };
         let weather = Weather {
             delay: [50, 500, 5 * MILLI, 40 * MILLI][d.between(0, 4) as usize],
+            bulk: 60 * MILLI,
             jitter: if rough { 1.0 } else { 0.2 },
             lost: part(d, 0.2),
             twice: part(d, 0.3),
@@ -91,6 +94,7 @@ impl Fate {
             busy: 2 * SECOND,
             steps,
             items,
+            cheats: Cheats::No,
         };
         let calm = d.chance(0.15);
         let blows = if calm { 0 } else { d.between(1, 8) };

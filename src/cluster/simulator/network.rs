@@ -9,7 +9,9 @@ use super::{Draws, Micros};
 pub struct Weather {
     /// Mean delay one way.
     pub delay: Micros,
-    /// How much of it is chance.
+    /// What a piece of a sum takes besides, at most.
+    pub bulk: Micros,
+    /// How much of the delay is chance.
     pub jitter: f64,
     /// Of messages that are said again until they are answered: how many are lost,
     pub lost: f64,
@@ -50,6 +52,11 @@ pub struct Way {
 }
 
 impl Way {
+    /// What is sent now takes so long to pass.
+    pub fn takes(&mut self, now: Micros, length: Micros) {
+        self.last = self.last.max(now) + length;
+    }
+
     /// When a message that is sent now arrives: once in order, or, where that is not asked for, so often and whenever.
     pub fn arrivals(&mut self, now: Micros, care: Care, weather: &Weather, draws: &mut Draws) -> Vec<Micros> {
         let chance = (weather.delay as f64 * weather.jitter) as Micros;

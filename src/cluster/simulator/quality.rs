@@ -3,6 +3,7 @@
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
 use super::network::Weather;
+use super::worker::Cheats;
 use super::world::{Report, Voice, World};
 use super::{MILLI, Micros, SECOND};
 use crate::cluster::machine::{DeviceReport, Kind, Tally};
@@ -12,7 +13,7 @@ fn fate(speeds: &[f64], delay: Micros, items: usize) -> Fate {
     let steps = 12;
     Fate {
         seed: 7,
-        weather: Weather { delay, jitter: 0.1, ..Weather::default() },
+        weather: Weather { delay, bulk: MILLI, jitter: 0.1, ..Weather::default() },
         workers: speeds.iter().map(|&each| vec![("cpu".to_string(), each)]).collect(),
         dials: vec![0; speeds.len()],
         expect: speeds.len(),
@@ -21,6 +22,7 @@ fn fate(speeds: &[f64], delay: Micros, items: usize) -> Fate {
         busy: 0,
         steps,
         items,
+        cheats: Cheats::No,
     }
 }
 

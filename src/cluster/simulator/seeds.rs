@@ -3,7 +3,7 @@
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
 use super::truth::{self, Values};
-use super::worker::Ill;
+use super::worker::{Cheats, Ill};
 use super::world::{Report, Voice, World};
 use crate::cluster::machine::Again;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,17 +37,16 @@ fn judge(fate: &Fate, report: &Report) -> Result<(), String> {
     }
 }
 
-fn live(seed: u64, voice: Voice) -> Result<Report, String> {
-    let fate = Fate::of(seed);
+fn live(fate: &Fate, voice: Voice) -> Result<Report, String> {
     if voice == Voice::Aloud {
         println!("{fate:#?}");
     }
-    let run = AssertUnwindSafe(|| World::new(&fate, voice).run(fate.bound()));
+    let run = AssertUnwindSafe(|| World::new(fate, voice).run(fate.bound()));
     let report = catch_unwind(run).map_err(|p| {
         let text = p.downcast_ref::<String>().cloned();
         text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
     })?;
-    judge(&fate, &report).map(|()| report)
+    judge(fate, &report).map(|()| report)
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -61,7 +60,9 @@ fn check(seeds: std::ops::Range<u64>) {
     let failures: Vec<(u64, String)> = std::thread::scope(|scope| {
         let find = |t| {
             scope.spawn(move || {
-                part(t).filter_map(|s| Some((s, live(s, Voice::Silent).err()?))).collect::<Vec<_>>()
+                part(t)
+                    .filter_map(|s| Some((s, live(&Fate::of(s), Voice::Silent).err()?)))
+                    .collect::<Vec<_>>()
             })
         };
         let parts: Vec<_> = (0..threads).map(find).collect();
@@ -82,11 +83,18 @@ fn check(seeds: std::ops::Range<u64>) {
 #[test]
 fn thousands_of_runs_end_with_the_bits_of_one_worker() {
     if let Some(seed) = number("FINETUNE_SEED") {
-        let report = live(seed, Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        let report = live(&Fate::of(seed), Voice::Aloud).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         return println!(
             "seed {seed}: {:?} after {} us, {} events",
             report.outcome, report.time, report.happened
         );
     }
     check(0..number("FINETUNE_SEEDS").unwrap_or(3000));
+}
+
+#[test]
+fn workers_that_add_what_they_were_denied_do_not_pass() {
+    let fates = (0..60).map(|seed| Fate { cheats: Cheats::Yes, ..Fate::of(seed) });
+    let seen: Vec<String> = fates.filter_map(|fate| live(&fate, Voice::Silent).err()).collect();
+    assert!(seen.iter().any(|why| why.contains("sums are one worker's")), "{seen:?}");
 }

@@ -294,6 +294,10 @@ impl World {
 
     fn up(&mut self, conn: u64, message: ToCoordinator) {
         let Some(wire) = self.wires.get_mut(&conn) else { return };
+        if matches!(message, ToCoordinator::SumPiece { .. }) {
+            // Sums are large: there is time to be lost in the middle of one.
+            wire.up.takes(self.now, self.draws.between(0, self.fate.weather.bulk + 1));
+        }
         let care = care_up(&message);
         for at in wire.up.arrivals(self.now, care, &self.fate.weather, &mut self.draws) {
             self.at(at, Happening::Up(conn, message.clone()));

@@ -70,6 +70,9 @@ impl World {
         let conn = host.conn;
         self.disconnect(worker);
         if let Some(conn) = conn {
+            if end == End::Silent {
+                self.black(conn);
+            }
             let noticed = if end == End::Silent { SILENCE } else { MILLI };
             self.at(self.now + noticed, Happening::LostUp(conn, "gone"));
         }

@@ -51,6 +51,7 @@ impl World {
         old.into_iter().for_each(|conn| self.lost_up(conn, "the same worker dialled again"));
         let conn = self.connect(Some(host));
         let mut worker = Worker::new(&self.plan, self.hosts[host].engines.clone());
+        worker.cheats = self.fate.cheats;
         worker.damaged = self.hosts[host].damaged;
         self.hosts[host].worker = Some(worker);
         self.hosts[host].conn = Some(conn);
