@@ -84,16 +84,16 @@ impl Machine {
     }
 
     fn own(&mut self, member: MemberId, lease: LeaseId) -> Own {
+        // A loser of one round may stop in the next.
+        let devices = self.fleet.members.get_mut(&member).and_then(|m| m.devices.as_mut());
+        devices.into_iter().flatten().for_each(|d| d.moves(lease));
         let found = match &self.round {
             Some(round) => round.ledger.find(lease),
             None if lease < self.next_lease => Found::Old,
             None => Found::Never,
         };
         match found {
-            Found::Here(held) if held.device.member == member => {
-                self.fleet.device_mut(held.device).into_iter().for_each(|d| d.moves(lease));
-                return Own::Here(held);
-            }
+            Found::Here(held) if held.device.member == member => return Own::Here(held),
             Found::Here(_) => self.expel(member, "it spoke of another worker's lease"),
             Found::Never => self.expel(member, "it spoke of a lease that was never given"),
             Found::Old => {

@@ -311,3 +311,20 @@ fn a_sum_that_does_not_come_is_asked_for_again() {
     assert_eq!(bed.after(29_999), []);
     assert_eq!(said(&bed.after(1), 0), [To::Flush { step: 5 }]);
 }
+
+#[test]
+fn a_loser_that_stops_in_the_next_round_is_given_work_again() {
+    let mut bed = Bed::train(2, 2);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    bed.after(8);
+    bed.announce(0, 3);
+    assert!(done(&bed.sum(0, 1, &[1, 3])));
+    bed.event(Event::Begin(Round { kind: Kind::Train, tokens: vec![100; 64] }));
+    bed.said(1, From::Stopped { lease: 2, micros: 9000 });
+    bed.now += Duration::from_secs(30);
+    let (_, lease) = *bed.machine.live_leases().iter().find(|(m, _)| *m == MemberId(0)).unwrap();
+    let out = bed.announce(0, lease);
+    let held = bed.machine.live_leases();
+    assert!(held.iter().any(|(m, _)| *m == MemberId(1)), "{held:?} {out:?}");
+}

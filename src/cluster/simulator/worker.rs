@@ -80,6 +80,8 @@ struct Untaken {
 pub struct Worker {
     plan: Plan,
     pub engines: Vec<Engine>,
+    /// It asks again while it has nothing to do, because an `Ask` may be lost.
+    pub asks_again: bool,
     /// It adds what it was denied.
     pub cheats: Cheats,
     /// Its copy of the parameters goes bad.
@@ -104,6 +106,7 @@ impl Worker {
         Worker {
             plan: plan.clone(),
             engines,
+            asks_again: false,
             cheats: Cheats::No,
             damaged: false,
             pieces: vec![],
@@ -329,7 +332,7 @@ impl Worker {
         again.into_iter().for_each(|m| self.send(m));
         for device in 0..self.engines.len() {
             let engine = &self.engines[device];
-            if self.held.is_some() && engine.current.is_none() && engine.queue.is_empty() {
+            if self.asks_again && self.held.is_some() && engine.current.is_none() && engine.queue.is_empty() {
                 self.ask(device);
             }
         }

@@ -52,6 +52,7 @@ impl World {
         let conn = self.connect(Some(host));
         let mut worker = Worker::new(&self.plan, self.hosts[host].engines.clone());
         worker.cheats = self.fate.cheats;
+        worker.asks_again = self.fate.weather.lost > 0.0;
         worker.damaged = self.hosts[host].damaged;
         self.hosts[host].worker = Some(worker);
         self.hosts[host].conn = Some(conn);
