@@ -30,18 +30,35 @@ pub async fn dial(target: &Endpoint, security: &Security, time: Duration) -> Res
     if security.is_plain() && addresses.iter().any(|a| !a.ip().to_canonical().is_loopback()) {
         return Err(NetError::PlainFar { at: target.clone() });
     }
-    let mut failure = unresolved("it has no address".into());
-    let connecting = end - time.mul_f64(HANDSHAKE_SHARE);
-    let many = addresses.len() as u32;
-    for (tried, address) in (0..).zip(addresses) {
+    if addresses.is_empty() {
+        return Err(unresolved("it has no address".into()));
+    }
+    dial_one_of(&addresses, target, security, (time, end)).await
+}
+
+/// The first of them where all goes well; a name may stand for several machines, or for two kinds of address of one.
+async fn dial_one_of(
+    addresses: &[SocketAddr],
+    target: &Endpoint,
+    security: &Security,
+    (time, end): (Duration, Instant),
+) -> Result<Connection, NetError> {
+    let mut failure = NetError::TimedOut { target: target.clone(), seeks: security.party().other() };
+    for (tried, address) in addresses.iter().enumerate() {
         // An address that is dead must not eat the time of the others.
-        let share = connecting.saturating_duration_since(Instant::now()) / (many - tried).max(1);
-        match timeout_at(Instant::now() + share, connect(address)).await {
-            Ok(Ok(socket)) => return shake(socket, address, target, security, end).await,
-            Ok(Err(e)) => failure = heavier(failure, refused(target, &e)),
-            Err(_) => {
-                failure = NetError::TimedOut { target: target.clone(), seeks: security.party().other() }
-            }
+        let begin = Instant::now();
+        let share = end.saturating_duration_since(begin) / (addresses.len() - tried) as u32;
+        let connecting = share.saturating_sub(time.mul_f64(HANDSHAKE_SHARE)).max(share / 2);
+        let now = match timeout_at(begin + connecting, connect(*address)).await {
+            Ok(Ok(socket)) => match shake(socket, *address, target, security, begin + share).await {
+                Ok(connection) => return Ok(connection),
+                Err(e) => e,
+            },
+            Ok(Err(e)) => refused(target, &e),
+            Err(_) => NetError::TimedOut { target: target.clone(), seeks: security.party().other() },
+        };
+        if tried == 0 || weight(&now) >= weight(&failure) {
+            failure = now;
         }
     }
     Err(failure)
@@ -78,11 +95,55 @@ fn refused(target: &Endpoint, e: &std::io::Error) -> NetError {
     }
 }
 
-/// Of two addresses' failures the one that says more: a port that is closed over one that has no route (the
-/// IPv6 address of a machine without IPv6).
-fn heavier(before: NetError, now: NetError) -> NetError {
-    match (&before, &now) {
-        (NetError::Refused { .. } | NetError::TimedOut { .. }, NetError::Unreachable { .. }) => before,
-        _ => now,
+/// Of two addresses' failures the one that says more is told: what was heard over a port that is closed, and that
+/// over no route (the IPv6 address of a machine without IPv6).
+fn weight(e: &NetError) -> u8 {
+    match e {
+        NetError::Unreachable { .. } => 0,
+        NetError::TimedOut { .. } => 1,
+        NetError::Refused { .. } => 2,
+        NetError::Mute { .. } => 3,
+        _ => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Listener, Party, Token};
+    use super::*;
+    use std::io::Write;
+    use tokio::runtime::Runtime;
+
+    /// A stranger, nobody and the right one, behind one name.
+    #[test]
+    fn the_address_where_all_goes_well_is_taken() {
+        let token = Token::random().unwrap();
+        let with = |party| Security::with_token(party, &token).unwrap();
+        let runtime = Runtime::new().unwrap();
+        let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let [there, nobody] = [&stranger, &std::net::TcpListener::bind("127.0.0.1:0").unwrap()]
+            .map(|socket| socket.local_addr().unwrap());
+        std::thread::spawn(move || {
+            stranger
+                .incoming()
+                .flatten()
+                .for_each(|mut s| drop(s.write_all(b"HTTP/1.1 400 Bad Request\r\n")));
+        });
+        let at = Endpoint::loopback(0);
+        let listener = runtime.block_on(Listener::bind(&at, with(Party::Coordinator), |_| ())).unwrap();
+        let right = listener.address();
+        let dial = |addresses: &[SocketAddr]| {
+            let end = Instant::now() + DIAL_TIMEOUT;
+            runtime.block_on(dial_one_of(addresses, &at, &with(Party::Worker), (DIAL_TIMEOUT, end)))
+        };
+        for addresses in
+            [vec![right], vec![nobody, right], vec![there, right], vec![nobody, there, right, there]]
+        {
+            assert_eq!(dial(&addresses).unwrap().peer(), right, "{addresses:?}");
+        }
+        for addresses in [vec![there, nobody], vec![nobody, there]] {
+            assert!(matches!(dial(&addresses), Err(NetError::NotFinetune { .. })), "what was heard is told");
+        }
+        assert!(matches!(dial(&[nobody]), Err(NetError::Refused { .. })));
     }
 }
