@@ -126,8 +126,11 @@ impl Machine {
     /// Deals the open items, and gives idle devices something to repeat. Returns the members to which something
     /// fell that they have no room for yet.
     pub(super) fn assign(&mut self) -> BTreeSet<MemberId> {
-        self.call_back_hopeless();
         let mut slots = self.slots();
+        if slots.iter().any(|s| s.hopeless <= 0.0) {
+            self.call_back_hopeless(&slots);
+            slots = self.slots();
+        }
         let mut expecting = BTreeSet::new();
         let Some(round) = &self.round else { return expecting };
         for (item, slot) in deal(&round.ledger, &mut slots) {
@@ -137,7 +140,10 @@ impl Machine {
                 self.lease(lease, slot.id, Purpose::Round);
             }
         }
-        self.repeat();
+        if !expecting.is_empty() {
+            slots = self.slots();
+        }
+        self.repeat(&slots);
         expecting
     }
 
@@ -190,6 +196,9 @@ fn deal(ledger: &Ledger, slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
         return dealt;
     }
     for item in ledger.open().take(DEALT.max(4 * slots.len())) {
+        if !slots.iter().any(Slot::has_room) {
+            break; // whoever has no room has something to do already
+        }
         let tokens = ledger.items()[item].tokens as f64;
         let finish = |s: &Slot| if s.limit > 0 { s.free + tokens * s.each } else { f64::INFINITY };
         let better = |a: &(usize, f64), b: &(usize, f64)| a.1.total_cmp(&b.1);

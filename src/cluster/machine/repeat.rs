@@ -22,13 +22,12 @@ struct Late {
 
 impl Machine {
     /// Gives every idle device the one outstanding item with which it helps most, if there is any.
-    pub(super) fn repeat(&mut self) {
-        let slots = self.slots();
-        self.look_again(&slots);
+    pub(super) fn repeat(&mut self, slots: &[Slot]) {
+        self.look_again(slots);
         if self.round.as_ref().is_none_or(|r| r.ledger.open().next().is_some()) {
             return;
         }
-        let mut late = self.late(&slots);
+        let mut late = self.late(slots);
         let mut idle: Vec<&Slot> = slots.iter().filter(|s| s.idle() && s.known).collect();
         idle.sort_by(|a, b| a.each.total_cmp(&b.each));
         for helper in idle {
@@ -47,8 +46,8 @@ impl Machine {
     }
 
     /// Calls back what is so late that its device may hang in it. That device gets nothing before it says more.
-    pub(super) fn call_back_hopeless(&mut self) {
-        for slot in self.slots() {
+    pub(super) fn call_back_hopeless(&mut self, slots: &[Slot]) {
+        for slot in slots {
             if let Some(&(lease, _)) = slot.queue.first().filter(|_| slot.hopeless <= 0.0) {
                 let Some(round) = &mut self.round else { return };
                 round.tally.reopened += u64::from(round.ledger.cancel(lease));
