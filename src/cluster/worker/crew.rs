@@ -32,7 +32,8 @@ pub(super) struct Crew {
     desks: Vec<Arc<Desk>>,
 }
 
-type Opened = (usize, Result<(Device, Arc<Desk>, Vec<String>), String>);
+/// A device that is ready and what happened on the way, or why there is none.
+type Opened = Result<(Device, Arc<Desk>, Vec<String>), String>;
 
 impl Crew {
     /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
@@ -88,8 +89,8 @@ impl Drop for Crew {
 
 /// One thread for each candidate; results in their order. Only those that opened have an index, without gaps, so
 /// indices are given once all have reported.
-fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Result<(Device, Arc<Desk>, Vec<String>), String>> {
-    let (opened, results) = mpsc::channel::<Opened>();
+fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
+    let (opened, results) = mpsc::channel::<(usize, Opened)>();
     let mut indices = Vec::new();
     for (i, candidate) in candidates.iter().enumerate() {
         let (number, index) = mpsc::channel::<u16>();

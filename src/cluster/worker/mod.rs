@@ -65,6 +65,7 @@ pub enum Outcome {
 }
 
 /// Where a worker's model comes from.
+#[expect(clippy::large_enum_variant, reason = "a process has one of it")]
 pub enum Source {
     /// From the same process, which is the coordinator's.
     Here(Blueprint),
