@@ -302,7 +302,7 @@ fn runs_that_belong_to_somebody_else() {
         (format!("{same} -o one"), 78, "one: belongs to another run .. --resume .. --overwrite"),
         (format!("{same} -o full"), 78, "full: is not empty and holds no run"),
         (format!("{same} -o full --overwrite"), 78, "full: is not empty and holds no run"),
-        (format!("{same} -o one --resume --rank 8"), 78, "one .. cannot resume .. trained tensors was"),
+        (format!("{same} -o one --resume --rank 8"), 78, "one .. cannot resume .. rank was 16, is 8"),
         (format!("{same} -o one --resume --learning-rate 1e-3"), 78, "learning_rate was 0.0002, is 0.001"),
         (format!("{same} -o one --resume --seed 7"), 78, "seed was 42, is 7"),
         ("demo --data other.jsonl --max-steps 4 -o one --resume".into(), 78, "data was"),
@@ -327,4 +327,16 @@ fn runs_that_belong_to_somebody_else() {
     assert!(!b.path("one/.previous").exists());
     b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
     check(&b, "generate ./wide --adapter one --prompt x", 78, "one .. no place in this model");
+}
+
+#[test]
+fn a_prompt_without_room_for_an_answer() {
+    let b = Bench::new();
+    let prompt = "ab,".repeat(600);
+    check(
+        &b,
+        &format!("--sample-prompt {prompt} -o out"),
+        78,
+        "--sample-prompt .. 512 positions .. shorten it",
+    );
 }

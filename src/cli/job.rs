@@ -92,6 +92,8 @@ impl Job {
         let identity = Identity::new(&schedule, &optim, &writer.layout)
             .with("model", &model_hash)
             .with("data", &p.train.hash)
+            .with("rank", p.spec.rank)
+            .with("target_modules", p.spec.targets.join(" "))
             .with("alpha", p.spec.alpha)
             .with("rslora", p.spec.rslora)
             .with("dropout", p.spec.dropout)
@@ -102,7 +104,10 @@ impl Job {
             .with("no_shuffle", !options.data.shuffle)
             .with("class_weights", weights);
         let state = State::new(parameters, optim);
-        Ok(Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from: None })
+        let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from: None };
+        // A prompt that cannot be answered is refused before a folder appears.
+        job.sampler(options, &|_| String::new())?;
+        Ok(job)
     }
 
     /// Takes the state of the checkpoint that --resume means.
@@ -192,11 +197,14 @@ impl Job {
                 return Err(e);
             }
         };
-        let outcome = self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
-            // A comparison that a signal cut short proves nothing against the adapter.
-            Urgency::Now if finished.complete => saved(&finished, place),
-            _ => e,
-        });
+        let outcome = match finished.complete {
+            false => Err(saved(&finished, place, options)),
+            true => self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
+                // A comparison that a signal cut short proves nothing against the adapter.
+                Urgency::Now => saved(&finished, place, options),
+                _ => e,
+            }),
+        };
         let path = match (&outcome, &finished.checkpoint) {
             (Ok(()), _) | (_, None) => place.dir.clone(),
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
@@ -258,7 +266,14 @@ impl Job {
             true => chat_ids(&p.tokenizer, None, prompt),
             false => Ok(p.tokenizer.encode(prompt, Special::Add)?),
         };
-        let with_ids = |prompt: &String| Ok((prompt.clone(), ids(prompt)?));
+        let room = p.config.max_positions;
+        let with_ids = |prompt: &String| match ids(prompt)? {
+            ids if ids.len() < room => Ok((prompt.clone(), ids)),
+            ids => Err(Refusal::configuration(format!(
+                "--sample-prompt: {} tokens leave no room for an answer in the model's {room} positions: shorten it",
+                ids.len()
+            ))),
+        };
         let prompts = options.output.sample_prompts.iter().map(with_ids).collect::<Result<_, Refusal>>()?;
         let stop = p.base.stop_ids(&p.tokenizer);
         let seed = options.optim.seed;
@@ -268,9 +283,6 @@ impl Job {
 
     /// Writes the adapter, reads it back, and compares the two.
     fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
-        if !finished.complete {
-            return Err(saved(finished, place));
-        }
         let memory = &finished.state.parameters;
         self.writer.write(&place.dir, memory)?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
@@ -329,9 +341,14 @@ impl Job {
 }
 
 /// The end of a run that a signal stopped.
-fn saved(finished: &Finished, place: &Place) -> Refusal {
+fn saved(finished: &Finished, place: &Place, options: &Options) -> Refusal {
     let (step, dir) = (finished.state.step, place.dir.display());
-    let line = format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}");
+    let again = match options.data.data.iter().any(|path| path.as_os_str() == "-") {
+        true => ", and the same rows on stdin",
+        false => "",
+    };
+    let line =
+        format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}{again}");
     Refusal::of(Kind::Saved, line)
 }
 
