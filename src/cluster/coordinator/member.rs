@@ -5,7 +5,7 @@
 use super::super::link::{End, MemberLink};
 use super::super::machine::MemberId;
 use super::super::message::{Bye, Hello, Manifest, ToCoordinator, ToWorker};
-use super::outbox::{Outbox, outbox};
+use super::outbox::{Delivered, Outbox, outbox};
 use super::{Gate, Incoming, ModelFiles, gate::plain};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
@@ -167,13 +167,17 @@ impl Reception {
         let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.parameters), link.end.clone());
         self.joined(seat, outbox);
         let member = seat.member;
+        let mut listening = std::pin::pin!(self.listen(member, &mut link.from, (&link.to, &link.end)));
         tokio::select! {
-            () = postman.deliver(&link.to) => {}
-            () = self.listen(member, &mut link.from, (&link.to, &link.end)) => {
-                let reason = link.end.reason().unwrap_or_else(|| "it closed the connection".into());
-                let _ = self.events.send(Incoming::Lost { member, reason });
-            }
+            delivered = postman.deliver(&link.to) => match delivered {
+                Delivered::All => return,
+                // Nobody hears us any more; what was said before that still counts.
+                Delivered::Cut => listening.await,
+            },
+            () = &mut listening => {}
         }
+        let reason = link.end.reason().unwrap_or_else(|| "it closed the connection".into());
+        let _ = self.events.send(Incoming::Lost { member, reason });
     }
 
     fn joined(&self, seat: &Seat, outbox: Outbox) {

@@ -18,6 +18,15 @@ pub(super) struct Outbox {
     end: End,
 }
 
+/// How a delivery ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Delivered {
+    /// The driver said its last word, and it is with the link.
+    All,
+    /// The link is gone.
+    Cut,
+}
+
 /// The member task's end.
 pub(super) struct Postman {
     from: UnboundedReceiver<ToWorker>,
@@ -53,15 +62,16 @@ impl Outbox {
 
 impl Postman {
     /// Carries messages to the link until the outbox is dropped or the link is gone.
-    pub async fn deliver(mut self, to: &Sender<ToWorker>) {
+    pub async fn deliver(mut self, to: &Sender<ToWorker>) -> Delivered {
         while let Some(message) = self.from.recv().await {
             let size = size(&message);
             if to.send(message).await.is_err() {
-                return;
+                return Delivered::Cut;
             }
             self.waiting.bytes.fetch_sub(size, Ordering::Relaxed);
             self.waiting.messages.fetch_sub(1, Ordering::Relaxed);
         }
+        Delivered::All
     }
 }
 
