@@ -27,6 +27,8 @@ const STEPS: u64 = 9;
 #[derive(Clone, Copy, PartialEq)]
 enum Manner {
     Honest,
+    /// Takes its time, so that others get their share whatever the threads make of it.
+    Slow,
     /// Comes when so many microseconds have passed.
     Late(u64),
     /// Vanishes instead of its n-th answer to a lease.
@@ -129,6 +131,9 @@ impl Toy {
                 ToWorker::Parameters { hash, .. } => self.take(hash),
                 ToWorker::Lease(lease) => {
                     self.leases += 1;
+                    if self.manner == Manner::Slow {
+                        std::thread::sleep(Duration::from_millis(3));
+                    }
                     if self.manner == Manner::Vanishes(self.leases) {
                         return None;
                     }
@@ -305,7 +310,7 @@ fn whoever_dies_or_comes_late_changes_no_bit() {
 #[test]
 fn other_parameters_take_a_worker_out() {
     for n in [1, 4] {
-        let (changes, heard) = check(&[Manner::Damaged(n), Manner::Honest], 2);
+        let (changes, heard) = check(&[Manner::Damaged(n), Manner::Slow], 2);
         assert!(changes.contains(&What::Expelled), "{changes:?}");
         assert!(matches!(&heard[0], Some(Bye::Out { again: false, .. })), "{heard:?}");
     }
@@ -315,7 +320,7 @@ fn other_parameters_take_a_worker_out() {
 fn a_bad_value_halts_with_its_address_and_says_whose_fault_it_is() {
     let cases: [(&[Manner], &str); 3] = [
         (&[Manner::BadRow(19); 2], "the data is at fault"),
-        (&[Manner::BadDevice(1), Manner::Honest], "but not on worker w1, cpu 0"),
+        (&[Manner::BadDevice(1), Manner::Slow], "but not on worker w1, cpu 0"),
         (&[Manner::BadRow(19)], "and again when computed once more"),
     ];
     for (manners, finding) in cases {

@@ -68,7 +68,8 @@ impl Coordinator<'_> {
             let mut next = self.incoming.recv_timeout(left.min(GLANCE)).ok();
             while let Some(incoming) = next.take() {
                 self.take(incoming, task);
-                next = self.incoming.try_recv().ok().filter(|_| !task.over());
+                // What is taken out of the queue is heard: the rest waits for the next round.
+                next = if task.over() { None } else { self.incoming.try_recv().ok() };
             }
             if !task.over() && self.machine.wake().is_some_and(|at| self.began.elapsed() >= at) {
                 self.tick(Event::Time, task);
