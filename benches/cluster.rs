@@ -86,11 +86,9 @@ fn reduce(workers: u64, canned: &[Vec<Piece>], (len, threads, repeat): (usize, u
     let mut total = Sums::new(len);
     seconds(repeat, || {
         reducer.begin(1024);
-        for i in 0..canned[0].len() {
-            for member in 0..workers {
-                let (place, packed) = canned[member as usize % canned.len()][i].clone();
-                reducer.piece(member, 1, place, packed).unwrap_or_else(|e| panic!("{e}"));
-            }
+        for (member, piece) in turns(workers, canned) {
+            let (place, packed) = piece.clone();
+            reducer.piece(member, 1, place, packed).unwrap_or_else(|e| panic!("{e}"));
         }
         for member in 0..workers {
             let scalars = Scalars { loss: 1, weight: 1, targets: 1 };
@@ -187,4 +185,10 @@ fn size(piece: &ToCoordinator) -> usize {
         return 0;
     };
     bytes.len() + 20
+}
+
+/// Every member's pieces: the first of each, then the second of each, and so on.
+fn turns(workers: u64, canned: &[Vec<Piece>]) -> impl Iterator<Item = (u64, &Piece)> {
+    let pieces = canned.iter().map(Vec::len).max().unwrap_or(0);
+    (0..pieces).flat_map(move |i| (0..workers).map(move |m| (m, &canned[m as usize % canned.len()][i])))
 }

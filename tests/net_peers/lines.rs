@@ -87,7 +87,7 @@ fn no_finetune_at_all() {
         "AT took the connection and closed it without a word: it is not finetune",
     );
     // What it has taken it keeps, without a word.
-    let silent = stranger(|s| std::mem::forget(s));
+    let silent = stranger(std::mem::forget);
     check(
         &silent,
         &worker(),

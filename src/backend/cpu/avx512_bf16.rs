@@ -140,8 +140,9 @@ mod tests {
     unsafe fn dot(sum: f32, a: u32, b: u32) -> f32 {
         let of = |x: u32| _mm512_set1_epi32(x as i32);
         // SAFETY: pairs of bf16 are 32 bits, whatever they are called.
-        let (a, b): (__m512bh, __m512bh) =
-            unsafe { (std::mem::transmute(of(a)), std::mem::transmute(of(b))) };
+        let (a, b): (__m512bh, __m512bh) = unsafe {
+            (std::mem::transmute::<__m512i, __m512bh>(of(a)), std::mem::transmute::<__m512i, __m512bh>(of(b)))
+        };
         _mm512_cvtss_f32(_mm512_dpbf16_ps(_mm512_set1_ps(sum), a, b))
     }
 

@@ -15,7 +15,7 @@ pub struct Claim {
     pub scalars: Scalars,
 }
 
-/// A sum is complete and in the total, and waits for [`Reducer::take`]; or it is refused, and its member is to be
+/// A sum is complete and in the total, and waits for [`super::Reducer::take`]; or it is refused, and its member is to be
 /// taken back.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
