@@ -45,10 +45,15 @@ fn a_second_coordinator_gets_one_line() {
     let bench = Bench::new();
     let mut first = start(&bench, "out", "--gpus 0 --expect-workers 2 --max-steps 4");
     wait_for(&bench, "out.log", "waiting for 2 devices: 1 here, 1 to come");
-    for how in ["--resume", "--overwrite"] {
-        let again = format!("{RUN} {HERE} --bind 127.0.0.1:0 -o out --max-steps 4 {how}");
-        fails(&bench, &again, 78, "another coordinator has this folder");
+    // What it is writing just now looks like what a dead one left.
+    let half = bench.path("out/.checkpoint-2.x.tmp");
+    std::fs::create_dir(&half).unwrap();
+    let role = format!("{RUN} {HERE} --bind 127.0.0.1:0 -o out --max-steps 4");
+    let single = format!("{RUN} -o out --max-steps 4");
+    for again in [format!("{role} --resume"), format!("{role} --overwrite"), format!("{single} --resume")] {
+        fails(&bench, &again, 78, "another run has this folder");
     }
+    assert!(half.exists(), "nothing in the first one's folder was cleared away");
     assert!(bench.path("out/run.yaml").exists(), "the first one's folder was not touched");
     Command::new("kill").args(["-TERM", &first.id().to_string()]).status().unwrap();
     assert_eq!(first.wait().unwrap().code(), Some(75));

@@ -1,6 +1,7 @@
 //! `--role coordinator`: reads the data, hands out the work, steps the optimizer. Everything that a single run is
 //! besides who computes it is the same code ([`super::job`]). The order of things: what can be refused is refused;
-//! then the folder is locked and the run's epoch raised, on the disk; then the port opens.
+//! then the folder is locked (one that is there already before anything else) and the run's epoch raised, on the
+//! disk; then the port opens.
 
 use super::devices;
 use super::job::{Job, Steps, Team, Values};
@@ -12,7 +13,7 @@ use super::prepare;
 use super::refusal::{Kind, Refusal};
 use super::signals;
 use crate::cluster::coordinator::{
-    Company, Coordinator, Gate, Home, HomeError, ModelFiles, Port, Setup, call,
+    Company, Coordinator, Gate, Home, HomeError, Lock, ModelFiles, Port, Setup, call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
@@ -46,7 +47,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     if !named {
         settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
     }
-    let (place, job) = begin(settings, options)?;
+    let (place, lock, job) = begin(settings, options)?;
     let wishes = Wishes {
         token_file: options.cluster.token_file.as_deref(),
         insecure: options.cluster.insecure,
@@ -55,7 +56,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     };
     let secured = secure(Party::Coordinator, &wishes)?;
     let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
-    let claim = Claim::locked(&place)?;
+    let claim = Claim::locked(&place, lock)?;
     let home = Home::raise(&place.dir, job.identity().values().clone())?;
     let local = named.then_some(&options.devices);
     let mut hall = Hall::open(&job, (settings, options), home, files, local)?;
@@ -67,17 +68,18 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
 
 /// Trains on several devices of this process, without any network.
 pub fn run_here(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
-    let (place, job) = begin(settings, options)?;
+    let (place, lock, job) = begin(settings, options)?;
     let home = Home::of_one_process();
     let mut hall =
         Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(&options.devices))?;
-    let claim = Claim::new(&place)?;
+    let claim = Claim::new(&place, lock)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
     hall.close(outcome)
 }
 
-fn begin(settings: &mut Settings, options: &Options) -> Result<(Place, Job), Refusal> {
+fn begin(settings: &mut Settings, options: &Options) -> Result<(Place, Option<Lock>, Job), Refusal> {
     let place = output::place(&options.output, &options.model.model)?;
+    let lock = place.hold()?;
     let prepared = prepare::prepare(settings, options)?;
     let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(options));
     let mut job = Job::new(prepared, plan, options)?;
@@ -85,7 +87,7 @@ fn begin(settings: &mut Settings, options: &Options) -> Result<(Place, Job), Ref
         Role::Coordinator => job.resume_or_begin(&place)?,
         _ => job.resume(&place)?,
     }
-    Ok((place, job))
+    Ok((place, lock, job))
 }
 
 /// Where everybody who computes comes together.

@@ -113,7 +113,7 @@ impl Job {
     /// Takes the state of the checkpoint that --resume means.
     pub fn resume(&mut self, place: &Place) -> Result<(), Refusal> {
         let Some(path) = &place.resume else { return Ok(()) };
-        checkpoint::recover(&output::run_of(path)).map_err(Refusal::failure)?;
+        place.recover()?;
         let checkpoint = checkpoint::find(path)?;
         checkpoint.passed_over.iter().for_each(|line| eprintln!("warning: {line}"));
         self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
@@ -126,7 +126,7 @@ impl Job {
         let Some(path) = place.resume.as_deref().filter(|path| output::run_of(path) == **path) else {
             return self.resume(place);
         };
-        checkpoint::recover(path).map_err(Refusal::failure)?;
+        place.recover()?;
         match checkpoint::find(path) {
             Ok(_) => self.resume(place),
             Err(e) => {

@@ -5,7 +5,8 @@
 
 use super::options::groups::{OutputOptions, Resume};
 use super::refusal::{self, Refusal};
-use crate::cluster::coordinator::{Lock, home};
+use crate::cluster::coordinator::{HomeError, Lock, home};
+use crate::train::checkpoint;
 use std::path::{Path, PathBuf};
 
 /// What a run writes, besides `checkpoint-N`: all that --overwrite removes.
@@ -42,6 +43,34 @@ pub struct Place {
     pub resume: Option<PathBuf>,
     /// Whether what stands there is replaced.
     overwrite: bool,
+}
+
+impl Place {
+    /// Whether the run goes on in the folder that it resumes from, and not in another one.
+    pub fn goes_on(&self) -> bool {
+        let real = |dir: &Path| std::fs::canonicalize(dir).ok();
+        self.resume.as_deref().is_some_and(|from| real(&run_of(from)) == real(&self.dir))
+    }
+
+    /// Keeps everybody else out of a run's folder before anything in it is read, chosen or cleared away. Where the
+    /// disk knows no locks, a coordinator hears of it later.
+    pub fn hold(&self) -> Result<Option<Lock>, Refusal> {
+        match self.goes_on().then(|| Lock::take(&self.dir)) {
+            Some(Err(e @ HomeError::Locked(_))) => Err(e.into()),
+            lock => Ok(lock.and_then(Result::ok)),
+        }
+    }
+
+    /// Clears away what a process that died left where the run resumes from: its own folder, which is held, or
+    /// another one that nobody has now. What is being written there may look just like it.
+    pub fn recover(&self) -> Result<(), Refusal> {
+        let Some(dir) = self.resume.as_deref().map(run_of) else { return Ok(()) };
+        let held = (!self.goes_on()).then(|| Lock::take(&dir));
+        match &held {
+            Some(Err(_)) => Ok(()),
+            None | Some(Ok(_)) => checkpoint::recover(&dir).map_err(Refusal::failure),
+        }
+    }
 }
 
 /// Where the run goes, refused if it is somebody else's; nothing is written.
@@ -132,23 +161,26 @@ pub struct Claim {
     /// The folders that did not exist before, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
-    /// A coordinator's: held until it ends.
+    /// A coordinator's, and that of every run that goes on in its folder: held until it ends.
     lock: Option<Lock>,
 }
 
 impl Claim {
-    /// Makes the folder.
-    pub fn new(place: &Place) -> Result<Self, Refusal> {
-        Claim::taking(place, |_| Ok(None))
+    /// Makes the folder; `lock` is what [`Place::hold`] gave.
+    pub fn new(place: &Place, lock: Option<Lock>) -> Result<Self, Refusal> {
+        Claim::taking(place, |_| Ok(lock))
     }
 
     /// Makes the folder, and keeps every other coordinator out of it. What stands there is touched only by who has
     /// the lock.
-    pub fn locked(place: &Place) -> Result<Self, Refusal> {
-        Claim::taking(place, |dir| Ok(Some(Lock::take(dir)?)))
+    pub fn locked(place: &Place, lock: Option<Lock>) -> Result<Self, Refusal> {
+        Claim::taking(place, |dir| Ok(Some(lock.map_or_else(|| Lock::take(dir), Ok)?)))
     }
 
-    fn taking(place: &Place, lock: impl Fn(&Path) -> Result<Option<Lock>, Refusal>) -> Result<Self, Refusal> {
+    fn taking(
+        place: &Place,
+        lock: impl FnOnce(&Path) -> Result<Option<Lock>, Refusal>,
+    ) -> Result<Self, Refusal> {
         let dir = place.dir.clone();
         let missing = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
         let mut made: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Into::into).collect();
@@ -269,12 +301,12 @@ mod tests {
             quiet: false,
         };
         let p = place(&options, "demo").unwrap();
-        let claim = Claim::new(&p).unwrap();
+        let claim = Claim::new(&p, None).unwrap();
         std::fs::write(dir.join(RUN_FILE), "x").unwrap();
         drop(claim);
         assert!(!root.path().join("runs").exists());
 
-        let mut claim = Claim::new(&p).unwrap();
+        let mut claim = Claim::new(&p, None).unwrap();
         std::fs::write(dir.join(RUN_FILE), "x").unwrap();
         claim.keep();
         drop(claim);
@@ -283,7 +315,7 @@ mod tests {
         assert!(refused.line.contains("belongs to another run"), "{refused}");
         let over = place(&OutputOptions { overwrite: true, ..options.clone() }, "demo").unwrap();
         std::fs::write(dir.join("notes.txt"), "mine").unwrap();
-        Claim::new(&over).unwrap().keep();
+        Claim::new(&over, None).unwrap().keep();
         assert!(!dir.join(RUN_FILE).exists() && dir.join("notes.txt").exists());
         assert!(place(&options, "demo").unwrap_err().line.contains("holds no run"));
     }

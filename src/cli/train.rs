@@ -35,6 +35,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         Role::Single => {}
     }
     let place = output::place(&options.output, &options.model.model)?;
+    let lock = place.hold()?;
     let prepared = prepare::prepare(settings, &options)?;
     let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(&options));
     let mut job = Job::new(prepared, plan, &options)?;
@@ -43,7 +44,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
     let model = devices::open(&options.devices, weights, options.data.class_weights.clone(), job.need())?;
     let mut team = Alone { model: OwnThread::new(model, &signals::STOP) };
-    let claim = Claim::new(&place)?;
+    let claim = Claim::new(&place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Run id and epoch.
 pub const FILE: &str = "coordinator.json";
-/// Locked while a coordinator has the folder.
+/// Locked while a coordinator, or a run that goes on, has the folder.
 pub const LOCK: &str = "coordinator.lock";
 
 /// Why a folder cannot be a coordinator's.
@@ -21,7 +21,7 @@ pub enum HomeError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Somebody has it.
-    #[error("{}: another coordinator has this folder: stop it, or choose another --output", .0.display())]
+    #[error("{}: another run has this folder: stop it, or choose another --output", .0.display())]
     Locked(PathBuf),
     /// Its record does not read.
     #[error("{}: {reason}; start afresh with another --output", .path.display())]
@@ -146,7 +146,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         let second = Lock::take(dir.path()).unwrap_err().to_string();
-        assert!(second.contains("another coordinator"), "{second}");
+        assert!(second.contains("another run"), "{second}");
         drop(lock);
         Lock::take(dir.path()).unwrap();
     }
