@@ -65,9 +65,14 @@ fn devices_that_do_not_come_end_it_with_75_and_leave_nothing() {
     let args =
         format!("{RUN} {HERE} --gpus 0,1 --bind 127.0.0.1:0 -o out --expect-workers 3 --join-timeout 2s");
     let said = fails(&bench, &args, 75, "2 of 3 devices");
-    for part in
-        ["listens on 127.0.0.1:", "finetune --role worker --coordinator 127.0.0.1:", "2 here, 1 to come"]
-    {
+    assert!(!said.contains("in run "), "what workers say is not said here\n{said}");
+    assert!(!said.contains("0 here"), "devices of this process are here from the start\n{said}");
+    for part in [
+        "listens on 127.0.0.1:",
+        "on this machine type:",
+        "finetune --role worker --coordinator 127.0.0.1:",
+        "2 here, 1 to come",
+    ] {
         assert!(said.contains(part), "{part}\n{said}");
     }
     assert!(!bench.path("out").exists(), "a run that never began leaves nothing");
@@ -103,6 +108,21 @@ fn it_only_coordinates_unless_devices_are_named_and_resumes_in_a_higher_epoch() 
 }
 
 #[test]
+fn one_that_was_killed_before_it_made_its_folder_begins() {
+    let bench = Bench::new();
+    let args = format!("{RUN} {HERE} --gpus 0 --bind 127.0.0.1:0 -o out --max-steps 2 --resume");
+    let out = bench.run(&args);
+    let said = stderr(&out);
+    assert!(out.status.success(), "{said}");
+    let note = "note: out: no such folder to resume from: the run begins again at step 0";
+    assert!(said.contains(note) && !said.contains("without --resume"), "{said}");
+    // One device is not compared with itself, and is enough for any number of microbatches.
+    assert!(!said.contains("speed-up") && !said.contains("for 1 device"), "{said}");
+    let single = format!("{RUN} -o nowhere --resume");
+    fails(&bench, &single, 1, "no such folder");
+}
+
+#[test]
 fn a_port_in_use_is_named_and_leaves_nothing() {
     let bench = Bench::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -116,12 +136,13 @@ fn a_port_in_use_is_named_and_leaves_nothing() {
 fn several_devices_of_one_process_give_the_bytes_of_one() {
     let bench = Bench::new();
     bench.ok(&format!("{RUN} --max-steps 5 --threads 1 -q -o one"));
-    let out = bench.run(&format!("{RUN} --max-steps 5 --gpu-backend cpu --gpus 0,1,2 --threads 2 -o three"));
+    let out = bench.run(&format!("{RUN} --max-steps 5 --gpu-backend cpu --gpus 0,0,2 --threads 2 -o three"));
     let said = stderr(&out);
     assert!(out.status.success(), "{said}");
     let adapter = |out: &str| bench.read(&format!("{out}/adapter_model.safetensors"));
     assert!(adapter("one") == adapter("three"), "{said}");
-    for part in ["here, cpu 0", "here, cpu 2", "% idle", "repeats", "sync"] {
+    assert!(!said.contains("in run ") && !said.contains("waiting for"), "{said}");
+    for part in ["here, cpu 0:", "here, cpu 0 (2):", "here, cpu 2:", "% idle", "repeats", "sync"] {
         assert!(said.contains(part), "{part}\n{said}");
     }
 }

@@ -21,7 +21,6 @@ use crate::cluster::machine::Config;
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{Blueprint, Equipment, Outcome, Shape, Source, Worker};
 use crate::data::plan::Plan;
-
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::train::Finished;
@@ -31,6 +30,8 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// What the devices of this process are called, as a worker.
+const HERE: &str = "here";
 /// Who has not been heard for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long devices of this process may take to end.
@@ -78,7 +79,10 @@ pub fn run_here(settings: &mut Settings, options: &Options) -> Result<(), Refusa
 }
 
 fn begin(settings: &mut Settings, options: &Options) -> Result<(Place, Option<Lock>, Job), Refusal> {
-    let place = output::place(&options.output, &options.model.model)?;
+    let place = match options.cluster.role {
+        Role::Coordinator => output::place_to_begin(&options.output, &options.model.model)?,
+        _ => output::place(&options.output, &options.model.model)?,
+    };
     let lock = place.hold()?;
     let prepared = prepare::prepare(settings, options)?;
     let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(options));
@@ -131,7 +135,8 @@ impl Hall {
             company: if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed },
             stop: &signals::STOP,
         });
-        let coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
+        let mut coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
+        coordinator.opens_here(HERE, here);
         let local = match equipment {
             Some(equipment) => {
                 let blueprint = Blueprint::open(&job.prepared.base.path, shape);
@@ -176,7 +181,7 @@ fn work_here(coordinator: &Coordinator, blueprint: Blueprint, equipment: Equipme
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").into(),
         identity: [0; 16],
-        name: "here".into(),
+        name: HERE.into(),
         model: None,
         options: vec![],
         before: None,
@@ -207,7 +212,8 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
         at if at.ip().is_unspecified() => format!("port {} of all interfaces", at.port()),
         at => at.to_string(),
     };
-    say(&format!("listens on {at}; on the next machine type:"));
+    let whose = if port.address().ip().to_canonical().is_loopback() { "this" } else { "the next" };
+    say(&format!("listens on {at}; on {whose} machine type:"));
     invitation(port.address(), &secured.at, &secured.security)
         .iter()
         .for_each(|line| say(&format!("  {line}")));

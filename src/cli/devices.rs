@@ -132,7 +132,10 @@ pub fn equipment(options: &DeviceOptions, inject: Inject) -> Equipment {
             chain.push(Arc::new(NotBuilt("wgpu")));
         }
         chain.push(cpu);
+        // Who is named twice is two devices, which are told apart in everything that is said of them.
+        let twin = 1 + indices[..at].iter().filter(|other| *other == index).count();
         let name = match &options.gpus {
+            Gpus::Indices(_) if twin > 1 => format!("cpu {index} ({twin})"),
             Gpus::Indices(_) => format!("cpu {index}"),
             Gpus::Auto | Gpus::None | Gpus::Cpu => "cpu".into(),
         };

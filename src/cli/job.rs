@@ -129,18 +129,13 @@ impl Job {
         place.recover()?;
         match checkpoint::find(path) {
             Ok(_) => self.resume(place),
-            Err(e) => {
-                // Only one that is there and damaged is worth a warning.
-                let damaged = matches!(&e, TrainError::Checkpoint { reason, .. } if !reason.starts_with("no checkpoint-"));
-                if damaged {
-                    eprintln!("warning: {e}");
-                }
-                eprintln!(
-                    "note: {}: no checkpoint to go on from: the run begins again at step 0",
-                    path.display()
-                );
+            Err(TrainError::Checkpoint { reason, .. }) => {
+                // What it advises besides is for runs that end here.
+                let fact = reason.rsplit_once("; ").map_or(reason.as_str(), |(fact, _)| fact);
+                output::begins_again(path, fact);
                 Ok(())
             }
+            Err(e) => Err(e.into()),
         }
     }
 

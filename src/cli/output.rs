@@ -112,6 +112,23 @@ pub fn place(options: &OutputOptions, model: &str) -> Result<Place, Refusal> {
     }
 }
 
+/// The same for a coordinator, which may have been killed before it made its folder: where --output names one that is
+/// not there, the run begins.
+pub fn place_to_begin(options: &OutputOptions, model: &str) -> Result<Place, Refusal> {
+    match (&options.resume, &options.output) {
+        (Resume::Output, Some(dir)) if !dir.exists() => {
+            begins_again(dir, "no such folder to resume from");
+            place(&OutputOptions { resume: Resume::No, ..options.clone() }, model)
+        }
+        _ => place(options, model),
+    }
+}
+
+/// The note that nothing is resumed, and why.
+pub fn begins_again(dir: &Path, fact: &str) {
+    eprintln!("note: {}: {fact}: the run begins again at step 0", dir.display());
+}
+
 fn exists(path: &Path) -> Result<(), Refusal> {
     match path.is_dir() {
         true => Ok(()),

@@ -102,8 +102,8 @@ fn said(found: &Found) -> Vec<String> {
     }]
 }
 
-/// What to type on the next machine, token step included; for plain TCP, in the next terminal. `at` is what was
-/// bound, `typed` what --bind said.
+/// What to type on the next machine, token step included; where only this machine can reach it, in the next
+/// terminal, which finds the same token. `at` is what was bound, `typed` what --bind said.
 pub fn invitation(at: SocketAddr, typed: &Endpoint, security: &Security) -> Vec<String> {
     let host = match (at.ip().is_unspecified(), typed.host.parse::<std::net::IpAddr>()) {
         (true, _) => default_route().map_or_else(|| "THIS-MACHINE".to_string(), |ip| ip.to_string()),
@@ -114,6 +114,7 @@ pub fn invitation(at: SocketAddr, typed: &Endpoint, security: &Security) -> Vec<
     let address = Endpoint { host, port: at.port() };
     let worker = format!("finetune --role worker --coordinator {address}");
     match security.fingerprint() {
+        Some(_) if at.ip().to_canonical().is_loopback() => vec![worker],
         Some(_) => vec![
             "finetune token --set   # once on another machine: paste what `finetune token` prints here"
                 .into(),
@@ -190,6 +191,8 @@ mod tests {
         let address = Endpoint { host, port: 9000 };
         assert_eq!(got[1..], [format!("finetune --role worker --coordinator {address}")]);
         assert_eq!(lines("10.1.1.1:7", "gpu3:7", &token)[1], "finetune --role worker --coordinator gpu3:7");
+        let got = lines("127.0.0.1:9000", "localhost:9000", &token);
+        assert_eq!(got, ["finetune --role worker --coordinator localhost:9000"]);
         let plain = Security::plain(Party::Coordinator);
         let got = lines("127.0.0.1:9000", "127.0.0.1:9000", &plain);
         assert_eq!(got, ["finetune --role worker --coordinator 127.0.0.1:9000 --insecure"]);

@@ -54,18 +54,17 @@ impl Team {
         self.tokens += step.total_tokens;
     }
 
-    /// How many times faster all of them were than the fastest worker would have been alone on the same rows, and
-    /// which that is. None where nobody's speed is known.
-    pub fn speed_up(&self) -> Option<(f64, &str)> {
-        let mut speeds: BTreeMap<&str, f64> = BTreeMap::new();
-        for ((worker, _), work) in &self.devices {
-            if work.busy > 0.0 {
-                *speeds.entry(worker).or_default() += work.tokens as f64 / work.busy;
-            }
+    /// How many times faster all of them were than the fastest device would have been alone on the same rows: the
+    /// time that it would have needed for all of them, by its measured speed, over the time that the steps took; and
+    /// which device that is. None where there was only one, or nobody's speed is known.
+    pub fn speed_up(&self) -> Option<(f64, (&str, &str))> {
+        if self.devices.len() < 2 || self.seconds <= 0.0 {
+            return None;
         }
-        let (worker, best) =
-            speeds.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, v)| *v > 0.0)?;
-        (self.seconds > 0.0).then(|| (self.tokens as f64 / best / self.seconds, worker))
+        let measured = self.devices.iter().filter(|(_, work)| work.busy > 0.0 && work.tokens > 0);
+        let speeds = measured.map(|(name, work)| (name, work.tokens as f64 / work.busy));
+        let ((worker, device), best) = speeds.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        Some((self.tokens as f64 / best / self.seconds, (worker, device)))
     }
 
     /// The lines of the end, but for the speed.
@@ -100,8 +99,10 @@ impl Team {
 
     /// What it was good for. Not for a run that learnt nothing, which has no speed worth naming.
     pub fn speed_line(&self) -> Option<String> {
-        let (factor, worker) = self.speed_up()?;
-        Some(format!("speed-up {factor:.2} over {worker} alone, the fastest worker, on the same rows"))
+        let (factor, (worker, device)) = self.speed_up()?;
+        Some(format!(
+            "speed-up {factor:.2} over {worker}, {device} alone, the fastest device, on the same rows"
+        ))
     }
 }
 
@@ -134,8 +135,8 @@ mod tests {
         assert!(team.lines().is_empty() && team.speed_line().is_none());
         // a: 300 tokens in 2 s; b: 100 tokens in 1 s of 2.
         team.see(&step(vec![part("a", 300, 2.0), part("b", 100, 1.0)]));
-        let (factor, worker) = team.speed_up().unwrap();
-        assert_eq!((worker, (factor * 1000.0).round()), ("a", 1333.0));
+        let (factor, device) = team.speed_up().unwrap();
+        assert_eq!((device, (factor * 1000.0).round()), (("a", "cpu 0"), 1333.0));
         assert_eq!(
             team.lines(),
             [
@@ -145,7 +146,14 @@ mod tests {
                 "sync     0.50 s of 2.00 s, 0.00 s of it hidden behind computing; 0.0 MB in, 0.0 MB out",
             ]
         );
-        let line = "speed-up 1.33 over a alone, the fastest worker, on the same rows";
+        let line = "speed-up 1.33 over a, cpu 0 alone, the fastest device, on the same rows";
         assert_eq!(team.speed_line().as_deref(), Some(line));
+        // Two devices of one worker are two; one device alone is not compared with itself.
+        let mut team = Team::default();
+        team.see(&step(vec![part("a", 200, 2.0), Part { device: "cpu 1".into(), ..part("a", 200, 2.0) }]));
+        assert_eq!(team.speed_up(), Some((2.0, ("a", "cpu 1"))));
+        let mut team = Team::default();
+        team.see(&step(vec![part("a", 400, 2.0)]));
+        assert_eq!(team.speed_line(), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::cli_fixture::{Bench, rows};
 use crate::hosts::{Hosts, Path};
+use finetune::train::event::{Event, What};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -126,6 +127,20 @@ impl Fleet {
     pub fn steps(&self) -> usize {
         let text = std::fs::read_to_string(self.bench.path("out/metrics.jsonl")).unwrap_or_default();
         text.matches("\"event\":\"step\"").count()
+    }
+
+    /// Whether the run went on without one of these: it was lost, or others repeated what somebody had after `step`.
+    #[track_caller]
+    pub fn missed(&self, names: &[&str], step: usize) {
+        let events = finetune::report::read(&self.bench.path("out/metrics.jsonl")).unwrap();
+        let covered = |event: &Event| match event {
+            Event::Device(change) => change.what == What::Lost && names.contains(&change.worker.as_str()),
+            Event::Step(taken) => {
+                taken.step > step as u64 && taken.shared.as_ref().is_some_and(|s| s.repeats > 0)
+            }
+            _ => false,
+        };
+        assert!(events.iter().any(covered), "nobody missed {names:?} after step {step}\n{}", self.all());
     }
 
     #[track_caller]

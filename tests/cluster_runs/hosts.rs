@@ -45,8 +45,10 @@ impl Hosts {
         match hosts.open(path) {
             Ok(()) => Some(hosts),
             Err(reason) => {
-                eprintln!(
-                    "skipped: no network of several hosts here: {reason} (needs root, `ip` and /dev/net/tun)"
+                // Not by a macro: what those say of a test that passes is kept back.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "SKIPPED: no network of several hosts here: {reason} (needs root, `ip` and /dev/net/tun)"
                 );
                 None
             }

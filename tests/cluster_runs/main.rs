@@ -76,8 +76,10 @@ fn a_worker_that_freezes_changes_no_byte() {
     fleet.faulty("frozen", "--threads 1", "slow=3");
     fleet.wait_for_step(2);
     fleet.signal("frozen", "STOP");
+    let step = fleet.steps();
     fleet.all_end(&["coordinator", "a"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    fleet.missed(&["frozen"], step);
 }
 
 #[test]

@@ -28,7 +28,6 @@ const WIDE_FUNCTIONS: &[(&str, &str)] = &[(
 const BOOL_ARGUMENTS: &[(&str, &str)] = &[
     ("src/cli/options/yaml.rs:visit_bool", "serde's own signature"),
     ("src/data/samples.rs:push_bit", "the bit is what is stored"),
-    ("src/cli/options/yaml.rs:visit_bool", "serde's signature"),
     ("src/format/hub/mod.rs:error", "a field of the error, under its own name"),
     ("src/format/gguf/pretokenizer.rs:bytes", "a field of tokenizer.json, under its own name"),
 ];

@@ -96,9 +96,6 @@ fn walk(root: &Path, dir: &Path, files: &mut Vec<File>) {
         if name == ".git" {
             continue; // a folder, or a file in a linked work tree
         }
-        if name == ".git" {
-            continue; // a folder, or in a linked work tree a file
-        }
         if path.is_dir() {
             let top = dir == root;
             if !(name == "__pycache__" || (top && ["target", "runs", "quickstart"].contains(&&*name))) {

@@ -5,7 +5,7 @@
 use super::values::{choice, duration, whole};
 use super::{Settings, Source};
 use crate::cli::refusal::Refusal;
-use crate::net::{DEFAULT_PORT, Endpoint};
+use crate::net::Endpoint;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -160,15 +160,6 @@ fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
 }
 
 impl ClusterOptions {
-    /// Where a coordinator, or a worker that is dialled, listens.
-    pub fn listen(&self) -> Endpoint {
-        match &self.bind {
-            Some(e) => e.clone(),
-            None if self.insecure => Endpoint::loopback(DEFAULT_PORT),
-            None => Endpoint::everywhere(DEFAULT_PORT),
-        }
-    }
-
     fn coordinator_port_zero(&self) -> Option<&'static str> {
         match &self.coordinator {
             Some(Coordinator::At(e)) if e.port == 0 => Some("coordinator"),
@@ -235,13 +226,5 @@ mod tests {
             assert_eq!(o.join_timeout, Duration::from_secs(3600));
             assert_eq!(o.coordinator, Some(Coordinator::At("h:9000".parse().unwrap())));
         }
-    }
-
-    #[test]
-    fn where_it_listens() {
-        let listen = |words| of(words, Source::Flag).unwrap().listen().to_string();
-        assert_eq!(listen("role=coordinator"), ":9000");
-        assert_eq!(listen("role=coordinator insecure=true"), "127.0.0.1:9000");
-        assert_eq!(listen("role=worker bind=:9001"), ":9001");
     }
 }

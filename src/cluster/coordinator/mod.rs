@@ -17,6 +17,7 @@ mod parameters;
 mod port;
 mod round;
 mod scores;
+mod waiting;
 
 pub use files::{FilesError, ModelFiles};
 pub use gate::Gate;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
+use waiting::Waiting;
 
 /// What the tasks and threads around the driver tell it.
 #[derive(Debug)]
@@ -103,8 +105,7 @@ pub struct Coordinator<'a> {
     /// Numeric classes of devices that are or were here.
     present: BTreeSet<String>,
     accounts: Accounts,
-    /// Too few devices are here: nothing goes on until more come.
-    waiting: bool,
+    waiting: Waiting,
     company: Company,
     /// Somebody has been here.
     met: bool,
@@ -137,7 +138,7 @@ impl<'a> Coordinator<'a> {
             classes: BTreeSet::new(),
             present: BTreeSet::new(),
             accounts: Accounts::default(),
-            waiting: false,
+            waiting: Waiting::default(),
             company: setup.company,
             met: false,
             began: Instant::now(),
@@ -147,6 +148,11 @@ impl<'a> Coordinator<'a> {
     /// Where connections are handed in.
     pub fn reception(&self) -> Arc<Reception> {
         self.reception.clone()
+    }
+
+    /// So many devices of this process will come as a member of that name: they count as here until they do.
+    pub fn opens_here(&mut self, name: &str, devices: usize) {
+        self.waiting.opens(name, devices);
     }
 
     /// Tells everybody how the run ended, and waits a little for them to hear it.

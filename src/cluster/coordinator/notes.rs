@@ -37,15 +37,6 @@ pub(super) fn classes(note: &Note) -> Vec<String> {
     }
 }
 
-/// Whether the run waits for devices from this note on; None where it says nothing of that.
-pub(super) fn waiting(note: &Note) -> Option<bool> {
-    match note {
-        Note::Waiting { .. } | Note::Paused { .. } => Some(true),
-        Note::Running { .. } => Some(false),
-        _ => None,
-    }
-}
-
 /// A note as an event; `gone` is how a member leaves if this is about one that does. Repeats are counted, not
 /// told one by one.
 pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Option<Change> {

@@ -80,7 +80,7 @@ impl Coordinator<'_> {
     /// SIGTERM ends a round at once; a first SIGINT lets it finish, unless nobody is here to do so.
     fn stopped(&self) -> bool {
         let urgency = self.stop.urgency();
-        urgency == Urgency::Now || (self.waiting && urgency != Urgency::Run)
+        urgency == Urgency::Now || (self.waiting.on && urgency != Urgency::Run)
     }
 
     pub(super) fn tick(&mut self, event: Event<'_>, task: &mut Task) {
@@ -101,10 +101,12 @@ impl Coordinator<'_> {
             Incoming::Joined { member, name, outbox } => {
                 self.members.insert(member, outbox);
                 self.met = true;
+                self.waiting.met(&name, member);
                 self.tick(Event::Joined { member, name }, task);
             }
             Incoming::Lost { member, reason } => {
                 self.members.remove(&member);
+                self.waiting.gone(member);
                 self.tick(Event::Lost { member, reason }, task);
             }
             Incoming::Refused { name, reason } => {
@@ -203,7 +205,10 @@ impl Coordinator<'_> {
                         task.failed.get_or_insert(error);
                     }
                 }
-                Action::Close { member } => drop(self.members.remove(&member)),
+                Action::Close { member } => {
+                    self.members.remove(&member);
+                    self.waiting.gone(member);
+                }
                 Action::RoundDone(tally) => task.done = Some(tally),
                 Action::Halt(finding) => task.failed = Some(notes::halt(&finding, task)),
                 Action::GiveUp { have, want } => {
@@ -216,7 +221,7 @@ impl Coordinator<'_> {
     }
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {
-        self.waiting = notes::waiting(&note).unwrap_or(self.waiting);
+        let Some(note) = self.waiting.hear(note) else { return };
         let classes = notes::classes(&note);
         if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
             task.change(change);

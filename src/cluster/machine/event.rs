@@ -33,7 +33,8 @@ pub struct Config {
     /// A lease that is late by this and by nine times what it should have taken is called back; ten times this
     /// on a device that was never measured.
     pub patience: Duration,
-    /// A bad value is reported without a second finding if none has come for this long.
+    /// A bad value is reported without a second finding if none has come for this long; for half of it another
+    /// device than the first is waited for.
     pub recheck: Duration,
 }
 

@@ -108,7 +108,7 @@ impl Machine {
         let stopping = self.fleet.devices().filter_map(|(_, _, d)| d.stopping).map(|s| s.again);
         let soonest = stopping.filter(|_| working).min();
         if self.recheck.is_some() {
-            return self.recheck_deadline().into_iter().chain(soonest).min();
+            return self.recheck_wake().into_iter().chain(soonest).min();
         }
         let reask = |m: &Member| m.flushed.map(|at| at + self.config.reask);
         let sums = self.fleet.members.values().filter_map(reask).filter(|_| working);

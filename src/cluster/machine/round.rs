@@ -38,7 +38,7 @@ impl Machine {
         let (after, hash) = self.parameters.unwrap_or_default();
         self.forget_leases();
         let (have, most) = (self.fleet.up(), self.gathering.most);
-        if round.kind == Kind::Train && round.tokens.len() >= most && have > 0 {
+        if round.kind == Kind::Train && round.tokens.len() >= most && have > 1 {
             self.gathering.most = round.tokens.len();
             if round.tokens.len() < 3 * have && !self.gathering.few {
                 self.gathering.few = true;

@@ -255,6 +255,35 @@ fn a_bad_value_is_looked_at_elsewhere_and_halts_the_run() {
 }
 
 #[test]
+fn a_bad_value_waits_for_another_device_that_is_busy() {
+    let nan = From::Fault { lease: 1, fault: Trouble::Value { tensor: "q".into(), value: f64::NAN } };
+    let begin = || {
+        let mut bed = Bed::train(1, 8);
+        bed.event(Event::Joined { member: MemberId(1), name: "w1".into() });
+        let devices = vec![Device { name: "cpu 0".into(), class: "a".into() }];
+        bed.said(1, From::Ready { devices, refused: vec![] });
+        let out = bed.said(0, nan.clone());
+        assert!(leased(&out, 0).is_empty() && leased(&out, 1).is_empty(), "{out:?}");
+        assert_eq!(bed.machine.wake(), Some(Duration::from_secs(30)));
+        bed
+    };
+    let mut bed = begin();
+    bed.now += Duration::from_secs(29);
+    assert_eq!(leased(&bed.said(1, From::Ask { device: 0, room: 4 }), 1).len(), 1);
+
+    // It is never free: the same device is better than nobody.
+    let mut bed = begin();
+    assert_eq!(bed.after(29_999), []);
+    assert_eq!(leased(&bed.after(1), 0).len(), 1);
+    assert_eq!(bed.machine.wake(), Some(Duration::from_secs(60)));
+
+    // It goes: nobody is left to be waited for.
+    let mut bed = begin();
+    let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
+    assert_eq!(leased(&out, 0).len(), 1);
+}
+
+#[test]
 fn a_failing_device_gets_nothing_until_it_has_fallen_back() {
     let mut bed = Bed::train(2, 8);
     let out = bed.said(0, From::Fault { lease: 1, fault: Trouble::Device { reason: "lost".into() } });

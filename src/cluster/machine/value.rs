@@ -20,8 +20,10 @@ pub(super) struct Recheck {
 }
 
 impl Machine {
-    pub(super) fn recheck_deadline(&self) -> Option<Duration> {
-        self.recheck.as_ref().map(|r| r.since + self.config.recheck)
+    /// When nobody else is waited for any more, or no second finding.
+    pub(super) fn recheck_wake(&self) -> Option<Duration> {
+        let next = |at: Duration| if self.now < at { at } else { self.patience() };
+        self.recheck.as_ref().map(|_| next(self.elsewhere()))
     }
 
     /// A device found a bad value in a lease, which the ledger has dropped already.
@@ -78,6 +80,7 @@ impl Machine {
         let (item, first) = (recheck.finding.item, recheck.device);
         let free = |s: &DeviceId| !recheck.tried.contains(s);
         let mut slots = self.slots();
+        let others = slots.iter().any(|s| s.id != first && free(&s.id));
         slots.retain(|s| s.idle() && free(&s.id));
         // Another worker before another device of the same one, before the same device; of those the fastest.
         slots.sort_by(|a, b| {
@@ -85,6 +88,10 @@ impl Machine {
             far(a.id).cmp(&far(b.id)).then(a.each.total_cmp(&b.each))
         });
         let next = slots.first().map(|s| s.id).filter(|_| self.now < self.patience());
+        // Another one that is busy for a moment says more than the same device does.
+        if others && next.is_none_or(|next| next == first) && self.now < self.elsewhere() {
+            return;
+        }
         let Some(next) = next else { return self.halt(None) };
         let lease = self.lease(item, next, Purpose::Recheck);
         if let Some(recheck) = &mut self.recheck {
@@ -94,7 +101,12 @@ impl Machine {
     }
 
     fn patience(&self) -> Duration {
-        self.recheck_deadline().unwrap_or_default()
+        self.recheck.as_ref().map_or(Duration::ZERO, |r| r.since + self.config.recheck)
+    }
+
+    /// How long a device besides the first is waited for.
+    fn elsewhere(&self) -> Duration {
+        self.recheck.as_ref().map_or(Duration::ZERO, |r| r.since + self.config.recheck / 2)
     }
 
     fn halt(&mut self, again: Option<Again>) {

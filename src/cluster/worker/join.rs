@@ -14,7 +14,7 @@ impl Worker<'_> {
         match self.join(wire, hello).await {
             Err(outcome) => outcome,
             Ok((crew, len)) => {
-                let with = Holding { crew: &crew, inject: &self.equipment.inject, say: self.say };
+                let with = Holding { crew: &crew, inject: &self.equipment.inject, say: self.aside() };
                 let outcome = Session::hold(wire, with, len).await;
                 self.crew = Some(crew);
                 outcome
@@ -42,7 +42,8 @@ impl Worker<'_> {
                 self.open(wire, &key.0, blueprint).await?
             }
         };
-        crew.lines.iter().chain(&crew.refused).for_each(|line| (self.say)(line));
+        crew.lines.iter().for_each(|line| (self.say)(line));
+        crew.refused.iter().for_each(|line| self.aside()(line));
         let (devices, refused) = (crew.devices.clone(), crew.refused.clone());
         let none = refused.join("; ");
         wire.say(ToCoordinator::Ready { devices, refused });
@@ -50,8 +51,16 @@ impl Worker<'_> {
             return Err(Outcome::Refused { reason: format!("no device here can take part: {none}") });
         }
         let classes: Vec<String> = crew.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
-        (self.say)(&format!("in run {} as {}: {}", manifest.run, manifest.name, classes.join(", ")));
+        self.aside()(&format!("in run {} as {}: {}", manifest.run, manifest.name, classes.join(", ")));
         Ok((crew, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
+    }
+
+    /// For lines about what the coordinator is told too: in its own process it alone says them.
+    fn aside(&self) -> &dyn Fn(&str) {
+        match self.source {
+            Source::Here(_) => &|_| (),
+            Source::Files { .. } => self.say,
+        }
     }
 
     /// A scheduler may leave an old coordinator running somewhere: whoever knows a later one does not follow it.

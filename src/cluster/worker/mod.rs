@@ -13,8 +13,6 @@ mod parameters;
 mod selftest;
 mod session;
 mod sum;
-#[cfg(test)]
-mod tests;
 mod wire;
 
 pub use blueprint::{Blueprint, Candidate, Opener, Shape, Unfit};
