@@ -135,7 +135,7 @@ fn an_error_falls_back_and_the_work_is_done_again() {
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: 2 });
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM });
         script.train(&[0, 1]);
         let leases = script.announced(2, hash);
         leases.iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
@@ -164,6 +164,58 @@ fn an_error_at_the_start_takes_the_next_backend_and_without_one_the_worker_leave
         assert!(matches!(script.hear(), ToCoordinator::Leave { .. }));
     });
     assert!(matches!(outcome, Outcome::Failed { .. }));
+}
+
+/// A device with a chain of two backends loses both.
+fn wear_out(script: &mut Script) {
+    script.welcome(manifest());
+    script.parameters();
+    script.lease(0, 0, Work::Train(microbatch(0)));
+    assert!(matches!(script.hear(), ToCoordinator::Fault { .. }));
+    assert!(matches!(script.hear(), ToCoordinator::Fallback { .. }));
+    assert!(matches!(script.hear(), ToCoordinator::Ask { .. }));
+    script.lease(1, 0, Work::Train(microbatch(0)));
+    assert!(matches!(script.hear(), ToCoordinator::Fault { .. }));
+    // Nothing says that it is down; leases come back.
+    std::thread::sleep(Duration::from_millis(200));
+}
+
+#[test]
+fn a_device_that_is_down_does_not_come_back_with_the_next_conversation() {
+    let comes_back = |script: &mut Script| {
+        script.welcome(manifest());
+        assert_eq!(script.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["cpu 1"]);
+        assert!(script.refused[0].contains("cpu 0") && script.refused[0].contains("injected"));
+        let hash = script.parameters();
+        script.train(&[0, 1]);
+        script.announced(2, hash);
+        done(script);
+    };
+    let (first, second) = twice(equipment(2, "error@1,error@1"), wear_out, comes_back);
+    assert!(matches!(first, Outcome::Lost { .. }) && second == Outcome::Done, "{first:?} {second:?}");
+
+    // The only one: it went down while nobody listened, or the moment before.
+    let silent = |script: &mut Script| assert_eq!(script.link.from.blocking_recv(), None);
+    let (_, second) = twice(equipment(1, "error@1,error@1"), wear_out, silent);
+    assert!(matches!(&second, Outcome::Failed { reason } if reason.contains("injected")), "{second:?}");
+}
+
+#[test]
+fn a_device_that_is_late_gets_nothing_before_it_is_done() {
+    with(equipment(1, "slow=200"), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.train(&[0]);
+        std::thread::sleep(Duration::from_millis(50));
+        script.say_parameters();
+        script.lease(1, 0, Work::Train(microbatch(1)));
+        assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 1, micros: 0 }, "and it did not ask");
+        assert_eq!(script.announced(1, hash), [0]);
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM });
+        script.lease(2, 0, Work::Train(microbatch(1)));
+        assert_eq!(script.announced(1, hash), [2]);
+        done(script);
+    });
 }
 
 #[test]

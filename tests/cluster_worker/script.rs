@@ -27,6 +27,9 @@ use std::sync::Arc;
 
 pub const MICROBATCHES: u32 = 8;
 
+/// Leases that a device asks for beside the one that it works on.
+pub const ROOM: u16 = 2;
+
 /// The demonstration's model.
 pub fn model_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("demo/model")
@@ -211,15 +214,20 @@ impl Script {
 
     /// The parameters after no step, which every device answers by asking for work.
     pub fn parameters(&mut self) -> Hash {
+        let hash = self.say_parameters();
+        for device in 0..self.devices.len() as u16 {
+            assert_eq!(self.hear(), ToCoordinator::Ask { device, room: ROOM });
+        }
+        hash
+    }
+
+    pub fn say_parameters(&self) -> Hash {
         let flat = parameters();
         for (i, piece) in flat.chunks(PIECE / 4).enumerate() {
             let bytes = piece.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into();
             self.say(ToWorker::ParametersPiece { step: 0, offset: (i * PIECE / 4) as u64, bytes });
         }
         self.say(ToWorker::Parameters { step: 0, hash: hash(&flat) });
-        for device in 0..self.devices.len() as u16 {
-            assert_eq!(self.hear(), ToCoordinator::Ask { device, room: 2 });
-        }
         hash(&flat)
     }
 
@@ -285,6 +293,31 @@ pub fn from(equipment: Equipment, source: Source, stop: &Stop, script: impl FnOn
         let mut script_side = Script { link: member, devices: Vec::new(), refused: Vec::new() };
         script(&mut script_side);
         drop(script_side);
+        served.join().unwrap()
+    })
+}
+
+/// Lets one worker hold two conversations, one after the other; how they ended for it.
+pub fn twice(
+    equipment: Equipment,
+    first: impl FnOnce(&mut Script),
+    second: impl FnOnce(&mut Script),
+) -> (Outcome, Outcome) {
+    let (again, next) = std::sync::mpsc::channel::<WorkerLink>();
+    let meet = || {
+        let (worker, link): (WorkerLink, MemberLink) = pair(64);
+        again.send(worker).unwrap();
+        Script { link, devices: Vec::new(), refused: Vec::new() }
+    };
+    std::thread::scope(|scope| {
+        let served = scope.spawn(move || {
+            let mut worker = Worker::new(equipment, Source::Here(blueprint()), &|_| ());
+            let stop = Stop::new();
+            let mut serve = || worker.serve(next.recv().unwrap(), hello(), &stop);
+            (serve(), serve())
+        });
+        first(&mut meet());
+        second(&mut meet());
         served.join().unwrap()
     })
 }

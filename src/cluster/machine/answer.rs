@@ -289,7 +289,7 @@ impl Machine {
         let whole = self.now.saturating_sub(held.sent).as_micros() as u64;
         device.busy += Duration::from_micros(micros.min(whole));
         let each = device.speed.known(round.kind);
-        if each.is_none_or(|each| micros as f64 > each * tokens as f64) {
+        if micros > 0 && each.is_none_or(|each| micros as f64 > each * tokens as f64) {
             // So slow at least: else a device that never ends first would be taken for a fast one for ever.
             device.speed.measure(round.kind, tokens, micros.min(whole));
         }

@@ -199,11 +199,15 @@ impl Machine {
         if self.recheck.is_some() {
             return self.recheck_on();
         }
-        let expecting = if self.gathered() { self.assign() } else { Default::default() };
-        if self.over {
-            return;
+        loop {
+            let expecting = if self.gathered() { self.assign() } else { Default::default() };
+            if self.over {
+                return;
+            }
+            if !self.flush(&expecting) {
+                break;
+            }
         }
-        self.flush(&expecting);
         self.finish();
     }
 }

@@ -84,9 +84,9 @@ impl Machine {
     }
 
     /// Asks those for their sum who were granted something and have nothing more to expect; `expecting` are
-    /// those who have.
-    pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) {
-        let Some(round) = &mut self.round else { return };
+    /// those who have. True where somebody was taken out, whose work is open again.
+    pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) -> bool {
+        let Some(round) = &mut self.round else { return false };
         let step = round.step();
         let mut mute = Vec::new();
         for (&id, member) in &mut self.fleet.members {
@@ -101,10 +101,12 @@ impl Machine {
                 self.out.push(Action::Say { member: id, message: ToWorker::Flush { step } });
             }
         }
+        let reopened = !mute.is_empty();
         for id in mute {
             let reason = "its sum did not come".to_string();
             self.take_out(id, "its sum did not come", Bye::Out { reason, again: true });
         }
+        reopened
     }
 
     pub(super) fn finish(&mut self) {

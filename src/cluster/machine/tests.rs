@@ -342,6 +342,22 @@ fn a_sum_that_does_not_come_is_asked_for_again() {
 }
 
 #[test]
+fn what_a_member_without_a_sum_held_is_given_out_at_once() {
+    let mut bed = Bed::train(2, 2);
+    bed.now += Duration::from_millis(1);
+    bed.announce(0, 1);
+    bed.announce(1, 2);
+    assert!(!done(&bed.sum(1, 1, &[2])));
+    let mut out = Vec::new();
+    while !out.contains(&Action::Close { member: MemberId(0) }) {
+        let wake = bed.machine.wake().expect("it goes on");
+        bed.now = wake;
+        out = bed.event(Event::Time);
+    }
+    assert_eq!(leased(&out, 1).len(), 1, "{out:?}");
+}
+
+#[test]
 fn a_loser_that_stops_in_the_next_round_is_given_work_again() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);

@@ -65,9 +65,36 @@ impl Crew {
         Crew { of, devices, refused, lines, buffers, desks }
     }
 
-    /// Gives a device a lease. An index that it does not have is false.
+    /// What stands, for a conversation that begins: what a device has become since the last one counts, and one
+    /// that has gone down is refused with the reason.
+    pub fn mustered(mut self) -> Self {
+        let before = std::mem::take(&mut self.devices).into_iter();
+        for (before, desk) in before.zip(std::mem::take(&mut self.desks)) {
+            match desk.muster() {
+                Ok(device) => {
+                    self.devices.push(device);
+                    self.desks.push(desk);
+                }
+                Err(reason) => self.refused.push(format!("{}: {reason}", before.name)),
+            }
+        }
+        self
+    }
+
+    /// Why none of the devices that it had stands any more.
+    pub fn spent(&self) -> Option<String> {
+        let reasons: Option<Vec<String>> = self.desks.iter().map(|desk| desk.gone()).collect();
+        reasons.and_then(|reasons| reasons.into_iter().next_back())
+    }
+
+    /// Gives a device a lease; false where there is none of that index any more.
     pub fn put(&self, device: u16, job: Job) -> bool {
-        self.desks.get(usize::from(device)).map(|desk| desk.put(job)).is_some()
+        self.desks.get(usize::from(device)).is_some_and(|desk| desk.put(job))
+    }
+
+    /// The lease that a device works on.
+    pub fn running(&self, device: u16) -> Option<LeaseId> {
+        self.desks.get(usize::from(device)).and_then(|desk| desk.running())
     }
 
     /// Takes a lease away from whoever has it; true where it had not been begun.
@@ -87,25 +114,23 @@ impl Drop for Crew {
     }
 }
 
-/// One thread for each candidate; results in their order. Only those that opened have an index, without gaps, so
-/// indices are given once all have reported.
+/// One thread for each candidate; results in their order. What a device is called is in each lease, because its
+/// index is its place among those that stand.
 fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
     let (opened, results) = mpsc::channel::<(usize, Opened)>();
-    let mut indices = Vec::new();
     for (i, candidate) in candidates.iter().enumerate() {
-        let (number, index) = mpsc::channel::<u16>();
-        indices.push(number);
         let (opened, shared, candidate) = (opened.clone(), shared.clone(), candidate.clone());
         let open = move || {
             let desk = Arc::new(Desk::default());
             match Worker::open(candidate, desk.clone(), shared) {
                 Ok((worker, lines)) => {
                     let device = worker.device();
+                    desk.stands(device.clone());
                     let told = opened.send((i, Ok((device, desk, lines))));
                     drop(opened);
-                    // Nobody who would give it a number: nobody who would give it work.
-                    if let (Ok(()), Ok(index)) = (told, index.recv()) {
-                        worker.work(index);
+                    // Nobody who knows of it: nobody who would give it work.
+                    if told.is_ok() {
+                        worker.work();
                     }
                 }
                 Err(line) => drop(opened.send((i, Err(line)))),
@@ -119,9 +144,5 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
     let mut found: Vec<_> =
         candidates.iter().map(|c| Err(format!("{}: could not be opened", c.name))).collect();
     results.into_iter().for_each(|(i, result)| found[i] = result);
-    let ready = found.iter().zip(indices).filter(|(result, _)| result.is_ok());
-    for (index, (_, number)) in (0..).zip(ready) {
-        let _ = number.send(index);
-    }
     found
 }

@@ -1,9 +1,10 @@
-//! What lies before a device: the lease that it works on and those behind it. The conversation puts leases here and
-//! takes them away again; the device's thread takes the next one.
+//! What lies before a device: the lease that it works on and those behind it, and what the device is. The
+//! conversation puts leases here and takes them away again; the device's thread takes the next one. Devices outlive
+//! conversations, so what a device has become is kept here, by its thread, and every conversation reads it here.
 
 use super::device::Report;
 use super::parameters::Parameters;
-use crate::cluster::message::{Lease, LeaseId};
+use crate::cluster::message::{Device, Lease, LeaseId};
 use crate::model::stage::Cancel;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,10 @@ struct State {
     queue: VecDeque<Job>,
     running: Option<LeaseId>,
     closed: bool,
+    /// What computes here; the error is why nothing does any more.
+    device: Option<Result<Device, String>>,
+    /// What the newest conversation takes it for.
+    told: Option<Device>,
 }
 
 impl Desk {
@@ -42,10 +47,62 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more.
-    pub fn put(&self, job: Job) {
-        self.state().queue.push_back(job);
+    /// The device is this from now on.
+    pub fn stands(&self, device: Device) {
+        self.state().device = Some(Ok(device));
+    }
+
+    /// No device is left, and the thread ends: nothing can be put here any more. What still was.
+    pub fn end(&self, reason: String) -> Vec<Job> {
+        let mut state = self.state();
+        (state.device, state.running) = (Some(Err(reason)), None);
+        state.queue.drain(..).collect()
+    }
+
+    /// The device, for a conversation that begins with it; the error is why there is none.
+    pub fn muster(&self) -> Result<Device, String> {
+        let mut state = self.state();
+        let device = state.device.clone().unwrap_or_else(|| Err("its thread has ended".into()))?;
+        state.told = Some(device.clone());
+        Ok(device)
+    }
+
+    /// Why no device is left; None while there is one.
+    pub fn gone(&self) -> Option<String> {
+        self.state().device.clone().and_then(Result::err)
+    }
+
+    /// The conversation has heard what the device is now.
+    pub fn told(&self) {
+        let mut state = self.state();
+        state.told = state.device.clone().and_then(Result::ok);
+    }
+
+    /// Whether the conversation takes the device for what it is.
+    pub fn is_known(&self) -> bool {
+        let state = self.state();
+        state.device.as_ref().and_then(|device| device.as_ref().ok()) == state.told.as_ref()
+    }
+
+    /// The lease that the device works on.
+    pub fn running(&self) -> Option<LeaseId> {
+        self.state().running
+    }
+
+    /// What it worked on is finished: to be said before that is reported, so that whoever hears it finds it free.
+    pub fn finished(&self) {
+        self.state().running = None;
+    }
+
+    /// One more; false where nobody would take it.
+    pub fn put(&self, job: Job) -> bool {
+        let mut state = self.state();
+        if state.closed || !matches!(state.device, Some(Ok(_))) {
+            return false;
+        }
+        state.queue.push_back(job);
         self.bell.notify_one();
+        true
     }
 
     /// The next one, once there is one; None when the desk was closed.

@@ -17,7 +17,6 @@ use rayon::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedSender;
 
 /// How long a throttled device sleeps before it looks at its cancel flag.
 const NAP: Duration = Duration::from_millis(10);
@@ -115,7 +114,6 @@ pub(super) struct Shared {
 }
 
 pub(super) struct Worker {
-    index: u16,
     candidate: Candidate,
     /// Where in the chain it is.
     at: usize,
@@ -135,8 +133,7 @@ impl Worker {
         shared: Shared,
     ) -> Result<(Self, Vec<String>), String> {
         let layout = shared.blueprint.layout();
-        let mut worker =
-            Worker { index: 0, candidate, at: 0, model: None, layout, holds: None, desk, shared };
+        let mut worker = Worker { candidate, at: 0, model: None, layout, holds: None, desk, shared };
         let lines = worker.next_backend(0)?;
         Ok((worker, lines))
     }
@@ -191,10 +188,13 @@ impl Worker {
         }
     }
 
-    /// Until the desk is closed, or no backend is left. `index` is what the conversation calls the device.
-    pub fn work(mut self, index: u16) {
-        self.index = index;
+    /// Until the desk is closed, or no backend is left.
+    pub fn work(mut self) {
         while let Some(job) = self.desk.next() {
+            if !self.desk.is_known() {
+                self.introduce(&job, "it fell back while the coordinator was away".into());
+                continue;
+            }
             let began = Instant::now();
             let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&job, began)));
             let outcome = computed.unwrap_or_else(|_| Err(Failed::Device("an internal error".into())));
@@ -210,31 +210,51 @@ impl Worker {
                     continue;
                 }
             };
-            self.say(&job.reply, report);
+            self.desk.finished();
+            say(&job, report);
+        }
+        self.desk.end("it was closed".into());
+    }
+
+    /// The lease and all behind it go back: they were given to what the device was before.
+    fn hand_back(&self, job: &Job, reason: String) {
+        say(job, Report::Trouble { lease: job.lease.lease, trouble: Trouble::Device { reason } });
+        for left in self.desk.empty() {
+            say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
         }
     }
 
-    // The conversation may be over, and a new one about to begin: then nobody wants to know.
-    fn say(&self, to: &UnboundedSender<(u16, Report)>, report: Report) {
-        let _ = to.send((self.index, report));
+    /// Tells a conversation that began while the device changed what it is now.
+    fn introduce(&self, job: &Job, reason: String) {
+        self.hand_back(job, reason.clone());
+        self.desk.finished();
+        if say(job, Report::Fallback { now: self.device(), reason }) {
+            self.desk.told();
+        }
     }
 
     /// The lease and all behind it go back at once, because opening another backend may take a while. False where
     /// none is left.
     fn fall_back(&mut self, job: &Job, reason: String) -> bool {
-        let trouble = Trouble::Device { reason: reason.clone() };
-        self.say(&job.reply, Report::Trouble { lease: job.lease.lease, trouble });
-        for left in self.desk.empty() {
-            self.say(&left.reply, Report::Stopped { lease: left.lease.lease, micros: 0 });
-        }
-        match self.next_backend(self.at + 1) {
-            Ok(_) => self.say(&job.reply, Report::Fallback { now: self.device(), reason }),
-            Err(last) if self.candidate.chain.len() > self.at + 1 => {
-                self.say(&job.reply, Report::Down { reason: format!("{reason}; {last}") });
+        self.hand_back(job, reason.clone());
+        let reason = match self.next_backend(self.at + 1) {
+            Ok(_) => {
+                self.desk.stands(self.device());
+                self.desk.finished();
+                // Where nobody heard it, the next conversation does, with its first lease at the latest.
+                if say(job, Report::Fallback { now: self.device(), reason }) {
+                    self.desk.told();
+                }
+                return true;
             }
-            Err(_) => self.say(&job.reply, Report::Down { reason }),
+            Err(last) if self.candidate.chain.len() > self.at + 1 => format!("{reason}; {last}"),
+            Err(_) => reason,
+        };
+        for left in self.desk.end(reason.clone()) {
+            say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
         }
-        self.model.is_some()
+        say(job, Report::Down { reason });
+        false
     }
 
     fn compute(&mut self, job: &Job, began: Instant) -> Result<Report, Failed> {
@@ -334,6 +354,11 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// False where the conversation that the lease came from is over; then nobody wants to know.
+fn say(job: &Job, report: Report) -> bool {
+    job.reply.send((job.lease.device, report)).is_ok()
 }
 
 fn micros(since: Instant) -> u64 {

@@ -41,7 +41,8 @@ impl Worker<'_> {
                 fits(&blueprint, &manifest)?;
                 self.open(wire, &key.0, blueprint).await?
             }
-        };
+        }
+        .mustered();
         crew.lines.iter().for_each(|line| (self.say)(line));
         crew.refused.iter().for_each(|line| self.aside()(line));
         let (devices, refused) = (crew.devices.clone(), crew.refused.clone());

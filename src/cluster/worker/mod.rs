@@ -100,8 +100,12 @@ impl<'a> Worker<'a> {
             Ok(runtime) => runtime,
             Err(e) => return Outcome::Failed { reason: format!("no event loop: {e}") },
         };
+        self.welcomed = false;
+        // What went down while nobody listened ends the worker as it would have ended it before.
+        if let Some(reason) = self.crew.as_ref().and_then(Crew::spent) {
+            return Outcome::Failed { reason };
+        }
         runtime.block_on(async {
-            self.welcomed = false;
             let mut wire = Wire::new(link, stop);
             let hello = Hello { before: self.before.clone(), ..hello };
             let outcome = self.converse(&mut wire, hello).await;

@@ -19,6 +19,9 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 /// Leases that may wait behind the one that a device works on: enough that it never waits for a round trip.
 const PREFETCH: u16 = 2;
 
+/// How soon a device that was late is seen to be free, where it does not report to this conversation.
+const GLANCE: Duration = Duration::from_millis(50);
+
 /// An announcement that was not answered for so long is said again.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -54,6 +57,9 @@ pub(super) struct Session<'a, 'w> {
     flush: Option<u64>,
     /// Devices that are up.
     up: Vec<bool>,
+    /// For each device the lease of an older step that it still works on: it may hang in it, so it asks for nothing
+    /// and takes nothing before it is done with that.
+    late: Vec<Option<LeaseId>>,
     reply: UnboundedSender<(u16, Report)>,
 }
 
@@ -74,6 +80,7 @@ impl<'a, 'w> Session<'a, 'w> {
             running: Running::new(),
             flush: None,
             up: vec![true; crew.devices.len()],
+            late: vec![None; crew.devices.len()],
             reply,
         };
         let outcome = session.converse(reports).await;
@@ -89,17 +96,19 @@ impl<'a, 'w> Session<'a, 'w> {
 
     async fn converse(&mut self, mut reports: UnboundedReceiver<(u16, Report)>) -> Outcome {
         loop {
+            let pause = if self.late.iter().any(Option::is_some) { GLANCE } else { AGAIN };
             let went = tokio::select! {
                 // What a device did comes before what it is told next.
                 biased;
                 Some((device, report)) = reports.recv() => self.reported(device, report),
                 heard = self.wire.hear() => heard.and_then(|message| self.heard(message)),
-                () = tokio::time::sleep(AGAIN) => Ok(()),
+                () = tokio::time::sleep(pause) => Ok(()),
             };
             if let Err(outcome) = went {
                 return outcome;
             }
             self.announce_again();
+            self.ask_if_free();
         }
     }
 
@@ -154,10 +163,24 @@ impl<'a, 'w> Session<'a, 'w> {
         self.running.begin(step + 1, parameters.hash);
         self.parameters = Some(Arc::new(parameters));
         self.flush = None;
-        for device in (0..).zip(&self.up).filter(|(_, up)| **up).map(|(i, _)| i) {
-            self.wire.say(ToCoordinator::Ask { device, room: PREFETCH });
+        let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
+        for ((_, late), device) in up {
+            *late = self.crew.running(device);
+            if late.is_none() {
+                self.wire.say(ToCoordinator::Ask { device, room: PREFETCH });
+            }
         }
         Ok(())
+    }
+
+    /// Asks for devices that were late when the step began, and are not any more.
+    fn ask_if_free(&mut self) {
+        for (device, late) in (0..).zip(&mut self.late) {
+            if late.is_some() && *late != self.crew.running(device) {
+                *late = None;
+                self.wire.say(ToCoordinator::Ask { device, room: PREFETCH });
+            }
+        }
     }
 
     fn leased(&mut self, lease: Lease) {
@@ -167,8 +190,9 @@ impl<'a, 'w> Session<'a, 'w> {
             return self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
         };
         let (device, reply) = (lease.device, self.reply.clone());
-        let up = self.up.get(usize::from(device)).is_some_and(|up| *up);
-        if !up || !self.crew.put(device, Job { lease, parameters, reply }) {
+        let index = usize::from(device);
+        let takes = self.up.get(index) == Some(&true) && self.late.get(index) == Some(&None);
+        if !takes || !self.crew.put(device, Job { lease, parameters, reply }) {
             self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
         }
     }
@@ -206,6 +230,7 @@ impl<'a, 'w> Session<'a, 'w> {
             }
             Report::Fallback { now, reason } => {
                 (self.say)(&format!("{} falls back to {}", now.name, now.class));
+                self.settled(device);
                 self.wire.say(ToCoordinator::Fallback { device, now, reason });
                 ToCoordinator::Ask { device, room: PREFETCH }
             }
@@ -221,6 +246,7 @@ impl<'a, 'w> Session<'a, 'w> {
 
     /// A device that is gone takes nothing any more; a worker without any leaves.
     fn down(&mut self, device: u16, reason: String) -> Result<(), Outcome> {
+        self.settled(device);
         if let Some(up) = self.up.get_mut(usize::from(device)) {
             *up = false;
         }
@@ -228,6 +254,11 @@ impl<'a, 'w> Session<'a, 'w> {
             true => Ok(()),
             false => Err(Outcome::Failed { reason }),
         }
+    }
+
+    /// Nobody waits for it to be done with something old.
+    fn settled(&mut self, device: u16) {
+        self.late.get_mut(usize::from(device)).into_iter().for_each(|late| *late = None);
     }
 
     fn forget(&mut self, lease: LeaseId) {
