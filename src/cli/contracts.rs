@@ -48,7 +48,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         }
         let severity = if c.severity == Severity::Critical { "critical" } else { "major" };
         inv.say(&format!("{} ({severity})", c.id))?;
-        inv.say(&format!("  {}", c.statement.trim()))?;
+        inv.say(&format!("  {}", c.statement))?;
         inv.say(&format!("  tolerance: {}", shown(&c.tolerance)))?;
         inv.say(&format!("  enforced at: {}", c.enforced_at))?;
         inv.say(&format!("  tests: {}", c.tests.join(", ")))?;
@@ -58,8 +58,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
 
 fn all() -> Result<Vec<Contract>, Refusal> {
     let read = |(id, text): &(&str, &str)| {
-        serde_yaml::from_str(text)
-            .map_err(|e| Refusal::failure(format!("contracts/{id}.yaml of this build: {e}")))
+        let contract: Contract = serde_yaml::from_str(text)
+            .map_err(|e| Refusal::failure(format!("contracts/{id}.yaml of this build: {e}")))?;
+        // YAML ends a folded text with a line end.
+        Ok(Contract { statement: contract.statement.trim_end().into(), ..contract })
     };
     FILES.iter().map(read).collect()
 }

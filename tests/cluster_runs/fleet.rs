@@ -129,18 +129,24 @@ impl Fleet {
         text.matches("\"event\":\"step\"").count()
     }
 
-    /// Whether the run went on without one of these: it was lost, or others repeated what somebody had after `step`.
+    /// The run went on without one of these: it was lost, or others repeated after `step` what somebody had, and it
+    /// had no part in the last step.
     #[track_caller]
     pub fn missed(&self, names: &[&str], step: usize) {
         let events = finetune::report::read(&self.bench.path("out/metrics.jsonl")).unwrap();
-        let covered = |event: &Event| match event {
-            Event::Device(change) => change.what == What::Lost && names.contains(&change.worker.as_str()),
-            Event::Step(taken) => {
-                taken.step > step as u64 && taken.shared.as_ref().is_some_and(|s| s.repeats > 0)
-            }
-            _ => false,
+        let lost = |event: &Event| matches!(event, Event::Device(c) if c.what == What::Lost && names.contains(&c.worker.as_str()));
+        let later = |event: &Event| match event {
+            Event::Step(taken) if taken.step > step as u64 => taken.shared.clone(),
+            _ => None,
         };
-        assert!(events.iter().any(covered), "nobody missed {names:?} after step {step}\n{}", self.all());
+        let steps: Vec<_> = events.iter().filter_map(later).collect();
+        let parts = |name: &str| {
+            let devices = steps.last().map_or(&[][..], |last| &last.devices);
+            devices.iter().filter(|part| part.worker == name).map(|part| part.microbatches).sum::<u64>()
+        };
+        let covered = steps.iter().any(|s| s.repeats > 0) && names.iter().any(|name| parts(name) == 0);
+        let missed = events.iter().any(lost) || covered;
+        assert!(missed, "nobody missed {names:?} after step {step}\n{}", self.all());
     }
 
     #[track_caller]
