@@ -19,6 +19,7 @@ use finetune::train::sum::Sums;
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use train_fake::{Fake, Outcome, Setup};
 
 const STEPS: u64 = 9;
@@ -227,11 +228,8 @@ impl Toy {
     }
 }
 
-/// A run with these workers: what came of it, and what each of them heard last.
-fn run(manners: &[Manner], config: Config) -> (Outcome, Vec<Option<Bye>>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let stop = Stop::new();
-    let mut coordinator = Coordinator::new(Parts {
+fn coordinator<'a>(config: Config, runtime: &Runtime, stop: &'a Stop) -> Coordinator<'a> {
+    let setup = Parts {
         layout: Fake::new().layout().clone(),
         machine: config,
         gate: Gate { manifest: manifest(), options: BTreeMap::new() },
@@ -240,9 +238,19 @@ fn run(manners: &[Manner], config: Config) -> (Outcome, Vec<Option<Bye>>) {
         threads: 2,
         hint: Hint { batch_size: 8, micro_batch_tokens: 256 },
         company: Company::Open,
-        stop: &stop,
-    })
-    .unwrap();
+        stop,
+    };
+    Coordinator::new(setup).unwrap()
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+/// A run with these workers: what came of it, and what each of them heard last.
+fn run(manners: &[Manner], config: Config) -> (Outcome, Vec<Option<Bye>>) {
+    let (runtime, stop) = (runtime(), Stop::new());
+    let mut coordinator = coordinator(config, &runtime, &stop);
     let toys: Vec<_> = (0..)
         .zip(manners)
         .map(|(i, &manner)| {
@@ -345,4 +353,30 @@ fn too_few_devices_end_the_run_with_75() {
     let (outcome, _) = run(&[Manner::Vanishes(20)], Config { join_timeout, ..Config::default() });
     assert!(outcome.kinds().contains("checkpoint"), "{}", outcome.kinds());
     assert_eq!(outcome.end.unwrap_err().exit_code(), 75);
+}
+
+#[test]
+fn a_worker_that_is_about_to_dial_again_still_hears_the_end() {
+    let (runtime, stop) = (runtime(), Stop::new());
+    let coordinator = coordinator(config(1), &runtime, &stop);
+    let reception = coordinator.reception();
+    let dial = || -> WorkerLink {
+        let (ours, theirs) = pair(8);
+        reception.receive(ours, "somewhere".into());
+        theirs
+    };
+    let mut lost = dial();
+    lost.to.blocking_send(ToCoordinator::Hello(hello(1))).unwrap();
+    assert!(matches!(lost.from.blocking_recv(), Some(ToWorker::Welcome(_))));
+    lost.end.cut("the cable");
+    drop(lost);
+    std::thread::sleep(Duration::from_millis(200));
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            Toy::start(dial(), 1, Manner::Honest).join().unwrap()
+        });
+        coordinator.close(&Bye::Done, Duration::from_secs(5));
+        assert_eq!(back.join().unwrap(), Some(Bye::Done));
+    });
 }

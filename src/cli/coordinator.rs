@@ -13,13 +13,13 @@ use super::prepare;
 use super::refusal::{Kind, Refusal};
 use super::signals;
 use crate::cluster::coordinator::{
-    Company, Coordinator, Gate, Home, HomeError, Lock, ModelFiles, Port, Setup, call,
+    Company, Coordinator, Gate, Home, HomeError, Lock, Longest, ModelFiles, Port, Setup, call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
 use crate::cluster::machine::Config;
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
-use crate::cluster::worker::{Blueprint, Equipment, Outcome, Shape, Source, Worker};
+use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source, Worker};
 use crate::data::plan::Plan;
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::fixed::FRACTION_BITS;
@@ -61,10 +61,13 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let home = Home::raise(&place.dir, job.identity().values().clone())?;
     let local = named.then_some(&options.devices);
     let mut hall = Hall::open(&job, (settings, options), home, files, local)?;
+    hall.coordinator.recall(job.classes());
     let port = open(&hall, options, &secured)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
+    let outcome = hall.close(outcome);
+    // Until here, for workers that lost their connection and have not heard how it ended.
     drop(port);
-    hall.close(outcome)
+    outcome
 }
 
 /// Trains on several devices of this process, without any network.
@@ -73,6 +76,7 @@ pub fn run_here(settings: &mut Settings, options: &Options) -> Result<(), Refusa
     let home = Home::of_one_process();
     let mut hall =
         Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(&options.devices))?;
+    hall.coordinator.recall(job.classes());
     let claim = Claim::new(&place, lock)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
     hall.close(outcome)
@@ -123,6 +127,9 @@ impl Hall {
             .build()
             .map_err(|e| Refusal::failure(format!("threads for the network: {e}")))?;
         let manifest = manifest(job, settings, options, &home, &files);
+        if options.cluster.role == Role::Coordinator {
+            longest(job).fits(&manifest).map_err(Refusal::configuration)?;
+        }
         let shape = Shape::of(&manifest);
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
@@ -141,7 +148,7 @@ impl Hall {
             Some(equipment) => {
                 let blueprint = Blueprint::open(&job.prepared.base.path, shape);
                 let blueprint = blueprint.map_err(Refusal::configuration)?;
-                Some(work_here(&coordinator, blueprint, equipment))
+                Some(work_here(&coordinator, blueprint, equipment)?)
             }
             None => None,
         };
@@ -174,26 +181,32 @@ fn ended(local: JoinHandle<Outcome>) -> Option<Outcome> {
 }
 
 /// Devices of this process hold the same conversation as others, over channels.
-fn work_here(coordinator: &Coordinator, blueprint: Blueprint, equipment: Equipment) -> JoinHandle<Outcome> {
+fn work_here(
+    coordinator: &Coordinator,
+    blueprint: Blueprint,
+    equipment: Equipment,
+) -> Result<JoinHandle<Outcome>, Refusal> {
+    // Drawn like everybody's: one that others know could be named by them.
+    let identity = worker::identity().map_err(Refusal::failure)?;
     let (ours, theirs) = pair(ROOM);
     coordinator.reception().receive_here(ours);
     let hello = Hello {
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").into(),
-        identity: [0; 16],
+        identity,
         name: HERE.into(),
         model: None,
         options: vec![],
         before: None,
     };
-    std::thread::spawn(move || {
+    Ok(std::thread::spawn(move || {
         let say = |line: &str| eprintln!("{line}");
         let outcome = Worker::new(equipment, Source::Here(blueprint), &say).serve(theirs, hello, &NEVER);
         if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome {
             eprintln!("warning: the devices of this process: {reason}");
         }
         outcome
-    })
+    }))
 }
 
 /// Opens the port, says so, and dials the workers that listen.
@@ -251,6 +264,14 @@ fn manifest(job: &Job, settings: &Settings, options: &Options, home: &Home, file
         fraction_bits: FRACTION_BITS,
         silence_millis: SILENCE.as_millis() as u64,
     }
+}
+
+/// What the largest leases hold.
+fn longest(job: &Job) -> Longest {
+    let p = &job.prepared;
+    let rows = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
+    let shortest = rows.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).min();
+    Longest { tokens: job.need().tokens, shortest: shortest.unwrap_or(1), vocabulary: p.config.vocab }
 }
 
 /// The options that a worker may have been given too: as run.yaml has them, lists joined by commas.

@@ -6,7 +6,7 @@ use super::adapter::{self, Writer};
 use super::devices::Need;
 use super::generate::chat_ids;
 use super::options::Settings;
-use super::options::groups::Options;
+use super::options::groups::{Options, Precision};
 use super::output::{self, Claim, Place, RUN_FILE};
 use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
@@ -89,6 +89,9 @@ impl Job {
             None => initial_parameters(&writer.layout, &p.spec, &*p.base.files.tensors)?,
         };
         let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
+        // Where nobody named it, every device decides for itself.
+        let dtype = Some(options.devices.dtype).filter(|dtype| *dtype != Precision::Auto);
+        let dtype = dtype.map(|dtype| format!("{dtype:?}").to_lowercase());
         let identity = Identity::new(&schedule, &optim, &writer.layout)
             .with("model", &model_hash)
             .with("data", &p.train.hash)
@@ -102,7 +105,9 @@ impl Job {
             .with("micro_batch_tokens", plan.micro_batch_tokens())
             .with("packing", options.data.packing)
             .with("no_shuffle", !options.data.shuffle)
-            .with("class_weights", weights);
+            .with("class_weights", weights)
+            .with_some("dtype", dtype)
+            .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let state = State::new(parameters, optim);
         let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from: None };
         // A prompt that cannot be answered is refused before a folder appears.
@@ -137,6 +142,11 @@ impl Job {
             }
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Numeric classes that took part before a resume.
+    pub fn classes(&self) -> &[String] {
+        &self.state.classes
     }
 
     /// What decides the run's numbers, by name.

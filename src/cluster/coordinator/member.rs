@@ -10,13 +10,18 @@ use super::{Gate, Incoming, ModelFiles, gate::plain};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 /// How long an authenticated peer may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
 /// How long a conversation that is over may take to be heard.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long a run that is over waits for workers that lost their connection: their longest pause between two
+/// attempts.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Between two looks at who has still to hear that the run is over.
+const GLANCE: Duration = Duration::from_millis(20);
 /// Messages of one member that may wait for the driver: pieces of 1 MiB at most.
 const ROOM: usize = 32;
 /// Bulk data that may wait for a member whatever the size of the layout.
@@ -38,8 +43,10 @@ struct Known {
     next: u64,
     identities: BTreeMap<[u8; 16], (MemberId, End)>,
     names: BTreeSet<String>,
-    /// Set once the run is over: what newcomers hear.
-    closing: Option<Bye>,
+    /// Workers whose connection was lost, and who may be about to dial again.
+    missing: BTreeSet<[u8; 16]>,
+    /// Set once the run is over: what newcomers hear, and until when the missing are waited for.
+    closing: Option<(Bye, Instant)>,
 }
 
 /// A member for as long as its task lives.
@@ -47,6 +54,15 @@ struct Seat {
     member: MemberId,
     identity: [u8; 16],
     name: String,
+}
+
+/// How a conversation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parting {
+    /// One side said that it was over.
+    Proper,
+    /// The connection went.
+    Lost,
 }
 
 impl Reception {
@@ -69,7 +85,7 @@ impl Reception {
     pub fn receive(self: &Arc<Self>, link: MemberLink, peer: String) {
         let (this, end) = (self.clone(), link.end.clone());
         self.hold(async move {
-            this.converse(link, peer).await;
+            this.converse(link, Some(peer)).await;
             // Whoever is told why it ends closes its side; until then our last words may be on their way.
             let _ = tokio::time::timeout(LAST_WORDS, end.ended()).await;
         });
@@ -78,7 +94,7 @@ impl Reception {
     /// Takes over one end of a pair of channels: what was said into it has arrived.
     pub fn receive_here(self: &Arc<Self>, link: MemberLink) {
         let this = self.clone();
-        self.hold(async move { this.converse(link, "this process".into()).await });
+        self.hold(async move { this.converse(link, None).await });
     }
 
     fn hold(self: &Arc<Self>, conversation: impl Future<Output = ()> + Send + 'static) {
@@ -95,20 +111,34 @@ impl Reception {
         let _ = self.events.send(Incoming::Refused { name: peer, reason });
     }
 
-    /// From now on everybody hears that the run is over; waits until those who are here have.
-    pub(super) fn close(&self, bye: &Bye, patience: Duration) {
-        self.known().closing = Some(bye.clone());
+    /// From now on everybody who comes hears that the run is over. Who is to come again later need not hear it now.
+    pub(super) fn shut(&self, bye: &Bye) {
+        let farewell = if matches!(bye, Bye::Later { .. }) { Duration::ZERO } else { FAREWELL };
+        self.known().closing = Some((bye.clone(), Instant::now() + farewell));
+    }
+
+    /// Waits a moment; true once everybody has heard it who is here or may still come.
+    pub(super) fn heard(&self) -> bool {
+        let waited = {
+            let known = self.known();
+            known.missing.is_empty() || known.closing.as_ref().is_none_or(|(_, at)| Instant::now() >= *at)
+        };
         let mut open = self.open.subscribe();
-        // Who has not heard it by then finds the connection closed.
-        let heard = async { tokio::time::timeout(patience, open.wait_for(|&open| open == 0)).await.is_ok() };
-        self.runtime.block_on(heard);
+        let nobody = async {
+            let quiet = tokio::time::timeout(GLANCE, open.wait_for(|&open| open == 0)).await.is_ok();
+            if quiet && !waited {
+                tokio::time::sleep(GLANCE).await;
+            }
+            quiet
+        };
+        self.runtime.block_on(nobody) && waited
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn converse(&self, mut link: MemberLink, peer: String) {
+    async fn converse(&self, mut link: MemberLink, peer: Option<String>) {
         let hello = match tokio::time::timeout(HELLO, link.from.recv()).await {
             Ok(Some(ToCoordinator::Hello(hello))) => hello,
             Ok(None) => return,
@@ -117,7 +147,8 @@ impl Reception {
         };
         if let Err(bye) = self.let_in(&hello) {
             if let Bye::Refused { reason } | Bye::Later { reason } = &bye {
-                let name = format!("{} at {peer}", plain(&hello.name));
+                let at = peer.as_deref().unwrap_or("this process");
+                let name = format!("{} at {at}", plain(&hello.name));
                 let _ = self.events.send(Incoming::Refused { name, reason: reason.clone() });
             }
             let _ = link.to.send(ToWorker::Bye(bye)).await;
@@ -126,14 +157,21 @@ impl Reception {
         let seat = self.seat(&hello, &link.end);
         let manifest = Manifest { name: seat.name.clone(), ..self.gate.manifest.clone() };
         link.end.set_silence(Duration::from_millis(manifest.silence_millis));
-        if link.to.send(ToWorker::Welcome(Box::new(manifest))).await.is_ok() {
-            self.serve(&mut link, &seat).await;
-        }
-        self.rise(seat);
+        let parting = match link.to.send(ToWorker::Welcome(Box::new(manifest))).await {
+            Ok(()) => self.serve(&mut link, &seat).await,
+            Err(_) => Parting::Lost,
+        };
+        // What is lost within a process does not dial again.
+        self.rise(seat, peer.map_or(Parting::Proper, |_| parting));
     }
 
     fn let_in(&self, hello: &Hello) -> Result<(), Bye> {
-        self.known().closing.clone().map_or(Ok(()), Err)?;
+        let mut known = self.known();
+        known.missing.remove(&hello.identity);
+        if let Some((bye, _)) = &known.closing {
+            return Err(bye.clone());
+        }
+        drop(known);
         self.gate.judge(hello)
     }
 
@@ -154,30 +192,34 @@ impl Reception {
         Seat { member, identity: hello.identity, name }
     }
 
-    fn rise(&self, seat: Seat) {
+    fn rise(&self, seat: Seat, parting: Parting) {
         let mut known = self.known();
         known.names.remove(&seat.name);
         if known.identities.get(&seat.identity).is_some_and(|(member, _)| *member == seat.member) {
             known.identities.remove(&seat.identity);
+            if parting == Parting::Lost {
+                known.missing.insert(seat.identity);
+            }
         }
     }
 
     /// Until the driver closes the outbox, or the member is gone.
-    async fn serve(&self, link: &mut MemberLink, seat: &Seat) {
+    async fn serve(&self, link: &mut MemberLink, seat: &Seat) -> Parting {
         let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.parameters), link.end.clone());
         self.joined(seat, outbox);
         let member = seat.member;
         let mut listening = std::pin::pin!(self.listen(member, &mut link.from, (&link.to, &link.end)));
-        tokio::select! {
+        let parting = tokio::select! {
             delivered = postman.deliver(&link.to) => match delivered {
-                Delivered::All => return,
+                Delivered::All => return Parting::Proper,
                 // Nobody hears us any more; what was said before that still counts.
                 Delivered::Cut => listening.await,
             },
-            () = &mut listening => {}
-        }
+            parting = &mut listening => parting,
+        };
         let reason = link.end.reason().unwrap_or_else(|| "it closed the connection".into());
         let _ = self.events.send(Incoming::Lost { member, reason });
+        parting
     }
 
     fn joined(&self, seat: &Seat, outbox: Outbox) {
@@ -191,24 +233,30 @@ impl Reception {
         member: MemberId,
         from: &mut mpsc::Receiver<ToCoordinator>,
         (to, end): (&mpsc::Sender<ToWorker>, &End),
-    ) {
+    ) -> Parting {
+        let mut parting = Parting::Lost;
         let room = Arc::new(Semaphore::new(ROOM));
         while let Some(message) = from.recv().await {
             if let ToCoordinator::Fetch { file, offset, len } = message {
                 let Some(pieces) = self.files.pieces(file, offset, len) else {
-                    return end.cut("it asked for a part of the model that there is not");
+                    end.cut("it asked for a part of the model that there is not");
+                    return parting;
                 };
                 for piece in pieces {
                     if to.send(piece).await.is_err() {
-                        return;
+                        return parting;
                     }
                 }
                 continue;
             }
-            let Ok(permit) = room.clone().acquire_owned().await else { return };
+            if matches!(message, ToCoordinator::Leave { .. }) {
+                parting = Parting::Proper;
+            }
+            let Ok(permit) = room.clone().acquire_owned().await else { return parting };
             if self.events.send(Incoming::Said { member, message, _room: permit }).is_err() {
-                return;
+                return parting;
             }
         }
+        parting
     }
 }

@@ -8,6 +8,7 @@
 
 mod compute;
 mod files;
+mod fit;
 mod gate;
 pub mod home;
 mod member;
@@ -20,6 +21,7 @@ mod scores;
 mod waiting;
 
 pub use files::{FilesError, ModelFiles};
+pub use fit::{Longest, Misfit};
 pub use gate::Gate;
 pub use home::{Home, HomeError, Lock};
 pub use member::Reception;
@@ -145,6 +147,11 @@ impl<'a> Coordinator<'a> {
         })
     }
 
+    /// Numeric classes of the steps before a resume: they are part of this run too.
+    pub fn recall(&mut self, classes: &[String]) {
+        self.present.extend(classes.iter().cloned());
+    }
+
     /// Where connections are handed in.
     pub fn reception(&self) -> Arc<Reception> {
         self.reception.clone()
@@ -157,14 +164,20 @@ impl<'a> Coordinator<'a> {
 
     /// Tells everybody how the run ended, and waits a little for them to hear it.
     pub fn close(mut self, bye: &Bye, patience: Duration) {
-        while let Ok(incoming) = self.incoming.try_recv() {
-            if let Incoming::Joined { member, outbox, .. } = incoming {
-                self.members.insert(member, outbox);
+        self.reception.shut(bye);
+        let until = Instant::now() + patience;
+        let mut outboxes: Vec<Outbox> = std::mem::take(&mut self.members).into_values().collect();
+        loop {
+            // Some were welcomed just before.
+            while let Ok(incoming) = self.incoming.try_recv() {
+                if let Incoming::Joined { outbox, .. } = incoming {
+                    outboxes.push(outbox);
+                }
+            }
+            outboxes.drain(..).for_each(|outbox| outbox.say(ToWorker::Bye(bye.clone())));
+            if self.reception.heard() || Instant::now() >= until {
+                return;
             }
         }
-        for outbox in std::mem::take(&mut self.members).into_values() {
-            outbox.say(ToWorker::Bye(bye.clone()));
-        }
-        self.reception.close(bye, patience);
     }
 }

@@ -118,9 +118,7 @@ impl Life<'_> {
     }
 
     fn hello(&self) -> Result<Hello, String> {
-        let mut identity = [0; 16];
-        let random = SystemRandom::new().fill(&mut identity);
-        random.map_err(|_| "the system gives no random numbers for this worker's identity".to_string())?;
+        let identity = identity()?;
         Ok(Hello {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -135,6 +133,14 @@ impl Life<'_> {
     fn stopped(&self) -> bool {
         self.stop.urgency() != Urgency::Run
     }
+}
+
+/// Drawn once per process; the error is one line.
+pub fn identity() -> Result<[u8; 16], String> {
+    let mut identity = [0; 16];
+    let random = SystemRandom::new().fill(&mut identity);
+    random.map_err(|_| "the system gives no random numbers for this worker's identity".to_string())?;
+    Ok(identity)
 }
 
 fn runtime() -> std::io::Result<Runtime> {

@@ -18,7 +18,7 @@ mod wire;
 pub use blueprint::{Blueprint, Candidate, Opener, Shape, Unfit};
 pub use cache::Cache;
 pub use crew::Equipment;
-pub use life::{Ending, Life, Way};
+pub use life::{Ending, Life, Way, identity};
 pub use parameters::{Parameters, hash};
 
 use super::link::WorkerLink;

@@ -37,6 +37,15 @@ impl Identity {
         self
     }
 
+    /// The same for what not every run has.
+    #[must_use]
+    pub fn with_some(self, name: &str, value: Option<impl ToString>) -> Self {
+        match value {
+            Some(value) => self.with(name, value),
+            None => self,
+        }
+    }
+
     /// One line for each value of `self` that is another in `now`, or missing in one of them.
     pub fn differences(&self, now: &Identity) -> Vec<String> {
         let names: std::collections::BTreeSet<&String> =
@@ -81,7 +90,11 @@ mod tests {
     #[test]
     fn differences_are_named() {
         let a = Identity::default().with("rows", "abc").with("learning_rate", 2e-4).with("seed", 1);
-        let b = Identity::default().with("rows", "abc").with("learning_rate", 5e-4).with("packing", "true");
+        let b = Identity::default()
+            .with("rows", "abc")
+            .with("learning_rate", 5e-4)
+            .with_some("packing", Some("true"))
+            .with_some("dtype", None::<&str>);
         assert_eq!(
             a.differences(&b),
             ["learning_rate was 0.0002, is 0.0005", "packing was unset, is true", "seed was 1, is unset"]

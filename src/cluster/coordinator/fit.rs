@@ -1,0 +1,111 @@
+//! What one message can hold: a run whose leases or whose description would not fit into a frame is refused before
+//! it begins, for nobody could ever compute it.
+
+use super::super::message::{FRAME_LIMIT, Manifest};
+
+/// Most bytes of a lease besides its microbatch's rows and tokens, and of a welcome besides the manifest as the
+/// coordinator has it: the worker's name is in it.
+const HEADER: usize = 2048;
+/// Most bytes of a row: its position in the data and its bounds.
+const ROW: usize = 10;
+/// Bytes of a target, of which most may be ones that are ignored.
+const TARGET: usize = 5;
+
+/// What decides how large a lease can get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Longest {
+    /// Tokens of the longest microbatch.
+    pub tokens: usize,
+    /// Tokens of the shortest row.
+    pub shortest: usize,
+    /// Ids are below it.
+    pub vocabulary: usize,
+}
+
+/// What does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// A lease.
+    #[error(
+        "--micro-batch-tokens, --max-seq-len: a microbatch of {tokens} tokens is too long to be sent to a worker: at \
+         most {most} fit with these rows"
+    )]
+    Lease {
+        /// Of the longest microbatch.
+        tokens: usize,
+        /// That would fit.
+        most: usize,
+    },
+    /// The manifest.
+    #[error(
+        "what a worker is told of this run takes {bytes} bytes, {most} fit: use fewer or shorter labels, or a model of \
+         fewer files"
+    )]
+    Manifest {
+        /// Its size.
+        bytes: usize,
+        /// That would fit.
+        most: usize,
+    },
+}
+
+impl Longest {
+    /// Refuses what no frame holds.
+    pub fn fits(&self, manifest: &Manifest) -> Result<(), Misfit> {
+        let room = FRAME_LIMIT - HEADER;
+        let bytes = postcard::to_stdvec(manifest).map_or(usize::MAX, |bytes| bytes.len());
+        if bytes > room {
+            return Err(Misfit::Manifest { bytes, most: room });
+        }
+        // Of every `shortest` tokens one begins a row at most.
+        let shortest = self.shortest.max(1);
+        let each = shortest * (varint(self.vocabulary) + TARGET) + ROW;
+        let most = room / each * shortest;
+        match self.tokens <= most {
+            true => Ok(()),
+            false => Err(Misfit::Lease { tokens: self.tokens, most }),
+        }
+    }
+}
+
+/// Bytes of a number up to `most` on the wire.
+fn varint(most: usize) -> usize {
+    (usize::BITS - most.leading_zeros()).div_ceil(7).max(1) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gate::tests::manifest;
+    use super::*;
+    use crate::cluster::message::{Lease, ToWorker, Work};
+    use crate::model::stage::{IGNORE, Microbatch, Targets};
+
+    #[test]
+    fn the_longest_lease_that_is_accepted_fits_and_a_longer_one_is_refused() {
+        for (vocabulary, shortest) in [(300, 1), (49152, 7), (1 << 17, 4096)] {
+            let longest = |tokens| Longest { tokens, shortest, vocabulary };
+            let Err(Misfit::Lease { most, .. }) = longest(1 << 30).fits(&manifest()) else { panic!() };
+            longest(most).fits(&manifest()).unwrap();
+            assert!(longest(most + 1).fits(&manifest()).is_err());
+            let rows = most / shortest;
+            let batch = Microbatch {
+                step: u64::MAX,
+                rows: vec![u64::from(u32::MAX); rows],
+                ids: vec![vocabulary as u32 - 1; most],
+                bounds: vec![u32::MAX; rows + 1],
+                targets: Targets::Tokens(vec![IGNORE; most]),
+            };
+            let lease = Lease { lease: u64::MAX, device: 9, after: 9, of: 9, work: Work::Recheck(batch) };
+            let bytes = postcard::to_stdvec(&ToWorker::Lease(Box::new(lease))).unwrap().len();
+            assert!((FRAME_LIMIT * 9 / 10..=FRAME_LIMIT).contains(&bytes), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_too_many_labels_is_refused() {
+        let labels = Some((0..200_000).map(|i| format!("label {i}")).collect());
+        let longest = Longest { tokens: 8, shortest: 1, vocabulary: 300 };
+        let refused = longest.fits(&Manifest { labels, ..manifest() });
+        assert!(refused.unwrap_err().to_string().contains("fewer or shorter labels"));
+    }
+}
