@@ -306,8 +306,8 @@ pub struct Lease {
 pub enum Work {
     /// Forward and backward; announced, then granted or denied.
     Train(Microbatch),
-    /// Forward and backward once more, after somebody found a bad value in it; only whether it is bad here too
-    /// is wanted: answered by [`ToCoordinator::Announce`] (it is fine) or [`ToCoordinator::Fault`].
+    /// Once more what somebody found a bad value in: forward and backward, or, where its step is the parameters'
+    /// own and so it is of an evaluation, forward; only whether it is bad here too is wanted: answered by [`ToCoordinator::Announce`] (it is fine) or [`ToCoordinator::Fault`].
     Recheck(Microbatch),
     /// Forward; scored.
     Eval(Microbatch),

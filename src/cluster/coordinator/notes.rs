@@ -189,8 +189,8 @@ impl Accounts {
             let part = Part {
                 worker: now.place.member,
                 device: now.place.device,
-                microbatches: now.microbatches - before.map_or(0, |b| b.microbatches),
-                tokens: now.tokens - before.map_or(0, |b| b.tokens),
+                microbatches: now.microbatches.saturating_sub(before.map_or(0, |b| b.microbatches)),
+                tokens: now.tokens.saturating_sub(before.map_or(0, |b| b.tokens)),
                 busy: now.busy.saturating_sub(before.map_or(Duration::ZERO, |b| b.busy)).as_secs_f64(),
             };
             (here || part.microbatches > 0).then_some(part)

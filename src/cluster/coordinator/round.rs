@@ -15,6 +15,9 @@ use std::time::Duration;
 /// How long a raised stop flag may go unseen.
 const GLANCE: Duration = Duration::from_millis(50);
 
+/// Messages that are heard before the clock and the stop flag are looked at, however many come.
+const TURN: usize = 4096;
+
 /// What a round is about, and what has come of it so far.
 pub(super) struct Task<'t> {
     pub kind: Kind,
@@ -66,10 +69,13 @@ impl Coordinator<'_> {
             }
             let left = self.machine.wake().map_or(GLANCE, |at| at.saturating_sub(self.began.elapsed()));
             let mut next = self.incoming.recv_timeout(left.min(GLANCE)).ok();
+            let mut taken = 0;
             while let Some(incoming) = next.take() {
                 self.take(incoming, task);
-                // What is taken out of the queue is heard: the rest waits for the next round.
-                next = if task.over() { None } else { self.incoming.try_recv().ok() };
+                taken += 1;
+                // What is taken out of the queue is heard: the rest waits for its turn.
+                let enough = task.over() || taken >= TURN || self.stopped();
+                next = if enough { None } else { self.incoming.try_recv().ok() };
             }
             if !task.over() && self.machine.wake().is_some_and(|at| self.began.elapsed() >= at) {
                 self.tick(Event::Time, task);

@@ -5,6 +5,7 @@
 use super::super::message::{Device, ToCoordinator, Trouble, Work};
 use super::gate::plain;
 use crate::model::stage::{LossSums, Targets};
+use crate::numeric::fixed::to_fixed;
 
 /// Whether `message` can be the result of `work` with so many classes; the error is one line for people.
 pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Result<(), String> {
@@ -54,6 +55,11 @@ fn score(sums: &LossSums, targets: &Targets, classes: usize) -> Result<(), Strin
         Targets::Tokens(targets) => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
     };
+    // An honest worker reports such a loss as a bad value instead.
+    let fits = |value| to_fixed(value, i64::MAX).is_some();
+    if !fits(sums.loss) || !fits(sums.weight) || sums.weight < 0.0 {
+        return Err(format!("it scored a loss of {} over a weight of {}", sums.loss, sums.weight));
+    }
     if sums.targets > most as u64 {
         return Err(format!("it scored {} targets of {most}", sums.targets));
     }
@@ -93,6 +99,14 @@ mod tests {
         check(&classes, 2, &[2, 0], "");
         check(&classes, 2, &[2], "1 predictions for 2 rows");
         check(&classes, 2, &[2, u32::MAX], "class 4294967295 of 3");
+        let bad =
+            [(f64::NAN, 1.0), (1.0, f64::INFINITY), (1e300, 1.0), (1.0, -1.0), (f64::NEG_INFINITY, 0.0)];
+        for (loss, weight) in bad {
+            let sums = LossSums { loss, weight, targets: 1, predictions: vec![] };
+            let message = ToCoordinator::Score { lease: 1, sums, parameters: [0; 32], micros: 1 };
+            let line = super::check(&message, &text, 3).unwrap_err();
+            assert!(line.contains("it scored a loss of"), "{line}");
+        }
         let sampling = Sampling { max_new_tokens: 2, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
         let prompt = Work::Prompt { ids: vec![1], sampling };
         let answer = |n| ToCoordinator::Answer { lease: 1, ids: vec![0; n], parameters: [0; 32] };

@@ -64,9 +64,13 @@ impl Machine {
         if m.devices.is_some() {
             return self.expel(member, "it was ready twice");
         }
+        if devices.len() > fleet::MOST {
+            return self.expel(member, "it named more devices than a worker can have");
+        }
+        let devices = fleet::distinct(devices);
         m.devices = Some(devices.iter().map(Device::new).collect());
         let name = m.name.clone();
-        self.note(Note::Joined { member: name, devices: devices.to_vec(), refused: refused.to_vec() });
+        self.note(Note::Joined { member: name, devices, refused: refused.to_vec() });
         self.send_parameters(member);
     }
 

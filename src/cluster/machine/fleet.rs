@@ -9,6 +9,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Most devices of one member.
+pub(super) const MOST: usize = 64;
+
+/// The same devices, no two of one name: accounts are kept by name.
+pub(super) fn distinct(devices: &[message::Device]) -> Vec<message::Device> {
+    let mut all: Vec<message::Device> = Vec::with_capacity(devices.len());
+    for device in devices {
+        let others = (2..).map(|n| format!("{} ({n})", device.name));
+        let mut names = std::iter::once(device.name.clone()).chain(others);
+        let free = |name: &String| all.iter().all(|d| d.name != *name);
+        let name = names.find(free).unwrap_or_default();
+        all.push(message::Device { name, class: device.class.clone() });
+    }
+    all
+}
+
 #[derive(Debug)]
 pub(super) struct Device {
     pub name: String,
@@ -215,4 +231,17 @@ pub(super) fn report(id: Option<DeviceId>, member: &Member, device: &Device) -> 
 /// A span of so many microseconds, from an estimate that may be absurd.
 pub(super) fn micros(span: f64) -> Duration {
     Duration::from_micros(span.clamp(0.0, 1e15) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_of_one_name_are_told_apart() {
+        let device = |name: &str| message::Device { name: name.into(), class: "a".into() };
+        let named = distinct(&["cpu 0", "cpu 0", "cpu 1", "cpu 0"].map(device));
+        let names: Vec<&str> = named.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names, ["cpu 0", "cpu 0 (2)", "cpu 1", "cpu 0 (3)"]);
+    }
 }

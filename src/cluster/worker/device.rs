@@ -267,6 +267,12 @@ impl Worker {
                 let micros = micros(began);
                 Ok(Report::Trained { lease, after, finished, parameters, micros })
             }
+            // One of an evaluation is of the step that the parameters are of.
+            Work::Recheck(batch) if batch.step == after => {
+                let sums = loss_of(self.model()?.forward(batch, None, Want::Loss)?)?;
+                scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+                Ok(Report::Fine { lease, parameters, micros: micros(began) })
+            }
             Work::Recheck(batch) => {
                 let finished = self.gradient(batch, of, began)?;
                 self.shared.buffers.give_back(finished.gradient);
