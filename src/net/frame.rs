@@ -5,6 +5,8 @@
 use super::error::{NetError, ended};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Bytes of the length.
@@ -78,6 +80,7 @@ pub struct FrameReader {
     input: Input,
     decoder: Decoder,
     peer: SocketAddr,
+    heard: Arc<AtomicU64>,
 }
 
 /// The sending half of a connection. The connection closes when both halves are dropped.
@@ -89,7 +92,7 @@ pub struct FrameWriter {
 
 impl FrameReader {
     pub(super) fn new(input: Input, limit: usize, peer: SocketAddr) -> Self {
-        FrameReader { input, decoder: Decoder::new(limit), peer }
+        FrameReader { input, decoder: Decoder::new(limit), peer, heard: Arc::default() }
     }
 
     /// Waits for the next frame. Dropping the future loses nothing: bytes that have come stay.
@@ -103,7 +106,7 @@ impl FrameReader {
             let space = self.decoder.space().map_err(|e| too_long(peer, e, limit))?;
             match self.input.read_buf(space).await {
                 Ok(0) => return Err(ended(peer, &std::io::ErrorKind::UnexpectedEof.into())),
-                Ok(_) => {}
+                Ok(n) => drop(self.heard.fetch_add(n as u64, Ordering::Relaxed)),
                 Err(e) => return Err(ended(peer, &e)),
             }
         }
@@ -112,6 +115,11 @@ impl FrameReader {
     /// Who is at the other end.
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// How many bytes have come so far, for whoever wants to know whether any do.
+    pub fn heard(&self) -> Arc<AtomicU64> {
+        self.heard.clone()
     }
 
     fn too_long(&self, e: TooLong) -> NetError {

@@ -4,6 +4,7 @@
 mod document;
 mod files;
 mod life;
+mod patience;
 mod process;
 mod script;
 
@@ -254,6 +255,37 @@ fn damaged_parameters_show_in_the_hash() {
             ToCoordinator::Announce { parameters, .. } => assert_ne!(parameters, hash),
             other => panic!("{other:?}"),
         }
+        done(script);
+    });
+}
+
+#[test]
+fn parameters_that_are_not_those_that_were_sent_end_the_conversation() {
+    let outcome = with(equipment(1, ""), |script| {
+        script.welcome(manifest());
+        let flat = parameters();
+        let bytes = flat.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        script.say(ToWorker::ParametersPiece { step: 0, offset: 0, bytes: bytes.into() });
+        script.say(ToWorker::Parameters { step: 0, hash: [7; 32] });
+        assert_eq!(script.link.from.blocking_recv(), None);
+    });
+    assert!(matches!(&outcome, Outcome::Lost { reason } if reason.contains("did not arrive")), "{outcome:?}");
+}
+
+#[test]
+fn a_flush_that_found_nothing_is_not_remembered() {
+    with(equipment(1, ""), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.say(ToWorker::Flush { step: 1 });
+        script.train(&[0]);
+        let lease = script.announced(1, hash)[0];
+        script.say(ToWorker::Grant { lease });
+        script.train(&[1]);
+        assert_eq!(script.announced(1, hash), [1], "and no sum before it is asked for again");
+        script.say(ToWorker::Deny { lease: 1 });
+        script.say(ToWorker::Flush { step: 1 });
+        assert!(script.sum() == (1, vec![0], expected(&[0])));
         done(script);
     });
 }

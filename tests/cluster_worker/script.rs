@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub const MICROBATCHES: u32 = 8;
 
 /// Leases that a device asks for beside the one that it works on.
-pub const ROOM: u16 = 2;
+pub const ROOM: u16 = 8;
 
 /// The demonstration's model.
 pub fn model_dir() -> PathBuf {

@@ -4,6 +4,8 @@ use super::{Link, ReadFrames, Spoken, WriteFrames, over};
 use crate::cluster::message::FRAME_LIMIT;
 use crate::net::{Connection, FrameReader, FrameWriter, NetError};
 use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 impl ReadFrames for FrameReader {
@@ -13,6 +15,10 @@ impl ReadFrames for FrameReader {
             Err(NetError::Closed { .. }) => Ok(None),
             Err(e) => Err(e.to_string()),
         }
+    }
+
+    fn heard(&self) -> Arc<AtomicU64> {
+        FrameReader::heard(self)
     }
 }
 

@@ -6,6 +6,8 @@ use crate::cluster::message::{ToCoordinator, ToWorker};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -14,8 +16,8 @@ pub trait Spoken: Serialize + DeserializeOwned + Send + 'static {
     /// What the other side says.
     type Other: Spoken<Other = Self>;
 
-    /// How this side asks whether the other one is alive; None where it does not.
-    fn ping(number: u64) -> Option<Self>;
+    /// What this side says now and then so that the other one hears it, whatever else is on its way.
+    fn beat(number: u64) -> Self;
 
     /// Whether it is about liveness alone, and what the other side answers.
     fn liveness(&self) -> Liveness<Self::Other>;
@@ -35,8 +37,9 @@ pub enum Liveness<Answer> {
 impl Spoken for ToCoordinator {
     type Other = ToWorker;
 
-    fn ping(_: u64) -> Option<Self> {
-        None
+    // Unasked: where the line to this side is slow, a ping waits behind megabytes.
+    fn beat(number: u64) -> Self {
+        ToCoordinator::Pong { number }
     }
 
     fn liveness(&self) -> Liveness<ToWorker> {
@@ -47,8 +50,8 @@ impl Spoken for ToCoordinator {
 impl Spoken for ToWorker {
     type Other = ToCoordinator;
 
-    fn ping(number: u64) -> Option<Self> {
-        Some(ToWorker::Ping { number })
+    fn beat(number: u64) -> Self {
+        ToWorker::Ping { number }
     }
 
     fn liveness(&self) -> Liveness<ToCoordinator> {
@@ -63,6 +66,11 @@ impl Spoken for ToWorker {
 pub trait ReadFrames: Send + 'static {
     /// The next frame; None at the end of the connection. The error is one line.
     fn next(&mut self) -> impl Future<Output = Result<Option<Bytes>, String>> + Send;
+
+    /// Counts what comes, also of a frame that is not whole yet: on a slow line one takes longer than any silence.
+    fn heard(&self) -> Arc<AtomicU64> {
+        Arc::default()
+    }
 }
 
 /// Where frames go to.
@@ -75,7 +83,7 @@ pub trait WriteFrames: Send + 'static {
 }
 
 /// A link over a connection; its pumps run on `runtime`. With `silence` above zero the other side has to be heard
-/// that often, and the side that pings does so four times as often.
+/// that often, and this side says something four times as often.
 pub fn over<Out, R, W>(
     runtime: &tokio::runtime::Handle,
     reader: R,
@@ -104,11 +112,12 @@ async fn read<In: Spoken, R: ReadFrames>(
     answers: mpsc::Sender<In::Other>,
     end: End,
 ) {
+    let heard = reader.heard();
     loop {
         let frame = tokio::select! {
             frame = reader.next() => frame,
             // Only time in which nothing comes counts: a frame that waits for room was heard.
-            () = silent(&end) => Err("nothing was heard for too long".into()),
+            () = silent(&end, &heard) => Err("nothing was heard for too long".into()),
             () = incoming.closed() => return drain(reader, end).await,
             () = end.ended() => return,
         };
@@ -144,12 +153,16 @@ async fn drain<R: ReadFrames>(mut reader: R, end: End) {
     }
 }
 
-/// Completes after the allowed silence, which may be set while it waits.
-async fn silent(end: &End) {
-    let began = tokio::time::Instant::now();
+/// Completes after the allowed silence, which may be set while it waits. Any byte breaks it.
+async fn silent(end: &End, heard: &AtomicU64) {
+    let (mut began, mut before) = (tokio::time::Instant::now(), heard.load(Ordering::Relaxed));
     loop {
         let look = end.silence().map_or(Duration::from_secs(1), |s| s.min(Duration::from_secs(1)));
         tokio::time::sleep(look).await;
+        let now = heard.load(Ordering::Relaxed);
+        if now != before {
+            (began, before) = (tokio::time::Instant::now(), now);
+        }
         if end.silence().is_some_and(|s| began.elapsed() >= s) {
             return;
         }
@@ -163,25 +176,22 @@ async fn write<Out: Spoken, W: WriteFrames>(
     mut answers: mpsc::Receiver<Out>,
     end: End,
 ) {
-    let (mut number, mut asked) = (0, tokio::time::Instant::now());
+    let (mut number, mut last) = (0, tokio::time::Instant::now());
     loop {
         // By the clock, not after a lull: what is sent proves nothing about the other side.
-        let ping = async {
+        let beat = async {
             match end.silence() {
-                Some(s) if Out::ping(0).is_some() => tokio::time::sleep_until(asked + s / 4).await,
-                _ => std::future::pending().await,
+                Some(s) => tokio::time::sleep_until(last + s / 4).await,
+                None => std::future::pending().await,
             }
         };
         let message = tokio::select! {
             biased;
             () = end.ended() => return,
             Some(answer) = answers.recv() => answer,
-            () = ping => {
-                (number, asked) = (number + 1, tokio::time::Instant::now());
-                match Out::ping(number) {
-                    Some(ping) => ping,
-                    None => continue,
-                }
+            () = beat => {
+                (number, last) = (number + 1, tokio::time::Instant::now());
+                Out::beat(number)
             }
             message = outgoing.recv() => match message {
                 Some(message) => message,
@@ -301,6 +311,36 @@ mod tests {
         let member: MemberLink = over(runtime.handle(), d, a, Duration::from_millis(200));
         std::thread::sleep(Duration::from_millis(700));
         assert_eq!((worker.end.reason(), member.end.reason()), (None, None));
+    }
+
+    /// Of whose one frame a byte comes every 20 ms.
+    struct Slow(mpsc::Receiver<Bytes>, Arc<AtomicU64>);
+
+    impl ReadFrames for Slow {
+        async fn next(&mut self) -> Result<Option<Bytes>, String> {
+            for _ in 0..20 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                self.1.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(self.0.recv().await)
+        }
+
+        fn heard(&self) -> Arc<AtomicU64> {
+            self.1.clone()
+        }
+    }
+
+    #[test]
+    fn a_frame_may_take_longer_than_silence_and_both_sides_show_that_they_live() {
+        let runtime = runtime();
+        let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
+        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap()).unwrap();
+        let slow = Slow(incoming, Arc::default());
+        let mut worker: WorkerLink = over(runtime.handle(), slow, out, Duration::from_millis(100));
+        assert_eq!(worker.from.blocking_recv(), Some(ToWorker::Flush { step: 1 }), "{:?}", worker.end);
+        // Nothing came whole that it could have answered.
+        let beat: ToCoordinator = decode(&said.blocking_recv().unwrap()).unwrap();
+        assert_eq!(beat, ToCoordinator::Pong { number: 1 });
     }
 
     #[test]

@@ -31,8 +31,8 @@ impl Worker<'_> {
             }
         };
         wire.set_silence(Duration::from_millis(manifest.silence_millis));
-        self.welcomed = true;
         self.not_older(&manifest)?;
+        self.welcomed = true;
         let key = (manifest.model_hash.clone(), Shape::of(&manifest));
         let crew = match self.crew.take().filter(|crew| crew.of == key) {
             Some(crew) => crew,

@@ -86,16 +86,17 @@ impl Life<'_> {
     }
 
     fn conversations(&self, worker: &mut Worker<'_>, hello: &Hello, road: &mut Road<'_>) -> Ending {
-        let mut pauses = Pauses::default();
+        // Whoever is told to come back later has still not found its run.
+        let (mut pauses, mut since) = (Pauses::default(), Instant::now());
         loop {
-            let link = match road.next(self, &mut pauses) {
+            let link = match road.next(self, (&mut pauses, since)) {
                 Ok(Some(link)) => link,
                 Ok(None) => return Ending::Well,
                 Err(e) => return Ending::Alone(e),
             };
             let outcome = worker.serve(link, hello.clone(), self.stop);
             if worker.welcomed {
-                pauses = Pauses::default();
+                (pauses, since) = (Pauses::default(), Instant::now());
             }
             match outcome {
                 Outcome::Left => return Ending::Well,
@@ -108,6 +109,9 @@ impl Life<'_> {
                     return Ending::Failed(format!("taken out by the coordinator: {reason}"));
                 }
                 Outcome::Failed { reason } => return Ending::Failed(reason),
+                Outcome::Lost { reason } if !self.stays && since.elapsed() >= self.patience => {
+                    return Ending::Failed(format!("no coordinator has taken this worker in: {reason}"));
+                }
                 Outcome::Lost { reason } => {
                     (self.say)(&format!("lost the coordinator: {reason}; looking for it"))
                 }
@@ -196,9 +200,12 @@ impl<'a> Road<'a> {
         }
     }
 
-    /// The next connection; None where the stop flag was raised.
-    fn next(&mut self, life: &Life<'_>, pauses: &mut Pauses) -> Result<Option<WorkerLink>, NetError> {
-        let began = Instant::now();
+    /// The next connection; None where the stop flag was raised. It looks for one since `began`.
+    fn next(
+        &mut self,
+        life: &Life<'_>,
+        (pauses, began): (&mut Pauses, Instant),
+    ) -> Result<Option<WorkerLink>, NetError> {
         let mut said = String::new();
         while !life.stopped() {
             let e = match self.attempt(life, began) {

@@ -84,7 +84,7 @@ pub struct Worker<'a> {
     say: &'a dyn Fn(&str),
     crew: Option<Crew>,
     before: Option<(String, u64)>,
-    /// Whether the last conversation got as far as a welcome.
+    /// Whether the last conversation got as far as the welcome of a coordinator that it follows.
     welcomed: bool,
 }
 

@@ -10,14 +10,14 @@ use super::parameters::{Arriving, Parameters};
 use super::sum::{Finished, Running};
 use super::wire::Wire;
 use crate::cluster::inject::{Inject, What};
-use crate::cluster::message::{Lease, LeaseId, ToCoordinator, ToWorker, Trouble};
+use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 /// Leases that may wait behind the one that a device works on: enough that it never waits for a round trip.
-const PREFETCH: u16 = 2;
+const PREFETCH: u16 = 8;
 
 /// How soon a device that was late is seen to be free, where it does not report to this conversation.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -117,7 +117,7 @@ impl<'a, 'w> Session<'a, 'w> {
             ToWorker::ParametersPiece { step, offset, bytes } => {
                 self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
             }
-            ToWorker::Parameters { step, .. } => self.begin(step)?,
+            ToWorker::Parameters { step, hash } => self.begin(step, hash)?,
             ToWorker::Lease(lease) => self.leased(*lease),
             ToWorker::Grant { lease } => {
                 if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease)
@@ -150,13 +150,16 @@ impl<'a, 'w> Session<'a, 'w> {
     }
 
     /// New parameters: what is left of the step before is forgotten.
-    fn begin(&mut self, step: u64) -> Result<(), Outcome> {
-        let mut values = self.arriving.take(step, self.len).map_err(lost)?;
-        // Steps are counted as those that are taken; damage in step N is seen by its microbatches.
-        if let (true, Some(value)) = (self.inject.strikes(What::Hash, step + 1), values.first_mut()) {
-            *value += 1.0;
+    fn begin(&mut self, step: u64, hash: Hash) -> Result<(), Outcome> {
+        let mut parameters = Parameters::new(step, self.arriving.take(step, self.len).map_err(lost)?);
+        if parameters.hash != hash {
+            return Err(lost(format!("the parameters after step {step} did not arrive as they were sent")));
         }
-        let parameters = Parameters::new(step, values);
+        // Steps are counted as those that are taken; damage in step N is seen by its microbatches.
+        if self.inject.strikes(What::Hash, step + 1) {
+            parameters.values.first_mut().into_iter().for_each(|value| *value += 1.0);
+            parameters = Parameters::new(step, parameters.values);
+        }
         for lease in self.waiting.keys().copied().collect::<Vec<_>>() {
             self.forget(lease);
         }
@@ -270,10 +273,14 @@ impl<'a, 'w> Session<'a, 'w> {
     /// Sends the running sum, if that is asked for and nothing of its step waits to be granted.
     fn flush_now(&mut self) {
         let Some(step) = self.flush.filter(|step| *step == self.running.step()) else { return };
-        if self.waiting.values().any(|w| w.after + 1 == step) || self.running.is_empty() {
+        if self.waiting.values().any(|w| w.after + 1 == step) {
             return;
         }
+        // Also where there is nothing: what is granted later is asked for again.
         self.flush = None;
+        if self.running.is_empty() {
+            return;
+        }
         let (messages, free) = self.running.flush();
         messages.iter().for_each(|message| self.wire.say(message.clone()));
         free.into_iter().for_each(|buffer| self.crew.buffers.give_back(buffer));
