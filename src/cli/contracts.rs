@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(contracts.iter().map(|c| c.id.clone()).collect::<Vec<_>>(), files);
         for (contract, (id, _)) in contracts.iter().zip(FILES) {
             assert_eq!(contract.id, id);
-            assert!(!contract.tests.is_empty() && !contract.statement.contains('\n'), "{id}");
+            assert!(!contract.tests.is_empty() && !contract.statement.trim_end().contains('\n'), "{id}");
         }
     }
 }

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# What several workers cost and give on a real model, measured from the runs' own metrics.jsonl:
+#   step    2 workers on loopback: what a step takes beyond the busier device's computing
+#   slow    one worker four times slower than the other (it sleeps three times as long as it computed): throughput
+#           against the sum of what each does alone, the slow one's share, and what an equal split would give
+#   gigabit 3 workers behind links of 1 Gbit/s (network namespaces, tbf; needs root, ip and tc): synchronisation
+#           against the bytes through the coordinator's link over its rate
+#   join    a worker with a warm cache: from its launch to its first lease
+#
+# usage: benches/cluster.sh MODEL_DIR [step|slow|gigabit|join ...]
+#   MODEL_DIR  SmolLM2-135M-Instruct as a Hugging Face directory
+# cost: about 4 minutes on 2 quiet cores, 4 GB. Run it on a quiet machine, or not at all.
+set -euo pipefail
+[ $# -ge 1 ] || { sed -n '10,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+model=$(realpath "$1")
+shift
+[ $# -gt 0 ] || set -- step slow gigabit join
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+binary=${FINETUNE_BINARY:-$here/target/release/finetune}
+[ -x "$binary" ] || cargo build --release --locked --manifest-path "$here/Cargo.toml"
+work=$(mktemp -d)
+cd "$work"
+net=ftb
+tidy() {
+  kill -9 $(jobs -p) 2>/dev/null || true
+  for n in $(ip netns list 2>/dev/null | awk '{print $1}' | grep "^$net-"); do ip netns del "$n"; done
+  rm -rf "$work"
+}
+trap tidy EXIT
+FINETUNE_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
+export FINETUNE_TOKEN
+port=${PORT:-19100}
+rows=(--data "$here/demo/train.jsonl" --rank 16 --dtype f32 --save-steps 0 --eval-steps 0)
+
+# train NAME WORKERS STEPS: the coordinator, in the background; worker OPTIONS: a worker of one thread.
+train() {
+  port=$((port + 1))
+  ${on_coordinator:-} "$binary" "$model" "${rows[@]}" "${size[@]}" --max-steps "$3" --role coordinator \
+    --bind "${address:-127.0.0.1}:$port" --expect-workers "$2" -o "$1" >"$1.log" 2>&1 &
+  coordinator=$!
+}
+worker() {
+  ${on_worker:-} "$binary" --role worker "$model" --coordinator "${address:-127.0.0.1}:$port" --threads 1 --dtype f32 "$@" \
+    >>worker.log 2>&1 &
+}
+finished() { wait "$coordinator" || { cat ./*.log >&2; exit 1; }; wait; }
+
+# Steps of a run without the first two, in which speeds are learnt.
+table() {
+  python3 - "$@" <<'P'
+import json, statistics as s, sys
+def steps(run):
+    lines = [json.loads(l) for l in open(f"{run}/metrics.jsonl")]
+    return [l for l in lines if l["event"] == "step"][2:]
+def speed(run): return sum(l["total_tokens"] for l in steps(run)) / sum(l["seconds"] for l in steps(run))
+what = sys.argv[1]
+if what == "step":
+    t = steps("step")
+    beyond = [1e3 * (l["seconds"] - max(d["busy"] for d in l["shared"]["devices"])) for l in t]
+    sync = [1e3 * l["shared"]["sync_seconds"] for l in t]; hid = [1e3 * l["shared"]["hidden_seconds"] for l in t]
+    print(f"step     beyond the busier device's computing: median {s.median(beyond):.0f} ms, least {min(beyond):.0f}; "
+          f"sync {s.median(sync):.0f} ms, {s.median(hid):.0f} of it hidden; a step {s.median(l['seconds'] for l in t):.2f} s")
+elif what == "slow":
+    fast, slow, both = speed("fast"), speed("slow"), speed("both")
+    parts = [sorted((d["busy"] / max(d["tokens"], 1), d["tokens"]) for d in l["shared"]["devices"]) for l in steps("both")]
+    share = sum(p[-1][1] for p in parts) / sum(t for p in parts for _, t in p)
+    print(f"slow     fast alone {fast:.0f} tokens/s, slow alone {slow:.0f}, together {both:.0f}: {both/(fast+slow):.2f} of the sum; "
+          f"an equal split could reach {2*slow:.0f} ({2*slow/(fast+slow):.2f}); share of the slow one {share:.3f}, of its speed {slow/(fast+slow):.3f}")
+else:
+    t = steps("gigabit"); rate = 1e9 / 8
+    mean = lambda k: sum(l["shared"][k] for l in t) / len(t)
+    floor = (mean("bytes_in") + mean("bytes_out")) / rate
+    print(f"gigabit  {mean('bytes_in')/1e6:.1f} MB in, {mean('bytes_out')/1e6:.1f} MB out a step: {floor:.2f} s at the link's rate; "
+          f"sync {mean('sync_seconds'):.2f} s = {mean('sync_seconds')/floor:.2f} x, {mean('hidden_seconds'):.2f} s of it hidden; a step {mean('seconds'):.2f} s")
+P
+}
+
+for part in "$@"; do
+  size=(--batch-size 16 --micro-batch-tokens 128)
+  case $part in
+  step)
+    train step 2 10; worker; worker; finished
+    table step ;;
+  slow)
+    size=(--batch-size 20 --micro-batch-tokens 64) # about 20 microbatches a step, as the default rule has 16
+    train fast 1 4; worker; finished
+    train slow 1 3; FINETUNE_INJECT=slow=4 worker; finished
+    train both 2 7; worker; FINETUNE_INJECT=slow=4 worker; finished
+    table slow ;;
+  gigabit)
+    [ "$(id -u)" = 0 ] && command -v tc >/dev/null || { echo "gigabit  skipped: needs root, ip and tc"; continue; }
+    ip netns add $net-sw; ip -n $net-sw link add br0 type bridge; ip -n $net-sw link set br0 up
+    for i in 1 2 3 4; do
+      ip netns add $net-h$i; ip link add $net$i netns $net-sw type veth peer name eth0 netns $net-h$i
+      ip -n $net-sw link set $net$i master br0 up; ip -n $net-h$i addr add 10.79.0.$i/24 dev eth0
+      ip -n $net-h$i link set eth0 up; ip -n $net-h$i link set lo up
+      ip netns exec $net-h$i tc qdisc replace dev eth0 root tbf rate 1gbit burst 256kb latency 20ms
+      ip netns exec $net-sw tc qdisc replace dev $net$i root tbf rate 1gbit burst 256kb latency 20ms
+    done
+    address=10.79.0.1 on_coordinator="ip netns exec $net-h1"
+    train gigabit 3 8
+    for i in 2 3 4; do on_worker="ip netns exec $net-h$i" worker; done
+    finished
+    unset address on_coordinator on_worker
+    table gigabit ;;
+  join)
+    train join 1 1
+    until grep -q "listens\|waiting" join.log; do sleep 0.05; done
+    from=$(date +%s%N); worker
+    until grep -q "in run" worker.log; do sleep 0.005; done
+    echo "join     launch to admitted: $(( ($(date +%s%N) - from) / 1000000 )) ms, loading the model and the self-test included"
+    finished ;;
+  *) echo "benches/cluster.sh: no part $part" >&2; exit 2 ;;
+  esac
+done
