@@ -77,6 +77,7 @@ P
 
 for part in "$@"; do
   size=(--batch-size 16 --micro-batch-tokens 128)
+  rm -f worker.log
   case $part in
   step)
     train step 2 10; worker; worker; finished
@@ -105,9 +106,9 @@ for part in "$@"; do
     table gigabit ;;
   join)
     train join 1 1
-    until grep -q "listens\|waiting" join.log; do sleep 0.05; done
+    until grep -qs "waiting" join.log; do sleep 0.05; done
     from=$(date +%s%N); worker
-    until grep -q "in run" worker.log; do sleep 0.005; done
+    until grep -qs "in run" worker.log; do sleep 0.005; done
     echo "join     launch to admitted: $(( ($(date +%s%N) - from) / 1000000 )) ms, loading the model and the self-test included"
     finished ;;
   *) echo "benches/cluster.sh: no part $part" >&2; exit 2 ;;
