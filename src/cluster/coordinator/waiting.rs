@@ -78,7 +78,9 @@ mod tests {
         waiting.met("here", MemberId(1));
         assert!(waiting.hear(joined("here")).is_some());
         assert_eq!(waiting.hear(note(2, 3)), None, "said already");
-        assert!(waiting.on && waiting.hear(Note::Running { have: 3 }).is_some() && !waiting.on);
+        assert!(waiting.on);
+        assert!(waiting.hear(Note::Running { have: 3 }).is_some());
+        assert!(!waiting.on);
 
         // All of them are here: there is nothing to wait for, and nothing to be said.
         let mut waiting = Waiting::default();
