@@ -126,7 +126,11 @@ fn an_error_falls_back_and_the_work_is_done_again() {
     with(equipment(1, "error@1"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
+        // Something to do first, so that both microbatches lie before the device when it fails.
+        let sampling = Sampling { max_new_tokens: 64, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
+        script.lease(9, 0, Work::Prompt { ids: vec![1, 2, 3], sampling });
         script.train(&[0, 1]);
+        assert!(matches!(script.hear(), ToCoordinator::Answer { lease: 9, .. }));
         let device = |message: &ToCoordinator| matches!(message, ToCoordinator::Fault { lease: 0, fault: Trouble::Device { reason } } if reason.contains("injected"));
         assert!(device(&script.hear()));
         assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 1, micros: 0 });
