@@ -71,7 +71,7 @@ else:
     mean = lambda k: sum(l["shared"][k] for l in t) / len(t)
     floor = (mean("bytes_in") + mean("bytes_out")) / rate
     print(f"gigabit  {mean('bytes_in')/1e6:.1f} MB in, {mean('bytes_out')/1e6:.1f} MB out a step: {floor:.2f} s at the link's rate; "
-          f"sync {mean('sync_seconds'):.2f} s = {mean('sync_seconds')/floor:.2f} x, {mean('hidden_seconds'):.2f} s of it hidden; a step {mean('seconds'):.2f} s")
+          f"sync {mean('sync_seconds'):.2f} s = {mean('sync_seconds')/floor:.2f} x, {mean('hidden_seconds'):.2f} s of it hidden; a step {s.median(l['seconds'] for l in t):.2f} s")
 P
 }
 
