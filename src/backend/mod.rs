@@ -11,9 +11,12 @@
 pub mod cpu;
 mod fused;
 pub mod timed;
+mod traffic;
+pub mod wgpu;
 
 use crate::numeric::dtype::Dtype;
 pub use fused::{Fused, LmHeadLoss, LoraGrad, LoraPart};
+pub use traffic::Traffic;
 
 /// A contiguous row-major matrix inside device memory, read only.
 #[derive(Debug)]
@@ -259,6 +262,14 @@ pub trait Backend {
     fn upload(&mut self, out: ViewMut<Self::Memory>, values: &[f32]);
     /// Device to host; waits for every verb before it, and reports their faults.
     fn read(&mut self, x: View<Self::Memory>, out: &mut [f32]) -> Result<(), Fault>;
+    /// Several reads that wait once.
+    fn read_all(&mut self, parts: &mut [(View<Self::Memory>, &mut [f32])]) -> Result<(), Fault> {
+        parts.iter_mut().try_for_each(|(x, out)| self.read(*x, out))
+    }
+    /// What was counted of submissions and bytes since the device was opened.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
     /// Packs a frozen matrix as the backend likes it.
     fn weight(&mut self, source: Frozen) -> Result<Self::Weight, Fault>;
     /// Uploads the integers of a microbatch.

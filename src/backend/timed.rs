@@ -96,6 +96,13 @@ impl<B: Backend> Backend for Timed<B> {
     fn read(&mut self, x: View<B::Memory>, out: &mut [f32]) -> Result<(), Fault> {
         self.time("read", moved(2 * x.len()), |b| b.read(x, out))
     }
+    fn read_all(&mut self, parts: &mut [(View<B::Memory>, &mut [f32])]) -> Result<(), Fault> {
+        let numbers = parts.iter().map(|(x, _)| x.len()).sum::<usize>();
+        self.time("read", moved(2 * numbers), |b| b.read_all(parts))
+    }
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
     fn weight(&mut self, source: Frozen) -> Result<B::Weight, Fault> {
         self.inner.weight(source)
     }

@@ -1,0 +1,18 @@
+// out[T, H*D] = softmax(q k^T / sqrt(D)) v, causal, each row of the microbatch alone; logsumexp [T, H] is kept.
+struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, from: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read_write> logsumexp: array<f32>;
+@group(0) @binding(3) var<storage, read> q: array<f32>;
+@group(0) @binding(4) var<storage, read> k: array<f32>;
+@group(0) @binding(5) var<storage, read> v: array<f32>;
+@group(0) @binding(6) var<storage, read> integers: array<u32>;
+
+fn keys(i: u32) -> vec2<u32> {
+    let start = integers[2u * p.tokens + i];
+    return vec2<u32>(start, i + 1u - start);
+}
+
+fn finish(at: u32, value: f32) {
+    logsumexp[p.lse_at + at] = value;
+}

@@ -1,0 +1,154 @@
+//! Attention: blocked over keys, softmax on the fly, nothing of size T x T. Queries (for dk and dv: keys) are cut
+//! where a dispatch would take too long.
+
+use super::device::Call;
+use super::kernel::Access::{Read, Write as Written};
+use super::kernel::{Constant, Kernel};
+use super::memory::Place;
+use super::pipelines::Slot;
+use super::rows::kernel;
+use super::{Memory, Tokens, Wgpu};
+use crate::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, View, ViewMut, view, view_mut};
+
+kernel!(ATTENTION, "attention", ["attention_row"], [Written, Written, Read, Read, Read, Read]);
+kernel!(CACHED, "attention_cached", ["attention_row"], [Written, Read, Read, Read]);
+kernel!(DELTA, "attention_delta", [], [Written, Read, Read, Read]);
+kernel!(GRAD_Q, "attention_grad_q", [], [Written, Read, Read, Read, Read, Read, Read]);
+kernel!(GRAD_KV, "attention_grad_kv", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
+
+/// Over scalar loops: what an operation costs beside one of a tiled product.
+const SCALAR: f64 = 4.0;
+
+fn constants(heads: Heads) -> [Constant; 2] {
+    [("SIZE", heads.size as u32), ("PER_LANE", heads.size.div_ceil(64) as u32)]
+}
+
+/// One dispatch over some queries or keys.
+struct Part<'a> {
+    kernel: &'static Kernel,
+    heads: Heads,
+    /// Workgroups per query or key.
+    each: usize,
+    slots: &'a [Slot],
+    work: f64,
+}
+
+impl Wgpu {
+    fn part(&mut self, part: &Part, (count, params): (usize, &[u32])) {
+        let constants = constants(part.heads);
+        self.gpu.dispatch(Call {
+            kernel: part.kernel,
+            constants: &constants,
+            params,
+            slots: part.slots,
+            groups: (count * part.each) as u64,
+            work: part.work * count as f64,
+        });
+    }
+
+    /// Work of a query: pairs of it with every key that it may see, on average.
+    fn per_query(pairs: f64, queries: usize, heads: Heads, products: f64) -> f64 {
+        SCALAR * products * 2.0 * pairs / queries.max(1) as f64 * (heads.query * heads.size) as f64
+    }
+
+    pub(super) fn attend(
+        &mut self,
+        out: (ViewMut<Memory>, ViewMut<Memory>),
+        qkv: Qkv<Memory>,
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let [o, lse] = [self.at_mut(&out.0), self.at_mut(&out.1)];
+        let [q, k, v] = [qkv.q, qkv.k, qkv.v].map(|x| self.at(x));
+        let (t, integers) = (tokens.len(), self.integers(&tokens.integers));
+        let slots = [&o, &lse, &q, &k, &v].map(|p: &Place| p.slot.clone());
+        let slots: Vec<Slot> = slots.into_iter().chain([integers]).collect();
+        let work = Self::per_query(tokens.pairs(), t, heads, 2.0);
+        let part = Part { kernel: &ATTENTION, heads, each: heads.query, slots: &slots, work };
+        let scale = (heads.size as f32).sqrt().recip().to_bits();
+        for (from, count) in self.pieces(t, 0, work) {
+            let at = [o.base, lse.base, q.base, k.base, v.base];
+            let range = [t as u32, from as u32, count as u32, heads.query as u32, heads.kv as u32, scale];
+            self.part(&part, (count, &[&at[..], &range].concat()));
+        }
+    }
+
+    pub(super) fn attend_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+        let (t, past) = (qkv.q.rows, qkv.k.rows - qkv.q.rows);
+        let o = self.at_mut(&out);
+        let [q, k, v] = [qkv.q, qkv.k, qkv.v].map(|x| self.at(x));
+        let slots = [&o, &q, &k, &v].map(|p: &Place| p.slot.clone());
+        let work = Self::per_query((t * qkv.k.rows) as f64, t, heads, 2.0);
+        let part = Part { kernel: &CACHED, heads, each: heads.query, slots: &slots, work };
+        let scale = (heads.size as f32).sqrt().recip().to_bits();
+        for (from, count) in self.pieces(t, 0, work) {
+            let at = [o.base, q.base, k.base, v.base, from as u32, count as u32];
+            let range = [heads.query as u32, heads.kv as u32, scale, past as u32];
+            self.part(&part, (count, &[&at[..], &range].concat()));
+        }
+    }
+
+    pub(super) fn attend_grad(
+        &mut self,
+        grad: QkvGrad<Memory>,
+        dout: View<Memory>,
+        saved: AttentionSaved<Memory>,
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let (t, h) = (tokens.len(), heads.query);
+        let mut beside = self.memory(2 * t * h);
+        self.delta(view_mut(&mut beside, 2 * t, h), dout, &saved, heads);
+        let [q, k, v] = [saved.qkv.q, saved.qkv.k, saved.qkv.v].map(|x| self.at(x));
+        let (d, both) = (self.at(dout), self.at(view(&beside, 2 * t, h)));
+        let [dq, dk, dv] = [&grad.dq, &grad.dk, &grad.dv].map(|x| self.at_mut(x));
+        let integers = self.integers(&tokens.integers);
+        let scale = (heads.size as f32).sqrt().recip().to_bits();
+        let inputs = [&q, &k, &v, &d, &both].map(|p: &Place| p.slot.clone());
+        let slots = |outs: &[&Place]| -> Vec<Slot> {
+            let outs = outs.iter().map(|p| p.slot.clone());
+            outs.chain(inputs.iter().cloned()).chain([integers.clone()]).collect()
+        };
+        let range = |from: usize, count: usize| {
+            [t, from, count, heads.query, heads.kv].map(|x| x as u32).into_iter().chain([scale])
+        };
+        let at = [q.base, k.base, v.base, d.base];
+        let (to_q, to_kv) = (slots(&[&dq]), slots(&[&dk, &dv]));
+        let work = Self::per_query(tokens.pairs(), t, heads, 3.0);
+        let part = Part { kernel: &GRAD_Q, heads, each: heads.query, slots: &to_q, work };
+        for (from, count) in self.pieces(t, 0, work) {
+            let params: Vec<u32> = [dq.base].into_iter().chain(at).chain(range(from, count)).collect();
+            self.part(&part, (count, &params));
+        }
+        let work = Self::per_query(tokens.pairs(), t, heads, 4.0);
+        let part = Part { kernel: &GRAD_KV, heads, each: heads.kv, slots: &to_kv, work };
+        for (from, count) in self.pieces(t, 0, work) {
+            let params: Vec<u32> =
+                [dk.base, dv.base].into_iter().chain(at).chain(range(from, count)).collect();
+            self.part(&part, (count, &params));
+        }
+        self.recycle(beside);
+    }
+
+    fn delta(
+        &mut self,
+        out: ViewMut<Memory>,
+        dout: View<Memory>,
+        saved: &AttentionSaved<Memory>,
+        heads: Heads,
+    ) {
+        let n = dout.rows * heads.query;
+        let [o, d] = [self.at_mut(&out), self.at(dout)];
+        let [x, lse] = [self.at(saved.out), self.at(saved.logsumexp)];
+        let params = [o.base, lse.base, d.base, x.base, n as u32, heads.size as u32];
+        self.each(&DELTA, n, &params, &[&o, &d, &x, &lse]);
+    }
+}
+
+impl Tokens {
+    /// Pairs of a query with a key that it sees.
+    pub(super) fn pairs(&self) -> f64 {
+        let of_row = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;
+        self.bounds.windows(2).map(of_row).sum()
+    }
+}

@@ -1,0 +1,330 @@
+//! One opened device: it records operations, submits them, waits, and reads back. Nothing is encoded before it is
+//! submitted, so that whatever the operations read (parameters, uploads) is written to the device once per
+//! submission, in one piece.
+//!
+//! At most one submission is in flight, so that each is measured by itself: operating systems reset a GPU that
+//! hangs for two seconds. What is recorded is submitted as soon as its estimate reaches [`Pace::limit`].
+
+use super::faults::Faults;
+use super::kernel::{Constant, Kernel, PARAMS};
+use super::pace::Pace;
+use super::pipelines::{Pipelines, Slot};
+use super::pool::{Pool, Storage};
+use crate::backend::{Fault, Traffic};
+use std::time::{Duration, Instant};
+use wgpu::{BufferUsages, PollType, SubmissionIndex};
+
+/// Dispatches whose parameters one submission holds.
+const DISPATCHES: u64 = 16_384;
+/// Without an answer for so long, a device is given up.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Frozen bytes that may wait on the host before they are sent.
+const PENDING: u64 = 64 << 20;
+
+/// A dispatch that is asked for.
+pub struct Call<'a> {
+    /// What runs.
+    pub kernel: &'static Kernel,
+    /// Its constants.
+    pub constants: &'a [Constant],
+    /// Its parameters, f32 as bits.
+    pub params: &'a [u32],
+    /// Its buffers.
+    pub slots: &'a [Slot],
+    /// Workgroups.
+    pub groups: u64,
+    /// What it costs, in multiplications and additions or what takes as long.
+    pub work: f64,
+}
+
+enum Op {
+    Dispatch {
+        verb: &'static str,
+        pipeline: wgpu::ComputePipeline,
+        group: wgpu::BindGroup,
+        at: u32,
+        grid: (u32, u32),
+    },
+    /// From the staged bytes of this submission.
+    Stage {
+        from: u64,
+        to: wgpu::Buffer,
+        offset: u64,
+        bytes: u64,
+    },
+    Copy {
+        from: wgpu::Buffer,
+        at: u64,
+        to: wgpu::Buffer,
+        offset: u64,
+        bytes: u64,
+    },
+}
+
+/// A device and what is recorded for it.
+pub struct Gpu {
+    /// wgpu's device.
+    pub device: wgpu::Device,
+    queue: wgpu::Queue,
+    /// Of the device.
+    pub limits: wgpu::Limits,
+    /// Latched here.
+    pub faults: Faults,
+    /// Where buffers come from.
+    pub pool: Pool,
+    /// Compiled kernels.
+    pub pipelines: Pipelines,
+    /// How fast it is, and how much may be submitted at a time.
+    pub pace: Pace,
+    /// Counted since it was opened.
+    pub traffic: Traffic,
+    ops: Vec<Op>,
+    params: Vec<u8>,
+    staged: Vec<u8>,
+    params_buffer: wgpu::Buffer,
+    stage_buffer: wgpu::Buffer,
+    read_buffer: wgpu::Buffer,
+    work: f64,
+    in_flight: Option<(SubmissionIndex, Instant, f64)>,
+    pending: u64,
+}
+
+fn buffer(device: &wgpu::Device, size: u64, usage: BufferUsages) -> wgpu::Buffer {
+    device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+}
+
+const STAGE: BufferUsages = BufferUsages::COPY_SRC.union(BufferUsages::COPY_DST);
+const READ: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::COPY_DST);
+
+impl Gpu {
+    /// Around what was opened; `limits` may be tighter than the device's own.
+    pub fn new(opened: (wgpu::Device, wgpu::Queue), limits: wgpu::Limits, faults: Faults, pace: Pace) -> Gpu {
+        let (device, queue) = opened;
+        faults.watch(&device);
+        let stride = stride(&limits);
+        let params_buffer =
+            buffer(&device, DISPATCHES * stride, BufferUsages::UNIFORM.union(BufferUsages::COPY_DST));
+        let stage_buffer = buffer(&device, 1 << 16, STAGE);
+        let read_buffer = buffer(&device, 1 << 16, READ);
+        Gpu {
+            pool: Pool::new(&device),
+            pipelines: Pipelines::default(),
+            device,
+            queue,
+            limits,
+            faults,
+            pace,
+            traffic: Traffic::default(),
+            ops: Vec::new(),
+            params: Vec::new(),
+            staged: Vec::new(),
+            params_buffer,
+            stage_buffer,
+            read_buffer,
+            work: 0.0,
+            in_flight: None,
+            pending: 0,
+        }
+    }
+
+    /// A buffer of at least that many bytes.
+    pub fn take(&mut self, bytes: u64) -> Storage {
+        let storage = self.pool.take(&self.device, &self.faults, bytes);
+        self.after_taking();
+        storage
+    }
+
+    /// Bind groups of buffers that were let go are let go too.
+    pub fn after_taking(&mut self) {
+        let dropped = std::mem::take(&mut self.pool.dropped);
+        self.pipelines.forget(&dropped);
+    }
+
+    /// Records a dispatch.
+    pub fn dispatch(&mut self, call: Call) {
+        if self.faults.raised() || call.groups == 0 {
+            return;
+        }
+        let verb = call.kernel.name;
+        self.faults.doing(verb);
+        let seconds = self.pace.seconds(self.work + call.work);
+        if self.params.len() as u64 + stride(&self.limits) > DISPATCHES * stride(&self.limits)
+            || (seconds > self.pace.limit() && !self.ops.is_empty())
+        {
+            self.submit();
+        }
+        let built = self.pipelines.kernel(&self.device, &self.faults, call.kernel, call.constants);
+        let Some(built) = built else { return };
+        let group = self.pipelines.group(&self.device, &built, &self.params_buffer, call.slots);
+        let most = u64::from(self.limits.max_compute_workgroups_per_dimension);
+        let x = call.groups.min(most);
+        let y = call.groups.div_ceil(x);
+        if y > most || call.params.len() * 4 > PARAMS {
+            return self.faults.raise("more workgroups or parameters than a dispatch can have");
+        }
+        let at = self.params.len();
+        self.params.extend_from_slice(bytemuck::cast_slice(call.params));
+        self.params.resize(at + stride(&self.limits) as usize, 0);
+        self.work += call.work;
+        self.traffic.dispatches += 1;
+        let grid = (x as u32, y as u32);
+        self.ops.push(Op::Dispatch { verb, pipeline: built.pipeline, group, at: at as u32, grid });
+    }
+
+    /// Records that `bytes` are written to a buffer; they are copied at once.
+    pub fn upload(&mut self, to: &Storage, offset: u64, bytes: &[u8]) {
+        if self.faults.raised() || bytes.is_empty() {
+            return;
+        }
+        let from = self.staged.len() as u64;
+        self.staged.extend_from_slice(bytes);
+        self.traffic.uploaded += bytes.len() as u64;
+        self.ops.push(Op::Stage { from, to: to.buffer.clone(), offset, bytes: bytes.len() as u64 });
+    }
+
+    /// Writes a buffer that no operation has used yet.
+    pub fn write_new(&mut self, to: &Storage, bytes: &[u8]) {
+        if self.faults.raised() || bytes.is_empty() {
+            return;
+        }
+        self.queue.write_buffer(&to.buffer, 0, bytes);
+        self.traffic.uploaded += bytes.len() as u64;
+        self.pending += bytes.len() as u64;
+        if self.pending > PENDING {
+            self.pending = 0;
+            let index = self.queue.submit([]);
+            self.wait(Some(index));
+        }
+    }
+
+    /// Sends what is recorded.
+    pub fn submit(&mut self) {
+        self.finish();
+        let (ops, params, staged) = (
+            std::mem::take(&mut self.ops),
+            std::mem::take(&mut self.params),
+            std::mem::take(&mut self.staged),
+        );
+        let work = std::mem::take(&mut self.work);
+        if ops.is_empty() || self.faults.raised() {
+            return;
+        }
+        if staged.len() as u64 > self.stage_buffer.size() {
+            self.faults.wanting(staged.len() as u64);
+            self.stage_buffer = buffer(&self.device, (staged.len() as u64).next_power_of_two(), STAGE);
+        }
+        if !staged.is_empty() {
+            self.queue.write_buffer(&self.stage_buffer, 0, &staged);
+        }
+        if !params.is_empty() {
+            self.queue.write_buffer(&self.params_buffer, 0, &params);
+        }
+        let commands = self.encode(&ops);
+        if self.faults.raised() {
+            return;
+        }
+        let started = Instant::now();
+        let index = self.queue.submit([commands]);
+        self.traffic.submissions += 1;
+        self.in_flight = Some((index, started, work));
+        // Kept, so that recording the next one allocates nothing.
+        (self.ops, self.params, self.staged) = (ops, params, staged);
+        self.ops.clear();
+        self.params.clear();
+        self.staged.clear();
+    }
+
+    fn encode(&self, ops: &[Op]) -> wgpu::CommandBuffer {
+        let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let mut left = ops;
+        while let Some(first) = left.first() {
+            match first {
+                Op::Stage { from, to, offset, bytes } => {
+                    encoder.copy_buffer_to_buffer(&self.stage_buffer, *from, to, *offset, Some(*bytes));
+                    left = &left[1..];
+                }
+                Op::Copy { from, at, to, offset, bytes } => {
+                    encoder.copy_buffer_to_buffer(from, *at, to, *offset, Some(*bytes));
+                    left = &left[1..];
+                }
+                Op::Dispatch { .. } => {
+                    let count = left.iter().take_while(|op| matches!(op, Op::Dispatch { .. })).count();
+                    self.encode_pass(&mut encoder, &left[..count]);
+                    left = &left[count..];
+                }
+            }
+        }
+        encoder.finish()
+    }
+
+    fn encode_pass(&self, encoder: &mut wgpu::CommandEncoder, ops: &[Op]) {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        for op in ops {
+            let Op::Dispatch { verb, pipeline, group, at, grid } = op else { continue };
+            self.faults.doing(verb);
+            pass.set_pipeline(pipeline);
+            pass.set_bind_group(0, group, &[*at]);
+            pass.dispatch_workgroups(grid.0, grid.1, 1);
+        }
+    }
+
+    fn wait(&self, submission_index: Option<SubmissionIndex>) {
+        let patience = PollType::Wait { submission_index, timeout: Some(PATIENCE) };
+        if let Err(error) = self.device.poll(patience) {
+            self.faults.raise(&format!("no answer within {} s: {error}", PATIENCE.as_secs()));
+        }
+    }
+
+    /// Waits for what was sent, and learns from it.
+    pub fn finish(&mut self) {
+        let Some((index, started, work)) = self.in_flight.take() else { return };
+        self.wait(Some(index));
+        let seconds = started.elapsed().as_secs_f64();
+        self.pace.learn(work, seconds);
+        self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
+    }
+
+    /// Everything before is computed; then those parts (buffer, first byte, bytes) come back, in one piece.
+    pub fn read(&mut self, parts: &[(&Storage, u64, u64)], out: &mut [u8]) -> Result<(), Fault> {
+        self.faults.check()?;
+        let total: u64 = parts.iter().map(|p| p.2).sum();
+        if total == 0 {
+            return Ok(());
+        }
+        self.faults.doing("read");
+        if total > self.read_buffer.size() {
+            self.faults.wanting(total);
+            self.read_buffer = buffer(&self.device, total.next_power_of_two(), READ);
+        }
+        let mut at = 0;
+        for (storage, from, bytes) in parts {
+            let (from_buffer, to) = (storage.buffer.clone(), self.read_buffer.clone());
+            self.ops.push(Op::Copy { from: from_buffer, at: *from, to, offset: at, bytes: *bytes });
+            at += bytes;
+        }
+        self.submit();
+        self.faults.check()?;
+        let (send, arrived) = std::sync::mpsc::channel();
+        self.read_buffer.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(send.send(mapped)));
+        self.finish();
+        self.faults.check()?;
+        match arrived.try_recv() {
+            Ok(Ok(())) => {}
+            _ => self.faults.raise("the results could not be mapped"),
+        }
+        self.faults.check()?;
+        match self.read_buffer.get_mapped_range(0..total) {
+            Ok(bytes) => out.copy_from_slice(&bytes),
+            Err(error) => self.faults.raise(&error.to_string()),
+        }
+        self.read_buffer.unmap();
+        self.traffic.read_backs += 1;
+        self.traffic.read += total;
+        self.faults.check()
+    }
+}
+
+/// Distance between the parameters of two dispatches.
+fn stride(limits: &wgpu::Limits) -> u64 {
+    (PARAMS as u64).next_multiple_of(u64::from(limits.min_uniform_buffer_offset_alignment))
+}

@@ -1,0 +1,110 @@
+//! What went wrong first. wgpu reports errors through handlers, some of them on other threads; the first one is
+//! latched with the verb that was being recorded or encoded, everything after it is a consequence. A device with a
+//! latched fault records nothing more, and every read of it returns that fault.
+
+use crate::backend::Fault;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Shared with the handlers of a device.
+#[derive(Debug, Clone)]
+pub struct Faults(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    device: String,
+    raised: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    first: Option<Fault>,
+    verb: &'static str,
+    /// Bytes of the buffer that is being made.
+    wanted: u64,
+}
+
+impl Faults {
+    /// None yet, of the device with that name.
+    pub fn new(device: String) -> Faults {
+        Faults(Arc::new(Inner { device, raised: AtomicBool::new(false), state: Mutex::default() }))
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
+    /// Handlers of `device` latch here.
+    pub fn watch(&self, device: &wgpu::Device) {
+        let own = self.clone();
+        device.on_uncaptured_error(Arc::new(move |error| match error {
+            wgpu::Error::OutOfMemory { .. } => own.out_of_memory(),
+            wgpu::Error::Validation { description, .. } => own.raise(&one_line(&description)),
+            wgpu::Error::Internal { description, .. } => own.raise(&one_line(&description)),
+        }));
+        let own = self.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            // Dropping a device says `destroyed` too; nobody asks it for results any more.
+            own.raise(&format!("the device was lost ({reason:?}): {}", one_line(&message)));
+        });
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is being done from now on.
+    pub fn doing(&self, verb: &'static str) {
+        self.state().verb = verb;
+    }
+
+    /// A buffer of that size is being made.
+    pub fn wanting(&self, bytes: u64) {
+        self.state().wanted = bytes;
+    }
+
+    /// Latches a reason, unless something was latched before.
+    pub fn raise(&self, reason: &str) {
+        let mut state = self.state();
+        let reason = match state.verb {
+            "" => reason.to_string(),
+            verb => format!("{verb}: {reason}"),
+        };
+        let device = self.0.device.clone();
+        state.first.get_or_insert(Fault::Device { device, reason });
+        self.0.raised.store(true, Ordering::Release);
+    }
+
+    /// Latches that the buffer that is being made could not be had.
+    pub fn out_of_memory(&self) {
+        let mut state = self.state();
+        let fault = Fault::OutOfMemory { device: self.0.device.clone(), needed: state.wanted };
+        state.first.get_or_insert(fault);
+        self.0.raised.store(true, Ordering::Release);
+    }
+
+    /// Whether anything is latched.
+    pub fn raised(&self) -> bool {
+        self.0.raised.load(Ordering::Acquire)
+    }
+
+    /// What is latched.
+    pub fn check(&self) -> Result<(), Fault> {
+        if !self.raised() {
+            return Ok(());
+        }
+        self.state().first.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// A driver's message, without its line breaks and not without end.
+fn one_line(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line = words.join(" ");
+    match line.char_indices().nth(400) {
+        Some((at, _)) => format!("{}...", &line[..at]),
+        None => line,
+    }
+}

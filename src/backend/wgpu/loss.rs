@@ -1,0 +1,96 @@
+//! Verbs of norms, gathered rows and the loss: a workgroup per row, or per group of a row.
+
+use super::device::Call;
+use super::kernel::Access::{Read, Write as Written};
+use super::kernel::Kernel;
+use super::memory::Place;
+use super::rows::{ELEMENT, kernel};
+use super::{Ids, Memory, Wgpu};
+use crate::backend::{Norm, View, ViewMut, Write};
+
+kernel!(RMSNORM, "rmsnorm", ["rows"], [Written, Written, Read, Read]);
+kernel!(RMSNORM_GRAD, "rmsnorm_grad", ["rows"], [Written, Read, Read, Read, Read]);
+kernel!(GATHER_ROWS, "gather_rows", [], [Written, Read, Read]);
+kernel!(GATHER_ROWS_GRAD, "gather_rows_grad", [], [Written, Read, Read]);
+kernel!(CROSS_ENTROPY, "cross_entropy", ["rows"], [Written, Written, Read, Read]);
+
+impl Wgpu {
+    /// One workgroup per group of `size` columns.
+    fn groups(
+        &mut self,
+        kernel: &'static Kernel,
+        (count, size): (usize, usize),
+        params: &[u32],
+        at: &[&Place],
+    ) {
+        let slots: Vec<_> = at.iter().map(|p| p.slot.clone()).collect();
+        let work = (count * size.next_multiple_of(256)) as f64 * ELEMENT;
+        let groups = count as u64;
+        self.gpu.dispatch(Call { kernel, constants: &[], params, slots: &slots, groups, work });
+    }
+
+    pub(super) fn norm(
+        &mut self,
+        (mut out, mut inv): (ViewMut<Memory>, ViewMut<Memory>),
+        x: View<Memory>,
+        gain: View<Memory>,
+        eps: f32,
+    ) {
+        let (size, per_row, g) = (gain.cols, inv.cols, self.at(gain));
+        for (from, rows) in self.pieces(x.rows, x.cols, ELEMENT * x.cols as f64) {
+            let [o, i] = [&mut out, &mut inv].map(|m| self.at_mut(&m.again().rows(from, rows)));
+            let (xs, count) = (self.at(x.rows(from, rows)), rows * per_row);
+            let (eps, nan) = (eps.to_bits(), f32::NAN.to_bits());
+            let params = [o.base, i.base, xs.base, g.base, count as u32, size as u32, eps, nan];
+            self.groups(&RMSNORM, (count, size), &params, &[&o, &i, &xs, &g]);
+        }
+    }
+
+    pub(super) fn norm_grad(
+        &mut self,
+        (mut dx, write): (ViewMut<Memory>, Write),
+        dy: View<Memory>,
+        x: View<Memory>,
+        norm: Norm<Memory>,
+    ) {
+        let (size, per_row, g) = (norm.gain.cols, norm.inv_rms.cols, self.at(norm.gain));
+        let add = u32::from(write == Write::Add);
+        for (from, rows) in self.pieces(x.rows, x.cols, ELEMENT * x.cols as f64) {
+            let o = self.at_mut(&dx.again().rows(from, rows));
+            let [d, xs, i] = [dy, x, norm.inv_rms].map(|v| self.at(v.rows(from, rows)));
+            let count = rows * per_row;
+            let params = [o.base, d.base, xs.base, g.base, i.base, count as u32, size as u32, add];
+            self.groups(&RMSNORM_GRAD, (count, size), &params, &[&o, &d, &xs, &g, &i]);
+        }
+    }
+
+    pub(super) fn gather(&mut self, out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
+        let ids = Place { slot: self.integers(&rows.integers), base: 0 };
+        let (o, xs, n) = (self.at_mut(&out), self.at(x), out.len());
+        self.each(&GATHER_ROWS, n, &[o.base, xs.base, n as u32, out.cols as u32], &[&o, &xs, &ids]);
+    }
+
+    pub(super) fn scatter(&mut self, mut dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
+        self.fill_view(dx.again(), 0.0);
+        let ids = Place { slot: self.integers(&rows.integers), base: 0 };
+        let (o, d, n) = (self.at_mut(&dx), self.at(dout), dout.len());
+        self.each(&GATHER_ROWS_GRAD, n, &[o.base, d.base, n as u32, dx.cols as u32], &[&o, &d, &ids]);
+    }
+
+    pub(super) fn loss_rows(
+        &mut self,
+        (mut losses, mut logits): (ViewMut<Memory>, ViewMut<Memory>),
+        targets: &Ids,
+        class_weights: Option<View<Memory>>,
+    ) {
+        let (vocab, ids) = (logits.cols, Place { slot: self.integers(&targets.integers), base: 0 });
+        let weighted = u32::from(class_weights.is_some());
+        // Something has to be bound; what is weighted by one reads nothing of it.
+        let weights = class_weights.map_or(ids.clone(), |w| self.at(w));
+        for (from, rows) in self.pieces(logits.rows, vocab, 3.0 * ELEMENT * vocab as f64) {
+            let [l, x] = [&mut losses, &mut logits].map(|m| self.at_mut(&m.again().rows(from, rows)));
+            let params = [l.base, x.base, from as u32, weights.base, rows as u32, vocab as u32, weighted];
+            self.groups(&CROSS_ENTROPY, (rows, 3 * vocab), &params, &[&l, &x, &ids, &weights]);
+        }
+    }
+}

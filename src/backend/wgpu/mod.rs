@@ -1,0 +1,46 @@
+//! Any GPU through wgpu (Vulkan, Metal, DX12): kernels in hand-written WGSL under `kernels/wgsl`, one file per verb.
+//!
+//! Verbs record; [`Backend::read`](super::Backend::read) submits, waits and reads back once. A verb that takes too
+//! long for one submission is cut into windows of its output, so that no sum depends on where it was cut: results
+//! depend on the shapes, the kernels and the driver alone. A fault is latched and surfaces at the next read.
+
+mod attention;
+mod device;
+mod faults;
+mod fused;
+pub mod instance;
+pub mod kernel;
+mod loss;
+mod memory;
+mod open;
+mod pace;
+mod pipelines;
+mod pool;
+mod products;
+mod rows;
+mod verbs;
+mod weight;
+
+use device::Gpu;
+pub use instance::{Adapter, adapters};
+pub use memory::{Ids, Memory, Tokens};
+pub use open::Options;
+use pool::Leased;
+pub use weight::Weight;
+
+/// One opened device.
+pub struct Wgpu {
+    gpu: Gpu,
+    class: String,
+    /// Bytes that one binding holds.
+    binding_limit: u64,
+    poison: bool,
+    /// Hashes of the rows of the tokens that dropout came for last.
+    masks: Option<Masks>,
+}
+
+/// What keys masks before module, token and channel.
+struct Masks {
+    key: (u64, u64, u64),
+    bases: Leased,
+}

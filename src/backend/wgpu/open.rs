@@ -1,0 +1,60 @@
+//! Opening a device.
+
+use super::Wgpu;
+use super::device::Gpu;
+use super::faults::Faults;
+use super::instance::Adapter;
+use super::pace::{Kind, Pace};
+use crate::backend::Fault;
+use wgpu::Features;
+
+/// How a device is opened.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Pretends that a binding holds no more bytes than this: for tests.
+    pub binding_limit: Option<u64>,
+    /// Hands out memory that is full of NaN: for tests.
+    pub poison: bool,
+}
+
+/// What kernels may use of what an adapter offers.
+const WELCOME: Features = Features::SHADER_F16.union(Features::SUBGROUP).union(Features::PIPELINE_CACHE);
+
+impl Wgpu {
+    /// Opens a device on an adapter; several may be open on one.
+    pub fn open(adapter: &Adapter, options: Options) -> Result<Wgpu, Fault> {
+        let name = adapter.name().to_string();
+        let fault = |reason: String| Fault::Device { device: name.clone(), reason };
+        let limits = adapter.limits();
+        if limits.max_storage_buffers_per_shader_stage < 8
+            || limits.max_compute_invocations_per_workgroup < 256
+        {
+            return Err(fault(
+                "its driver allows less than kernels need (8 buffers, 256 invocations)".into(),
+            ));
+        }
+        let descriptor = wgpu::DeviceDescriptor {
+            required_features: adapter.features() & WELCOME,
+            required_limits: limits.clone(),
+            memory_hints: wgpu::MemoryHints::Performance,
+            ..Default::default()
+        };
+        let opened = futures::executor::block_on(adapter.inner.request_device(&descriptor))
+            .map_err(|e| fault(format!("cannot be opened: {e}")))?;
+        let binding = options.binding_limit.unwrap_or(u64::MAX).min(limits.max_storage_buffer_binding_size);
+        let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };
+        let gpu = Gpu::new(opened, limits, Faults::new(name.clone()), Pace::guess(kind));
+        gpu.faults.check()?;
+        let class = format!("wgpu-plain-f32-{}", slug(adapter));
+        Ok(Wgpu { gpu, class, binding_limit: binding, poison: options.poison, masks: None })
+    }
+}
+
+/// Device model and driver, as a class names them.
+fn slug(adapter: &Adapter) -> String {
+    let text = format!("{} {}", adapter.info.name, adapter.info.driver_info);
+    let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { ' ' };
+    let words: String = text.chars().map(word).collect();
+    let words: Vec<&str> = words.split_whitespace().collect();
+    words.join("-")
+}

@@ -1,0 +1,96 @@
+//! How much may be submitted at a time. A submission's cost is estimated by its arithmetic and the rate that was
+//! measured on earlier ones, so nothing has to be known of a device beforehand.
+//!
+//! Where a whole pass over a microbatch takes under a second, it is cut once at most; where it takes longer, what
+//! is submitted is cut so that it should take [`SLOW`], well under the half second that nothing may exceed.
+
+/// Seconds of a submission on a device that needs many of them.
+const SLOW: f64 = 0.2;
+/// Seconds of a submission where a microbatch takes few of them.
+const FAST: f64 = 0.3;
+/// A microbatch that takes less is cut in two at most.
+const SHORT: f64 = 0.95;
+/// Under this a measurement is mostly overhead.
+const LEAST: f64 = 0.002;
+
+/// A device's measured rate.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    /// Work per second.
+    rate: f64,
+    /// Work since the last read-back, and of the one before.
+    since: f64,
+    last: f64,
+}
+
+impl Pace {
+    /// A guess, until something was measured.
+    pub fn guess(software: Kind) -> Pace {
+        let rate = match software {
+            Kind::Software => 1e9,
+            Kind::Hardware => 2e11,
+        };
+        Pace { rate, since: 0.0, last: f64::INFINITY }
+    }
+
+    /// What `work` should take.
+    pub fn seconds(&self, work: f64) -> f64 {
+        work / self.rate
+    }
+
+    /// The most work of one dispatch, where a verb can be cut.
+    pub fn most(&self) -> f64 {
+        SLOW * self.rate
+    }
+
+    /// Seconds that a submission may be estimated at.
+    pub fn limit(&self) -> f64 {
+        let last = self.seconds(self.last);
+        // A little more than the half, so that the rest is not left over.
+        if last < SHORT { (0.52 * last).max(FAST) } else { SLOW }
+    }
+
+    /// A submission was measured.
+    pub fn learn(&mut self, work: f64, seconds: f64) {
+        self.since += work;
+        if seconds < LEAST || work <= 0.0 {
+            return;
+        }
+        let measured = work / seconds;
+        // Slower is believed at once, faster by and by: the price of a wrong guess is not the same.
+        self.rate = if measured < self.rate { measured } else { 0.7 * self.rate + 0.3 * measured };
+    }
+
+    /// A microbatch has come back.
+    pub fn lap(&mut self) {
+        self.last = std::mem::take(&mut self.since);
+    }
+}
+
+/// Where a device computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A driver that computes on the CPU.
+    Software,
+    /// A card.
+    Hardware,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_device_is_cut_finely_and_a_fast_one_once() {
+        let mut pace = Pace::guess(Kind::Hardware);
+        assert_eq!(pace.limit(), SLOW, "nothing is known yet");
+        pace.learn(8e10, 0.8);
+        pace.lap();
+        assert!((pace.limit() - 0.416).abs() < 1e-9, "0.8 s: two submissions, not {}", pace.limit());
+        pace.learn(2e11, 2.0);
+        pace.lap();
+        assert_eq!(pace.limit(), SLOW, "2 s: many");
+        pace.learn(1.0, 1e-4);
+        assert_eq!(pace.seconds(1e11), 1.0, "overhead is not believed");
+    }
+}

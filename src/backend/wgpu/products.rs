@@ -1,0 +1,180 @@
+//! Products. An output is cut into windows of whole tiles where one dispatch would take too long or a matrix does not
+//! fit a binding; the sum over k is never cut for time, so where it is cut changes no bit. It is cut only where a
+//! frozen matrix or an operand [K, M] exceeds what a binding holds.
+
+use super::device::Call;
+use super::kernel::Access::{Read, Write as Written};
+use super::kernel::{Constant, Kernel};
+use super::memory::Place;
+use super::rows::kernel;
+use super::weight::encoding;
+use super::{Memory, Weight, Wgpu};
+use crate::backend::{Product, Transpose, View, ViewMut, Write};
+
+kernel!(LINEAR, "linear", ["packed", "product"], [Written, Read, Read]);
+kernel!(LINEAR_GRAD, "linear_grad", ["packed", "product"], [Written, Read, Read]);
+kernel!(MATMUL, "matmul", ["product"], [Written, Read, Read]);
+
+/// Rows and columns of the output that a workgroup makes.
+const TILE: usize = 64;
+
+/// One factor: a binding, and the distances between neighbours along the output and along the sum.
+#[derive(Clone)]
+struct Factor {
+    place: Place,
+    /// Along the output's rows or columns.
+    out: usize,
+    /// Along k.
+    k: usize,
+}
+
+/// What a product kernel is asked for.
+struct Window {
+    kernel: &'static Kernel,
+    constants: [Constant; 2],
+    out: Place,
+    stride: usize,
+    sizes: (usize, usize, usize),
+    scale: f32,
+    write: Write,
+}
+
+impl Wgpu {
+    /// The windows of an m x n output: rows and columns from..from+count.
+    fn windows(&self, (m, n, k): (usize, usize, usize)) -> Vec<((usize, usize), (usize, usize))> {
+        let most = (self.gpu.pace.most() / (2.0 * k.max(1) as f64)) as usize;
+        let tiles = (most / (TILE * TILE)).max(1);
+        let across = n.div_ceil(TILE).min(tiles);
+        let down = (tiles / across.max(1)).max(1);
+        let (rows, cols) = (down * TILE, across.max(1) * TILE);
+        let mut all = Vec::new();
+        for i in (0..m).step_by(rows) {
+            for j in (0..n).step_by(cols) {
+                all.push(((i, rows.min(m - i)), (j, cols.min(n - j))));
+            }
+        }
+        all
+    }
+
+    /// All windows of one product; parameters as the three kernels share them.
+    fn product(&mut self, window: &Window, left: &Factor, right: &Factor) {
+        let (m, n, k) = window.sizes;
+        let matmul = std::ptr::eq(window.kernel, &MATMUL);
+        let add = u32::from(window.write == Write::Add);
+        for ((i, rows), (j, cols)) in self.windows((m, n, k)) {
+            let out = window.out.base + (i * window.stride + j) as u32;
+            let a = left.place.base + (i * left.out) as u32;
+            let b = right.place.base + (j * right.out) as u32;
+            let mut params = vec![out, window.stride as u32, a];
+            if matmul {
+                params.extend([left.out, left.k].map(|x| x as u32));
+                params.extend([b, right.k as u32, right.out as u32]);
+            } else {
+                params.extend([left.out as u32, b, right.out.max(right.k) as u32]);
+            }
+            params.extend([rows as u32, cols as u32, k as u32, window.scale.to_bits(), add]);
+            let constants: &[Constant] = if matmul { &window.constants } else { &window.constants[..1] };
+            self.gpu.dispatch(Call {
+                kernel: window.kernel,
+                constants,
+                params: &params,
+                slots: &[window.out.slot.clone(), left.place.slot.clone(), right.place.slot.clone()],
+                groups: (rows.div_ceil(TILE) * cols.div_ceil(TILE)) as u64,
+                work: 2.0 * (rows * cols) as f64 * k as f64,
+            });
+        }
+    }
+
+    pub(super) fn frozen(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
+        let stride = y.cols;
+        for (from, rows) in self.pieces(y.rows, y.cols.max(x.cols), 0.0) {
+            let view = y.again().rows(from, rows);
+            let (out, left) = (self.at_mut(&view), self.at(x.rows(from, rows)));
+            for part in &w.parts {
+                let right = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+                let out = Place { base: out.base + part.from as u32, ..out.clone() };
+                let window = Window {
+                    kernel: &LINEAR,
+                    constants: [("ENCODING", encoding(w.dtype)), ("", 0)],
+                    out,
+                    stride,
+                    sizes: (rows, part.rows, w.cols),
+                    scale: 1.0,
+                    write,
+                };
+                let left = Factor { place: left.clone(), out: x.cols, k: 1 };
+                self.product(&window, &left, &Factor { place: right, out: w.cols, k: 1 });
+            }
+        }
+    }
+
+    pub(super) fn frozen_grad(
+        &mut self,
+        mut dx: ViewMut<Memory>,
+        write: Write,
+        dy: View<Memory>,
+        w: &Weight,
+    ) {
+        let stride = dx.cols;
+        for (from, rows) in self.pieces(dx.rows, dx.cols.max(dy.cols), 0.0) {
+            let view = dx.again().rows(from, rows);
+            let (out, left) = (self.at_mut(&view), self.at(dy.rows(from, rows)));
+            for part in &w.parts {
+                let right = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+                let window = Window {
+                    kernel: &LINEAR_GRAD,
+                    constants: [("ENCODING", encoding(w.dtype)), ("", 0)],
+                    out: out.clone(),
+                    stride,
+                    sizes: (rows, w.cols, part.rows),
+                    scale: 1.0,
+                    write: if part.from == 0 { write } else { Write::Add },
+                };
+                let place = Place { base: left.base + part.from as u32, ..left.clone() };
+                let left = Factor { place, out: dy.cols, k: 1 };
+                self.product(&window, &left, &Factor { place: right, out: 1, k: w.cols });
+            }
+        }
+    }
+
+    pub(super) fn trained(&mut self, mut out: ViewMut<Memory>, write: Write, of: Product<Memory>) {
+        let Product { a, b, transpose, scale } = of;
+        let (stride, n) = (out.cols, out.cols);
+        let across = |on: bool| u32::from(on);
+        let constants = [
+            ("LEFT_ACROSS", across(transpose == Transpose::Left)),
+            ("RIGHT_ACROSS", across(transpose != Transpose::Right)),
+        ];
+        let window = |out: Place, sizes, write| Window {
+            kernel: &MATMUL,
+            constants,
+            out,
+            stride,
+            sizes,
+            scale,
+            write,
+        };
+        if transpose == Transpose::Left {
+            let o = self.at_mut(&out);
+            for (from, k) in self.pieces(a.rows, a.cols.max(b.cols), 0.0) {
+                let (left, right) = (self.at(a.rows(from, k)), self.at(b.rows(from, k)));
+                let write = if from == 0 { write } else { Write::Add };
+                let left = Factor { place: left, out: 1, k: a.cols };
+                let right = Factor { place: right, out: 1, k: b.cols };
+                self.product(&window(o.clone(), (out.rows, n, k), write), &left, &right);
+            }
+            return;
+        }
+        let right = self.at(b);
+        let right = match transpose {
+            Transpose::Right => Factor { place: right, out: b.cols, k: 1 },
+            _ => Factor { place: right, out: 1, k: b.cols },
+        };
+        for (from, rows) in self.pieces(out.rows, out.cols.max(a.cols), 0.0) {
+            let view = out.again().rows(from, rows);
+            let (o, left) = (self.at_mut(&view), self.at(a.rows(from, rows)));
+            let left = Factor { place: left, out: a.cols, k: 1 };
+            self.product(&window(o, (rows, n, a.cols), write), &left, &right);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Verbs over rows: every output depends on one row of the inputs, so that rows may be cut anywhere.
+
+use super::kernel::Access::{Read, Write as Written};
+use super::kernel::Kernel;
+use super::memory::Place;
+use super::weight::encoding;
+use super::{Masks, Memory, Tokens, Weight, Wgpu};
+use crate::backend::{DropoutKey, View, ViewMut, Write};
+use crate::numeric::rng;
+
+macro_rules! kernel {
+    ($name:ident, $stem:literal, [$($piece:literal),*], [$($access:expr),*]) => {
+        static $name: Kernel = Kernel {
+            name: $stem,
+            source: &[
+                $(include_str!(concat!("../../../kernels/wgsl/", $piece, ".wgsl")),)*
+                include_str!(concat!("../../../kernels/wgsl/", $stem, ".wgsl")),
+            ],
+            buffers: &[$($access),*],
+        };
+    };
+}
+pub(super) use kernel;
+
+kernel!(FILL, "fill", [], [Written]);
+kernel!(COPY, "copy", [], [Written, Read]);
+kernel!(ADD, "add", [], [Written, Read]);
+kernel!(BIAS, "bias", [], [Written, Read]);
+kernel!(EMBED, "embed", ["packed"], [Written, Read, Read]);
+kernel!(ROPE, "rope", [], [Written, Read, Read]);
+kernel!(SWIGLU, "swiglu", [], [Written, Read, Read]);
+kernel!(SWIGLU_GRAD, "swiglu_grad", [], [Written, Written, Read]);
+kernel!(DROPOUT, "dropout", [], [Written, Read, Read, Read]);
+
+/// What an element of a simple verb costs, in multiplications and additions of a product.
+pub(super) const ELEMENT: f64 = 16.0;
+
+impl Wgpu {
+    /// One lane per element.
+    pub(super) fn each(&mut self, kernel: &'static Kernel, n: usize, params: &[u32], places: &[&Place]) {
+        let slots: Vec<_> = places.iter().map(|p| p.slot.clone()).collect();
+        let (groups, work) = (n.div_ceil(256) as u64, n as f64 * ELEMENT);
+        self.gpu.dispatch(super::device::Call {
+            kernel,
+            constants: &[],
+            params,
+            slots: &slots,
+            groups,
+            work,
+        });
+    }
+
+    /// `len` elements in pieces that can be bound and take no longer than a submission may.
+    fn runs(&self, len: usize) -> Vec<(usize, usize)> {
+        self.pieces(len, 1, ELEMENT)
+    }
+
+    pub(super) fn fill_view(&mut self, out: ViewMut<Memory>, value: f32) {
+        for (from, n) in self.runs(out.len()) {
+            let o = self.place(&out.memory.storage, out.offset + from, n);
+            self.each(&FILL, n, &[o.base, n as u32, value.to_bits()], &[&o]);
+        }
+    }
+
+    pub(super) fn copy_view(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
+        self.onto(&COPY, out, x);
+    }
+
+    pub(super) fn add_view(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
+        self.onto(&ADD, out, x);
+    }
+
+    fn onto(&mut self, kernel: &'static Kernel, out: ViewMut<Memory>, x: View<Memory>) {
+        for (from, n) in self.runs(out.len()) {
+            let o = self.place(&out.memory.storage, out.offset + from, n);
+            let x = self.place(&x.memory.storage, x.offset + from, n);
+            self.each(kernel, n, &[o.base, x.base, n as u32], &[&o, &x]);
+        }
+    }
+
+    pub(super) fn add_bias(&mut self, mut y: ViewMut<Memory>, bias: View<Memory>) {
+        let b = self.at(bias);
+        for (from, rows) in self.pieces(y.rows, y.cols, ELEMENT * y.cols as f64) {
+            let part = y.again().rows(from, rows);
+            let (o, n) = (self.at_mut(&part), part.len());
+            self.each(&BIAS, n, &[o.base, b.base, n as u32, part.cols as u32], &[&o, &b]);
+        }
+    }
+
+    pub(super) fn embed_rows(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
+        let ids = Place { slot: self.integers(&tokens.integers), base: 0 };
+        let constants = [("ENCODING", encoding(table.dtype))];
+        for (from, rows) in self.pieces(out.rows, out.cols, ELEMENT * out.cols as f64) {
+            let view = out.again().rows(from, rows);
+            let (o, n) = (self.at_mut(&view), view.len());
+            for part in &table.parts {
+                let t = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+                let params =
+                    [o.base, from as u32, n as u32, view.cols as u32, part.from as u32, part.rows as u32];
+                let slots = [o.slot.clone(), t.slot, ids.slot.clone()];
+                let (groups, work) = (n.div_ceil(256) as u64, n as f64 * ELEMENT);
+                let (kernel, constants) = (&EMBED, &constants);
+                let call =
+                    super::device::Call { kernel, constants, params: &params, slots: &slots, groups, work };
+                self.gpu.dispatch(call);
+            }
+        }
+    }
+
+    pub(super) fn turn(&mut self, mut x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, sign: f32) {
+        let (size, t) = (table.cols, tokens.len());
+        let positions = Place { slot: self.integers(&tokens.integers), base: 0 };
+        let table = self.at(table);
+        for (from, rows) in self.pieces(x.rows, x.cols, ELEMENT * x.cols as f64) {
+            let part = x.again().rows(from, rows);
+            let (o, n, cols) = (self.at_mut(&part), part.len() / 2, part.cols as u32);
+            let at = (t + from) as u32;
+            let params = [o.base, table.base, at, n as u32, cols, size as u32, sign.to_bits()];
+            self.each(&ROPE, n, &params, &[&o, &table, &positions]);
+        }
+    }
+
+    pub(super) fn gate(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+        for (from, n) in self.runs(out.len()) {
+            let o = self.place(&out.memory.storage, out.offset + from, n);
+            let g = self.place(&gate.memory.storage, gate.offset + from, n);
+            let u = self.place(&up.memory.storage, up.offset + from, n);
+            self.each(&SWIGLU, n, &[o.base, g.base, u.base, n as u32], &[&o, &g, &u]);
+        }
+    }
+
+    pub(super) fn gate_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
+        for (from, n) in self.runs(dout.len()) {
+            let g = self.place(&gate.memory.storage, gate.offset + from, n);
+            let u = self.place(&up.memory.storage, up.offset + from, n);
+            let d = self.place(&dout.memory.storage, dout.offset + from, n);
+            self.each(&SWIGLU_GRAD, n, &[g.base, u.base, d.base, n as u32], &[&g, &u, &d]);
+        }
+    }
+
+    /// The mask's hash of every token up to its row, sent once per microbatch.
+    fn mask_bases(&mut self, key: DropoutKey, tokens: &Tokens) -> Place {
+        let known = (key.seed, key.step, tokens.number);
+        if self.masks.as_ref().is_none_or(|m| m.key != known) {
+            let of_row = |(&id, w): (&u64, &[u32])| {
+                std::iter::repeat_n(rng::hash(&[key.seed, key.step, id]), (w[1] - w[0]) as usize)
+            };
+            let bases: Vec<u32> = key.rows.iter().zip(tokens.bounds.windows(2)).flat_map(of_row).collect();
+            self.masks = None;
+            let bases = self.lease(&bases);
+            self.masks = Some(Masks { key: known, bases });
+        }
+        match &self.masks {
+            Some(masks) => Place { slot: self.integers(&masks.bases), base: 0 },
+            None => Place { slot: self.integers(&tokens.integers), base: 0 },
+        }
+    }
+
+    pub(super) fn mask(
+        &mut self,
+        (mut out, write): (ViewMut<Memory>, Write),
+        x: View<Memory>,
+        key: DropoutKey,
+        tokens: &Tokens,
+    ) {
+        let bases = self.mask_bases(key, tokens);
+        let integers = Place { slot: self.integers(&tokens.integers), base: 0 };
+        let add = u32::from(write == Write::Add);
+        for (from, rows) in self.pieces(x.rows, x.cols, 2.0 * ELEMENT * x.cols as f64) {
+            let part = out.again().rows(from, rows);
+            let (o, n, xs) = (self.at_mut(&part), part.len(), self.at(x.rows(from, rows)));
+            let module = [key.module as u32, (key.module >> 32) as u32];
+            let (t, cols) = (tokens.len() as u32, x.cols as u32);
+            let [low, high] = module;
+            let (threshold, scale) = (key.threshold(), key.scale().to_bits());
+            let params = [o.base, xs.base, from as u32, t, n as u32, cols, low, high, threshold, scale, add];
+            self.each(&DROPOUT, n, &params, &[&o, &xs, &bases, &integers]);
+        }
+    }
+}
