@@ -13,9 +13,10 @@ use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
 use finetune::model::memory::{self, Load};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
-use finetune::model::weights::ModelError;
+use finetune::model::weights::{ModelError, Weights};
+use finetune::numeric::block::{Block, Encoding};
 use finetune::numeric::dtype::Dtype;
-use finetune::numeric::tensor::{Tensor, Tensors};
+use finetune::numeric::tensor::{About, Tensor, Tensors};
 use std::borrow::Cow;
 
 fn cases() -> Vec<Case> {
@@ -212,6 +213,25 @@ fn damaged_bases_are_refused_by_the_name_of_the_tensor() {
     }
 }
 
+/// Matrices of which nothing but the shape is there.
+struct Shapes<'a>(&'a Config, Encoding);
+
+impl Tensors for Shapes<'_> {
+    fn tensor(&self, _: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(None)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        let module = name.split('.').rev().nth(1).unwrap();
+        let (rows, cols) = self.0.projection(module).unwrap_or((self.0.vocab, self.0.hidden));
+        Ok(Some(About { shape: vec![rows, cols], encoding: self.1 }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
 #[test]
 fn memory_is_estimated_from_shapes() {
     let json = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
@@ -219,9 +239,17 @@ fn memory_is_estimated_from_shapes() {
         "tie_word_embeddings": true}"#;
     let config = Config::from_json(&serde_json::from_str(json).unwrap()).unwrap();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let load = Load { config: &config, lora: &lora, tokens: 1024, weight_bytes: 2 };
+    let load = Load { config: &config, lora: &lora, tokens: 1024, weights: 2 * 134_515_008 };
     let all = memory::estimate(load, Keep::Everything);
     assert_eq!(all.weights, 2 * 134_515_008, "SmolLM2's number of parameters");
+    for (encoding, bytes) in [
+        // Its 61 norms are f32.
+        (Encoding::Plain(Dtype::Bf16), 2 * 134_515_008 + 2 * 61 * 576),
+        (Encoding::Blocks(Block::Q8_0), (134_515_008 - 61 * 576) / 32 * 34 + 4 * 61 * 576),
+    ] {
+        let packed = Weights::new(&Shapes(&config, encoding)).unwrap().packed(&Cpu::new(1), &config);
+        assert_eq!(packed, Ok(bytes), "{encoding:?}");
+    }
     assert_eq!(layout::of(&config, &lora, 0..30).len(), 4_884_480, "PEFT prints this number");
     assert_eq!(all.adapter, 48 * 4_884_480);
     // x, mid, q, attended, k, v, gate, up, the small ones, and a quarter that waits to be used again.

@@ -14,6 +14,7 @@ pub mod timed;
 mod traffic;
 pub mod wgpu;
 
+use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 pub use fused::{Fused, LmHeadLoss, LoraGrad, LoraPart};
 pub use traffic::Traffic;
@@ -254,6 +255,15 @@ pub trait Backend {
         4
     }
 
+    /// Bytes that a frozen matrix of that many numbers takes once it is packed. Goes with
+    /// [`Backend::weight_of_blocks`]: here blocks are widened.
+    fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
+        match encoding {
+            Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
+            Encoding::Blocks(_) => numbers * self.weight_bytes(Dtype::F32),
+        }
+    }
+
     /// `len` values of unspecified contents.
     fn memory(&mut self, len: usize) -> Self::Memory;
     /// Gives memory back for reuse.
@@ -272,6 +282,14 @@ pub trait Backend {
     }
     /// Packs a frozen matrix as the backend likes it.
     fn weight(&mut self, source: Frozen) -> Result<Self::Weight, Fault>;
+    /// The same of a matrix in blocks. A backend that computes from blocks overrides this; here they are widened.
+    fn weight_of_blocks(&mut self, source: &Blocks) -> Result<Self::Weight, Fault> {
+        let Blocks { rows, cols, block, bytes } = source;
+        let mut values = vec![0.0; rows * cols];
+        block.widen(&mut values, bytes);
+        let (dtype, bytes) = (Dtype::F32, bytemuck::cast_slice(&values));
+        self.weight(Frozen { rows: *rows, cols: *cols, dtype, bytes })
+    }
     /// Uploads the integers of a microbatch.
     fn tokens(&mut self, rows: TokenRows) -> Self::Tokens;
     /// Uploads integers.

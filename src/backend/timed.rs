@@ -34,17 +34,17 @@ impl Notes {
 pub struct Timed<B> {
     inner: B,
     notes: Notes,
-    /// Bytes of a frozen number.
-    weight: f64,
+    /// Bytes and numbers of all frozen matrices, whose mean every product is counted with.
+    frozen: (usize, usize),
     /// Pairs of query and key of the tokens that came last.
     pairs: f64,
 }
 
 impl<B: Backend> Timed<B> {
-    /// Around `inner`, whose frozen numbers come as `dtype`.
-    pub fn new(inner: B, dtype: Dtype) -> (Self, Notes) {
-        let (notes, weight) = (Notes::default(), inner.weight_bytes(dtype) as f64);
-        (Timed { inner, notes: notes.clone(), weight, pairs: 0.0 }, notes)
+    /// Around `inner`.
+    pub fn new(inner: B) -> (Self, Notes) {
+        let notes = Notes::default();
+        (Timed { inner, notes: notes.clone(), frozen: (0, 0), pairs: 0.0 }, notes)
     }
 
     fn time<R>(&mut self, verb: &'static str, work: (f64, f64), run: impl FnOnce(&mut B) -> R) -> R {
@@ -60,10 +60,16 @@ impl<B: Backend> Timed<B> {
         result
     }
 
+    fn count(&mut self, encoding: Encoding, numbers: usize) {
+        self.frozen.0 += self.inner.matrix_bytes(encoding, numbers);
+        self.frozen.1 += numbers;
+    }
+
     /// A product of t x k by n x k frozen numbers, with an adapter of that rank.
     fn frozen(&self, (t, n, k): (usize, usize, usize), rank: usize) -> (f64, f64) {
+        let weight = self.frozen.0 as f64 / self.frozen.1.max(1) as f64;
         let (t, n, k, r) = (t as f64, n as f64, k as f64, rank as f64);
-        (2.0 * t * (n * k + r * (n + k)), 4.0 * (t * (n + k) + r * (t + n + k)) + self.weight * n * k)
+        (2.0 * t * (n * k + r * (n + k)), 4.0 * (t * (n + k) + r * (t + n + k)) + weight * n * k)
     }
 }
 
@@ -83,6 +89,9 @@ impl<B: Backend> Backend for Timed<B> {
     }
     fn weight_bytes(&self, dtype: Dtype) -> usize {
         self.inner.weight_bytes(dtype)
+    }
+    fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
+        self.inner.matrix_bytes(encoding, numbers)
     }
     fn memory(&mut self, len: usize) -> B::Memory {
         self.inner.memory(len)
@@ -104,7 +113,12 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.traffic()
     }
     fn weight(&mut self, source: Frozen) -> Result<B::Weight, Fault> {
+        self.count(Encoding::Plain(source.dtype), source.rows * source.cols);
         self.inner.weight(source)
+    }
+    fn weight_of_blocks(&mut self, source: &Blocks) -> Result<B::Weight, Fault> {
+        self.count(Encoding::Blocks(source.block), source.rows * source.cols);
+        self.inner.weight_of_blocks(source)
     }
     fn tokens(&mut self, rows: TokenRows) -> B::Tokens {
         let pairs = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;

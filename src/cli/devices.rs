@@ -72,9 +72,9 @@ pub fn open(
     let keep = match need.tokens {
         0 => Keep::Inputs,
         tokens => {
-            let weight_bytes = cpu.weight_bytes(Weights::new(tensors)?.dtype()?);
+            let weights = Weights::new(tensors)?.packed(&cpu, config)?;
             let limit = options.memory_limit.unwrap_or_else(free_memory);
-            memory::choose(Load { config, lora, tokens, weight_bytes }, limit)?.0
+            memory::choose(Load { config, lora, tokens, weights }, limit)?.0
         }
     };
     let build = Build { keep, class_weights, ..Build::whole(config) };
@@ -102,11 +102,10 @@ pub fn profile(
 ) -> Result<Profiled, Refusal> {
     let threads = options.threads.unwrap_or_else(cores);
     let cpu = cpu(options.dtype, threads);
-    let (dtype, peaks) = (Weights::new(tensors)?.dtype()?, cpu.peaks());
+    let (weights, peaks) = (Weights::new(tensors)?.packed(&cpu, config)?, cpu.peaks());
     let limit = options.memory_limit.unwrap_or_else(free_memory);
-    let weight_bytes = cpu.weight_bytes(dtype);
-    let keep = memory::choose(Load { config, lora, tokens, weight_bytes }, limit)?.0;
-    let (timed, notes) = Timed::new(cpu, dtype);
+    let keep = memory::choose(Load { config, lora, tokens, weights }, limit)?.0;
+    let (timed, notes) = Timed::new(cpu);
     let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
     Ok(Profiled { model: Box::new(model), notes, peaks, threads })
 }
@@ -195,9 +194,9 @@ impl Opener for Processor {
 }
 
 fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
-    let weight_bytes = cpu.weight_bytes(Weights::new(&*blueprint.tensors)?.dtype()?);
+    let weights = Weights::new(&*blueprint.tensors)?.packed(cpu, &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
-    Ok(Load { config, lora, tokens, weight_bytes })
+    Ok(Load { config, lora, tokens, weights })
 }
 
 fn built(cpu: Cpu, blueprint: &Blueprint, keep: Keep) -> Result<Box<dyn Model>, ModelError> {

@@ -39,20 +39,16 @@ pub struct Load<'a> {
     pub lora: &'a LoraSpec,
     /// Longest microbatch.
     pub tokens: usize,
-    /// What the backend makes of a frozen number: `Backend::weight_bytes`.
-    pub weight_bytes: usize,
+    /// Bytes of the frozen weights, as the backend packs them: [`super::weights::Weights::packed`].
+    pub weights: u64,
 }
 
 /// What it takes.
 pub fn estimate(load: Load, keep: Keep) -> Estimate {
-    let Load { config, lora, tokens, weight_bytes } = load;
+    let Load { config, lora, tokens, weights } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
-    let block = 2 * q * c + 2 * kv * c + 3 * f * c + 2 * c;
-    let head = if config.tied || config.labels.is_some() { 0 } else { (config.vocab * config.hidden) as u64 };
-    let embedding = (config.vocab * config.hidden) as u64;
-    let weights = config.layers as u64 * block + embedding + head + c;
     let trained = layout::of(config, lora, 0..config.layers).len() as u64;
     // x, mid; q, attended; k, v; gate, up; q and k before their norms; logsumexp, roots and h are small.
     let norms = if config.qk_norm { q + kv } else { 0 };
@@ -75,7 +71,7 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     let in_head = t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs);
     let recycled = |bytes: u64| bytes + bytes / 4;
     Estimate {
-        weights: weight_bytes as u64 * weights,
+        weights,
         // On the device two values; on the host four and a sum of 8 bytes, and up to four more values that are
         // copies, while a step ends or is saved.
         adapter: trained * (4 * 2 + 4 * 4 + 8 + 4 * 4),

@@ -1,9 +1,11 @@
 //! Tensors by Hugging Face name into a backend's layout. Shapes and finiteness are checked on the way, and only
 //! one tensor is held wide at a time: what a backend packed is all that stays.
 
-use super::config::ConfigError;
-use super::lora::LoraError;
+use super::config::{Config, ConfigError};
+use super::layout::module_path;
+use super::lora::{LoraError, MODULES};
 use crate::backend::{Backend, Fault, Frozen, view_mut};
+use crate::numeric::block::Blocks;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use rayon::prelude::*;
@@ -88,11 +90,22 @@ impl<'a> Weights<'a> {
         format!("{}{below_model}", self.prefix)
     }
 
-    /// How the model's matrices are encoded, by the example of one.
-    pub fn dtype(&self) -> Result<Dtype, ModelError> {
-        let name = self.name("layers.0.self_attn.k_proj.weight");
-        let tensor = self.tensors.tensor(&name).map_err(ModelError::Source)?;
-        tensor.map(|t| t.dtype).ok_or(ModelError::Missing { name })
+    /// Bytes of the model's frozen weights, as the backend packs them; no weight is read.
+    pub fn packed<B: Backend>(&self, backend: &B, config: &Config) -> Result<u64, ModelError> {
+        let modules = (0..config.layers).flat_map(|layer| MODULES.map(|module| module_path(layer, module)));
+        let below = modules.chain(["embed_tokens".into()]);
+        let mut names: Vec<String> = below.map(|path| self.name(&format!("{path}.weight"))).collect();
+        if !config.tied && config.labels.is_none() {
+            names.push("lm_head.weight".into());
+        }
+        // Norms and biases are small, and f32 everywhere.
+        let mut bytes = 4 * config.hidden * (2 * config.layers + 1);
+        for name in names {
+            let about = self.tensors.about(&name).map_err(ModelError::Source)?;
+            let about = about.ok_or(ModelError::Missing { name })?;
+            bytes += backend.matrix_bytes(about.encoding, about.shape.iter().product());
+        }
+        Ok(bytes as u64)
     }
 
     /// The tensor `name`, as it stands in the files, of that shape and all finite.
@@ -121,6 +134,15 @@ impl<'a> Weights<'a> {
         name: &str,
         (rows, cols): (usize, usize),
     ) -> Result<B::Weight, ModelError> {
+        if let Some(blocks) = self.tensors.blocks(name).map_err(ModelError::Source)? {
+            let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
+            let name = name.to_owned();
+            return match first_not_finite_in(&blocks) {
+                _ if expected != found => Err(ModelError::Shape { name, expected, found }),
+                Some(index) => Err(ModelError::NonFinite { name, index }),
+                None => Ok(backend.weight_of_blocks(&blocks)?),
+            };
+        }
         let tensor = self.checked(name, &[rows, cols])?;
         Ok(backend.weight(Frozen { rows, cols, dtype: tensor.dtype, bytes: &tensor.bytes })?)
     }
@@ -149,6 +171,18 @@ fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
         Dtype::F16 => exponents::<2>(b, |x| x[1] & 0x7c == 0x7c),
     };
     blocks.find_map_first(|(i, block)| bad(block).map(|at| i * BLOCK + at))
+}
+
+/// The same of a matrix in blocks, whose scales can make any of their numbers so.
+fn first_not_finite_in(blocks: &Blocks) -> Option<usize> {
+    let bad = |r: usize| {
+        let mut row = vec![0.0; blocks.cols];
+        blocks.block.widen(&mut row, blocks.row(r));
+        let finite = row.iter().fold(true, |all, x| all & x.is_finite());
+        if finite { None } else { row.iter().position(|x| !x.is_finite()) }
+    };
+    let rows = (0..blocks.rows).into_par_iter();
+    rows.find_map_first(|r| bad(r).map(|at| r * blocks.cols + at))
 }
 
 /// A whole block is folded without a branch first, because damage is rare and the fold is vectorised.

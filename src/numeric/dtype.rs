@@ -1,7 +1,7 @@
 //! How bytes encode numbers.
 
 /// An element type, little endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
     /// IEEE single precision.
     F32,

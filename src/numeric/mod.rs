@@ -1,5 +1,6 @@
 //! Floor 0: numbers. Nothing here knows of tokens, files or devices.
 
+pub mod block;
 pub mod dtype;
 pub mod fixed;
 pub mod pack;

@@ -1,5 +1,6 @@
 //! A tensor on the host, as a file gives it.
 
+use super::block::{Blocks, Encoding};
 use super::dtype::Dtype;
 use std::borrow::Cow;
 
@@ -14,10 +15,32 @@ pub struct Tensor<'a> {
     pub bytes: Cow<'a, [u8]>,
 }
 
+/// What is known of a tensor without reading it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// Outermost first.
+    pub shape: Vec<usize>,
+    /// As it is stored.
+    pub encoding: Encoding,
+}
+
 /// Tensors by their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`).
 pub trait Tensors: Send + Sync {
     /// The tensor of that name, None if there is none; an error names the file and what is wrong with it.
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String>;
+
+    /// The matrix of that name in its blocks, None where there is none or its numbers are stored one by one.
+    /// [`Tensors::tensor`] gives the same numbers widened.
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        let _ = name;
+        Ok(None)
+    }
+
+    /// What is known of it without reading it. A source that stores blocks overrides this.
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        let tensor = self.tensor(name)?;
+        Ok(tensor.map(|t| About { shape: t.shape, encoding: Encoding::Plain(t.dtype) }))
+    }
 
     /// Every name, sorted.
     fn names(&self) -> Vec<String>;

@@ -70,9 +70,9 @@ impl Opener for OnCpu {
 }
 
 fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
-    let weight_bytes = cpu.weight_bytes(Weights::new(&*blueprint.tensors)?.dtype()?);
+    let weights = Weights::new(&*blueprint.tensors)?.packed(cpu, &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
-    Ok(Load { config, lora, tokens, weight_bytes })
+    Ok(Load { config, lora, tokens, weights })
 }
 
 /// As many devices, each with a chain of two backends.

@@ -10,6 +10,7 @@
 mod attention;
 mod bench;
 mod bf16;
+mod blocks;
 mod fused;
 mod loss;
 mod products;

@@ -6,55 +6,47 @@
 
 use super::Context;
 use super::avx512::COLS;
-use super::panels::Added;
+
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE};
 use super::stored::Stored;
+use super::tiled::{Added, Tiled};
 use crate::backend::Write;
 use std::arch::x86_64::*;
 
 /// Most rows that this is faster for than tiles.
 pub const ROWS: usize = 2;
 /// Panels side by side: eight vectors of sums, as many as multiply-adds are under way at a time.
-const PANELS: usize = 4;
+pub const PANELS: usize = 4;
 
-/// The panels of a weight: words, words of a column, outputs and inputs.
-pub struct Matrix<'a, S: Stored> {
-    /// [N / 32][K / DEPTH][32]
-    pub data: &'a [S::Word],
-    /// K / DEPTH
-    pub deep: usize,
-    /// N
-    pub rows: usize,
-    /// K
-    pub cols: usize,
+/// What the chains of some outputs are made of.
+pub trait Chains {
+    /// The chains over x of `panels` panels of outputs, at most [`PANELS`], from output `first` on, whose terms begin
+    /// at `from`, in ascending order.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL; the outputs' panels and the terms are there.
+    unsafe fn chains(&self, x: &[f32], outputs: (usize, usize), from: usize) -> Sums;
 }
 
 /// y[T, N] (=|+=) x wᵀ [+ what is added], at most [`ROWS`] rows.
-pub fn forward<S: Stored>(cx: Context, w: &Matrix<S>, y: Target, x: (Strided, usize), added: Option<Added>) {
-    let (x, t) = x;
-    assert!(x.holds(t, w.cols) && x.col == 1, "x has as many columns as the weight");
-    cx.threads.each(w.rows.div_ceil(PANELS * COLS), |task| {
+pub fn forward<W: Tiled>(cx: Context, w: &W, y: Target, x: (Strided, usize), added: Option<Added>) {
+    let ((x, t), (rows, cols)) = (x, (w.rows(), w.cols()));
+    assert!(x.holds(t, cols) && x.col == 1, "x has as many columns as the weight");
+    cx.threads.each(rows.div_ceil(PANELS * COLS), |task| {
         let first = task * PANELS * COLS;
-        let panels = PANELS.min((w.rows - first).div_ceil(COLS));
+        let panels = PANELS.min((rows - first).div_ceil(COLS));
         for row in 0..t {
-            let (x, y) = (&x.from(row, 0).data[..w.cols], y.from(row, first));
-            for (from, k) in product_own::slices(w.cols) {
+            let (x, y) = (&x.from(row, 0).data[..cols], y.from(row, first));
+            for (from, k) in product_own::slices(cols) {
                 let write = if from > 0 { Write::Add } else { y.write };
-                let (x, words) = (&x[from..][..k], (first / COLS * w.deep + from / S::DEPTH) * COLS);
-                let low = added.filter(|_| from + k == w.cols);
+                let low = added.filter(|_| from + k == cols);
                 product_own::with_panel(|room| {
-                    let low = low.map(|a| lay_out(room, a, (row, first), panels, w.rows));
-                    // SAFETY: panels are made for AVX-512 only; those of this task belong to it alone.
+                    let low = low.map(|a| lay_out(room, a, (row, first), panels, rows));
+                    // SAFETY: such matrices are made for AVX-512 only; the outputs of this task belong to it alone.
                     unsafe {
-                        let words = w.data[words..].as_ptr();
-                        let sums = match panels {
-                            1 => chains::<S, 1>(x, words, w.deep),
-                            2 => chains::<S, 2>(x, words, w.deep),
-                            3 => chains::<S, 3>(x, words, w.deep),
-                            _ => chains::<S, PANELS>(x, words, w.deep),
-                        };
-                        put(sums, low, Target { write, ..y }, w.rows - first);
+                        let sums = w.chains(&x[from..][..k], (first, panels), from);
+                        put(sums, low, Target { write, ..y }, rows - first);
                     }
                 });
             }
@@ -81,14 +73,15 @@ fn lay_out<'a>(
 /// Most terms of what is added: the room of a thread holds so many for every panel.
 pub const RANK: usize = 2 * SLICE / PANELS;
 
-type Sums = [[__m512; 2]; PANELS];
+/// Two vectors for each panel.
+pub type Sums = [[__m512; 2]; PANELS];
 
 /// The chains of P panels, from 0, in ascending order of k.
 ///
 /// # Safety
 /// AVX-512 F, BW and VL; P panels of x's terms lie `deep` rows of words apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn chains<S: Stored, const P: usize>(x: &[f32], words: *const S::Word, deep: usize) -> Sums {
+pub unsafe fn of_words<S: Stored, const P: usize>(x: &[f32], words: *const S::Word, deep: usize) -> Sums {
     let mut sums = [[_mm512_setzero_ps(); 2]; PANELS];
     for word in 0..x.len().div_ceil(S::DEPTH) {
         // A last single number goes with 0, which lies beside it in the panel too.

@@ -2,29 +2,38 @@
 //! rows for the `gemm` crate.
 
 use super::Context;
-use super::panels::Added;
 use super::product::{Strided, Target};
 use super::stored::Stored;
+use super::tiled::{Added, Tiled};
 
 /// As in `few.rs`.
 pub const ROWS: usize = 2;
 /// As in `few.rs`.
 pub const RANK: usize = 0;
+/// As in `few.rs`.
+pub const PANELS: usize = 4;
 
 /// As in `few.rs`.
-#[allow(dead_code)]
-pub struct Matrix<'a, S: Stored> {
-    /// [N / 32][K / DEPTH][32]
-    pub data: &'a [S::Word],
-    /// K / DEPTH
-    pub deep: usize,
-    /// N
-    pub rows: usize,
-    /// K
-    pub cols: usize,
+pub type Sums = [[[f32; 16]; 2]; PANELS];
+
+/// As in `few.rs`.
+pub trait Chains {
+    /// Never called.
+    ///
+    /// # Safety
+    /// None is needed.
+    unsafe fn chains(&self, x: &[f32], outputs: (usize, usize), from: usize) -> Sums;
 }
 
 /// Never called.
-pub fn forward<S: Stored>(_: Context, _: &Matrix<S>, _: Target, _: (Strided, usize), _: Option<Added>) {
+///
+/// # Safety
+/// None is needed.
+pub unsafe fn of_words<S: Stored, const P: usize>(_: &[f32], _: *const S::Word, _: usize) -> Sums {
+    unreachable!("panels are for AVX-512");
+}
+
+/// Never called.
+pub fn forward<W: Tiled>(_: Context, _: &W, _: Target, _: (Strided, usize), _: Option<Added>) {
     unreachable!("panels are for AVX-512");
 }

@@ -7,9 +7,8 @@
 use super::isa::kernel;
 use super::left::{self, Left, Precision, Side};
 use super::memory::Memory;
-use super::panels::Panels;
 use super::product::Strided;
-use super::stored::Stored;
+use super::tiled::Tiled;
 use super::{Context, avx512, loss, math, product_own};
 use crate::backend::Write;
 use std::cell::RefCell;
@@ -95,9 +94,9 @@ kernel! {
 }
 
 /// losses[n] and, where asked for, dx[n, C]; both are overwritten. `room` holds what [`room`] says.
-pub fn loss<S: Stored>(
+pub fn loss<W: Tiled>(
     cx: Context,
-    panels: &Panels<S>,
+    panels: &W,
     out: (&mut [f32], Option<&mut [f32]>),
     q: Question,
     room: &mut [f32],
@@ -158,7 +157,7 @@ fn rows_of_task(n: usize, c: usize) -> usize {
 }
 
 /// One block of rows against one part of the vocabulary.
-fn answer<S: Stored>(cx: Context, panels: &Panels<S>, out: Answer, q: Question, columns: Range<usize>) {
+fn answer<W: Tiled>(cx: Context, panels: &W, out: Answer, q: Question, columns: Range<usize>) {
     let Answer { largest, sum, chosen, mut weighted } = out;
     let n = q.targets.len();
     largest.fill(f32::NEG_INFINITY);
@@ -223,9 +222,9 @@ fn narrow<'a>(
 }
 
 /// Loss and gradient of one row: number, rows of the block, target, columns of a part.
-fn put_together<'a, S: Stored>(
+fn put_together<'a, W: Tiled>(
     cx: Context,
-    panels: &Panels<S>,
+    panels: &W,
     (loss, dx): (&mut [f32], Option<&mut [f32]>),
     answers: impl Iterator<Item = &'a [f32]> + Clone,
     (row, count, target, part): (usize, usize, usize, usize),

@@ -16,6 +16,7 @@ mod avx512_bf16;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "avx512_bf16_absent.rs"]
 mod avx512_bf16;
+mod blocks;
 mod elementwise;
 #[cfg(target_arch = "x86_64")]
 mod few;
@@ -42,6 +43,12 @@ mod stored;
 #[path = "stored_absent.rs"]
 mod stored;
 mod threads;
+mod tiled;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "unpack_absent.rs"]
+mod unpack;
 mod verbs;
 mod weight;
 

@@ -6,40 +6,19 @@
 //! inner dimension is N, turns blocks of 16 outputs while it widens them or pairs them anew (3 % of the product at
 //! 256 rows; a second copy of the weights would save that).
 
-use super::Context;
-use super::avx512::{self, Ahead, COLS};
-use super::avx512_bf16::{self, Pairs};
-use super::few::{self, Matrix};
-use super::left::{Left, Side};
-use super::product::{Strided, Target};
-use super::product_own::{self, SLICE};
+use super::avx512::{Ahead, COLS};
+use super::avx512_bf16;
+use super::few::{self, Sums};
+use super::left::Side;
 use super::stored::Stored;
-use super::threads::{Shared, Threads};
-use crate::backend::Write;
-use std::ops::Range;
-
-/// Most terms of a low-rank product that is added in the same pass.
-pub const RANK: usize = SLICE;
+use super::threads::Threads;
+use super::tiled::{Right, Tiled};
 
 /// N x K numbers.
 pub struct Panels<S: Stored> {
     rows: usize,
     cols: usize,
     data: Vec<S::Word>,
-}
-
-/// A product that is added while the tile is in registers: left [T, R], right as a tile wants it (R rows), and
-/// what multiplies it.
-#[derive(Clone, Copy)]
-pub struct Added<'a> {
-    /// [T, R]
-    pub left: Strided<'a>,
-    /// [R, outputs]
-    pub right: Strided<'a>,
-    /// R
-    pub rank: usize,
-    /// Multiplies the product.
-    pub scale: f32,
 }
 
 impl<S: Stored> Panels<S> {
@@ -64,119 +43,24 @@ impl<S: Stored> Panels<S> {
     fn deep(&self) -> usize {
         self.cols.div_ceil(S::DEPTH)
     }
+}
 
-    /// out = row `id`
-    pub fn row(&self, out: &mut [f32], id: usize) {
+impl<S: Stored> Tiled for Panels<S> {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn cols(&self) -> usize {
+        self.cols
+    }
+
+    fn row(&self, out: &mut [f32], id: usize) {
         let panel = &self.data[id / COLS * self.deep() * COLS..][..self.deep() * COLS];
         for (out, &word) in out.chunks_mut(S::DEPTH).zip(panel.iter().skip(id % COLS).step_by(COLS)) {
             out.iter_mut().enumerate().for_each(|(i, o)| *o = S::widen(word, i));
         }
     }
 
-    /// y[T, N] (=|+=) x wᵀ [+ what is added]
-    pub fn forward(&self, cx: Context, y: Target, x: Left, added: Option<Added>) {
-        check(added, (x.rows, self.rows));
-        let small = added.is_none_or(|a| a.rank <= few::RANK);
-        if let (Side::Floats(floats), true) = (x.side, x.rows <= few::ROWS && small) {
-            let (rows, cols) = (self.rows, self.cols);
-            let matrix = Matrix::<S> { data: &self.data, deep: self.deep(), rows, cols };
-            return few::forward(cx, &matrix, y, (floats, x.rows), added);
-        }
-        product_own::areas(cx, x.rows, self.rows.div_ceil(COLS), |area| {
-            product_own::with_panel(|scratch| {
-                let (wide, low) = scratch.split_at_mut(SLICE * COLS);
-                for (from, k) in product_own::slices(self.cols) {
-                    let added = added.filter(|_| from + k == self.cols);
-                    for p in area.panels.clone() {
-                        let right = self.upright(wide, p * COLS, (from, k), x.side);
-                        let share = Share { left: x.from(area.row, from), k, right };
-                        let here = slice_of(y.from(area.row, p * COLS), from);
-                        let size = (area.rows, COLS.min(self.rows - p * COLS));
-                        let ahead = self.next_forward(p + 1, from, k);
-                        tiles(here, size, (share, ahead), (added, area.row, p * COLS), low);
-                    }
-                }
-            });
-        });
-    }
-
-    /// dx[T, K] (=|+=) dy w [+ what is added]
-    pub fn backward(&self, cx: Context, dx: Target, dy: Left, added: Option<Added>) {
-        check(added, (dy.rows, self.cols));
-        product_own::areas(cx, dy.rows, self.cols.div_ceil(COLS), |area| {
-            product_own::with_panel(|scratch| {
-                let (wide, low) = scratch.split_at_mut(SLICE * COLS);
-                for (from, n) in product_own::slices(self.rows) {
-                    let added = added.filter(|_| from + n == self.rows);
-                    for p in area.panels.clone() {
-                        let right = self.turned(wide, p * COLS, (from, n), dy.side);
-                        let share = Share { left: dy.from(area.row, from), k: n, right };
-                        let here = slice_of(dx.from(area.row, p * COLS), from);
-                        let size = (area.rows, COLS.min(self.cols - p * COLS));
-                        let ahead = self.next_backward((p + 1) * COLS, from, n);
-                        tiles(here, size, (share, ahead), (added, area.row, p * COLS), low);
-                    }
-                }
-            });
-        });
-    }
-
-    /// out[n, outputs] = x wᵀ for some outputs, from a multiple of 32 on, on the caller's thread; `out` comes with
-    /// the distance between its rows, and `wide` is the room of [`product_own::with_panel`].
-    pub fn some_forward(
-        &self,
-        (out, stride): (&mut [f32], usize),
-        x: Left,
-        outputs: Range<usize>,
-        wide: &mut [f32],
-    ) {
-        let out = Shared::new(out);
-        for (from, k) in product_own::slices(self.cols) {
-            for first in outputs.clone().step_by(COLS) {
-                let right = self.upright(&mut *wide, first, (from, k), x.side);
-                let target = Target { out: &out, at: first - outputs.start, stride, write: Write::Set };
-                let share = Share { left: x.from(0, from), k, right };
-                let size = (x.rows, COLS.min(outputs.end - first));
-                let ahead = self.next_forward(first / COLS + 1, from, k);
-                tiles(slice_of(target, from), size, (share, ahead), (None, 0, 0), &mut []);
-            }
-        }
-    }
-
-    /// out[n, K] (=|+=) e w for some outputs, at most [`SLICE`], from a multiple of 32 on, on the caller's thread.
-    pub fn some_backward(
-        &self,
-        (out, write): (&mut [f32], Write),
-        e: Left,
-        outputs: Range<usize>,
-        wide: &mut [f32],
-    ) {
-        let out = Shared::new(out);
-        for col in (0..self.cols).step_by(COLS) {
-            let right = self.turned(&mut *wide, col, (outputs.start, outputs.len()), e.side);
-            let share = Share { left: e, k: outputs.len(), right };
-            let target = Target { out: &out, at: col, stride: self.cols, write };
-            tiles(target, (e.rows, COLS.min(self.cols - col)), (share, None), (None, 0, 0), &mut []);
-        }
-    }
-
-    /// A slice of panel p.
-    fn next_forward(&self, p: usize, from: usize, k: usize) -> Option<Ahead> {
-        let at = (p * self.deep() + from / S::DEPTH) * COLS;
-        let run = k.div_ceil(S::DEPTH) * COLS * size_of::<S::Word>();
-        let rest = self.data.get(at..).filter(|d| !d.is_empty())?;
-        Some(Ahead { at: rest.as_ptr().cast(), run, runs: 1, stride: run })
-    }
-
-    /// Columns k .. k + 32 of rows from .. from + n.
-    fn next_backward(&self, k: usize, from: usize, n: usize) -> Option<Ahead> {
-        let words = (COLS / S::DEPTH).min(self.deep().checked_sub(k / S::DEPTH).filter(|&left| left > 0)?);
-        let at = self.data.get((from / COLS * self.deep() + k / S::DEPTH) * COLS..)?.as_ptr().cast();
-        let (run, stride) = (words * COLS * size_of::<S::Word>(), self.deep() * COLS * size_of::<S::Word>());
-        Some(Ahead { at, run, runs: n.div_ceil(COLS), stride })
-    }
-
-    /// Terms from .. from + k of outputs first .. first + 32, a panel, as a tile with that left factor reads them.
     fn upright<'a>(
         &'a self,
         wide: &'a mut [f32],
@@ -198,8 +82,13 @@ impl<S: Stored> Panels<S> {
         }
     }
 
-    /// Columns k .. k + 32 of rows from .. from + n, `from` a multiple of 32, as a tile reads them.
-    fn turned<'a>(&self, wide: &'a mut [f32], k: usize, (from, n): (usize, usize), left: Side) -> Right<'a> {
+    fn turned<'a>(
+        &'a self,
+        wide: &'a mut [f32],
+        k: usize,
+        (from, n): (usize, usize),
+        left: Side,
+    ) -> Right<'a> {
         let words = (COLS / S::DEPTH).min(self.deep() - k / S::DEPTH);
         let pairs = matches!(left, Side::Pairs(..));
         let wide = &mut wide[..if pairs { n.next_multiple_of(16) / 2 } else { n } * COLS];
@@ -218,6 +107,36 @@ impl<S: Stored> Panels<S> {
         }
         if pairs { Right::Pairs(bytemuck::cast_slice(wide)) } else { Right::Floats(wide) }
     }
+
+    fn next_forward(&self, p: usize, from: usize, k: usize) -> Option<Ahead> {
+        let at = (p * self.deep() + from / S::DEPTH) * COLS;
+        let run = k.div_ceil(S::DEPTH) * COLS * size_of::<S::Word>();
+        let rest = self.data.get(at..).filter(|d| !d.is_empty())?;
+        Some(Ahead { at: rest.as_ptr().cast(), run, runs: 1, stride: run })
+    }
+
+    fn next_backward(&self, k: usize, from: usize, n: usize) -> Option<Ahead> {
+        let words = (COLS / S::DEPTH).min(self.deep().checked_sub(k / S::DEPTH).filter(|&left| left > 0)?);
+        let at = self.data.get((from / COLS * self.deep() + k / S::DEPTH) * COLS..)?.as_ptr().cast();
+        let (run, stride) = (words * COLS * size_of::<S::Word>(), self.deep() * COLS * size_of::<S::Word>());
+        Some(Ahead { at, run, runs: n.div_ceil(COLS), stride })
+    }
+}
+
+impl<S: Stored> few::Chains for Panels<S> {
+    unsafe fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
+        let deep = self.deep();
+        let words = self.data[(first / COLS * deep + from / S::DEPTH) * COLS..].as_ptr();
+        // SAFETY: the caller's promise; panels lie `deep` rows of words apart.
+        unsafe {
+            match panels {
+                1 => few::of_words::<S, 1>(x, words, deep),
+                2 => few::of_words::<S, 2>(x, words, deep),
+                3 => few::of_words::<S, 3>(x, words, deep),
+                _ => few::of_words::<S, { few::PANELS }>(x, words, deep),
+            }
+        }
+    }
 }
 
 /// Pairs along N of 16 outputs and 32 numbers of which there are that many words.
@@ -226,126 +145,5 @@ unsafe fn turn_to_pairs(out: *mut u32, x: &[u32], words: usize) {
         let x = x[(half * COLS).min(x.len())..].as_ptr();
         // SAFETY: the caller has checked source and target.
         unsafe { avx512_bf16::turn_pairs(out.add(2 * half), x, words.saturating_sub(half).min(8)) };
-    }
-}
-
-/// A slice of one product.
-struct Share<'a> {
-    left: Left<'a>,
-    k: usize,
-    right: Right<'a>,
-}
-
-/// A panel [k][32], or [k / 2][32] in pairs.
-enum Right<'a> {
-    Floats(&'a [f32]),
-    Pairs(&'a [u32]),
-}
-
-/// The factors of what is added have the rows and columns that tiles read without looking.
-fn check(added: Option<Added>, (rows, outputs): (usize, usize)) {
-    if let Some(a) = added {
-        assert!(a.left.holds(rows, a.rank), "the left factor has T rows");
-        assert!(a.right.holds(a.rank, outputs), "the right factor has R rows");
-    }
-}
-
-/// Later slices add to what the first has written.
-fn slice_of(target: Target, from: usize) -> Target {
-    Target { write: if from > 0 { Write::Add } else { target.write }, ..target }
-}
-
-/// One slice of one panel, with the added product if this is the last slice. Meanwhile `ahead` comes nearer.
-fn tiles(
-    target: Target,
-    size: (usize, usize),
-    (share, ahead): (Share, Option<Ahead>),
-    (added, row, col): (Option<Added>, usize, usize),
-    low: &mut [f32],
-) {
-    target.pointer(size.0, size.1);
-    let second = added.map(|a| {
-        product_own::lay_out(low, a.right.from(0, col), (a.rank, size.1), a.scale);
-        (a.left.from(row, 0), a.rank, low.as_ptr(), COLS)
-    });
-    // SAFETY: the output was checked, and its rows and columns belong to this task; right factors are panels of
-    // as many rows as terms, and left factors have the rows and terms of the share.
-    unsafe {
-        match (share.left.side, share.right) {
-            (Side::Floats(left), Right::Floats(right)) => {
-                let first = (left, share.k, right.as_ptr(), COLS);
-                match second {
-                    Some(second) => product_own::rows_of_tiles(target, size, &[first, second], 1.0, ahead),
-                    None => product_own::rows_of_tiles(target, size, &[first], 1.0, ahead),
-                }
-            }
-            (Side::Pairs(left, row), Right::Pairs(right)) => {
-                let k = share.k.div_ceil(2);
-                assert!((size.0 - 1) * row + k <= left.len() && k * COLS <= right.len(), "factors are there");
-                let pairs = Pairs { k, a: left.as_ptr(), row, b: right.as_ptr() };
-                rows_of_pair_tiles(target, size, (pairs, second), ahead);
-            }
-            _ => unreachable!("both factors are of one kind"),
-        }
-    }
-}
-
-/// As [`product_own::rows_of_tiles`].
-///
-/// # Safety
-/// As there; and the processor has AVX-512 BF16.
-unsafe fn rows_of_pair_tiles(
-    target: Target,
-    (m, cols): (usize, usize),
-    (pairs, second): (Pairs, Option<product_own::Share>),
-    ahead: Option<Ahead>,
-) {
-    for i in (0..m).step_by(avx512::ROWS) {
-        if let Some(ahead) = ahead {
-            ahead.fetch(i / avx512::ROWS, m.div_ceil(avx512::ROWS));
-        }
-        let here = Pairs { a: pairs.a.wrapping_add(i * pairs.row), ..pairs };
-        let part = second.map(|second| product_own::part(&second, i));
-        let place = product_own::place(target, i, (avx512::ROWS.min(m - i), cols), 1.0);
-        // SAFETY: the caller's promise.
-        unsafe { avx512_bf16::tile(here, part, place) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{Cpu, isa::Isa};
-    use super::*;
-
-    #[test]
-    fn what_is_added_is_as_large_as_tiles_read() {
-        let cpu = Cpu::new(1);
-        if cpu.isa != Isa::Avx512 {
-            return println!("skipped: panels are for AVX-512");
-        }
-        let (t, n, k, rank) = (5, 40, 7, 3);
-        let panels = Panels::pack(&cpu.threads, (n, k), |i| i as f32);
-        let values = vec![1.0; 1000];
-        let run = |left_rows: usize, right_rows: usize, back: bool| {
-            let (ins, outs) = if back { (n, k) } else { (k, n) };
-            let mut out = vec![0.0; t * outs];
-            let shared = Shared::new(&mut out);
-            let target = Target { out: &shared, at: 0, stride: outs, write: Write::Set };
-            let left = Strided::rows(&values[..left_rows * rank], rank);
-            let right = Strided::rows(&values[..right_rows * outs], outs);
-            let x = Left::floats(&values[..t * ins], ins);
-            let added = Some(Added { left, right, rank, scale: 1.0 });
-            match back {
-                true => panels.backward(cpu.context(), target, x, added),
-                false => panels.forward(cpu.context(), target, x, added),
-            }
-        };
-        for back in [false, true] {
-            run(t, rank, back);
-            for (left, right) in [(t - 1, rank), (t, rank - 1)] {
-                let short = std::panic::AssertUnwindSafe(|| run(left, right, back));
-                assert!(std::panic::catch_unwind(short).is_err(), "{left} rows, {right} rows");
-            }
-        }
     }
 }

@@ -71,7 +71,7 @@ impl Stored for f32 {
         for half in [0, 16] {
             // SAFETY: the caller's promise.
             unsafe {
-                let rows = rows(ks.saturating_sub(half), |i| _mm512_loadu_ps(x.add((half + i) * COLS)));
+                let rows = load_rows(ks.saturating_sub(half), |i| _mm512_loadu_ps(x.add((half + i) * COLS)));
                 put_rows(out.add(half), transposed(rows), ns);
             }
         }
@@ -107,7 +107,7 @@ impl Stored for f16 {
             // SAFETY: the caller's promise.
             unsafe {
                 let load = |i| Self::numbers(x.add((half + i) * COLS))[0];
-                put_rows(out.add(half), transposed(rows(ks.saturating_sub(half), load)), ns);
+                put_rows(out.add(half), transposed(load_rows(ks.saturating_sub(half), load)), ns);
             }
         }
     }
@@ -153,7 +153,7 @@ impl Stored for bf16 {
         let lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         let upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
         // SAFETY: the caller's promise.
-        let turned = unsafe { transposed(rows(ks, |i| _mm512_loadu_ps(x.add(i * COLS).cast()))) };
+        let turned = unsafe { transposed(load_rows(ks, |i| _mm512_loadu_ps(x.add(i * COLS).cast()))) };
         for (n, &pairs) in turned.iter().enumerate().take(ns) {
             let (even, odd) = apart(_mm512_castps_si512(pairs));
             // SAFETY: the caller's promise.
@@ -173,9 +173,13 @@ pub fn apart(pairs: __m512i) -> (__m512, __m512) {
     (_mm512_castsi512_ps(even), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))
 }
 
+/// Up to sixteen rows, as `load` reads them; the others are 0.
+///
+/// # Safety
+/// AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn rows(count: usize, load: impl Fn(usize) -> __m512) -> [__m512; 16] {
+pub unsafe fn load_rows(count: usize, load: impl Fn(usize) -> __m512) -> [__m512; 16] {
     let mut r = [_mm512_setzero_ps(); 16];
     for (i, r) in r.iter_mut().enumerate().take(count) {
         *r = load(i);
@@ -206,7 +210,7 @@ pub unsafe fn transpose(
 ) {
     let mask: __mmask16 = if cols >= 16 { !0 } else { (1 << cols) - 1 };
     // SAFETY: rows and columns exist, says the caller.
-    let r = unsafe { rows(count, |i| _mm512_maskz_loadu_ps(mask, x.0.add(i * x.1))) };
+    let r = unsafe { load_rows(count, |i| _mm512_maskz_loadu_ps(mask, x.0.add(i * x.1))) };
     let by = _mm512_set1_ps(scale);
     for (j, &t) in transposed(r).iter().enumerate().take(cols) {
         // SAFETY: row j of out exists.
@@ -217,7 +221,7 @@ pub unsafe fn transpose(
 /// Sixteen rows of sixteen 32-bit values, transposed.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(mut r: [__m512; 16]) -> [__m512; 16] {
+pub fn transposed(mut r: [__m512; 16]) -> [__m512; 16] {
     let mut t = [_mm512_setzero_ps(); 16];
     for i in 0..8 {
         t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);

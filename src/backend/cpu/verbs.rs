@@ -9,6 +9,7 @@ use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
 use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm};
 use crate::backend::*;
+use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::rng;
 
 impl<'a> View<'a, Memory> {
@@ -71,6 +72,17 @@ impl Backend for Cpu {
 
     fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
         Weight::pack(self.context(), source)
+    }
+
+    fn weight_of_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
+        Ok(Weight::of_blocks(self.context(), source))
+    }
+
+    fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
+        match encoding {
+            Encoding::Plain(dtype) => numbers * self.weight_bytes(dtype),
+            blocks => blocks.size_of(numbers),
+        }
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {

@@ -1,14 +1,18 @@
-//! Frozen matrices: in panels for our own kernel, in rows for the `gemm` crate.
+//! Frozen matrices: in panels for our own kernel, in rows for the `gemm` crate, or in the blocks of their file.
 
 use super::Context;
+use super::blocks::InBlocks;
 use super::head::{self, Question};
 use super::left::{self, Left, Precision, Side};
-use super::panels::{Added, Panels, RANK};
+use super::panels::Panels;
 use super::product::{Factors, Products, Sizes, Strided, Target, product};
 use super::threads::Shared;
+use super::tiled::{Added, RANK, Tiled};
 use crate::backend::{Fault, Frozen, Write};
+use crate::numeric::block::Blocks;
 use crate::numeric::dtype::Dtype;
 use half::{bf16, f16};
+use std::borrow::Cow;
 
 /// A frozen matrix [N, K].
 pub struct Weight {
@@ -22,6 +26,9 @@ enum Values {
     F32(Panels<f32>),
     F16(Panels<f16>),
     Bf16(Panels<bf16>),
+    Blocks(InBlocks),
+    /// For the `gemm` crate: widened as a whole, every time.
+    Packed(InBlocks),
 }
 
 /// A low-rank product [T, R] x [R, outputs] that is added in the same pass.
@@ -70,6 +77,29 @@ impl Weight {
         Ok(Weight { rows, cols, values })
     }
 
+    /// Keeps the blocks.
+    pub(super) fn of_blocks(cx: Context, source: &Blocks) -> Weight {
+        let blocks = InBlocks::new(source, cx.precision);
+        let values = match cx.products {
+            Products::Own => Values::Blocks(blocks),
+            Products::Crate => Values::Packed(blocks),
+        };
+        Weight { rows: source.rows, cols: source.cols, values }
+    }
+
+    /// The numbers as the `gemm` crate reads them, where it multiplies.
+    fn plain(&self) -> Option<Cow<'_, [f32]>> {
+        match &self.values {
+            Values::Rows(values) => Some(Cow::Borrowed(values)),
+            Values::Packed(blocks) => {
+                let mut wide = vec![0.0; self.rows * self.cols];
+                blocks.widen(&mut wide, 0);
+                Some(Cow::Owned(wide))
+            }
+            _ => None,
+        }
+    }
+
     /// out = row `id`
     pub fn row(&self, out: &mut [f32], id: usize) {
         match &self.values {
@@ -77,6 +107,7 @@ impl Weight {
             Values::F32(p) => p.row(out, id),
             Values::F16(p) => p.row(out, id),
             Values::Bf16(p) => p.row(out, id),
+            Values::Blocks(p) | Values::Packed(p) => p.row(out, id),
         }
     }
 
@@ -94,9 +125,9 @@ impl Weight {
     pub(super) fn forward(&self, cx: Context, y: (&mut [f32], Write), x: Left, low: Option<LowRank>) {
         let (y, write) = y;
         let t = x.rows;
-        if let (Values::Rows(values), Side::Floats(a)) = (&self.values, x.side) {
+        if let (Some(values), Side::Floats(a)) = (self.plain(), x.side) {
             let sizes = Sizes { m: t, n: self.rows, k: self.cols };
-            let b = Strided::rows(values, self.cols).transposed();
+            let b = Strided::rows(&values, self.cols).transposed();
             product(cx, (&mut *y, self.rows), write, sizes, Factors { a, b, scale: 1.0 });
             return self.add_low(cx, (y, self.rows), t, low);
         }
@@ -107,7 +138,8 @@ impl Weight {
             Values::F32(p) => p.forward(cx, target, x, fits),
             Values::F16(p) => p.forward(cx, target, x, fits),
             Values::Bf16(p) => p.forward(cx, target, x, fits),
-            Values::Rows(_) => {}
+            Values::Blocks(p) => p.forward(cx, target, x, fits),
+            Values::Rows(_) | Values::Packed(_) => {}
         }
         self.add_low(cx, (y, self.rows), t, rest);
     }
@@ -116,9 +148,9 @@ impl Weight {
     pub(super) fn backward(&self, cx: Context, dx: (&mut [f32], Write), dy: Left, low: Option<LowRank>) {
         let (dx, write) = dx;
         let t = dy.rows;
-        if let (Values::Rows(values), Side::Floats(a)) = (&self.values, dy.side) {
+        if let (Some(values), Side::Floats(a)) = (self.plain(), dy.side) {
             let sizes = Sizes { m: t, n: self.cols, k: self.rows };
-            let b = Strided::rows(values, self.cols);
+            let b = Strided::rows(&values, self.cols);
             product(cx, (&mut *dx, self.cols), write, sizes, Factors { a, b, scale: 1.0 });
             return self.add_low(cx, (dx, self.cols), t, low);
         }
@@ -129,7 +161,8 @@ impl Weight {
             Values::F32(p) => p.backward(cx, target, dy, fits),
             Values::F16(p) => p.backward(cx, target, dy, fits),
             Values::Bf16(p) => p.backward(cx, target, dy, fits),
-            Values::Rows(_) => {}
+            Values::Blocks(p) => p.backward(cx, target, dy, fits),
+            Values::Rows(_) | Values::Packed(_) => {}
         }
         self.add_low(cx, (dx, self.cols), t, rest);
     }
@@ -146,7 +179,10 @@ impl Weight {
             Values::F32(p) => head::loss(cx, p, out, question, room),
             Values::F16(p) => head::loss(cx, p, out, question, room),
             Values::Bf16(p) => head::loss(cx, p, out, question, room),
-            Values::Rows(_) => unreachable!("the spelling in verbs serves the crate's products"),
+            Values::Blocks(p) => head::loss(cx, p, out, question, room),
+            Values::Rows(_) | Values::Packed(_) => {
+                unreachable!("the spelling in verbs serves the crate's products")
+            }
         }
     }
 

@@ -2,7 +2,6 @@
 //! metadata, so that the floors above see one kind of model.
 
 mod config;
-mod kquant;
 mod pretokenizer;
 mod quant;
 mod reader;
@@ -10,7 +9,7 @@ mod tokenizer;
 mod value;
 mod weights;
 
-pub use quant::Kind;
+pub use quant::id as type_id;
 pub use reader::{Gguf, Info};
 pub use value::Value;
 

@@ -4,10 +4,12 @@
 //!
 //! Format: ggml's `docs/gguf.md`, versions 2 and 3, little endian.
 
-use super::quant::Kind;
+use super::quant;
 use super::value::Value;
 use crate::format::error::FormatError;
 use crate::format::map::Map;
+use crate::numeric::block::Encoding;
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ pub struct Info {
     /// Innermost last: the reverse of the file's own order, so `[out, in]` for a weight.
     pub shape: Vec<usize>,
     /// Encoding.
-    pub kind: Kind,
+    pub kind: Encoding,
     /// Where in the file.
     pub(super) range: Range<usize>,
 }
@@ -32,7 +34,7 @@ pub struct Info {
 #[derive(Debug)]
 pub struct Gguf {
     path: PathBuf,
-    map: Map,
+    map: Bytes,
     metadata: BTreeMap<String, Value>,
     tensors: BTreeMap<String, Info>,
 }
@@ -50,7 +52,7 @@ impl Gguf {
             Fault::Tensor(name, what) => FormatError::tensor(path, &name, what),
             Fault::Unsupported(what, way) => FormatError::unsupported(path, what, way),
         })?;
-        Ok(Gguf { path: path.to_owned(), map, metadata, tensors })
+        Ok(Gguf { path: path.to_owned(), map: Bytes::from_owner(map), metadata, tensors })
     }
 
     /// The file.
@@ -76,6 +78,11 @@ impl Gguf {
     /// The stored bytes of a tensor.
     pub(super) fn bytes(&self, info: &Info) -> &[u8] {
         &self.map[info.range.clone()]
+    }
+
+    /// The same, for who keeps them: the file stays mapped as long as they are there.
+    pub(super) fn shared(&self, info: &Info) -> Bytes {
+        self.map.slice(info.range.clone())
     }
 }
 
@@ -269,7 +276,7 @@ fn table(c: &mut Cursor, count: u64, alignment: u64) -> Result<BTreeMap<String, 
 fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Result<Info, Fault> {
     let (start, offset, alignment, file) = at;
     let bad = |what: String| Fault::Tensor(name.to_owned(), what);
-    let kind = Kind::of(kind).map_err(|unknown| {
+    let kind = quant::of(kind).map_err(|unknown| {
         let what = format!("tensor '{name}' is stored as {unknown}, which is not read");
         Fault::Unsupported(
             what,
@@ -278,10 +285,10 @@ fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Resu
     })?;
     let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     let row = shape.last().copied().unwrap_or(1);
-    if !row.is_multiple_of(kind.block() as u64) {
+    if !row.is_multiple_of(kind.elements() as u64) {
         return Err(bad(format!("rows of {row} are not whole blocks of {}", kind.name())));
     }
-    let bytes = elements.and_then(|n| (n / kind.block() as u64).checked_mul(kind.bytes() as u64));
+    let bytes = elements.and_then(|n| (n / kind.elements() as u64).checked_mul(kind.bytes() as u64));
     if offset % alignment != 0 {
         return Err(bad(format!("begins at {offset}, not a multiple of {alignment}")));
     }

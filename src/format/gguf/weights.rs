@@ -4,11 +4,12 @@
 //! llama.cpp turns the rows of q and k for arch `llama`, so that rotary pairs lie side by side; Hugging Face
 //! has them half a head apart. Rows are whole blocks in every kind, so they are put back while widening.
 
-use super::quant::Kind;
 use super::reader::{Gguf, Info};
 use crate::format::error::FormatError;
+use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{Tensor, Tensors};
+use crate::numeric::tensor::{About, Tensor, Tensors};
+use bytes::Bytes;
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -79,11 +80,11 @@ impl Weights {
     }
 
     /// The kind that most bytes of matrices have.
-    pub fn main_kind(file: &Gguf) -> Kind {
-        let mut bytes: BTreeMap<Kind, usize> = BTreeMap::new();
+    pub fn main_kind(file: &Gguf) -> Encoding {
+        let mut bytes: BTreeMap<Encoding, usize> = BTreeMap::new();
         let matrices = file.tensors().values().filter(|info| info.shape.len() > 1);
         matrices.for_each(|info| *bytes.entry(info.kind).or_default() += info.range.len());
-        bytes.into_iter().max_by_key(|&(_, n)| n).map_or(Kind::F32, |(kind, _)| kind)
+        bytes.into_iter().max_by_key(|&(_, n)| n).map_or(Encoding::Plain(Dtype::F32), |(kind, _)| kind)
     }
 }
 
@@ -119,23 +120,50 @@ impl Tensors for Weights {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         let Some((stored, rows)) = self.names.get(name) else { return Ok(None) };
         let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
-        let plain = match info.kind {
-            Kind::F32 => Some(Dtype::F32),
-            Kind::F16 => Some(Dtype::F16),
-            Kind::BF16 => Some(Dtype::Bf16),
-            _ => None,
-        };
         let shape = info.shape.clone();
-        if let (Some(dtype), Rows::AsTheyAre) = (plain, rows) {
+        if let (Encoding::Plain(dtype), Rows::AsTheyAre) = (info.kind, rows) {
             return Ok(Some(Tensor { shape, dtype, bytes: Cow::Borrowed(self.file.bytes(info)) }));
         }
         let bytes = widen(self.file.bytes(info), info, *rows);
         Ok(Some(Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }))
     }
 
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        let Some((stored, order)) = self.names.get(name) else { return Ok(None) };
+        let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
+        let (Encoding::Blocks(block), &[rows, cols]) = (info.kind, &info.shape[..]) else { return Ok(None) };
+        let bytes = match order {
+            Rows::AsTheyAre => self.file.shared(info),
+            Rows::Paired(_) => reordered(self.file.bytes(info), (rows, block.size_of(cols)), *order),
+        };
+        Ok(Blocks::new((rows, cols), block, bytes))
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        let Some((stored, order)) = self.names.get(name) else { return Ok(None) };
+        let about = |info: &Info| {
+            let encoding = match (info.kind, order) {
+                // Widened while they are put back.
+                (Encoding::Plain(_), Rows::Paired(_)) => Encoding::Plain(Dtype::F32),
+                (kind, _) => kind,
+            };
+            About { shape: info.shape.clone(), encoding }
+        };
+        Ok(self.file.tensors().get(stored).map(about))
+    }
+
     fn names(&self) -> Vec<String> {
         self.names.keys().cloned().collect()
     }
+}
+
+/// `rows` rows of `size` bytes, put back.
+fn reordered(packed: &[u8], (rows, size): (usize, usize), order: Rows) -> Bytes {
+    let mut out = Vec::with_capacity(packed.len());
+    for r in 0..rows {
+        out.extend_from_slice(&packed[source_row(r, rows, order) * size..][..size]);
+    }
+    out.into()
 }
 
 impl Gguf {
@@ -159,12 +187,25 @@ fn widen(packed: &[u8], info: &Info, rows: Rows) -> Vec<u8> {
     if elements == 0 {
         return out;
     }
-    let packed_row = row / info.kind.block() * info.kind.bytes();
+    let packed_row = info.kind.size_of(row);
     out.par_chunks_mut(4 * row).enumerate().with_min_len(16).for_each(|(r, out)| {
         let from = source_row(r, n, rows) * packed_row;
-        info.kind.widen_row(out, &packed[from..from + packed_row]);
+        widen_row(out, &packed[from..from + packed_row], info.kind);
     });
     out
+}
+
+/// One row of whole blocks to f32, little endian.
+fn widen_row(out: &mut [u8], row: &[u8], kind: Encoding) {
+    let values = match kind {
+        Encoding::Plain(dtype) => dtype.widen(row),
+        Encoding::Blocks(block) => {
+            let mut values = vec![0.0; out.len() / 4];
+            block.widen(&mut values, row);
+            values
+        }
+    };
+    out.chunks_exact_mut(4).zip(values).for_each(|(o, v)| o.copy_from_slice(&v.to_le_bytes()));
 }
 
 #[cfg(test)]

@@ -1,0 +1,231 @@
+//! Blocks into the right factors of tiles. What a run of a block is worth stands in [`crate::numeric::block`]; here
+//! it is compiled for AVX-512, once for each type of block, and the numbers are put where tiles want them.
+//!
+//! Rows of the matrix are outputs. Forward wants the numbers of 32 outputs side by side, so sixteen runs at a time
+//! are turned; the input gradient wants the numbers of one output side by side, as runs have them.
+
+use super::avx512::COLS;
+use super::avx512_bf16::pair_up;
+use super::blocks::Rounded;
+use super::few::{PANELS, Sums};
+use super::left;
+use super::stored::{load_rows, transposed};
+use crate::numeric::block::{Packed, RUN, Visitor};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Some rows of blocks.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// From the first byte of the first row.
+    pub bytes: &'a [u8],
+    /// Bytes of a row.
+    pub size: usize,
+    /// How many rows.
+    pub count: usize,
+    /// What becomes of their numbers.
+    pub rounded: Rounded,
+}
+
+/// out[k][32] = the runs of 32 rows; rows that are not there are 0.
+pub struct Upright<'a> {
+    /// 32 numbers for each term.
+    pub out: &'a mut [f32],
+    /// At most 32.
+    pub rows: Rows<'a>,
+    /// Runs of each row.
+    pub runs: Range<usize>,
+}
+
+/// The same in pairs of bf16 numbers: out[k / 2][32].
+pub struct UprightPairs<'a> {
+    /// 32 words for two terms.
+    pub out: &'a mut [u32],
+    /// At most 32.
+    pub rows: Rows<'a>,
+    /// Runs of each row.
+    pub runs: Range<usize>,
+}
+
+/// out[n][32] = one run of each row.
+pub struct Turned<'a> {
+    /// 32 numbers for each row.
+    pub out: &'a mut [f32],
+    /// As many as there are terms.
+    pub rows: Rows<'a>,
+    /// Which run.
+    pub run: usize,
+}
+
+/// The same in pairs of bf16 numbers: out[n / 2][32].
+pub struct TurnedPairs<'a> {
+    /// 32 words for two rows.
+    pub out: &'a mut [u32],
+    /// As many as there are terms.
+    pub rows: Rows<'a>,
+    /// Which run.
+    pub run: usize,
+}
+
+/// The chains over x of at most four times 32 rows, see [`super::few::Chains`].
+pub struct Decode<'a> {
+    /// Whole runs.
+    pub x: &'a [f32],
+    /// At most 4 x 32.
+    pub rows: Rows<'a>,
+    /// First run of each row.
+    pub from: usize,
+}
+
+impl Visitor for Upright<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        assert_eq!(self.out.len(), self.runs.len() * RUN * COLS, "a panel of whole runs");
+        // SAFETY: matrices are kept in blocks for our own kernels on AVX-512 only; the target was checked.
+        unsafe { upright::<P>(self.out, self.rows, self.runs) }
+    }
+}
+
+impl Visitor for UprightPairs<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        assert_eq!(self.out.len(), self.runs.len() * RUN / 2 * COLS, "a panel of whole runs");
+        // SAFETY: as above; factors are pairs where the processor has AVX-512 BF16.
+        unsafe { upright_pairs::<P>(self.out, self.rows, self.runs) }
+    }
+}
+
+impl Visitor for Turned<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        // SAFETY: as above.
+        unsafe { turned::<P>(self.out, self.rows, self.run) }
+    }
+}
+
+impl Visitor for TurnedPairs<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        // SAFETY: as above.
+        unsafe { turned_pairs::<P>(self.out, self.rows, self.run) }
+    }
+}
+
+impl Visitor for Decode<'_> {
+    type Result = Sums;
+    fn visit<P: Packed>(self) -> Sums {
+        assert_eq!(self.x.len() % RUN, 0, "whole runs");
+        // SAFETY: as above.
+        unsafe { decode::<P>(self.x, self.rows, self.from) }
+    }
+}
+
+/// out = run `run` of row `row`.
+#[inline(always)]
+fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
+    let block = &rows.bytes[row * rows.size + run * RUN / P::ELEMENTS * P::BYTES..][..P::BYTES];
+    P::unpack(out, block, run % (P::ELEMENTS / RUN));
+    if rows.rounded == Rounded::Bf16 {
+        out.iter_mut().for_each(|x| *x = left::round(*x));
+    }
+}
+
+/// Run `run` of sixteen rows from `first` on; those that are not there are 0.
+#[inline(always)]
+fn sixteen<P: Packed>(out: &mut [[f32; RUN]; 16], rows: &Rows, first: usize, run: usize) {
+    for (i, out) in out.iter_mut().enumerate() {
+        if first + i < rows.count {
+            unpack::<P>(out, rows, first + i, run);
+        } else {
+            *out = [0.0; RUN];
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn upright<P: Packed>(out: &mut [f32], rows: Rows, runs: Range<usize>) {
+    let mut wide = [[0.0; RUN]; 16];
+    for first in [0, 16] {
+        for (out, run) in out.chunks_exact_mut(RUN * COLS).zip(runs.clone()) {
+            sixteen::<P>(&mut wide, &rows, first, run);
+            for half in [0, 16] {
+                // SAFETY: a run has two halves of sixteen numbers, and a row of `out` two of sixteen outputs.
+                unsafe {
+                    let turned = transposed(load_rows(16, |i| _mm512_loadu_ps(wide[i].as_ptr().add(half))));
+                    for (k, &turned) in turned.iter().enumerate() {
+                        _mm512_storeu_ps(out.as_mut_ptr().add((half + k) * COLS + first), turned);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn upright_pairs<P: Packed>(out: &mut [u32], rows: Rows, runs: Range<usize>) {
+    // Pairing rounds.
+    let rows = Rows { rounded: Rounded::Not, ..rows };
+    let (mut wide, mut words) = ([[0.0; RUN]; 16], [[0u32; RUN / 2]; 16]);
+    for first in [0, 16] {
+        for (out, run) in out.chunks_exact_mut(RUN / 2 * COLS).zip(runs.clone()) {
+            sixteen::<P>(&mut wide, &rows, first, run);
+            // SAFETY: a run has sixteen pairs, and a row of `out` two halves of sixteen outputs.
+            unsafe {
+                for (words, wide) in words.iter_mut().zip(&wide) {
+                    pair_up(words, wide);
+                }
+                let turned = transposed(load_rows(16, |i| _mm512_loadu_ps(words[i].as_ptr().cast())));
+                for (k, &turned) in turned.iter().enumerate() {
+                    _mm512_storeu_ps(out.as_mut_ptr().add(k * COLS + first).cast(), turned);
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn turned<P: Packed>(out: &mut [f32], rows: Rows, run: usize) {
+    for (n, out) in out.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {
+        unpack::<P>(out, &rows, n, run);
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn turned_pairs<P: Packed>(out: &mut [u32], rows: Rows, run: usize) {
+    // Its twin is rounded in the same way, and a word takes the upper halves of two numbers.
+    let rows = Rows { rounded: Rounded::Bf16, ..rows };
+    let mut wide = [[0.0; RUN]; 2];
+    for (pair, out) in out.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {
+        unpack::<P>(&mut wide[0], &rows, 2 * pair, run);
+        if 2 * pair + 1 < rows.count {
+            unpack::<P>(&mut wide[1], &rows, 2 * pair + 1, run);
+        } else {
+            wide[1] = [0.0; RUN];
+        }
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = wide[0][i].to_bits() | wide[1][i].to_bits() >> 16;
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
+    let mut sums = [[_mm512_setzero_ps(); 2]; PANELS];
+    let mut wide = [[0.0; RUN]; 16];
+    for (p, sums) in sums.iter_mut().enumerate().take(rows.count.div_ceil(COLS)) {
+        // Two chains side by side: while one adds, the other's numbers are unpacked.
+        for (run, x) in x.as_chunks::<RUN>().0.iter().enumerate() {
+            for (side, sum) in sums.iter_mut().enumerate() {
+                sixteen::<P>(&mut wide, &rows, p * COLS + 16 * side, from + run);
+                for half in [0, 16] {
+                    // SAFETY: a run has two halves of sixteen numbers.
+                    let r = unsafe { load_rows(16, |i| _mm512_loadu_ps(wide[i].as_ptr().add(half))) };
+                    for (k, &w) in transposed(r).iter().enumerate() {
+                        *sum = _mm512_fmadd_ps(_mm512_set1_ps(x[half + k]), w, *sum);
+                    }
+                }
+            }
+        }
+    }
+    sums
+}

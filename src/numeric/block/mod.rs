@@ -1,0 +1,244 @@
+//! Numbers in blocks: a few bits each, with scales that a block shares. A type of block is one row of
+//! [`table!`]: its name, how many numbers and bytes it has, and how 32 of its numbers, a *run*, become f32. Whoever
+//! computes from blocks, on whatever device, computes from these rows; there is no second list.
+//!
+//! What a number of a block is worth is exact: every product and sum is rounded once and nothing is fused, in
+//! ggml's and bitsandbytes' own order of operations, so that the bits are theirs (`tests/golden/gguf` and
+//! `tests/golden/nf4` hold random blocks of every type).
+
+mod kquant;
+mod nf4;
+mod plain;
+mod quantise;
+
+pub use nf4::LEVELS as NF4_LEVELS;
+pub use quantise::quantise;
+
+use super::dtype::Dtype;
+use bytes::Bytes;
+use kquant::{Q2K, Q3K, Q4K, Q5K, Q6K};
+use nf4::Nf4;
+use plain::{Q4V0, Q4V1, Q5V0, Q5V1, Q8V0};
+
+/// Numbers that are unpacked at a time; every block is made of whole runs.
+pub const RUN: usize = 32;
+
+/// A type of block, for code that is made for each one.
+pub trait Packed {
+    /// As ggml names it.
+    const NAME: &'static str;
+    /// Numbers in a block.
+    const ELEMENTS: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// out = numbers `32 run .. 32 run + 32` of a block.
+    fn unpack(out: &mut [f32; RUN], block: &[u8], run: usize);
+}
+
+/// What is done with a type of block that is only known at run time: [`Block::visit`].
+pub trait Visitor {
+    /// What comes of it.
+    type Result;
+    /// For the type P.
+    fn visit<P: Packed>(self) -> Self::Result;
+}
+
+macro_rules! table {
+    ($($(#[$meta:meta])* $block:ident = $packed:ident),* $(,)?) => {
+        /// A type of block.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(non_camel_case_types)] // ggml's own names
+        pub enum Block { $($(#[$meta])* $block),* }
+
+        impl Block {
+            /// Every type.
+            pub const ALL: &[Block] = &[$(Block::$block),*];
+
+            /// Calls the visitor with the type.
+            pub fn visit<V: Visitor>(self, visitor: V) -> V::Result {
+                match self { $(Block::$block => visitor.visit::<$packed>()),* }
+            }
+
+            /// As ggml names it.
+            pub fn name(self) -> &'static str {
+                match self { $(Block::$block => $packed::NAME),* }
+            }
+
+            /// Numbers in a block.
+            pub fn elements(self) -> usize {
+                match self { $(Block::$block => $packed::ELEMENTS),* }
+            }
+
+            /// Bytes of a block.
+            pub fn bytes(self) -> usize {
+                match self { $(Block::$block => $packed::BYTES),* }
+            }
+        }
+    };
+}
+
+table! {
+    /// 8 bits, a scale for 32.
+    Q8_0 = Q8V0,
+    /// 4 bits around 8, a scale for 32.
+    Q4_0 = Q4V0,
+    /// 4 bits, a scale and a minimum for 32.
+    Q4_1 = Q4V1,
+    /// 5 bits around 16, a scale for 32.
+    Q5_0 = Q5V0,
+    /// 5 bits, a scale and a minimum for 32.
+    Q5_1 = Q5V1,
+    /// 2 bits, scales and minima of 4 bits for 16.
+    Q2_K = Q2K,
+    /// 3 bits, scales of 6 bits for 16.
+    Q3_K = Q3K,
+    /// 4 bits, scales and minima of 6 bits for 32.
+    Q4_K = Q4K,
+    /// 5 bits, scales and minima of 6 bits for 32.
+    Q5_K = Q5K,
+    /// 6 bits, scales of 8 bits for 16.
+    Q6_K = Q6K,
+    /// 4 bits that name a quantile of the normal distribution, an f32 scale for 64 (bitsandbytes').
+    NF4 = Nf4,
+}
+
+impl Block {
+    /// The type of that name, in any case.
+    pub fn named(name: &str) -> Option<Block> {
+        Block::ALL.iter().copied().find(|b| b.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Bytes of that many numbers in whole blocks.
+    pub fn size_of(self, elements: usize) -> usize {
+        elements / self.elements() * self.bytes()
+    }
+
+    /// out = the numbers of whole blocks: the slow way, which everything faster is compared with.
+    pub fn widen(self, out: &mut [f32], blocks: &[u8]) {
+        struct Widen<'a>(&'a mut [f32], &'a [u8]);
+        impl Visitor for Widen<'_> {
+            type Result = ();
+            fn visit<P: Packed>(self) {
+                for (out, block) in self.0.chunks_exact_mut(P::ELEMENTS).zip(self.1.chunks_exact(P::BYTES)) {
+                    for (run, out) in out.as_chunks_mut::<RUN>().0.iter_mut().enumerate() {
+                        P::unpack(out, block, run);
+                    }
+                }
+            }
+        }
+        self.visit(Widen(out, blocks));
+    }
+}
+
+/// How the numbers of a tensor are encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Encoding {
+    /// One by one.
+    Plain(Dtype),
+    /// In blocks along the innermost dimension.
+    Blocks(Block),
+}
+
+impl Encoding {
+    /// As ggml names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Encoding::Plain(Dtype::F32) => "F32",
+            Encoding::Plain(Dtype::F16) => "F16",
+            Encoding::Plain(Dtype::Bf16) => "BF16",
+            Encoding::Blocks(block) => block.name(),
+        }
+    }
+
+    /// Numbers that are encoded together.
+    pub fn elements(self) -> usize {
+        match self {
+            Encoding::Plain(_) => 1,
+            Encoding::Blocks(block) => block.elements(),
+        }
+    }
+
+    /// Bytes of as many.
+    pub fn bytes(self) -> usize {
+        match self {
+            Encoding::Plain(dtype) => dtype.size(),
+            Encoding::Blocks(block) => block.bytes(),
+        }
+    }
+
+    /// Bytes of that many numbers.
+    pub fn size_of(self, elements: usize) -> usize {
+        elements / self.elements() * self.bytes()
+    }
+}
+
+/// A matrix in blocks, as a file has it: rows of whole blocks, one after the other. A copy shares the bytes.
+#[derive(Debug, Clone)]
+pub struct Blocks {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs: a multiple of the block's elements.
+    pub cols: usize,
+    /// The type.
+    pub block: Block,
+    /// `rows * cols` numbers.
+    pub bytes: Bytes,
+}
+
+impl Blocks {
+    /// None where the bytes are not that many whole blocks in a row.
+    pub fn new((rows, cols): (usize, usize), block: Block, bytes: Bytes) -> Option<Blocks> {
+        let whole = cols.is_multiple_of(block.elements());
+        let size = rows.checked_mul(cols).map(|n| block.size_of(n));
+        (whole && size == Some(bytes.len())).then_some(Blocks { rows, cols, block, bytes })
+    }
+
+    /// The blocks of row `r`.
+    pub fn row(&self, r: usize) -> &[u8] {
+        let size = self.block.size_of(self.cols);
+        &self.bytes[r * size..][..size]
+    }
+}
+
+/// The half-precision number at byte `at`. Spelled out, because the crate asks the processor each time: a number
+/// of scale 2^(e - 15) is read as one of 2^(e - 127), which a product with 2^112 puts right, exactly.
+#[inline(always)]
+fn half_at(b: &[u8], at: usize) -> f32 {
+    let bits = u32::from(u16::from_le_bytes([b[at], b[at + 1]]));
+    let rest = (bits & 0x7fff) << 13;
+    let scaled = f32::from_bits(rest) * f32::from_bits(0x7780_0000);
+    let size = if rest >= 0x0f80_0000 { rest | 0x7f80_0000 } else { scaled.to_bits() };
+    f32::from_bits((bits & 0x8000) << 16 | size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_the_table_are_whole_runs_with_their_own_names() {
+        for &block in Block::ALL {
+            assert_eq!(block.elements() % RUN, 0, "{block:?}");
+            assert_eq!(format!("{block:?}"), block.name());
+            assert_eq!(Block::named(&block.name().to_lowercase()), Some(block));
+        }
+        assert_eq!(Block::named("IQ4_NL"), None);
+    }
+
+    #[test]
+    fn every_half_is_what_it_is() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (half_at(&bits.to_le_bytes(), 0), half::f16::from_bits(bits).to_f32());
+            assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:04x}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_whole_or_not_there() {
+        let bytes = |n| Bytes::from(vec![0; n]);
+        assert!(Blocks::new((3, 64), Block::Q8_0, bytes(3 * 2 * 34)).is_some());
+        for (shape, n) in [((3, 64), 3 * 2 * 34 - 1), ((3, 48), 3 * 51), ((usize::MAX, 64), 0)] {
+            assert!(Blocks::new(shape, Block::Q8_0, bytes(n)).is_none(), "{shape:?}");
+        }
+    }
+}

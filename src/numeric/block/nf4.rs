@@ -1,0 +1,45 @@
+//! bitsandbytes' NF4 (Dettmers et al. 2023, arXiv:2305.14314): 64 numbers, their largest magnitude as f32, and 4
+//! bits each that name a level; of two numbers in a byte the first has the upper bits. bitsandbytes keeps codes and
+//! magnitudes in two tensors; here they lie together, so that a row of a matrix is one run of bytes. Where it
+//! quantised the magnitudes once more, they are f32 again here.
+
+use super::{Packed, RUN};
+
+/// What the codes are worth, as bitsandbytes has them (`get_4bit_type("nf4")`).
+pub const LEVELS: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// absmax: f32, 32 bytes of two codes: y = level absmax.
+pub struct Nf4;
+
+impl Packed for Nf4 {
+    const NAME: &'static str = "NF4";
+    const ELEMENTS: usize = 64;
+    const BYTES: usize = 36;
+
+    #[inline(always)]
+    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
+        let absmax = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        let codes = &b[4 + 16 * run..][..16];
+        for (y, &code) in y.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+            y[0] = LEVELS[usize::from(code >> 4)] * absmax;
+            y[1] = LEVELS[usize::from(code & 15)] * absmax;
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Frozen matrices in blocks: everything that is computed from them is, bit for bit, what the same matrix gives that
+//! was widened to f32 first, on every kernel, of every type, in f32 and in bf16.
+
+use crate::bench::Mat;
+use finetune::backend::cpu::{Cpu, Weight};
+use finetune::backend::{
+    Backend, Frozen, Fused, LmHeadLoss, LoraGrad, LoraPart, TokenRows, Write, view, view_mut,
+};
+use finetune::numeric::block::{Block, Blocks, Encoding};
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng::Stream;
+
+/// Where a block has its scales: bytes of half-precision numbers.
+fn scales(block: Block) -> &'static [usize] {
+    match block {
+        Block::Q8_0 | Block::Q4_0 | Block::Q5_0 => &[0],
+        Block::Q4_1 | Block::Q5_1 | Block::Q4_K | Block::Q5_K => &[0, 2],
+        Block::Q2_K => &[80, 82],
+        Block::Q3_K => &[108],
+        Block::Q6_K => &[208],
+        Block::NF4 => &[],
+    }
+}
+
+/// Any bits, with scales of a sensible size.
+pub fn random(block: Block, rows: usize, cols: usize) -> Blocks {
+    let mut draws = Stream::new(&[77, rows as u64, cols as u64]);
+    let mut bytes = Vec::new();
+    for _ in 0..rows * cols / block.elements() {
+        let mut one: Vec<u8> = (0..block.bytes()).map(|_| draws.bits() as u8).collect();
+        for &at in scales(block) {
+            let scale = half::f16::from_f32((draws.unit() - 0.5) / 64.0);
+            one[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+        if block == Block::NF4 {
+            one[..4].copy_from_slice(&(draws.unit() / 4.0).to_le_bytes());
+        }
+        bytes.extend(one);
+    }
+    Blocks::new((rows, cols), block, bytes.into()).unwrap()
+}
+
+fn widened(cpu: &mut Cpu, blocks: &Blocks) -> Weight {
+    let mut values = vec![0.0; blocks.rows * blocks.cols];
+    blocks.block.widen(&mut values, &blocks.bytes);
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    cpu.weight(Frozen { rows: blocks.rows, cols: blocks.cols, dtype: Dtype::F32, bytes: &bytes }).unwrap()
+}
+
+/// Products, an embedding, a projection with its adapter, and a head's loss, each with its gradient.
+fn everything(cpu: &mut Cpu, w: &Weight, t: usize, (n, k): (usize, usize)) -> Vec<Vec<f32>> {
+    const RANK: usize = 5;
+    let mut values = |rows: usize, cols: usize, key| {
+        let mut m = cpu.memory(rows * cols);
+        cpu.upload(view_mut(&mut m, rows, cols), &Mat::random(rows, cols, key).f32s());
+        m
+    };
+    let (x, dy, a, b) = (values(t, k, 1), values(t, n, 2), values(RANK, k, 3), values(n, RANK, 4));
+    let (mut y, mut dx) = (values(t, n, 5), values(t, k, 6));
+    let [mut ly, mut ldx, mut h, mut dab] = [t * n, t * k, t * RANK, RANK * (n + k)].map(|n| cpu.memory(n));
+    let [mut embedded, mut losses, mut dhead] = [t * k, t, t * k].map(|n| cpu.memory(n));
+    cpu.linear(view_mut(&mut y, t, n), Write::Add, view(&x, t, k), w);
+    cpu.linear_grad(view_mut(&mut dx, t, k), Write::Add, view(&dy, t, n), w);
+    let ids: Vec<u32> = (0..t as u32).map(|i| i * 31 % n as u32).collect();
+    let tokens = cpu.tokens(TokenRows { ids: &ids, bounds: &[0, t as u32], past: 0 });
+    cpu.embed(view_mut(&mut embedded, t, k), w, &tokens);
+    let ab = (view(&a, RANK, k), view(&b, n, RANK));
+    let part = LoraPart { h: view_mut(&mut h, t, RANK), x: view(&x, t, k), ab, scale: 0.5 };
+    cpu.lora_linear((view_mut(&mut ly, t, n), Write::Set), view(&x, t, k), w, part);
+    let dab_view = view_mut(&mut dab, 1, RANK * (n + k));
+    let grad = LoraGrad {
+        dab: dab_view,
+        dy: view(&dy, t, n),
+        x: view(&x, t, k),
+        h: view(&h, t, RANK),
+        ab,
+        scale: 0.5,
+    };
+    cpu.lora_linear_grad((view_mut(&mut ldx, t, k), Write::Set), w, grad);
+    let head = LmHeadLoss { x: view(&x, t, k), head: w, vocab: n, targets: &ids, chunk: 7 };
+    cpu.lm_head_loss(view_mut(&mut losses, t, 1), Some(view_mut(&mut dhead, t, k)), head);
+    let all = [(&y, t * n), (&dx, t * k), (&embedded, t * k), (&ly, t * n), (&ldx, t * k), (&losses, t)];
+    let mut read = |m, len| {
+        let mut out = vec![0.0; len];
+        cpu.read(view(m, 1, len), &mut out).unwrap();
+        out
+    };
+    all.into_iter().chain([(&dhead, t * k)]).map(|(m, len)| read(m, len)).collect()
+}
+
+/// Tokens, outputs, inputs: few rows and many, odd outputs, one and several slices in both directions.
+const SIZES: [(usize, usize, usize); 6] =
+    [(1, 70, 256), (2, 129, 1024), (3, 33, 512), (13, 64, 256), (300, 257, 512), (40, 1601, 256)];
+
+#[test]
+fn blocks_give_the_bits_of_the_widened_matrix() {
+    let kernels: [(&str, fn(usize) -> Cpu); 6] = [
+        ("f32", Cpu::new),
+        ("bf16", Cpu::bf16),
+        ("the other bf16", |n| Cpu::bf16_twin(n).unwrap_or_else(|| Cpu::bf16(n))),
+        ("f32, crate", Cpu::twin),
+        ("bf16, crate", |n| Cpu::bf16(n).spelled()),
+        ("f32 on three threads", |n| Cpu::new(n + 1)),
+    ];
+    for &block in Block::ALL {
+        for (t, n, k) in SIZES {
+            let blocks = random(block, n, k);
+            for (kernel, open) in kernels {
+                let name = format!("{block:?} {t}x{n}x{k} {kernel}");
+                let mut cpu = open(2).poisoning();
+                let (packed, wide) = (cpu.weight_of_blocks(&blocks).unwrap(), widened(&mut cpu, &blocks));
+                let got = everything(&mut cpu, &packed, t, (n, k));
+                let want = everything(&mut cpu, &wide, t, (n, k));
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let off = got.iter().zip(want).position(|(g, w)| g.to_bits() != w.to_bits());
+                    let at = |i: usize| (i, got[i], want[i]);
+                    assert!(off.is_none(), "{name}: result {i} differs: {:?}", off.map(at));
+                }
+                assert!(want.iter().flatten().all(|v| v.is_finite()), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_take_the_memory_that_they_take_in_the_file() {
+    for &block in Block::ALL {
+        let bytes = Cpu::new(1).matrix_bytes(Encoding::Blocks(block), 1 << 20);
+        assert_eq!(bytes, (1 << 20) / block.elements() * block.bytes(), "{block:?}");
+    }
+}
