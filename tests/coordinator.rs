@@ -68,6 +68,7 @@ fn manifest() -> Manifest {
         files: vec![],
         labels: None,
         class_weights: None,
+        quantize: None,
         lora: LoraSpec { rank: 3, alpha: 6.0, rslora: false, dropout: 0.0, targets: vec![], seed: 0 },
         parameters: layout.len() as u64,
         layout: layout.hash(),

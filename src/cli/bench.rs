@@ -35,7 +35,7 @@ struct Pass {
 /// Profiles a model.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
-    let base = opened::open(s.text("model")?.unwrap_or(demo::NAME))?;
+    let base = opened::open_as(s.text("model")?.unwrap_or(demo::NAME), groups::recipe(s)?)?;
     let config = &base.config;
     let rows = groups::whole(s, "rows", 1)?.unwrap_or(4);
     let length = groups::whole(s, "length", 2)?.unwrap_or(256).min(config.max_positions);

@@ -256,6 +256,7 @@ fn manifest(job: &Job, settings: &Settings, options: &Options, home: &Home, file
         files: files.list(),
         labels: p.config.labels.clone(),
         class_weights: options.data.class_weights.clone(),
+        quantize: options.model.quantize.map(|recipe| recipe.name().into()),
         lora: p.spec.clone(),
         parameters: job.writer.layout.len() as u64,
         layout: job.writer.layout.hash(),

@@ -4,7 +4,7 @@
 use super::adapter;
 use super::devices::{self, Need};
 use super::opened::{self, Opened};
-use super::options::groups::{self, real, whole};
+use super::options::groups::{self, real, recipe, whole};
 use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::Refusal;
@@ -12,6 +12,7 @@ use super::verb::Invocation;
 use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::lora::LoraSpec;
+use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -111,6 +112,14 @@ fn base_of(adapter: &Path) -> Result<Option<String>, Refusal> {
     Ok(model.or(config.base_model_name_or_path))
 }
 
+/// How the base is quantised: as it was typed, or as it was when the adapter was trained.
+pub fn recipe_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<Recipe>, Refusal> {
+    let (Some(adapter), None) = (adapter, recipe(s)?) else { return recipe(s) };
+    let typed = yaml::read(&run_of(adapter).join(RUN_FILE)).unwrap_or_default();
+    let named = typed.iter().find(|t| t.key == "quantize").map(|t| t.values.concat());
+    Ok(named.filter(|name| !name.is_empty()).map(|name| Recipe::named(&name)).transpose()?)
+}
+
 /// What was named as the model, or what the adapter says that it was trained on.
 pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusal> {
     if let Some(adapter) = adapter
@@ -143,7 +152,7 @@ struct Answer {
 impl Speaker {
     fn open(s: &Settings, adapter: Option<&Path>) -> Result<Self, Refusal> {
         let devices = groups::devices(s)?;
-        let mut base = opened::open(&model_name(s, adapter)?)?;
+        let mut base = opened::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
         // An adapter's folder carries the template that was trained with.
         let trained = adapter.map(|a| a.join("chat_template.jinja")).filter(|p| p.exists());
         let template = match s.text("chat-template")? {

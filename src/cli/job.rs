@@ -16,6 +16,7 @@ use crate::cluster::coordinator::Hint;
 use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
 use crate::model::decoder::initial_parameters;
+use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::report::{Console, Look, Metrics, TensorBoard};
@@ -107,6 +108,7 @@ impl Job {
             .with("no_shuffle", !options.data.shuffle)
             .with("class_weights", weights)
             .with_some("dtype", dtype)
+            .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let state = State::new(parameters, optim);
         let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from: None };

@@ -9,6 +9,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
 use crate::format::{self, FormatError, ModelFiles};
 use crate::model::config::Config;
+use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,17 @@ pub fn open(name: &str) -> Result<Opened, Refusal> {
     let config = Config::from_json(&files.config)
         .map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))?;
     Ok(Opened { path, files, config })
+}
+
+/// The same, quantised where that was asked for.
+pub fn open_as(name: &str, recipe: Option<Recipe>) -> Result<Opened, Refusal> {
+    let base = open(name)?;
+    let Some(recipe) = recipe else { return Ok(base) };
+    let Opened { path, files, config } = base;
+    let at = |e: QuantiseError| Refusal::configuration(format!("{}: {e}", path.display()));
+    let tensors = Box::new(Quantised::new(files.tensors, recipe).map_err(at)?);
+    let kind = format!("{}, quantised to {}", files.kind, recipe.name());
+    Ok(Opened { path, files: ModelFiles { tensors, kind, ..files }, config })
 }
 
 /// What a model's name means.

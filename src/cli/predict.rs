@@ -3,7 +3,7 @@
 
 use super::adapter;
 use super::devices::{self, Need};
-use super::generate::model_name;
+use super::generate::{model_name, recipe_of};
 use super::opened;
 use super::options::Settings;
 use super::options::groups::{self, field_names, whole};
@@ -33,7 +33,7 @@ struct Text {
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let dir = s.text("adapter")?.map(PathBuf::from);
-    let mut base = opened::open(&model_name(s, dir.as_deref())?)?;
+    let mut base = opened::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let tokenizer = base.tokenizer(None)?;
     let loaded = dir.as_deref().map(|d| adapter::load(d, &base)).transpose()?;
     let (config, spec) = match &loaded {

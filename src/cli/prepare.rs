@@ -57,7 +57,7 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
             options.model.model
         )));
     }
-    let mut base = opened::open(&options.model.model)?;
+    let mut base = opened::open_as(&options.model.model, options.model.quantize)?;
     let path = base.path.clone();
     let hash = Some(std::thread::spawn(move || opened::hash(&path)));
     let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;

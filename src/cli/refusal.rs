@@ -5,6 +5,7 @@ use crate::backend::Fault;
 use crate::data::DataError;
 use crate::model::config::ConfigError;
 use crate::model::lora::LoraError;
+use crate::model::quantised::QuantiseError;
 use crate::model::weights::ModelError;
 use crate::train::TrainError;
 use std::fmt;
@@ -88,6 +89,12 @@ impl From<DataError> for Refusal {
 
 impl From<ConfigError> for Refusal {
     fn from(e: ConfigError) -> Self {
+        Refusal::configuration(e)
+    }
+}
+
+impl From<QuantiseError> for Refusal {
+    fn from(e: QuantiseError) -> Self {
         Refusal::configuration(e)
     }
 }

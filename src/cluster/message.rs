@@ -250,6 +250,8 @@ pub struct Manifest {
     pub labels: Option<Vec<String>>,
     /// Class weights of its loss.
     pub class_weights: Option<Vec<f32>>,
+    /// How every worker quantises the model once it has its files: `model::quantised::Recipe`.
+    pub quantize: Option<String>,
     /// The adapter's shape.
     pub lora: LoraSpec,
     /// Values in the flat layout.

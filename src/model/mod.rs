@@ -10,5 +10,6 @@ pub mod linear;
 pub mod lora;
 pub mod memory;
 pub mod merge;
+pub mod quantised;
 pub mod stage;
 pub mod weights;

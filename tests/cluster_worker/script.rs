@@ -1,7 +1,6 @@
 //! A coordinator that says what a test wants, and what a worker needs to talk to it: the demonstration's model on
 //! CPU devices.
 
-use finetune::backend::Backend;
 use finetune::backend::cpu::Cpu;
 use finetune::cluster::inject::Inject;
 use finetune::cluster::link::{MemberLink, WorkerLink, pair};
@@ -38,7 +37,7 @@ pub fn model_dir() -> PathBuf {
 pub fn shape() -> Shape {
     let targets = ["q_proj", "down_proj"].map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.1, targets, seed: 7 };
-    Shape { labels: None, class_weights: None, lora, tokens: 64, dtype: None }
+    Shape { labels: None, class_weights: None, quantize: None, lora, tokens: 64, dtype: None }
 }
 
 pub fn blueprint() -> Blueprint {
@@ -111,6 +110,7 @@ pub fn manifest() -> Manifest {
         files: files().into_iter().map(|(file, _)| file).collect(),
         labels: shape.labels,
         class_weights: shape.class_weights,
+        quantize: None,
         lora: shape.lora,
         parameters: layout.len() as u64,
         layout: layout.hash(),

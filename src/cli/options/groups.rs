@@ -8,6 +8,7 @@ pub use super::devices::{DeviceOptions, Gpus, Precision, devices};
 pub use super::values::{Amount, field_names, real, whole};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
+use crate::model::quantised::Recipe;
 use std::path::PathBuf;
 
 /// `model`
@@ -17,6 +18,8 @@ pub struct ModelOptions {
     pub model: String,
     /// A file, or `chatml`.
     pub chat_template: Option<String>,
+    /// What becomes of the base's weights.
+    pub quantize: Option<Recipe>,
     /// Goes into the adapter's config.
     pub base_id: Option<String>,
 }
@@ -182,8 +185,15 @@ fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
     Ok(ModelOptions {
         model: s.text("model")?.unwrap_or(crate::cli::demo::NAME).to_string(),
         chat_template: s.text("chat-template")?.map(Into::into),
+        quantize: recipe(s)?,
         base_id: s.text("base-id")?.map(Into::into),
     })
+}
+
+/// What --quantize says.
+pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
+    let named = s.text("quantize")?.map(Recipe::named).transpose();
+    named.map_err(|e| s.refuse("quantize", e))
 }
 
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {

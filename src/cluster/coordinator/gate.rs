@@ -122,6 +122,7 @@ pub(super) mod tests {
             files: vec![],
             labels: None,
             class_weights: None,
+            quantize: None,
             lora,
             parameters: 12,
             layout: [0; 32],

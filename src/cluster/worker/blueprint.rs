@@ -5,6 +5,7 @@ use crate::format::{self, FormatError};
 use crate::model::config::{Config, ConfigError};
 use crate::model::layout::{self, Layout};
 use crate::model::lora::LoraSpec;
+use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
@@ -29,6 +30,8 @@ pub struct Shape {
     pub labels: Option<Vec<String>>,
     /// One per class.
     pub class_weights: Option<Vec<f32>>,
+    /// How the base is quantised.
+    pub quantize: Option<String>,
     /// The adapter.
     pub lora: LoraSpec,
     /// Longest microbatch, in tokens.
@@ -43,6 +46,7 @@ impl Shape {
         Shape {
             labels: manifest.labels.clone(),
             class_weights: manifest.class_weights.clone(),
+            quantize: manifest.quantize.clone(),
             lora: manifest.lora.clone(),
             tokens: usize::try_from(manifest.tokens).unwrap_or(usize::MAX),
             dtype: manifest.dtype.clone(),
@@ -59,6 +63,9 @@ pub enum Unfit {
     /// Its configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// What it cannot be quantised to.
+    #[error(transparent)]
+    Quantise(#[from] QuantiseError),
 }
 
 impl Unfit {
@@ -66,7 +73,7 @@ impl Unfit {
     pub fn is_configuration(&self) -> bool {
         match self {
             Unfit::Format(e) => e.is_configuration(),
-            Unfit::Config(_) => true,
+            Unfit::Config(_) | Unfit::Quantise(_) => true,
         }
     }
 }
@@ -79,7 +86,11 @@ impl Blueprint {
         if let Some(labels) = &shape.labels {
             config = config.into_classifier(labels.clone())?;
         }
-        Ok(Blueprint { config, tensors: Arc::from(files.tensors), shape })
+        let tensors: Arc<dyn Tensors> = match &shape.quantize {
+            Some(name) => Arc::new(Quantised::new(files.tensors, Recipe::named(name)?)?),
+            None => Arc::from(files.tensors),
+        };
+        Ok(Blueprint { config, tensors, shape })
     }
 
     /// The flat parameter vector.
