@@ -5,6 +5,7 @@
 //! A connection is a member. What it was granted and has not delivered belongs to the connection: once it is
 //! gone the coordinator gives that work out again, and the worker, however it comes back, begins with nothing.
 
+use super::link::codec::in_place;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling};
 use bytes::Bytes;
@@ -158,6 +159,7 @@ pub enum ToWorker {
         /// First byte.
         offset: u64,
         /// At most [`PIECE`].
+        #[serde(with = "in_place")]
         bytes: Bytes,
     },
     /// A part of the parameters; parts come in order.
@@ -167,6 +169,7 @@ pub enum ToWorker {
         /// First value in the flat layout.
         offset: u64,
         /// Little-endian f32.
+        #[serde(with = "in_place")]
         bytes: Bytes,
     },
     /// The parameters are complete; the running sum begins at zero.
@@ -326,9 +329,9 @@ pub enum Work {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Packed {
     /// Fixed point, `numeric::pack`.
-    Fixed(Bytes),
+    Fixed(#[serde(with = "in_place")] Bytes),
     /// Little-endian f32 of a single microbatch, to be converted by whoever adds it.
-    Single(Bytes),
+    Single(#[serde(with = "in_place")] Bytes),
 }
 
 /// Why a lease gave no result, and so what follows.

@@ -137,17 +137,17 @@ impl FrameWriter {
     }
 
     /// Sends a frame, and sees it on its way.
-    pub async fn send(&mut self, body: Bytes) -> Result<(), NetError> {
+    pub async fn send(&mut self, body: impl Buf) -> Result<(), NetError> {
         self.feed(body).await?;
         self.flush().await
     }
 
     /// Sends a frame that may wait for [`FrameWriter::flush`]; several small ones then travel together. Dropping
     /// the future half-way leaves half a frame behind: the connection is then of no use.
-    pub async fn feed(&mut self, body: Bytes) -> Result<(), NetError> {
-        let length = u32::try_from(body.len()).ok().filter(|_| body.len() <= self.limit);
+    pub async fn feed(&mut self, body: impl Buf) -> Result<(), NetError> {
+        let length = u32::try_from(body.remaining()).ok().filter(|_| body.remaining() <= self.limit);
         let Some(length) = length else {
-            return Err(too_long(self.peer, TooLong { length: body.len() as u64 }, self.limit));
+            return Err(too_long(self.peer, TooLong { length: body.remaining() as u64 }, self.limit));
         };
         let mut header = BytesMut::with_capacity(HEADER);
         header.put_u32_le(length);

@@ -1,5 +1,6 @@
 //! A link over an authenticated connection.
 
+use super::codec::Body;
 use super::{Link, ReadFrames, Spoken, WriteFrames, over};
 use crate::cluster::message::FRAME_LIMIT;
 use crate::net::{Connection, FrameReader, FrameWriter, NetError};
@@ -23,8 +24,8 @@ impl ReadFrames for FrameReader {
 }
 
 impl WriteFrames for FrameWriter {
-    async fn send(&mut self, frame: Bytes) -> Result<(), String> {
-        FrameWriter::send(self, frame).await.map_err(|e| e.to_string())
+    async fn send(&mut self, frame: Body) -> Result<(), String> {
+        FrameWriter::send(self, frame.into_buf()).await.map_err(|e| e.to_string())
     }
 
     async fn finish(&mut self) {

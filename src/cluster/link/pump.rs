@@ -1,8 +1,9 @@
 //! The two tasks behind a connection: frames to messages, messages to frames, and liveness. They end together, and
 //! the first reason stands; what was said before a proper end is heard before it.
 
+use super::codec::{Body, Bulky, decode, encode};
 use super::{End, LAST_WORDS, Link, ROOM};
-use crate::cluster::message::{ToCoordinator, ToWorker};
+use crate::cluster::message::{Packed, ToCoordinator, ToWorker};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use std::future::Future;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Messages of one direction, as far as the pumps need to know them.
-pub trait Spoken: Serialize + DeserializeOwned + Send + 'static {
+pub trait Spoken: Serialize + DeserializeOwned + Bulky + Send + 'static {
     /// What the other side says.
     type Other: Spoken<Other = Self>;
 
@@ -32,6 +33,26 @@ pub enum Liveness<Answer> {
     Asks(Answer),
     /// An answer: having been heard is all its meaning.
     Answers,
+}
+
+impl Bulky for ToCoordinator {
+    fn bulk(&self) -> Option<&Bytes> {
+        match self {
+            ToCoordinator::SumPiece { packed: Packed::Fixed(bytes) | Packed::Single(bytes), .. } => {
+                Some(bytes)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Bulky for ToWorker {
+    fn bulk(&self) -> Option<&Bytes> {
+        match self {
+            ToWorker::Piece { bytes, .. } | ToWorker::ParametersPiece { bytes, .. } => Some(bytes),
+            _ => None,
+        }
+    }
 }
 
 impl Spoken for ToCoordinator {
@@ -76,7 +97,7 @@ pub trait ReadFrames: Send + 'static {
 /// Where frames go to.
 pub trait WriteFrames: Send + 'static {
     /// Sends a frame whole.
-    fn send(&mut self, frame: Bytes) -> impl Future<Output = Result<(), String>> + Send;
+    fn send(&mut self, frame: Body) -> impl Future<Output = Result<(), String>> + Send;
 
     /// Says that nothing more comes.
     fn finish(&mut self) -> impl Future<Output = ()> + Send;
@@ -219,20 +240,6 @@ async fn write<Out: Spoken, W: WriteFrames>(
     end.cut("this side has closed");
 }
 
-/// One message as a frame's body.
-pub fn encode<M: Serialize>(message: &M) -> Result<Bytes, String> {
-    postcard::to_stdvec(message).map(Bytes::from).map_err(|e| format!("a message cannot be encoded: {e}"))
-}
-
-/// A frame's body as a message, whole: bytes that are left over are no message of this protocol.
-pub fn decode<M: DeserializeOwned>(frame: &[u8]) -> Result<M, String> {
-    match postcard::take_from_bytes(frame) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(format!("said something that is no message: {} bytes too many", rest.len())),
-        Err(e) => Err(format!("said something that is no message: {e}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,8 +253,8 @@ mod tests {
     }
 
     impl WriteFrames for mpsc::Sender<Bytes> {
-        async fn send(&mut self, frame: Bytes) -> Result<(), String> {
-            mpsc::Sender::send(self, frame).await.map_err(|_| "gone".into())
+        async fn send(&mut self, frame: Body) -> Result<(), String> {
+            mpsc::Sender::send(self, frame.whole()).await.map_err(|_| "gone".into())
         }
 
         async fn finish(&mut self) {}
@@ -291,8 +298,8 @@ mod tests {
     fn a_ping_is_answered_while_nobody_takes_messages() {
         let runtime = runtime();
         let (_worker, (to, mut from)) = worker(&runtime, Duration::ZERO);
-        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap()).unwrap();
-        to.blocking_send(encode(&ToWorker::Ping { number: 7 }).unwrap()).unwrap();
+        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
+        to.blocking_send(encode(&ToWorker::Ping { number: 7 }).unwrap().whole()).unwrap();
         let heard: ToCoordinator = decode(&from.blocking_recv().unwrap()).unwrap();
         assert_eq!(heard, ToCoordinator::Pong { number: 7 });
     }
@@ -334,7 +341,7 @@ mod tests {
     fn a_frame_may_take_longer_than_silence_and_both_sides_show_that_they_live() {
         let runtime = runtime();
         let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
-        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap()).unwrap();
+        to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
         let slow = Slow(incoming, Arc::default());
         let mut worker: WorkerLink = over(runtime.handle(), slow, out, Duration::from_millis(100));
         assert_eq!(worker.from.blocking_recv(), Some(ToWorker::Flush { step: 1 }), "{:?}", worker.end);
@@ -345,7 +352,7 @@ mod tests {
 
     #[test]
     fn what_is_no_message_ends_the_link() {
-        let long = [encode(&ToWorker::Flush { step: 1 }).unwrap().to_vec(), vec![0]].concat();
+        let long = [encode(&ToWorker::Flush { step: 1 }).unwrap().whole().to_vec(), vec![0]].concat();
         for frame in [vec![0xff; 9], long, Vec::new()] {
             let runtime = runtime();
             let (mut worker, (to, _from)) = worker(&runtime, Duration::ZERO);
