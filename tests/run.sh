@@ -19,6 +19,23 @@ fi
 if ! command -v ip >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   apt-get update -q && apt-get install -yq --no-install-recommends iproute2 || echo "tests/run.sh: no iproute2" >&2
 fi
+# Assembler and disassembler of NVIDIA out of their Python wheels: no toolkit, no GPU. Without them the tests of PTX
+# say `skipped`; FINETUNE_REQUIRE_PTXAS=1 makes that a failure.
+cuda_tools() {
+  local into=target/cuda-tools wheels
+  [ -x "$into/ptxas" ] && [ -x "$into/cuobjdump" ] && return
+  command -v pip >/dev/null && command -v unzip >/dev/null || return 1
+  wheels=$(mktemp -d)
+  mkdir -p "$into"
+  pip download -q --no-deps -d "$wheels" nvidia-cuda-nvcc-cu12==12.9.86 triton==3.9.0 &&
+    unzip -qjo "$wheels/nvidia_cuda_nvcc*.whl" '*/bin/ptxas' -d "$into" &&
+    unzip -qjo "$wheels/triton*.whl" '*/bin/cuobjdump' '*/bin/nvdisasm' -d "$into" && chmod +x "$into"/*
+  local ok=$?
+  rm -rf "$wheels"
+  return $ok
+}
+cuda_tools || echo "tests/run.sh: no ptxas (pip, unzip and a network bring it)" >&2
+
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
 exec cargo test --release --locked --no-fail-fast "$@"

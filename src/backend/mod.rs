@@ -9,6 +9,7 @@
 //! R rank, N rows (outputs) of a frozen weight, K its columns (inputs).
 
 pub mod cpu;
+pub mod cuda;
 mod fused;
 pub mod timed;
 mod traffic;

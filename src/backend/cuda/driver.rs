@@ -1,0 +1,55 @@
+//! What the backend needs of a driver: memory, copies, modules, launches in order. libcuda is one; tests have an
+//! interpreter of PTX behind the same seam, so that every verb is tested from its shape checks to its last store
+//! without a GPU.
+
+use crate::backend::Fault;
+
+/// One argument of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arg {
+    /// A device address.
+    Address(u64),
+    /// A number.
+    U32(u32),
+    /// A factor.
+    F32(f32),
+}
+
+/// One kernel launch; everything launched runs in order.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The file of kernels/ptx, for the driver that loads modules when they are first used.
+    pub file: &'static str,
+    /// Its entry.
+    pub entry: &'a str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// In the order of the entry's parameters.
+    pub args: &'a [Arg],
+}
+
+/// A device behind a driver. Work is in order: a copy or launch sees all before it.
+pub trait Driver {
+    /// The device's name, for faults.
+    fn name(&self) -> &str;
+    /// Compute capability, as (8, 0).
+    fn capability(&self) -> (u32, u32);
+    /// Sizes are rounded up to multiples of this, so that buffers can be used again.
+    fn granularity(&self) -> usize;
+    /// So many bytes of unspecified contents.
+    fn alloc(&mut self, bytes: usize) -> Result<u64, Fault>;
+    /// Gives them back.
+    fn free(&mut self, address: u64);
+    /// A buffer is used anew: its contents mean nothing any more.
+    fn forget(&mut self, address: u64, bytes: usize) {
+        let _ = (address, bytes);
+    }
+    /// Host to device; `bytes` may be changed as soon as this returns.
+    fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault>;
+    /// Device to host; waits for everything before it.
+    fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault>;
+    /// Starts a kernel.
+    fn launch(&mut self, launch: &Launch) -> Result<(), Fault>;
+}

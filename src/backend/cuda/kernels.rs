@@ -1,0 +1,53 @@
+//! The kernels that travel in the binary: PTX text by file name. The driver compiles a file for its device when an
+//! entry of it is first launched.
+
+/// Name and text of a file of kernels/ptx.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    /// As [`Launch::file`](super::Launch::file) names it.
+    pub file: &'static str,
+    /// PTX.
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($($file:literal),* $(,)?) => {
+        &[$(Source { file: $file, text: include_str!(concat!("../../../kernels/ptx/", $file)) }),*]
+    };
+}
+
+/// All of them.
+pub const SOURCES: &[Source] = sources![
+    "add.ptx",
+    "attention.ptx",
+    "attention_grad.ptx",
+    "bias.ptx",
+    "copy.ptx",
+    "cross_entropy.ptx",
+    "dropout.ptx",
+    "embed.ptx",
+    "fill.ptx",
+    "gather_rows.ptx",
+    "linear.ptx",
+    "linear_grad.ptx",
+    "matmul.ptx",
+    "rmsnorm.ptx",
+    "rmsnorm_grad.ptx",
+    "rope.ptx",
+    "swiglu.ptx",
+    "swiglu_grad.ptx",
+];
+
+/// The text of a file.
+pub fn source(file: &str) -> Option<&'static str> {
+    SOURCES.iter().find(|s| s.file == file).map(|s| s.text)
+}
+
+impl Source {
+    /// The PTX version that the text asks for, as 70 for 7.0: a driver takes no later one than its own.
+    pub fn version(&self) -> u32 {
+        let line = self.text.lines().find_map(|l| l.strip_prefix(".version ")).unwrap_or("0.0");
+        let (major, minor) = line.trim().split_once('.').unwrap_or(("0", "0"));
+        major.parse().unwrap_or(0) * 10 + minor.parse().unwrap_or(0)
+    }
+}

@@ -1,0 +1,104 @@
+//! NVIDIA through hand-written PTX: the driver is all that is needed. Kernels lie in kernels/ptx, one file per verb,
+//! each with its pseudo-code, register plan and launch shape at its head; here shapes are checked and launches are
+//! put together. The first fault stays: nothing is launched after it, and the next read tells it.
+
+mod attention;
+mod driver;
+pub mod kernels;
+mod memory;
+mod verbs;
+mod weight;
+
+use super::{Fault, View, ViewMut};
+pub use driver::{Arg, Driver, Launch};
+pub use memory::{Ids, Memory, Tokens, Weight};
+
+/// One device.
+pub struct Cuda<D: Driver> {
+    driver: D,
+    pool: memory::Pool,
+    fault: Option<Fault>,
+    launches: u64,
+}
+
+impl<D: Driver> Cuda<D> {
+    /// On a driver that has opened its device.
+    pub fn on(driver: D) -> Self {
+        Cuda { driver, pool: memory::Pool::default(), fault: None, launches: 0 }
+    }
+
+    /// Kernels launched so far.
+    pub fn launches(&self) -> u64 {
+        self.launches
+    }
+
+    /// The driver, for what only it knows.
+    pub fn driver(&mut self) -> &mut D {
+        &mut self.driver
+    }
+
+    fn note<T>(&mut self, result: Result<T, Fault>) -> Option<T> {
+        match result {
+            Ok(x) => Some(x),
+            Err(fault) => {
+                self.fault.get_or_insert(fault);
+                None
+            }
+        }
+    }
+
+    /// What the caller got wrong in a way that only the data shows.
+    fn refuse(&mut self, reason: String) {
+        let device = self.driver.name().to_string();
+        self.fault.get_or_insert(Fault::Device { device, reason });
+    }
+
+    fn launch(&mut self, launch: Launch) {
+        if self.fault.is_some() || launch.grid.contains(&0) {
+            return;
+        }
+        self.launches += 1;
+        let result = self.driver.launch(&launch);
+        self.note(result);
+    }
+
+    fn take(&mut self, bytes: usize) -> Memory {
+        if self.fault.is_some() {
+            return self.pool.nothing();
+        }
+        let result = self.pool.take(&mut self.driver, bytes);
+        self.note(result).unwrap_or_else(|| self.pool.nothing())
+    }
+
+    fn write(&mut self, to: u64, bytes: &[u8]) {
+        if self.fault.is_none() && !bytes.is_empty() {
+            let result = self.driver.write(to, bytes);
+            self.note(result);
+        }
+    }
+
+    fn integers(&mut self, values: &[u32]) -> Memory {
+        let memory = self.take(4 * values.len());
+        self.write(memory.at(0), bytemuck::cast_slice(values));
+        memory
+    }
+}
+
+/// Where a view begins on the device.
+fn at(x: &View<Memory>) -> Arg {
+    Arg::Address(x.memory.at(x.offset))
+}
+
+fn at_mut(x: &ViewMut<Memory>) -> Arg {
+    Arg::Address(x.memory.at(x.offset))
+}
+
+/// A size as kernels take it. Matrices stay below 2^32 numbers; a larger one would be 16 GiB.
+fn size(n: usize) -> Arg {
+    Arg::U32(u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// Blocks of `per` that cover `n`.
+fn blocks(n: usize, per: usize) -> u32 {
+    u32::try_from(n.div_ceil(per)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,419 @@
+//! The verbs: shapes are checked, and one kernel (seldom two) is launched. Files and entries carry the verb's stem.
+
+use super::memory;
+use super::{Arg, Cuda, Driver, Ids, Launch, Memory, Tokens, Weight, at, at_mut, attention, blocks, size};
+use crate::backend::*;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::rng;
+
+/// Threads of kernels without sums.
+const THREADS: usize = 256;
+/// Edge of a product's tile.
+const TILE: usize = 64;
+
+fn same_shape(a: (usize, usize), b: (usize, usize)) {
+    assert_eq!(a, b, "both matrices have one shape");
+}
+
+fn adds(write: Write) -> Arg {
+    Arg::U32(u32::from(write == Write::Add))
+}
+
+/// A product as kernels take it: out[m, n], sums over k.
+struct Shape {
+    m: usize,
+    n: usize,
+    k: usize,
+    lda: usize,
+    ldb: usize,
+}
+
+impl<D: Driver> Cuda<D> {
+    /// A thread per value.
+    fn each(&mut self, file: &'static str, n: usize, args: &[Arg]) {
+        let entry = file.trim_end_matches(".ptx");
+        self.launch(Launch { file, entry, grid: [blocks(n, THREADS), 1, 1], threads: THREADS as u32, args });
+    }
+
+    /// A block of threads per part of a row.
+    fn rows(&mut self, file: &'static str, entry: &str, (rows, cols): (usize, usize), args: &[Arg]) {
+        let grid = [size_of_grid(rows), blocks(cols, THREADS), 1];
+        self.launch(Launch { file, entry, grid, threads: THREADS as u32, args });
+    }
+
+    fn product(
+        &mut self,
+        at_entry: (&'static str, &str),
+        out: (Arg, Write),
+        ab: (Arg, Arg),
+        scale: f32,
+        s: Shape,
+    ) {
+        let args = [
+            out.0,
+            ab.0,
+            ab.1,
+            size(s.m),
+            size(s.n),
+            size(s.k),
+            size(s.lda),
+            size(s.ldb),
+            Arg::F32(scale),
+            adds(out.1),
+        ];
+        let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
+        self.launch(Launch { file: at_entry.0, entry: at_entry.1, grid, threads: 256, args: &args });
+    }
+
+    fn turn(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, sign: f32) {
+        assert_eq!(x.rows, tokens.count, "one position per token");
+        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
+        if tokens.count > 0 && tokens.largest.1 as usize >= table.rows {
+            return self.refuse(format!("position {} of a table of {}", tokens.largest.1, table.rows));
+        }
+        let args = [
+            at_mut(&x),
+            at(&table),
+            Arg::Address(tokens.positions()),
+            size(x.cols),
+            size(table.cols),
+            Arg::F32(sign),
+        ];
+        self.rows("rope.ptx", "rope", (x.rows, x.cols / 2), &args);
+    }
+}
+
+fn size_of_grid(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+impl<D: Driver> Backend for Cuda<D> {
+    type Memory = Memory;
+    type Weight = Weight;
+    type Tokens = Tokens;
+    type Ids = Ids;
+
+    fn class(&self) -> String {
+        let (major, minor) = self.driver.capability();
+        format!("cuda-sm{major}{minor}-f32")
+    }
+
+    fn weight_bytes(&self, dtype: Dtype) -> usize {
+        dtype.size()
+    }
+
+    fn memory(&mut self, len: usize) -> Memory {
+        self.take(4 * len)
+    }
+
+    fn recycle(&mut self, memory: Memory) {
+        drop(memory);
+    }
+
+    fn upload(&mut self, out: ViewMut<Memory>, values: &[f32]) {
+        assert_eq!(out.len(), values.len(), "as many values as the view has");
+        self.write(out.memory.at(out.offset), bytemuck::cast_slice(values));
+    }
+
+    fn read(&mut self, x: View<Memory>, out: &mut [f32]) -> Result<(), Fault> {
+        assert_eq!(x.len(), out.len(), "as many values as the view has");
+        match &self.fault {
+            Some(fault) => Err(fault.clone()),
+            None if out.is_empty() => Ok(()),
+            None => {
+                let result = self.driver.read(x.memory.at(x.offset), bytemuck::cast_slice_mut(out));
+                self.fault = result.clone().err();
+                result
+            }
+        }
+    }
+
+    fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
+        self.pack(source)
+    }
+
+    fn tokens(&mut self, rows: TokenRows) -> Tokens {
+        assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
+        let lengths = || rows.bounds.windows(2).map(|w| w[1] - w[0]);
+        let mut all = rows.ids.to_vec();
+        all.extend(lengths().flat_map(|n| (0..n).map(|i| rows.past + i)));
+        all.extend(lengths().enumerate().flat_map(|(r, n)| std::iter::repeat_n(r as u32, n as usize)));
+        all.extend(lengths().flat_map(|n| 0..n));
+        let list = memory::blocks(rows.bounds);
+        all.extend(&list);
+        let largest = |x: Option<u32>| x.unwrap_or(0);
+        Tokens {
+            memory: self.integers(&all),
+            count: rows.ids.len(),
+            rows: rows.bounds.len() - 1,
+            blocks: list.len() / 4,
+            largest: (
+                largest(rows.ids.iter().copied().max()),
+                largest(lengths().max()).saturating_sub(1) + rows.past,
+            ),
+        }
+    }
+
+    fn ids(&mut self, values: &[u32]) -> Ids {
+        let largest = values.iter().copied().max().unwrap_or(0);
+        Ids { memory: self.integers(values), count: values.len(), largest }
+    }
+
+    fn fill(&mut self, out: ViewMut<Memory>, value: f32) {
+        let n = out.len();
+        self.each("fill.ptx", n, &[at_mut(&out), size(n), Arg::F32(value)]);
+    }
+
+    fn copy(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        self.each("copy.ptx", out.len(), &[at_mut(&out), at(&x), size(out.len())]);
+    }
+
+    fn add(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        self.each("add.ptx", out.len(), &[at_mut(&out), at(&x), size(out.len())]);
+    }
+
+    fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
+        same_shape((out.rows, out.cols), (tokens.count, table.cols));
+        if tokens.count > 0 && tokens.largest.0 as usize >= table.rows {
+            return self.refuse(format!("token id {} of a table of {}", tokens.largest.0, table.rows));
+        }
+        let args = [
+            at_mut(&out),
+            Arg::Address(table.memory.at(0)),
+            Arg::Address(tokens.ids()),
+            size(out.cols),
+            size(table.stride),
+        ];
+        let entry = format!("embed_{}", table.stored.name());
+        self.rows("embed.ptx", &entry, (out.rows, out.cols), &args);
+    }
+
+    fn rmsnorm(
+        &mut self,
+        out: ViewMut<Memory>,
+        inv_rms: ViewMut<Memory>,
+        x: View<Memory>,
+        gain: View<Memory>,
+        eps: f32,
+    ) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        same_shape((inv_rms.rows, inv_rms.cols * gain.cols), (x.rows, x.cols));
+        let groups = inv_rms.len();
+        let args = [
+            at_mut(&out),
+            at_mut(&inv_rms),
+            at(&x),
+            at(&gain),
+            size(groups),
+            size(gain.cols),
+            Arg::F32(1.0 / gain.cols as f32),
+            Arg::F32(eps),
+        ];
+        let grid = [blocks(groups, 4), 1, 1];
+        self.launch(Launch { file: "rmsnorm.ptx", entry: "rmsnorm", grid, threads: 128, args: &args });
+    }
+
+    fn rmsnorm_grad(
+        &mut self,
+        dx: ViewMut<Memory>,
+        write: Write,
+        dy: View<Memory>,
+        x: View<Memory>,
+        norm: Norm<Memory>,
+    ) {
+        same_shape((dx.rows, dx.cols), (x.rows, x.cols));
+        same_shape((dy.rows, dy.cols), (x.rows, x.cols));
+        same_shape((norm.inv_rms.rows, norm.inv_rms.cols * norm.gain.cols), (x.rows, x.cols));
+        let groups = norm.inv_rms.len();
+        let args = [
+            at_mut(&dx),
+            at(&dy),
+            at(&x),
+            at(&norm.gain),
+            at(&norm.inv_rms),
+            size(groups),
+            size(norm.gain.cols),
+            Arg::F32(1.0 / norm.gain.cols as f32),
+            adds(write),
+        ];
+        let (file, entry) = ("rmsnorm_grad.ptx", "rmsnorm_grad");
+        self.launch(Launch { file, entry, grid: [blocks(groups, 4), 1, 1], threads: 128, args: &args });
+    }
+
+    fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
+        same_shape((y.rows, y.cols), (x.rows, w.rows));
+        assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
+        let s = Shape { m: y.rows, n: y.cols, k: x.cols, lda: x.cols, ldb: w.stride };
+        let entry = format!("linear_{}", w.stored.name());
+        let ab = (at(&x), Arg::Address(w.memory.at(0)));
+        self.product(("linear.ptx", &entry), (at_mut(&y), write), ab, 1.0, s);
+    }
+
+    fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
+        same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
+        assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
+        let s = Shape { m: dx.rows, n: dx.cols, k: dy.cols, lda: dy.cols, ldb: w.stride };
+        let entry = format!("linear_grad_{}", w.stored.name());
+        let ab = (at(&dy), Arg::Address(w.memory.at(0)));
+        self.product(("linear_grad.ptx", &entry), (at_mut(&dx), write), ab, 1.0, s);
+    }
+
+    fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
+        let Product { a, b, transpose, scale } = product;
+        let (entry, a_shape, b_shape) = match transpose {
+            Transpose::Neither => ("matmul_nn", (a.rows, a.cols), (b.rows, b.cols)),
+            Transpose::Right => ("matmul_nt", (a.rows, a.cols), (b.cols, b.rows)),
+            Transpose::Left => ("matmul_tn", (a.cols, a.rows), (b.rows, b.cols)),
+        };
+        assert_eq!(a_shape.1, b_shape.0, "the inner dimensions are equal");
+        same_shape((out.rows, out.cols), (a_shape.0, b_shape.1));
+        let s = Shape { m: out.rows, n: out.cols, k: a_shape.1, lda: a.cols, ldb: b.cols };
+        self.product(("matmul.ptx", entry), (at_mut(&out), write), (at(&a), at(&b)), scale, s);
+    }
+
+    fn bias(&mut self, y: ViewMut<Memory>, bias: View<Memory>) {
+        same_shape((1, y.cols), (bias.rows, bias.cols));
+        self.rows("bias.ptx", "bias", (y.rows, y.cols), &[at_mut(&y), at(&bias), size(y.cols)]);
+    }
+
+    fn rope(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
+        self.turn(x, table, tokens, 1.0);
+    }
+
+    fn rope_grad(&mut self, dx: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
+        self.turn(dx, table, tokens, -1.0);
+    }
+
+    fn attention(
+        &mut self,
+        out: ViewMut<Memory>,
+        logsumexp: ViewMut<Memory>,
+        qkv: Qkv<Memory>,
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let t = tokens.count;
+        check_heads(qkv, heads, (t, t));
+        same_shape((out.rows, out.cols), (t, heads.query * heads.size));
+        same_shape((logsumexp.rows, logsumexp.cols), (t, heads.query));
+        self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens));
+    }
+
+    fn attention_grad(
+        &mut self,
+        grad: QkvGrad<Memory>,
+        dout: View<Memory>,
+        saved: AttentionSaved<Memory>,
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let t = tokens.count;
+        check_heads(saved.qkv, heads, (t, t));
+        same_shape((dout.rows, dout.cols), (t, heads.query * heads.size));
+        same_shape((grad.dq.rows, grad.dq.cols), (t, heads.query * heads.size));
+        same_shape((grad.dk.rows, grad.dk.cols), (t, heads.kv * heads.size));
+        same_shape((grad.dv.rows, grad.dv.cols), (t, heads.kv * heads.size));
+        self.attend_grad(grad, dout, saved, heads, attention::walk(tokens));
+    }
+
+    fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
+        check_heads(qkv, heads, (qkv.q.rows, qkv.k.rows));
+        same_shape((out.rows, out.cols), (qkv.q.rows, heads.query * heads.size));
+        self.attend_cached(out, qkv, heads);
+    }
+
+    fn swiglu(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
+        same_shape((out.rows, out.cols), (up.rows, up.cols));
+        self.each("swiglu.ptx", out.len(), &[at_mut(&out), at(&gate), at(&up), size(out.len())]);
+    }
+
+    fn swiglu_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
+        same_shape((gate.rows, gate.cols), (dout.rows, dout.cols));
+        same_shape((up.rows, up.cols), (dout.rows, dout.cols));
+        let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len())];
+        self.each("swiglu_grad.ptx", dout.len(), &args);
+    }
+
+    fn dropout(
+        &mut self,
+        out: ViewMut<Memory>,
+        write: Write,
+        x: View<Memory>,
+        key: DropoutKey,
+        tokens: &Tokens,
+    ) {
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        assert_eq!((x.rows, key.rows.len()), (tokens.count, tokens.rows), "one id per row");
+        // The rest of the hash, over the token in its row and the channel, is the kernel's.
+        let of_row = |&id| rng::hash(&[key.seed, key.step, id, key.module]);
+        let bases = self.integers(&key.rows.iter().map(of_row).collect::<Vec<_>>());
+        let args = [
+            at_mut(&out),
+            at(&x),
+            Arg::Address(tokens.row_of()),
+            Arg::Address(tokens.place_in_row()),
+            Arg::Address(bases.at(0)),
+            size(x.cols),
+            Arg::U32(key.threshold()),
+            Arg::F32(key.scale()),
+            adds(write),
+        ];
+        self.rows("dropout.ptx", "dropout", (x.rows, x.cols), &args);
+    }
+
+    fn gather_rows(&mut self, out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
+        same_shape((out.rows, out.cols), (rows.count, x.cols));
+        if rows.count > 0 && rows.largest as usize >= x.rows {
+            return self.refuse(format!("row {} of a matrix of {}", rows.largest, x.rows));
+        }
+        let args = [at_mut(&out), at(&x), Arg::Address(rows.memory.at(0)), size(x.cols)];
+        self.rows("gather_rows.ptx", "gather_rows", (out.rows, out.cols), &args);
+    }
+
+    fn gather_rows_grad(&mut self, mut dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
+        same_shape((dout.rows, dout.cols), (rows.count, dx.cols));
+        if rows.count > 0 && rows.largest as usize >= dx.rows {
+            return self.refuse(format!("row {} of a matrix of {}", rows.largest, dx.rows));
+        }
+        self.fill(dx.again(), 0.0);
+        let args = [at_mut(&dx), at(&dout), Arg::Address(rows.memory.at(0)), size(dx.cols)];
+        self.rows("gather_rows.ptx", "gather_rows_grad", (dout.rows, dout.cols), &args);
+    }
+
+    fn cross_entropy(
+        &mut self,
+        losses: ViewMut<Memory>,
+        logits: ViewMut<Memory>,
+        targets: &Ids,
+        class_weights: Option<View<Memory>>,
+    ) {
+        same_shape((losses.rows, losses.cols), (logits.rows, 1));
+        assert_eq!(targets.count, logits.rows, "one target per row of logits");
+        if targets.count > 0 && targets.largest as usize >= logits.cols {
+            return self.refuse(format!("target {} of {} classes", targets.largest, logits.cols));
+        }
+        let args = [
+            at_mut(&losses),
+            at_mut(&logits),
+            Arg::Address(targets.memory.at(0)),
+            class_weights.map_or(Arg::Address(0), |w| at(&w)),
+            size(logits.cols),
+        ];
+        let grid = [size_of_grid(logits.rows), 1, 1];
+        let (file, entry) = ("cross_entropy.ptx", "cross_entropy");
+        self.launch(Launch { file, entry, grid, threads: THREADS as u32, args: &args });
+    }
+}
+
+impl<D: Driver> Fused for Cuda<D> {}
+
+/// `tokens` is (queries, keys).
+fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
+    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
+    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
+    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
+    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
+}

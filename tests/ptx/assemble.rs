@@ -1,0 +1,134 @@
+//! Every kernel through ptxas, for every architecture that it may run on. No GPU is needed for that: ptxas comes out
+//! of the wheel nvidia-cuda-nvcc-cu12, cuobjdump out of triton's (tests/run.sh gets both). FINETUNE_CUDA_TOOLS names
+//! the folder that they lie in; without them these tests say `skipped`, unless FINETUNE_REQUIRE_PTXAS is set.
+
+use crate::files::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Architectures from Volta to Blackwell.
+const ARCHITECTURES: [&str; 9] = ["70", "75", "80", "86", "89", "90", "100", "120", "121"];
+
+fn tool(name: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("FINETUNE_CUDA_TOOLS").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-tools"));
+    let found = Some(folder.join(name)).filter(|p| p.exists());
+    if found.is_none() {
+        assert!(std::env::var_os("FINETUNE_REQUIRE_PTXAS").is_none(), "{name} must be there, and is not");
+        println!("skipped: no {name}");
+    }
+    found
+}
+
+/// Assembles; gives the lines of `-v`.
+fn assemble(ptxas: &Path, source: &Path, arch: &str, out: &Path) -> String {
+    let arch = format!("-arch=sm_{arch}");
+    let run = Command::new(ptxas).args(["-v", &arch, "-o"]).arg(out).arg(source).output().unwrap();
+    let said = String::from_utf8_lossy(&run.stderr).into_owned() + &String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{} for {arch}:\n{said}", source.display());
+    said
+}
+
+/// The number before a word of a line of `-v`.
+fn before(line: &str, word: &str) -> usize {
+    let words: Vec<&str> = line.split([' ', ',']).filter(|w| !w.is_empty()).collect();
+    let at = words.windows(2).position(|w| w[1].starts_with(word) && w[0].parse::<usize>().is_ok());
+    at.map_or(0, |i| words[i].parse().unwrap())
+}
+
+/// What a report of ptxas says against the budget.
+fn over_budget(report: &str, file: &File) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut entry = "";
+    for line in report.lines() {
+        entry = line.split('\'').nth(1).filter(|_| line.contains("Compiling entry")).unwrap_or(entry);
+        if line.contains("spill stores") && !line.contains("0 bytes spill stores, 0 bytes spill loads") {
+            found.push(format!("{} {entry}: {}", file.name, line.trim()));
+        }
+        if line.contains("Used ") && before(line, "registers") > file.registers {
+            found.push(format!("{} {entry}: {} registers", file.name, before(line, "registers")));
+        }
+        let shared = if line.contains(" smem") { before(line, "bytes smem").max(smem(line)) } else { 0 };
+        if shared > file.shared {
+            found.push(format!("{} {entry}: {shared} bytes of shared memory", file.name));
+        }
+    }
+    found
+}
+
+/// `8704 bytes smem`
+fn smem(line: &str) -> usize {
+    let words: Vec<&str> = line.split([' ', ',']).filter(|w| !w.is_empty()).collect();
+    words.windows(3).find(|w| w[1] == "bytes" && w[2] == "smem").map_or(0, |w| w[0].parse().unwrap())
+}
+
+#[test]
+fn every_kernel_assembles_everywhere_within_its_budget() {
+    let Some(ptxas) = tool("ptxas") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut found = Vec::new();
+    for file in files::all() {
+        let exact = file.target.ends_with('a');
+        let number = |a: &str| a.trim_end_matches('a').parse::<u32>().unwrap();
+        let archs: Vec<&str> = match exact {
+            true => vec![&file.target],
+            false => ARCHITECTURES.into_iter().filter(|a| number(a) >= number(&file.target)).collect(),
+        };
+        assert!(!archs.is_empty(), "{}: target {}", file.name, file.target);
+        for arch in archs {
+            let out = folder.path().join("out.cubin");
+            let report = assemble(&ptxas, &files::folder().join(&file.name), arch, &out);
+            assert!(report.contains("Compiling entry"), "{}: ptxas said nothing of an entry", file.name);
+            found.extend(over_budget(&report, &file).into_iter().map(|f| format!("sm_{arch} {f}")));
+        }
+    }
+    assert!(found.is_empty(), "over budget:\n{}", found.join("\n"));
+}
+
+#[test]
+fn tensor_cores_are_used_where_promised() {
+    let (Some(ptxas), Some(cuobjdump)) = (tool("ptxas"), tool("cuobjdump")) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for file in files::all().iter().filter(|f| !f.promises.is_empty()) {
+        let out = folder.path().join("out.cubin");
+        assemble(&ptxas, &files::folder().join(&file.name), &file.target, &out);
+        let dump = Command::new(&cuobjdump).arg("-sass").arg(&out).output().unwrap();
+        let text = String::from_utf8_lossy(&dump.stdout).into_owned();
+        let entries: Vec<&str> = text.split("Function : ").skip(1).collect();
+        assert!(!entries.is_empty(), "{}: cuobjdump said nothing", file.name);
+        for entry in entries.iter().filter(|e| !e.starts_with("narrow")) {
+            let name = entry.lines().next().unwrap();
+            for word in &file.promises {
+                assert!(entry.contains(word.as_str()), "{} {name}: no {word} in its machine code", file.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_report_over_budget_is_told() {
+    let file = File {
+        name: "x.ptx".into(),
+        text: String::new(),
+        target: "70".into(),
+        registers: 40,
+        shared: 1000,
+        promises: vec![],
+    };
+    let report = |spill: &str, used: &str| {
+        format!(
+            "ptxas info : Compiling entry function 'f' for 'sm_70'\n    0 bytes stack frame, {spill}\n\
+             ptxas info : Used {used}, 380 bytes cmem[0]\n"
+        )
+    };
+    let fine = "0 bytes spill stores, 0 bytes spill loads";
+    let cases = [
+        (report(fine, "40 registers, used 1 barriers, 1000 bytes smem"), 0),
+        (report(fine, "41 registers, used 1 barriers, 1000 bytes smem"), 1),
+        (report(fine, "40 registers, used 1 barriers, 1001 bytes smem"), 1),
+        (report("8 bytes spill stores, 8 bytes spill loads", "40 registers"), 1),
+    ];
+    for (text, want) in cases {
+        assert_eq!(over_budget(&text, &file).len(), want, "{text}");
+    }
+}

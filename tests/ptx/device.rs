@@ -1,0 +1,82 @@
+//! The interpreter behind the backend's seam: verbs run from their shape checks to their last store, without a GPU.
+
+use crate::files;
+use crate::interpreter::{Kernel, Machine, Shape, Value, read};
+use finetune::backend::Fault;
+use finetune::backend::cuda::{Arg, Cuda, Driver, Launch};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, LazyLock, Mutex};
+
+/// Files are read once for all tests.
+static PARSED: LazyLock<Mutex<HashMap<&str, Vec<Arc<Kernel>>>>> = LazyLock::new(Mutex::default);
+
+pub struct Interpreted {
+    machine: Machine,
+    loaded: HashSet<&'static str>,
+    capability: (u32, u32),
+}
+
+/// A backend on the interpreter; the seed decides in which order warps and blocks run.
+pub fn device(seed: u64) -> Cuda<Interpreted> {
+    device_of((7, 0), seed)
+}
+
+pub fn device_of(capability: (u32, u32), seed: u64) -> Cuda<Interpreted> {
+    let mut machine = Machine::default();
+    machine.seed = seed;
+    Cuda::on(Interpreted { machine, loaded: HashSet::new(), capability })
+}
+
+impl Interpreted {
+    fn fault(reason: String) -> Fault {
+        Fault::Device { device: "interpreter".into(), reason }
+    }
+}
+
+impl Driver for Interpreted {
+    fn name(&self) -> &str {
+        "interpreter"
+    }
+    fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+    fn granularity(&self) -> usize {
+        1 // exact, so that one byte beyond a matrix is an error
+    }
+    fn alloc(&mut self, bytes: usize) -> Result<u64, Fault> {
+        Ok(self.machine.memory.alloc(bytes))
+    }
+    fn free(&mut self, address: u64) {
+        assert!(self.machine.memory.free(address), "what is freed was had");
+    }
+    fn forget(&mut self, address: u64, bytes: usize) {
+        self.machine.memory.find(address).unwrap().0.forget(0, bytes);
+    }
+    fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let (region, at) = self.machine.memory.find(to).map_err(Self::fault)?;
+        region.put(at as usize, bytes);
+        Ok(())
+    }
+    fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
+        let (region, at) = self.machine.memory.find(from).map_err(Self::fault)?;
+        region.get(at as usize, out).map_err(Self::fault)
+    }
+    fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
+        if self.loaded.insert(launch.file) {
+            let mut parsed = PARSED.lock().unwrap();
+            if !parsed.contains_key(launch.file) {
+                let entries = read(&files::read(launch.file).text).map_err(Self::fault)?;
+                parsed.insert(launch.file, entries);
+            }
+            self.machine.load(&parsed[launch.file]);
+        }
+        let value = |a: &Arg| match *a {
+            Arg::Address(x) => Value { bits: x, bytes: 8 },
+            Arg::U32(x) => Value { bits: u64::from(x), bytes: 4 },
+            Arg::F32(x) => Value { bits: u64::from(x.to_bits()), bytes: 4 },
+        };
+        let args: Vec<Value> = launch.args.iter().map(value).collect();
+        let shape = Shape { grid: launch.grid, threads: launch.threads };
+        self.machine.launch(launch.entry, shape, &args).map_err(Self::fault)
+    }
+}

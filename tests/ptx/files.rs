@@ -1,0 +1,71 @@
+//! The kernels as they lie in the tree, and what their heads promise.
+
+use std::path::PathBuf;
+
+/// One file of kernels/ptx.
+pub struct File {
+    pub name: String,
+    pub text: String,
+    /// `.target`, without `sm_`.
+    pub target: String,
+    /// `budget: N registers, N bytes of shared memory`.
+    pub registers: usize,
+    pub shared: usize,
+    /// `promises: HMMA`: opcodes that its machine code must have.
+    pub promises: Vec<String>,
+}
+
+pub fn folder() -> PathBuf {
+    let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
+    if manifest.exists() { manifest } else { PathBuf::from(file!()).join("../../../kernels/ptx") }
+}
+
+/// All of them, by name.
+pub fn all() -> Vec<File> {
+    let entries = std::fs::read_dir(folder()).unwrap().flatten().map(|e| e.path());
+    let mut paths: Vec<PathBuf> = entries.filter(|p| p.extension().is_some_and(|e| e == "ptx")).collect();
+    paths.sort();
+    paths.iter().map(|p| read(p.file_name().unwrap().to_str().unwrap())).collect()
+}
+
+pub fn read(name: &str) -> File {
+    let text = std::fs::read_to_string(folder().join(name)).unwrap();
+    parse(name, text)
+}
+
+fn parse(name: &str, text: String) -> File {
+    let after = |word: &str| {
+        let line = text.lines().find_map(|l| l.trim_start_matches("// ").strip_prefix(word));
+        line.unwrap_or("").trim().to_string()
+    };
+    let numbers: Vec<usize> = after("budget:").split_whitespace().filter_map(|w| w.parse().ok()).collect();
+    assert_eq!(numbers.len(), 2, "{name}: the head states `budget: N registers, N bytes of shared memory`");
+    let target = after(".target").trim_start_matches("sm_").to_string();
+    let promises = after("promises:").split_whitespace().map(String::from).collect();
+    File { name: name.into(), target, registers: numbers[0], shared: numbers[1], promises, text }
+}
+
+#[test]
+fn heads_say_what_they_must() {
+    let files = all();
+    assert!(!files.is_empty(), "there are kernels");
+    for f in files {
+        let head = f.text.split(".version").next().unwrap();
+        assert!(
+            head.lines().filter(|l| l.starts_with("//")).count() > 3,
+            "{}: pseudo-code at the head",
+            f.name
+        );
+        assert!(
+            head.contains("launch:") && head.contains("registers:"),
+            "{}: launch and register plan",
+            f.name
+        );
+        let stem = f.name.trim_end_matches(".ptx");
+        assert!(
+            f.text.contains(&format!(".entry {}", stem.split('.').next().unwrap())),
+            "{}: the stem",
+            f.name
+        );
+    }
+}

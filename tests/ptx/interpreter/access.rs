@@ -1,0 +1,122 @@
+//! Loads, stores and copies that land later: what a warp does with memory, a lane at a time.
+
+use super::block::Block;
+use super::ins::{Arg, Op, Space};
+use super::memory::{Region, Who};
+use super::warp::{Copy, Memories, Warp};
+
+impl Warp {
+    pub fn access(
+        &mut self,
+        op: &Op,
+        args: &[Arg],
+        active: u32,
+        (block, memory): (&Block, &mut Memories),
+    ) -> Result<(), String> {
+        match *op {
+            Op::Load(Space::Param, bytes) => {
+                let Arg::Param(i) = args[1] else { return Err("a parameter is expected".into()) };
+                let value = block.call.args[i];
+                if value.bytes != bytes {
+                    return Err(format!("a parameter of {} bytes is read as {bytes}", value.bytes));
+                }
+                self.set(&args[0], [value.bits; 32], active)
+            }
+            Op::Load(space, bytes) => {
+                let address = self.addresses(&args[1], active, block)?;
+                let parts = if let Arg::Vector(v) = &args[0] { v.len() } else { 1 };
+                let mut out = vec![[0u64; 32]; parts];
+                for lane in (0..32).filter(|l| active >> l & 1 == 1) {
+                    let who = self.who(block, lane);
+                    let (region, at) = pick(memory, space, address[lane as usize])?;
+                    let read = region.read(at, bytes * parts, who).map_err(|e| thread(who, &e))?;
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let mut word = [0; 8];
+                        word[..bytes].copy_from_slice(&read[i * bytes..][..bytes]);
+                        out[lane as usize] = u64::from_le_bytes(word);
+                    }
+                }
+                match &args[0] {
+                    Arg::Vector(v) => v.iter().zip(out).try_for_each(|(r, x)| self.set(r, x, active)),
+                    r => self.set(r, out[0], active),
+                }
+            }
+            Op::Store(space, bytes) => {
+                let address = self.addresses(&args[0], active, block)?;
+                let values = match &args[1] {
+                    Arg::Vector(_) => self.vector(&args[1], active, block)?,
+                    x => vec![self.get(x, active, block)?],
+                };
+                for lane in (0..32).filter(|l| active >> l & 1 == 1) {
+                    let all: Vec<u8> = values
+                        .iter()
+                        .flat_map(|v| v[lane as usize].to_le_bytes()[..bytes].to_vec())
+                        .collect();
+                    let who = self.who(block, lane);
+                    let (region, at) = pick(memory, space, address[lane as usize])?;
+                    region.write(at, &all, who).map_err(|e| thread(who, &e))?;
+                }
+                Ok(())
+            }
+            _ => self.copy_async(op, args, active, (block, memory)),
+        }
+    }
+
+    /// `cp.async [to], [from], bytes, of which are real`: the rest is zero.
+    fn copy_async(
+        &mut self,
+        op: &Op,
+        args: &[Arg],
+        active: u32,
+        (block, memory): (&Block, &mut Memories),
+    ) -> Result<(), String> {
+        let to = self.addresses(&args[0], active, block)?;
+        let from = self.addresses(&args[1], active, block)?;
+        let len = self.get(&args[2], active, block)?[0] as usize;
+        let real = match args.get(3) {
+            Some(a) => self.get(a, active, block)?,
+            None => [len as u64; 32],
+        };
+        if matches!(op, Op::CopyAsync(n) if *n == 16 && len != 16) {
+            return Err("cp.async.cg copies 16 bytes".into());
+        }
+        for lane in (0..32).filter(|l| active >> l & 1 == 1) {
+            let (who, l) = (self.who(block, lane), lane as usize);
+            let real = real[l] as u32 as usize;
+            if real > len || !from[l].is_multiple_of(len as u64) {
+                return Err(thread(who, "a source that is too long or not aligned"));
+            }
+            let mut bytes = [0; 16];
+            for part in (0..real).step_by(2) {
+                let (region, at) = memory.0.find(from[l] + part as u64)?;
+                let two = region.read(at, 2.min(real - part), who).map_err(|e| thread(who, &e))?;
+                bytes[part..real.min(part + 2)].copy_from_slice(&two[..2.min(real - part)]);
+            }
+            memory.1.announce(to[l], len, who).map_err(|e| thread(who, &e))?;
+            self.open.push(Copy { lane, to: to[l], len, bytes });
+        }
+        Ok(())
+    }
+
+    pub fn wait(&mut self, args: &[Arg], (block, memory): (&Block, &mut Memories)) -> Result<(), String> {
+        let Some(Arg::Imm(left)) = args.first() else { return Err("a number is expected".into()) };
+        while self.under_way.len() as u64 > *left {
+            for copy in self.under_way.remove(0) {
+                let who = self.who(block, copy.lane);
+                memory.1.write(copy.to, &copy.bytes[..copy.len], who).map_err(|e| thread(who, &e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn pick<'m>(memory: &'m mut Memories, space: Space, at: u64) -> Result<(&'m mut Region, u64), String> {
+    match space {
+        Space::Shared => Ok((&mut *memory.1, at & 0xffff_ffff)),
+        _ => memory.0.find(at),
+    }
+}
+
+fn thread(who: Who, what: &str) -> String {
+    format!("thread {}: {what}", who.thread)
+}

@@ -1,0 +1,111 @@
+//! What a line of PTX means, decided once when a kernel is read: executing never looks at text.
+
+/// A 32-lane value as bits; narrower types sit in the low bits.
+pub type Lanes = [u64; 32];
+
+/// One statement.
+#[derive(Debug)]
+pub struct Ins {
+    /// Line of the file, from 1.
+    pub line: usize,
+    /// `@%p` or `@!%p`: the register, and the value that lets the statement through.
+    pub guard: Option<(usize, bool)>,
+    pub op: Op,
+    pub args: Vec<Arg>,
+}
+
+/// Where a load or store goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    Param,
+    Global,
+    Shared,
+}
+
+/// How `shfl.sync` picks the lane that it reads.
+#[derive(Debug, Clone, Copy)]
+pub enum Shuffle {
+    Butterfly,
+    Index,
+    Down,
+    Up,
+}
+
+#[derive(Debug)]
+pub enum Op {
+    /// dst = f(a)
+    One(fn(u64) -> u64),
+    /// dst = f(a, b)
+    Two(fn(u64, u64) -> u64),
+    /// dst = f(a, b, c)
+    Three(fn(u64, u64, u64) -> u64),
+    /// A predicate of two values.
+    Compare(fn(u64, u64) -> bool),
+    /// dst = p ? a : b
+    Select,
+    /// `mov.b32 %r, {%a, %b}`: halves of so many bits to one register.
+    Pack(u32),
+    /// `mov.b32 {%a, %b}, %r`
+    Unpack(u32),
+    /// Bytes per element; a vector where the first argument is one.
+    Load(Space, usize),
+    /// Bytes per element.
+    Store(Space, usize),
+    Shuffle(Shuffle),
+    Barrier,
+    WarpBarrier,
+    Branch,
+    Exit,
+    /// Matrices, transposed.
+    LoadMatrix(usize, bool),
+    /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`
+    Multiply,
+    /// Bytes copied to shared memory behind the thread's back.
+    CopyAsync(usize),
+    CommitGroup,
+    /// Waits until at most so many groups are under way.
+    WaitGroup,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    Thread,
+    Threads,
+    Block(usize),
+    Blocks(usize),
+    Lane,
+}
+
+#[derive(Debug)]
+pub enum Arg {
+    Reg(usize),
+    Imm(u64),
+    Special(Special),
+    /// `[base + offset]`
+    Address(Box<Arg>, i64),
+    /// `[name]` of a parameter: its index.
+    Param(usize),
+    Vector(Vec<Arg>),
+    /// Index of a statement.
+    Label(usize),
+}
+
+/// One parameter of an entry.
+#[derive(Debug)]
+pub struct Param {
+    pub name: String,
+    pub bytes: usize,
+}
+
+/// One `.entry`.
+#[derive(Debug)]
+pub struct Kernel {
+    pub name: String,
+    pub params: Vec<Param>,
+    pub registers: Vec<String>,
+    /// Bytes of `.shared` declarations.
+    pub shared: usize,
+    /// `.reqntid`: threads of a block.
+    pub threads: u32,
+    pub body: Vec<Ins>,
+}

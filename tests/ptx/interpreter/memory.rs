@@ -1,0 +1,184 @@
+//! Memory that knows what was written by whom: every access is checked for bounds, alignment, contents that
+//! nobody wrote, and for races with accesses that no barrier orders.
+
+use std::collections::BTreeMap;
+
+/// Who accesses, and what orders the access: barriers of the block and of the warp that it has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Who {
+    /// Counts launches: whatever an earlier launch did is ordered.
+    pub launch: u32,
+    pub block: u32,
+    pub thread: u32,
+    pub barriers: u32,
+    pub warp_barriers: u32,
+}
+
+const NOBODY: Who = Who { launch: 0, block: 0, thread: 0, barriers: 0, warp_barriers: 0 };
+/// Stands for several threads, or several blocks.
+const MANY: u32 = u32::MAX;
+
+impl Who {
+    /// True where everything that `self` did is over before `now`.
+    fn before(&self, now: &Who) -> bool {
+        self.launch != now.launch
+            || (self.block == now.block
+                && (self.thread == now.thread
+                    || self.barriers < now.barriers
+                    || (self.thread != MANY
+                        && self.thread / 32 == now.thread / 32
+                        && self.warp_barriers < now.warp_barriers)))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Word {
+    /// One bit per byte that has been written.
+    written: u8,
+    writer: Who,
+    reader: Who,
+}
+
+/// A run of bytes with a shadow per four of them.
+pub struct Region {
+    pub bytes: Vec<u8>,
+    words: Vec<Word>,
+}
+
+impl Region {
+    /// Contents that nobody wrote.
+    pub fn new(len: usize) -> Region {
+        let word = Word { written: 0, writer: NOBODY, reader: NOBODY };
+        Region { bytes: vec![0; len], words: vec![word; len.div_ceil(4)] }
+    }
+
+    fn mask(at: usize, len: usize) -> impl Iterator<Item = (usize, u8)> {
+        let end = at + len;
+        (at / 4..end.div_ceil(4)).map(move |w| {
+            let (from, to) = (at.max(4 * w) - 4 * w, end.min(4 * w + 4) - 4 * w);
+            (w, (((1u16 << to) - 1) & !((1u16 << from) - 1)) as u8)
+        })
+    }
+
+    /// Checks a range and gives its first byte.
+    fn bounds(&self, at: u64, len: usize) -> Result<usize, String> {
+        if !at.is_multiple_of(len as u64) {
+            return Err(format!("an access of {len} bytes at an address that is no multiple of it"));
+        }
+        match usize::try_from(at) {
+            Ok(at) if at + len <= self.bytes.len() => Ok(at),
+            _ => Err(format!("out of bounds: byte {at} of {}", self.bytes.len())),
+        }
+    }
+
+    /// `len` bytes, at most 16, low bits first.
+    pub fn read(&mut self, at: u64, len: usize, who: Who) -> Result<[u8; 16], String> {
+        let at = self.bounds(at, len)?;
+        for (w, mask) in Self::mask(at, len) {
+            let word = &mut self.words[w];
+            if word.written & mask != mask {
+                return Err(format!("byte {at} is read and nobody wrote it"));
+            }
+            if !word.writer.before(&who) {
+                let t = word.writer.thread;
+                return Err(format!(
+                    "byte {at} is read, and no barrier orders it after the write of thread {t}"
+                ));
+            }
+            let old = word.reader;
+            word.reader = who;
+            if !old.before(&who) {
+                // Both count from now on.
+                word.reader = if old.block != who.block {
+                    Who { block: MANY, ..who }
+                } else {
+                    Who { thread: MANY, ..who }
+                };
+            }
+        }
+        let mut out = [0; 16];
+        out[..len].copy_from_slice(&self.bytes[at..at + len]);
+        Ok(out)
+    }
+
+    /// Checks and marks a write; the bytes follow with [`Region::bytes`].
+    fn claim(&mut self, at: usize, len: usize, who: Who) -> Result<(), String> {
+        for (w, mask) in Self::mask(at, len) {
+            let word = &mut self.words[w];
+            // Bytes of one word may belong to different threads (f16 outputs); words are what is tracked.
+            if len >= 4 && !word.writer.before(&who) {
+                let t = word.writer.thread;
+                return Err(format!(
+                    "byte {at} is written, and no barrier orders it after the write of thread {t}"
+                ));
+            }
+            if !word.reader.before(&who) {
+                return Err(format!("byte {at} is written, and no barrier orders it after its reading"));
+            }
+            word.writer = who;
+            word.written |= mask;
+        }
+        Ok(())
+    }
+
+    pub fn write(&mut self, at: u64, bytes: &[u8], who: Who) -> Result<(), String> {
+        let at = self.bounds(at, bytes.len())?;
+        self.claim(at, bytes.len(), who)?;
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// A write that may land at any time from now on: until it is waited for, nobody may read.
+    pub fn announce(&mut self, at: u64, len: usize, who: Who) -> Result<(), String> {
+        let at = self.bounds(at, len)?;
+        self.claim(at, len, who)?;
+        self.forget(at, len);
+        Ok(())
+    }
+
+    /// From the host, which is ordered with every launch.
+    pub fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Self::mask(at, bytes.len()).for_each(|(w, mask)| self.words[w].written |= mask);
+    }
+
+    /// To the host.
+    pub fn get(&self, at: usize, out: &mut [u8]) -> Result<(), String> {
+        let all = Self::mask(at, out.len()).all(|(w, mask)| self.words[w].written & mask == mask);
+        out.copy_from_slice(&self.bytes[at..at + out.len()]);
+        if all { Ok(()) } else { Err("the host reads what nobody wrote".into()) }
+    }
+
+    /// As if nobody had ever written there.
+    pub fn forget(&mut self, at: usize, len: usize) {
+        Self::mask(at, len).for_each(|(w, mask)| self.words[w].written &= !mask);
+    }
+}
+
+/// Global memory: regions with unmapped room between them.
+#[derive(Default)]
+pub struct Global {
+    regions: BTreeMap<u64, Region>,
+    next: u64,
+}
+
+impl Global {
+    pub fn alloc(&mut self, len: usize) -> u64 {
+        let at = self.next.max(1 << 32);
+        self.next = at + (len as u64).next_multiple_of(256) + 4096;
+        self.regions.insert(at, Region::new(len));
+        at
+    }
+
+    pub fn free(&mut self, at: u64) -> bool {
+        self.regions.remove(&at).is_some()
+    }
+
+    /// The region that an address belongs to, and the offset in it.
+    pub fn find(&mut self, at: u64) -> Result<(&mut Region, u64), String> {
+        match self.regions.range_mut(..=at).next_back() {
+            Some((&base, region)) if at - base < region.bytes.len() as u64 + 2048 => Ok((region, at - base)),
+            _ => Err(format!("address {at:#x} belongs to nothing")),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A PTX interpreter for tests: the numerics of kernels without a GPU.
+//!
+//! Warps run in lock step; lanes that diverge meet again at the lowest statement that any of them stands at. A
+//! block's warps run one after the other between barriers, in an order that a seed decides, and so do blocks: a
+//! kernel whose result depends on it is wrong, and its race is an error besides. What a real device would forgive
+//! silently (memory that nobody wrote, a register that was never set, an address beyond a matrix) is an error with
+//! kernel, line and thread. An opcode that is not known is an error when the file is read.
+
+mod access;
+mod arithmetic;
+mod block;
+mod ins;
+mod memory;
+mod tensor;
+mod text;
+mod warp;
+
+pub use ins::Kernel;
+pub use memory::Global;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// One argument of a launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Value {
+    pub bits: u64,
+    pub bytes: usize,
+}
+
+/// Shape of a launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub grid: [u32; 3],
+    pub threads: u32,
+}
+
+/// The entries of a file.
+pub fn read(source: &str) -> Result<Vec<Arc<Kernel>>, String> {
+    Ok(text::kernels(source)?.into_iter().map(Arc::new).collect())
+}
+
+/// A device that executes PTX.
+#[derive(Default)]
+pub struct Machine {
+    pub memory: Global,
+    kernels: HashMap<String, Arc<Kernel>>,
+    launches: u32,
+    /// Decides the order of warps and blocks.
+    pub seed: u64,
+    /// Statements executed, of whole warps.
+    pub steps: u64,
+}
+
+impl Machine {
+    /// Keeps the entries of a file by name.
+    pub fn load(&mut self, entries: &[Arc<Kernel>]) {
+        self.kernels.extend(entries.iter().map(|k| (k.name.clone(), k.clone())));
+    }
+
+    /// Runs all blocks of a launch to their end.
+    pub fn launch(&mut self, entry: &str, shape: Shape, args: &[Value]) -> Result<(), String> {
+        let kernel = self.kernels.get(entry).ok_or_else(|| format!("no entry {entry}"))?;
+        if kernel.threads != shape.threads {
+            return Err(format!("{entry}: .reqntid {} and {} threads", kernel.threads, shape.threads));
+        }
+        let widths: Vec<usize> = kernel.params.iter().map(|p| p.bytes).collect();
+        let given: Vec<usize> = args.iter().map(|a| a.bytes).collect();
+        if widths != given {
+            return Err(format!("{entry}: parameters of {widths:?} bytes, arguments of {given:?}"));
+        }
+        self.launches += 1;
+        let [x, y, z] = shape.grid;
+        let mut blocks: Vec<u32> = (0..x * y * z).collect();
+        shuffle(&mut blocks, self.seed);
+        for index in blocks {
+            let place = [index % x, index / x % y, index / x / y];
+            let call = block::Call { kernel, shape, args, launch: self.launches, seed: self.seed };
+            let mut block = block::Block::new(&call, index, place);
+            block.run(&mut self.memory, &mut self.steps)?;
+        }
+        Ok(())
+    }
+}
+
+/// Seed 0 keeps the order.
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    let mut state = seed;
+    for i in (1..items.len()).rev().filter(|_| seed != 0) {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        items.swap(i, ((state >> 33) % (i as u64 + 1)) as usize);
+    }
+}
