@@ -47,7 +47,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         ..LoraSpec::none()
     };
     let tensors = &*base.files.tensors;
-    let mut profiled = devices::profile(&groups::devices(s)?, (config, tensors, &lora), rows * length)?;
+    let mut profiled =
+        devices::profile(&devices::choose(&groups::devices(s)?)?, (config, tensors, &lora), rows * length)?;
     let layout = layout::of(config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, tensors)?;
     profiled.model.set_parameters(&flat)?;

@@ -3,9 +3,9 @@
 //! then the folder is locked (one that is there already before anything else) and the run's epoch raised, on the
 //! disk; then the port opens.
 
-use super::devices;
+use super::devices::{self, Chosen};
 use super::job::{Job, Steps, Team, Values};
-use super::options::groups::{DeviceOptions, Gpus, Options, Precision, Role};
+use super::options::groups::{Gpus, Options, Precision, Role};
 use super::options::table::TABLE;
 use super::options::{Settings, Source as Origin};
 use super::output::{self, Claim, Place};
@@ -48,6 +48,8 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     if !named {
         settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
     }
+    let chosen = if named { Some(devices::choose(&options.devices)?) } else { None };
+    chosen.iter().flat_map(|c| &c.notes).for_each(|note| eprintln!("{note}"));
     let (place, lock, job) = begin(settings, options)?;
     let wishes = Wishes {
         token_file: options.cluster.token_file.as_deref(),
@@ -59,8 +61,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
     let claim = Claim::locked(&place, lock)?;
     let home = Home::raise(&place.dir, job.identity().values().clone())?;
-    let local = named.then_some(&options.devices);
-    let mut hall = Hall::open(&job, (settings, options), home, files, local)?;
+    let mut hall = Hall::open(&job, (settings, options), home, files, chosen.as_ref())?;
     hall.coordinator.recall(job.classes());
     let port = open(&hall, options, &secured)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
@@ -71,11 +72,10 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
 }
 
 /// Trains on several devices of this process, without any network.
-pub fn run_here(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
+pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> Result<(), Refusal> {
     let (place, lock, job) = begin(settings, options)?;
     let home = Home::of_one_process();
-    let mut hall =
-        Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(&options.devices))?;
+    let mut hall = Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(chosen))?;
     hall.coordinator.recall(job.classes());
     let claim = Claim::new(&place, lock)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
@@ -111,7 +111,7 @@ impl Hall {
         (settings, options): (&Settings, &Options),
         home: Home,
         files: ModelFiles,
-        local: Option<&DeviceOptions>,
+        local: Option<&Chosen>,
     ) -> Result<Self, Refusal> {
         let equipment = match local {
             Some(local) => {

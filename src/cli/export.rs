@@ -313,7 +313,7 @@ fn logits(
     flat: Option<&[f32]>,
     probe: &Microbatch,
 ) -> Result<Vec<f32>, Refusal> {
-    let mut model = devices::open(devices, weights, None, Need { tokens: 0 })?;
+    let mut model = devices::open(&devices::choose(devices)?, weights, None, Need { tokens: 0 })?;
     if let Some(flat) = flat {
         model.set_parameters(flat)?;
     }

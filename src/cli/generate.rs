@@ -151,7 +151,7 @@ struct Answer {
 
 impl Speaker {
     fn open(s: &Settings, adapter: Option<&Path>) -> Result<Self, Refusal> {
-        let devices = groups::devices(s)?;
+        let devices = devices::choose(&groups::devices(s)?)?;
         let mut base = opened::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
         // An adapter's folder carries the template that was trained with.
         let trained = adapter.map(|a| a.join("chat_template.jinja")).filter(|p| p.exists());

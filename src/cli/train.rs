@@ -6,7 +6,7 @@ use super::coordinator;
 use super::demo;
 use super::devices;
 use super::job::{Job, Steps, Team, Values};
-use super::options::groups::{Gpus, Options, Role};
+use super::options::groups::{Options, Role};
 use super::options::{Typed, alias, yaml};
 use super::output::{self, Claim, RUN_FILE};
 use super::prepare;
@@ -29,10 +29,14 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     match options.cluster.role {
         Role::Coordinator => return coordinator::run(settings, &options),
         Role::Worker => return worker::run(settings, &options),
-        Role::Single if matches!(&options.devices.gpus, Gpus::Indices(all) if all.len() > 1) => {
-            return coordinator::run_here(settings, &options);
-        }
         Role::Single => {}
+    }
+    let chosen = devices::choose(&options.devices)?;
+    if !options.output.quiet {
+        chosen.notes.iter().for_each(|note| eprintln!("{note}"));
+    }
+    if !chosen.is_one_cpu() {
+        return coordinator::run_here(settings, &options, &chosen);
     }
     let place = output::place(&options.output, &options.model.model)?;
     let lock = place.hold()?;
@@ -42,7 +46,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     job.resume(&place)?;
     let p = &job.prepared;
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
-    let model = devices::open(&options.devices, weights, options.data.class_weights.clone(), job.need())?;
+    let model = devices::open(&chosen, weights, options.data.class_weights.clone(), job.need())?;
     let mut team = Alone { model: OwnThread::new(model, &signals::STOP) };
     let claim = Claim::new(&place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)

@@ -104,6 +104,14 @@ const BENCH: &[Opt] = &[
     JSON,
 ];
 
+const HARDWARE: &[Opt] = &[
+    own("check", Takes::Switch, "false", "let every device prove that it counts right, and measure it"),
+    JSON,
+];
+const SELFTEST: &[Opt] = &[
+    own("report", Takes::Optional("FILE"), "", "write what a maintainer needs to know of a card that fails"),
+    JSON,
+];
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
 /// Every verb.
@@ -116,13 +124,14 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
     Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "threads"]), run: inspect::run },
     Verb { name: "token", about: "print the secret that the machines of a run share; made where there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
-    Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: hardware::run },
+    Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]), run: hardware::run },
+    Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]), run: hardware::selftest },
     Verb { name: "bench", about: "measure what this machine makes of a model, verb by verb", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
     Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 6] = ["plan", "report", "doctor", "import", "selftest", "dashboard"];
+const NOT_BUILT: [&str; 5] = ["plan", "report", "doctor", "import", "dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let cluster = &options.cluster;
     let inject = Inject::from_environment().map_err(Refusal::usage)?;
+    let chosen = devices::choose(&options.devices)?;
     let at = match (&cluster.bind, &cluster.coordinator) {
         (Some(at), _) | (None, Some(Coordinator::At(at))) => Some(at),
         (None, Some(Coordinator::Auto) | None) => None,
@@ -35,10 +36,11 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         }
     };
     secured.notes.iter().for_each(|note| say(note));
+    chosen.notes.iter().for_each(|note| say(note));
     let named = named(settings, options)?;
     let model = named.as_ref().map(|(_, hash)| hash.clone());
     let source = Source::Files { named, cache: Cache::new(cache(options)?) };
-    let mut worker = Worker::new(devices::equipment(&options.devices, inject), source, &say);
+    let mut worker = Worker::new(devices::equipment(&chosen, inject), source, &say);
     signals::listen(Look::Quiet).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
     let life = Life {
         way: match at {

@@ -93,10 +93,19 @@ pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
     // that is computed again would take anyway.
     let (one, none) = (estimate(load, Keep::Top(1)), estimate(load, Keep::Inputs));
     let least = if one.total() < none.total() { one } else { none };
-    let way_out = if least.weights + least.adapter > limit {
-        "the model alone does not fit: choose a smaller one, or raise --memory-limit"
-    } else {
-        "use smaller --micro-batch-tokens or --max-seq-len, or raise --memory-limit"
+    let way_out = match largest(load, limit) {
+        _ if least.weights + least.adapter > limit => {
+            "the model alone does not fit: choose a smaller or a quantised base, or raise --memory-limit"
+                .into()
+        }
+        0 => "not even one token fits: choose a smaller or a quantised base, or raise --memory-limit".into(),
+        most => {
+            // A power of two, as the default is one: people compare runs.
+            let most = 1 << most.ilog2();
+            format!(
+                "use --micro-batch-tokens {most} (and --max-seq-len no longer), a quantised base, or raise --memory-limit"
+            )
+        }
     };
     Err(ModelError::Memory { needed: least.total(), limit, way_out })
 }

@@ -54,14 +54,14 @@ pub enum ModelError {
         index: usize,
     },
     /// Not enough memory for the microbatch.
-    #[error("about {:.2} GB of memory are needed, {:.2} GB may be used: {way_out}", *needed as f64 / 1e9, *limit as f64 / 1e9)]
+    #[error("needs about {:.2} GB of memory, {:.2} GB may be used: {way_out}", *needed as f64 / 1e9, *limit as f64 / 1e9)]
     Memory {
         /// Bytes needed with the most frugal policy.
         needed: u64,
         /// Bytes allowed.
         limit: u64,
         /// What to turn down.
-        way_out: &'static str,
+        way_out: String,
     },
 }
 

@@ -9,7 +9,7 @@ use finetune::cluster::message::{
     ToWorker, Work,
 };
 use finetune::cluster::worker::{
-    Blueprint, Candidate, Equipment, Opener, Outcome, Shape, Source, Worker, hash,
+    Begin, Blueprint, Candidate, Equipment, Opener, Outcome, Shape, Source, Worker, hash,
 };
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
@@ -82,7 +82,7 @@ pub fn equipment(devices: usize, inject: &str) -> Equipment {
 pub fn limited(devices: usize, inject: &str, limit: u64) -> Equipment {
     let opener = |name, threads| Arc::new(OnCpu { name, threads, limit }) as Arc<dyn Opener>;
     let chain = |threads| vec![opener("first", threads), opener("second", threads)];
-    let candidate = |i| Candidate { name: format!("cpu {i}"), chain: chain(1 + i) };
+    let candidate = |i| Candidate { name: format!("cpu {i}"), chain: chain(1 + i), begin: Begin::Anywhere };
     let inject: Inject = inject.parse().unwrap();
     let reference = Arc::new(OnCpu { name: "reference", threads: 1, limit: u64::MAX });
     Equipment { candidates: (0..devices).map(candidate).collect(), reference, inject }

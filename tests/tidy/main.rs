@@ -54,6 +54,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/threads.rs", "disjoint chunks of one slice for the tasks of a pool"),
     ("src/backend/cpu/tiled.rs", "threads write disjoint tiles of one output"),
     ("src/backend/cpu/unpack.rs", "vector loads and stores through pointers"),
+    ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
     ("src/format/map.rs", "mmap"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
 ];

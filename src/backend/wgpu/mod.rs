@@ -4,6 +4,8 @@
 //! long for one submission is cut into windows of its output, so that no sum depends on where it was cut: results
 //! depend on the shapes, the kernels and the driver alone. A fault is latched and surfaces at the next read.
 
+pub mod absence;
+pub mod adapters;
 mod attention;
 mod device;
 mod faults;
@@ -19,6 +21,8 @@ mod pool;
 mod products;
 mod rows;
 mod verbs;
+#[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
+mod vulkan;
 mod weight;
 
 use device::Gpu;

@@ -1,4 +1,5 @@
-//! The `devices` group: what computes in this process. A build refuses by name what it has not.
+//! The `devices` group: what is to compute in this process. Whether it is there is not asked here
+//! ([`crate::cli::devices::choose`] does); what cannot be meant on any machine is refused.
 
 use super::Settings;
 use super::values::{choice, memory, whole};
@@ -9,15 +10,17 @@ use crate::cli::refusal::Refusal;
 pub struct DeviceOptions {
     /// None: what the process may use.
     pub threads: Option<usize>,
-    /// Bytes.
+    /// Bytes, of each adapter.
     pub memory_limit: Option<u64>,
     /// What products are computed in.
     pub dtype: Precision,
     /// Which devices compute.
     pub gpus: Gpus,
+    /// What drives them.
+    pub backend: Driver,
 }
 
-/// `--gpus`, of a build that has the CPU.
+/// `--gpus`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gpus {
     /// What this process has, where it computes at all.
@@ -26,8 +29,30 @@ pub enum Gpus {
     None,
     /// The CPU, whatever the role.
     Cpu,
-    /// Devices by index; the same one twice is two devices.
-    Indices(Vec<usize>),
+    /// These; the same one twice is two devices.
+    Named(Vec<Wanted>),
+}
+
+/// A device that was named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// By its place in the list of its backend.
+    Index(usize),
+    /// By a part of its name.
+    Part(String),
+    /// The CPU, beside others.
+    Cpu,
+}
+
+/// `--gpu-backend`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// The best one that there is; a device that fails falls back.
+    Auto,
+    /// That one, or an error.
+    Wgpu,
+    /// The CPU; several devices are parts of it.
+    Cpu,
 }
 
 /// Most devices of a process.
@@ -46,45 +71,68 @@ pub enum Precision {
 
 /// The `devices` group alone: other verbs have it too.
 pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
-    let backend = choice(s, "gpu-backend", &["auto", "cpu"], "this build has no other backend: cpu or auto")?;
+    let backend = backend(s)?;
     let gpus = gpus(s, backend)?;
     let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "there are auto, f32 and bf16")? {
         "f32" => Precision::F32,
         "bf16" => Precision::Bf16,
         _ => Precision::Auto,
     };
-    Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)?, dtype, gpus })
+    Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)?, dtype, gpus, backend })
 }
 
-fn gpus(s: &Settings, backend: &str) -> Result<Gpus, Refusal> {
+fn backend(s: &Settings) -> Result<Driver, Refusal> {
+    let name = "gpu-backend";
+    Ok(match choice(s, name, &["auto", "wgpu", "cpu", "cuda"], "there are auto, wgpu and cpu")? {
+        "cuda" => {
+            let why = "cuda is not in this build yet: wgpu drives NVIDIA's cards too, through Vulkan";
+            return Err(s.refuse(name, why));
+        }
+        "wgpu" => Driver::Wgpu,
+        "cpu" => Driver::Cpu,
+        _ => Driver::Auto,
+    })
+}
+
+fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
+    let refuse = |why: String| Err(s.refuse("gpus", why));
     let list = s.list("gpus");
-    match list {
+    if list.len() > MOST_DEVICES {
+        return refuse(format!("{} are more than {MOST_DEVICES} devices", list.len()));
+    }
+    if let (true, Some(word)) = (list.len() > 1, list.iter().find(|v| matches!(v.as_str(), "auto" | "none")))
+    {
+        return refuse(format!("{word} stands alone: leave the others out, or leave it out"));
+    }
+    let wanted = match list {
         [] => return Ok(Gpus::Auto),
         [one] if one == "auto" => return Ok(Gpus::Auto),
         [one] if one == "none" => return Ok(Gpus::None),
-        [one] if one == "cpu" => return Ok(Gpus::Cpu),
-        _ => {}
-    }
-    let index = |v: &String| match v.parse::<usize>() {
-        Ok(i) if backend == "cpu" && i < MOST_DEVICES => Ok(i),
-        Ok(0) => Ok(0),
-        Ok(i) if backend == "cpu" => {
-            Err(s.refuse("gpus", format!("{i} is more than {MOST_DEVICES} devices")))
-        }
-        Ok(i) => {
-            let why = format!(
-                "there is no device {i}: this build computes on the CPU, device 0; give --gpu-backend cpu for \
-                 several CPU devices"
-            );
-            Err(s.refuse("gpus", why))
-        }
-        Err(_) => {
-            let why = format!("{v:?}: this build computes on the CPU: none, cpu, auto, or indices as 0,1");
-            Err(s.refuse("gpus", why))
-        }
+        [one] if one == "cpu" && backend != Driver::Wgpu => return Ok(Gpus::Cpu),
+        list => list.iter().map(|v| wanted(v)).collect::<Vec<_>>(),
     };
-    match list.len() > MOST_DEVICES {
-        true => Err(s.refuse("gpus", format!("{} are more than {MOST_DEVICES} devices", list.len()))),
-        false => list.iter().map(index).collect::<Result<_, _>>().map(Gpus::Indices),
+    for wanted in &wanted {
+        match (backend, wanted) {
+            (Driver::Wgpu, Wanted::Cpu) => {
+                return refuse("cpu is no adapter of --gpu-backend wgpu: leave --gpu-backend out".into());
+            }
+            (Driver::Cpu, Wanted::Part(part)) => {
+                return refuse(format!(
+                    "{part:?}: devices of --gpu-backend cpu have indices below {MOST_DEVICES}, as 0,1"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(Gpus::Named(wanted))
+}
+
+fn wanted(text: &str) -> Wanted {
+    match text.parse() {
+        // A card's name may be a number: 4090.
+        Ok(index) if index < MOST_DEVICES => Wanted::Index(index),
+        Ok(_) => Wanted::Part(text.into()),
+        Err(_) if text == "cpu" => Wanted::Cpu,
+        Err(_) => Wanted::Part(text.into()),
     }
 }

@@ -4,7 +4,7 @@
 use super::Settings;
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
-pub use super::devices::{DeviceOptions, Gpus, Precision, devices};
+pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
 pub use super::values::{Amount, field_names, real, whole};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
@@ -346,7 +346,10 @@ mod tests {
         check("eval-split", "5%", 0, "");
         check("eval-split", "5 %", 2, "percentage");
         check("eval-split", "1.5", 78, "fraction below 1");
-        check("gpus", "0,1", 78, "CPU");
+        check("gpus", "0,1", 0, "");
+        check("gpus", "0,auto", 78, "stands alone");
+        check("gpu-backend", "cuda", 78, "not in this build yet");
+        check("gpu-backend", "metal", 78, "auto, wgpu and cpu");
         check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 78, "not built yet");
         check("num-classes", "3", 78, "--task classify");

@@ -131,11 +131,11 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0 does not clip"),
     opt(Optim, "seed", One("N"), "42", "fixes shuffle, initial adapter and dropout"),
 
-    opt(Devices, "gpus", Commas("auto|none|cpu|0,1"), "auto", "which devices compute; this build has the CPU (0,1 --gpu-backend cpu: two devices on it)"),
-    opt(Devices, "gpu-backend", One("auto|cpu"), "auto", "what drives them"),
+    opt(Devices, "gpus", Commas("auto|none|cpu|0,1|NAME"), "auto", "which devices compute: indices of `finetune devices` (one twice is two devices), part of a name, cpu; auto: every card, else the CPU"),
+    opt(Devices, "gpu-backend", One("auto|wgpu|cpu"), "auto", "what drives them; one that is named and missing is an error (cpu: indices are parts of the CPU)"),
     opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "what products are computed in; auto: bf16 where the processor is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); never changes a result"),
-    opt(Devices, "memory-limit", One("SIZE"), "", "keep to this much memory (2GB, 1500MiB; default: what the machine has free)"),
+    opt(Devices, "memory-limit", One("SIZE"), "", "keep to this much memory of each device (2GB, 1500MiB; default: what it has free)"),
 
     opt(Cluster, "role", One("single|coordinator|worker"), "single", "train alone; hand out work; or compute for a coordinator"),
     opt(Cluster, "bind", One("HOST:PORT"), "", "listen there (default: port 9000 on all interfaces); a worker: be dialled by --nodes"),

@@ -118,4 +118,15 @@ pub struct Candidate {
     pub name: String,
     /// At least one.
     pub chain: Vec<Arc<dyn Opener>>,
+    /// With which of them.
+    pub begin: Begin,
+}
+
+/// What a device may begin with. In the middle of a run the next backend takes over in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// The first of its backends that works.
+    Anywhere,
+    /// The first one, which was asked for by name.
+    Named,
 }

@@ -2,7 +2,7 @@
 //! not the worker: the lease goes back, and the next backend of the chain takes over. A value that no exact sum can
 //! hold is no error of the device: it is reported with its address, and nothing falls back.
 
-use super::blueprint::{Blueprint, Candidate};
+use super::blueprint::{Begin, Blueprint, Candidate};
 use super::desk::{Desk, Job};
 use super::parameters::Parameters;
 use super::selftest::Reference;
@@ -164,7 +164,12 @@ impl Worker {
                     (self.model, self.at) = (Some(model), at);
                     return Ok(lines);
                 }
-                Err(ModelError::Memory { .. }) => return Err(self.too_small(at)),
+                Err(ModelError::Memory { needed, limit, .. }) => {
+                    return Err(self.too_small(at, needed, limit));
+                }
+                Err(e) if at == 0 && self.candidate.begin == Begin::Named => {
+                    return Err(format!("{name}: {}: {e} (it was asked for by name)", opener.backend()));
+                }
                 Err(e) => {
                     let next = self.candidate.chain.get(at + 1).map(|next| next.backend());
                     let then = next.map(|next| format!("; falls back to {next}")).unwrap_or_default();
@@ -175,15 +180,19 @@ impl Worker {
         Err(lines.last().cloned().unwrap_or_else(|| format!("{name}: no backend is left")))
     }
 
-    fn too_small(&self, at: usize) -> String {
+    /// Nobody makes microbatches smaller by itself: they are the plan's, the same for every device.
+    fn too_small(&self, at: usize, needed: u64, limit: u64) -> String {
         let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
+        let (needed, limit) = (needed as f64 / 1e9, limit as f64 / 1e9);
         match self.candidate.chain[at].largest(&self.shared.blueprint) {
             0 => format!(
-                "{name}: not even the model fits into its memory: leave it out, or raise --memory-limit"
+                "{name}: not even the model fits into its memory ({needed:.2} GB, it has {limit:.2}): leave it out, take \
+                 a quantised base, or raise --memory-limit"
             ),
             most => format!(
-                "{name}: too small for microbatches of {tokens} tokens: {most} would fit: set \
-                 --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator"
+                "{name}: too small for microbatches of {tokens} tokens: {most} would fit (needs {needed:.2} GB, it has \
+                 {limit:.2}): set --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator, or take \
+                 a quantised base"
             ),
         }
     }

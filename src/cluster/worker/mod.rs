@@ -15,11 +15,12 @@ mod session;
 mod sum;
 mod wire;
 
-pub use blueprint::{Blueprint, Candidate, Opener, Shape, Unfit};
+pub use blueprint::{Begin, Blueprint, Candidate, Opener, Shape, Unfit};
 pub use cache::Cache;
 pub use crew::Equipment;
 pub use life::{Ending, Life, Way, identity};
 pub use parameters::{Parameters, hash};
+pub use selftest::{Deviation, Reference};
 
 use super::link::WorkerLink;
 use super::message::Hello;

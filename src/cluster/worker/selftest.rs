@@ -49,20 +49,46 @@ impl Reference {
 
     /// Whether `opener` gives the same. The outer error is a wrong result, the inner one an error of the device.
     pub fn check(&self, opener: &dyn Opener, inject: &Inject) -> Result<Result<(), ModelError>, String> {
-        let (got, class) = match compute(opener, &self.blueprint, &self.parameters) {
-            Ok((got, class)) => (got, class),
-            Err(e) => return Ok(Err(e)),
-        };
+        match self.measure(opener, inject) {
+            Ok(deviation) => deviation.verdict().map(Ok),
+            Err(e) => Ok(Err(e)),
+        }
+    }
+
+    /// How far what `opener` gives lies from the reference.
+    pub fn measure(&self, opener: &dyn Opener, inject: &Inject) -> Result<Deviation, ModelError> {
+        let (got, class) = compute(opener, &self.blueprint, &self.parameters)?;
         let want = &self.answer;
         let damage = if inject.fails_selftest() { 2.0 } else { 1.0 };
         let loss = (damage * got.loss - want.loss).abs() / want.loss.abs();
         let difference =
             norm(got.gradient.iter().zip(&want.gradient).map(|(g, w)| f64::from(*g) - f64::from(*w)));
         let gradient = difference / norm(want.gradient.iter().map(|w| f64::from(*w)));
-        let bound = if class.ends_with("-f32") { F32 } else { NARROW };
+        let bound = if class.split('-').any(|word| word == "f32") { F32 } else { NARROW };
+        Ok(Deviation { class, loss, gradient, bound })
+    }
+}
+
+/// What the self-test found.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Deviation {
+    /// The numeric class that was tested.
+    pub class: String,
+    /// How far the loss is off, relative to the reference.
+    pub loss: f64,
+    /// How far the gradient is off, in L2, relative to the reference.
+    pub gradient: f64,
+    /// How far either may be.
+    pub bound: f64,
+}
+
+impl Deviation {
+    /// Whether the device may take part.
+    pub fn verdict(&self) -> Result<(), String> {
+        let Deviation { class, loss, gradient, bound } = self;
         // Written so that NaN is refused too.
         match loss <= bound && gradient <= bound {
-            true => Ok(Ok(())),
+            true => Ok(()),
             false => Err(format!(
                 "computes wrong numbers ({class}): in the self-test its loss is off by {loss:.1e}, its gradient by \
                  {gradient:.1e}, where {bound:.0e} is allowed; it takes no part: check its driver"

@@ -1,0 +1,297 @@
+//! Why no GPU is found, in one line with the command that helps. wgpu only says that there is none, so the system is
+//! asked: is there a loader, a driver, a device file, and may this user open it. The choice among the reasons is a
+//! pure function of those facts.
+
+use std::path::{Path, PathBuf};
+
+/// What the system says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Why the Vulkan loader does not load; None where it does, or where the system has no need of one.
+    pub loader: Option<String>,
+    /// The variable that names driver files, and what it names, where it is set.
+    pub variable: Option<(&'static str, String)>,
+    /// Driver manifests that are there.
+    pub drivers: Vec<String>,
+    /// Device files of cards.
+    pub nodes: Vec<Node>,
+    /// Whether an NVIDIA kernel driver is there.
+    pub nvidia: bool,
+    /// Windows Subsystem for Linux.
+    pub wsl: bool,
+    /// A container.
+    pub container: bool,
+}
+
+/// A device file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Where.
+    pub path: PathBuf,
+    /// Who could open it, where this process cannot.
+    pub denied_to_all_but: Option<String>,
+}
+
+/// Why there is no GPU.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Absence {
+    /// Vulkan's own library.
+    #[error(
+        "the Vulkan loader (libvulkan.so.1) cannot be loaded ({0}): apt install libvulkan1 mesa-vulkan-drivers, dnf \
+         install vulkan-loader mesa-vulkan-drivers, or pacman -S vulkan-icd-loader"
+    )]
+    Loader(String),
+    /// The environment points elsewhere.
+    #[error("{variable}={value} names no Vulkan driver that is there: unset {variable}")]
+    Variable {
+        /// Which.
+        variable: &'static str,
+        /// What it says.
+        value: String,
+    },
+    /// No manifest anywhere.
+    #[error(
+        "no Vulkan driver is installed: apt install mesa-vulkan-drivers (AMD, Intel), or NVIDIA's driver package with \
+         its Vulkan part (libnvidia-gl)"
+    )]
+    NoDriver,
+    /// WSL needs a driver of its own kind.
+    #[error(
+        "under WSL, Vulkan reaches the card through Mesa's dzn driver: update Windows' own driver of the card, then apt \
+         install mesa-vulkan-drivers (24 or later), or run finetune.exe on Windows, which takes DX12"
+    )]
+    Wsl,
+    /// The files are there and closed.
+    #[error("no permission to open {}: sudo usermod -aG {group} $USER, then log in again", .node.display())]
+    Permission {
+        /// Which file.
+        node: PathBuf,
+        /// Who may.
+        group: String,
+    },
+    /// A container that was given no card.
+    #[error(
+        "this container was given no GPU: start it with --device /dev/dri (AMD, Intel), or with --gpus all -e \
+         NVIDIA_DRIVER_CAPABILITIES=all (NVIDIA)"
+    )]
+    Container,
+    /// NVIDIA's kernel part without its Vulkan part.
+    #[error(
+        "an NVIDIA card is here and its Vulkan driver is not: install the driver's libnvidia-gl package; in a container \
+         set NVIDIA_DRIVER_CAPABILITIES=all"
+    )]
+    Nvidia,
+    /// A card, drivers, and no adapter.
+    #[error(
+        "{} is here, and none of the Vulkan drivers ({drivers}) takes it: install its vendor's (docs/gpu.md)",
+        .node.display()
+    )]
+    OtherDriver {
+        /// The card's file.
+        node: PathBuf,
+        /// Their manifests.
+        drivers: String,
+    },
+    /// Nothing to be found.
+    #[error(
+        "no GPU is in this machine, or its kernel driver is not loaded (lspci | grep -Ei 'vga|3d|display')"
+    )]
+    NoCard,
+    /// Windows and others, where drivers bring everything.
+    #[error("no graphics driver offers an adapter: install the driver of the card's vendor")]
+    NoAdapter,
+}
+
+/// The first thing that stands in the way.
+pub fn of(facts: &Facts) -> Absence {
+    if !cfg!(target_os = "linux") && facts.loader.is_none() && facts.drivers.is_empty() {
+        return Absence::NoAdapter;
+    }
+    if let Some(why) = &facts.loader {
+        return Absence::Loader(why.clone());
+    }
+    if let (Some((variable, value)), true) = (&facts.variable, facts.drivers.is_empty()) {
+        return Absence::Variable { variable, value: value.clone() };
+    }
+    if let Some(node) = facts.nodes.iter().find(|node| node.denied_to_all_but.is_some()) {
+        let group = node.denied_to_all_but.clone().unwrap_or_default();
+        return Absence::Permission { node: node.path.clone(), group };
+    }
+    let has = |name: &str| facts.drivers.iter().any(|driver| driver.contains(name));
+    match facts.nodes.first() {
+        _ if facts.wsl && !has("dzn") => Absence::Wsl,
+        _ if facts.nvidia && !has("nvidia") => Absence::Nvidia,
+        None if facts.container && !facts.nvidia => Absence::Container,
+        _ if facts.drivers.is_empty() => Absence::NoDriver,
+        Some(node) => {
+            let drivers = facts.drivers.iter().map(|d| d.trim_end_matches(".json")).collect::<Vec<_>>();
+            Absence::OtherDriver { node: node.path.clone(), drivers: drivers.join(", ") }
+        }
+        None if facts.wsl => Absence::Wsl,
+        None => Absence::NoCard,
+    }
+}
+
+impl Facts {
+    /// Asks this system.
+    pub fn gather() -> Self {
+        let variable = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"]
+            .into_iter()
+            .find_map(|name| Some((name, std::env::var(name).ok().filter(|v| !v.is_empty())?)));
+        let drivers = match &variable {
+            Some((_, files)) => std::env::split_paths(files).flat_map(|path| manifests(&path)).collect(),
+            None => folders().iter().flat_map(|folder| manifests(folder)).collect(),
+        };
+        let version = std::fs::read_to_string("/proc/version").unwrap_or_default().to_lowercase();
+        let marks = ["/.dockerenv", "/run/.containerenv"];
+        Facts {
+            loader: loader(),
+            variable,
+            drivers,
+            nodes: nodes(Path::new("/dev/dri")),
+            nvidia: Path::new("/dev/nvidiactl").exists(),
+            wsl: version.contains("microsoft"),
+            container: marks.iter().any(|mark| Path::new(mark).exists())
+                || std::env::var_os("container").is_some()
+                || std::env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
+        }
+    }
+}
+
+fn loader() -> Option<String> {
+    #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
+    return super::vulkan::loader_missing();
+    #[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
+    None
+}
+
+/// Where the loader looks for manifests.
+fn folders() -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> = Vec::new();
+    for (variable, otherwise) in [
+        ("XDG_CONFIG_DIRS", "/etc/xdg:/etc"),
+        ("XDG_DATA_DIRS", "/usr/local/share:/usr/share"),
+        ("XDG_CONFIG_HOME", ""),
+        ("XDG_DATA_HOME", ""),
+    ] {
+        let listed = std::env::var_os(variable).unwrap_or_else(|| otherwise.into());
+        roots.extend(std::env::split_paths(&listed).filter(|path| path.is_absolute()));
+    }
+    roots.extend(["/etc".into(), "/usr/local/etc".into(), "/usr/share".into()]);
+    if let Some(home) = std::env::home_dir() {
+        roots.extend([home.join(".config"), home.join(".local/share")]);
+    }
+    roots.sort();
+    roots.dedup();
+    roots.into_iter().map(|root| root.join("vulkan/icd.d")).collect()
+}
+
+/// The file, or the manifests in the folder; their names.
+fn manifests(path: &Path) -> Vec<String> {
+    let name = |path: &Path| Some(path.file_name()?.to_str()?.to_string());
+    if path.is_file() {
+        return name(path).into_iter().collect();
+    }
+    let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+    let files = entries.flatten().map(|entry| entry.path());
+    let mut found: Vec<String> =
+        files.filter(|p| p.extension().is_some_and(|e| e == "json")).filter_map(|p| name(&p)).collect();
+    found.sort();
+    found
+}
+
+/// Render nodes, and who may open those that this process may not.
+fn nodes(folder: &Path) -> Vec<Node> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let render = |path: &PathBuf| path.to_string_lossy().contains("renderD");
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(render).collect();
+    paths.sort();
+    let node = |path: PathBuf| {
+        let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
+        let denied = opened.is_err_and(|e| e.kind() == std::io::ErrorKind::PermissionDenied);
+        Node { denied_to_all_but: denied.then(|| group_of(&path)), path }
+    };
+    paths.into_iter().map(node).collect()
+}
+
+/// The name of a file's group; its number where it has none.
+fn group_of(path: &Path) -> String {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let Ok(id) = std::fs::metadata(path).map(|meta| meta.gid()) else { return "render".into() };
+        let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+        let named = groups.lines().find_map(|line| {
+            let mut parts = line.split(':');
+            let (name, number) = (parts.next()?, parts.nth(1)?);
+            (number.parse() == Ok(id)).then(|| name.to_string())
+        });
+        named.unwrap_or_else(|| id.to_string())
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        "render".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(denied: Option<&str>) -> Vec<Node> {
+        vec![Node { path: "/dev/dri/renderD128".into(), denied_to_all_but: denied.map(String::from) }]
+    }
+
+    /// The line for what the system says.
+    #[track_caller]
+    fn check(facts: Facts, parts: &[&str]) {
+        let line = of(&facts).to_string();
+        for part in parts {
+            assert!(line.contains(part), "{part:?} in {line:?} for {facts:?}");
+        }
+        assert!(!line.contains('\n'), "{line}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn every_cause_has_its_line_and_its_command() {
+        let none = Facts::default();
+        let mesa = Facts {
+            drivers: vec!["lvp_icd.x86_64.json".into(), "radeon_icd.x86_64.json".into()],
+            ..none.clone()
+        };
+        let variable = Some(("VK_DRIVER_FILES", "/nowhere.json".to_string()));
+        check(
+            Facts { loader: Some("no such file".into()), container: true, ..none.clone() },
+            &["apt install libvulkan1", "no such file"],
+        );
+        check(
+            Facts { variable, ..none.clone() },
+            &["VK_DRIVER_FILES=/nowhere.json", "unset VK_DRIVER_FILES"],
+        );
+        check(none.clone(), &["no Vulkan driver is installed", "apt install mesa-vulkan-drivers"]);
+        check(
+            Facts { nodes: node(Some("render")), ..mesa.clone() },
+            &["/dev/dri/renderD128", "usermod -aG render $USER"],
+        );
+        check(Facts { container: true, ..mesa.clone() }, &["container", "--device /dev/dri"]);
+        check(Facts { container: true, ..none.clone() }, &["container", "--device /dev/dri"]);
+        check(Facts { container: true, nvidia: true, ..mesa.clone() }, &["NVIDIA_DRIVER_CAPABILITIES=all"]);
+        check(Facts { wsl: true, ..mesa.clone() }, &["WSL", "dzn", "finetune.exe"]);
+        check(Facts { nodes: node(None), ..mesa.clone() }, &["renderD128 is here", "lvp_icd.x86_64, radeon"]);
+        check(mesa, &["no GPU is in this machine", "lspci"]);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_group_is_named_as_the_system_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!group_of(dir.path()).is_empty());
+        assert_eq!(nodes(dir.path()), Vec::new());
+        std::fs::write(dir.path().join("renderD128"), "").unwrap();
+        std::fs::write(dir.path().join("card0"), "").unwrap();
+        let found = nodes(dir.path());
+        assert_eq!((found.len(), found[0].denied_to_all_but.clone()), (1, None));
+    }
+}

@@ -1,0 +1,57 @@
+//! A whole model on any backend: what it takes, from shapes alone, and then the thing itself.
+
+use crate::backend::{Backend, Fused};
+use crate::cluster::worker::Blueprint;
+use crate::model::config::Config;
+use crate::model::decoder::{Build, Decoder, Keep};
+use crate::model::lora::LoraSpec;
+use crate::model::memory::Load;
+use crate::model::stage::Model;
+use crate::model::weights::{ModelError, Weights};
+use crate::numeric::tensor::Tensors;
+
+/// What is to be built.
+#[derive(Clone, Copy)]
+pub struct Whole<'a> {
+    /// Its shape.
+    pub config: &'a Config,
+    /// Its weights.
+    pub tensors: &'a dyn Tensors,
+    /// What is trained on it.
+    pub lora: &'a LoraSpec,
+    /// A classifier's.
+    pub class_weights: Option<&'a [f32]>,
+    /// Longest microbatch.
+    pub tokens: usize,
+}
+
+impl<'a> Whole<'a> {
+    /// As a run says.
+    pub fn of(blueprint: &'a Blueprint) -> Self {
+        let shape = &blueprint.shape;
+        Whole {
+            config: &blueprint.config,
+            tensors: &*blueprint.tensors,
+            lora: &shape.lora,
+            class_weights: shape.class_weights.as_deref(),
+            tokens: shape.tokens,
+        }
+    }
+
+    /// What it takes on `backend`.
+    pub fn load(&self, backend: &impl Backend) -> Result<Load<'a>, ModelError> {
+        let weights = Weights::new(self.tensors)?.packed(backend, self.config)?;
+        Ok(Load { config: self.config, lora: self.lora, tokens: self.tokens, weights })
+    }
+}
+
+/// Reads and packs its weights.
+pub fn built<B>(backend: B, whole: &Whole, keep: Keep) -> Result<Box<dyn Model>, ModelError>
+where
+    B: Fused + Send + 'static,
+    Decoder<B>: Model,
+{
+    let class_weights = whole.class_weights.map(<[f32]>::to_vec);
+    let build = Build { keep, class_weights, ..Build::whole(whole.config) };
+    Ok(Box::new(Decoder::load(backend, whole.config, whole.tensors, whole.lora, build)?))
+}

@@ -1,0 +1,187 @@
+//! What can compute here, for people: every adapter in the order of its indices, then the CPU; and, where it is asked
+//! for, whether each counts right.
+
+use super::super::options::groups::Precision;
+use super::super::refusal::Refusal;
+use super::gpu::{self, Card};
+use super::{cpu, speed};
+use crate::backend::Backend;
+use crate::backend::wgpu::absence;
+use crate::backend::wgpu::adapters::{self, Found, Kind};
+use crate::cluster::inject::Inject;
+use crate::cluster::worker::{Deviation, Opener, Reference};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Listed {
+    /// What it is called: `wgpu 0`, `cpu`.
+    pub name: String,
+    /// `wgpu`, `cpu`.
+    pub backend: &'static str,
+    /// What `--gpus` takes.
+    pub index: Option<usize>,
+    /// What the driver, or the processor, calls it.
+    pub model: String,
+    /// `discrete`, `integrated`, `virtual`, `unknown`, `software`, `cpu`.
+    pub kind: &'static str,
+    /// What wgpu speaks to it.
+    pub api: Option<String>,
+    /// And its version.
+    pub driver: Option<String>,
+    /// Where it is plugged in.
+    pub pci: Option<String>,
+    /// The same for all adapters of one card.
+    pub card: Option<String>,
+    /// Cores that this process may use.
+    pub cores: Option<usize>,
+    /// Bytes.
+    pub memory_total: Option<u64>,
+    /// Bytes that are free.
+    pub memory_free: Option<u64>,
+    /// What its kernels may use.
+    pub features: Vec<String>,
+    /// What bounds them.
+    pub limits: BTreeMap<&'static str, u64>,
+    /// Its numeric class, which names the kernel variant.
+    pub class: Option<String>,
+    /// Why it has none.
+    pub error: Option<String>,
+    /// How the self-test ended.
+    pub check: Option<Checked>,
+}
+
+/// How the self-test ended.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Checked {
+    /// None: it passed.
+    pub failed: Option<String>,
+    /// How far off it was.
+    pub deviation: Option<Deviation>,
+    /// How long it took, with opening and compiling.
+    pub seconds: f64,
+    /// How fast it is at what takes most of the time.
+    pub speed: Option<speed::Speed>,
+}
+
+/// All devices of this machine.
+pub fn list() -> Vec<Listed> {
+    let gpus = adapters::all().iter().enumerate().map(|(index, found)| adapter(index, found));
+    gpus.chain([processor()]).collect()
+}
+
+fn adapter(index: usize, found: &Found) -> Listed {
+    let facts = &found.facts;
+    let opened = gpu::device(found).map(|device| device.class());
+    let memory = found.memory();
+    let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    Listed {
+        name: format!("wgpu {index}"),
+        backend: "wgpu",
+        index: Some(index),
+        model: facts.name.clone(),
+        kind: match facts.kind {
+            Kind::Discrete => "discrete",
+            Kind::Integrated => "integrated",
+            Kind::Virtual => "virtual",
+            Kind::Unknown => "unknown",
+            Kind::Software => "software",
+        },
+        api: filled(&facts.api),
+        driver: filled(&facts.driver),
+        pci: filled(&facts.pci),
+        card: filled(&facts.card),
+        cores: None,
+        memory_total: memory.map(|memory| memory.total),
+        memory_free: memory.map(|_| gpu::free(found)),
+        features: facts.features.clone(),
+        limits: facts.limits.clone(),
+        class: opened.as_ref().ok().cloned(),
+        error: opened.err().map(|e| e.to_string()),
+        check: None,
+    }
+}
+
+fn processor() -> Listed {
+    Listed {
+        name: "cpu".into(),
+        backend: "cpu",
+        index: None,
+        model: cpu::processor(),
+        kind: "cpu",
+        api: None,
+        driver: None,
+        pci: None,
+        card: None,
+        cores: Some(cpu::cores()),
+        memory_total: None,
+        memory_free: Some(cpu::free_memory()),
+        features: cpu::features().into_iter().map(String::from).collect(),
+        limits: BTreeMap::new(),
+        class: Some(cpu::cpu(Precision::Auto, 1).class()),
+        error: None,
+        check: None,
+    }
+}
+
+/// Why no real GPU is among them; None where one is.
+pub fn no_gpu(found: &[Listed]) -> Option<String> {
+    let real = |d: &Listed| d.backend != "cpu" && d.kind != "software";
+    (!found.iter().any(real)).then(|| adapters::why_none().to_string())
+}
+
+/// What the system says of Vulkan's drivers, for a report.
+pub fn drivers() -> Value {
+    let facts = absence::Facts::gather();
+    serde_json::json!({
+        "loader": facts.loader, "drivers": facts.drivers, "wsl": facts.wsl, "container": facts.container,
+        "nvidia": facts.nvidia,
+        "nodes": facts.nodes.iter().map(|node| node.path.display().to_string()).collect::<Vec<_>>(),
+        "denied": facts.nodes.iter().filter_map(|node| node.denied_to_all_but.clone()).collect::<Vec<_>>(),
+    })
+}
+
+/// Lets each prove that it counts right, one after the other, and measures it.
+pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<(), Refusal> {
+    let reference = Reference::new(&cpu::Twin)?;
+    for device in found {
+        let card = device.index.and_then(|index| adapters::all().get(index));
+        device.check = Some(match card {
+            Some(found) => {
+                let card = Card { found, limit: None, sharing: 1 };
+                checked(&reference, &card, inject, || gpu::device(found).and_then(speed::of))
+            }
+            None => {
+                let processor = cpu::Processor { dtype: Precision::Auto, threads, limit: None, devices: 1 };
+                let cpu = || speed::of(cpu::cpu(Precision::Auto, threads));
+                checked(&reference, &processor, inject, cpu)
+            }
+        });
+    }
+    Ok(())
+}
+
+fn checked(
+    reference: &Reference,
+    opener: &dyn Opener,
+    inject: &Inject,
+    speed: impl FnOnce() -> Result<speed::Speed, crate::backend::Fault>,
+) -> Checked {
+    let began = Instant::now();
+    let measured = reference.measure(opener, inject);
+    let seconds = began.elapsed().as_secs_f64();
+    let failed = |why: String, deviation| Checked { failed: Some(why), deviation, seconds, speed: None };
+    match measured {
+        Err(e) => failed(e.to_string(), None),
+        Ok(deviation) => match (deviation.verdict(), speed()) {
+            (Err(wrong), _) => failed(wrong, Some(deviation)),
+            (Ok(()), Err(fault)) => failed(fault.to_string(), Some(deviation)),
+            (Ok(()), Ok(speed)) => {
+                Checked { failed: None, deviation: Some(deviation), seconds, speed: Some(speed) }
+            }
+        },
+    }
+}

@@ -1,0 +1,18 @@
+//! The one folder that names concrete backends: what there is ([`list`]), what of it computes ([`choose`]), and how a
+//! whole model gets onto it. Everything outside sees `Model`, `Opener` and strings.
+
+mod building;
+mod chain;
+pub mod choose;
+mod cpu;
+mod gpu;
+mod list;
+mod open;
+mod pretend;
+mod speed;
+
+pub use chain::equipment;
+pub use choose::{Chosen, choose};
+pub use cpu::cores;
+pub use list::{Listed, check, drivers, list, no_gpu};
+pub use open::{Need, Profiled, open, profile};

@@ -1,0 +1,94 @@
+//! A whole model on the one device that a verb computes on: the first that was chosen.
+
+use super::super::options::groups::Driver;
+use super::super::refusal::Refusal;
+use super::building::{self, Whole};
+use super::choose::{Chosen, Device};
+use super::cpu::{self, cores};
+use super::gpu::Card;
+use crate::backend::cpu::Peaks;
+use crate::backend::timed::{Notes, Timed};
+use crate::backend::wgpu::adapters;
+use crate::model::config::Config;
+use crate::model::decoder::{Build, Decoder, Keep};
+use crate::model::lora::LoraSpec;
+use crate::model::memory;
+use crate::model::stage::Model;
+use crate::model::weights::ModelError;
+use crate::numeric::tensor::Tensors;
+
+/// What a model is built for.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    /// Longest microbatch, in tokens; 0 where nothing is trained.
+    pub tokens: usize,
+}
+
+/// Puts a whole model on the chosen device.
+pub fn open(
+    chosen: &Chosen,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    class_weights: Option<Vec<f32>>,
+    need: Need,
+) -> Result<Box<dyn Model>, Refusal> {
+    let (config, tensors, lora) = model;
+    let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens: need.tokens };
+    if let Some(pick) = chosen.picks.first()
+        && let Device::Gpu(index) = pick.device
+        && let Some(found) = adapters::all().get(index)
+    {
+        let card = Card { found, limit: chosen.options.memory_limit, sharing: 1 };
+        match card.whole(&whole) {
+            Ok(model) => return Ok(model),
+            Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {
+                eprintln!("warning: {}: {e}; computes on the CPU", pick.name);
+            }
+            Err(e) => {
+                let refusal: Refusal = e.into();
+                return Err(Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal });
+            }
+        }
+    }
+    let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
+    let keep = match need.tokens {
+        0 => Keep::Inputs,
+        _ => memory::choose(whole.load(&cpu)?, limit(chosen))?.0,
+    };
+    Ok(building::built(cpu, &whole, keep)?)
+}
+
+fn limit(chosen: &Chosen) -> u64 {
+    chosen.options.memory_limit.unwrap_or_else(cpu::free_memory)
+}
+
+/// A model whose verbs are timed.
+pub struct Profiled {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// What its verbs took.
+    pub notes: Notes,
+    /// What the device can do at most.
+    pub peaks: Peaks,
+    /// On how many threads.
+    pub threads: usize,
+}
+
+/// As [`open`], and with a clock. A GPU's verbs return before they have computed: it has another clock.
+pub fn profile(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<Profiled, Refusal> {
+    if let Some(pick) = chosen.picks.first().filter(|pick| pick.device != Device::Cpu) {
+        let way = "`finetune devices --check` measures GPUs, --gpus cpu profiles the CPU";
+        return Err(Refusal::configuration(format!("{}: bench profiles the CPU: {way}", pick.name)));
+    }
+    let threads = chosen.options.threads.unwrap_or_else(cores);
+    let cpu = cpu::cpu(chosen.options.dtype, threads);
+    let peaks = cpu.peaks();
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens };
+    let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;
+    let (timed, notes) = Timed::new(cpu);
+    let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
+    Ok(Profiled { model: Box::new(model), notes, peaks, threads })
+}

@@ -1,0 +1,45 @@
+//! How fast a device is at what takes most of the time of training: a frozen linear layer.
+
+use crate::backend::{Backend, Fault, Frozen, Write, view, view_mut};
+use crate::numeric::dtype::Dtype;
+use std::time::Instant;
+
+/// A measurement.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Speed {
+    /// Tokens, inputs and outputs of the layer.
+    pub size: usize,
+    /// 1e9 multiplications and additions per second.
+    pub gflops: f64,
+}
+
+/// Sizes: the smallest that is enough for a software driver, the largest for a fast card.
+const SIZES: [usize; 4] = [512, 1024, 2048, 4096];
+/// Seconds from which on a pass is long enough to be measured.
+const ENOUGH: f64 = 0.02;
+
+/// Of the smallest layer that takes long enough, the fastest of three passes after one that compiles.
+pub fn of<B: Backend>(mut backend: B) -> Result<Speed, Fault> {
+    let mut speed = Speed { size: 0, gflops: 0.0 };
+    for size in SIZES {
+        let bytes = 0x3c00_u16.to_le_bytes().repeat(size * size); // bf16 2^-7
+        let weight = backend.weight(Frozen { rows: size, cols: size, dtype: Dtype::Bf16, bytes: &bytes })?;
+        let (mut x, mut y) = (backend.memory(size * size), backend.memory(size * size));
+        backend.fill(view_mut(&mut x, size, size), 1.0);
+        let mut seconds = f64::INFINITY;
+        for _ in 0..4 {
+            let began = Instant::now();
+            backend.linear(view_mut(&mut y, size, size), Write::Set, view(&x, size, size), &weight);
+            let mut one = [0.0];
+            backend.read(view(&y, 1, 1), &mut one)?;
+            seconds = seconds.min(began.elapsed().as_secs_f64());
+        }
+        speed = Speed { size, gflops: 2.0 * (size as f64).powi(3) / seconds / 1e9 };
+        if seconds >= ENOUGH {
+            break;
+        }
+        backend.recycle(x);
+        backend.recycle(y);
+    }
+    Ok(speed)
+}
