@@ -7,22 +7,31 @@
 mod case;
 
 use case::Case;
+use finetune::backend::Fused;
 use finetune::backend::cpu::Cpu;
+use finetune::backend::wgpu::{Adapter, Options as Opening, Wgpu, adapters};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::train::optim::{self, AdamW, Options};
 use finetune::train::schedule::{Decay, Schedule};
 use std::path::Path;
 
-const LOSS_RELATIVE: f64 = 1e-4;
-const NORM_RELATIVE: f64 = 1e-3;
-const ADAPTER_ABSOLUTE: f32 = 2e-4;
+/// How far from PEFT each loss and gradient norm (relative) and each value of the adapter (absolute) may be.
+struct Bounds {
+    loss: f64,
+    norm: f64,
+    adapter: f32,
+}
+
+const CPU: Bounds = Bounds { loss: 1e-4, norm: 1e-3, adapter: 2e-4 };
+/// Of the issue that asked for it is the loss; the others are the CPU's.
+const WGPU: Bounds = Bounds { loss: 1e-3, norm: 1e-3, adapter: 2e-4 };
 
 /// The worst deviations of one case: loss, norm (relative), adapter (absolute).
-fn check(dir: &Path, keep: Keep) -> (f64, f64, f32) {
+fn check<B: Fused>(dir: &Path, keep: Keep, backend: B, bounds: &Bounds) -> (f64, f64, f32) {
     let case = Case::open(dir);
     let build = Build { keep, ..Build::whole(&case.config) };
-    let mut stage = Decoder::load(Cpu::new(2), &case.config, &case.tensors, &case.lora, build).unwrap();
+    let mut stage = Decoder::load(backend, &case.config, &case.tensors, &case.lora, build).unwrap();
     let mut parameters = case.adapter("adapter_init");
     let mut adamw = AdamW::new(Options::default(), parameters.len());
     let (steps, batch) = (case.number("steps") as u64, case.number("batch") as usize);
@@ -55,15 +64,15 @@ fn check(dir: &Path, keep: Keep) -> (f64, f64, f32) {
 
         let relative = |got: f64, key: &str| (got / want[key].as_f64().unwrap() - 1.0).abs();
         let (l, n) = (relative(loss / weight, "loss"), relative(norm, "grad_norm"));
-        assert!(l <= LOSS_RELATIVE, "{dir:?} step {}: loss {} off by {l:e}", step + 1, loss / weight);
-        assert!(n <= NORM_RELATIVE, "{dir:?} step {}: gradient norm {norm} off by {n:e}", step + 1);
+        assert!(l <= bounds.loss, "{dir:?} step {}: loss {} off by {l:e}", step + 1, loss / weight);
+        assert!(n <= bounds.norm, "{dir:?} step {}: gradient norm {norm} off by {n:e}", step + 1);
         assert_eq!(want["tokens"].as_f64(), Some(weight), "{dir:?} step {}: token count", step + 1);
         worst = (worst.0.max(l), worst.1.max(n), worst.2);
     }
     for (index, (got, want)) in parameters.iter().zip(case.adapter("adapter_final")).enumerate() {
         let off = (got - want).abs();
         let name = || case.layout.at(index).map(|e| e.name.clone());
-        assert!(off <= ADAPTER_ABSOLUTE, "{dir:?} {:?}: {got} for {want}", name());
+        assert!(off <= bounds.adapter, "{dir:?} {:?}: {got} for {want}", name());
         worst.2 = worst.2.max(off);
     }
     worst
@@ -73,7 +82,28 @@ fn check(dir: &Path, keep: Keep) -> (f64, f64, f32) {
 fn golden_cases_train_as_in_peft() {
     for dir in case::golden() {
         for keep in [Keep::Everything, Keep::Inputs] {
-            println!("{:?} {keep:?}: {:?}", dir.file_name(), check(&dir, keep));
+            println!("{:?} {keep:?}: {:?}", dir.file_name(), check(&dir, keep, Cpu::new(2), &CPU));
+        }
+    }
+}
+
+/// Every architecture on every software driver that is installed; where one is missing it is said, and where
+/// FINETUNE_NEED_VULKAN is set (tests/run.sh does) it is a failure.
+#[test]
+fn golden_cases_train_as_in_peft_on_wgpu() {
+    let found = adapters();
+    for driver in ["llvmpipe", "SwiftShader"] {
+        let Some(adapter) = found.iter().find(|a: &&Adapter| a.name().contains(driver)) else {
+            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
+            println!("skipped: no wgpu adapter (Vulkan driver {driver})");
+            continue;
+        };
+        for (i, dir) in case::golden().iter().enumerate() {
+            // Poisoned memory: whatever is read before it is written shows.
+            let options = Opening { poison: true, ..Opening::default() };
+            let wgpu = Wgpu::open(adapter, options).unwrap();
+            let keep = if i % 2 == 0 { Keep::Everything } else { Keep::Inputs };
+            println!("{driver} {:?} {keep:?}: {:?}", dir.file_name(), check(dir, keep, wgpu, &WGPU));
         }
     }
 }
@@ -85,6 +115,6 @@ fn full_cases_train_as_in_peft() {
         return;
     };
     for dir in case::cases(Path::new(&folder)) {
-        println!("{}: {:?}", dir.display(), check(&dir, Keep::Everything));
+        println!("{}: {:?}", dir.display(), check(&dir, Keep::Everything, Cpu::new(2), &CPU));
     }
 }

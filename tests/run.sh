@@ -36,6 +36,28 @@ cuda_tools() {
 }
 cuda_tools || echo "tests/run.sh: no ptxas (pip, unzip and a network bring it)" >&2
 
+# GPU kernels run on two software drivers: Mesa's lavapipe, and SwiftShader out of Debian's package of Chromium. Where
+# they are installed like this a test that finds none of them fails; elsewhere it says `skipped`.
+drivers=${XDG_CACHE_HOME:-$HOME/.cache}/finetune-swiftshader
+icd=usr/lib/chromium/vk_swiftshader_icd.json
+vulkan() {
+  apt-get update -q && apt-get install -yq --no-install-recommends libvulkan1 mesa-vulkan-drivers || return 1
+  [ -s "$drivers/$icd" ] && return
+  local folder
+  folder=$(mktemp -d)
+  (cd "$folder" && apt-get download -q chromium-common && dpkg-deb -x chromium-common_*.deb x) || return 1
+  mkdir -p "$drivers/usr/lib/chromium"
+  cp "$folder"/x/usr/lib/chromium/{libvk_swiftshader.so,vk_swiftshader_icd.json} "$drivers/usr/lib/chromium/"
+  rm -rf "$folder"
+}
+lavapipe=$(ls /usr/share/vulkan/icd.d/lvp_icd*.json 2>/dev/null | head -n 1 || true)
+if [ -z "${VK_DRIVER_FILES:-}" ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  if [ -z "$lavapipe" ] || [ ! -s "$drivers/$icd" ]; then
+    vulkan || { echo "tests/run.sh: the Vulkan drivers for tests could not be installed" >&2; exit 1; }
+    lavapipe=$(ls /usr/share/vulkan/icd.d/lvp_icd*.json | head -n 1)
+  fi
+  export VK_DRIVER_FILES=$lavapipe:$drivers/$icd VK_ICD_FILENAMES=$lavapipe:$drivers/$icd FINETUNE_NEED_VULKAN=1
+fi
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
 exec cargo test --release --locked --no-fail-fast "$@"

@@ -28,16 +28,19 @@ pub enum What {
     Huge,
     /// The device gives an error; in step 0 it cannot even be opened.
     Error,
+    /// The device is taken away, as a driver that is reset does; only one that is a device of its own can be.
+    Lost,
     /// The parameters are damaged before anything is computed with them.
     Hash,
     /// The process dies.
     Die,
 }
 
-const STEPS: [(&str, What); 5] = [
+const STEPS: [(&str, What); 6] = [
     ("nan", What::Nan),
     ("huge", What::Huge),
     ("error", What::Error),
+    ("lost", What::Lost),
     ("hash", What::Hash),
     ("die", What::Die),
 ];
@@ -93,7 +96,7 @@ impl std::str::FromStr for Inject {
                 (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
                 _ => {
                     return Err(format!(
-                        "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, hash@STEP, die@STEP, \
+                        "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, lost@STEP, hash@STEP, die@STEP, \
                          selftest, slow=FACTOR, pretend=wgpu and pretend=cuda"
                     ));
                 }

@@ -5,6 +5,7 @@
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
 mod fleet;
+mod gpu;
 mod hosts;
 mod network;
 mod tap;

@@ -7,6 +7,7 @@
 pub mod absence;
 pub mod adapters;
 mod attention;
+mod breaker;
 mod device;
 mod faults;
 mod fused;
@@ -25,6 +26,7 @@ mod verbs;
 mod vulkan;
 mod weight;
 
+pub use breaker::Breaker;
 use device::Gpu;
 pub use instance::{Adapter, adapters};
 pub use memory::{Ids, Memory, Tokens};

@@ -33,7 +33,7 @@ fn candidate(chosen: &Chosen, at: usize, inject: &Inject) -> Candidate {
     if let Device::Gpu(index) = device
         && let Some(found) = adapters::all().get(*index)
     {
-        chain.push(Arc::new(Card { found, limit: chosen.options.memory_limit, sharing: *sharing }));
+        chain.push(Arc::new(Card::new(found, chosen.options.memory_limit, *sharing)));
     }
     chain.push(cpu);
     let begin = match chosen.options.backend {

@@ -4,11 +4,12 @@ use super::building::{self, Whole};
 use super::cpu;
 use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
-use crate::backend::wgpu::{Options, Wgpu};
+use crate::backend::wgpu::{Breaker, Options, Wgpu};
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::memory;
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
+use std::sync::{Mutex, PoisonError};
 
 /// What of a card's free memory is left to its driver and to others, in parts of a hundred.
 const LEFT_ALONE: u64 = 5;
@@ -29,12 +30,20 @@ pub struct Card {
     pub limit: Option<u64>,
     /// How many they are.
     pub sharing: usize,
+    /// What was opened last.
+    breaker: Mutex<Option<Breaker>>,
 }
 
 impl Card {
+    /// One of `sharing` devices on it.
+    pub fn new(found: &'static Found, limit: Option<u64>, sharing: usize) -> Self {
+        Card { found, limit, sharing, breaker: Mutex::default() }
+    }
+
     /// A whole model on it; whether it fits is asked before any of it is uploaded.
     pub fn whole(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
         let device = device(self.found)?;
+        *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
         // What only speaks needs little beside its weights, and keeps nothing.
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
         let keep = memory::choose(Whole { tokens, ..*whole }.load(&device)?, self.budget())?.0;
@@ -72,6 +81,11 @@ impl Opener for Card {
                 )))
             }
         }
+    }
+
+    fn lose(&self) {
+        let opened = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.iter().for_each(Breaker::strike);
     }
 
     fn largest(&self, blueprint: &Blueprint) -> usize {

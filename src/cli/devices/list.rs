@@ -151,7 +151,7 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
         let card = device.index.and_then(|index| adapters::all().get(index));
         device.check = Some(match card {
             Some(found) => {
-                let card = Card { found, limit: None, sharing: 1 };
+                let card = Card::new(found, None, 1);
                 checked(&reference, &card, inject, || gpu::device(found).and_then(speed::of))
             }
             None => {

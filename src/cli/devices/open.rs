@@ -37,7 +37,7 @@ pub fn open(
         && let Device::Gpu(index) = pick.device
         && let Some(found) = adapters::all().get(index)
     {
-        let card = Card { found, limit: chosen.options.memory_limit, sharing: 1 };
+        let card = Card::new(found, chosen.options.memory_limit, 1);
         match card.whole(&whole) {
             Ok(model) => return Ok(model),
             Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {

@@ -109,6 +109,9 @@ pub trait Opener: Send + Sync {
 
     /// The longest microbatch, in tokens, that it could be opened for; 0 where not even the model fits.
     fn largest(&self, blueprint: &Blueprint) -> usize;
+
+    /// Takes away what was opened, so that tests can see what becomes of a run whose device is lost.
+    fn lose(&self) {}
 }
 
 /// A device and the backends that can drive it, best first: when one fails, the next takes over.

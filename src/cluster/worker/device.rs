@@ -322,6 +322,9 @@ impl Worker {
         if inject.strikes(What::Die, batch.step) {
             std::process::abort();
         }
+        if inject.strikes(What::Lost, batch.step) {
+            self.candidate.chain[self.at].lose();
+        }
         if inject.strikes(What::Error, batch.step) {
             return Err(Failed::Device("an injected error".into()));
         }

@@ -1,0 +1,147 @@
+//! Whole runs on an adapter: Mesa's software driver, which is what every machine of CI has. Where it is missing they
+//! say so, and where FINETUNE_NEED_VULKAN is set (tests/run.sh does) they fail. One driver, few steps, small models:
+//! it computes a few GFLOP/s.
+
+use crate::cli_fixture::{classes, stderr};
+use crate::fleet::{Fleet, RUN};
+use crate::losses;
+use finetune::backend::wgpu::adapters;
+use finetune::format::peft::{self, TaskType};
+use finetune::train::event::Event;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The index of the driver among the adapters.
+fn index() -> Option<usize> {
+    let found = adapters().iter().position(|a| a.name().contains("llvmpipe"));
+    if found.is_none() {
+        assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
+        println!("skipped: no wgpu adapter (Vulkan driver llvmpipe)");
+    }
+    found
+}
+
+/// Microbatches by class over a whole run.
+fn classes_of(fleet: &Fleet, out: &str) -> BTreeMap<String, u64> {
+    let events = finetune::report::read(&fleet.bench.path(&format!("{out}/metrics.jsonl"))).unwrap();
+    let mut total = BTreeMap::new();
+    for event in events {
+        let Event::Step(step) = event else { continue };
+        for (class, count) in step.shared.map(|s| s.classes).unwrap_or_default() {
+            *total.entry(class.to_string()).or_insert(0) += count as u64;
+        }
+    }
+    total
+}
+
+#[test]
+fn two_devices_on_one_adapter_give_the_bytes_of_one() {
+    let Some(i) = index() else { return };
+    let fleet = Fleet::new();
+    let run = format!("{RUN} --max-steps 3 --gpu-backend wgpu");
+    fleet.bench.ok(&format!("{run} --gpus {i} -q -o one"));
+    let out = fleet.bench.run(&format!("{run} --gpus {i},{i} -o two"));
+    let said = stderr(&out);
+    assert!(out.status.success(), "{said}");
+    assert!(fleet.adapter("one") == fleet.adapter("two"), "{said}");
+    assert!(said.contains(&format!("wgpu {i} llvmpipe (2)")), "two devices took part\n{said}");
+    assert!(said.contains("is a software driver: --gpus cpu is faster"), "{said}");
+    let classes = classes_of(&fleet, "two");
+    assert_eq!(classes.len(), 1, "{classes:?}");
+    assert!(classes.keys().all(|class| class.starts_with("wgpu-")), "{classes:?}");
+}
+
+#[test]
+fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
+    let Some(i) = index() else { return };
+    let contract: Value = serde_yaml::from_str(include_str!("../../contracts/F-DP-005.yaml")).unwrap();
+    let bound = contract["tolerance"]["loss_relative"].as_f64().unwrap();
+    let run = "demo --data many.jsonl --batch-size 8 --micro-batch-tokens 64 --rank 4 --max-steps 30";
+    let mut fleet = Fleet::new();
+    fleet.bench.ok(&format!("{run} --gpus cpu --dtype f32 --threads 1 -q -o alone"));
+    fleet.coordinator(&format!("{run} --expect-workers 2 --gpus {i} --gpu-backend wgpu"));
+    // So slow that something is left for the adapter.
+    fleet.faulty("processor", "--gpus cpu --threads 1", "slow=40");
+    fleet.all_end(&["coordinator", "processor"], 0);
+    let (alone, mixed) = (losses(&fleet, "alone"), losses(&fleet, "out"));
+    assert_eq!((alone.len(), mixed.len()), (30, 30));
+    for (a, m) in alone.iter().zip(&mixed) {
+        assert!((a - m).abs() <= bound * a, "{a} alone, {m} mixed\n{}", fleet.all());
+    }
+    let classes = classes_of(&fleet, "out");
+    let of = |start: &str| classes.keys().any(|class| class.starts_with(start));
+    assert!(of("wgpu-") && of("cpu-"), "both took part: {classes:?}\n{}", fleet.all());
+    assert!(fleet.said("coordinator").contains("2 classes"), "{}", fleet.all());
+}
+
+/// The specification's two lines, with this program's name in them.
+#[test]
+fn the_two_lines_of_the_specification_end_with_an_adapter() {
+    let Some(i) = index() else { return };
+    let mut fleet = Fleet::new();
+    fleet.bench.file("classes.jsonl", &classes(24));
+    let named = "demo --data classes.jsonl --task classify --num-classes 2";
+    let few = "--max-steps 2 --micro-batch-tokens 32 --rank 4";
+    fleet.coordinator(&format!("{named} {few} --gpus {i},{i} --gpu-backend wgpu --expect-workers 3"));
+    fleet.worker("worker", &format!("{named} --gpus cpu"));
+    fleet.all_end(&["coordinator", "worker"], 0);
+    assert!(
+        fleet.said("coordinator").contains("waiting for 3 devices: 2 here, 1 to come"),
+        "{}",
+        fleet.all()
+    );
+    let adapter = peft::read(&fleet.bench.path("out")).unwrap();
+    assert_eq!(adapter.config.task, TaskType::SeqCls);
+    assert!(adapter.tensors.iter().any(|t| t.name == "base_model.model.score.weight" && t.rows == 2));
+    assert!(adapter.tensors.iter().all(|t| t.values.iter().all(|v| v.is_finite())));
+    assert!(
+        adapter
+            .tensors
+            .iter()
+            .any(|t| t.name.ends_with("lora_B.weight") && t.values.iter().any(|v| *v != 0.0))
+    );
+    let said = fleet.bench.ok(&format!("predict --adapter out --text 'git status 1' --gpus {i} --json"));
+    assert!(said.contains("safe"), "{said}");
+}
+
+/// The device is taken away from under a microbatch, as a driver that is reset does.
+#[test]
+fn a_device_that_is_lost_in_the_middle_of_a_run_falls_back_to_the_processor() {
+    let Some(i) = index() else { return };
+    let run = format!("{RUN} --max-steps 5 --dtype f32");
+    let mut fleet = Fleet::new();
+    fleet.bench.ok(&format!("{run} --gpus cpu --threads 1 -q -o alone"));
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.faulty("falls", &format!("--gpus {i} --gpu-backend wgpu --threads 1"), "lost@3");
+    fleet.all_end(&["coordinator", "falls"], 0);
+    let classes = classes_of(&fleet, "out");
+    let of = |start: &str| classes.keys().any(|class| class.starts_with(start));
+    assert!(of("wgpu-") && of("cpu-"), "{classes:?}\n{}", fleet.all());
+    let said = fleet.said("falls");
+    assert!(said.contains("lost") && said.contains("falls back to cpu-"), "{said}");
+    for (a, m) in losses(&fleet, "alone").iter().zip(&losses(&fleet, "out")) {
+        assert!((a - m).abs() <= 1e-3 * a, "{a} alone, {m} with a loss of the device\n{}", fleet.all());
+    }
+}
+
+#[test]
+fn an_adapter_speaks_and_passes_its_self_test() {
+    let Some(i) = index() else { return };
+    let fleet = Fleet::new();
+    let speak = "generate demo --prompt 'Show the branch' --max-new-tokens 6 --dtype f32";
+    let cpu = fleet.bench.ok(&format!("{speak} --gpus cpu"));
+    assert_eq!(fleet.bench.ok(&format!("{speak} --gpus {i} --gpu-backend wgpu")), cpu);
+    let said = fleet.bench.ok("selftest --json --report facts.json");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let report: Value = serde_json::from_slice(&fleet.bench.read("facts.json")).unwrap();
+    for listed in [&said["devices"], &report["devices"]] {
+        let device = &listed[i];
+        assert_eq!((&device["kind"], &device["index"]), (&"software".into(), &i.into()), "{device}");
+        assert!(device["class"].as_str().unwrap().starts_with("wgpu-"), "{device}");
+        assert!(device["check"]["failed"].is_null(), "{device}");
+        assert!(device["check"]["speed"]["gflops"].as_f64().unwrap() > 0.0, "{device}");
+        let last = listed.as_array().unwrap().last().unwrap();
+        assert_eq!((&last["name"], &last["check"]["failed"]), (&"cpu".into(), &Value::Null));
+    }
+    assert!(report["vulkan"]["loader"].is_null() && report["finetune"].is_string(), "{report}");
+}
