@@ -100,7 +100,7 @@ fn gpus_that_are_not_there() {
     let run = "demo --data rows.jsonl --max-steps 1";
     let said = |command: &str, variables: &[(&str, &str)]| {
         let mut c = b.command(&format!("{run} {command} -o out"));
-        variables.iter().for_each(|(name, value)| drop(c.env(name, value)));
+        c.envs(variables.iter().copied());
         let out = c.output().unwrap();
         let text = stderr(&out);
         assert!(!b.path("out").exists() || out.status.success(), "{text}");

@@ -5,6 +5,7 @@ mod building;
 mod chain;
 pub mod choose;
 mod cpu;
+pub mod drivers;
 mod gpu;
 mod list;
 mod open;
