@@ -1,5 +1,5 @@
 // out[T, H*D] = softmax(q k^T / sqrt(D)) v, causal, each row of the microbatch alone; logsumexp [T, H] is kept.
-struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, from: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read_write> logsumexp: array<f32>;

@@ -1,5 +1,5 @@
 // Decoding: q holds the last rows of a sequence whose keys and values are all of k and v.
-struct Params { out_at: u32, q_at: u32, k_at: u32, v_at: u32, from: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, past: u32 }
+struct Params { out_at: u32, q_at: u32, k_at: u32, v_at: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32, past: u32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> q: array<f32>;

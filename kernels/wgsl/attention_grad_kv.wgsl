@@ -1,6 +1,6 @@
 // dk, dv [T, G*D]: one workgroup of 64 lanes per key and key/value head, over the heads of its group in order and the
 // queries of its row from its own on.
-struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, from: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dk: array<f32>;
 @group(0) @binding(2) var<storage, read_write> dv: array<f32>;
@@ -22,7 +22,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (number >= p.count * p.kv_heads) {
         return;
     }
-    let j = p.from + number / p.kv_heads;
+    let j = p.first + number / p.kv_heads;
     let kv = number % p.kv_heads;
     let each = p.heads / p.kv_heads;
     let wide = p.heads * SIZE;
@@ -36,10 +36,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var acc_k: array<f32, PER_LANE>;
     var acc_v: array<f32, PER_LANE>;
     for (var head = kv * each; head < (kv + 1u) * each; head++) {
-        for (var from = j; from < end; from += 64u) {
-            let count = min(64u, end - from);
+        for (var begin = j; begin < end; begin += 64u) {
+            let count = min(64u, end - begin);
             if (lane < count) {
-                let i = from + lane;
+                let i = begin + lane;
                 let at = i * wide + head * SIZE;
                 var score = 0.0;
                 var dp = 0.0;
@@ -56,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
                 let c = lane + e * 64u;
                 if (c < SIZE) {
                     for (var i = 0u; i < count; i++) {
-                        let at = (from + i) * wide + head * SIZE + c;
+                        let at = (begin + i) * wide + head * SIZE + c;
                         acc_k[e] += ds[i] * q[p.q_at + at];
                         acc_v[e] += prob[i] * dout[p.dout_at + at];
                     }

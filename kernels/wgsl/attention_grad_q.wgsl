@@ -1,5 +1,5 @@
 // dq[T, H*D]: one workgroup of 64 lanes per query and head; probabilities are computed again from logsumexp.
-struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, from: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+struct Params { dq_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, first: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> dq: array<f32>;
 @group(0) @binding(2) var<storage, read> q: array<f32>;
@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (number >= p.count * p.heads) {
         return;
     }
-    let i = p.from + number / p.heads;
+    let i = p.first + number / p.heads;
     let head = number % p.heads;
     let kv = head / (p.heads / p.kv_heads);
     let wide = p.heads * SIZE;
@@ -34,10 +34,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let lse = saved[i * p.heads + head];
     let off = saved[(p.tokens + i) * p.heads + head];
     var acc: array<f32, PER_LANE>;
-    for (var from = 0u; from < seen; from += 64u) {
-        let count = min(64u, seen - from);
+    for (var begin = 0u; begin < seen; begin += 64u) {
+        let count = min(64u, seen - begin);
         if (lane < count) {
-            let at = (start + from + lane) * narrow + kv * SIZE;
+            let at = (start + begin + lane) * narrow + kv * SIZE;
             var score = 0.0;
             var dp = 0.0;
             for (var c = 0u; c < SIZE; c++) {
@@ -51,7 +51,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let c = lane + e * 64u;
             if (c < SIZE) {
                 for (var j = 0u; j < count; j++) {
-                    acc[e] += ds[j] * k[p.k_at + (start + from + j) * narrow + kv * SIZE + c];
+                    acc[e] += ds[j] * k[p.k_at + (start + begin + j) * narrow + kv * SIZE + c];
                 }
             }
         }

@@ -10,7 +10,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (number >= p.count * p.heads) {
         return;
     }
-    let i = p.from + number / p.heads;
+    let i = p.first + number / p.heads;
     let head = number % p.heads;
     let kv = head / (p.heads / p.kv_heads);
     let wide = p.heads * SIZE;
@@ -23,11 +23,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var largest = -3.4e38;
     var sum = 0.0;
     var acc: array<f32, PER_LANE>;
-    for (var from = 0u; from < seen.y; from += 64u) {
-        let count = min(64u, seen.y - from);
+    for (var begin = 0u; begin < seen.y; begin += 64u) {
+        let count = min(64u, seen.y - begin);
         var score = -3.4e38;
         if (lane < count) {
-            let at = p.k_at + (seen.x + from + lane) * narrow + kv * SIZE;
+            let at = p.k_at + (seen.x + begin + lane) * narrow + kv * SIZE;
             score = 0.0;
             for (var c = 0u; c < SIZE; c++) {
                 score += query[c] * k[at + c];
@@ -55,7 +55,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             var part = 0.0;
             if (c < SIZE) {
                 for (var j = 0u; j < count; j++) {
-                    part += weight[j] * v[p.v_at + (seen.x + from + j) * narrow + kv * SIZE + c];
+                    part += weight[j] * v[p.v_at + (seen.x + begin + j) * narrow + kv * SIZE + c];
                 }
             }
             acc[e] = acc[e] * shrink + part;

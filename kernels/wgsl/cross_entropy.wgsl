@@ -13,30 +13,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (row >= p.count) {
         return;
     }
-    let from = p.logits_at + row * p.vocab;
+    let begin = p.logits_at + row * p.vocab;
     let aim = targets[p.targets_at + row];
     var weight = 1.0;
     if (p.weighted == 1u) {
         weight = weights[p.weights_at + aim];
     }
-    let chosen = logits[from + aim];
+    let chosen = logits[begin + aim];
     var largest = -3.4e38;
     for (var i = lane; i < p.vocab; i += 256u) {
-        largest = max(largest, logits[from + i]);
+        largest = max(largest, logits[begin + i]);
     }
     largest = max_of_lanes(largest, lane);
     var part = 0.0;
     for (var i = lane; i < p.vocab; i += 256u) {
-        part += exp(logits[from + i] - largest);
+        part += exp(logits[begin + i] - largest);
     }
     let sum = sum_of_lanes(part, lane);
     let by = weight / sum;
     for (var i = lane; i < p.vocab; i += 256u) {
-        var d = exp(logits[from + i] - largest) * by;
+        var d = exp(logits[begin + i] - largest) * by;
         if (i == aim) {
             d -= weight;
         }
-        logits[from + i] = d;
+        logits[begin + i] = d;
     }
     if (lane == 0u) {
         losses[p.losses_at + row] = weight * (log(sum) - (chosen - largest));

@@ -13,16 +13,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (g >= p.count) {
         return;
     }
-    let from = g * p.size;
+    let begin = g * p.size;
     var part = 0.0;
     for (var i = lane; i < p.size; i += 256u) {
-        let v = x[p.x_at + from + i];
+        let v = x[p.x_at + begin + i];
         part += v * v;
     }
     let mean = sum_of_lanes(part, lane) / f32(p.size);
     let inv = select(1.0 / sqrt(mean + p.eps), p.nan, !(mean < 3.4e38));
     for (var i = lane; i < p.size; i += 256u) {
-        out[p.out_at + from + i] = x[p.x_at + from + i] * inv * gain[p.gain_at + i];
+        out[p.out_at + begin + i] = x[p.x_at + begin + i] * inv * gain[p.gain_at + i];
     }
     if (lane == 0u) {
         inv_rms[p.inv_at + g] = inv;

@@ -13,19 +13,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if (g >= p.count) {
         return;
     }
-    let from = g * p.size;
+    let begin = g * p.size;
     var part = 0.0;
     for (var i = lane; i < p.size; i += 256u) {
-        part += gain[p.gain_at + i] * dy[p.dy_at + from + i] * x[p.x_at + from + i];
+        part += gain[p.gain_at + i] * dy[p.dy_at + begin + i] * x[p.x_at + begin + i];
     }
     let mean = sum_of_lanes(part, lane) / f32(p.size);
     let inv = inv_rms[p.inv_at + g];
     let pull = mean * inv * inv;
     for (var i = lane; i < p.size; i += 256u) {
-        var d = inv * (gain[p.gain_at + i] * dy[p.dy_at + from + i] - x[p.x_at + from + i] * pull);
+        var d = inv * (gain[p.gain_at + i] * dy[p.dy_at + begin + i] - x[p.x_at + begin + i] * pull);
         if (p.add == 1u) {
-            d += dx[p.dx_at + from + i];
+            d += dx[p.dx_at + begin + i];
         }
-        dx[p.dx_at + from + i] = d;
+        dx[p.dx_at + begin + i] = d;
     }
 }

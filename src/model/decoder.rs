@@ -2,16 +2,17 @@
 //! same verbs on the same values, so they give the same bits.
 
 mod check;
+mod passes;
 
-use super::block::{Below, Block, Saved, Streams};
+use super::block::{Below, Block, Saved};
 use super::config::Config;
-use super::head::{Asked, Below as Beneath, Head, HeadGrad};
+use super::head::Head;
 use super::layout::{self, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec, MODULES};
-use super::stage::{Cancel, IGNORE, LossSums, Microbatch, Output, Stage, Targets, Want};
+use super::stage::{Cancel, Want};
 use super::weights::{ModelError, Weights};
-use crate::backend::{Backend, DropoutKey, Fault, Fused, TokenRows, View, view, view_mut};
+use crate::backend::{Backend, DropoutKey, Fault, Fused, View, view_mut};
 use crate::numeric::tensor::Tensors;
 use std::ops::Range;
 
@@ -234,49 +235,6 @@ impl<B: Fused> Decoder<B> {
         }
         (x, self.cancel.check())
     }
-
-    /// What the head makes of the last hidden states; with [`Want::Gradient`] their gradient goes on the tape.
-    fn conclude(
-        &mut self,
-        x: &B::Memory,
-        tape: &mut Tape<B>,
-        batch: &Microbatch,
-        want: Want,
-    ) -> Result<Output, Fault> {
-        let (t, c) = (tape.t, self.config.hidden);
-        let hidden = view(x, t, c);
-        let Some(head) = &self.head else {
-            let mut values = vec![0.0; t * c];
-            self.backend.read(hidden, &mut values)?;
-            return Ok(Output::Hidden(values));
-        };
-        let below = Beneath { hidden, params: &self.params, embedding: self.embedding.as_ref() };
-        let last: Vec<u32> = batch.bounds[1..].iter().map(|&end| end - 1).collect();
-        if want == Want::Logits {
-            return head.logits(&mut self.backend, below, &last).map(Output::Logits);
-        }
-        let (rows, targets) = match &batch.targets {
-            Targets::Labels(labels) => (last, labels.clone()),
-            Targets::Tokens(all) => {
-                (0..).zip(all).filter(|(_, t)| **t != IGNORE).map(|(i, &t)| (i, t)).unzip()
-            }
-        };
-        let mut residual = (want == Want::Gradient).then(|| self.backend.memory(t * c));
-        if rows.is_empty() {
-            if let Some(m) = residual.as_mut() {
-                self.backend.fill(view_mut(m, t, c), 0.0);
-                self.backend.fill(view_mut(&mut self.grads, 1, self.layout.len()), 0.0);
-            }
-            tape.residual = residual;
-            let (loss, weight) = (0.0, 0.0);
-            return Ok(Output::Loss(LossSums { loss, weight, targets: 0, predictions: Vec::new() }));
-        }
-        let grad = residual.as_mut().map(|hidden| HeadGrad { hidden, grads: &mut self.grads });
-        let asked = Asked { rows: &rows, targets: &targets };
-        let sums = head.loss(&mut self.backend, below, asked, grad);
-        tape.residual = residual;
-        sums.map(Output::Loss)
-    }
 }
 
 /// The key of this pass's masks, None where nothing is dropped.
@@ -293,102 +251,4 @@ fn adapters(layout: &Layout, lora: &LoraSpec, layer: usize) -> [Option<Adapter>;
         module += 1;
         Some(adapter)
     })
-}
-
-impl<B: Fused> Stage for Decoder<B> {
-    fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    fn class(&self) -> String {
-        self.backend.class()
-    }
-
-    fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {
-        if flat.len() != self.layout.len() {
-            return Err(self.fault(format!(
-                "{} parameters for a layout of {}",
-                flat.len(),
-                self.layout.len()
-            )));
-        }
-        self.backend.upload(view_mut(&mut self.params, 1, flat.len()), flat);
-        Ok(())
-    }
-
-    fn heed(&mut self, cancel: Cancel) {
-        self.cancel = cancel;
-    }
-
-    fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault> {
-        self.release();
-        self.check(batch)?;
-        let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-        self.reach(longest as usize);
-        let t = batch.ids.len();
-        let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
-        let x = self.enter(&tokens, t, input)?;
-        let (step, rows, kept) = (batch.step, batch.rows.clone(), Vec::new());
-        let below = if input.is_some() { Below::Wanted } else { Below::Nothing };
-        let mut tape = Tape { tokens, step, rows, t, below, kept, residual: None };
-        let (x, climbed) = self.climb(x, &mut tape, want);
-        let output = climbed.and_then(|()| self.conclude(&x, &mut tape, batch, want));
-        self.backend.recycle(x);
-        self.tape = Some(tape);
-        if want != Want::Gradient || output.is_err() {
-            self.release();
-        }
-        output
-    }
-
-    fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
-        let Some(mut tape) = self.tape.take() else {
-            return Err(self.fault("backward without a forward pass that asked for it"));
-        };
-        let (t, c) = (tape.t, self.config.hidden);
-        let mut residual = match (tape.residual.take(), grad) {
-            (Some(residual), None) => residual,
-            (None, Some(values)) if values.len() == t * c => {
-                let mut memory = self.backend.memory(t * c);
-                self.backend.upload(view_mut(&mut memory, t, c), values);
-                memory
-            }
-            _ => return Err(self.fault("a last stage has its own gradient, another is given one [T, C]")),
-        };
-        let key = dropout(&self.lora, (tape.step, &tape.rows));
-        let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
-        let batch = Batch { rows: t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
-        let mut cancelled = Ok(());
-        while let Some(kept) = tape.kept.pop() {
-            cancelled = self.cancel.check();
-            let i = tape.kept.len();
-            let block = &self.blocks[i];
-            if cancelled.is_err() {
-                tape.kept.push(kept);
-                break;
-            }
-            let saved = match kept {
-                Kept::Everything(saved) => saved,
-                Kept::Input(x) => block.recompute(&mut self.backend, x, &batch),
-            };
-            let below = if i == 0 { tape.below } else { Below::Wanted };
-            let streams = Streams { residual: &mut residual, grads: &mut self.grads };
-            block.backward(&mut self.backend, streams, saved, below, &batch);
-        }
-        if let Err(cancelled) = cancelled {
-            self.backend.recycle(residual);
-            self.tape = Some(tape);
-            self.release();
-            return Err(cancelled);
-        }
-        self.backend.read(view(&self.grads, 1, gradient.len()), gradient)?;
-        if tape.below == Below::Nothing {
-            self.backend.recycle(residual);
-            return Ok(None);
-        }
-        let mut values = vec![0.0; t * c];
-        let read = self.backend.read(view(&residual, t, c), &mut values);
-        self.backend.recycle(residual);
-        read.map(|()| Some(values))
-    }
 }

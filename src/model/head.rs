@@ -135,7 +135,7 @@ impl<B: Fused> Head<B> {
         below: Below<B>,
         asked: Asked,
         grad: Option<HeadGrad<B::Memory>>,
-    ) -> Result<LossSums, Fault> {
+    ) -> Pending<B::Memory> {
         let (n, c, t) = (asked.rows.len(), self.hidden, below.hidden.rows);
         let top = self.normed_rows(backend, &below, asked.rows);
         let mut losses = backend.memory(n);
@@ -143,18 +143,18 @@ impl<B: Fused> Head<B> {
         let out = (view_mut(&mut losses, n, 1), dnormed.as_mut().map(|m| view_mut(m, n, c)));
         let x = view(&top.normed, n, c);
         let (grads, dhidden) = grad.map_or((None, None), |g| (Some(g.grads), Some(g.hidden)));
-        let predictions = match &self.top {
+        let logits = match &self.top {
             Top::Vocabulary(own) => {
                 if let Some(head) = own.as_ref().or(below.embedding) {
                     let chunk = chunk(self.outputs);
                     let args = LmHeadLoss { x, head, vocab: self.outputs, targets: asked.targets, chunk };
                     backend.lm_head_loss(out.0, out.1, args);
                 }
-                Vec::new()
+                None
             }
             Top::Classes(offset, _) => {
                 let product = self.score(below.params, *offset, x);
-                self.class_loss(backend, out, (product, asked.targets), grads)?
+                Some(self.class_loss(backend, out, (product, asked.targets), grads))
             }
         };
         if let (Some(dnormed), Some(dhidden)) = (&dnormed, dhidden) {
@@ -165,13 +165,10 @@ impl<B: Fused> Head<B> {
             backend.gather_rows_grad(view_mut(dhidden, t, c), view(&drows, n, c), &top.ids);
             backend.recycle(drows);
         }
-        let mut values = vec![0.0; n];
-        let read = backend.read(view(&losses, n, 1), &mut values);
-        dnormed.into_iter().chain([losses]).for_each(|m| backend.recycle(m));
+        dnormed.into_iter().for_each(|m| backend.recycle(m));
         top.recycle(backend);
-        read?;
-        let loss = values.iter().map(|&l| f64::from(l)).sum();
-        Ok(LossSums { loss, weight: self.weight(asked.targets), targets: n as u64, predictions })
+        let weight = self.weight(asked.targets);
+        Pending { losses, logits, rows: n, outputs: self.outputs, weight }
     }
 
     /// What a sum of losses is divided by.
@@ -194,20 +191,20 @@ impl<B: Fused> Head<B> {
         Product { a: x, b, transpose: Transpose::Right, scale: 1.0 }
     }
 
-    /// losses and dx (both =) of a classifier, and the gradient of its head; the arg-max classes come back.
+    /// losses and dx (both =) of a classifier, and the gradient of its head; its logits come back.
     fn class_loss(
         &self,
         backend: &mut B,
         (losses, dx): (ViewMut<B::Memory>, Option<ViewMut<B::Memory>>),
         (product, targets): (Product<B::Memory>, &[u32]),
         grads: Option<&mut B::Memory>,
-    ) -> Result<Vec<u32>, Fault> {
-        let Top::Classes(offset, class_weights) = &self.top else { return Ok(Vec::new()) };
+    ) -> B::Memory {
         let (x, score, n) = (product.a, product.b, targets.len());
         let mut logits = backend.memory(n * self.outputs);
         backend.matmul(view_mut(&mut logits, n, self.outputs), Write::Set, product);
-        let mut values = vec![0.0; n * self.outputs];
-        let read = backend.read(view(&logits, n, self.outputs), &mut values);
+        let mut kept = backend.memory(n * self.outputs);
+        backend.copy(view_mut(&mut kept, n, self.outputs), view(&logits, n, self.outputs));
+        let Top::Classes(offset, class_weights) = &self.top else { return kept };
         let ids = backend.ids(targets);
         let class_weights = class_weights.as_ref().map(|(_, w)| view(w, 1, self.outputs));
         backend.cross_entropy(losses, view_mut(&mut logits, n, self.outputs), &ids, class_weights);
@@ -219,7 +216,7 @@ impl<B: Fused> Head<B> {
             backend.matmul(dscore, Write::Set, of(x, Transpose::Left));
         }
         backend.recycle(logits);
-        read.map(|()| values.chunks_exact(self.outputs).map(|row| argmax(row) as u32).collect())
+        kept
     }
 
     fn normed_rows(&self, backend: &mut B, below: &Below<B>, rows: &[u32]) -> NormedRows<B> {
@@ -235,6 +232,47 @@ impl<B: Fused> Head<B> {
         let (out, inv_rms) = (view_mut(&mut top.normed, n, c), view_mut(&mut top.inv_rms, n, 1));
         backend.rmsnorm(out, inv_rms, view(&top.rows, n, c), view(&self.gain, 1, c), self.eps);
         top
+    }
+}
+
+/// Losses that are recorded and not yet read.
+pub struct Pending<M> {
+    /// [n, 1]
+    losses: M,
+    /// [n, outputs], of a classifier.
+    logits: Option<M>,
+    rows: usize,
+    outputs: usize,
+    weight: f64,
+}
+
+impl<M> Pending<M> {
+    /// The sums, and whatever else is to be read, in one wait.
+    pub fn read<B: Backend<Memory = M>>(
+        self,
+        backend: &mut B,
+        beside: Option<(View<M>, &mut [f32])>,
+    ) -> Result<LossSums, Fault> {
+        let mut losses = vec![0.0; self.rows];
+        let mut logits = vec![0.0; if self.logits.is_some() { self.rows * self.outputs } else { 0 }];
+        let mut parts = vec![(view(&self.losses, self.rows, 1), &mut losses[..])];
+        if let Some(memory) = &self.logits {
+            parts.push((view(memory, self.rows, self.outputs), &mut logits[..]));
+        }
+        parts.extend(beside);
+        let read = backend.read_all(&mut parts);
+        let (weight, targets) = (self.weight, self.rows as u64);
+        let outputs = self.outputs;
+        self.recycle(backend);
+        read?;
+        let loss = losses.iter().map(|&l| f64::from(l)).sum();
+        let predictions = logits.chunks_exact(outputs).map(|row| argmax(row) as u32).collect();
+        Ok(LossSums { loss, weight, targets, predictions })
+    }
+
+    /// Gives the memory back, where nobody wants to know any more.
+    pub fn recycle<B: Backend<Memory = M>>(self, backend: &mut B) {
+        [self.losses].into_iter().chain(self.logits).for_each(|m| backend.recycle(m));
     }
 }
 

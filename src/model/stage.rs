@@ -2,7 +2,7 @@
 //! stage is the whole model.
 
 use super::layout::Layout;
-pub use crate::backend::Fault;
+pub use crate::backend::{Fault, Traffic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -109,6 +109,23 @@ pub trait Stage {
     /// output, None for a last stage. Adds into `gradient` (the stage's layout) nothing: it overwrites it.
     /// Returns the gradient of the stage's input, None for a first stage.
     fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault>;
+
+    /// Forward and backward of a whole model: the sums of its loss, and their gradient, which overwrites `gradient`.
+    /// The numbers are those of the two passes; a device is waited for once.
+    fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
+        match self.forward(batch, None, Want::Gradient)? {
+            Output::Loss(sums) => self.backward(None, gradient).map(|_| sums),
+            _ => Err(Fault::Device {
+                device: self.class(),
+                reason: "a gradient of the loss is asked of a whole model".into(),
+            }),
+        }
+    }
+
+    /// What went to the device and came back since it was opened.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
 
     /// Forward and backward return [`Fault::Cancelled`] at the next block boundary once this is raised. A stage
     /// that cannot be interrupted ignores it.

@@ -85,12 +85,12 @@ impl<'a> Local<'a> {
         sums: &mut Sums,
     ) -> Result<Result<(), (BadValue, Option<usize>)>, TrainError> {
         let step = batch.step;
-        let loss = loss_of(self.model.forward(batch, None, Want::Gradient), step)?;
+        let loss = self.model.gradient(batch, &mut self.gradient);
+        let loss = loss.map_err(|fault| TrainError::Device { step, fault })?;
         let mut with_loss = Sums::new(0);
         if let Err(bad) = with_loss.add_loss(&loss) {
             return Ok(Err((bad, None)));
         }
-        self.model.backward(None, &mut self.gradient).map_err(|fault| TrainError::Device { step, fault })?;
         if let Err(bad) = sums.add_gradient(&self.gradient, cap) {
             return Ok(Err((bad, Some(bad.index))));
         }

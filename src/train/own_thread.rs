@@ -6,7 +6,9 @@
 use super::stop::{Stop, Urgency};
 
 use crate::model::layout::Layout;
-use crate::model::stage::{Cancel, Fault, Generate, Microbatch, Model, Output, Sampling, Stage, Want};
+use crate::model::stage::{
+    Cancel, Fault, Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
+};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
@@ -32,6 +34,8 @@ pub struct OwnThread<'a> {
     calls: Sender<Call>,
     /// Goes there and back with every backward pass.
     gradient: Vec<f32>,
+    /// After the last gradient.
+    traffic: Traffic,
     cancel: Cancel,
 }
 
@@ -42,7 +46,7 @@ impl<'a> OwnThread<'a> {
         model.heed(cancel.clone());
         let (calls, inbox) = mpsc::channel::<Call>();
         std::thread::spawn(move || inbox.into_iter().for_each(|call| call(&mut *model)));
-        OwnThread { layout, class, stop, calls, gradient: Vec::new(), cancel }
+        OwnThread { layout, class, stop, calls, gradient: Vec::new(), traffic: Traffic::default(), cancel }
     }
 
     /// Has the thread do `work` and waits for it, or, with [`Patience::Little`], until the run is to stop now.
@@ -105,6 +109,22 @@ impl Stage for OwnThread<'_> {
         gradient.copy_from_slice(&buffer);
         self.gradient = buffer;
         out
+    }
+
+    fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
+        let (batch, mut buffer) = (batch.clone(), std::mem::take(&mut self.gradient));
+        buffer.resize(gradient.len(), 0.0);
+        let (sums, buffer, traffic) = self.ask(Patience::Little, move |model| {
+            let sums = model.gradient(&batch, &mut buffer);
+            (sums, buffer, model.traffic())
+        })?;
+        gradient.copy_from_slice(&buffer);
+        (self.gradient, self.traffic) = (buffer, traffic);
+        sums
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
     }
 }
 

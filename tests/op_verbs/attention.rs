@@ -1,8 +1,11 @@
 //! attention, attention_grad, attention_cached.
 
-use crate::bench::{Mat, Out, close, close_grad, run};
+use crate::bench::{Mat, Out};
+use crate::rig::{Rig, Rigged, each};
 use crate::rows::{bounds, tokens};
-use finetune::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad};
+use finetune::backend::cpu::Cpu;
+use finetune::backend::wgpu::Wgpu;
+use finetune::backend::{AttentionSaved, Heads, Qkv, QkvGrad};
 
 /// (out, logsumexp): query i of a row sees keys 0 ..= past + i of the same row.
 fn formula(x: &[Mat], heads: Heads, bounds: &[u32], past: usize) -> (Mat, Mat) {
@@ -36,8 +39,7 @@ fn formula(x: &[Mat], heads: Heads, bounds: &[u32], past: usize) -> (Mat, Mat) {
 const HEADS: [(usize, usize, usize); 6] =
     [(1, 1, 4), (2, 1, 6), (3, 3, 34), (9, 3, 64), (4, 2, 128), (2, 2, 10)];
 
-#[test]
-fn attention_and_its_gradient() {
+fn check_attention_and_its_gradient<B: Rigged>(rig: &Rig<B>) {
     for t in [1, 3, 17, 129, 200] {
         for (query, kv, size) in HEADS {
             if t > 100 && query * size > 300 {
@@ -52,20 +54,20 @@ fn attention_and_its_gradient() {
             let all = [q.clone(), k.clone(), v.clone()];
             let (want, lse) = formula(&all, heads, &bounds, 0);
             let outs = [Out::Poison(t, query * size), Out::Poison(t, query)];
-            let got = run(&name, &[&q, &k, &v], &outs, |cpu, i, o| {
+            let got = rig.run(&name, &[&q, &k, &v], &outs, |cpu, i, o| {
                 let tokens = tokens(cpu, &bounds);
                 let [out, lse] = o else { unreachable!() };
                 let qkv = Qkv { q: i[0], k: i[1], v: i[2] };
                 cpu.attention(out.view_mut(), lse.view_mut(), qkv, heads, &tokens);
             });
-            close(&name, &got[0], &want.v, 3e-6);
-            close(&name, &got[1], &lse.v, 3e-6);
+            rig.close(&name, &got[0], &want.v, 3e-6);
+            rig.close(&name, &got[1], &lse.v, 3e-6);
 
             let dout = Mat::random(t, query * size, 4);
             let (saved, lse) = (want.map(|v| v), lse.map(|v| v));
             let outs = [Out::Poison(t, query * size), Out::Poison(t, kv * size), Out::Poison(t, kv * size)];
             let inputs = [&q, &k, &v, &saved, &lse, &dout];
-            let got = run(&name, &inputs, &outs, |cpu, i, o| {
+            let got = rig.run(&name, &inputs, &outs, |cpu, i, o| {
                 let tokens = tokens(cpu, &bounds);
                 let [dq, dk, dv] = o else { unreachable!() };
                 let grad = QkvGrad { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
@@ -76,14 +78,23 @@ fn attention_and_its_gradient() {
             let f = |x: &[Mat]| formula(x, heads, &bounds, 0).0;
             for (which, got) in got.iter().enumerate() {
                 let name = format!("{name} gradient of input {which}");
-                close_grad(&name, got, (&[&q, &k, &v], which), &dout, f, 3e-5);
+                rig.close_grad(&name, got, (&[&q, &k, &v], which), (&dout, &f), 3e-5);
             }
         }
     }
 }
 
 #[test]
-fn cached_attention_sees_the_past() {
+fn attention_and_its_gradient() {
+    each::<Cpu>(check_attention_and_its_gradient);
+}
+
+#[test]
+fn attention_and_its_gradient_on_wgpu() {
+    each::<Wgpu>(check_attention_and_its_gradient);
+}
+
+fn check_cached_attention_sees_the_past<B: Rigged>(rig: &Rig<B>) {
     for (t, past) in [(1, 0), (1, 1), (1, 63), (1, 64), (1, 300), (5, 0), (17, 129), (70, 61)] {
         for (query, kv, size) in [(2, 1, 6), (9, 3, 64)] {
             let heads = Heads { query, kv, size };
@@ -91,10 +102,20 @@ fn cached_attention_sees_the_past() {
             let q = Mat::random(t, query * size, 1).map(|v| v * 4.0);
             let (k, v) = (Mat::random(past + t, kv * size, 2), Mat::random(past + t, kv * size, 3));
             let want = formula(&[q.clone(), k.clone(), v.clone()], heads, &[0, t as u32], past).0;
-            let got = run(&name, &[&q, &k, &v], &[Out::Poison(t, query * size)], |cpu, i, o| {
+            let got = rig.run(&name, &[&q, &k, &v], &[Out::Poison(t, query * size)], |cpu, i, o| {
                 cpu.attention_cached(o[0].view_mut(), Qkv { q: i[0], k: i[1], v: i[2] }, heads);
             });
-            close(&name, &got[0], &want.v, 3e-6);
+            rig.close(&name, &got[0], &want.v, 3e-6);
         }
     }
+}
+
+#[test]
+fn cached_attention_sees_the_past() {
+    each::<Cpu>(check_cached_attention_sees_the_past);
+}
+
+#[test]
+fn cached_attention_sees_the_past_on_wgpu() {
+    each::<Wgpu>(check_cached_attention_sees_the_past);
 }

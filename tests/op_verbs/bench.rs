@@ -1,6 +1,6 @@
 //! The test bench: matrices between guard words, poisoned outputs, formulas in f64, central differences.
 
-use finetune::backend::cpu::{Cpu, Memory};
+use crate::rig::Rig;
 use finetune::backend::{Backend, View, ViewMut};
 use finetune::numeric::rng::Stream;
 
@@ -71,36 +71,37 @@ impl Mat {
 }
 
 /// A matrix in device memory, between guard words.
-pub struct Guarded {
-    memory: Memory,
+pub struct Guarded<B: Backend> {
+    memory: B::Memory,
     rows: usize,
     cols: usize,
 }
 
-impl Guarded {
-    pub fn new(cpu: &mut Cpu, rows: usize, cols: usize, values: &[f32]) -> Guarded {
-        let mut memory = cpu.memory(rows * cols + 2 * GUARD);
+impl<B: Backend> Guarded<B> {
+    pub fn new(backend: &mut B, rows: usize, cols: usize, values: &[f32]) -> Self {
+        let mut memory = backend.memory(rows * cols + 2 * GUARD);
         let mut all = vec![WORD; GUARD];
         all.extend_from_slice(values);
         all.resize(values.len() + 2 * GUARD, WORD);
         let len = all.len();
-        cpu.upload(ViewMut { memory: &mut memory, offset: 0, rows: 1, cols: len }, &all);
+        backend.upload(ViewMut { memory: &mut memory, offset: 0, rows: 1, cols: len }, &all);
         Guarded { memory, rows, cols }
     }
-    pub fn view(&self) -> View<'_, Memory> {
+    pub fn view(&self) -> View<'_, B::Memory> {
         View { memory: &self.memory, offset: GUARD, rows: self.rows, cols: self.cols }
     }
-    pub fn view_mut(&mut self) -> ViewMut<'_, Memory> {
+    pub fn view_mut(&mut self) -> ViewMut<'_, B::Memory> {
         ViewMut { memory: &mut self.memory, offset: GUARD, rows: self.rows, cols: self.cols }
     }
-    fn take(self, cpu: &mut Cpu, name: &str) -> Vec<f32> {
+    fn take(self, backend: &mut B, name: &str) -> Vec<f32> {
         let mut all = vec![0.0; self.rows * self.cols + 2 * GUARD];
         let len = all.len();
-        cpu.read(View { memory: &self.memory, offset: 0, rows: 1, cols: len }, &mut all).unwrap();
+        let whole = View { memory: &self.memory, offset: 0, rows: 1, cols: len };
+        backend.read(whole, &mut all).unwrap_or_else(|fault| panic!("{name}: {fault}"));
         let inside = all[GUARD..len - GUARD].to_vec();
         let outside = all[..GUARD].iter().chain(&all[len - GUARD..]);
         assert!(outside.into_iter().all(|&g| g == WORD), "{name}: guard words were written");
-        cpu.recycle(self.memory);
+        backend.recycle(self.memory);
         inside
     }
 }
@@ -113,38 +114,77 @@ pub enum Out {
     Holds(Mat),
 }
 
-/// Runs a verb on 1, 2, 3 and 7 threads, checks guard words and equal bits, and returns its outputs.
-pub fn run(
+/// A verb on views of inputs and guarded outputs.
+pub type Verb<'a, B> = &'a dyn Fn(&mut B, &[View<<B as Backend>::Memory>], &mut [Guarded<B>]);
+
+/// Runs a verb once, checks guard words and inputs, and returns its outputs.
+fn once<B: Backend>(
+    backend: &mut B,
     name: &str,
-    inputs: &[&Mat],
-    outputs: &[Out],
-    verb: impl Fn(&mut Cpu, &[View<Memory>], &mut [Guarded]),
+    (inputs, outputs): (&[&Mat], &[Out]),
+    verb: Verb<B>,
 ) -> Vec<Vec<f32>> {
-    let mut first: Option<Vec<Vec<f32>>> = None;
-    for threads in [1, 2, 3, 7] {
-        let mut cpu = Cpu::new(threads).poisoning();
-        let held: Vec<Guarded> =
-            inputs.iter().map(|m| Guarded::new(&mut cpu, m.rows, m.cols, &m.f32s())).collect();
-        let mut outs: Vec<Guarded> = outputs
-            .iter()
-            .map(|o| match o {
-                Out::Poison(rows, cols) => Guarded::new(&mut cpu, *rows, *cols, &vec![f32::NAN; rows * cols]),
-                Out::Holds(m) => Guarded::new(&mut cpu, m.rows, m.cols, &m.f32s()),
-            })
-            .collect();
-        let views: Vec<View<Memory>> = held.iter().map(Guarded::view).collect();
-        verb(&mut cpu, &views, &mut outs);
-        let got: Vec<Vec<f32>> = outs.into_iter().map(|o| o.take(&mut cpu, name)).collect();
-        for (input, held) in inputs.iter().zip(held) {
-            assert!(held.take(&mut cpu, name) == input.f32s(), "{name}: an input was written");
-        }
-        let bits = |x: &Vec<Vec<f32>>| -> Vec<u32> { x.iter().flatten().map(|v| v.to_bits()).collect() };
-        match &first {
-            None => first = Some(got),
-            Some(f) => assert!(bits(f) == bits(&got), "{name}: {threads} threads give other bits"),
-        }
+    let held: Vec<Guarded<B>> =
+        inputs.iter().map(|m| Guarded::new(backend, m.rows, m.cols, &m.f32s())).collect();
+    let mut outs: Vec<Guarded<B>> = outputs
+        .iter()
+        .map(|o| match o {
+            Out::Poison(rows, cols) => Guarded::new(backend, *rows, *cols, &vec![f32::NAN; rows * cols]),
+            Out::Holds(m) => Guarded::new(backend, m.rows, m.cols, &m.f32s()),
+        })
+        .collect();
+    let views: Vec<View<B::Memory>> = held.iter().map(Guarded::view).collect();
+    verb(backend, &views, &mut outs);
+    let got: Vec<Vec<f32>> = outs.into_iter().map(|o| o.take(backend, name)).collect();
+    for (input, held) in inputs.iter().zip(held) {
+        assert!(held.take(backend, name) == input.f32s(), "{name}: an input was written");
     }
-    first.unwrap()
+    got
+}
+
+impl<B: Backend> Rig<B> {
+    /// Runs a verb on every variant of the rig, checks guard words and equal bits, and returns its outputs.
+    pub fn run(
+        &self,
+        name: &str,
+        inputs: &[&Mat],
+        outputs: &[Out],
+        verb: impl Fn(&mut B, &[View<B::Memory>], &mut [Guarded<B>]),
+    ) -> Vec<Vec<f32>> {
+        let name = &format!("{} {name}", self.name);
+        let mut first: Option<Vec<Vec<f32>>> = None;
+        for variant in &self.variants {
+            let mut got = Vec::new();
+            variant(&mut |backend| got = once(backend, name, (inputs, outputs), &verb));
+            let bits = |x: &Vec<Vec<f32>>| -> Vec<u32> { x.iter().flatten().map(|v| v.to_bits()).collect() };
+            match &first {
+                None => first = Some(got),
+                Some(f) => assert!(bits(f) == bits(&got), "{name}: another variant gives other bits"),
+            }
+        }
+        first.unwrap()
+    }
+
+    /// [`close`], under the contract's bound where the backend is not the reference. An exact bound stays exact.
+    pub fn close(&self, name: &str, got: &[f32], want: &[f64], bound: f64) {
+        close(&format!("{} {name}", self.name), got, want, self.bound(bound));
+    }
+
+    /// [`close_grad`], likewise.
+    pub fn close_grad(
+        &self,
+        name: &str,
+        got: &[f32],
+        at: (&[&Mat], usize),
+        of: (&Mat, &dyn Fn(&[Mat]) -> Mat),
+        bound: f64,
+    ) {
+        close_grad(&format!("{} {name}", self.name), got, at, of, self.bound(bound));
+    }
+
+    fn bound(&self, bound: f64) -> f64 {
+        if bound == 0.0 { 0.0 } else { bound.max(self.least) }
+    }
 }
 
 /// |got - want| <= bound * (largest |want|, at least FLOOR)
@@ -163,8 +203,7 @@ pub fn close_grad(
     name: &str,
     got: &[f32],
     (inputs, which): (&[&Mat], usize),
-    dy: &Mat,
-    formula: impl Fn(&[Mat]) -> Mat,
+    (dy, formula): (&Mat, &dyn Fn(&[Mat]) -> Mat),
     bound: f64,
 ) {
     let mut x: Vec<Mat> = inputs.iter().map(|m| (*m).clone()).collect();

@@ -1,31 +1,41 @@
 //! Each fused operation against its formula; where the CPU overrides one, against its spelling in verbs too.
 
-use crate::bench::{Mat, Out, close, close_grad, plus, run};
+use crate::bench::{Mat, Out, close, plus};
 use crate::products::weight;
+use crate::rig::{Rig, Rigged, each};
 use finetune::backend::cpu::Cpu;
+use finetune::backend::wgpu::Wgpu;
 use finetune::backend::{Backend, Fused, LmHeadLoss, LoraGrad, LoraPart, View, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
-#[test]
-fn lora_adds_its_product() {
+fn check_lora_adds_its_product<B: Rigged>(rig: &Rig<B>) {
     for (t, k, r, n) in [(1, 3, 1, 5), (17, 64, 8, 33), (129, 576, 16, 192), (3, 576, 16, 1536)] {
         let name = format!("lora {t}x{k}x{r}x{n}");
         let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
         let y = Mat::random(t, n, 4);
         let outs = [Out::Holds(y.clone()), Out::Poison(t, r)];
-        let got = run(&name, &[&x, &a, &b], &outs, |cpu, i, o| {
+        let got = rig.run(&name, &[&x, &a, &b], &outs, |cpu, i, o| {
             let [y, h] = o else { unreachable!() };
             cpu.lora(y.view_mut(), h.view_mut(), i[0], (i[1], i[2]), 2.0);
         });
         let h = x.mul(&a.t());
         let want: Vec<f64> = h.mul(&b.t()).v.iter().zip(&y.v).map(|(v, y)| y + 2.0 * v).collect();
-        close(&name, &got[1], &h.v, 2e-6);
-        close(&name, &got[0], &want, 3e-6);
+        rig.close(&name, &got[1], &h.v, 2e-6);
+        rig.close(&name, &got[0], &want, 3e-6);
     }
 }
 
 #[test]
-fn lora_grad_gives_a_b_and_x_theirs() {
+fn lora_adds_its_product() {
+    each::<Cpu>(check_lora_adds_its_product);
+}
+
+#[test]
+fn lora_adds_its_product_on_wgpu() {
+    each::<Wgpu>(check_lora_adds_its_product);
+}
+
+fn check_lora_grad_gives_a_b_and_x_theirs<B: Rigged>(rig: &Rig<B>) {
     for (t, k, r, n) in [(1, 3, 1, 5), (17, 64, 8, 33), (129, 65, 16, 192)] {
         let name = format!("lora_grad {t}x{k}x{r}x{n}");
         let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
@@ -37,7 +47,7 @@ fn lora_grad_gives_a_b_and_x_theirs() {
             Out::Holds(before.clone()),
             Out::Poison(1, r * k + n * r),
         ];
-        let got = run(&name, &[&x, &a, &b, &dy, &h], &outs, |cpu, i, o| {
+        let got = rig.run(&name, &[&x, &a, &b, &dy, &h], &outs, |cpu, i, o| {
             let [dab, dx, onto, alone] = o else { unreachable!() };
             let (x, ab, dy, h, scale) = (i[0], (i[1], i[2]), i[3], i[4], 2.0);
             cpu.lora_grad(
@@ -51,17 +61,26 @@ fn lora_grad_gives_a_b_and_x_theirs() {
         });
         let f = |i: &[Mat]| i[0].mul(&i[1].t()).mul(&i[2].t()).times(2.0);
         let inputs = [&x, &a, &b];
-        close_grad(&name, &got[0][..r * k], (&inputs, 1), &dy, f, 1e-5);
-        close_grad(&name, &got[0][r * k..], (&inputs, 2), &dy, f, 1e-5);
-        close_grad(&name, &got[1], (&inputs, 0), &dy, f, 1e-5);
+        rig.close_grad(&name, &got[0][..r * k], (&inputs, 1), (&dy, &f), 1e-5);
+        rig.close_grad(&name, &got[0][r * k..], (&inputs, 2), (&dy, &f), 1e-5);
+        rig.close_grad(&name, &got[1], (&inputs, 0), (&dy, &f), 1e-5);
         assert_eq!(got[0], got[3], "{name}: A and B do not depend on whether dx is asked for");
         let dx = dy.mul(&b).mul(&a).times(2.0);
-        close(&name, &got[2], &plus(&dx, &before), 3e-6);
+        rig.close(&name, &got[2], &plus(&dx, &before), 3e-6);
     }
 }
 
 #[test]
-fn lm_head_loss_in_chunks() {
+fn lora_grad_gives_a_b_and_x_theirs() {
+    each::<Cpu>(check_lora_grad_gives_a_b_and_x_theirs);
+}
+
+#[test]
+fn lora_grad_gives_a_b_and_x_theirs_on_wgpu() {
+    each::<Wgpu>(check_lora_grad_gives_a_b_and_x_theirs);
+}
+
+fn check_lm_head_loss_in_chunks<B: Rigged>(rig: &Rig<B>) {
     for (n, c, vocab, chunk) in
         [(1, 5, 7, 4), (17, 33, 131, 5), (129, 64, 515, 64), (40, 64, 100, 1000), (301, 9, 2600, 64)]
     {
@@ -69,7 +88,7 @@ fn lm_head_loss_in_chunks() {
         let (x, w) = (Mat::random(n, c, 1), Mat::random(vocab, c, 2));
         let targets: Vec<u32> = (0..n).map(|i| (i * 13 % vocab) as u32).collect();
         let outs = [Out::Poison(n, 1), Out::Poison(n, c), Out::Poison(n, 1)];
-        let got = run(&name, &[&x], &outs, |cpu, i, o| {
+        let got = rig.run(&name, &[&x], &outs, |cpu, i, o| {
             let head = &weight(cpu, &w, Dtype::F32);
             let [losses, dx, alone] = o else { unreachable!() };
             let args = || LmHeadLoss { x: i[0], head, vocab, targets: &targets, chunk };
@@ -85,11 +104,21 @@ fn lm_head_loss_in_chunks() {
             }
             out
         };
-        close(&name, &got[0], &f(std::slice::from_ref(&x)).v, 2e-6);
+        rig.close(&name, &got[0], &f(std::slice::from_ref(&x)).v, 2e-6);
         assert_eq!(got[0], got[2], "{name}: the loss does not depend on whether a gradient is asked for");
         let ones = Mat { rows: n, cols: 1, v: vec![1.0; n] };
-        close_grad(&name, &got[1], (&[&x], 0), &ones, f, 1e-5);
+        rig.close_grad(&name, &got[1], (&[&x], 0), (&ones, &f), 1e-5);
     }
+}
+
+#[test]
+fn lm_head_loss_in_chunks() {
+    each::<Cpu>(check_lm_head_loss_in_chunks);
+}
+
+#[test]
+fn lm_head_loss_in_chunks_on_wgpu() {
+    each::<Wgpu>(check_lm_head_loss_in_chunks);
 }
 
 /// What lora_linear and lora_linear_grad write: y, h, dx, dA, dB.

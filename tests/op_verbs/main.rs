@@ -14,4 +14,5 @@ mod blocks;
 mod fused;
 mod loss;
 mod products;
+mod rig;
 mod rows;

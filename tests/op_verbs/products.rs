@@ -1,7 +1,9 @@
 //! linear, linear_grad, matmul, bias.
 
-use crate::bench::{Guarded, Mat, Out, close, close_grad, plus, run};
+use crate::bench::{Mat, Out, plus};
+use crate::rig::{Rig, Rigged, each};
 use finetune::backend::cpu::Cpu;
+use finetune::backend::wgpu::Wgpu;
 use finetune::backend::{Backend, Frozen, Product, Transpose, Write};
 use finetune::numeric::dtype::Dtype;
 
@@ -35,7 +37,7 @@ fn coarse(m: Mat) -> Mat {
     m.map(|x| (x * 64.0).round() / 64.0)
 }
 
-pub fn weight(cpu: &mut Cpu, w: &Mat, dtype: Dtype) -> finetune::backend::cpu::Weight {
+pub fn weight<B: Backend>(cpu: &mut B, w: &Mat, dtype: Dtype) -> B::Weight {
     cpu.weight(Frozen { rows: w.rows, cols: w.cols, dtype, bytes: &frozen(w, dtype)[1..] }).unwrap()
 }
 
@@ -46,8 +48,7 @@ fn held(write: Write, rows: usize, cols: usize) -> (Out, Mat) {
     }
 }
 
-#[test]
-fn linear_and_its_gradient() {
+fn check_linear_and_its_gradient<B: Rigged>(rig: &Rig<B>) {
     for (t, n, k) in SIZES {
         for (dtype, write) in [
             (Dtype::F32, Write::Set),
@@ -58,29 +59,38 @@ fn linear_and_its_gradient() {
             let name = format!("linear {t}x{n}x{k} {dtype:?} {write:?}");
             let (x, w) = (Mat::random(t, k, 1), coarse(Mat::random(n, k, 2)));
             let (out, before) = held(write, t, n);
-            let y = run(&name, &[&x], &[out], |cpu, i, o| {
+            let y = rig.run(&name, &[&x], &[out], |cpu, i, o| {
                 let w = weight(cpu, &w, dtype);
                 cpu.linear(o[0].view_mut(), write, i[0], &w);
             });
-            close(&name, &y[0], &plus(&before, &x.mul(&w.t())), 2e-6);
+            rig.close(&name, &y[0], &plus(&before, &x.mul(&w.t())), 2e-6);
 
             let name = format!("linear_grad {t}x{n}x{k} {dtype:?} {write:?}");
             let dy = Mat::random(t, n, 3);
             let (out, before) = held(write, t, k);
-            let dx = run(&name, &[&dy], &[out], |cpu, i, o| {
+            let dx = rig.run(&name, &[&dy], &[out], |cpu, i, o| {
                 let w = weight(cpu, &w, dtype);
                 cpu.linear_grad(o[0].view_mut(), write, i[0], &w);
             });
-            close(&name, &dx[0], &plus(&before, &dy.mul(&w)), 2e-6);
+            rig.close(&name, &dx[0], &plus(&before, &dy.mul(&w)), 2e-6);
             if write == Write::Set && t * n * k < 100_000 {
-                close_grad(&name, &dx[0], (&[&x], 0), &dy, |i| i[0].mul(&w.t()), 1e-5);
+                rig.close_grad(&name, &dx[0], (&[&x], 0), (&dy, &|i| i[0].mul(&w.t())), 1e-5);
             }
         }
     }
 }
 
 #[test]
-fn matmul_in_every_orientation() {
+fn linear_and_its_gradient() {
+    each::<Cpu>(check_linear_and_its_gradient);
+}
+
+#[test]
+fn linear_and_its_gradient_on_wgpu() {
+    each::<Wgpu>(check_linear_and_its_gradient);
+}
+
+fn check_matmul_in_every_orientation<B: Rigged>(rig: &Rig<B>) {
     for (m, n, k) in
         SIZES.into_iter().chain([(16, 576, 1024), (16, 64, 1025), (192, 16, 1030), (700, 16, 576)])
     {
@@ -94,27 +104,47 @@ fn matmul_in_every_orientation() {
                     Transpose::Left => (a.t(), b.clone()),
                 };
                 let (out, before) = held(write, m, n);
-                let got = run(&name, &[&ia, &ib], &[out], |cpu, i, o: &mut [Guarded]| {
+                let got = rig.run(&name, &[&ia, &ib], &[out], |cpu, i, o| {
                     let product = Product { a: i[0], b: i[1], transpose, scale: 2.0 };
                     cpu.matmul(o[0].view_mut(), write, product);
                 });
                 let ab = a.mul(&b);
                 let twice = Mat { v: ab.v.iter().map(|v| 2.0 * v).collect(), ..ab };
-                close(&name, &got[0], &plus(&before, &twice), 2e-6);
+                rig.close(&name, &got[0], &plus(&before, &twice), 2e-6);
             }
         }
     }
 }
 
 #[test]
-fn bias_is_added_to_every_row() {
+fn matmul_in_every_orientation() {
+    each::<Cpu>(check_matmul_in_every_orientation);
+}
+
+#[test]
+fn matmul_in_every_orientation_on_wgpu() {
+    each::<Wgpu>(check_matmul_in_every_orientation);
+}
+
+fn check_bias_is_added_to_every_row<B: Rigged>(rig: &Rig<B>) {
     for (t, n) in [(1, 1), (3, 33), (129, 576), (17, 20_000)] {
         let name = format!("bias {t}x{n}");
         let (y, b) = (Mat::random(t, n, 1), Mat::random(1, n, 2));
-        let got = run(&name, &[&b], &[Out::Holds(y.clone())], |cpu, i, o| cpu.bias(o[0].view_mut(), i[0]));
+        let got =
+            rig.run(&name, &[&b], &[Out::Holds(y.clone())], |cpu, i, o| cpu.bias(o[0].view_mut(), i[0]));
         let want: Vec<f64> = (0..t * n).map(|i| y.v[i] + b.v[i % n]).collect();
-        close(&name, &got[0], &want, 1e-7);
+        rig.close(&name, &got[0], &want, 1e-7);
     }
+}
+
+#[test]
+fn bias_is_added_to_every_row() {
+    each::<Cpu>(check_bias_is_added_to_every_row);
+}
+
+#[test]
+fn bias_is_added_to_every_row_on_wgpu() {
+    each::<Wgpu>(check_bias_is_added_to_every_row);
 }
 
 #[test]

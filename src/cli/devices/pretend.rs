@@ -3,7 +3,9 @@
 
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::layout::Layout;
-use crate::model::stage::{Cancel, Fault, Generate, Microbatch, Model, Output, Sampling, Stage, Want};
+use crate::model::stage::{
+    Cancel, Fault, Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
+};
 use crate::model::weights::ModelError;
 use std::sync::Arc;
 
@@ -72,6 +74,14 @@ impl Stage for Renamed {
 
     fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
         self.model.backward(grad, gradient)
+    }
+
+    fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
+        self.model.gradient(batch, gradient)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.model.traffic()
     }
 
     fn heed(&mut self, cancel: Cancel) {

@@ -328,10 +328,8 @@ impl Worker {
         if inject.strikes(What::Error, batch.step) {
             return Err(Failed::Device("an injected error".into()));
         }
-        let sums = loss_of(self.model()?.forward(batch, None, Want::Gradient)?)?;
-        let scalars = scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
         let mut gradient = self.shared.buffers.take(self.layout.len());
-        let computed = self.model()?.backward(None, &mut gradient);
+        let computed = self.model()?.gradient(batch, &mut gradient);
         let cap = fixed::cap(of as usize);
         if let (true, Some(value)) = (inject.strikes(What::Nan, batch.step), gradient.first_mut()) {
             *value = f32::NAN;
@@ -339,9 +337,14 @@ impl Worker {
         if let (true, Some(value)) = (inject.strikes(What::Huge, batch.step), gradient.last_mut()) {
             *value = (fixed::to_f64(cap) * 1.01) as f32;
         }
-        let computed = computed.map_err(Failed::from).and_then(|_| self.check(&gradient, cap));
-        match computed.and_then(|()| self.throttle(began)) {
-            Ok(()) => Ok(Finished { gradient, scalars }),
+        let computed = computed.map_err(Failed::from).and_then(|sums| {
+            // A bad loss is named before what it did to the gradient.
+            let scalars = scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+            self.check(&gradient, cap)?;
+            Ok(scalars)
+        });
+        match computed.and_then(|scalars| self.throttle(began).map(|()| scalars)) {
+            Ok(scalars) => Ok(Finished { gradient, scalars }),
             Err(failed) => {
                 self.shared.buffers.give_back(gradient);
                 Err(failed)
