@@ -106,7 +106,7 @@ fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
 fn parameters(base: &Opened) -> Result<u64, Refusal> {
     let mut n = 0;
     for name in base.files.tensors.names() {
-        let tensor = base.files.tensors.tensor(&name).map_err(Refusal::failure)?;
+        let tensor = base.files.tensors.about(&name).map_err(Refusal::failure)?;
         n += tensor.map_or(0, |t| t.shape.iter().map(|d| *d as u64).product::<u64>());
     }
     Ok(n)

@@ -1,8 +1,10 @@
 //! A Hugging Face model directory: what is in it, and by name what cannot be used and what to do instead.
 
+use super::bitsandbytes::Quantised;
 use super::error::FormatError;
 use super::safetensors::Sharded;
 use super::{ModelFiles, TokenizerFiles};
+use crate::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -10,16 +12,24 @@ use std::path::Path;
 /// Opens the directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     refuse_others(dir)?;
-    let config = check_config(dir)?;
+    let mut config = check_config(dir)?;
+    // What it says of the weights is done with; what is made of them is not quantised like that.
+    let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
     let tokenizer = tokenizer(dir)?;
-    let tensors = Sharded::open(dir)?;
+    let (tensors, kind): (Box<dyn Tensors>, _) = match quantised.filter(|q| !q.is_null()) {
+        Some(_) => (Box::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
+        None => {
+            let tensors = Sharded::open(dir)?;
+            let kind = format!("{} safetensors", tensors.dtype_name());
+            (Box::new(tensors), kind)
+        }
+    };
     let (base_id, revision) = match id_of_cache_path(dir) {
         Some((id, revision)) => (Some(id), revision),
         None => (config["_name_or_path"].as_str().filter(|id| looks_like_id(id)).map(str::to_owned), None),
     };
-    let kind = format!("{} safetensors", tensors.dtype_name());
     let generation = json(&dir.join("generation_config.json"))?;
-    Ok(ModelFiles { config, tensors: Box::new(tensors), tokenizer, generation, base_id, revision, kind })
+    Ok(ModelFiles { config, tensors, tokenizer, generation, base_id, revision, kind })
 }
 
 /// config.json, unless its weights are quantised in a way that is not read.
@@ -61,7 +71,7 @@ fn refuse_others(dir: &Path) -> Result<(), FormatError> {
     refuse("not a model directory", "it needs config.json, model.safetensors and tokenizer.json")
 }
 
-/// `quantization_config` of GPTQ, AWQ, FP8, bitsandbytes and their like.
+/// `quantization_config` of GPTQ, AWQ, FP8 and their like, and of bitsandbytes but for NF4.
 fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
     let quantised = &config["quantization_config"];
     if quantised.is_null() {
@@ -71,6 +81,15 @@ fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
         let bitsandbytes = quantised["load_in_4bit"] == true || quantised["load_in_8bit"] == true;
         if bitsandbytes { "bitsandbytes" } else { "an unnamed method" }
     });
+    let four = quantised["load_in_4bit"] == true;
+    if method == "bitsandbytes" && four && quantised["bnb_4bit_quant_type"] == "nf4" {
+        return Ok(());
+    }
+    let method = match (method, four) {
+        ("bitsandbytes", true) => "bitsandbytes in FP4",
+        ("bitsandbytes", false) => "bitsandbytes in 8 bits",
+        (other, _) => other,
+    };
     let what = format!("its weights are quantised with {method}, which is not supported");
     Err(FormatError::unsupported(dir, what, "use the model's bf16 or f16 weights, or a .gguf of it"))
 }

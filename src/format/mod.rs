@@ -4,6 +4,7 @@
 //! borrowed, and what cannot be used is refused by name before anything heavy happens.
 
 pub mod atomic;
+mod bitsandbytes;
 mod directory;
 mod error;
 pub mod gguf;

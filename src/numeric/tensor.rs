@@ -15,6 +15,24 @@ pub struct Tensor<'a> {
     pub bytes: Cow<'a, [u8]>,
 }
 
+impl<T: Tensors + ?Sized> Tensors for Box<T> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        (**self).tensor(name)
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        (**self).blocks(name)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        (**self).about(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        (**self).names()
+    }
+}
+
 /// What is known of a tensor without reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {

@@ -55,6 +55,12 @@ def make(out, name, seed):
     for _ in range(STEPS * BATCH):
         ids = [random.randrange(2, SIZES['vocab_size']) for _ in range(random.randint(2, 21))]
         rows.append(dict(ids=ids, label=random.randrange(3)) if classes else dict(ids=ids + [0]))
+    if os.path.exists(f'{out}/model/generation_config.json'): os.remove(f'{out}/model/generation_config.json')
+    expected = dict(arch=name, rank=rank, alpha=alpha, lr=LR, warmup_steps=WARMUP, steps=STEPS, batch=BATCH, clip=CLIP)
+    train(out, peft, rows, expected, classes)
+
+
+def train(out, peft, rows, expected, classes=False):
     trained = [w for w in peft.parameters() if w.requires_grad]
     adamw = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
     schedule = get_cosine_schedule_with_warmup(adamw, num_warmup_steps=WARMUP, num_training_steps=STEPS)
@@ -73,12 +79,10 @@ def make(out, name, seed):
         log.append(dict(step=s + 1, loss=total / count, grad_norm=norm, lr=rate, tokens=count))
     peft.save_pretrained(f'{out}/adapter_final')
     for part in ('adapter_init', 'adapter_final'): os.remove(f'{out}/{part}/README.md')
-    if os.path.exists(f'{out}/model/generation_config.json'): os.remove(f'{out}/model/generation_config.json')
-    expected = dict(arch=name, rank=rank, alpha=alpha, lr=LR, warmup_steps=WARMUP, steps=STEPS, batch=BATCH, clip=CLIP)
     with open(f'{out}/expected.json', 'w') as f:
         lines = ',\n'.join(' ' + json.dumps(row) for row in rows); steps = ',\n'.join(' ' + json.dumps(x) for x in log)
         f.write(json.dumps(expected)[:-1] + ',\n"log": [\n' + steps + '],\n"rows": [\n' + lines + ']}\n')
-    print(name, [round(x['loss'], 4) for x in log])
+    print(out, [round(x['loss'], 4) for x in log])
 
 
 if __name__ == '__main__':

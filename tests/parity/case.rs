@@ -9,13 +9,14 @@ use finetune::model::config::Config;
 use finetune::model::layout::{self, Layout};
 use finetune::model::lora::{self, LoraSpec, Named};
 use finetune::model::stage::{IGNORE, Microbatch, Targets};
+use finetune::numeric::tensor::Tensors;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 pub struct Case {
     pub dir: PathBuf,
     pub config: Config,
-    pub tensors: safetensors::Sharded,
+    pub tensors: Box<dyn Tensors>,
     pub lora: LoraSpec,
     pub layout: Layout,
     pub expected: Value,
@@ -24,11 +25,16 @@ pub struct Case {
 
 impl Case {
     pub fn open(dir: &Path) -> Case {
-        let json = |name: &str| -> Value {
-            serde_json::from_str(&std::fs::read_to_string(dir.join(name)).unwrap()).unwrap()
-        };
-        let config = Config::from_json(&json("model/config.json")).unwrap();
-        let expected = json("expected.json");
+        let text = std::fs::read_to_string(dir.join("model/config.json")).unwrap();
+        let tensors = safetensors::Sharded::open(&dir.join("model")).unwrap();
+        Case::of(dir, &serde_json::from_str(&text).unwrap(), Box::new(tensors))
+    }
+
+    /// Of a model that was opened already.
+    pub fn of(dir: &Path, config: &Value, tensors: Box<dyn Tensors>) -> Case {
+        let config = Config::from_json(config).unwrap();
+        let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
+        let expected = serde_json::from_str(&expected).unwrap();
         let adapter = peft::read(&dir.join("adapter_init")).unwrap().config;
         let lora = LoraSpec {
             rank: adapter.r,
@@ -39,7 +45,6 @@ impl Case {
             seed: 0,
         };
         let layout = layout::of(&config, &lora, 0..config.layers);
-        let tensors = safetensors::Sharded::open(&dir.join("model")).unwrap();
         let rows = rows(dir, &config, &expected);
         Case { dir: dir.to_owned(), config, tensors, lora, layout, expected, rows }
     }

@@ -6,6 +6,7 @@ use crate::numeric::dtype::Dtype;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 /// As the reference implementation: a larger header is refused unread.
@@ -14,6 +15,8 @@ const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// What a header says, checked.
 pub(super) struct Header {
     pub entries: BTreeMap<String, Entry>,
+    /// Tensors of bytes, which are no numbers of ours.
+    pub raw: BTreeMap<String, Range<usize>>,
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -73,8 +76,8 @@ pub(super) fn parse(path: &Path, file: &[u8]) -> Result<Header, FormatError> {
     let raw: RawHeader =
         serde_json::from_slice(text).map_err(|e| bad(format!("safetensors header is not valid: {e}")))?;
     let start = file.len() - data.len();
-    let entries = check(path, raw.tensors, start, data.len())?;
-    Ok(Header { entries, metadata: raw.metadata })
+    let (entries, bytes) = check(path, raw.tensors, start, data.len())?;
+    Ok(Header { entries, raw: bytes, metadata: raw.metadata })
 }
 
 /// Bits per element and whether we compute with it; None for an unknown name.
@@ -96,9 +99,9 @@ fn check(
     raw: Vec<(String, Raw)>,
     start: usize,
     len: usize,
-) -> Result<BTreeMap<String, Entry>, FormatError> {
+) -> Result<(BTreeMap<String, Entry>, BTreeMap<String, Range<usize>>), FormatError> {
     let mut spans: Vec<(u64, u64, String)> = Vec::with_capacity(raw.len());
-    let mut entries = BTreeMap::new();
+    let (mut entries, mut bytes_of) = (BTreeMap::new(), BTreeMap::new());
     let mut seen = std::collections::HashSet::new();
     for (name, tensor) in raw {
         let bad = |what: String| FormatError::tensor(path, &name, what);
@@ -120,20 +123,21 @@ fn check(
                 format!("shape {:?} of {} does not fill bytes {begin}..{end}", tensor.shape, tensor.dtype);
             return Err(bad(what));
         }
+        let range = start + begin as usize..start + end as usize;
         match dtype {
             Some(dtype) => {
-                let range = start + begin as usize..start + end as usize;
                 let shape = tensor.shape.iter().map(|&d| d as usize).collect();
                 entries.insert(name.clone(), Entry { dtype, shape, range });
             }
             // Counters and position buffers that some checkpoints carry: nobody asks for them.
             None if matches!(tensor.dtype.as_str(), "I64" | "BOOL") => {}
+            None if tensor.dtype == "U8" => drop(bytes_of.insert(name.clone(), range)),
             None => return Err(unsupported(path, &name, &tensor.dtype)),
         }
         spans.push((begin, end, name));
     }
     check_spans(path, spans, len as u64)?;
-    Ok(entries)
+    Ok((entries, bytes_of))
 }
 
 /// Every byte belongs to exactly one tensor.
@@ -160,7 +164,7 @@ fn check_spans(path: &Path, mut spans: Vec<(u64, u64, String)>, len: u64) -> Res
     Ok(())
 }
 
-fn unsupported(path: &Path, name: &str, dtype: &str) -> FormatError {
+pub(super) fn unsupported(path: &Path, name: &str, dtype: &str) -> FormatError {
     FormatError::unsupported(
         path,
         format!("tensor '{name}' is {dtype}: a quantised checkpoint"),

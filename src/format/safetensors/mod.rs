@@ -33,14 +33,24 @@ pub struct SafeTensors {
     path: PathBuf,
     map: Map,
     entries: BTreeMap<String, Entry>,
+    raw: BTreeMap<String, Range<usize>>,
     metadata: BTreeMap<String, String>,
 }
 
 /// Maps and checks one file.
 pub fn open(path: &Path) -> Result<SafeTensors, FormatError> {
+    let file = open_with_bytes(path)?;
+    match file.raw.keys().next() {
+        Some(name) => Err(header::unsupported(path, name, "U8")),
+        None => Ok(file),
+    }
+}
+
+/// The same of a file that may hold tensors of bytes.
+fn open_with_bytes(path: &Path) -> Result<SafeTensors, FormatError> {
     let map = Map::open(path)?;
-    let header = header::parse(path, &map)?;
-    Ok(SafeTensors { path: path.to_owned(), map, entries: header.entries, metadata: header.metadata })
+    let header::Header { entries, raw, metadata } = header::parse(path, &map)?;
+    Ok(SafeTensors { path: path.to_owned(), map, entries, raw, metadata })
 }
 
 impl SafeTensors {
@@ -100,6 +110,15 @@ pub struct Sharded {
 impl Sharded {
     /// `model.safetensors` in `dir`, else the shards that `model.safetensors.index.json` names.
     pub fn open(dir: &Path) -> Result<Self, FormatError> {
+        Self::open_by(dir, open)
+    }
+
+    /// The same of files that may hold tensors of bytes.
+    pub fn open_with_bytes(dir: &Path) -> Result<Self, FormatError> {
+        Self::open_by(dir, open_with_bytes)
+    }
+
+    fn open_by(dir: &Path, open: fn(&Path) -> Result<SafeTensors, FormatError>) -> Result<Self, FormatError> {
         let single = dir.join("model.safetensors");
         if single.is_file() {
             return Self::of(vec![open(&single)?]);
@@ -117,7 +136,8 @@ impl Sharded {
             files.push(open(&path)?);
         }
         let all = Self::of(files)?;
-        if let Some(name) = index.keys().find(|name| !all.index.contains_key(*name) && !all.skipped(name)) {
+        let there = |name: &String| all.index.contains_key(name) || all.raw(name).is_some();
+        if let Some(name) = index.keys().find(|name| !there(name) && !all.skipped(name)) {
             let what = format!("named here, but not in {}", index[name]);
             return Err(FormatError::tensor(&index_path, name, what));
         }
@@ -136,6 +156,23 @@ impl Sharded {
             }
         }
         Ok(Sharded { files, index })
+    }
+
+    /// The tensor of bytes of that name.
+    pub fn raw(&self, name: &str) -> Option<&[u8]> {
+        self.files.iter().find_map(|file| file.raw.get(name).map(|range| &file.map[range.clone()]))
+    }
+
+    /// Their names.
+    pub fn raw_names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().flat_map(|file| file.raw.keys()).map(String::as_str)
+    }
+
+    /// The bytes of any tensor.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let entry = |file: &'_ SafeTensors| file.entries.get(name).map(|entry| entry.range.clone());
+        let plain = self.files.iter().find_map(|file| entry(file).map(|range| &file.map[range]));
+        self.raw(name).or(plain)
     }
 
     /// Integer buffers, which [`header`] leaves out.

@@ -1,0 +1,126 @@
+//! Checkpoints that bitsandbytes has quantised to NF4: a matrix `X` is codes (`X`), magnitudes (`X.absmax`) and what
+//! belongs to them (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and where the magnitudes were quantised once more
+//! `X.nested_absmax` and `X.nested_quant_map`). They become blocks of ours, magnitude and codes together; magnitudes
+//! become f32 with bitsandbytes' own order of operations.
+
+use super::safetensors::Sharded;
+use crate::numeric::block::{Block, Blocks, Encoding, NF4_LEVELS};
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{About, Tensor, Tensors};
+use serde::Deserialize;
+use std::borrow::Cow;
+
+const STATE: &str = ".quant_state.bitsandbytes__nf4";
+/// What belongs to a matrix.
+const BESIDE: [&str; 5] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE];
+
+/// The JSON in a state tensor.
+#[derive(Deserialize)]
+struct State {
+    blocksize: usize,
+    shape: Vec<usize>,
+    nested_blocksize: Option<usize>,
+    nested_offset: Option<f64>,
+}
+
+/// The weights of such a checkpoint.
+pub(super) struct Quantised(pub Sharded);
+
+/// Names of quantised matrices, without what belongs to them.
+fn plain_name(name: &str) -> bool {
+    !BESIDE.iter().any(|suffix| name.ends_with(suffix))
+}
+
+impl Quantised {
+    fn state(&self, name: &str) -> Result<Option<State>, String> {
+        let Some(text) = self.0.raw(&format!("{name}{STATE}")) else { return Ok(None) };
+        let state: State = serde_json::from_slice(text)
+            .map_err(|e| format!("{name}{STATE} is not the state of a matrix: {e}: download it again"))?;
+        match state.shape.len() {
+            2 => Ok(Some(state)),
+            n => Err(format!("{name}{STATE}: a matrix of {n} dimensions: download it again")),
+        }
+    }
+
+    /// f32 numbers of a tensor beside a matrix.
+    fn floats(&self, name: &str, suffix: &str, count: usize) -> Result<Vec<f32>, String> {
+        let full = format!("{name}{suffix}");
+        let tensor = self.0.tensor(&full)?.ok_or_else(|| format!("{full} is missing: download it again"))?;
+        let values = tensor.dtype.widen(&tensor.bytes);
+        match values.len() == count {
+            true => Ok(values),
+            false => {
+                Err(format!("{full} has {} numbers, {count} are needed: download it again", values.len()))
+            }
+        }
+    }
+
+    /// Largest magnitudes of `count` blocks.
+    fn absmax(&self, name: &str, state: &State, count: usize) -> Result<Vec<f32>, String> {
+        let (Some(size), Some(offset)) = (state.nested_blocksize.filter(|&s| s > 0), state.nested_offset) else {
+            return self.floats(name, ".absmax", count);
+        };
+        let codes = self.0.raw(&format!("{name}.absmax")).filter(|codes| codes.len() == count);
+        let codes = codes.ok_or_else(|| format!("{name}.absmax is not {count} bytes: download it again"))?;
+        let levels = self.floats(name, ".nested_quant_map", 256)?;
+        let scales = self.floats(name, ".nested_absmax", count.div_ceil(size))?;
+        let of = |(i, &code): (usize, &u8)| levels[usize::from(code)] * scales[i / size] + offset as f32;
+        Ok(codes.iter().enumerate().map(of).collect())
+    }
+
+    fn pack(&self, name: &str, state: &State) -> Result<Blocks, String> {
+        let (rows, cols) = (state.shape[0], state.shape[1]);
+        let (elements, size) = (Block::NF4.elements(), state.blocksize);
+        if size == 0 || !size.is_multiple_of(elements) || !cols.is_multiple_of(elements) {
+            return Err(format!(
+                "{name}: rows of {cols} numbers in blocks of {size} are not whole blocks of {elements}: use the model's \
+                 unquantised weights"
+            ));
+        }
+        if self.floats(name, ".quant_map", NF4_LEVELS.len())? != NF4_LEVELS {
+            return Err(format!("{name}.quant_map is not that of NF4: use the model's unquantised weights"));
+        }
+        let numbers = rows.checked_mul(cols).unwrap_or(usize::MAX);
+        let codes = self.0.bytes(name).filter(|codes| codes.len() == numbers.div_ceil(2));
+        let codes =
+            codes.ok_or_else(|| format!("{name} is not the codes of {rows} x {cols} numbers: download it again"))?;
+        let absmax = self.absmax(name, state, numbers.div_ceil(size))?;
+        let mut bytes = Vec::with_capacity(Block::NF4.size_of(numbers));
+        for (i, codes) in codes.chunks_exact(elements / 2).enumerate() {
+            bytes.extend(absmax[i * elements / size].to_le_bytes());
+            bytes.extend(codes);
+        }
+        Blocks::new((rows, cols), Block::NF4, bytes.into())
+            .ok_or_else(|| format!("{name}: blocks are cut short: download it again"))
+    }
+}
+
+impl Tensors for Quantised {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let Some(blocks) = self.blocks(name)? else { return self.0.tensor(name) };
+        let mut values = vec![0.0; blocks.rows * blocks.cols];
+        blocks.block.widen(&mut values, &blocks.bytes);
+        let bytes = Cow::Owned(Dtype::F32.narrow(&values));
+        Ok(Some(Tensor { shape: vec![blocks.rows, blocks.cols], dtype: Dtype::F32, bytes }))
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        self.state(name)?.map(|state| self.pack(name, &state)).transpose()
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        match self.state(name)? {
+            Some(state) => {
+                Ok(Some(About { shape: state.shape, encoding: Encoding::Blocks(Block::NF4) }))
+            }
+            None => self.0.about(name),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.0.names().into_iter().filter(|name| plain_name(name)).collect();
+        names.extend(self.0.raw_names().filter(|name| plain_name(name)).map(str::to_owned));
+        names.sort();
+        names
+    }
+}

@@ -1,0 +1,159 @@
+//! Bases in blocks: what is trained on them is, bit for bit, what is trained on the same weights widened to f32, and
+//! within the bound of all cases what PEFT trains on the weights that the blocks' own packages dequantised
+//! (`tests/golden/make_quantised.py`).
+
+// A test that cannot go on should stop there.
+#![allow(clippy::unwrap_used)]
+
+#[path = "parity/case.rs"]
+mod case;
+#[path = "parity/train.rs"]
+mod train;
+
+use case::Case;
+use finetune::backend::cpu::Cpu;
+use finetune::format::{self, safetensors};
+use finetune::model::decoder::{Build, Decoder};
+use finetune::model::quantised::{QuantiseError, Quantised, Recipe};
+use finetune::model::stage::{Generate, Output, Sampling, Stage, Want};
+use finetune::numeric::block::{Block, Encoding};
+use finetune::numeric::tensor::{Tensor, Tensors};
+use std::path::{Path, PathBuf};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantised").join(name)
+}
+
+/// The case `folder` with the model `model` in it.
+fn open(folder: &str, model: &str) -> Case {
+    let files = format::open(&golden(folder).join(model)).unwrap();
+    Case::of(&golden(folder), &files.config, files.tensors)
+}
+
+/// The same numbers, one by one.
+struct Widened<'a>(&'a dyn Tensors);
+
+impl Tensors for Widened<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        self.0.tensor(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.names()
+    }
+}
+
+fn stage(cpu: Cpu, case: &Case, tensors: &dyn Tensors) -> Decoder<Cpu> {
+    Decoder::load(cpu, &case.config, tensors, &case.lora, Build::whole(&case.config)).unwrap()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Loss and gradient of the first rows, and what is said after them.
+fn answers(mut stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
+    let parameters = case.adapter("adapter_init");
+    stage.set_parameters(&parameters).unwrap();
+    let batch = case.microbatch(0, 4);
+    let Output::Loss(sums) = stage.forward(&batch, None, Want::Gradient).unwrap() else {
+        panic!("a whole model gives a loss");
+    };
+    let mut gradient = vec![f32::NAN; parameters.len()];
+    stage.backward(None, &mut gradient).unwrap();
+    let sampling = Sampling { max_new_tokens: 8, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
+    let said = stage.generate(&batch.ids[..3], &sampling, &mut |_| true).unwrap();
+    (sums.loss, bits(&gradient), said)
+}
+
+const CASES: [(&str, &str); 2] = [("gguf", "model.gguf"), ("nf4", "model")];
+
+#[test]
+fn quantised_cases_train_as_in_peft() {
+    for (folder, model) in CASES {
+        let case = open(folder, model);
+        println!("{folder}: {:?}", train::train(&case, &mut stage(Cpu::new(2), &case, &case.tensors), &train::CPU));
+    }
+}
+
+#[test]
+fn training_from_blocks_is_training_from_what_they_are_worth() {
+    for (folder, model) in CASES {
+        let case = open(folder, model);
+        for open in [Cpu::new, Cpu::bf16, Cpu::twin] {
+            let got = answers(stage(open(2), &case, &case.tensors), &case);
+            let want = answers(stage(open(2), &case, &Widened(&case.tensors)), &case);
+            assert!(got == want, "{folder}: {} {}", got.0, want.0);
+        }
+    }
+}
+
+#[test]
+fn every_matrix_of_a_file_stays_in_its_blocks() {
+    for (folder, model, blocks) in [("gguf", "model.gguf", 16), ("nf4", "model", 14)] {
+        let case = open(folder, model);
+        let named = case.tensors.names();
+        let packed = named.iter().filter_map(|name| {
+            let blocks = case.tensors.blocks(name).unwrap()?;
+            let about = case.tensors.about(name).unwrap().unwrap();
+            assert_eq!(about.encoding, Encoding::Blocks(blocks.block), "{name}");
+            assert_eq!(about.shape, [blocks.rows, blocks.cols], "{name}");
+            let tensor = case.tensors.tensor(name).unwrap().unwrap();
+            let mut values = vec![0.0; blocks.rows * blocks.cols];
+            blocks.block.widen(&mut values, &blocks.bytes);
+            assert!(bits(&tensor.dtype.widen(&tensor.bytes)) == bits(&values), "{name}");
+            Some(blocks.block)
+        });
+        let packed: Vec<Block> = packed.collect();
+        assert_eq!(packed.len(), blocks, "{folder}");
+        assert!(!named.iter().any(|name| name.contains("absmax") || name.contains("quant")), "{named:?}");
+    }
+}
+
+#[test]
+fn magnitudes_that_were_quantised_are_those_of_bitsandbytes() {
+    let case = open("nf4", "model");
+    let worth = safetensors::open(&golden("nf4/dequantised.safetensors")).unwrap();
+    assert_eq!(worth.names().len(), 2);
+    for name in worth.names() {
+        let (got, want) = (case.tensors.tensor(&name).unwrap().unwrap(), worth.get(&name).unwrap());
+        assert_eq!(got.shape, want.shape);
+        assert!(got.bytes == want.bytes, "{name}");
+    }
+}
+
+#[test]
+fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
+    let theirs = open("nf4", "model");
+    let ours = Quantised::new(format::open(&golden("nf4/plain")).unwrap().tensors, Recipe::Nf4).unwrap();
+    let layer = |name: &&String| name.contains("layers.0.") && name.contains("proj");
+    let names = ours.names();
+    assert_eq!(names.iter().filter(layer).count(), 7);
+    // Layer 1 has its magnitudes quantised once more, which changes no code.
+    for name in names.iter().filter(layer) {
+        let (got, want) = (ours.blocks(name).unwrap().unwrap(), theirs.tensors.blocks(name).unwrap().unwrap());
+        assert!(got.bytes == want.bytes, "{name}");
+    }
+    assert!(ours.blocks("model.embed_tokens.weight").unwrap().is_none());
+}
+
+#[test]
+fn what_cannot_be_quantised_is_refused_by_name() {
+    let again = Quantised::new(open("nf4", "model").tensors, Recipe::Q8).err().unwrap();
+    assert!(matches!(&again, QuantiseError::Already { encoding: "NF4", .. }), "{again}");
+    let again = Quantised::new(open("gguf", "model.gguf").tensors, Recipe::Nf4).err().unwrap();
+    assert!(again.to_string().contains("quantised already"), "{again}");
+    let parity = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity/llama");
+    let ragged = Quantised::new(Case::open(&parity).tensors, Recipe::Q8).err().unwrap();
+    assert!(ragged.to_string().contains("48 numbers are not whole blocks of 32"), "{ragged}");
+    assert!(Recipe::named("int3").err().unwrap().to_string().contains("nf4 and q8_0"));
+}
+
+#[test]
+fn q8_0_has_the_bytes_of_ggml() {
+    let name = "model.layers.0.mlp.down_proj.weight";
+    let ours = Quantised::new(format::open(&golden("nf4/plain")).unwrap().tensors, Recipe::Q8).unwrap();
+    let expected = std::fs::read(golden("nf4/down.q8_0")).unwrap();
+    assert!(ours.blocks(name).unwrap().unwrap().bytes == expected);
+    assert!(ours.blocks("lm_head.weight").unwrap().is_some() && ours.blocks("model.norm.weight").unwrap().is_none());
+}
