@@ -3,7 +3,8 @@
 //! benches/peft_step.py prints for the peer; benches/step.sh runs both in turn.
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024]
-//! [--dtype f32|bf16] [--keep everything|inputs|BLOCKS]`. cpu_s is the median processor time of a step over all threads.
+//! [--dtype f32|bf16] [--keep everything|inputs|BLOCKS] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536]
+//! [--layers 30]`. With --blocks all matrices are random blocks of that type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::cpu::Cpu;
 use finetune::model::config::Config;
@@ -11,6 +12,7 @@ use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Want};
+use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::fixed;
 use finetune::numeric::rng::Stream;
@@ -21,7 +23,35 @@ use serde_json::json;
 use std::time::Instant;
 
 /// Weights that no file holds: uniform, of the size that keeps activations of size one.
-struct Random(Config);
+struct Random(Config, Option<Block>);
+
+/// Any bits, with scales that keep numbers of that size.
+fn random_blocks(block: Block, (rows, cols): (usize, usize), size: f32) -> Blocks {
+    let scales: &[(usize, f32)] = match block {
+        Block::Q8_0 => &[(0, 1.0 / 127.0)],
+        Block::Q4_0 => &[(0, 0.12)],
+        Block::Q5_0 => &[(0, 0.06)],
+        Block::Q4_1 => &[(0, 0.12), (2, -1.0)],
+        Block::Q5_1 => &[(0, 0.06), (2, -1.0)],
+        Block::Q2_K => &[(80, 0.1), (82, 0.15)],
+        Block::Q3_K => &[(108, 0.02)],
+        Block::Q4_K => &[(0, 0.004), (2, 0.03)],
+        Block::Q5_K => &[(0, 0.002), (2, 0.03)],
+        Block::Q6_K => &[(208, 0.0004)],
+        Block::NF4 => &[],
+    };
+    let mut draws = Stream::new(&[rows as u64, cols as u64]);
+    let mut bytes: Vec<u8> = (0..block.size_of(rows * cols)).map(|_| draws.bits() as u8).collect();
+    for one in bytes.chunks_exact_mut(block.bytes()) {
+        for &(at, scale) in scales {
+            one[at..at + 2].copy_from_slice(&half::f16::from_f32(scale * size).to_le_bytes());
+        }
+        if block == Block::NF4 {
+            one[..4].copy_from_slice(&size.to_le_bytes());
+        }
+    }
+    Blocks::new((rows, cols), block, bytes.into()).unwrap_or_else(|| panic!("{cols} are not whole blocks"))
+}
 
 impl Tensors for Random {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
@@ -42,6 +72,14 @@ impl Tensors for Random {
         let count = shape.iter().product::<usize>();
         let bytes = (0..count).flat_map(|_| half::bf16::from_f32(one(&mut draws)).to_le_bytes()).collect();
         Ok(Some(Tensor { shape, dtype: Dtype::Bf16, bytes: std::borrow::Cow::Owned(bytes) }))
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        let Some(block) = self.1 else { return Ok(None) };
+        let module = name.rsplit('.').nth(1).unwrap_or_default();
+        let embedding = (module == "embed_tokens").then_some((self.0.vocab, self.0.hidden));
+        let shape = embedding.or_else(|| self.0.projection(module));
+        Ok(shape.map(|shape| random_blocks(block, shape, 1.0 / (shape.1 as f32).sqrt())))
     }
 
     fn names(&self) -> Vec<String> {
@@ -106,10 +144,15 @@ fn main() {
         "inputs" => Keep::Inputs,
         blocks => Keep::Top(blocks.parse().unwrap_or_else(|_| panic!("--keep everything, inputs or blocks"))),
     };
+    let hidden = arguments.number("--hidden", "576");
+    let blocks = arguments.get("--blocks", "none");
+    let block =
+        (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
     let config = Config::from_json(&json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 49152,
-        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
+        "hidden_size": hidden, "intermediate_size": arguments.number("--feed-forward", "1536"),
+        "num_hidden_layers": arguments.number("--layers", "30"), "num_attention_heads": hidden / 64,
+        "num_key_value_heads": hidden / 192, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
         "tie_word_embeddings": true, "max_position_embeddings": 8192
     }))
     .unwrap_or_else(|e| panic!("{e}"));
@@ -122,7 +165,7 @@ fn main() {
         targets: targets.map(String::from).to_vec(),
         seed: 1,
     };
-    let tensors = Random(config.clone());
+    let tensors = Random(config.clone(), block);
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
     let build = Build { keep, ..Build::whole(&config) };
@@ -142,7 +185,7 @@ fn main() {
     spent.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let line = json!({
-        "trainer": "finetune", "class": class, "threads": threads, "rows": shape.0, "tokens": shape.1,
+        "trainer": "finetune", "class": class, "blocks": blocks, "threads": threads, "rows": shape.0, "tokens": shape.1,
         "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
         "cpu_s": spent[spent.len() / 2], "tok_s": (shape.0 * shape.1) as f64 / median, "rss_mb": peak_rss_mb()
     });

@@ -131,7 +131,8 @@ fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
     assert_eq!(names.iter().filter(layer).count(), 7);
     // Layer 1 has its magnitudes quantised once more, which changes no code.
     for name in names.iter().filter(layer) {
-        let (got, want) = (ours.blocks(name).unwrap().unwrap(), theirs.tensors.blocks(name).unwrap().unwrap());
+        let (got, want) =
+            (ours.blocks(name).unwrap().unwrap(), theirs.tensors.blocks(name).unwrap().unwrap());
         assert!(got.bytes == want.bytes, "{name}");
     }
     assert!(ours.blocks("model.embed_tokens.weight").unwrap().is_none());
@@ -155,5 +156,48 @@ fn q8_0_has_the_bytes_of_ggml() {
     let ours = Quantised::new(format::open(&golden("nf4/plain")).unwrap().tensors, Recipe::Q8).unwrap();
     let expected = std::fs::read(golden("nf4/down.q8_0")).unwrap();
     assert!(ours.blocks(name).unwrap().unwrap().bytes == expected);
-    assert!(ours.blocks("lm_head.weight").unwrap().is_some() && ours.blocks("model.norm.weight").unwrap().is_none());
+    assert!(
+        ours.blocks("lm_head.weight").unwrap().is_some()
+            && ours.blocks("model.norm.weight").unwrap().is_none()
+    );
+}
+
+/// What a bitsandbytes checkpoint is told in which `from` became `to`, of the same length.
+fn damaged(from: &str, to: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(golden("nf4/model").join(file), dir.path().join(file)).unwrap();
+    }
+    let mut bytes = std::fs::read(golden("nf4/model/model.safetensors")).unwrap();
+    assert_eq!(from.len(), to.len());
+    let found: Vec<usize> = bytes
+        .windows(from.len())
+        .enumerate()
+        .filter(|(_, w)| *w == from.as_bytes())
+        .map(|(i, _)| i)
+        .collect();
+    assert!(!found.is_empty(), "{from}");
+    found.iter().for_each(|&at| bytes[at..at + to.len()].copy_from_slice(to.as_bytes()));
+    std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+    let model = format::open(dir.path()).unwrap();
+    let said = model.tensors.blocks("model.layers.1.self_attn.q_proj.weight").map(|_| ()).unwrap_err();
+    assert_eq!(said.lines().count(), 1);
+    said
+}
+
+#[test]
+fn damaged_checkpoints_of_bitsandbytes_are_named() {
+    for (from, to, said) in [
+        ("\"blocksize\": 64", "\"blocksize\": 48", "in blocks of 48 are not whole blocks of 64"),
+        ("\"shape\": [64, 64]", "\"shape\": [96, 64]", "is not the codes of 96 x 64 numbers"),
+        ("\"shape\": [64, 64]", "\"shape\": [64, 32]", "rows of 32 numbers"),
+        ("\"shape\": [64, 64]", "\"shape\": [64    ]", "a matrix of 1 dimensions"),
+        ("\"shape\": [64, 64]", "\"shape\": [64; 64]", "is not the state of a matrix"),
+        (".quant_map", ".quant_mop", "weight.quant_map is missing"),
+        (".nested_absmax", ".nested_absmix", "weight.nested_absmax is missing"),
+        (".weight.absmax", ".weight.absmix", "weight.absmax is not"),
+    ] {
+        let got = damaged(from, to);
+        assert!(got.contains(said) && got.contains("layers.1.self_attn.q_proj"), "{from}: {got}");
+    }
 }

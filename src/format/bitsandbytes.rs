@@ -57,7 +57,8 @@ impl Quantised {
 
     /// Largest magnitudes of `count` blocks.
     fn absmax(&self, name: &str, state: &State, count: usize) -> Result<Vec<f32>, String> {
-        let (Some(size), Some(offset)) = (state.nested_blocksize.filter(|&s| s > 0), state.nested_offset) else {
+        let (Some(size), Some(offset)) = (state.nested_blocksize.filter(|&s| s > 0), state.nested_offset)
+        else {
             return self.floats(name, ".absmax", count);
         };
         let codes = self.0.raw(&format!("{name}.absmax")).filter(|codes| codes.len() == count);
@@ -82,8 +83,9 @@ impl Quantised {
         }
         let numbers = rows.checked_mul(cols).unwrap_or(usize::MAX);
         let codes = self.0.bytes(name).filter(|codes| codes.len() == numbers.div_ceil(2));
-        let codes =
-            codes.ok_or_else(|| format!("{name} is not the codes of {rows} x {cols} numbers: download it again"))?;
+        let codes = codes.ok_or_else(|| {
+            format!("{name} is not the codes of {rows} x {cols} numbers: download it again")
+        })?;
         let absmax = self.absmax(name, state, numbers.div_ceil(size))?;
         let mut bytes = Vec::with_capacity(Block::NF4.size_of(numbers));
         for (i, codes) in codes.chunks_exact(elements / 2).enumerate() {
@@ -110,9 +112,7 @@ impl Tensors for Quantised {
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
         match self.state(name)? {
-            Some(state) => {
-                Ok(Some(About { shape: state.shape, encoding: Encoding::Blocks(Block::NF4) }))
-            }
+            Some(state) => Ok(Some(About { shape: state.shape, encoding: Encoding::Blocks(Block::NF4) })),
             None => self.0.about(name),
         }
     }

@@ -31,6 +31,9 @@ pub trait Packed {
     const ELEMENTS: usize;
     /// Bytes of a block.
     const BYTES: usize;
+    /// Where numbers are levels of a table times a scale, the table: a block is then the scale as f32 and two codes
+    /// in a byte, the first in its upper bits. For who looks sixteen codes up at a time.
+    const LEVELS: Option<[f32; 16]> = None;
     /// out = numbers `32 run .. 32 run + 32` of a block.
     fn unpack(out: &mut [f32; RUN], block: &[u8], run: usize);
 }

@@ -32,6 +32,7 @@ impl Packed for Nf4 {
     const NAME: &'static str = "NF4";
     const ELEMENTS: usize = 64;
     const BYTES: usize = 36;
+    const LEVELS: Option<[f32; 16]> = Some(LEVELS);
 
     #[inline(always)]
     fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
