@@ -72,7 +72,10 @@ const CASES: [(&str, &str); 2] = [("gguf", "model.gguf"), ("nf4", "model")];
 fn quantised_cases_train_as_in_peft() {
     for (folder, model) in CASES {
         let case = open(folder, model);
-        println!("{folder}: {:?}", train::train(&case, &mut stage(Cpu::new(2), &case, &case.tensors), &train::CPU));
+        println!(
+            "{folder}: {:?}",
+            train::train(&case, &mut stage(Cpu::new(2), &case, &case.tensors), &train::CPU)
+        );
     }
 }
 
