@@ -92,8 +92,15 @@ const PREDICT: &[Opt] = &[
 ];
 
 const EXPORT: &[Opt] = &[
-    own("to", Takes::One("merged|peft"), "merged", "merged: a Hugging Face model; peft: the adapter alone"),
+    own(
+        "to",
+        Takes::One("FORM"),
+        "merged",
+        "peft, gguf-lora: the adapter; merged, merged-gguf: one model; ollama: a Modelfile",
+    ),
     own("save-dtype", Takes::One("base|f32"), "base", "dtype of merged weights"),
+    // Not --save-dtype: a GGUF has kinds that are no dtypes, and llama.cpp's converters call it so.
+    own("outtype", Takes::One("base|f32|f16|bf16|q8_0"), "base", "how a GGUF stores its numbers"),
     JSON,
 ];
 

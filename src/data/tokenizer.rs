@@ -104,6 +104,11 @@ impl Tokenizer {
         self.specials.get("bos_token").and_then(|t| self.inner.token_to_id(t))
     }
 
+    /// The text of the token that begins a text.
+    pub fn bos_token(&self) -> Option<&str> {
+        self.specials.get("bos_token")
+    }
+
     /// The text of the token that ends a text.
     pub fn eos_token(&self) -> Option<&str> {
         self.specials.get("eos_token")

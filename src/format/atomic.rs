@@ -70,6 +70,28 @@ impl WriteFault {
     }
 }
 
+/// Replaces `path` by the file that `fill` makes at the temporary path that it is given, once `fill` has found
+/// it good. The caller's error type travels through.
+pub fn write_checked<T, E: From<FormatError>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<T, E> {
+    let parent = parent_of(path);
+    fs::create_dir_all(&parent).map_err(|e| FormatError::io(&parent, e))?;
+    let temporary = tempfile::Builder::new()
+        .prefix(&hidden(path))
+        .suffix(".tmp")
+        .tempfile_in(&parent)
+        .map_err(|e| FormatError::io(path, e))?;
+    let value = fill(temporary.path())?;
+    let fail = |cause| FormatError::io(path, cause);
+    open_to_others(temporary.as_file()).map_err(fail)?;
+    temporary.as_file().sync_all().map_err(fail)?;
+    temporary.persist(path).map_err(|e| fail(e.error))?;
+    sync_dir(&parent)?;
+    Ok(value)
+}
+
 /// Makes the directory `path` out of what `fill` puts into the temporary directory that it is given, and
 /// replaces an older `path` as a whole. The caller's error type travels through.
 pub fn write_dir<T, E: From<FormatError>>(

@@ -44,6 +44,11 @@ impl Merged<'_> {
         Some((find("lora_A")?, find("lora_B")?))
     }
 
+    /// Whether the adapter changes the tensor of that name.
+    pub fn touches(&self, name: &str) -> bool {
+        self.adapter(name).is_some()
+    }
+
     fn encode<'t>(&self, tensor: Tensor<'t>) -> Tensor<'t> {
         match self.dtype {
             Some(dtype) if dtype != tensor.dtype => {

@@ -1,17 +1,26 @@
 //! GGUF files as models: weights under Hugging Face names, a config.json and a tokenizer.json made out of the
 //! metadata, so that the floors above see one kind of model.
 
+pub mod adapter;
 mod config;
+mod encode;
 mod pretokenizer;
 mod quant;
 mod reader;
 mod tokenizer;
 mod value;
 mod weights;
+mod write;
+mod write_config;
+mod write_tokenizer;
 
+pub use encode::{F16, F32, decode, encode};
 pub use quant::id as type_id;
 pub use reader::{Gguf, Info};
 pub use value::Value;
+pub use write::{Meta, Metadata, Planned, write};
+pub use write_config::{Scaling, Shape, file_type_of, pair_rows, stored_name, unpair_rows};
+pub use write_tokenizer::add as add_tokenizer;
 
 use super::ModelFiles;
 use super::directory::{id_of_cache_path, looks_like_id};

@@ -44,6 +44,34 @@ pub(super) fn rule(pre: &str) -> Option<Rule> {
     }
 }
 
+/// The name under which llama.cpp knows how this tokenizer.json cuts text.
+pub(super) fn name_of(tokenizer: &Value) -> Option<&'static str> {
+    let plain = |v: &Value| {
+        let mut v = v.clone();
+        forget_offsets(&mut v);
+        v
+    };
+    ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"].into_iter().find(|name| {
+        rule(name).is_some_and(|rule| {
+            plain(&rule.pre_tokenizer) == plain(&tokenizer["pre_tokenizer"])
+                && rule.normalizer == tokenizer["normalizer"]
+                && rule.ignore_merges == (tokenizer["model"]["ignore_merges"] == true)
+        })
+    })
+}
+
+/// Whether a token's span takes in the space before it changes no id.
+fn forget_offsets(v: &mut Value) {
+    match v {
+        Value::Object(map) => {
+            map.shift_remove("trim_offsets");
+            map.values_mut().for_each(forget_offsets);
+        }
+        Value::Array(all) => all.iter_mut().for_each(forget_offsets),
+        _ => {}
+    }
+}
+
 /// Whether llama.cpp puts BOS first where the file does not say.
 pub(super) fn adds_bos(pre: &str) -> bool {
     matches!(pre, "llama-bpe" | "llama3" | "llama-v3" | "tekken")

@@ -36,6 +36,8 @@ pub struct Gguf {
     path: PathBuf,
     map: Bytes,
     metadata: BTreeMap<String, Value>,
+    /// Every key with its type and value as they lie in the file, in the file's order.
+    raw: Vec<(String, Range<usize>)>,
     tensors: BTreeMap<String, Info>,
 }
 
@@ -43,7 +45,7 @@ impl Gguf {
     /// Maps and checks `path`.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         let map = Map::open(path)?;
-        let (metadata, tensors) = parse(&map).map_err(|fault| match fault {
+        let (metadata, raw, tensors) = parse(&map).map_err(|fault| match fault {
             Fault::Cut(at) => FormatError::malformed(
                 path,
                 format!("cut short: byte {at} is needed, the file has {}; download it again", map.len()),
@@ -52,7 +54,7 @@ impl Gguf {
             Fault::Tensor(name, what) => FormatError::tensor(path, &name, what),
             Fault::Unsupported(what, way) => FormatError::unsupported(path, what, way),
         })?;
-        Ok(Gguf { path: path.to_owned(), map: Bytes::from_owner(map), metadata, tensors })
+        Ok(Gguf { path: path.to_owned(), map: Bytes::from_owner(map), metadata, raw, tensors })
     }
 
     /// The file.
@@ -70,13 +72,18 @@ impl Gguf {
         self.metadata.get(key)
     }
 
+    /// Every key with the bytes of its type and value, in the file's order: what another file can carry over.
+    pub fn raw_metadata(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.raw.iter().map(|(key, range)| (key.as_str(), &self.map[range.clone()]))
+    }
+
     /// The tensor table.
     pub fn tensors(&self) -> &BTreeMap<String, Info> {
         &self.tensors
     }
 
     /// The stored bytes of a tensor.
-    pub(super) fn bytes(&self, info: &Info) -> &[u8] {
+    pub fn bytes(&self, info: &Info) -> &[u8] {
         &self.map[info.range.clone()]
     }
 
@@ -202,7 +209,7 @@ fn int_of(b: &[u8], kind: u32) -> i64 {
     if kind == 4 { i64::from(u32::from_le_bytes(bits)) } else { i64::from(i32::from_le_bytes(bits)) }
 }
 
-type Parsed = (BTreeMap<String, Value>, BTreeMap<String, Info>);
+type Parsed = (BTreeMap<String, Value>, Vec<(String, Range<usize>)>, BTreeMap<String, Info>);
 
 fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
     let mut c = Cursor { bytes, at: 0 };
@@ -219,14 +226,16 @@ fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
     let tensor_count = c.u64()?;
     let pairs = c.count(13, "metadata entries")?;
     c.check_count(tensor_count, 24, "tensors")?;
-    let mut metadata = BTreeMap::new();
+    let (mut metadata, mut raw) = (BTreeMap::new(), Vec::with_capacity(pairs));
     for _ in 0..pairs {
         let key = c.string()?;
+        let from = c.at;
         let kind = c.u32()?;
         let value = c.value(kind, 0)?;
         if metadata.contains_key(&key) {
             return Err(Fault::Bad(format!("metadata key '{key}' appears twice")));
         }
+        raw.push((key.clone(), from..c.at));
         metadata.insert(key, value);
     }
     let alignment = match metadata.get("general.alignment") {
@@ -237,7 +246,7 @@ fn parse(bytes: &[u8]) -> Result<Parsed, Fault> {
         },
     };
     let tensors = table(&mut c, tensor_count, alignment)?;
-    Ok((metadata, tensors))
+    Ok((metadata, raw, tensors))
 }
 
 fn table(c: &mut Cursor, count: u64, alignment: u64) -> Result<BTreeMap<String, Info>, Fault> {

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// (GGUF, Hugging Face) below `blk.N` / `model.layers.N`.
-const LAYER: [(&str, &str); 11] = [
+pub(super) const LAYER: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -28,12 +28,12 @@ const LAYER: [(&str, &str); 11] = [
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
 ];
-const TOP: [(&str, &str); 3] =
+pub(super) const TOP: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// How the rows of a tensor lie in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rows {
+pub(super) enum Rows {
     AsTheyAre,
     /// Rotary pairs side by side within each of so many heads.
     Paired(usize),
@@ -89,11 +89,11 @@ impl Weights {
 }
 
 /// Tables that are computed anew, or read elsewhere (`rope_freqs` goes into the configuration).
-fn is_not_a_weight(stored: &str) -> bool {
+pub(super) fn is_not_a_weight(stored: &str) -> bool {
     stored.starts_with("rope_freqs") || stored.ends_with(".attn_rot_embd.weight")
 }
 
-fn hugging_face_name(stored: &str) -> Option<String> {
+pub(super) fn hugging_face_name(stored: &str) -> Option<String> {
     let (stem, suffix) = stored.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     if let Some((_, name)) = TOP.iter().find(|(gguf, _)| *gguf == stem) {
         return Some(format!("{name}.{suffix}"));
@@ -105,7 +105,7 @@ fn hugging_face_name(stored: &str) -> Option<String> {
 }
 
 /// The row of the file that holds row `r` of the Hugging Face tensor of `n` rows.
-fn source_row(r: usize, n: usize, rows: Rows) -> usize {
+pub(super) fn source_row(r: usize, n: usize, rows: Rows) -> usize {
     match rows {
         Rows::AsTheyAre => r,
         Rows::Paired(heads) => {

@@ -55,7 +55,7 @@ impl Packed for Q3K {
 
 /// Scale and minimum `j` (0..8), 6 bits each, out of 12 bytes.
 #[inline(always)]
-fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
+pub(super) fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
     let (s, m) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {

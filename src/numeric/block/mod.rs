@@ -10,6 +10,7 @@ mod kquant;
 mod nf4;
 mod plain;
 mod quantise;
+mod quantise_k;
 
 pub use nf4::LEVELS as NF4_LEVELS;
 pub use quantise::quantise;

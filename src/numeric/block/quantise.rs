@@ -1,19 +1,28 @@
-//! f32 numbers into blocks, bit for bit as the references do it: Q8_0 as ggml's `quantize_row_q8_0_ref`, NF4 as
-//! bitsandbytes' `quantize_4bit` with blocks of 64.
+//! f32 numbers into blocks, bit for bit as the references do it: blocks of 32 as ggml's reference quantisers and
+//! the Python `gguf` package, the K types as ggml's reference quantisers, NF4 as bitsandbytes' `quantize_4bit` with
+//! blocks of 64. Numbers are finite: whoever calls has looked.
 
+use super::quantise_k::{q2_k, q3_k, q4_k, q5_k, q6_k};
 use super::{Block, NF4_LEVELS};
 use rayon::prelude::*;
 
 /// Blocks in a task.
 const TASK: usize = 1024;
 
-/// The blocks of whole blocks of numbers, on all threads. None for a type that is only read, never made here, and
-/// for numbers that are no whole blocks.
+/// The blocks of whole blocks of numbers, on all threads. None for numbers that are no whole blocks.
 pub fn quantise(block: Block, numbers: &[f32]) -> Option<Vec<u8>> {
     let each: fn(&mut [u8], &[f32]) = match block {
         Block::Q8_0 => q8_0,
+        Block::Q4_0 => q4_0,
+        Block::Q4_1 => q4_1,
+        Block::Q5_0 => q5_0,
+        Block::Q5_1 => q5_1,
+        Block::Q2_K => q2_k,
+        Block::Q3_K => q3_k,
+        Block::Q4_K => q4_k,
+        Block::Q5_K => q5_k,
+        Block::Q6_K => q6_k,
         Block::NF4 => nf4,
-        _ => return None,
     };
     if !numbers.len().is_multiple_of(block.elements()) {
         return None;
@@ -50,4 +59,73 @@ fn nf4(out: &mut [u8], numbers: &[f32]) {
     out[..4].copy_from_slice(&absmax.to_le_bytes());
     let pairs = numbers.as_chunks::<2>().0;
     out[4..].iter_mut().zip(pairs).for_each(|(o, &[first, second])| *o = code(first) << 4 | code(second));
+}
+
+/// Puts `x` as half precision at byte `at`.
+pub(super) fn put_half(b: &mut [u8], at: usize, x: f32) {
+    b[at..at + 2].copy_from_slice(&half::f16::from_f32(x).to_le_bytes());
+}
+
+/// 1 / d, and 0 where d is.
+fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
+}
+
+/// The value of largest magnitude, the first among equals.
+fn extreme(x: &[f32]) -> f32 {
+    x.iter().fold((0f32, 0f32), |(most, at), &v| if v.abs() > most { (v.abs(), v) } else { (most, at) }).1
+}
+
+fn range(x: &[f32]) -> (f32, f32) {
+    x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &v| (low.min(v), high.max(v)))
+}
+
+/// Numbers 0..=most of 32 values: trunc((x - least) id + half).
+fn numbers(x: &[f32], (least, id): (f32, f32), half: f32, most: f32) -> [u8; 32] {
+    let mut q = [0u8; 32];
+    q.iter_mut().zip(x).for_each(|(q, &v)| *q = ((v - least) * id + half).trunc().clamp(0.0, most) as u8);
+    q
+}
+
+/// Low nibbles of the first and of the second half, byte by byte.
+fn nibbles(b: &mut [u8], q: &[u8; 32]) {
+    b.iter_mut().enumerate().for_each(|(i, b)| *b = q[i] & 15 | q[i + 16] << 4);
+}
+
+/// The fifth bits: bit i belongs to element i.
+fn fifths(b: &mut [u8], q: &[u8; 32]) {
+    let bits = q.iter().enumerate().fold(0u32, |bits, (i, &q)| bits | u32::from(q >> 4) << i);
+    b.copy_from_slice(&bits.to_le_bytes());
+}
+
+fn q4_0(b: &mut [u8], x: &[f32]) {
+    let d = extreme(x) / -8.0;
+    put_half(b, 0, d);
+    nibbles(&mut b[2..], &numbers(x, (0.0, inverse(d)), 8.5, 15.0));
+}
+
+fn q4_1(b: &mut [u8], x: &[f32]) {
+    let (low, high) = range(x);
+    let d = (high - low) / 15.0;
+    put_half(b, 0, d);
+    put_half(b, 2, low);
+    nibbles(&mut b[4..], &numbers(x, (low, inverse(d)), 0.5, 15.0));
+}
+
+fn q5_0(b: &mut [u8], x: &[f32]) {
+    let d = extreme(x) / -16.0;
+    put_half(b, 0, d);
+    let q = numbers(x, (0.0, inverse(d)), 16.5, 31.0);
+    fifths(&mut b[2..6], &q);
+    nibbles(&mut b[6..], &q);
+}
+
+fn q5_1(b: &mut [u8], x: &[f32]) {
+    let (low, high) = range(x);
+    let d = (high - low) / 31.0;
+    put_half(b, 0, d);
+    put_half(b, 2, low);
+    let q = numbers(x, (low, inverse(d)), 0.5, 31.0);
+    fifths(&mut b[4..8], &q);
+    nibbles(&mut b[8..], &q);
 }

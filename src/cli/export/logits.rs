@@ -1,0 +1,139 @@
+//! The probe that every export must pass: logits of a short row by what is in memory and by what was written.
+
+use super::super::devices::{self, Need};
+use super::super::options::groups::DeviceOptions;
+use super::super::refusal::Refusal;
+use crate::model::config::Config;
+use crate::model::layout;
+use crate::model::lora::LoraSpec;
+use crate::model::stage::{Microbatch, Output, Targets, Want};
+use crate::numeric::tensor::Tensors;
+
+/// Tokens of the forward pass that compares.
+const PROBE: u32 = 32;
+
+/// The probe's logits by four ways.
+pub struct Compared {
+    /// Base and adapter side by side.
+    pub adapted: Vec<f32>,
+    /// The merged weights in f32.
+    pub unrounded: Vec<f32>,
+    /// The merged weights as rounded to what is written, in memory.
+    pub source: Vec<f32>,
+    /// The files.
+    pub read: Vec<f32>,
+}
+
+impl Compared {
+    /// A sentence for the user, or what is wrong.
+    ///
+    /// How far rounding the weights to bf16 or f16 moves logits has no useful bound: it depends on the model.
+    /// So it is left out of what is bounded: merging is compared in f32, the files with the rounded weights.
+    pub fn verdict(&self) -> Result<String, String> {
+        let scale = self.adapted.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let bound = bound(&self.adapted);
+        for (what, one, two) in [
+            ("merged in f32 give logits", &self.adapted, &self.unrounded),
+            ("as read back give logits", &self.source, &self.read),
+        ] {
+            let apart = apart(one, two);
+            // NaN is never within
+            if one.len() != two.len() || apart.is_nan() || apart > bound {
+                return Err(format!("the weights {what} that are {apart:e} off (bound {bound:e})"));
+            }
+        }
+        let rounding = match apart(&self.unrounded, &self.source) {
+            0.0 => String::new(),
+            moved => format!("; rounding the weights moved them by {moved:.1e}"),
+        };
+        let apart = apart(&self.adapted, &self.unrounded);
+        Ok(format!("read back: logits within {apart:.1e} of base + adapter (largest {scale:.1}){rounding}"))
+    }
+}
+
+/// How far logits that come from the same numbers by another way may lie.
+pub fn bound(logits: &[f32]) -> f32 {
+    1e-4 * logits.iter().fold(0f32, |m, v| m.max(v.abs())).max(1.0)
+}
+
+/// The largest difference; NaN where any is.
+pub fn apart(one: &[f32], two: &[f32]) -> f32 {
+    let larger = |m: f32, d: f32| if m.is_nan() || d.is_nan() { f32::NAN } else { m.max(d) };
+    one.iter().zip(two).fold(0.0, |m, (a, b)| larger(m, (a - b).abs()))
+}
+
+/// A row of token ids that is the same every time.
+pub fn probe(config: &Config) -> Microbatch {
+    let ids: Vec<u32> = (0..PROBE).map(|i| (i * 7919 + 11) % config.vocab as u32).collect();
+    let targets = match config.labels {
+        Some(_) => Targets::Labels(vec![0]),
+        None => Targets::Tokens(vec![crate::model::stage::IGNORE; ids.len()]),
+    };
+    Microbatch { step: 0, rows: vec![0], bounds: vec![0, PROBE], ids, targets }
+}
+
+/// Of weights without an adapter. A merged classifier carries its head as a base of its own does.
+pub fn plain_logits(
+    devices: &DeviceOptions,
+    (config, tensors): (&Config, &dyn Tensors),
+    probe: &Microbatch,
+) -> Result<Vec<f32>, Refusal> {
+    let none = LoraSpec::none();
+    let head = match &config.labels {
+        Some(_) => {
+            let layout = layout::of(config, &none, 0..config.layers);
+            Some(crate::model::decoder::initial_parameters(&layout, &none, tensors)?)
+        }
+        None => None,
+    };
+    logits(devices, (config, tensors, &none), head.as_deref(), probe)
+}
+
+/// The probe's logits by a model and the values of its adapter.
+pub fn logits(
+    devices: &DeviceOptions,
+    weights: (&Config, &dyn Tensors, &LoraSpec),
+    flat: Option<&[f32]>,
+    probe: &Microbatch,
+) -> Result<Vec<f32>, Refusal> {
+    let mut model = devices::open(&devices::choose(devices)?, weights, None, Need { tokens: 0 })?;
+    if let Some(flat) = flat {
+        model.set_parameters(flat)?;
+    }
+    match model.forward(probe, None, Want::Logits)? {
+        Output::Logits(logits) => Ok(logits),
+        _ => Err(Refusal::failure("the model gave no logits")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of the four ways, off by what is no rounding, and not a number.
+    #[test]
+    fn a_merge_that_is_off_is_told() {
+        let good = || Compared {
+            adapted: vec![20.0, -3.0],
+            unrounded: vec![20.001, -3.0],
+            source: vec![20.3, -3.1],
+            read: vec![20.3, -3.1],
+        };
+        let said = good().verdict().unwrap();
+        assert!(said.contains("within 1.0e-3") && said.contains("moved them by 3.0e-1"), "{said}");
+        for bad in [20.01, f32::NAN, f32::INFINITY] {
+            let mut c = good();
+            c.unrounded[0] = bad;
+            assert!(c.verdict().unwrap_err().contains("merged in f32"));
+            let mut c = good();
+            c.read[1] = bad;
+            assert!(c.verdict().unwrap_err().contains("as read back"));
+        }
+        assert!(Compared { read: vec![20.3], ..good() }.verdict().is_err());
+        assert!(
+            Compared { adapted: vec![f32::NAN; 2], unrounded: vec![f32::NAN; 2], ..good() }
+                .verdict()
+                .is_err()
+        );
+    }
+}

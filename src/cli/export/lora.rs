@@ -1,0 +1,85 @@
+//! `--to gguf-lora`: the adapter alone, as llama.cpp loads it beside a GGUF of the base.
+
+use super::super::refusal::Refusal;
+use super::gguf::shape;
+use super::logits::{apart, bound, logits, probe};
+use super::{Outtype, Source};
+use crate::format::atomic;
+use crate::format::gguf::adapter::{self, About, Part};
+use crate::format::gguf::{F32, decode, encode};
+use crate::model::layout::{self, Layout};
+use crate::model::lora::{self, LoraSpec, Named};
+use crate::numeric::block::Encoding;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Writes the file and compares it with what is in memory.
+pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
+    let (base, loaded) = (&source.base, &source.loaded);
+    let kind = match outtype {
+        Outtype::Base => F32,
+        Outtype::All(kind) => kind,
+    };
+    let shape = shape(base)?;
+    let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
+    let about = About {
+        architecture: shape.architecture.into(),
+        paired: shape.paired(),
+        name: out.file_stem().map_or_else(|| "lora".into(), |s| s.to_string_lossy().into_owned()),
+        base_id: base.files.base_id.clone(),
+        // llama.cpp divides by the rank, and knows no other rule.
+        alpha: loaded.spec.scale() * loaded.spec.rank as f32,
+    };
+    let parts = parts(&layout, &loaded.flat);
+    atomic::write_checked(out, |path| {
+        adapter::save(path, &about, &parts, kind)?;
+        let again = adapter::load(path, about.paired)?;
+        let spec = LoraSpec { alpha: again.alpha, rslora: false, ..loaded.spec.clone() };
+        let named: Vec<Named> = again.parts.iter().map(named).collect();
+        let flat = lora::from_adapter(&layout, &named)?;
+        let probe = probe(&loaded.config);
+        let by = |spec: &LoraSpec, flat: &[f32]| {
+            let weights = (&loaded.config, &*base.files.tensors, spec);
+            logits(&source.devices, weights, Some(flat), &probe)
+        };
+        let memory = by(&loaded.spec, &loaded.flat)?;
+        let stored = by(&loaded.spec, &rounded(&layout, &loaded.flat, kind).map_err(Refusal::failure)?)?;
+        let read = by(&spec, &flat)?;
+        let (off, bound) = (apart(&stored, &read), bound(&memory));
+        if off.is_nan() || off > bound {
+            let why = format!("the file gives logits that are {off:e} off (bound {bound:e})");
+            return Err(Refusal::failure(format!("{}: not written: {why}; report this", out.display())));
+        }
+        let moved = apart(&memory, &read);
+        let compared = format!("read back: logits within {moved:.1e} of base + adapter");
+        Ok(json!({
+            "kind": "gguf-lora", "weights": kind.name(), "alpha": again.alpha,
+            "compared": compared, "largest_difference": moved,
+        }))
+    })
+}
+
+fn named(part: &Part) -> Named<'_> {
+    Named { name: &part.name, rows: part.rows, cols: part.cols, values: &part.values }
+}
+
+fn parts(layout: &Layout, flat: &[f32]) -> Vec<Part> {
+    let part = |e: &layout::Entry| Part {
+        name: e.name.clone(),
+        rows: e.rows,
+        cols: e.cols,
+        values: flat[e.range()].to_vec(),
+    };
+    layout.entries().iter().map(part).collect()
+}
+
+/// The values as the file's encoding leaves them.
+fn rounded(layout: &Layout, flat: &[f32], kind: Encoding) -> Result<Vec<f32>, String> {
+    let mut out = flat.to_vec();
+    for entry in layout.entries() {
+        let kind = adapter::kind_of(kind, entry.cols);
+        let packed = encode(kind, &flat[entry.range()])?;
+        out[entry.range()].copy_from_slice(&decode(kind, &packed));
+    }
+    Ok(out)
+}

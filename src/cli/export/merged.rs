@@ -1,0 +1,115 @@
+//! `--to merged`: base and adapter as one Hugging Face directory.
+
+use super::super::adapter::Loaded;
+use super::super::opened::{self, Opened};
+use super::super::refusal::Refusal;
+use super::Source;
+use super::logits::{self, Compared, logits, plain_logits};
+use crate::format::safetensors::{self, Spec};
+use crate::format::{FormatError, atomic};
+use crate::model::layout;
+use crate::model::merge::Merged;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::Tensors;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Bytes of one file of weights, as transformers splits them.
+const SHARD: usize = 5_000_000_000;
+
+/// Writes the folder and compares it with what is in memory.
+pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
+    let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
+    let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
+    let merged = |dtype| Merged {
+        base: &*base.files.tensors,
+        config: &loaded.config,
+        lora: &loaded.spec,
+        layout: &layout,
+        flat: &loaded.flat,
+        dtype,
+    };
+    let source = merged(dtype);
+    atomic::write_dir(out, |dir| {
+        files(dir, base, loaded, &source)?;
+        same_bytes(dir, &source)?;
+        let again = opened::open(&dir.display().to_string())?;
+        let probe = logits::probe(&loaded.config);
+        let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
+        let compared = Compared {
+            adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
+            unrounded: plain_logits(devices, (&loaded.config, &merged(Some(Dtype::F32))), &probe)?,
+            source: plain_logits(devices, (&loaded.config, &source), &probe)?,
+            read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
+        };
+        let text = compared
+            .verdict()
+            .map_err(|why| Refusal::failure(format!("{}: not written: {why}; report this", out.display())))?;
+        let moved = logits::apart(&compared.adapted, &compared.read);
+        let kind = &again.files.kind;
+        Ok(json!({ "kind": "merged", "weights": kind, "largest_difference": moved, "compared": text }))
+    })
+}
+
+fn files(dir: &Path, base: &Opened, loaded: &Loaded, source: &Merged) -> Result<(), Refusal> {
+    let mut specs = Vec::new();
+    for name in source.names() {
+        let tensor = source.tensor(&name).map_err(Refusal::failure)?;
+        if let Some(t) = tensor {
+            specs.push(Spec { name, dtype: t.dtype, shape: t.shape });
+        }
+    }
+    let file = |name: &str| dir.join(name);
+    let config = config(base, loaded, &specs);
+    atomic::write_file(&file("config.json"), format!("{config:#}\n").as_bytes())?;
+    if let Some(generation) = &base.files.generation {
+        atomic::write_file(&file("generation_config.json"), format!("{generation:#}\n").as_bytes())?;
+    }
+    for (name, bytes) in base.tokenizer_files() {
+        atomic::write_file(&file(&name), &bytes)?;
+    }
+    safetensors::write_sharded(dir, &specs, SHARD, |i| {
+        let spec = &specs[i];
+        let fault = |what: String| FormatError::Tensor {
+            path: dir.join("model.safetensors"),
+            tensor: spec.name.clone(),
+            what,
+        };
+        let tensor = source.tensor(&spec.name).map_err(fault)?;
+        tensor.map(|t| t.bytes).ok_or_else(|| fault("is not in the base any more".into()))
+    })?;
+    Ok(())
+}
+
+/// The base's config.json, with what merging changed: the architecture, a classifier's labels, the dtype.
+fn config(base: &Opened, loaded: &Loaded, specs: &[Spec]) -> Value {
+    let mut config = base.files.config.clone();
+    config["architectures"] = json!([loaded.config.architecture()]);
+    if let Some(labels) = &loaded.config.labels {
+        let by_id = labels.iter().enumerate().map(|(i, l)| (i.to_string(), json!(l)));
+        let by_label = labels.iter().enumerate().map(|(i, l)| (l.clone(), json!(i)));
+        config["id2label"] = by_id.collect::<serde_json::Map<_, _>>().into();
+        config["label2id"] = by_label.collect::<serde_json::Map<_, _>>().into();
+    }
+    let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    let largest = specs.iter().max_by_key(|s| s.bytes()).map(|s| s.dtype);
+    config[key] = json!(match largest {
+        Some(Dtype::Bf16) => "bfloat16",
+        Some(Dtype::F16) => "float16",
+        Some(Dtype::F32) | None => "float32",
+    });
+    config
+}
+
+/// What lies in the files is what was merged, byte for byte.
+fn same_bytes(dir: &Path, source: &Merged) -> Result<(), Refusal> {
+    let written = safetensors::Sharded::open(dir)?;
+    for name in source.names() {
+        let one = source.tensor(&name).map_err(Refusal::failure)?.map(|t| t.bytes);
+        let two = written.tensor(&name).map_err(Refusal::failure)?.map(|t| t.bytes);
+        if one != two {
+            return Err(Refusal::failure(format!("{}: tensor {name} reads back otherwise", dir.display())));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! `--to ollama`: a folder with a Modelfile. Beside a GGUF base the adapter stays an adapter (FROM the base's
+//! file, ADAPTER); a Hugging Face base, or an --outtype, makes one merged GGUF. A TEMPLATE is written only
+//! where the file that Ollama reads does not carry the chat template that was trained with.
+
+use super::super::refusal::Refusal;
+use super::{Outtype, Source, gguf, go, lora};
+use crate::format::atomic;
+use crate::format::gguf::{Gguf, Value as Meta};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What Ollama reads at most at once where nothing says otherwise.
+const CONTEXT: usize = 4096;
+
+/// Writes the folder; what is in it is compared with what is in memory.
+pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
+    let base = &source.base;
+    let adapter = !base.path.is_dir() && outtype == Outtype::Base;
+    let from = match adapter {
+        true => {
+            base.path.canonicalize().map_err(super::super::refusal::at(&base.path))?.display().to_string()
+        }
+        false => "./model.gguf".into(),
+    };
+    let carried = match adapter {
+        true => {
+            Gguf::open(&base.path)?.get("tokenizer.chat_template").and_then(Meta::as_str).map(str::to_owned)
+        }
+        false => base.files.tokenizer.chat_template.clone(),
+    };
+    let modelfile = modelfile(source, &from, adapter.then_some("./adapter.gguf"), carried.as_deref());
+    atomic::write_dir(out, |dir| {
+        let mut facts = match adapter {
+            true => lora::write(source, &dir.join("adapter.gguf"), outtype)?,
+            false => gguf::write(source, &dir.join("model.gguf"), outtype)?,
+        };
+        atomic::write_file(&dir.join("Modelfile"), modelfile.as_bytes())?;
+        facts["kind"] = json!("ollama");
+        facts["from"] = json!(from);
+        Ok(facts)
+    })
+}
+
+fn modelfile(source: &Source, from: &str, adapter: Option<&str>, carried: Option<&str>) -> String {
+    let mut lines = vec!["# ollama create NAME -f Modelfile".to_owned(), format!("FROM {from}")];
+    lines.extend(adapter.map(|path| format!("ADAPTER {path}")));
+    let tokenizer = &source.tokenizer;
+    for id in source.base.stop_ids(tokenizer) {
+        // What ends a turn; a token that cannot be written as text is left to the file's own metadata.
+        let text = tokenizer.decode(&[id], crate::data::tokenizer::Skip::Nothing).unwrap_or_default();
+        if !text.is_empty() && !text.contains(['"', '\n']) {
+            lines.push(format!("PARAMETER stop \"{text}\""));
+        }
+    }
+    if source.base.config.max_positions < CONTEXT {
+        lines.push(format!("PARAMETER num_ctx {}", source.base.config.max_positions));
+    }
+    match tokenizer.template() {
+        None => eprintln!("note: the model has no chat template, so Ollama gives it prompts as they are"),
+        Some(template) if carried == Some(template.source()) => {}
+        Some(template) => match go::family_of(template, tokenizer.bos_token()) {
+            Some(found) => {
+                lines.push(format!("# turns as {} writes them", found.family.name));
+                lines.push(format!("TEMPLATE \"\"\"{}\"\"\"", found.family.template));
+                lines.extend(found.system.map(|s| format!("SYSTEM \"\"\"{s}\"\"\"")));
+            }
+            None => eprintln!(
+                "warning: the chat template that was trained with is in no family that is written for Ollama \
+                 (ChatML, Llama 3, Mistral), and the base's file does not carry it: chats will look otherwise \
+                 than in training; --outtype f16 writes a merged model that carries it"
+            ),
+        },
+    }
+    lines.join("\n") + "\n"
+}

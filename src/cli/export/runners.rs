@@ -1,0 +1,48 @@
+//! What a runner is known to refuse or to do differently, said before anything is written. Read in the
+//! sources: llama.cpp's `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`.
+
+use super::super::refusal::Refusal;
+use super::{Source, To};
+use crate::format::peft::max_lora_rank;
+
+/// Sentences for the user; an error where no runner would take the file.
+pub fn notes(to: To, source: &Source) -> Result<Vec<String>, Refusal> {
+    let spec = &source.loaded.spec;
+    let classifier = source.loaded.config.labels.is_some();
+    let gguf = !matches!(to, To::Merged | To::Peft);
+    if gguf && classifier {
+        let way = "use --to merged (transformers, vLLM) or --to peft (PEFT)";
+        return Err(Refusal::configuration(format!(
+            "the adapter is a classifier, and llama.cpp has no place for its score head: {way}"
+        )));
+    }
+    if gguf && to != To::MergedGguf && spec.scale() == 0.0 {
+        let way = "use --to merged-gguf";
+        return Err(Refusal::configuration(format!(
+            "the adapter's alpha is 0, which llama.cpp reads as a scale of 1: {way}"
+        )));
+    }
+    let mut notes = Vec::new();
+    if to == To::Peft {
+        if classifier {
+            notes.push("vLLM and llama.cpp's converter refuse an adapter with a score head: load it with PEFT, or use --to merged".into());
+        }
+        if spec.rslora && !classifier {
+            notes.push("llama.cpp's converter ignores use_rslora and would scale the adapter down: use --to gguf-lora, which folds the scale into alpha".into());
+        }
+        match max_lora_rank(spec.rank) {
+            _ if classifier => {}
+            Some(16 | 8 | 1) => {}
+            Some(most) => {
+                notes.push(format!("vLLM needs --max-lora-rank {most} for this rank ({})", spec.rank))
+            }
+            None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {}", spec.rank)),
+        }
+    }
+    if gguf && let Some(window) = source.base.config.window {
+        notes.push(format!(
+            "llama.cpp ignores this model's sliding window: rows beyond {window} tokens attend to everything"
+        ));
+    }
+    Ok(notes)
+}

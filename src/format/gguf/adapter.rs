@@ -1,0 +1,153 @@
+//! LoRA adapters as GGUF, as llama.cpp's `convert_lora_to_gguf.py` writes them: A and B under the base's
+//! tensor names, rows of B turned for q and k of architecture `llama`. Its scale is alpha / rank and nothing
+//! else, and alpha 0 means 1: so whoever writes folds another scale into alpha and never gives 0.
+
+use super::encode::{F16, decode, encode};
+use super::reader::Gguf;
+use super::value::Value;
+use super::weights::hugging_face_name;
+use super::write::{Meta, Metadata, Planned, write};
+use super::write_config::{pair_rows, stored_name, unpair_rows};
+use crate::format::error::FormatError;
+use crate::numeric::block::Encoding;
+use std::path::Path;
+
+const PEFT: &str = "base_model.model.";
+
+/// What is written besides the values.
+#[derive(Debug, Clone)]
+pub struct About {
+    /// Of the base: `llama`, `qwen2`, `qwen3`.
+    pub architecture: String,
+    /// (query heads, key/value heads) where rows of q and k are turned.
+    pub paired: Option<(usize, usize)>,
+    /// What to call it.
+    pub name: String,
+    /// The base's Hub id.
+    pub base_id: Option<String>,
+    /// Scale times rank.
+    pub alpha: f32,
+}
+
+/// One tensor under its PEFT name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Part {
+    /// `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`
+    pub name: String,
+    /// R for A, outputs for B.
+    pub rows: usize,
+    /// Inputs for A, R for B.
+    pub cols: usize,
+    /// rows * cols.
+    pub values: Vec<f32>,
+}
+
+/// What a GGUF adapter holds.
+#[derive(Debug)]
+pub struct Adapter {
+    /// Of the base.
+    pub architecture: String,
+    /// Scale times rank.
+    pub alpha: f32,
+    /// Sorted by name.
+    pub parts: Vec<Part>,
+}
+
+/// The kind in which a tensor is stored: where its rows are no whole blocks, F16, as the converter does.
+pub fn kind_of(kind: Encoding, cols: usize) -> Encoding {
+    if cols.is_multiple_of(kind.elements()) { kind } else { F16 }
+}
+
+/// How many heads' rows a B of that PEFT name has to turn.
+fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
+    let (heads, kv_heads) = paired.filter(|_| name.contains(".lora_B."))?;
+    match name {
+        n if n.contains(".q_proj.") => Some(heads),
+        n if n.contains(".k_proj.") => Some(kv_heads),
+        _ => None,
+    }
+}
+
+/// `blk.0.attn_q.weight.lora_a`
+fn adapter_name(peft: &str) -> Option<String> {
+    let inner = peft.strip_prefix(PEFT)?;
+    let (stem, suffix) = match inner.strip_suffix(".lora_A.weight") {
+        Some(stem) => (stem, "lora_a"),
+        None => (inner.strip_suffix(".lora_B.weight")?, "lora_b"),
+    };
+    Some(format!("{}.{suffix}", stored_name(&format!("{stem}.weight"))?))
+}
+
+fn peft_name(stored: &str) -> Option<String> {
+    let (base, letter) = match stored.strip_suffix(".lora_a") {
+        Some(base) => (base, "A"),
+        None => (stored.strip_suffix(".lora_b")?, "B"),
+    };
+    let name = hugging_face_name(base)?;
+    Some(format!("{PEFT}{}.lora_{letter}.weight", name.strip_suffix(".weight")?))
+}
+
+/// Writes an adapter at `path`.
+pub fn save(path: &Path, about: &About, parts: &[Part], kind: Encoding) -> Result<(), FormatError> {
+    let mut all = Metadata::default();
+    let text = |s: &str| Meta::Text(s.to_owned());
+    all.set("general.architecture", text(&about.architecture));
+    all.set("general.type", text("adapter"));
+    all.set("adapter.type", text("lora"));
+    all.set("general.name", text(&about.name));
+    if let Some(id) = &about.base_id {
+        all.set("general.base_model.count", Meta::U32(1));
+        all.set("general.base_model.0.name", text(id.rsplit('/').next().unwrap_or(id)));
+        all.set("general.base_model.0.repo_url", text(&format!("https://huggingface.co/{id}")));
+    }
+    all.set("adapter.lora.alpha", Meta::F32(about.alpha));
+    all.set("general.quantization_version", Meta::U32(2));
+    let mut planned = Vec::with_capacity(parts.len());
+    for part in parts {
+        let name = adapter_name(&part.name).ok_or_else(|| {
+            FormatError::tensor(path, &part.name, "has no name in llama.cpp, so it cannot be exported")
+        })?;
+        planned.push(Planned { name, shape: vec![part.rows, part.cols], kind: kind_of(kind, part.cols) });
+    }
+    let mut next = parts.iter();
+    write(path, &all, &planned, |plan| {
+        let part = next.next().ok_or_else(|| FormatError::tensor(path, &plan.name, "has no values"))?;
+        let encoded = match heads_of(&part.name, about.paired) {
+            Some(heads) => encode(plan.kind, &pair_rows(&part.values, part.rows, heads)),
+            None => encode(plan.kind, &part.values),
+        };
+        encoded.map_err(|what| FormatError::tensor(path, &plan.name, what))
+    })
+}
+
+/// Reads an adapter; `paired` as in [`About`].
+pub fn load(path: &Path, paired: Option<(usize, usize)>) -> Result<Adapter, FormatError> {
+    let file = Gguf::open(path)?;
+    let text = |key: &str| file.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    if text("general.type") != "adapter" || text("adapter.type") != "lora" {
+        let way = "give a file that llama.cpp's converter or `finetune export --to gguf-lora` made";
+        return Err(FormatError::unsupported(path, "not a LoRA adapter", way));
+    }
+    let alpha = file.get("adapter.lora.alpha").and_then(Value::as_f64);
+    let alpha = alpha.ok_or_else(|| FormatError::malformed(path, "adapter.lora.alpha is missing"))? as f32;
+    let mut parts = Vec::new();
+    for (stored, info) in file.tensors() {
+        let name = peft_name(stored)
+            .ok_or_else(|| FormatError::tensor(path, stored, "is not one of a LoRA of a plain decoder"))?;
+        let [rows, cols] = info.shape[..] else {
+            return Err(FormatError::tensor(path, stored, format!("has shape {:?}", info.shape)));
+        };
+        let values = decode(info.kind, file.bytes(info));
+        let values = match heads_of(&name, paired) {
+            Some(heads) if heads > 0 && rows % (2 * heads) == 0 => unpair_rows(&values, rows, heads),
+            Some(heads) => {
+                let what = format!("{rows} rows do not divide into {heads} heads");
+                return Err(FormatError::tensor(path, stored, what));
+            }
+            None => values,
+        };
+        parts.push(Part { name, rows, cols, values });
+    }
+    parts.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(Adapter { architecture: text("general.architecture"), alpha, parts })
+}

@@ -1,0 +1,207 @@
+//! A model's shape as GGUF metadata and tensor names, as llama.cpp's `convert_hf_to_gguf.py` writes them: the
+//! reverse of [`super::config`] and [`super::weights`]. What it does not write is not written here either, so
+//! that a runner sees the file that it would have made.
+
+use super::weights::{LAYER, Rows, TOP, source_row};
+use super::write::{Meta, Metadata};
+use crate::numeric::block::{Block, Encoding};
+use crate::numeric::dtype::Dtype;
+use std::f64::consts::PI;
+
+/// A decoder, in llama.cpp's words.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shape {
+    /// `llama`, `qwen2`, `qwen3`.
+    pub architecture: &'static str,
+    /// What to call it.
+    pub name: String,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Longest row.
+    pub context: usize,
+    /// Size of a row of the embedding.
+    pub hidden: usize,
+    /// Size inside the MLP.
+    pub feed_forward: usize,
+    /// Decoder blocks.
+    pub layers: usize,
+    /// Query heads, key/value heads, size of one.
+    pub heads: (usize, usize, usize),
+    /// Under the root of every norm.
+    pub eps: f32,
+    /// Base of the rotary frequencies.
+    pub theta: f64,
+    /// How they are stretched.
+    pub scaling: Scaling,
+    /// Tokens that a token sees.
+    pub window: Option<usize>,
+}
+
+/// Stretching of rotary frequencies.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scaling {
+    /// None.
+    Plain,
+    /// By a factor.
+    Linear(f64),
+    /// Llama 3's: (factor, low and high frequency factor, original length).
+    Llama3(f64, f64, f64, f64),
+}
+
+impl Shape {
+    /// (query heads, key/value heads) where rows of q and k are turned.
+    pub fn paired(&self) -> Option<(usize, usize)> {
+        (self.architecture == "llama").then_some((self.heads.0, self.heads.1))
+    }
+
+    /// Everything that is not about tokens.
+    pub fn metadata(&self, file_type: Encoding) -> Metadata {
+        let mut all = Metadata::default();
+        all.set("general.architecture", Meta::Text(self.architecture.into()));
+        all.set("general.type", Meta::Text("model".into()));
+        all.set("general.name", Meta::Text(self.name.clone()));
+        let mut set = |key: &str, value| all.set(&format!("{}.{key}", self.architecture), value);
+        let number = |n: usize| Meta::U32(u32::try_from(n).unwrap_or(u32::MAX));
+        let (heads, kv_heads, size) = self.heads;
+        set("block_count", number(self.layers));
+        set("context_length", number(self.context));
+        set("embedding_length", number(self.hidden));
+        set("feed_forward_length", number(self.feed_forward));
+        set("attention.head_count", number(heads));
+        set("attention.head_count_kv", number(kv_heads));
+        set("rope.freq_base", Meta::F32(self.theta as f32));
+        if let Scaling::Linear(factor) = self.scaling {
+            set("rope.scaling.type", Meta::Text("linear".into()));
+            set("rope.scaling.factor", Meta::F32(factor as f32));
+        }
+        set("attention.layer_norm_rms_epsilon", Meta::F32(self.eps));
+        set("attention.key_length", number(size));
+        set("attention.value_length", number(size));
+        if self.architecture == "llama" {
+            set("vocab_size", number(self.vocab));
+            set("rope.dimension_count", number(size));
+        }
+        if let Some(window) = self.window {
+            set("attention.sliding_window", number(window));
+        }
+        all.set("general.file_type", Meta::U32(file_type_of(file_type)));
+        all.set("general.quantization_version", Meta::U32(2));
+        all
+    }
+
+    /// What `rope_freqs.weight` holds: by how much Llama 3's scaling divides each frequency.
+    pub fn rope_factors(&self) -> Option<Vec<f32>> {
+        let Scaling::Llama3(factor, low, high, original) = self.scaling else { return None };
+        let size = self.heads.2;
+        let factor_of = |i: usize| {
+            let wavelength = 2.0 * PI * self.theta.powf((2 * i) as f64 / size as f64);
+            if wavelength < original / high {
+                1.0
+            } else if wavelength > original / low {
+                factor
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                1.0 / ((1.0 - smooth) / factor + smooth)
+            }
+        };
+        Some((0..size / 2).map(|i| factor_of(i) as f32).collect())
+    }
+}
+
+/// llama.cpp's number for a file whose matrices are mostly of that kind (the medium mix of a K kind).
+pub fn file_type_of(kind: Encoding) -> u32 {
+    match kind {
+        Encoding::Plain(Dtype::F32) => 0,
+        Encoding::Plain(Dtype::F16) => 1,
+        Encoding::Plain(Dtype::Bf16) => 32,
+        Encoding::Blocks(block) => match block {
+            Block::Q4_0 => 2,
+            Block::Q4_1 => 3,
+            Block::Q8_0 => 7,
+            Block::Q5_0 => 8,
+            Block::Q5_1 => 9,
+            Block::Q2_K => 10,
+            Block::Q3_K => 12,
+            Block::Q4_K => 15,
+            Block::Q5_K => 17,
+            Block::Q6_K => 18,
+            // llama.cpp has none; "guessed from the tensors".
+            Block::NF4 => 1024,
+        },
+    }
+}
+
+/// What llama.cpp calls a weight of a Hugging Face model (`model.layers.0.mlp.up_proj.weight`).
+pub fn stored_name(name: &str) -> Option<String> {
+    let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
+    // A base without a head (`LlamaModel`) has no `model.` before its names.
+    let inner = stem.strip_prefix("model.").unwrap_or(stem);
+    if let Some((stored, _)) = TOP.iter().find(|(_, n)| n.strip_prefix("model.").unwrap_or(n) == inner) {
+        return Some(format!("{stored}.{suffix}"));
+    }
+    let (layer, what) = inner.strip_prefix("layers.")?.split_once('.')?;
+    let layer: u32 = layer.parse().ok()?;
+    let (stored, _) = LAYER.iter().find(|(_, name)| *name == what)?;
+    Some(format!("blk.{layer}.{stored}.{suffix}"))
+}
+
+/// Puts rows of q and k as llama.cpp wants them: rotary pairs side by side within each of so many heads.
+/// `rows` are whole rows of equal length.
+pub fn pair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+    turned(values, rows, |row| (source_row(row, rows, Rows::Paired(heads)), row))
+}
+
+/// The reverse of [`pair_rows`].
+pub fn unpair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+    turned(values, rows, |row| (row, source_row(row, rows, Rows::Paired(heads))))
+}
+
+/// `place` gives (to, from) of the row-th move.
+fn turned(values: &[f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) -> Vec<f32> {
+    let size = values.len() / rows.max(1);
+    let mut out = vec![0f32; values.len()];
+    for (to, from) in (0..rows).map(place) {
+        out[to * size..(to + 1) * size].copy_from_slice(&values[from * size..(from + 1) * size]);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::gguf::weights::hugging_face_name;
+
+    #[test]
+    fn names_go_there_and_back() {
+        for name in [
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+            "lm_head.weight",
+            "model.layers.11.self_attn.q_proj.bias",
+            "model.layers.0.self_attn.k_norm.weight",
+            "model.layers.3.mlp.down_proj.weight",
+        ] {
+            assert_eq!(stored_name(name).and_then(|s| hugging_face_name(&s)).as_deref(), Some(name));
+        }
+        assert_eq!(stored_name("layers.0.mlp.up_proj.weight").as_deref(), Some("blk.0.ffn_up.weight"));
+        for other in ["score.weight", "model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0"] {
+            assert_eq!(stored_name(other), None, "{other}");
+        }
+    }
+
+    /// llama.cpp: `w.reshape(heads, 2, d / 2, in).swapaxes(1, 2).reshape(w.shape)`.
+    #[test]
+    fn rows_are_paired_as_llama_cpp_pairs_them() {
+        let (heads, d, size) = (3, 8, 2);
+        let values: Vec<f32> = (0..heads * d * size).map(|i| i as f32).collect();
+        let paired = pair_rows(&values, heads * d, heads);
+        for h in 0..heads {
+            for (half, i) in [(0, 0), (0, 3), (1, 0), (1, 2)] {
+                let (to, from) = (h * d + 2 * i + half, h * d + half * (d / 2) + i);
+                assert_eq!(paired[to * size..][..size], values[from * size..][..size]);
+            }
+        }
+        assert_eq!(unpair_rows(&paired, heads * d, heads), values);
+        assert_ne!(paired, values);
+    }
+}

@@ -1,0 +1,120 @@
+//! A byte-level BPE tokenizer.json as `tokenizer.ggml.*`, as llama.cpp's converter writes it
+//! (`_set_vocab_gpt2`). It finds the pre-tokenizer's name by the ids that a text gets from the real model;
+//! here the file's own rule must be one that we know by name. Any other tokenizer is refused: a near miss
+//! would give other ids and nobody would notice.
+
+use super::pretokenizer;
+use super::write::{Meta, Metadata};
+use crate::format::TokenizerFiles;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+
+/// Adds everything about tokens; the error says what cannot be written. `config` is config.json, for the ids
+/// of special tokens that the tokenizer does not name.
+pub fn add(all: &mut Metadata, files: &TokenizerFiles, config: &Value, vocab: usize) -> Result<(), String> {
+    let json: Value = serde_json::from_str(&files.tokenizer_json)
+        .map_err(|e| format!("tokenizer.json is not valid JSON: {e}"))?;
+    let model = &json["model"];
+    if model["type"] != "BPE" || json["decoder"]["type"] != "ByteLevel" {
+        return Err("its tokenizer is not a byte-level BPE, the only kind that is written".into());
+    }
+    let pre = pretokenizer::name_of(&json)
+        .ok_or("its tokenizer cuts text in a way that has no name in llama.cpp")?;
+    let tokens = tokens(&json, vocab)?;
+    all.set("tokenizer.ggml.model", Meta::Text("gpt2".into()));
+    all.set("tokenizer.ggml.pre", Meta::Text(pre.into()));
+    let (texts, kinds) = tokens.into_iter().unzip();
+    all.set("tokenizer.ggml.tokens", Meta::Texts(texts));
+    all.set("tokenizer.ggml.token_type", Meta::Ints(kinds));
+    all.set("tokenizer.ggml.merges", Meta::Texts(merges(model)?));
+    specials(all, files, &json, config);
+    let first = |item: &Value| item["SpecialToken"]["id"].as_str().map(str::to_owned);
+    let around = template_of(&json["post_processor"]);
+    let bos = around.first().and_then(first);
+    let eos = around.last().filter(|_| around.len() > 1).and_then(first);
+    all.set("tokenizer.ggml.add_bos_token", Meta::Bool(bos.is_some()));
+    all.set("tokenizer.ggml.add_eos_token", Meta::Bool(eos.is_some()));
+    if let Some(template) = &files.chat_template {
+        all.set("tokenizer.chat_template", Meta::Text(template.clone()));
+    }
+    Ok(())
+}
+
+/// `single` of the template among the post-processors.
+fn template_of(processor: &Value) -> Vec<Value> {
+    let inside = processor["processors"].as_array().cloned().unwrap_or_else(|| vec![processor.clone()]);
+    let template = inside.into_iter().find(|p| p["type"] == "TemplateProcessing");
+    template.and_then(|p| p["single"].as_array().cloned()).unwrap_or_default()
+}
+
+/// Text and kind of every row of the embedding.
+fn tokens(json: &Value, vocab: usize) -> Result<Vec<(String, i32)>, String> {
+    let mut by_id: BTreeMap<usize, (String, i32)> = BTreeMap::new();
+    let entries = json["model"]["vocab"].as_object().ok_or("tokenizer.json has no vocabulary")?;
+    for (text, id) in entries {
+        let id = id.as_u64().ok_or("tokenizer.json: an id is no number")? as usize;
+        by_id.insert(id, (text.clone(), NORMAL));
+    }
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
+        let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) else { continue };
+        let control = token["special"] == true || looks_special(text);
+        by_id.insert(id as usize, (text.to_owned(), if control { CONTROL } else { USER_DEFINED }));
+    }
+    if let Some((id, _)) = by_id.last_key_value().filter(|(id, _)| **id >= vocab) {
+        return Err(format!("the tokenizer has id {id}, the embedding {vocab} rows"));
+    }
+    Ok((0..vocab).map(|id| by_id.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED))).collect())
+}
+
+/// Some models leave tokens of their chat template unmarked.
+fn looks_special(text: &str) -> bool {
+    let between = |a: &str, b: &str| text.starts_with(a) && text.ends_with(b);
+    ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
+        || between("<|", "|>")
+        || between("<｜", "｜>")
+        || between("<unused", ">")
+}
+
+fn merges(model: &Value) -> Result<Vec<String>, String> {
+    let all = model["merges"].as_array().ok_or("tokenizer.json has no merges")?;
+    let one = |merge: &Value| match (merge.as_str(), merge[0].as_str(), merge[1].as_str()) {
+        (Some(text), ..) => Some(text.to_owned()),
+        // A space inside would look like the border: it is written as byte-level BPE writes a space.
+        (_, Some(a), Some(b)) => Some(format!("{} {}", a.replace(' ', "Ġ"), b.replace(' ', "Ġ"))),
+        _ => None,
+    };
+    all.iter().map(|m| one(m).ok_or_else(|| format!("merge {m} is not a pair of tokens"))).collect()
+}
+
+/// Ids of special tokens by the names in tokenizer_config.json, then by the ids in config.json.
+fn specials(all: &mut Metadata, files: &TokenizerFiles, json: &Value, config: &Value) {
+    let id_of = |text: &str| {
+        let added = json["added_tokens"].as_array().into_iter().flatten();
+        let added = added.filter(|t| t["content"] == text).find_map(|t| t["id"].as_u64());
+        added.or_else(|| json["model"]["vocab"][text].as_u64())
+    };
+    let sources = [&files.tokenizer_config, &files.special_tokens_map];
+    for (name, key) in [
+        ("bos", "bos"),
+        ("eos", "eos"),
+        ("unk", "unknown"),
+        ("sep", "seperator"),
+        ("pad", "padding"),
+        ("mask", "mask"),
+    ] {
+        let text = |v: &Value| v.as_str().or_else(|| v["content"].as_str()).map(str::to_owned);
+        let named = sources
+            .iter()
+            .filter_map(|s| s.as_ref())
+            .find_map(|s| s.get(format!("{name}_token")).and_then(text));
+        let id = named.and_then(|t| id_of(&t)).or_else(|| config[format!("{name}_token_id")].as_u64());
+        if let Some(id) = id.and_then(|id| u32::try_from(id).ok()) {
+            all.set(&format!("tokenizer.ggml.{key}_token_id"), Meta::U32(id));
+        }
+    }
+}
