@@ -56,6 +56,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/unpack.rs", "vector loads and stores through pointers"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
     ("src/cli/devices/drivers.rs", "sets an environment variable while there is one thread"),
+    ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
     ("src/format/map.rs", "mmap"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
 ];

@@ -7,6 +7,7 @@ use super::kernel::{Constant, Kernel};
 use super::memory::Place;
 use super::pipelines::Slot;
 use super::rows::kernel;
+use super::variants::Variant;
 use super::{Memory, Tokens, Wgpu};
 use crate::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, View, ViewMut, view, view_mut};
 
@@ -16,11 +17,27 @@ kernel!(DELTA, "attention_delta", [], [Written, Read, Read, Read]);
 kernel!(GRAD_Q, "attention_grad_q", [], [Written, Read, Read, Read, Read, Read, Read]);
 kernel!(GRAD_KV, "attention_grad_kv", [], [Written, Written, Read, Read, Read, Read, Read, Read]);
 
+kernel!(FLASH, "flash", ["flash_tile"], [Written, Written, Read, Read, Read, Read]);
+kernel!(FLASH_Q, "flash_grad_q", ["flash_tile"], [Written, Read, Read, Read, Read, Read, Read]);
+kernel!(FLASH_KV, "flash_grad_kv", ["flash_tile"], [Written, Written, Read, Read, Read, Read, Read, Read]);
+
+/// The kernels of this file.
+pub(super) const KERNELS: &[&Kernel] =
+    &[&ATTENTION, &CACHED, &DELTA, &GRAD_Q, &GRAD_KV, &FLASH, &FLASH_Q, &FLASH_KV];
+
+/// The largest head whose sums flash attention keeps in registers.
+const FLASH_SIZE: usize = 256;
+
 /// Over scalar loops: what an operation costs beside one of a tiled product.
 const SCALAR: f64 = 4.0;
 
-fn constants(heads: Heads) -> [Constant; 2] {
-    [("SIZE", heads.size as u32), ("PER_LANE", heads.size.div_ceil(64) as u32)]
+fn constants(heads: Heads) -> [Constant; 3] {
+    constants_of(heads.size as u32)
+}
+
+/// For heads of that size.
+pub(super) fn constants_of(size: u32) -> [Constant; 3] {
+    [("SIZE", size), ("PER_LANE", size.div_ceil(64)), ("CHUNKS", size.div_ceil(32))]
 }
 
 /// One dispatch over some queries or keys.
@@ -36,14 +53,29 @@ struct Part<'a> {
 impl Wgpu {
     fn part(&mut self, part: &Part, (count, params): (usize, &[u32])) {
         let constants = constants(part.heads);
+        let fast = match part.kernel.name {
+            "attention" => Some(&FLASH),
+            "attention_grad_q" => Some(&FLASH_Q),
+            "attention_grad_kv" => Some(&FLASH_KV),
+            _ => None,
+        };
+        let fast = fast.filter(|_| self.variants.flash && part.heads.size <= FLASH_SIZE);
+        // A flash kernel takes 32 queries or keys a workgroup, the plain one a single one.
+        let blocks = if fast.is_some() { count.div_ceil(32) } else { count };
         self.gpu.dispatch(Call {
-            kernel: part.kernel,
+            kernel: fast.unwrap_or(part.kernel),
             constants: &constants,
             params,
             slots: part.slots,
-            groups: (count * part.each) as u64,
+            groups: (blocks * part.each) as u64,
             work: part.work * count as f64,
         });
+    }
+
+    /// 1/sqrt(D), as bits.
+    fn scale(&self, heads: Heads) -> u32 {
+        let spoil = if self.variants.flash { self.variants.spoil(Variant::Flash) } else { 1.0 };
+        ((heads.size as f32).sqrt().recip() * spoil).to_bits()
     }
 
     /// Work of a query: pairs of it with every key that it may see, on average.
@@ -65,7 +97,7 @@ impl Wgpu {
         let slots: Vec<Slot> = slots.into_iter().chain([integers]).collect();
         let work = Self::per_query(tokens.pairs(), t, heads, 2.0);
         let part = Part { kernel: &ATTENTION, heads, each: heads.query, slots: &slots, work };
-        let scale = (heads.size as f32).sqrt().recip().to_bits();
+        let scale = self.scale(heads);
         for (from, count) in self.pieces(t, 0, work) {
             let at = [o.base, lse.base, q.base, k.base, v.base];
             let range = [t as u32, from as u32, count as u32, heads.query as u32, heads.kv as u32, scale];
@@ -103,7 +135,7 @@ impl Wgpu {
         let (d, both) = (self.at(dout), self.at(view(&beside, 2 * t, h)));
         let [dq, dk, dv] = [&grad.dq, &grad.dk, &grad.dv].map(|x| self.at_mut(x));
         let integers = self.integers(&tokens.integers);
-        let scale = (heads.size as f32).sqrt().recip().to_bits();
+        let scale = self.scale(heads);
         let inputs = [&q, &k, &v, &d, &both].map(|p: &Place| p.slot.clone());
         let slots = |outs: &[&Place]| -> Vec<Slot> {
             let outs = outs.iter().map(|p| p.slot.clone());

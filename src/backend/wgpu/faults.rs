@@ -85,6 +85,14 @@ impl Faults {
         self.0.raised.store(true, Ordering::Release);
     }
 
+    /// Takes back what is latched: a variant that a driver refuses is no fault of the device. A device that is lost
+    /// says so again at the next thing that it is asked.
+    pub fn forgive(&self) -> Option<Fault> {
+        let first = self.state().first.take();
+        self.0.raised.store(false, Ordering::Release);
+        first
+    }
+
     /// Whether anything is latched.
     pub fn raised(&self) -> bool {
         self.0.raised.load(Ordering::Acquire)

@@ -3,7 +3,8 @@
 //! Interface of every kernel: entry point `main`; `@group(0) @binding(0) var<uniform> p: Params` (a struct of u32
 //! and f32 scalars, at most [`PARAMS`] bytes); storage buffers at bindings 1..n in the order of `buffers`; its
 //! workgroup's number is `flat(group, groups)` of the prelude, because a dimension ends at 65,535. Sizes that
-//! change the code (tiles, head sizes, encodings) are constants: `const NAME: u32 = value;` lines before the text.
+//! change the code (tiles, head sizes, encodings) are constants: `const NAME: u32 = value;` lines before the text,
+//! and numbers of its template.
 
 /// How a kernel uses a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,17 +32,27 @@ pub struct Kernel {
 /// A constant of a kernel.
 pub type Constant = (&'static str, u32);
 
-const PRELUDE: &str = include_str!("../../../kernels/wgsl/prelude.wgsl");
+pub(super) const PRELUDE: &str = include_str!("../../../kernels/wgsl/prelude.wgsl");
 
 impl Kernel {
-    /// The whole text that a driver compiles.
+    /// The whole text that a driver compiles. Extensions are asked for before anything else, by what the constants
+    /// say. A template that does not expand stays as it is, which no driver compiles: the fault names the kernel.
     pub fn text(&self, constants: &[Constant]) -> String {
         let mut text = String::new();
-        for (name, value) in constants {
+        let says = |name: &str| constants.iter().any(|(n, value)| *n == name && *value > 0);
+        if says("HALF") || says("SIDE") {
+            text += "enable f16;\n";
+        }
+        if says("SIDE") {
+            text += "enable wgpu_cooperative_matrix;\n";
+        }
+        for (name, value) in constants.iter().filter(|(name, _)| !name.is_empty()) {
             text += &format!("const {name}: u32 = {value}u;\n");
         }
         text += PRELUDE;
-        self.source.iter().for_each(|piece| text += piece);
+        let pieces = self.source.concat();
+        let numbers: Vec<(&str, i64)> = constants.iter().map(|(n, v)| (*n, i64::from(*v))).collect();
+        text += &super::template::expand(&pieces, &numbers).unwrap_or(pieces);
         text
     }
 }

@@ -8,7 +8,10 @@ pub mod absence;
 pub mod adapters;
 mod attention;
 mod breaker;
+mod catalogue;
+mod check;
 mod device;
+mod experimental;
 mod faults;
 mod fused;
 pub mod instance;
@@ -21,23 +24,30 @@ mod pipelines;
 mod pool;
 mod products;
 mod rows;
+mod template;
+mod variants;
 mod verbs;
 #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
 mod vulkan;
 mod weight;
 
 pub use breaker::Breaker;
+pub use catalogue::{Entry, catalogue};
 use device::Gpu;
 pub use instance::{Adapter, adapters};
 pub use memory::{Ids, Memory, Tokens};
 pub use open::Options;
 use pool::Leased;
+use variants::Variants;
+pub use variants::{Precision, Variant};
 pub use weight::Weight;
 
 /// One opened device.
 pub struct Wgpu {
     gpu: Gpu,
     class: String,
+    /// What computes faster than the plain kernels.
+    variants: Variants,
     /// Bytes that one binding holds.
     binding_limit: u64,
     poison: bool,

@@ -5,6 +5,7 @@ use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
 use super::pace::{Kind, Pace};
+use super::variants::{Precision, Variant, Variants};
 use crate::backend::Fault;
 use wgpu::Features;
 
@@ -15,6 +16,12 @@ pub struct Options {
     pub binding_limit: Option<u64>,
     /// Hands out memory that is full of NaN: for tests.
     pub poison: bool,
+    /// How products with frozen matrices may be rounded.
+    pub precision: Precision,
+    /// Uses these variants, as far as they are right, instead of what the adapter offers.
+    pub variants: Option<Vec<Variant>>,
+    /// A variant that is made wrong on purpose: for tests.
+    pub spoiled: Option<Variant>,
 }
 
 /// What kernels may use of what an adapter offers.
@@ -33,8 +40,13 @@ impl Wgpu {
                 "its driver allows less than kernels need (8 buffers, 256 invocations)".into(),
             ));
         }
+        let mut features = adapter.features() & WELCOME;
+        if options.precision == Precision::F16 {
+            features |= adapter.features() & Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+        }
         let descriptor = wgpu::DeviceDescriptor {
-            required_features: adapter.features() & WELCOME,
+            required_features: features,
+            experimental_features: super::experimental::consent(features),
             required_limits: limits.clone(),
             memory_hints: wgpu::MemoryHints::Performance,
             ..Default::default()
@@ -45,8 +57,20 @@ impl Wgpu {
         let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };
         let gpu = Gpu::new(opened, limits, Faults::new(name.clone()), Pace::guess(kind));
         gpu.faults.check()?;
-        let class = format!("wgpu-plain-f32-{}", slug(adapter));
-        Ok(Wgpu { gpu, class, binding_limit: binding, poison: options.poison, masks: None })
+        let variants = Variants { spoiled: options.spoiled, ..Variants::default() };
+        let (class, poison) = (String::new(), options.poison);
+        let mut device = Wgpu { gpu, class, variants, binding_limit: binding, poison, masks: None };
+        let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
+        device.choose(&offered)?;
+        let reduced = device.variants.products.iter().any(|v| v.is_reduced());
+        let numbers = if reduced { "f16" } else { "f32" };
+        device.class = format!("wgpu-{}-{numbers}-{}", device.variants.names(), slug(adapter));
+        Ok(device)
+    }
+
+    /// Variants that this device got wrong, each with what was seen.
+    pub fn dropped(&self) -> &[(Variant, String)] {
+        &self.variants.dropped
     }
 }
 

@@ -7,6 +7,7 @@ use super::kernel::Access::{Read, Write as Written};
 use super::kernel::{Constant, Kernel};
 use super::memory::Place;
 use super::rows::kernel;
+use super::variants::{Asked, Role};
 use super::weight::encoding;
 use super::{Memory, Weight, Wgpu};
 use crate::backend::{Product, Transpose, View, ViewMut, Write};
@@ -14,6 +15,9 @@ use crate::backend::{Product, Transpose, View, ViewMut, Write};
 kernel!(LINEAR, "linear", ["packed", "product"], [Written, Read, Read]);
 kernel!(LINEAR_GRAD, "linear_grad", ["packed", "product"], [Written, Read, Read]);
 kernel!(MATMUL, "matmul", ["product"], [Written, Read, Read]);
+
+/// The plain kernels.
+pub(super) const KERNELS: &[&Kernel] = &[&LINEAR, &LINEAR_GRAD, &MATMUL];
 
 /// Rows and columns of the output that a workgroup makes.
 const TILE: usize = 64;
@@ -65,6 +69,9 @@ impl Wgpu {
             let out = window.out.base + (i * window.stride + j) as u32;
             let a = left.place.base + (i * left.out) as u32;
             let b = right.place.base + (j * right.out) as u32;
+            if self.fast((rows, cols), (out, a, b), window, (left, right)) {
+                continue;
+            }
             let mut params = vec![out, window.stride as u32, a];
             if matmul {
                 params.extend([left.out, left.k].map(|x| x as u32));
@@ -83,6 +90,45 @@ impl Wgpu {
                 work: 2.0 * (rows * cols) as f64 * k as f64,
             });
         }
+    }
+
+    /// One window by a variant, where one fits; says whether.
+    fn fast(
+        &mut self,
+        (rows, cols): (usize, usize),
+        (out, a, b): (u32, u32, u32),
+        window: &Window,
+        (left, right): (&Factor, &Factor),
+    ) -> bool {
+        let role = match window.kernel.name {
+            "linear" => Role::Frozen,
+            "linear_grad" => Role::FrozenGrad,
+            _ => Role::Own,
+        };
+        let asked = Asked {
+            left_across: left.out == 1 && left.k != 1,
+            right_across: right.out == 1 && right.k != 1,
+            encoding: if role == Role::Own { 0 } else { window.constants[0].1 },
+            sizes: (rows, cols, window.sizes.2),
+            b_at: b as usize,
+            b_stride: right.out.max(right.k),
+            role,
+        };
+        let Some((variant, chosen)) = self.variants.product(&asked) else { return false };
+        let scale = window.scale * self.variants.spoil(variant);
+        let mut params = vec![out, window.stride as u32, a];
+        params.extend([left.out, left.k].map(|x| x as u32));
+        params.extend([b, right.k as u32, right.out as u32, rows as u32, cols as u32, window.sizes.2 as u32]);
+        params.extend([scale.to_bits(), u32::from(window.write == Write::Add), chosen.lift.to_bits()]);
+        self.gpu.dispatch(Call {
+            kernel: chosen.kernel,
+            constants: &chosen.constants,
+            params: &params,
+            slots: &[window.out.slot.clone(), left.place.slot.clone(), right.place.slot.clone()],
+            groups: (rows.div_ceil(chosen.tile.0) * cols.div_ceil(chosen.tile.1)) as u64,
+            work: 2.0 * (rows * cols) as f64 * window.sizes.2 as f64,
+        });
+        true
     }
 
     pub(super) fn frozen(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {

@@ -32,6 +32,10 @@ kernel!(SWIGLU, "swiglu", [], [Written, Read, Read]);
 kernel!(SWIGLU_GRAD, "swiglu_grad", [], [Written, Written, Read]);
 kernel!(DROPOUT, "dropout", [], [Written, Read, Read, Read]);
 
+/// The kernels of this file.
+pub(super) const KERNELS: &[&Kernel] =
+    &[&FILL, &COPY, &ADD, &BIAS, &EMBED, &ROPE, &SWIGLU, &SWIGLU_GRAD, &DROPOUT];
+
 /// What an element of a simple verb costs, in multiplications and additions of a product.
 pub(super) const ELEMENT: f64 = 16.0;
 

@@ -1,0 +1,188 @@
+// dk, dv [T, G*D] of flash attention: a workgroup per 32 keys and key/value head, over the heads of its group in order
+// and the queries from its first key on. Rows are keys here, columns queries.
+struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at: u32, tokens: u32, begin: u32, count: u32, heads: u32, kv_heads: u32, scale: f32 }
+@group(0) @binding(0) var<uniform> p: Params;
+@group(0) @binding(1) var<storage, read_write> dk: array<f32>;
+@group(0) @binding(2) var<storage, read_write> dv: array<f32>;
+@group(0) @binding(3) var<storage, read> q: array<f32>;
+@group(0) @binding(4) var<storage, read> k: array<f32>;
+@group(0) @binding(5) var<storage, read> v: array<f32>;
+@group(0) @binding(6) var<storage, read> dout: array<f32>;
+@group(0) @binding(7) var<storage, read> saved: array<f32>;
+@group(0) @binding(8) var<storage, read> integers: array<u32>;
+
+// 32 keys of some channels, channel by channel, four keys in a vector.
+fn k_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 32u;
+        let row = first + e / 32u * 4u;
+        var four = vec4<f32>();
+        if (c < SIZE) {
+            let at = p.k_at + head * SIZE + c;
+            four = vec4<f32>(k[at + min(row, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 1u, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 2u, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 3u, p.tokens - 1u) * p.kv_heads * SIZE]);
+        }
+        if (into_left) {
+            left_tile[e % 32u * 8u + e / 32u] = four;
+        } else {
+            right_tile[e % 32u * 8u + e / 32u] = four;
+        }
+    }
+}
+
+// Their values likewise.
+fn v_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 32u;
+        let row = first + e / 32u * 4u;
+        var four = vec4<f32>();
+        if (c < SIZE) {
+            let at = p.v_at + head * SIZE + c;
+            four = vec4<f32>(v[at + min(row, p.tokens - 1u) * p.kv_heads * SIZE], v[at + min(row + 1u, p.tokens - 1u) * p.kv_heads * SIZE], v[at + min(row + 2u, p.tokens - 1u) * p.kv_heads * SIZE], v[at + min(row + 3u, p.tokens - 1u) * p.kv_heads * SIZE]);
+        }
+        if (into_left) {
+            left_tile[e % 32u * 8u + e / 32u] = four;
+        } else {
+            right_tile[e % 32u * 8u + e / 32u] = four;
+        }
+    }
+}
+
+// 32 queries likewise.
+fn q_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 32u;
+        let row = first + e / 32u * 4u;
+        var four = vec4<f32>();
+        if (c < SIZE) {
+            let at = p.q_at + head * SIZE + c;
+            four = vec4<f32>(q[at + min(row, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 1u, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 2u, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 3u, p.tokens - 1u) * p.heads * SIZE]);
+        }
+        if (into_left) {
+            left_tile[e % 32u * 8u + e / 32u] = four;
+        } else {
+            right_tile[e % 32u * 8u + e / 32u] = four;
+        }
+    }
+}
+
+// Gradients of their outputs likewise.
+fn dout_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 32u;
+        let row = first + e / 32u * 4u;
+        var four = vec4<f32>();
+        if (c < SIZE) {
+            let at = p.dout_at + head * SIZE + c;
+            four = vec4<f32>(dout[at + min(row, p.tokens - 1u) * p.heads * SIZE], dout[at + min(row + 1u, p.tokens - 1u) * p.heads * SIZE], dout[at + min(row + 2u, p.tokens - 1u) * p.heads * SIZE], dout[at + min(row + 3u, p.tokens - 1u) * p.heads * SIZE]);
+        }
+        if (into_left) {
+            left_tile[e % 32u * 8u + e / 32u] = four;
+        } else {
+            right_tile[e % 32u * 8u + e / 32u] = four;
+        }
+    }
+}
+
+// 32 queries of 32 channels, query by query, four channels in a vector.
+fn q_by_row(first: u32, head: u32, chunk: u32, lane: u32) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 8u * 4u;
+        let at = p.q_at + min(first + e / 8u, p.tokens - 1u) * p.heads * SIZE + head * SIZE;
+        right_tile[e] = vec4<f32>(select(0.0, q[at + min(c + 0u, SIZE - 1u)], c + 0u < SIZE), select(0.0, q[at + min(c + 1u, SIZE - 1u)], c + 1u < SIZE), select(0.0, q[at + min(c + 2u, SIZE - 1u)], c + 2u < SIZE), select(0.0, q[at + min(c + 3u, SIZE - 1u)], c + 3u < SIZE));
+    }
+}
+
+// Gradients of their outputs likewise.
+fn dout_by_row(first: u32, head: u32, chunk: u32, lane: u32) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 8u * 4u;
+        let at = p.dout_at + min(first + e / 8u, p.tokens - 1u) * p.heads * SIZE + head * SIZE;
+        right_tile[e] = vec4<f32>(select(0.0, dout[at + min(c + 0u, SIZE - 1u)], c + 0u < SIZE), select(0.0, dout[at + min(c + 1u, SIZE - 1u)], c + 1u < SIZE), select(0.0, dout[at + min(c + 2u, SIZE - 1u)], c + 2u < SIZE), select(0.0, dout[at + min(c + 3u, SIZE - 1u)], c + 3u < SIZE));
+    }
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let number = flat(group, groups);
+    if (number >= (p.count + 31u) / 32u * p.kv_heads) {
+        return;
+    }
+    let first = p.begin + number / p.kv_heads * 32u;
+    let kv = number % p.kv_heads;
+    let each = p.heads / p.kv_heads;
+    let ty = lane / 8u;
+    let tx = lane % 8u;
+    let last = min(first + 31u, p.begin + p.count - 1u);
+    let end = integers[3u * p.tokens + last];
+#for i in 0..4
+    let key$i = min(first + ty * 4u + ${i}u, last);
+    let end$i = integers[3u * p.tokens + key$i];
+#for c in 0..CHUNKS
+    var dk${c}_$i = vec4<f32>();
+    var dv${c}_$i = vec4<f32>();
+#end
+#end
+    for (var head = kv * each; head < (kv + 1u) * each; head++) {
+        for (var start = first; start < end; start += 32u) {
+            var s = array<vec4<f32>, 4>();
+            var d = array<vec4<f32>, 4>();
+            for (var c = 0u; c < CHUNKS; c++) {
+                k_by_channel(first, kv, c, lane, true);
+                q_by_channel(start, head, c, lane, false);
+                workgroupBarrier();
+                s = dots(s, ty, tx);
+                workgroupBarrier();
+                v_by_channel(first, kv, c, lane, true);
+                dout_by_channel(start, head, c, lane, false);
+                workgroupBarrier();
+                d = dots(d, ty, tx);
+                workgroupBarrier();
+            }
+            let query = vec4<u32>(start + tx * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+            let at = min(query, vec4<u32>(end - 1u)) * p.heads + head;
+            let lse = vec4<f32>(saved[at.x], saved[at.y], saved[at.z], saved[at.w]);
+            let off = vec4<f32>(saved[p.tokens * p.heads + at.x], saved[p.tokens * p.heads + at.y], saved[p.tokens * p.heads + at.z], saved[p.tokens * p.heads + at.w]);
+#for i in 0..4
+            let seen$i = (query >= vec4<u32>(key$i)) & (query < vec4<u32>(end$i));
+            let w$i = select(vec4<f32>(), exp(s[$i] * p.scale - lse), seen$i);
+            let ds$i = select(vec4<f32>(), w$i * (d[$i] - off) * p.scale, seen$i);
+#end
+            share(array<vec4<f32>, 4>(w0, w1, w2, w3), ty, tx);
+#for c in 0..CHUNKS
+            dout_by_row(start, head, ${c}u, lane);
+            workgroupBarrier();
+            {
+                let sum = spread(array<vec4<f32>, 4>(dv${c}_0, dv${c}_1, dv${c}_2, dv${c}_3), ty, tx);
+#for i in 0..4
+                dv${c}_$i = sum[$i];
+#end
+            }
+            workgroupBarrier();
+#end
+            share(array<vec4<f32>, 4>(ds0, ds1, ds2, ds3), ty, tx);
+#for c in 0..CHUNKS
+            q_by_row(start, head, ${c}u, lane);
+            workgroupBarrier();
+            {
+                let sum = spread(array<vec4<f32>, 4>(dk${c}_0, dk${c}_1, dk${c}_2, dk${c}_3), ty, tx);
+#for i in 0..4
+                dk${c}_$i = sum[$i];
+#end
+            }
+            workgroupBarrier();
+#end
+        }
+    }
+#for i in 0..4
+    if (first + ty * 4u + ${i}u <= last) {
+#for c in 0..CHUNKS
+#for l in 0..4
+        if (${c * 32 + l}u + tx * 4u < SIZE) {
+            dk[p.dk_at + key$i * p.kv_heads * SIZE + kv * SIZE + ${c * 32 + l}u + tx * 4u] = dk${c}_$i[$l];
+            dv[p.dv_at + key$i * p.kv_heads * SIZE + kv * SIZE + ${c * 32 + l}u + tx * 4u] = dv${c}_$i[$l];
+        }
+#end
+#end
+    }
+#end
+}

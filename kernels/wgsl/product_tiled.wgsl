@@ -1,0 +1,88 @@
+// A workgroup owns BM x BN outputs and walks k in slices of BK that it stages in workgroup memory; a lane owns TM x TN
+// outputs in registers and adds its terms in ascending k, so the order of a sum depends on nothing. HALF: factors
+// are rounded to f16 there, which halves what is moved; their products are exact in f32 and so are sums kept.
+#if HALF
+alias Four = vec4<f16>;
+#else
+alias Four = vec4<f32>;
+#end
+
+// Numbers lie k by k: four neighbouring rows (or columns) of one k are one vector.
+var<workgroup> a_tile: array<Four, ${BK * BM / 4}>;
+var<workgroup> b_tile: array<Four, ${BK * BN / 4}>;
+
+fn a_number(row: u32, k: u32) -> f32 {
+    let at = p.a_at + min(row, p.m - 1u) * p.a_row + min(k, p.k - 1u) * p.a_k;
+    return select(0.0, a[at] * p.lift, k < p.k);
+}
+
+fn b_number(k: u32, col: u32) -> f32 {
+    let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col, p.n - 1u) * p.b_col;
+    return select(0.0, unpack(b[word_of(at)], at), k < p.k);
+}
+
+@compute @workgroup_size(${BM / TM * (BN / TN)})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    let across = (p.n + ${BN - 1}u) / ${BN}u;
+    let number = flat(group, groups);
+    if (number >= across * ((p.m + ${BM - 1}u) / ${BM}u)) {
+        return;
+    }
+    let row0 = number / across * ${BM}u;
+    let col0 = number % across * ${BN}u;
+    let my_row = lane / ${BN / TN}u;
+    let my_col = lane % ${BN / TN}u;
+#for i in 0..TM
+#for j in 0..TN / 4
+    var sum${i}_$j = vec4<f32>();
+#end
+#end
+    for (var k0 = 0u; k0 < p.k; k0 += ${BK}u) {
+        // Neighbouring lanes read neighbouring numbers, whichever way a factor lies.
+        for (var e = lane; e < ${BK * BM / 4}u; e += ${BM / TM * (BN / TN)}u) {
+#if LEFT_ACROSS
+            let x = e % ${BM / 4}u;
+            let k = e / ${BM / 4}u;
+#else
+            let x = e / ${BK}u;
+            let k = e % ${BK}u;
+#end
+            let r = row0 + x * 4u;
+            a_tile[k * ${BM / 4}u + x] = Four(vec4<f32>(a_number(r, k0 + k), a_number(r + 1u, k0 + k), a_number(r + 2u, k0 + k), a_number(r + 3u, k0 + k)));
+        }
+        for (var e = lane; e < ${BK * BN / 4}u; e += ${BM / TM * (BN / TN)}u) {
+#if RIGHT_ACROSS
+            let x = e % ${BN / 4}u;
+            let k = e / ${BN / 4}u;
+#else
+            let x = e / ${BK}u;
+            let k = e % ${BK}u;
+#end
+            let c = col0 + x * 4u;
+            b_tile[k * ${BN / 4}u + x] = Four(vec4<f32>(b_number(k0 + k, c), b_number(k0 + k, c + 1u), b_number(k0 + k, c + 2u), b_number(k0 + k, c + 3u)));
+        }
+        workgroupBarrier();
+        for (var k = 0u; k < ${BK}u; k += 1u) {
+#for j in 0..TN / 4
+            let b$j = vec4<f32>(b_tile[k * ${BN / 4}u + my_col + ${j * (BN / TN)}u]);
+#end
+#for i in 0..TM / 4
+            let a$i = vec4<f32>(a_tile[k * ${BM / 4}u + my_row + ${i * (BM / TM)}u]);
+#for l in 0..4
+#for j in 0..TN / 4
+            sum${i * 4 + l}_$j = fma(vec4<f32>(a$i[$l]), b$j, sum${i * 4 + l}_$j);
+#end
+#end
+#end
+        }
+        workgroupBarrier();
+    }
+    let by = p.scale / p.lift;
+#for i in 0..TM
+#for j in 0..TN / 4
+#for l in 0..4
+    put(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l] * by);
+#end
+#end
+#end
+}

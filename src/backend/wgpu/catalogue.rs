@@ -1,0 +1,72 @@
+//! Every kernel text that any device may be asked to compile: for tests that translate them all without a device.
+
+use super::kernel::{Constant, Kernel, PRELUDE};
+use super::{attention, loss, products, rows, variants};
+
+/// A kernel with one set of constants.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Kernel and constants.
+    pub name: String,
+    /// What a driver gets.
+    pub text: String,
+}
+
+/// All of them, and the pieces that they are made of, each as its file has it.
+pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
+    let lists = [rows::KERNELS, loss::KERNELS, attention::KERNELS, products::KERNELS, variants::KERNELS];
+    let kernels: Vec<&Kernel> = lists.concat();
+    let mut pieces: Vec<&'static str> = kernels.iter().flat_map(|k| k.source.iter().copied()).collect();
+    pieces.push(PRELUDE);
+    let entries = kernels.iter().flat_map(|kernel| {
+        sets(kernel).into_iter().map(|constants| {
+            let said: Vec<String> = constants.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            let name = format!("{} {}", kernel.name, said.join(" "));
+            Entry { name, text: kernel.text(&constants) }
+        })
+    });
+    (entries.collect(), pieces)
+}
+
+/// Every combination of values.
+fn product(axes: &[(&'static str, &[u32])]) -> Vec<Vec<Constant>> {
+    axes.iter().fold(vec![Vec::new()], |sets, (name, values)| {
+        let longer = |set: &Vec<Constant>| {
+            values.iter().map(|v| [&set[..], &[(*name, *v)]].concat()).collect::<Vec<_>>()
+        };
+        sets.iter().flat_map(longer).collect()
+    })
+}
+
+const ACROSS: [(&str, &[u32]); 3] =
+    [("ENCODING", &[0, 1, 2]), ("LEFT_ACROSS", &[0, 1]), ("RIGHT_ACROSS", &[0, 1])];
+
+/// The constants that a kernel is given, by its name.
+fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
+    match kernel.name {
+        "embed" | "linear" | "linear_grad" => product(&ACROSS[..1]),
+        "matmul" => product(&ACROSS[1..]),
+        "rmsnorm" | "rmsnorm_grad" | "cross_entropy" => product(&[("SUBGROUPS", &[0, 1])]),
+        name if name.starts_with("attention") || name.starts_with("flash") => {
+            [16, 32, 64, 80, 128, 256].iter().map(|&d| attention::constants_of(d).to_vec()).collect()
+        }
+        "product_tiled" => {
+            let tiles = |rows: &'static [u32], tm: &'static [u32]| {
+                let axes: [(&str, &[u32]); 7] = [
+                    ("VECTOR", &[0]),
+                    ("HALF", &[0, 1]),
+                    ("BM", rows),
+                    ("BN", &[16, 64]),
+                    ("BK", &[16]),
+                    ("TM", tm),
+                    ("TN", &[4]),
+                ];
+                product(&[&ACROSS[..], &axes[..]].concat())
+            };
+            [tiles(&[64], &[8]), tiles(&[16], &[4])].concat()
+        }
+        "product_coop" => product(&[&ACROSS[..], &[("VECTOR", &[0][..]), ("SIDE", &[8, 16])]].concat()),
+        "product_lanes" => variants::lanes_sets(),
+        _ => vec![Vec::new()],
+    }
+}

@@ -1,0 +1,245 @@
+//! A variant is used on a device only after it was right there: products and rows against formulas in f64 on the host,
+//! flash attention against the plain kernels. What is wrong, or does not compile, is dropped by name, and what comes
+//! after it in the list has its turn; the plain kernels are always left.
+
+use super::variants::{LIFT, Variant, Variants};
+use super::{Memory, Wgpu};
+use crate::backend::*;
+use crate::numeric::dtype::Dtype;
+use half::{bf16, f16};
+
+/// F-WGPU-001: of the largest expected value; of the sum of absolute terms where factors are rounded.
+const BOUND: f64 = 1e-4;
+
+impl Wgpu {
+    /// Takes into use what is right of `offered`.
+    pub(super) fn choose(&mut self, offered: &[Variant]) -> Result<(), Fault> {
+        let (pace, traffic) = (self.gpu.pace.clone(), self.gpu.traffic);
+        for &variant in offered.iter() {
+            if self.variants.covers(variant) {
+                continue;
+            }
+            let mut alone = Variants { spoiled: self.variants.spoiled, ..Variants::default() };
+            alone.take(variant);
+            let used = std::mem::replace(&mut self.variants, alone);
+            let verdict = self.judge(variant);
+            self.variants = used;
+            match verdict {
+                Ok(()) => self.variants.take(variant),
+                Err(seen) => {
+                    // What was recorded is let go; a device that is lost says so again below.
+                    self.gpu.submit();
+                    self.gpu.faults.forgive();
+                    self.variants.dropped.push((variant, seen));
+                }
+            }
+        }
+        if !self.variants.dropped.is_empty() {
+            let mut one = self.memory(1);
+            self.fill(view_mut(&mut one, 1, 1), 1.0);
+            self.read(view(&one, 1, 1), &mut [0.0])?;
+            self.recycle(one);
+        }
+        (self.gpu.pace, self.gpu.traffic) = (pace, traffic);
+        Ok(())
+    }
+
+    fn judge(&mut self, variant: Variant) -> Result<(), String> {
+        match variant {
+            Variant::Flash => self.judge_attention(),
+            Variant::Subgroups => self.judge_rows(),
+            product => self.judge_products(product),
+        }
+    }
+
+    fn loaded(&mut self, values: &[f32]) -> Memory {
+        let mut memory = self.memory(values.len());
+        self.upload(view_mut(&mut memory, 1, values.len()), values);
+        memory
+    }
+
+    /// What is in a memory, which then goes back.
+    fn taken(&mut self, memory: Memory) -> Result<Vec<f32>, String> {
+        let mut out = vec![0.0; memory.len];
+        let read = self.read(view(&memory, 1, memory.len), &mut out);
+        self.recycle(memory);
+        read.map(|()| out).map_err(|fault| fault.to_string())
+    }
+
+    fn judge_products(&mut self, variant: Variant) -> Result<(), String> {
+        let reduced = variant.is_reduced();
+        // Rows that vectors fit, then rows that they do not.
+        for (t, n, k) in [(33, 96, 72), (19, 35, 21)] {
+            let (x, dy, w) = (numbers(t * k, 1), numbers(t * n, 2), numbers(n * k, 3));
+            let bytes: Vec<u8> = w.iter().flat_map(|v| bf16::from_f32(*v).to_bits().to_le_bytes()).collect();
+            let frozen = Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes };
+            let frozen = self.weight(frozen).map_err(|f| f.to_string())?;
+            let w: Vec<f32> = w.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+            let (mx, mdy) = (self.loaded(&x), self.loaded(&dy));
+            let (mut y, mut dx) = (self.memory(t * n), self.memory(t * k));
+            self.linear(view_mut(&mut y, t, n), Write::Set, view(&mx, t, k), &frozen);
+            self.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&mdy, t, n), &frozen);
+            let (y, dx) = (self.taken(y)?, self.taken(dx)?);
+            let round = |x: &[f32], lift| if reduced { rounded(x, lift) } else { x.to_vec() };
+            let rw = round(&w, 1.0);
+            near("linear", &y, &Host { a: (&round(&x, 1.0), k, 1), b: (&rw, 1, k), sizes: (t, n, k) })?;
+            near(
+                "linear_grad",
+                &dx,
+                &Host { a: (&round(&dy, LIFT), n, 1), b: (&rw, k, 1), sizes: (t, k, n) },
+            )?;
+            if !reduced {
+                self.judge_own((t, n, k), [&x, &dy], [&mx, &mdy])?;
+            }
+            self.recycle(mx);
+            self.recycle(mdy);
+        }
+        Ok(())
+    }
+
+    /// Products of two f32 matrices, each transpose: x [T, K] and dy [T, N].
+    fn judge_own(
+        &mut self,
+        (t, n, k): (usize, usize, usize),
+        [x, dy]: [&[f32]; 2],
+        [mx, mdy]: [&Memory; 2],
+    ) -> Result<(), String> {
+        let mut left = self.memory(n * k);
+        let (a, b, scale) = (view(mdy, t, n), view(mx, t, k), 1.0);
+        self.matmul(
+            view_mut(&mut left, n, k),
+            Write::Set,
+            Product { a, b, transpose: Transpose::Left, scale },
+        );
+        near("matmul aT b", &self.taken(left)?, &Host { a: (dy, 1, n), b: (x, k, 1), sizes: (n, k, t) })?;
+        // dy as [N, T] and x as [K, T], and x as [T, K].
+        let (mut right, mut neither) = (self.memory(n * k), self.memory(n * k));
+        let (a, b) = (view(mdy, n, t), view(mx, k, t));
+        self.matmul(
+            view_mut(&mut right, n, k),
+            Write::Set,
+            Product { a, b, transpose: Transpose::Right, scale },
+        );
+        let (a, b) = (view(mdy, n, t), view(mx, t, k));
+        let product = Product { a, b, transpose: Transpose::Neither, scale };
+        self.matmul(view_mut(&mut neither, n, k), Write::Set, product);
+        near("matmul a bT", &self.taken(right)?, &Host { a: (dy, t, 1), b: (x, 1, t), sizes: (n, k, t) })?;
+        near("matmul a b", &self.taken(neither)?, &Host { a: (dy, t, 1), b: (x, k, 1), sizes: (n, k, t) })
+    }
+
+    fn judge_rows(&mut self) -> Result<(), String> {
+        let (rows, cols) = (3, 611);
+        let (x, gain) = (numbers(rows * cols, 1), numbers(cols, 2));
+        let (mx, mg) = (self.loaded(&x), self.loaded(&gain));
+        let [mut out, mut inv, mut losses] = [rows * cols, rows, rows].map(|len| self.memory(len));
+        let (o, i) = (view_mut(&mut out, rows, cols), view_mut(&mut inv, rows, 1));
+        self.rmsnorm(o, i, view(&mx, rows, cols), view(&mg, 1, cols), 1e-5);
+        let (out, inv) = (self.taken(out)?, self.taken(inv)?);
+        let mut want = (Vec::new(), Vec::new(), Vec::new());
+        for (r, row) in x.chunks_exact(cols).enumerate() {
+            let squares: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let by = 1.0 / (squares / cols as f64 + 1e-5).sqrt();
+            want.0.push(by);
+            want.1.extend(row.iter().zip(&gain).map(|(v, g)| f64::from(*v) * by * f64::from(*g)));
+            let sum: f64 = row.iter().map(|v| f64::from(*v).exp()).sum();
+            want.2.push(sum.ln() - f64::from(row[r]));
+        }
+        let targets = self.ids(&[0, 1, 2]);
+        let mut logits = mx;
+        self.cross_entropy(view_mut(&mut losses, rows, 1), view_mut(&mut logits, rows, cols), &targets, None);
+        let losses = self.taken(losses)?;
+        self.recycle(logits);
+        self.recycle(mg);
+        close("inverse root", &inv, &want.0)?;
+        close("rmsnorm", &out, &want.1)?;
+        close("cross_entropy", &losses, &want.2)
+    }
+
+    fn judge_attention(&mut self) -> Result<(), String> {
+        let flash = self.attention_case()?;
+        let variants = std::mem::take(&mut self.variants);
+        let plain = self.attention_case();
+        self.variants = variants;
+        for ((name, got), (_, want)) in flash.iter().zip(&plain?) {
+            close(name, got, &want.iter().map(|v| f64::from(*v)).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Two rows over more than one tile, grouped heads; every output and gradient.
+    fn attention_case(&mut self) -> Result<Vec<(&'static str, Vec<f32>)>, String> {
+        let (t, heads) = (45, Heads { query: 2, kv: 1, size: 20 });
+        let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
+        let ids = vec![0; t];
+        let tokens = self.tokens(TokenRows { ids: &ids, bounds: &[0, 7, t as u32], past: 0 });
+        let inputs = [(wide, 1), (narrow, 2), (narrow, 3), (wide, 4)];
+        let [q, k, v, dout] = inputs.map(|(cols, seed)| self.loaded(&numbers(t * cols, seed)));
+        let sizes = [wide, heads.query, wide, narrow, narrow];
+        let [mut out, mut lse, mut dq, mut dk, mut dv] = sizes.map(|cols| self.memory(t * cols));
+        let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
+        let (o, l) = (view_mut(&mut out, t, wide), view_mut(&mut lse, t, heads.query));
+        self.attention(o, l, qkv, heads, &tokens);
+        let grad = QkvGrad {
+            dq: view_mut(&mut dq, t, wide),
+            dk: view_mut(&mut dk, t, narrow),
+            dv: view_mut(&mut dv, t, narrow),
+        };
+        let saved = AttentionSaved { qkv, out: view(&out, t, wide), logsumexp: view(&lse, t, heads.query) };
+        self.attention_grad(grad, view(&dout, t, wide), saved, heads, &tokens);
+        [q, k, v, dout].into_iter().for_each(|m| self.recycle(m));
+        let all = [("attention", out), ("logsumexp", lse), ("dq", dq), ("dk", dk), ("dv", dv)];
+        all.into_iter().map(|(name, m)| self.taken(m).map(|x| (name, x))).collect()
+    }
+}
+
+/// Numbers between -1 and 1 that are the same everywhere.
+fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn rounded(x: &[f32], lift: f32) -> Vec<f32> {
+    x.iter().map(|v| f16::from_f32(v * lift).to_f32() / lift).collect()
+}
+
+/// A product on the host: factors with the distances of their rows and columns; m, n, k.
+struct Host<'a> {
+    a: (&'a [f32], usize, usize),
+    b: (&'a [f32], usize, usize),
+    sizes: (usize, usize, usize),
+}
+
+/// Every output within [`BOUND`] of its sum of absolute terms.
+fn near(name: &str, got: &[f32], host: &Host) -> Result<(), String> {
+    let (m, n, k) = host.sizes;
+    for (at, got) in got.iter().enumerate().take(m * n) {
+        let (i, j) = (at / n, at % n);
+        let term = |t: usize| {
+            let a = host.a.0[i * host.a.1 + t * host.a.2];
+            let b = host.b.0[t * host.b.1 + j * host.b.2];
+            f64::from(a) * f64::from(b)
+        };
+        let (want, terms) = (0..k).fold((0.0, 0.0), |(w, s), t| (w + term(t), s + term(t).abs()));
+        let off = (f64::from(*got) - want).abs();
+        // A NaN is never within a bound.
+        if !(off <= BOUND * terms) {
+            return Err(format!("{name} [{i}, {j}] of {m} x {n} x {k} is {got}, not {want:.6}"));
+        }
+    }
+    Ok(())
+}
+
+/// Every value within [`BOUND`] of the largest that is expected.
+fn close(name: &str, got: &[f32], want: &[f64]) -> Result<(), String> {
+    let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        if !((f64::from(*got) - want).abs() <= BOUND * scale) {
+            return Err(format!("{name} [{i}] is {got}, not {want:.6}"));
+        }
+    }
+    Ok(())
+}

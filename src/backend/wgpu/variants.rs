@@ -1,0 +1,275 @@
+//! Faster kernels than the plain ones, and which of them an operation gets. What is offered follows from the device
+//! alone; what is used has been checked on it ([`super::check`]). For every operation that no variant fits, the plain
+//! kernel remains.
+
+use super::instance::Adapter;
+use super::kernel::Access::{Read, Write as Written};
+use super::kernel::{Constant, Kernel};
+use super::rows::kernel;
+use wgpu::Features;
+
+/// How numbers may be rounded inside a product with a frozen matrix. All else is f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// f32 throughout.
+    #[default]
+    F32,
+    /// Factors may be rounded to f16, where that is faster; sums are f32.
+    F16,
+}
+
+/// A faster way to compute some verbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// Products on the device's matrix units, in fragments of that side: factors in f16.
+    Cooperative(u32),
+    /// Products in register tiles, factors in f16.
+    Half,
+    /// Products in register tiles.
+    Tiled,
+    /// Products by broadcasts within subgroups of that size: for software adapters.
+    Lanes(u32),
+    /// Flash attention in tiles of 32 x 32.
+    Flash,
+    /// Rows folded by subgroups of any size.
+    Subgroups,
+}
+
+impl Variant {
+    /// As classes, messages and tables name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::Cooperative(8) => "coop8",
+            Variant::Cooperative(_) => "coop16",
+            Variant::Half => "half",
+            Variant::Tiled => "tiled",
+            Variant::Lanes(4) => "lanes4",
+            Variant::Lanes(_) => "lanes8",
+            Variant::Flash => "flash",
+            Variant::Subgroups => "subgroups",
+        }
+    }
+
+    /// Whether it rounds factors.
+    pub fn is_reduced(self) -> bool {
+        matches!(self, Variant::Cooperative(_) | Variant::Half)
+    }
+
+    /// Whether it computes products.
+    pub fn is_product(self) -> bool {
+        !matches!(self, Variant::Flash | Variant::Subgroups)
+    }
+
+    /// What an adapter could run, the best first. A workgroup that is one subgroup needs a size that does not vary.
+    pub fn offered(adapter: &Adapter, precision: Precision) -> Vec<Variant> {
+        let (features, info) = (adapter.features(), &adapter.info);
+        let subgroups = features.contains(Features::SUBGROUP);
+        let mut all = Vec::new();
+        if precision == Precision::F16 && features.contains(Features::SHADER_F16) {
+            if subgroups && features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+                all.extend(fragments(adapter).map(Variant::Cooperative));
+            }
+            all.push(Variant::Half);
+        }
+        match (info.subgroup_min_size, info.subgroup_max_size) {
+            (size @ (4 | 8), most) if subgroups && size == most && adapter.is_software() => {
+                all.push(Variant::Lanes(size));
+            }
+            _ => {}
+        }
+        all.extend([Variant::Tiled, Variant::Flash]);
+        if subgroups && info.subgroup_min_size >= 4 && info.subgroup_max_size <= 64 {
+            all.push(Variant::Subgroups);
+        }
+        all
+    }
+}
+
+/// The side of the fragments that multiply f16 and add up f32, the larger first.
+fn fragments(adapter: &Adapter) -> Option<u32> {
+    use wgpu::CooperativeScalarType::{F16, F32};
+    let all = adapter.handle().cooperative_matrix_properties();
+    let has = |side: u32| {
+        all.iter()
+            .any(|p| (p.m_size, p.n_size, p.k_size, p.ab_type, p.cr_type) == (side, side, side, F16, F32))
+    };
+    [16, 8].into_iter().find(|&side| has(side))
+}
+
+kernel!(LANES, "product_lanes", ["product_params", "packed"], [Written, Read, Read]);
+kernel!(TILED, "product_tiled", ["product_params", "packed"], [Written, Read, Read]);
+kernel!(COOPERATIVE, "product_coop", ["product_params", "packed"], [Written, Read, Read]);
+
+/// The kernels of this file.
+pub(super) const KERNELS: &[&Kernel] = &[&LANES, &TILED, &COOPERATIVE];
+
+/// The greatest shift of gradients before they are rounded to f16: 2^8 leaves room for values up to 255, and numbers
+/// down to 2.3e-10 are not lost.
+pub(super) const LIFT: f32 = 256.0;
+
+/// A product as a variant sees it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    /// The left factor lies as [k, m].
+    pub left_across: bool,
+    /// The right factor lies as [k, n].
+    pub right_across: bool,
+    /// Encoding of the right factor.
+    pub encoding: u32,
+    /// m, n, k.
+    pub sizes: (usize, usize, usize),
+    /// First number of the right factor in its binding.
+    pub b_at: usize,
+    /// Distance of its rows, as it lies.
+    pub b_stride: usize,
+    /// What kind of product it is.
+    pub role: Role,
+}
+
+/// What may be rounded, and what is a gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// With a frozen matrix.
+    Frozen,
+    /// The gradient of that.
+    FrozenGrad,
+    /// Of two f32 matrices: an adapter's own mathematics, never rounded.
+    Own,
+}
+
+/// A kernel for a product.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub kernel: &'static Kernel,
+    pub constants: Vec<Constant>,
+    /// Rows and columns of the output that a workgroup makes.
+    pub tile: (usize, usize),
+    /// What the left factor is multiplied by before it is rounded.
+    pub lift: f32,
+}
+
+/// What a device uses.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Variants {
+    /// For products, the best first.
+    pub products: Vec<Variant>,
+    pub flash: bool,
+    pub subgroups: bool,
+    /// Dropped because they were wrong, each with what was seen.
+    pub dropped: Vec<(Variant, String)>,
+    /// Made wrong on purpose: for tests.
+    pub spoiled: Option<Variant>,
+}
+
+impl Variants {
+    /// Takes a variant into use.
+    pub fn take(&mut self, variant: Variant) {
+        match variant {
+            Variant::Flash => self.flash = true,
+            Variant::Subgroups => self.subgroups = true,
+            product => self.products.push(product),
+        }
+    }
+
+    /// Whether something that is used leaves nothing for this variant to do.
+    pub fn covers(&self, variant: Variant) -> bool {
+        let exact = self.products.iter().any(|v| !v.is_reduced());
+        let any = !self.products.is_empty();
+        variant.is_product() && (exact || (any && variant.is_reduced()))
+    }
+
+    /// The names of what is used, as the class says them.
+    pub fn names(&self) -> String {
+        let products = self.products.iter().find(|v| v.is_reduced()).or(self.products.first());
+        let mut names: Vec<&str> = products.map(|v| v.name()).into_iter().collect();
+        names.extend(self.flash.then_some(Variant::Flash.name()));
+        names.extend(self.subgroups.then_some(Variant::Subgroups.name()));
+        if names.is_empty() { "plain".into() } else { names.join("+") }
+    }
+
+    /// What multiplies the scale of a product by this variant: one, unless a test spoiled it.
+    pub fn spoil(&self, variant: Variant) -> f32 {
+        if self.spoiled == Some(variant) { 1.01 } else { 1.0 }
+    }
+
+    /// The kernel for a product; none where the plain one has to do it.
+    pub fn product(&self, asked: &Asked) -> Option<(Variant, Chosen)> {
+        let fits = |v: &&Variant| asked.role != Role::Own || !v.is_reduced();
+        let variant = *self.products.iter().find(fits)?;
+        let chosen = match variant {
+            Variant::Lanes(lanes) => lanes_kernel(asked, lanes),
+            Variant::Cooperative(side) => cooperative_kernel(asked, side),
+            _ => tiled_kernel(asked, variant),
+        };
+        Some((variant, chosen))
+    }
+}
+
+fn basics(asked: &Asked) -> Vec<Constant> {
+    vec![
+        ("ENCODING", asked.encoding),
+        ("LEFT_ACROSS", u32::from(asked.left_across)),
+        ("RIGHT_ACROSS", u32::from(asked.right_across)),
+    ]
+}
+
+/// Tiles were measured: more columns a lane is faster, until a shader takes longer to compile than to run.
+fn lanes_kernel(asked: &Asked, lanes: u32) -> Chosen {
+    let (_, n, k) = asked.sizes;
+    let per: u32 = if asked.encoding == 0 { 4 } else { 8 };
+    let whole = |x: usize, of: u32| x.is_multiple_of(of as usize);
+    let lies = whole(asked.b_at, per) && whole(asked.b_stride, per);
+    let few = n.div_ceil(lanes as usize);
+    let (vector, rows, cols) = match asked.right_across {
+        true if lies && per == 8 && whole(n, 8) && few > 2 => (1, 4, 8),
+        true if lies && per == 4 && whole(n, 4) && few > 2 => (1, 8, 4),
+        false if lies && whole(k, 8) => (1, 8, if few > 2 { 4 } else { few.max(1) as u32 }),
+        _ => (0, 8, few.clamp(1, 2) as u32),
+    };
+    let mut constants = basics(asked);
+    constants.extend([("VECTOR", vector), ("PER", per), ("LANES", lanes), ("KB", 8)]);
+    constants.extend([("TM", rows), ("TN", cols)]);
+    Chosen { kernel: &LANES, constants, tile: (rows as usize, (lanes * cols) as usize), lift: 1.0 }
+}
+
+fn lift(asked: &Asked) -> f32 {
+    if asked.role == Role::FrozenGrad { LIFT } else { 1.0 }
+}
+
+/// 64 x 64 by 128 lanes; 16 rows or columns where there are no more, as in an adapter's own products.
+fn tiled_kernel(asked: &Asked, variant: Variant) -> Chosen {
+    let half = variant == Variant::Half;
+    let (m, n, _) = asked.sizes;
+    let (bm, tm): (u32, u32) = if m <= 16 { (16, 4) } else { (64, 8) };
+    let bn: u32 = if n <= 16 { 16 } else { 64 };
+    let mut constants = basics(asked);
+    constants.extend([("VECTOR", 0), ("HALF", u32::from(half))]);
+    constants.extend([("BM", bm), ("BN", bn), ("BK", 16), ("TM", tm), ("TN", 4)]);
+    let lift = if half { lift(asked) } else { 1.0 };
+    Chosen { kernel: &TILED, constants, tile: (bm as usize, bn as usize), lift }
+}
+
+fn cooperative_kernel(asked: &Asked, side: u32) -> Chosen {
+    let mut constants = basics(asked);
+    constants.extend([("VECTOR", 0), ("SIDE", side)]);
+    Chosen { kernel: &COOPERATIVE, constants, tile: (64, 64), lift: lift(asked) }
+}
+
+/// Every set of constants that a product by broadcasts may get.
+pub(super) fn lanes_sets() -> Vec<Vec<Constant>> {
+    let mut sets: Vec<Vec<Constant>> = Vec::new();
+    for lanes in [4, 8] {
+        for (encoding, across) in [0, 1, 2].into_iter().flat_map(|e| (0..4).map(move |a| (e, a))) {
+            for (n, b_at) in [(5, 0), (12, 0), (40, 0), (5, 1), (12, 1), (40, 1)] {
+                let (left_across, right_across) = (across & 1 == 1, across & 2 == 2);
+                let (sizes, b_stride, role) = ((9, n, 16), 40, Role::Own);
+                let asked = Asked { left_across, right_across, encoding, sizes, b_at, b_stride, role };
+                let set = lanes_kernel(&asked, lanes).constants;
+                if !sets.contains(&set) {
+                    sets.push(set);
+                }
+            }
+        }
+    }
+    sets
+}

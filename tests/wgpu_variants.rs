@@ -1,0 +1,245 @@
+//! Variants of kernels on the drivers that are installed: each against f64, at sizes that fit no tile, at odd offsets,
+//! over NaN, between guard words; what rounds its factors, against products of factors rounded in the same way
+//! and against f32; and a variant that is made wrong on purpose is dropped by name.
+
+// A test that cannot go on should stop there.
+#![allow(clippy::unwrap_used)]
+
+use finetune::backend::wgpu::{Adapter, Options, Variant, Wgpu, adapters};
+use finetune::backend::*;
+use finetune::numeric::dtype::Dtype;
+use half::{bf16, f16};
+
+const GUARD: f32 = 12_345.0;
+
+/// The software adapters that are installed, each with the variants that it could run.
+fn devices() -> Vec<(Adapter, Vec<Variant>)> {
+    let all: Vec<Adapter> = adapters().into_iter().filter(Adapter::is_software).collect();
+    for driver in ["llvmpipe", "SwiftShader"] {
+        if !all.iter().any(|a| a.name().contains(driver)) {
+            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
+            eprintln!("skipped: no Vulkan driver {driver}");
+        }
+    }
+    let offered = |a: Adapter| {
+        let variants = Variant::offered(&a, finetune::backend::wgpu::Precision::F16);
+        (a, variants)
+    };
+    all.into_iter().map(offered).collect()
+}
+
+fn tolerance(key: &str) -> f64 {
+    let text = include_str!("../contracts/F-WGPU-003.yaml");
+    let contract: serde_json::Value = serde_yaml::from_str(text).unwrap();
+    contract["tolerance"][key].as_f64().unwrap()
+}
+
+fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A matrix at an odd offset, guard words around it.
+fn held(device: &mut Wgpu, values: &[f32], offset: usize) -> <Wgpu as Backend>::Memory {
+    let mut memory = device.memory(values.len() + 2 * offset);
+    let guard = vec![GUARD; offset];
+    let all = [&guard[..], values, &guard[..]].concat();
+    device.upload(view_mut(&mut memory, 1, all.len()), &all);
+    memory
+}
+
+fn taken(device: &mut Wgpu, memory: <Wgpu as Backend>::Memory, len: usize, offset: usize) -> Vec<f32> {
+    let mut all = vec![0.0; len + 2 * offset];
+    device.read(view(&memory, 1, all.len()), &mut all).unwrap();
+    device.recycle(memory);
+    let (before, rest) = all.split_at(offset);
+    assert!(before.iter().chain(&rest[len..]).all(|v| *v == GUARD), "a guard word was written");
+    rest[..len].to_vec()
+}
+
+/// sum over k of a(i, k) b(k, j), and of absolute terms.
+fn formula(
+    (a, row, k_a): (&[f32], usize, usize),
+    (b, k_b, col): (&[f32], usize, usize),
+    (m, n, k): (usize, usize, usize),
+) -> Vec<(f64, f64)> {
+    let mut all = Vec::with_capacity(m * n);
+    for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+        let term = |t: usize| f64::from(a[i * row + t * k_a]) * f64::from(b[t * k_b + j * col]);
+        all.push((0..k).fold((0.0, 0.0), |(s, abs), t| (s + term(t), abs + term(t).abs())));
+    }
+    all
+}
+
+fn largest(want: &[(f64, f64)]) -> f64 {
+    want.iter().fold(0.0, |m: f64, (w, _)| m.max(w.abs()))
+}
+
+/// Every value within `bound` of what is expected, relative to the largest, or to each sum of absolute terms.
+fn compare(name: &str, got: &[f32], want: &[(f64, f64)], (bound, by_terms): (f64, bool)) {
+    let scale = largest(want);
+    for (i, (got, (want, terms))) in got.iter().zip(want).enumerate() {
+        let off = (f64::from(*got) - want).abs();
+        let most = bound * if by_terms { *terms } else { scale };
+        assert!(off <= most, "{name}: element {i} is {got}, want {want}: off {off:e}, allowed {most:e}");
+    }
+}
+
+fn round16(x: &[f32]) -> Vec<f32> {
+    x.iter().map(|v| f16::from_f32(*v).to_f32()).collect()
+}
+
+/// A frozen matrix in a file's bytes, and what they say.
+fn frozen(w: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
+    match dtype {
+        Dtype::F32 => (w.iter().flat_map(|v| v.to_le_bytes()).collect(), w.to_vec()),
+        Dtype::Bf16 => {
+            let bits: Vec<bf16> = w.iter().map(|v| bf16::from_f32(*v)).collect();
+            let bytes = bits.iter().flat_map(|b| b.to_bits().to_le_bytes()).collect();
+            (bytes, bits.iter().map(|b| b.to_f32()).collect())
+        }
+        Dtype::F16 => {
+            let bits: Vec<f16> = w.iter().map(|v| f16::from_f32(*v)).collect();
+            let bytes = bits.iter().flat_map(|b| b.to_bits().to_le_bytes()).collect();
+            (bytes, bits.iter().map(|b| b.to_f32()).collect())
+        }
+    }
+}
+
+/// linear and linear_grad at one size.
+fn linear(device: &mut Wgpu, name: &str, reduced: bool, (t, n, k): (usize, usize, usize), dtype: Dtype) {
+    let (x, dy) = (numbers(t * k, 1), numbers(t * n, 2));
+    let (bytes, w) = frozen(&numbers(n * k, 3), dtype);
+    let weight = device.weight(Frozen { rows: n, cols: k, dtype, bytes: &bytes }).unwrap();
+    for (write, offset) in [(Write::Set, 3), (Write::Add, 4)] {
+        let old = if write == Write::Add { 0.5 } else { f32::NAN };
+        let (mx, mdy) = (held(device, &x, offset), held(device, &dy, offset));
+        let (mut y, mut dx) =
+            (held(device, &vec![old; t * n], offset), held(device, &vec![old; t * k], offset));
+        let at = |m, rows, cols| View { memory: m, offset, rows, cols };
+        let out = ViewMut { memory: &mut y, offset, rows: t, cols: n };
+        device.linear(out, write, at(&mx, t, k), &weight);
+        let out = ViewMut { memory: &mut dx, offset, rows: t, cols: k };
+        device.linear_grad(out, write, at(&mdy, t, n), &weight);
+        let (y, dx) = (taken(device, y, t * n, offset), taken(device, dx, t * k, offset));
+        let (mx, mdy) = (taken(device, mx, t * k, offset), taken(device, mdy, t * n, offset));
+        assert!(mx == x && mdy == dy, "{name}: an input was written");
+        let plus = if write == Write::Add { 0.5 } else { 0.0 };
+        let plus = |v: Vec<(f64, f64)>| -> Vec<(f64, f64)> {
+            v.into_iter().map(|(w, s)| (w + plus, s + plus)).collect()
+        };
+        let name = format!("{name} {t} x {n} x {k} {dtype:?} {write:?}");
+        let exact = [
+            plus(formula((&x, k, 1), (&w, 1, k), (t, n, k))),
+            plus(formula((&dy, n, 1), (&w, k, 1), (t, k, n))),
+        ];
+        if !reduced {
+            compare(&format!("{name} linear"), &y, &exact[0], (tolerance("relative"), false));
+            compare(&format!("{name} linear_grad"), &dx, &exact[1], (tolerance("relative"), false));
+            continue;
+        }
+        let rw = round16(&w);
+        let same = [
+            plus(formula((&round16(&x), k, 1), (&rw, 1, k), (t, n, k))),
+            plus(formula((&round16(&dy), n, 1), (&rw, k, 1), (t, k, n))),
+        ];
+        for (what, got, i) in [("linear", &y, 0), ("linear_grad", &dx, 1)] {
+            compare(&format!("{name} {what}, rounded"), got, &same[i], (tolerance("of_terms"), true));
+            compare(&format!("{name} {what}, f32"), got, &exact[i], (tolerance("f16"), true));
+        }
+    }
+}
+
+/// An adapter's own products, each transpose, with a scale.
+fn own(device: &mut Wgpu, name: &str, (m, n, k): (usize, usize, usize)) {
+    for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
+        for offset in [4, 5] {
+            let (a, b) = (numbers(m * k, 4), numbers(k * n, 5));
+            let (ma, mb) = (held(device, &a, offset), held(device, &b, offset));
+            let mut out = held(device, &vec![f32::NAN; m * n], offset);
+            let at = |m, rows, cols| View { memory: m, offset, rows, cols };
+            let (la, lb) = match transpose {
+                Transpose::Neither => (at(&ma, m, k), at(&mb, k, n)),
+                Transpose::Right => (at(&ma, m, k), at(&mb, n, k)),
+                Transpose::Left => (at(&ma, k, m), at(&mb, k, n)),
+            };
+            let product = Product { a: la, b: lb, transpose, scale: 2.0 };
+            device.matmul(ViewMut { memory: &mut out, offset, rows: m, cols: n }, Write::Set, product);
+            let got = taken(device, out, m * n, offset);
+            device.recycle(ma);
+            device.recycle(mb);
+            let left = if transpose == Transpose::Left { (&a[..], 1, m) } else { (&a[..], k, 1) };
+            let right = if transpose == Transpose::Right { (&b[..], 1, k) } else { (&b[..], n, 1) };
+            let want: Vec<_> =
+                formula(left, right, (m, n, k)).into_iter().map(|(w, s)| (2.0 * w, 2.0 * s)).collect();
+            let name = format!("{name} {m} x {n} x {k} {transpose:?} at {offset}");
+            compare(&name, &got, &want, (tolerance("relative"), false));
+        }
+    }
+}
+
+const SIZES: [(usize, usize, usize); 6] =
+    [(1, 1, 1), (3, 7, 33), (17, 64, 24), (65, 40, 48), (9, 131, 72), (70, 16, 130)];
+
+#[test]
+fn products_of_every_variant() {
+    for (adapter, offered) in devices() {
+        for variant in offered.into_iter().filter(|v| v.is_product()) {
+            let name = format!("{} {}", adapter.name(), variant.name());
+            let mut variants = vec![variant];
+            variants.extend(variant.is_reduced().then_some(Variant::Tiled));
+            let options = Options { poison: true, variants: Some(variants), ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+            assert!(device.dropped().is_empty(), "{name}: {:?}", device.dropped());
+            assert!(device.class().contains(variant.name()), "{}", device.class());
+            for size in SIZES {
+                for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+                    linear(&mut device, &name, variant.is_reduced(), size, dtype);
+                }
+                own(&mut device, &name, size);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_variant_that_is_wrong_is_dropped_by_name() {
+    for (adapter, offered) in devices() {
+        for wrong in offered {
+            let name = format!("{} {}", adapter.name(), wrong.name());
+            let variants = Some(vec![wrong, Variant::Tiled]);
+            let options = Options { variants: variants.clone(), spoiled: Some(wrong), ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap();
+            let [(dropped, seen), ..] = device.dropped() else { panic!("{name} was not noticed") };
+            assert_eq!(*dropped, wrong, "{name}: {seen}");
+            assert!(seen.contains(", not "), "{name}: {seen}");
+            let class = device.class();
+            assert!(!class.contains(wrong.name()), "{name}: {class}");
+            assert_eq!(class.contains("tiled"), wrong != Variant::Tiled, "{name}: {class}");
+            linear(&mut device, &name, false, (17, 40, 24), Dtype::Bf16);
+        }
+    }
+}
+
+#[test]
+fn small_gradients_are_not_lost_in_f16() {
+    for (adapter, offered) in devices().into_iter().filter(|(_, v)| v.contains(&Variant::Half)) {
+        assert!(offered.contains(&Variant::Tiled));
+        let options = Options { variants: Some(vec![Variant::Half]), ..Options::default() };
+        let mut device = Wgpu::open(&adapter, options).unwrap();
+        let (t, n, k) = (5, 33, 7);
+        let dy: Vec<f32> = numbers(t * n, 6).iter().map(|v| v * 3e-8).collect();
+        let (bytes, w) = frozen(&numbers(n * k, 3), Dtype::Bf16);
+        let weight = device.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
+        let (mdy, mut dx) = (held(&mut device, &dy, 0), device.memory(t * k));
+        device.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&mdy, t, n), &weight);
+        let got = taken(&mut device, dx, t * k, 0);
+        let want = formula((&dy, n, 1), (&w, k, 1), (t, k, n));
+        // Without the shift, numbers below 6e-8 are rounded to 0 or 6e-8: off by all of themselves.
+        compare("small gradients", &got, &want, (0.01, true));
+    }
+}

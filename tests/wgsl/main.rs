@@ -1,0 +1,90 @@
+//! Every kernel under kernels/wgsl, with every set of constants that a device may be given, goes through naga as wgpu
+//! would take it there: parsed, validated, translated for Vulkan and for Metal. No device is needed.
+
+// A test that cannot go on should stop there.
+#![allow(clippy::unwrap_used)]
+
+use finetune::backend::wgpu::catalogue;
+use naga::back::{msl, spv};
+use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
+
+/// Why a kernel is not what every driver can be given; none where it is.
+fn trouble(text: &str) -> Option<String> {
+    let module = match naga::front::wgsl::parse_str(text) {
+        Ok(module) => module,
+        Err(error) => return Some(error.emit_to_string(text)),
+    };
+    let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
+    validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
+    let info = match validator.validate(&module) {
+        Ok(info) => info,
+        Err(error) => return Some(error.emit_to_string(text)),
+    };
+    let options = spv::Options { lang_version: (1, 6), ..Default::default() };
+    if let Err(error) = spv::write_vec(&module, &info, &options, None) {
+        return Some(format!("SPIR-V: {error}"));
+    }
+    let options = msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };
+    if let Err(error) = msl::write_string(&module, &info, &options, &Default::default()) {
+        return Some(format!("MSL: {error}"));
+    }
+    workgroup_memory(&module)
+}
+
+/// The least that WebGPU promises; every device that is opened has it.
+fn workgroup_memory(module: &naga::Module) -> Option<String> {
+    let mut layouter = naga::proc::Layouter::default();
+    layouter.update(module.to_ctx()).unwrap();
+    let shared = module.global_variables.iter().filter(|(_, v)| v.space == naga::AddressSpace::WorkGroup);
+    let bytes: u32 = shared.map(|(_, v)| layouter[v.ty].size).sum();
+    (bytes > 16_384).then(|| format!("{bytes} bytes of workgroup memory"))
+}
+
+#[test]
+fn every_kernel_with_every_constant_is_translated() {
+    let (entries, _) = catalogue();
+    assert!(entries.len() > 100, "{} kernels", entries.len());
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let bad: Vec<String> = std::thread::scope(|scope| {
+        let handles: Vec<_> = entries
+            .chunks(entries.len().div_ceil(threads))
+            .map(|part| {
+                let look = |e: &finetune::backend::wgpu::Entry| {
+                    trouble(&e.text).map(|why| format!("{}: {why}", e.name))
+                };
+                scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())
+            })
+            .collect();
+        handles.into_iter().flat_map(|h| h.join().unwrap()).collect()
+    });
+    assert!(bad.is_empty(), "{} of {} kernels:\n{}", bad.len(), entries.len(), bad.join("\n"));
+}
+
+#[test]
+fn no_file_of_the_folder_is_left_out() {
+    let (_, pieces) = catalogue();
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/wgsl");
+    let mut missing = Vec::new();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        if !pieces.contains(&text.as_str()) {
+            missing.push(path.display().to_string());
+        }
+    }
+    assert!(missing.is_empty(), "no kernel is made of {}", missing.join(", "));
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    let head = "@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lane: u32)";
+    let cases = [
+        (format!("{head} {{ let x = lane; }}"), true),
+        (format!("{head} {{ let x = ; }}"), false),
+        (format!("{head} {{ let x: f32 = lane; }}"), false),
+        (format!("var<workgroup> tile: array<f32, 5000>; {head} {{ tile[lane] = 1.0; }}"), false),
+    ];
+    for (text, good) in cases {
+        assert_eq!(trouble(&text).is_none(), good, "{text}: {:?}", trouble(&text));
+    }
+}
