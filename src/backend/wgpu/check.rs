@@ -7,16 +7,30 @@ use super::{Memory, Wgpu};
 use crate::backend::*;
 use crate::numeric::dtype::Dtype;
 use half::{bf16, f16};
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// F-WGPU-001: of the largest expected value; of the sum of absolute terms where factors are rounded.
 const BOUND: f64 = 1e-4;
 
+/// What was right in this process.
+fn right() -> MutexGuard<'static, HashSet<(String, &'static str)>> {
+    static RIGHT: OnceLock<Mutex<HashSet<(String, &'static str)>>> = OnceLock::new();
+    RIGHT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Wgpu {
-    /// Takes into use what is right of `offered`.
-    pub(super) fn choose(&mut self, offered: &[Variant]) -> Result<(), Fault> {
+    /// Takes into use what is right of `offered`. `card` says which device and driver this is: what was right on it is
+    /// not asked again by this process, because a driver may take seconds to compile it.
+    pub(super) fn choose(&mut self, offered: &[Variant], card: &str) -> Result<(), Fault> {
         let (pace, traffic) = (self.gpu.pace.clone(), self.gpu.traffic);
         for &variant in offered.iter() {
             if self.variants.covers(variant) {
+                continue;
+            }
+            let known = (card.to_string(), variant.name());
+            if self.variants.spoiled.is_none() && right().contains(&known) {
+                self.variants.take(variant);
                 continue;
             }
             let mut alone = Variants { spoiled: self.variants.spoiled, ..Variants::default() };
@@ -25,7 +39,10 @@ impl Wgpu {
             let verdict = self.judge(variant);
             self.variants = used;
             match verdict {
-                Ok(()) => self.variants.take(variant),
+                Ok(()) => {
+                    self.variants.take(variant);
+                    right().insert(known);
+                }
                 Err(seen) => {
                     // What was recorded is let go; a device that is lost says so again below.
                     self.gpu.submit();
@@ -226,7 +243,8 @@ fn near(name: &str, got: &[f32], host: &Host) -> Result<(), String> {
         let (want, terms) = (0..k).fold((0.0, 0.0), |(w, s), t| (w + term(t), s + term(t).abs()));
         let off = (f64::from(*got) - want).abs();
         // A NaN is never within a bound.
-        if !(off <= BOUND * terms) {
+        let within = off <= BOUND * terms;
+        if !within {
             return Err(format!("{name} [{i}, {j}] of {m} x {n} x {k} is {got}, not {want:.6}"));
         }
     }
@@ -237,7 +255,8 @@ fn near(name: &str, got: &[f32], host: &Host) -> Result<(), String> {
 fn close(name: &str, got: &[f32], want: &[f64]) -> Result<(), String> {
     let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        if !((f64::from(*got) - want).abs() <= BOUND * scale) {
+        let within = (f64::from(*got) - want).abs() <= BOUND * scale;
+        if !within {
             return Err(format!("{name} [{i}] is {got}, not {want:.6}"));
         }
     }

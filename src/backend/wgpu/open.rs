@@ -61,7 +61,8 @@ impl Wgpu {
         let (class, poison) = (String::new(), options.poison);
         let mut device = Wgpu { gpu, class, variants, binding_limit: binding, poison, masks: None };
         let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
-        device.choose(&offered)?;
+        let card = format!("{} {}", adapter.info.device_pci_bus_id, slug(adapter));
+        device.choose(&offered, &card)?;
         let reduced = device.variants.products.iter().any(|v| v.is_reduced());
         let numbers = if reduced { "f16" } else { "f32" };
         device.class = format!("wgpu-{}-{numbers}-{}", device.variants.names(), slug(adapter));

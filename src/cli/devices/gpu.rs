@@ -4,7 +4,7 @@ use super::building::{self, Whole};
 use super::cpu;
 use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
-use crate::backend::wgpu::{Breaker, Options, Wgpu};
+use crate::backend::wgpu::{Breaker, Options, Precision, Wgpu};
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::memory;
 use crate::model::stage::Model;
@@ -17,9 +17,12 @@ const LEFT_ALONE: u64 = 5;
 /// Tokens of a prompt that a device must have room for at least.
 const SPEAKING: usize = 256;
 
-/// Opens it.
-pub fn device(found: &Found) -> Result<Wgpu, Fault> {
-    Wgpu::open(&found.adapter, Options::default())
+/// Opens it. Where nobody typed a dtype, a card may round the factors of frozen products to f16; a driver that
+/// computes on the CPU gains nothing by that.
+pub fn device(found: &Found, dtype: Option<&str>) -> Result<Wgpu, Fault> {
+    let exact = dtype.is_some() || found.facts.kind == Kind::Software;
+    let precision = if exact { Precision::F32 } else { Precision::F16 };
+    Wgpu::open(&found.adapter, Options { precision, ..Options::default() })
 }
 
 /// An adapter that wgpu drives.
@@ -41,8 +44,8 @@ impl Card {
     }
 
     /// A whole model on it; whether it fits is asked before any of it is uploaded.
-    pub fn whole(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
-        let device = device(self.found)?;
+    pub fn whole(&self, whole: &Whole, dtype: Option<&str>) -> Result<Box<dyn Model>, ModelError> {
+        let device = device(self.found, dtype)?;
         *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
         // What only speaks needs little beside its weights, and keeps nothing.
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
@@ -73,7 +76,7 @@ impl Opener for Card {
     /// A dtype that the run's user typed binds every device; these compute in what their variant is, never in bf16.
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         match blueprint.shape.dtype.as_deref() {
-            None | Some("f32") => self.whole(&Whole::of(blueprint)),
+            dtype @ (None | Some("f32")) => self.whole(&Whole::of(blueprint), dtype),
             Some(other) => {
                 let why = "leave --dtype out on the coordinator, or compute on the CPU here (--gpus cpu)";
                 Err(ModelError::Source(format!(
@@ -89,7 +92,7 @@ impl Opener for Card {
     }
 
     fn largest(&self, blueprint: &Blueprint) -> usize {
-        let device = device(self.found).ok();
+        let device = device(self.found, blueprint.shape.dtype.as_deref()).ok();
         let load = device.and_then(|device| Whole::of(blueprint).load(&device).ok());
         load.map_or(0, |load| memory::largest(load, self.budget()))
     }

@@ -75,7 +75,7 @@ pub fn list() -> Vec<Listed> {
 
 fn adapter(index: usize, found: &Found) -> Listed {
     let facts = &found.facts;
-    let opened = gpu::device(found).map(|device| device.class());
+    let opened = gpu::device(found, None).map(|device| device.class());
     let memory = found.memory();
     let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     Listed {
@@ -152,7 +152,7 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
         device.check = Some(match card {
             Some(found) => {
                 let card = Card::new(found, None, 1);
-                checked(&reference, &card, inject, || gpu::device(found).and_then(speed::of))
+                checked(&reference, &card, inject, || gpu::device(found, None).and_then(speed::of))
             }
             None => {
                 let processor = cpu::Processor { dtype: Precision::Auto, threads, limit: None, devices: 1 };

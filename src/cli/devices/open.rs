@@ -38,7 +38,7 @@ pub fn open(
         && let Some(found) = adapters::all().get(index)
     {
         let card = Card::new(found, chosen.options.memory_limit, 1);
-        match card.whole(&whole) {
+        match card.whole(&whole, Some("f32")) {
             Ok(model) => return Ok(model),
             Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {
                 eprintln!("warning: {}: {e}; computes on the CPU", pick.name);
