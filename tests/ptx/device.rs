@@ -13,6 +13,8 @@ static PARSED: LazyLock<Mutex<HashMap<&str, Vec<Arc<Kernel>>>>> = LazyLock::new(
 pub struct Interpreted {
     machine: Machine,
     loaded: HashSet<&'static str>,
+    /// A file that stands in for the tree's.
+    changed: HashMap<&'static str, Vec<Arc<Kernel>>>,
     capability: (u32, u32),
 }
 
@@ -24,7 +26,14 @@ pub fn device(seed: u64) -> Cuda<Interpreted> {
 pub fn device_of(capability: (u32, u32), seed: u64) -> Cuda<Interpreted> {
     let mut machine = Machine::default();
     machine.seed = seed;
-    Cuda::on(Interpreted { machine, loaded: HashSet::new(), capability })
+    Cuda::on(Interpreted { machine, loaded: HashSet::new(), changed: HashMap::new(), capability })
+}
+
+/// With another text for one file.
+pub fn device_with(file: &'static str, text: &str, seed: u64) -> Cuda<Interpreted> {
+    let mut device = device_of((8, 0), seed);
+    device.driver().changed.insert(file, read(text).unwrap());
+    device
 }
 
 impl Interpreted {
@@ -62,7 +71,9 @@ impl Driver for Interpreted {
         region.get(at as usize, out).map_err(Self::fault)
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
-        if self.loaded.insert(launch.file) {
+        if let Some(entries) = self.changed.get(launch.file) {
+            self.machine.load(entries);
+        } else if self.loaded.insert(launch.file) {
             let mut parsed = PARSED.lock().unwrap();
             if !parsed.contains_key(launch.file) {
                 let entries = read(&files::read(launch.file).text).map_err(Self::fault)?;

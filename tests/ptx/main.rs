@@ -11,5 +11,8 @@ mod device;
 mod files;
 mod generate;
 mod interpreter;
+mod mutations;
+mod opcodes;
 mod products;
 mod rows;
+mod tensor;

@@ -31,6 +31,7 @@ pub const SOURCES: &[Source] = sources![
     "linear.ptx",
     "linear_grad.ptx",
     "matmul.ptx",
+    "product_sm80.ptx",
     "rmsnorm.ptx",
     "rmsnorm_grad.ptx",
     "rope.ptx",

@@ -5,7 +5,9 @@
 mod attention;
 mod driver;
 pub mod kernels;
+mod launches;
 mod memory;
+mod tensor;
 mod verbs;
 mod weight;
 
@@ -19,12 +21,34 @@ pub struct Cuda<D: Driver> {
     pool: memory::Pool,
     fault: Option<Fault>,
     launches: u64,
+    tier: Tier,
+}
+
+/// What products of frozen weights are computed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    /// f32 arithmetic.
+    F32,
+    /// Tensor cores of sm_80: bf16 operands, f32 sums.
+    Sm80,
 }
 
 impl<D: Driver> Cuda<D> {
     /// On a driver that has opened its device.
     pub fn on(driver: D) -> Self {
-        Cuda { driver, pool: memory::Pool::default(), fault: None, launches: 0 }
+        Cuda { driver, pool: memory::Pool::default(), fault: None, launches: 0, tier: Tier::F32 }
+    }
+
+    /// The same device in the bf16 class, where it has tensor cores for bf16 (sm_80 and later).
+    pub fn bf16(mut self) -> Result<Self, Fault> {
+        let (major, minor) = self.driver.capability();
+        if major < 8 {
+            let reason =
+                format!("bf16 needs compute capability 8.0, and this has {major}.{minor}: use --dtype f32");
+            return Err(Fault::Device { device: self.driver.name().into(), reason });
+        }
+        self.tier = Tier::Sm80;
+        Ok(self)
     }
 
     /// Kernels launched so far.

@@ -1,91 +1,14 @@
 //! The verbs: shapes are checked, and one kernel (seldom two) is launched. Files and entries carry the verb's stem.
 
+use super::launches::{Shape, THREADS, adds, check_heads, same_shape, size_of_grid};
 use super::memory;
-use super::{Arg, Cuda, Driver, Ids, Launch, Memory, Tokens, Weight, at, at_mut, attention, blocks, size};
+use super::tensor::Direction;
+use super::{
+    Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
+};
 use crate::backend::*;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::rng;
-
-/// Threads of kernels without sums.
-const THREADS: usize = 256;
-/// Edge of a product's tile.
-const TILE: usize = 64;
-
-fn same_shape(a: (usize, usize), b: (usize, usize)) {
-    assert_eq!(a, b, "both matrices have one shape");
-}
-
-fn adds(write: Write) -> Arg {
-    Arg::U32(u32::from(write == Write::Add))
-}
-
-/// A product as kernels take it: out[m, n], sums over k.
-struct Shape {
-    m: usize,
-    n: usize,
-    k: usize,
-    lda: usize,
-    ldb: usize,
-}
-
-impl<D: Driver> Cuda<D> {
-    /// A thread per value.
-    fn each(&mut self, file: &'static str, n: usize, args: &[Arg]) {
-        let entry = file.trim_end_matches(".ptx");
-        self.launch(Launch { file, entry, grid: [blocks(n, THREADS), 1, 1], threads: THREADS as u32, args });
-    }
-
-    /// A block of threads per part of a row.
-    fn rows(&mut self, file: &'static str, entry: &str, (rows, cols): (usize, usize), args: &[Arg]) {
-        let grid = [size_of_grid(rows), blocks(cols, THREADS), 1];
-        self.launch(Launch { file, entry, grid, threads: THREADS as u32, args });
-    }
-
-    fn product(
-        &mut self,
-        at_entry: (&'static str, &str),
-        out: (Arg, Write),
-        ab: (Arg, Arg),
-        scale: f32,
-        s: Shape,
-    ) {
-        let args = [
-            out.0,
-            ab.0,
-            ab.1,
-            size(s.m),
-            size(s.n),
-            size(s.k),
-            size(s.lda),
-            size(s.ldb),
-            Arg::F32(scale),
-            adds(out.1),
-        ];
-        let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
-        self.launch(Launch { file: at_entry.0, entry: at_entry.1, grid, threads: 256, args: &args });
-    }
-
-    fn turn(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, sign: f32) {
-        assert_eq!(x.rows, tokens.count, "one position per token");
-        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
-        if tokens.count > 0 && tokens.largest.1 as usize >= table.rows {
-            return self.refuse(format!("position {} of a table of {}", tokens.largest.1, table.rows));
-        }
-        let args = [
-            at_mut(&x),
-            at(&table),
-            Arg::Address(tokens.positions()),
-            size(x.cols),
-            size(table.cols),
-            Arg::F32(sign),
-        ];
-        self.rows("rope.ptx", "rope", (x.rows, x.cols / 2), &args);
-    }
-}
-
-fn size_of_grid(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
-}
 
 impl<D: Driver> Backend for Cuda<D> {
     type Memory = Memory;
@@ -95,11 +18,14 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn class(&self) -> String {
         let (major, minor) = self.driver.capability();
-        format!("cuda-sm{major}{minor}-f32")
+        match self.tier {
+            Tier::F32 => format!("cuda-sm{major}{minor}-f32"),
+            Tier::Sm80 => format!("cuda-sm{major}{minor}-bf16"),
+        }
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
-        dtype.size()
+        if self.tier == Tier::Sm80 { 2 } else { dtype.size() }
     }
 
     fn memory(&mut self, len: usize) -> Memory {
@@ -245,6 +171,9 @@ impl<D: Driver> Backend for Cuda<D> {
     fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
         same_shape((y.rows, y.cols), (x.rows, w.rows));
         assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
+        if self.tier == Tier::Sm80 {
+            return self.product_bf16((y, write), x, (&w.memory, w.stride), Direction::Forward);
+        }
         let s = Shape { m: y.rows, n: y.cols, k: x.cols, lda: x.cols, ldb: w.stride };
         let entry = format!("linear_{}", w.stored.name());
         let ab = (at(&x), Arg::Address(w.memory.at(0)));
@@ -254,6 +183,9 @@ impl<D: Driver> Backend for Cuda<D> {
     fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
         assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
+        if self.tier == Tier::Sm80 {
+            return self.product_bf16((dx, write), dy, (&w.memory, w.stride), Direction::Backward);
+        }
         let s = Shape { m: dx.rows, n: dx.cols, k: dy.cols, lda: dy.cols, ldb: w.stride };
         let entry = format!("linear_grad_{}", w.stored.name());
         let ab = (at(&dy), Arg::Address(w.memory.at(0)));
@@ -409,11 +341,3 @@ impl<D: Driver> Backend for Cuda<D> {
 }
 
 impl<D: Driver> Fused for Cuda<D> {}
-
-/// `tokens` is (queries, keys).
-fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
-    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
-    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
-    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
-    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
-}

@@ -1,10 +1,14 @@
 //! Frozen matrices go to the device as the file has them; f32 numbers that are all bf16 numbers go as such, which is
-//! exact and takes half the memory.
+//! exact and takes half the memory. For tensor cores everything is rounded to bf16, and rows are padded so that each
+//! begins at a multiple of 16 bytes.
 
-use super::memory::{Stored, Weight};
-use super::{Cuda, Driver};
+use super::memory::{Memory, Stored, Weight};
+use super::tensor::padded;
+use super::{Cuda, Driver, Tier};
 use crate::backend::{Fault, Frozen};
 use crate::numeric::dtype::Dtype;
+use half::bf16;
+use std::num::NonZero;
 
 impl<D: Driver> Cuda<D> {
     pub(super) fn pack(&mut self, source: Frozen) -> Result<Weight, Fault> {
@@ -13,6 +17,9 @@ impl<D: Driver> Cuda<D> {
         if bytes.len() != needed {
             let reason = format!("a {rows} x {cols} matrix takes {needed} bytes, not {}", bytes.len());
             return Err(Fault::Device { device: self.driver.name().into(), reason });
+        }
+        if self.tier == Tier::Sm80 {
+            return self.pack_bf16(source);
         }
         let short = dtype == Dtype::F32 && bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0);
         let (stored, owned) = match dtype {
@@ -24,11 +31,35 @@ impl<D: Driver> Cuda<D> {
             Dtype::F16 => (Stored::F16, None),
         };
         let bytes = owned.as_deref().unwrap_or(bytes);
+        let memory = self.uploaded(bytes)?;
+        Ok(Weight { memory, rows, cols, stride: cols, stored })
+    }
+
+    fn pack_bf16(&mut self, source: Frozen) -> Result<Weight, Fault> {
+        let Frozen { rows, cols, dtype, bytes } = source;
+        let stride = padded(cols);
+        let mut all = vec![0u8; 2 * rows * stride];
+        if let (Some(to), Some(from)) = (NonZero::new(2 * stride), NonZero::new(cols * dtype.size())) {
+            for (out, row) in all.chunks_exact_mut(to.get()).zip(bytes.chunks_exact(from.get())) {
+                if dtype == Dtype::Bf16 {
+                    out[..row.len()].copy_from_slice(row);
+                    continue;
+                }
+                for (out, x) in out.chunks_exact_mut(2).zip(dtype.widen(row)) {
+                    out.copy_from_slice(&bf16::from_f32(x).to_le_bytes());
+                }
+            }
+        }
+        let memory = self.uploaded(&all)?;
+        Ok(Weight { memory, rows, cols, stride, stored: Stored::Bf16 })
+    }
+
+    fn uploaded(&mut self, bytes: &[u8]) -> Result<Memory, Fault> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
         let memory = self.pool.take(&mut self.driver, bytes.len())?;
         self.driver.write(memory.at(0), bytes)?;
-        Ok(Weight { memory, rows, cols, stride: cols, stored })
+        Ok(memory)
     }
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod attention_grad;
 mod product;
+mod tensor;
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ impl Text {
 pub fn files() -> Vec<(&'static str, String)> {
     let mut out = product::files();
     out.extend(attention::files());
+    out.extend(tensor::files());
     out.extend(attention_grad::files());
     out.sort_by_key(|f| f.0);
     out

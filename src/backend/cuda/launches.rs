@@ -1,0 +1,99 @@
+//! What the verbs have in common: shapes that must agree, and launches of one form.
+
+use super::{Arg, Cuda, Driver, Launch, Memory, Tokens, at, at_mut, blocks, size};
+use crate::backend::{Heads, Qkv, View, ViewMut, Write};
+
+/// Threads of kernels without sums.
+pub(super) const THREADS: usize = 256;
+/// Edge of a product's tile.
+const TILE: usize = 64;
+
+pub(super) fn same_shape(a: (usize, usize), b: (usize, usize)) {
+    assert_eq!(a, b, "both matrices have one shape");
+}
+
+pub(super) fn adds(write: Write) -> Arg {
+    Arg::U32(u32::from(write == Write::Add))
+}
+
+/// A product as kernels take it: out[m, n], sums over k.
+pub(super) struct Shape {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub lda: usize,
+    pub ldb: usize,
+}
+
+impl<D: Driver> Cuda<D> {
+    /// A thread per value.
+    pub(super) fn each(&mut self, file: &'static str, n: usize, args: &[Arg]) {
+        let entry = file.trim_end_matches(".ptx");
+        self.launch(Launch { file, entry, grid: [blocks(n, THREADS), 1, 1], threads: THREADS as u32, args });
+    }
+
+    /// A block of threads per part of a row.
+    pub(super) fn rows(
+        &mut self,
+        file: &'static str,
+        entry: &str,
+        (rows, cols): (usize, usize),
+        args: &[Arg],
+    ) {
+        let grid = [size_of_grid(rows), blocks(cols, THREADS), 1];
+        self.launch(Launch { file, entry, grid, threads: THREADS as u32, args });
+    }
+
+    pub(super) fn product(
+        &mut self,
+        at_entry: (&'static str, &str),
+        out: (Arg, Write),
+        ab: (Arg, Arg),
+        scale: f32,
+        s: Shape,
+    ) {
+        let args = [
+            out.0,
+            ab.0,
+            ab.1,
+            size(s.m),
+            size(s.n),
+            size(s.k),
+            size(s.lda),
+            size(s.ldb),
+            Arg::F32(scale),
+            adds(out.1),
+        ];
+        let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
+        self.launch(Launch { file: at_entry.0, entry: at_entry.1, grid, threads: 256, args: &args });
+    }
+
+    pub(super) fn turn(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, sign: f32) {
+        assert_eq!(x.rows, tokens.count, "one position per token");
+        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
+        if tokens.count > 0 && tokens.largest.1 as usize >= table.rows {
+            return self.refuse(format!("position {} of a table of {}", tokens.largest.1, table.rows));
+        }
+        let args = [
+            at_mut(&x),
+            at(&table),
+            Arg::Address(tokens.positions()),
+            size(x.cols),
+            size(table.cols),
+            Arg::F32(sign),
+        ];
+        self.rows("rope.ptx", "rope", (x.rows, x.cols / 2), &args);
+    }
+}
+
+pub(super) fn size_of_grid(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// `tokens` is (queries, keys).
+pub(super) fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
+    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
+    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
+    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
+    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
+}

@@ -1,0 +1,116 @@
+//! The bf16 class on tensor cores against the CPU backend on inputs rounded the same way, and against f32.
+
+use crate::bench::{Mat, Out, close, run};
+use crate::device::device_of;
+use crate::products::{held, weight};
+use finetune::backend::cpu::Cpu;
+use finetune::backend::cuda::{Arg, Cuda, Driver, Launch};
+use finetune::backend::{Backend, Write};
+use finetune::numeric::dtype::Dtype;
+
+/// (T, N, K): less than a tile and its pieces, their edges, more than one.
+const SIZES: [(usize, usize, usize); 5] =
+    [(1, 1, 1), (3, 9, 17), (128, 128, 32), (130, 70, 100), (65, 137, 40)];
+
+fn rounded(m: Mat) -> Mat {
+    m.map(|x| half::bf16::from_f32(x).to_f32())
+}
+
+#[test]
+fn products_on_tensor_cores_are_those_of_rounded_inputs() {
+    for (t, n, k) in SIZES {
+        for (dtype, write) in [(Dtype::Bf16, Write::Set), (Dtype::F32, Write::Add), (Dtype::F16, Write::Set)]
+        {
+            let (w, x, dy) = (Mat::random(n, k, 2).coarse(), Mat::random(t, k, 4), Mat::random(t, n, 5));
+            let name = format!("linear {t}x{n}x{k} {dtype:?} {write:?}");
+            let mut sides = Vec::new();
+            for order in [0, 1, 3] {
+                let mut device = device_of((8, 0), order).bf16().unwrap();
+                let y = run(&name, &mut device, (&[&x], &[held(write, t, n)]), |d, i, o| {
+                    let w = weight(d, &w, dtype);
+                    d.linear(o[0].view_mut(), write, i[0], &w);
+                });
+                let dx = run(&name, &mut device, (&[&dy], &[held(write, t, k)]), |d, i, o| {
+                    let w = weight(d, &w, dtype);
+                    d.linear_grad(o[0].view_mut(), write, i[0], &w);
+                });
+                sides.push((y.unwrap(), dx.unwrap()));
+            }
+            assert!(sides.iter().all(|s| *s == sides[0]), "{name}: the order of warps changes bits");
+            let mut cpu = Cpu::new(1);
+            for (x, bound) in [(rounded(x.clone()), 1e-4), (x, 1.5e-2)] {
+                let want = run(&name, &mut cpu, (&[&x], &[held(write, t, n)]), |d, i, o| {
+                    let w = weight(d, &w, dtype);
+                    d.linear(o[0].view_mut(), write, i[0], &w);
+                });
+                close(&name, &sides[0].0[0], &want.unwrap()[0], bound);
+            }
+            for (dy, bound) in [(rounded(dy.clone()), 1e-4), (dy, 1.5e-2)] {
+                let name = format!("{name} gradient");
+                let want = run(&name, &mut cpu, (&[&dy], &[held(write, t, k)]), |d, i, o| {
+                    let w = weight(d, &w, dtype);
+                    d.linear_grad(o[0].view_mut(), write, i[0], &w);
+                });
+                close(&name, &sides[0].1[0], &want.unwrap()[0], bound);
+            }
+        }
+    }
+}
+
+/// aᵀ b has no verb in front of it yet: the kernel alone.
+#[test]
+fn the_transposed_product_on_tensor_cores() {
+    for (m, n, k) in [(1, 1, 1), (9, 17, 3), (128, 128, 32), (136, 70, 70)] {
+        let (a, b) = (rounded(Mat::random(k, m, 1)), rounded(Mat::random(k, n, 2)));
+        let mut device = device_of((8, 0), 1);
+        let driver = device.driver();
+        let mut upload = |x: &Mat| {
+            let stride = x.cols.next_multiple_of(8);
+            let address = driver.alloc(2 * x.rows * stride).unwrap();
+            for (r, row) in x.v.chunks_exact(x.cols).enumerate() {
+                let bytes: Vec<u8> =
+                    row.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
+                driver.write(address + (2 * r * stride) as u64, &bytes).unwrap();
+            }
+            (address, stride as u32)
+        };
+        let ((pa, lda), (pb, ldb)) = (upload(&a), upload(&b));
+        let out = driver.alloc(4 * m * n).unwrap();
+        let numbers = [m as u32, n as u32, k as u32, lda, ldb].map(Arg::U32);
+        let mut args = vec![Arg::Address(out), Arg::Address(pa), Arg::Address(pb)];
+        args.extend(numbers);
+        args.extend([Arg::F32(0.5), Arg::U32(0)]);
+        let grid = [n.div_ceil(128) as u32, m.div_ceil(128) as u32, 1];
+        let file = "product_sm80.ptx";
+        driver.launch(&Launch { file, entry: "product_sm80_tn", grid, threads: 256, args: &args }).unwrap();
+        let mut bytes = vec![0; 4 * m * n];
+        driver.read(out, &mut bytes).unwrap();
+        let got: Vec<f32> =
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let sum = |i: usize, j: usize| {
+            (0..k).map(|x| f64::from(a.v[x * m + i]) * f64::from(b.v[x * n + j])).sum::<f64>()
+        };
+        let want: Vec<f32> = (0..m * n).map(|x| (0.5 * sum(x / n, x % n)) as f32).collect();
+        close(&format!("tn {m}x{n}x{k}"), &got, &want, 1e-4);
+    }
+}
+
+#[test]
+fn bf16_is_refused_by_name_where_there_is_none() {
+    let said = device_of((7, 5), 0).bf16().err().unwrap().to_string();
+    assert_eq!(said, "interpreter: bf16 needs compute capability 8.0, and this has 7.5: use --dtype f32");
+    assert_eq!(device_of((9, 0), 0).bf16().unwrap().class(), "cuda-sm90-bf16");
+    assert_eq!(device_of((7, 0), 0).class(), "cuda-sm70-f32");
+}
+
+/// For the mutations: a product whose every stage is used twice.
+pub fn exercise(
+    mut device: Cuda<crate::device::Interpreted>,
+) -> Result<Vec<Vec<f32>>, finetune::backend::Fault> {
+    let (w, x) = (Mat::random(137, 200, 2).coarse(), Mat::random(65, 200, 4));
+    device = device.bf16().unwrap();
+    run("linear", &mut device, (&[&x], &[Out::Poison(65, 137)]), |d, i, o| {
+        let w = weight(d, &w, Dtype::Bf16);
+        d.linear(o[0].view_mut(), Write::Set, i[0], &w);
+    })
+}
