@@ -254,6 +254,7 @@ mod tests {
             seconds: 0.5,
             epoch: 0.1,
             shared: None,
+            traffic: None,
         })
     }
 

@@ -8,7 +8,7 @@ use super::event::{Event, Shared};
 use super::stop::{Stop, Urgency};
 use super::sum::Sums;
 use crate::model::layout::Layout;
-use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Want};
+use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Traffic, Want};
 use crate::numeric::fixed::{self, BadValue};
 
 /// Takes what is to be shown while a call lasts.
@@ -59,8 +59,14 @@ pub trait Compute {
     ) -> Result<Option<Vec<u32>>, TrainError>;
 }
 
-/// What a step took besides time; None where one device did it all.
-pub type Effort = Option<Shared>;
+/// What a step took besides time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Effort {
+    /// How it was shared out; None where one device did it all.
+    pub shared: Option<Shared>,
+    /// What went to that one device and back; None of what computes in place.
+    pub traffic: Option<Traffic>,
+}
 
 /// One whole model in this process.
 pub struct Local<'a> {
@@ -157,7 +163,7 @@ impl Compute for Local<'_> {
         sums: &mut Sums,
         _: Say,
     ) -> Result<Option<Effort>, TrainError> {
-        let cap = fixed::cap(work.len());
+        let (cap, before) = (fixed::cap(work.len()), self.model.traffic());
         sums.reset(self.gradient.len());
         for (index, batch) in work.iter().enumerate() {
             if self.stopped() {
@@ -170,7 +176,8 @@ impl Compute for Local<'_> {
                 Some(Err(bad)) => return Err(self.address(bad, index, batch, work.len())),
             }
         }
-        Ok(Some(None))
+        let traffic = Some(self.model.traffic().since(&before)).filter(|t| t.submissions > 0);
+        Ok(Some(Effort { shared: None, traffic }))
     }
 
     fn losses(&mut self, step: u64, scoring: Scoring, _: Say) -> Result<Option<()>, TrainError> {

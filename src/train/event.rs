@@ -2,6 +2,7 @@
 //! its kind under `event`; terminal, page and report are pure functions of it, so an event carries whatever
 //! they need and nothing that only one of them would want.
 
+use crate::model::stage::Traffic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -88,6 +89,9 @@ pub struct Step {
     /// How it was shared out; None where one device did it all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Shared>,
+    /// What went to the device and back for all its microbatches; None of what computes in place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<Traffic>,
 }
 
 /// How the microbatches of a step were shared out, and what that cost.

@@ -3,7 +3,7 @@
 //! that is to be shown is an event, and everything that is to be kept goes through [`super::checkpoint`].
 
 use super::checkpoint::{Saving, State};
-use super::compute::{Compute, tensor};
+use super::compute::{Compute, Effort, tensor};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event};
@@ -121,7 +121,7 @@ impl Trainer<'_, '_> {
         let microbatches = self.run.work.step(step);
         let Trainer { run, events, sums, next } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
-        let Some(shared) = taken else { return Ok(None) };
+        let Some(Effort { shared, traffic }) = taken else { return Ok(None) };
         let Means { loss, grad_norm } = next.mean(sums);
         let lr = run.schedule.rate(step);
         let Some(()) = self.update(step, grad_norm, lr)? else { return Ok(None) };
@@ -135,6 +135,7 @@ impl Trainer<'_, '_> {
             seconds: began.elapsed().as_secs_f64(),
             epoch: step as f64 / self.run.work.steps_per_epoch().max(1) as f64,
             shared,
+            traffic,
         }))
     }
 }

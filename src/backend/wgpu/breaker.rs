@@ -2,6 +2,8 @@
 //! everything after it takes the way of the real thing: handlers, latch, fault.
 
 use super::Wgpu;
+use super::device::Call;
+use super::kernel::Kernel;
 
 /// Takes a device away.
 #[derive(Debug, Clone)]
@@ -14,7 +16,16 @@ impl Breaker {
     }
 }
 
+/// Text that no compiler takes.
+static BROKEN: Kernel = Kernel { name: "broken", source: &["fn main( {"], buffers: &[] };
+
 impl Wgpu {
+    /// Records a kernel that no driver compiles.
+    pub fn refuse(&mut self) {
+        let call = Call { kernel: &BROKEN, constants: &[], params: &[], slots: &[], groups: 1, work: 1.0 };
+        self.gpu.dispatch(call);
+    }
+
     /// What could take this device away.
     pub fn breaker(&self) -> Breaker {
         Breaker(self.gpu.device.clone())

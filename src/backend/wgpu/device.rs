@@ -85,8 +85,19 @@ pub struct Gpu {
     stage_buffer: wgpu::Buffer,
     read_buffer: wgpu::Buffer,
     work: f64,
-    in_flight: Option<(SubmissionIndex, Instant, f64)>,
+    in_flight: Option<Flight>,
     pending: u64,
+    /// Kernels that were compiled when something was sent last.
+    known: usize,
+}
+
+/// What was sent and has not been waited for.
+struct Flight {
+    index: SubmissionIndex,
+    started: Instant,
+    work: f64,
+    /// Whether a kernel runs for the first time: some drivers compile it only then, which says nothing of the device.
+    first: bool,
 }
 
 fn buffer(device: &wgpu::Device, size: u64, usage: BufferUsages) -> wgpu::Buffer {
@@ -124,6 +135,7 @@ impl Gpu {
             work: 0.0,
             in_flight: None,
             pending: 0,
+            known: 0,
         }
     }
 
@@ -226,7 +238,9 @@ impl Gpu {
         let started = Instant::now();
         let index = self.queue.submit([commands]);
         self.traffic.submissions += 1;
-        self.in_flight = Some((index, started, work));
+        let first = self.pipelines.compiled() != self.known;
+        self.known = self.pipelines.compiled();
+        self.in_flight = Some(Flight { index, started, work, first });
         // Kept, so that recording the next one allocates nothing.
         (self.ops, self.params, self.staged) = (ops, params, staged);
         self.ops.clear();
@@ -277,11 +291,13 @@ impl Gpu {
 
     /// Waits for what was sent, and learns from it.
     pub fn finish(&mut self) {
-        let Some((index, started, work)) = self.in_flight.take() else { return };
-        self.wait(Some(index));
-        let seconds = started.elapsed().as_secs_f64();
-        self.pace.learn(work, seconds);
-        self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
+        let Some(flight) = self.in_flight.take() else { return };
+        self.wait(Some(flight.index));
+        if !flight.first {
+            let seconds = flight.started.elapsed().as_secs_f64();
+            self.pace.learn(flight.work, seconds);
+            self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
+        }
     }
 
     /// Everything before is computed; then those parts (buffer, first byte, bytes) come back, in one piece.

@@ -18,6 +18,8 @@ const LEAST: f64 = 0.002;
 pub struct Pace {
     /// Work per second.
     rate: f64,
+    /// No rate is believed below this: dispatches are not cut to crumbs.
+    least: f64,
     /// Work since the last read-back, and of the one before.
     since: f64,
     last: f64,
@@ -25,12 +27,12 @@ pub struct Pace {
 
 impl Pace {
     /// A guess, until something was measured.
-    pub fn guess(software: Kind) -> Pace {
-        let rate = match software {
+    pub fn guess(kind: Kind) -> Pace {
+        let rate = match kind {
             Kind::Software => 1e9,
             Kind::Hardware => 2e11,
         };
-        Pace { rate, since: 0.0, last: f64::INFINITY }
+        Pace { rate, least: rate / 20.0, since: 0.0, last: f64::INFINITY }
     }
 
     /// What `work` should take.
@@ -53,12 +55,17 @@ impl Pace {
     /// A submission was measured.
     pub fn learn(&mut self, work: f64, seconds: f64) {
         self.since += work;
-        if seconds < LEAST || work <= 0.0 {
+        if work <= 0.0 {
             return;
         }
-        let measured = work / seconds;
-        // Slower is believed at once, faster by and by: the price of a wrong guess is not the same.
-        self.rate = if measured < self.rate { measured } else { 0.7 * self.rate + 0.3 * measured };
+        let measured = work / seconds.max(LEAST);
+        if measured < self.rate && seconds >= LEAST {
+            // Slower is believed at once, but one hiccup is not the whole truth.
+            self.rate = measured.max(0.5 * self.rate).max(self.least);
+        } else if measured > self.rate {
+            // Faster by and by: the price of a wrong guess is not the same.
+            self.rate = 0.7 * self.rate + 0.3 * measured;
+        }
     }
 
     /// A microbatch has come back.
@@ -84,13 +91,20 @@ mod tests {
     fn a_slow_device_is_cut_finely_and_a_fast_one_once() {
         let mut pace = Pace::guess(Kind::Hardware);
         assert_eq!(pace.limit(), SLOW, "nothing is known yet");
-        pace.learn(8e10, 0.8);
+        (0..9).for_each(|_| pace.learn(1e10, 0.1));
+        pace.since = 8e10;
         pace.lap();
         assert!((pace.limit() - 0.416).abs() < 1e-9, "0.8 s: two submissions, not {}", pace.limit());
-        pace.learn(2e11, 2.0);
+        pace.since = 2e11;
         pace.lap();
         assert_eq!(pace.limit(), SLOW, "2 s: many");
         pace.learn(1.0, 1e-4);
         assert_eq!(pace.seconds(1e11), 1.0, "overhead is not believed");
+        pace.learn(1e10, 1e4);
+        assert_eq!(pace.seconds(1e11), 2.0, "nor a hiccup");
+        (0..99).for_each(|_| pace.learn(1.0, 1.0));
+        assert_eq!(pace.seconds(1e11), 10.0, "nor a standstill");
+        (0..99).for_each(|_| pace.learn(1e10, 1e-4));
+        assert!(pace.seconds(1e12) < 0.21, "what is too fast to measure shows that it is fast");
     }
 }

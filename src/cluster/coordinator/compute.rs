@@ -61,7 +61,8 @@ impl Compute for Coordinator<'_> {
         let mut task = self.task((Kind::Train, work.len()), &item, &mut nothing, say);
         let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
         self.reducer.total(sums);
-        Ok(Some(Some(self.accounts.finish(tally, self.machine.devices()))))
+        let shared = Some(self.accounts.finish(tally, self.machine.devices()));
+        Ok(Some(Effort { shared, traffic: None }))
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {

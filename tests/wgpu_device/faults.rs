@@ -1,0 +1,90 @@
+//! Every fault names the device, what was done there and what is wrong; it is latched, and nothing panics.
+
+use crate::devices;
+use finetune::backend::wgpu::{Options, Wgpu};
+use finetune::backend::{Backend, Fault, Frozen, TokenRows, Write, view, view_mut};
+use finetune::numeric::dtype::Dtype;
+
+/// Works a little, and reads.
+fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
+    let mut x = gpu.memory(1000);
+    gpu.fill(view_mut(&mut x, 10, 100), 2.0);
+    let w = gpu.weight(Frozen { rows: 3, cols: 100, dtype: Dtype::Bf16, bytes: &[0; 600] })?;
+    let mut y = gpu.memory(30);
+    gpu.linear(view_mut(&mut y, 10, 3), Write::Set, view(&x, 10, 100), &w);
+    let tokens = gpu.tokens(TokenRows { ids: &[0; 4], bounds: &[0, 4], past: 0 });
+    gpu.embed(view_mut(&mut x, 4, 100), &w, &tokens);
+    let mut out = vec![1.0; 30];
+    gpu.read(view(&y, 10, 3), &mut out)?;
+    [x, y].into_iter().for_each(|m| gpu.recycle(m));
+    Ok(out)
+}
+
+/// The fault of a device after `harm`; it stays.
+fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
+    let mut all = Vec::new();
+    for mut gpu in devices(Options::default()) {
+        assert_eq!(work(&mut gpu), Ok(vec![0.0; 30]), "the device works before");
+        harm(&mut gpu);
+        let fault = work(&mut gpu).unwrap_err();
+        assert_eq!(work(&mut gpu).unwrap_err(), fault, "the first fault is the one that is told");
+        let device = match &fault {
+            Fault::Device { device, .. } | Fault::OutOfMemory { device, .. } => device.clone(),
+            other => panic!("{other}"),
+        };
+        assert!(["llvmpipe", "SwiftShader"].iter().any(|name| device.contains(name)), "{device}");
+        assert!(!fault.to_string().contains('\n'), "one line");
+        all.push((device, fault));
+    }
+    all
+}
+
+#[test]
+fn a_lost_device_is_a_fault() {
+    for (_, fault) in after(|gpu| gpu.breaker().strike()) {
+        assert!(fault.to_string().contains("lost"), "{fault}");
+    }
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_is_a_fault_that_names_it() {
+    for (_, fault) in after(Wgpu::refuse) {
+        assert!(fault.to_string().contains("broken: ") && fault.to_string().contains("pars"), "{fault}");
+    }
+}
+
+#[test]
+fn memory_that_nobody_has_is_a_fault_with_its_size() {
+    let absurd = 1usize << 40;
+    let ask = |gpu: &mut Wgpu| {
+        let memory = gpu.memory(absurd);
+        gpu.recycle(memory);
+    };
+    for (device, fault) in after(ask) {
+        assert_eq!(fault, Fault::OutOfMemory { device, needed: 4 << 40 });
+    }
+}
+
+#[test]
+fn a_matrix_that_no_binding_holds_is_a_fault_that_says_what_to_do() {
+    for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
+        // Attention needs a row's keys in one piece.
+        let heads = finetune::backend::Heads { query: 1, kv: 1, size: 64 };
+        let [q, k, v] = [0; 3].map(|_| gpu.memory(100 * 64));
+        let (mut out, mut lse) = (gpu.memory(100 * 64), gpu.memory(100));
+        let tokens = gpu.tokens(TokenRows { ids: &[0; 100], bounds: &[0, 100], past: 0 });
+        let qkv = finetune::backend::Qkv { q: view(&q, 100, 64), k: view(&k, 100, 64), v: view(&v, 100, 64) };
+        gpu.attention(view_mut(&mut out, 100, 64), view_mut(&mut lse, 100, 1), qkv, heads, &tokens);
+        let fault = gpu.read(view(&lse, 100, 1), &mut [0.0; 100]).unwrap_err().to_string();
+        assert!(fault.contains("smaller microbatches fit"), "{fault}");
+    }
+}
+
+#[test]
+fn a_weight_of_the_wrong_length_is_a_fault_of_its_device() {
+    for mut gpu in devices(Options::default()) {
+        let wrong = gpu.weight(Frozen { rows: 3, cols: 5, dtype: Dtype::Bf16, bytes: &[0; 29] });
+        assert!(wrong.unwrap_err().to_string().contains("a 3 x 5 matrix takes 30 bytes, not 29"));
+        assert!(work(&mut gpu).is_ok(), "nothing is latched: the file is wrong, not the device");
+    }
+}

@@ -1,0 +1,84 @@
+//! Matrices that one binding does not hold: the same numbers from a device whose bindings are pretended to be small.
+
+use crate::devices;
+use finetune::backend::wgpu::{Options, Wgpu};
+use finetune::backend::{
+    Backend, Frozen, Fused, LmHeadLoss, Norm, Product, TokenRows, Transpose, View, Write, view, view_mut,
+};
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng::Stream;
+
+fn random(len: usize, key: u64) -> Vec<f32> {
+    let mut draws = Stream::new(&[key]);
+    (0..len).map(|_| draws.unit() * 2.0 - 1.0).collect()
+}
+
+fn read(gpu: &mut Wgpu, memory: &finetune::backend::wgpu::Memory, len: usize) -> Vec<f32> {
+    let mut out = vec![0.0; len];
+    gpu.read(view(memory, 1, len), &mut out).unwrap();
+    out
+}
+
+const T: usize = 200;
+const C: usize = 96;
+const N: usize = 130;
+
+/// What many verbs make of matrices of 75 KiB; sums that a small binding cuts come last.
+fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
+    let [mut x, mut y, mut sum] = [T * C, T * N, T * C].map(|len| gpu.memory(len));
+    let upload = |gpu: &mut Wgpu, m: &mut _, cols: usize, key| {
+        gpu.upload(view_mut(m, T, cols), &random(T * cols, key));
+    };
+    upload(gpu, &mut x, C, 1);
+    upload(gpu, &mut sum, C, 2);
+    let bytes = Dtype::Bf16.narrow(&random(N * C, 3));
+    let w = gpu.weight(Frozen { rows: N, cols: C, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
+    gpu.linear(view_mut(&mut y, T, N), Write::Set, view(&x, T, C), &w);
+    gpu.add(view_mut(&mut sum, T, C), view(&x, T, C));
+    let [mut gain, mut inv, mut normed] = [C, T, T * C].map(|len| gpu.memory(len));
+    gpu.upload(view_mut(&mut gain, 1, C), &random(C, 4));
+    let out = (view_mut(&mut normed, T, C), view_mut(&mut inv, T, 1));
+    gpu.rmsnorm(out.0, out.1, view(&x, T, C), view(&gain, 1, C), 1e-5);
+    let norm = Norm { gain: view(&gain, 1, C), inv_rms: view(&inv, T, 1) };
+    gpu.rmsnorm_grad(view_mut(&mut sum, T, C), Write::Add, view(&normed, T, C), view(&x, T, C), norm);
+    let ids: Vec<u32> = (0..T as u32).map(|i| i * 7 % N as u32).collect();
+    let tokens = gpu.tokens(TokenRows { ids: &ids, bounds: &[0, T as u32], past: 0 });
+    let mut embedded = gpu.memory(T * C);
+    gpu.embed(view_mut(&mut embedded, T, C), &w, &tokens);
+    let [mut losses, mut dx, mut back, mut square] = [T, T * C, T * C, C * N].map(|len| gpu.memory(len));
+    let args = LmHeadLoss { x: view(&x, T, C), head: &w, vocab: N, targets: &ids, chunk: 1000 };
+    gpu.lm_head_loss(view_mut(&mut losses, T, 1), Some(view_mut(&mut dx, T, C)), args);
+    gpu.linear_grad(view_mut(&mut back, T, C), Write::Set, view(&y, T, N), &w);
+    let (a, b): (View<_>, View<_>) = (view(&x, T, C), view(&y, T, N));
+    let product = Product { a, b, transpose: Transpose::Left, scale: 0.5 };
+    gpu.matmul(view_mut(&mut square, C, N), Write::Set, product);
+    [
+        (&y, T * N),
+        (&sum, T * C),
+        (&normed, T * C),
+        (&embedded, T * C),
+        (&losses, T),
+        (&dx, T * C),
+        (&back, T * C),
+        (&square, C * N),
+    ]
+    .map(|(m, len)| read(gpu, m, len))
+}
+
+#[test]
+fn what_one_binding_does_not_hold_is_computed_in_parts() {
+    let small = Options { binding_limit: Some(16 << 10), poison: true, ..Options::default() };
+    let whole = Options { poison: true, ..Options::default() };
+    for (mut small, mut whole) in devices(small).into_iter().zip(devices(whole)) {
+        let (few, all) = (results(&mut small), results(&mut whole));
+        for (i, (few, all)) in few.iter().zip(&all).enumerate() {
+            let largest = all.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            // Rows are cut anywhere without a change; a sum over the rows of a weight is cut where its parts end.
+            let bound = if i < 5 { 0.0 } else { 2e-6 * largest };
+            let off =
+                few.iter().zip(all).fold(0.0f32, |m, (a, b)| if a == b { m } else { m.max((a - b).abs()) });
+            assert!(largest > 0.1 && off <= bound, "{} result {i}: off {off:e} of {largest}", small.class());
+            assert!(few.iter().all(|v| v.is_finite()), "result {i}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Round trips (F-WGPU-002).
+
+use crate::case::Case;
+use crate::devices;
+use finetune::backend::wgpu::Options;
+use finetune::backend::{Backend, Frozen, Write, view, view_mut};
+use finetune::model::decoder::{Build, Decoder};
+use finetune::model::stage::{Output, Stage, Want};
+use finetune::numeric::dtype::Dtype;
+use std::path::Path;
+
+fn tolerance(key: &str) -> f64 {
+    let text = include_str!("../../contracts/F-WGPU-002.yaml");
+    let contract: serde_json::Value = serde_yaml::from_str(text).unwrap();
+    contract["tolerance"][key].as_f64().unwrap()
+}
+
+#[test]
+fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
+    // A language model and a classifier, whose predictions come back too.
+    for name in ["llama", "llamacls"] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity").join(name);
+        let case = Case::open(&dir);
+        for gpu in devices(Options::default()) {
+            let class = gpu.class();
+            let build = Build::whole(&case.config);
+            let mut stage = Decoder::load(gpu, &case.config, &case.tensors, &case.lora, build).unwrap();
+            let parameters = case.adapter("adapter_init");
+            let batch = case.microbatch(0, 3);
+            let mut gradient = vec![f32::NAN; parameters.len()];
+            let mut last = None;
+            for round in 0..5 {
+                stage.set_parameters(&parameters).unwrap();
+                let before = stage.traffic();
+                let sums = stage.gradient(&batch, &mut gradient).unwrap();
+                let taken = stage.traffic().since(&before);
+                assert_eq!(taken.read_backs as f64, tolerance("read_backs"), "{class} {name}");
+                if round > 1 {
+                    assert!(
+                        taken.submissions as f64 <= tolerance("submissions"),
+                        "{class} {name}: {taken:?}"
+                    );
+                    assert_eq!(taken.made, 0, "{class} {name}: something is made in the steady state");
+                }
+                // Ids, positions and bounds; rows, targets; class weights went before.
+                let integers = 4 * batch.ids.len() + 2 * batch.ids.len();
+                let most = 4 * (integers + parameters.len());
+                assert!(taken.uploaded as usize <= most, "{class} {name}: {} of {most}", taken.uploaded);
+                let losses = sums.targets as usize * (1 + case.config.labels.as_ref().map_or(0, Vec::len));
+                assert_eq!(taken.read as usize, 4 * (parameters.len() + losses), "{class} {name}");
+                let result = (sums, gradient.clone());
+                assert!(last.replace(result.clone()).is_none_or(|l| l == result), "{class}: the same bits");
+            }
+            let Output::Loss(sums) = stage.forward(&batch, None, Want::Gradient).unwrap() else {
+                panic!("a whole model gives a loss");
+            };
+            stage.backward(None, &mut gradient).unwrap();
+            assert_eq!(last, Some((sums, gradient)), "{class} {name}: two passes give the bits of one");
+        }
+    }
+}
+
+#[test]
+fn what_takes_long_is_cut_and_read_once() {
+    let (t, n) = (256, 1024);
+    for mut gpu in devices(Options::default()) {
+        let bytes = vec![0u8; n * n * 2];
+        let w = gpu.weight(Frozen { rows: n, cols: n, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
+        let [mut x, mut y] = [t * n, t * n].map(|len| gpu.memory(len));
+        gpu.fill(view_mut(&mut x, t, n), 1.0);
+        gpu.linear(view_mut(&mut y, 64, n), Write::Set, view(&x, 64, n), &w);
+        gpu.read(view(&y, 1, 8), &mut [0.0; 8]).unwrap();
+        let before = gpu.traffic();
+        // 8.6 GFLOP: a second or more on any processor that pretends to be a GPU here.
+        for _ in 0..8 {
+            gpu.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, n), &w);
+            gpu.linear(view_mut(&mut x, t, n), Write::Set, view(&y, t, n), &w);
+        }
+        gpu.read(view(&y, 1, 8), &mut [0.0; 8]).unwrap();
+        let taken = gpu.traffic().since(&before);
+        println!("{}: {taken:?}", gpu.class());
+        assert_eq!(taken.read_backs, 1);
+        assert!(taken.submissions > 2, "{}: {taken:?}", gpu.class());
+        // Measured on a machine that is shared, where a stranger may take the processor away for a while.
+        let most = 2.0 * tolerance("submission_seconds");
+        assert!(taken.longest_submission <= most, "{}: {taken:?}", gpu.class());
+    }
+}
