@@ -34,6 +34,14 @@ impl Adapter {
         self.inner.limits()
     }
 
+    /// What compiled kernels of this adapter and driver are kept under; None where they cannot be kept.
+    pub fn cache_key(&self) -> Option<String> {
+        let key = wgpu::util::pipeline_cache_key(&self.info)?;
+        let allowed = self.features().contains(wgpu::Features::PIPELINE_CACHE);
+        let driver: String = self.info.driver_info.chars().filter(char::is_ascii_alphanumeric).collect();
+        allowed.then(|| format!("{key}_{driver}"))
+    }
+
     /// wgpu's own handle.
     pub fn handle(&self) -> &wgpu::Adapter {
         &self.inner

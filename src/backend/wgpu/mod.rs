@@ -8,6 +8,7 @@ pub mod absence;
 pub mod adapters;
 mod attention;
 mod breaker;
+mod cache;
 mod catalogue;
 mod check;
 mod device;
@@ -32,6 +33,7 @@ mod vulkan;
 mod weight;
 
 pub use breaker::Breaker;
+pub use cache::{Cache, Keep};
 pub use catalogue::{Entry, catalogue};
 use device::Gpu;
 pub use instance::{Adapter, adapters};
@@ -53,6 +55,9 @@ pub struct Wgpu {
     poison: bool,
     /// Hashes of the rows of the tokens that dropout came for last.
     masks: Option<Masks>,
+    keep: Option<Keep>,
+    /// Kernels that were compiled when they were kept last.
+    kept: usize,
 }
 
 /// What keys masks before module, token and channel.

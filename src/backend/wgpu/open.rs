@@ -1,6 +1,7 @@
 //! Opening a device.
 
 use super::Wgpu;
+use super::cache::{self, Cache};
 use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
@@ -22,6 +23,8 @@ pub struct Options {
     pub variants: Option<Vec<Variant>>,
     /// A variant that is made wrong on purpose: for tests.
     pub spoiled: Option<Variant>,
+    /// The driver's compiled kernels, from run to run.
+    pub cache: Option<Cache>,
 }
 
 /// What kernels may use of what an adapter offers.
@@ -55,11 +58,18 @@ impl Wgpu {
             .map_err(|e| fault(format!("cannot be opened: {e}")))?;
         let binding = options.binding_limit.unwrap_or(u64::MAX).min(limits.max_storage_buffer_binding_size);
         let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };
-        let gpu = Gpu::new(opened, limits, Faults::new(name.clone()), Pace::guess(kind));
+        let mut gpu = Gpu::new(opened, limits, Faults::new(name.clone()), Pace::guess(kind));
+        if let Some(cache) =
+            options.cache.as_ref().filter(|_| descriptor.required_features.contains(Features::PIPELINE_CACHE))
+        {
+            gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache));
+        }
         gpu.faults.check()?;
         let variants = Variants { spoiled: options.spoiled, ..Variants::default() };
         let (class, poison) = (String::new(), options.poison);
-        let mut device = Wgpu { gpu, class, variants, binding_limit: binding, poison, masks: None };
+        let keep = options.cache.map(|cache| cache.keep);
+        let mut device =
+            Wgpu { gpu, class, variants, binding_limit: binding, poison, masks: None, keep, kept: 0 };
         let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
         let card = format!("{} {}", adapter.info.device_pci_bus_id, slug(adapter));
         device.choose(&offered, &card)?;

@@ -75,6 +75,7 @@ impl Backend for Wgpu {
             rest = after;
         }
         self.gpu.pace.lap();
+        self.keep_compiled();
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! An adapter as a device. What it takes is worked out before anything is uploaded, from what its driver says is free.
 
 use super::building::{self, Whole};
-use super::cpu;
+use super::{compiled, cpu};
 use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
 use crate::backend::wgpu::{Breaker, Options, Precision, Wgpu};
@@ -22,7 +22,8 @@ const SPEAKING: usize = 256;
 pub fn device(found: &Found, dtype: Option<&str>) -> Result<Wgpu, Fault> {
     let exact = dtype.is_some() || found.facts.kind == Kind::Software;
     let precision = if exact { Precision::F32 } else { Precision::F16 };
-    Wgpu::open(&found.adapter, Options { precision, ..Options::default() })
+    let cache = compiled::of(&found.adapter);
+    Wgpu::open(&found.adapter, Options { precision, cache, ..Options::default() })
 }
 
 /// An adapter that wgpu drives.

@@ -4,6 +4,7 @@
 mod building;
 mod chain;
 pub mod choose;
+mod compiled;
 mod cpu;
 pub mod drivers;
 mod gpu;
