@@ -35,7 +35,7 @@ fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
                 let sums = stage.gradient(&batch, &mut gradient).unwrap();
                 let taken = stage.traffic().since(&before);
                 assert_eq!(taken.read_backs as f64, tolerance("read_backs"), "{class} {name}");
-                if round > 1 {
+                if round > 0 {
                     assert!(
                         taken.submissions as f64 <= tolerance("submissions"),
                         "{class} {name}: {taken:?}"
@@ -70,7 +70,7 @@ fn what_takes_long_is_cut_and_read_once() {
         gpu.fill(view_mut(&mut x, t, n), 1.0);
         gpu.linear(view_mut(&mut y, 64, n), Write::Set, view(&x, 64, n), &w);
         gpu.read(view(&y, 1, 8), &mut [0.0; 8]).unwrap();
-        let before = gpu.traffic();
+        let (before, started) = (gpu.traffic(), std::time::Instant::now());
         // 8.6 GFLOP: a second or more on any processor that pretends to be a GPU here.
         for _ in 0..8 {
             gpu.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, n), &w);
@@ -81,8 +81,8 @@ fn what_takes_long_is_cut_and_read_once() {
         println!("{}: {taken:?}", gpu.class());
         assert_eq!(taken.read_backs, 1);
         assert!(taken.submissions > 2, "{}: {taken:?}", gpu.class());
-        // Measured on a machine that is shared, where a stranger may take the processor away for a while.
-        let most = 2.0 * tolerance("submission_seconds");
-        assert!(taken.longest_submission <= most, "{}: {taken:?}", gpu.class());
+        // On average: the machine is shared, and a stranger may take the processor away for a while.
+        let each = started.elapsed().as_secs_f64() / taken.submissions as f64;
+        assert!(each <= tolerance("submission_seconds"), "{}: {taken:?}, {each} s each", gpu.class());
     }
 }

@@ -300,9 +300,17 @@ impl Gpu {
         }
     }
 
+    /// The first fault. A device that is gone says so when it is asked, perhaps after what that led to.
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.faults.raised() {
+            let _ = self.device.poll(PollType::Poll);
+        }
+        self.faults.check()
+    }
+
     /// Everything before is computed; then those parts (buffer, first byte, bytes) come back, in one piece.
     pub fn read(&mut self, parts: &[(&Storage, u64, u64)], out: &mut [u8]) -> Result<(), Fault> {
-        self.faults.check()?;
+        self.check()?;
         let total: u64 = parts.iter().map(|p| p.2).sum();
         if total == 0 {
             return Ok(());
@@ -319,16 +327,16 @@ impl Gpu {
             at += bytes;
         }
         self.submit();
-        self.faults.check()?;
+        self.check()?;
         let (send, arrived) = std::sync::mpsc::channel();
         self.read_buffer.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(send.send(mapped)));
         self.finish();
-        self.faults.check()?;
+        self.check()?;
         match arrived.try_recv() {
             Ok(Ok(())) => {}
             _ => self.faults.raise("the results could not be mapped"),
         }
-        self.faults.check()?;
+        self.check()?;
         match self.read_buffer.get_mapped_range(0..total) {
             Ok(bytes) => out.copy_from_slice(&bytes),
             Err(error) => self.faults.raise(&error.to_string()),
@@ -336,7 +344,7 @@ impl Gpu {
         self.read_buffer.unmap();
         self.traffic.read_backs += 1;
         self.traffic.read += total;
-        self.faults.check()
+        self.check()
     }
 }
 

@@ -20,6 +20,8 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     first: Option<Fault>,
+    /// Where the device is gone, everything else is a consequence, whenever it was said.
+    lost: Option<Fault>,
     verb: &'static str,
     /// Bytes of the buffer that is being made.
     wanted: u64,
@@ -47,7 +49,10 @@ impl Faults {
         let own = self.clone();
         device.set_device_lost_callback(move |reason, message| {
             // Dropping a device says `destroyed` too; nobody asks it for results any more.
-            own.raise(&format!("the device was lost ({reason:?}): {}", one_line(&message)));
+            let reason = format!("the device was lost ({reason:?}): {}", one_line(&message));
+            let device = own.0.device.clone();
+            own.state().lost.get_or_insert(Fault::Device { device, reason });
+            own.0.raised.store(true, Ordering::Release);
         });
     }
 
@@ -103,7 +108,8 @@ impl Faults {
         if !self.raised() {
             return Ok(());
         }
-        self.state().first.clone().map_or(Ok(()), Err)
+        let state = self.state();
+        state.lost.clone().or(state.first.clone()).map_or(Ok(()), Err)
     }
 }
 

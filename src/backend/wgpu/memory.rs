@@ -51,6 +51,13 @@ pub struct Place {
     pub base: u32,
 }
 
+impl Place {
+    /// That many elements further on.
+    pub(super) fn on(self, by: usize) -> Place {
+        Place { base: self.base + by as u32, ..self }
+    }
+}
+
 impl Wgpu {
     /// Binds `len` elements from `offset` on.
     pub(super) fn place(&self, storage: &Storage, offset: usize, len: usize) -> Place {

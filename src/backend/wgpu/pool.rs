@@ -1,6 +1,6 @@
-//! Buffers by size class, four classes to a doubling. A class is handed out last in, first out, so that one
-//! microbatch after another of the same shape gets the same buffers for the same verbs: nothing is allocated and
-//! every bind group is found again. On a miss free buffers are let go, the largest first, until what is held is
+//! Buffers by size class, four classes to a doubling. Of a class the oldest buffer is handed out first, whatever the
+//! order in which they came back, so that one microbatch after another of the same shape gets the same buffers for the
+//! same verbs: nothing is allocated and every bind group is found again. On a miss free buffers are let go, the largest first, until what is held is
 //! within a quarter of the most that was ever in use at once.
 
 use super::faults::Faults;
@@ -25,7 +25,8 @@ pub struct Storage {
 /// Free buffers and what is in use.
 #[derive(Debug)]
 pub struct Pool {
-    free: BTreeMap<u64, Vec<Storage>>,
+    /// By size, then by number.
+    free: BTreeMap<u64, BTreeMap<u64, Storage>>,
     free_bytes: u64,
     live_bytes: u64,
     peak_bytes: u64,
@@ -138,12 +139,12 @@ impl Pool {
         }
         self.live_bytes = self.live_bytes.saturating_sub(storage.bytes);
         self.free_bytes += storage.bytes;
-        self.free.entry(storage.bytes).or_default().push(storage);
+        self.free.entry(storage.bytes).or_default().insert(storage.id, storage);
     }
 
     fn pop(&mut self, bytes: u64) -> Option<Storage> {
         let same = self.free.get_mut(&bytes)?;
-        let found = same.pop();
+        let found = same.pop_first().map(|(_, storage)| storage);
         if same.is_empty() {
             self.free.remove(&bytes);
         }

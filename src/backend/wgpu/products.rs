@@ -1,6 +1,6 @@
 //! Products. An output is cut into windows of whole tiles where one dispatch would take too long or a matrix does not
-//! fit a binding; the sum over k is never cut for time, so where it is cut changes no bit. It is cut only where a
-//! frozen matrix or an operand [K, M] exceeds what a binding holds.
+//! fit a binding; the sum over k is never cut for time, so where it is cut changes no bit. It is cut only where what
+//! lies along it exceeds what a binding holds.
 
 use super::device::Call;
 use super::kernel::Access::{Read, Write as Written};
@@ -138,7 +138,7 @@ impl Wgpu {
             let (out, left) = (self.at_mut(&view), self.at(x.rows(from, rows)));
             for part in &w.parts {
                 let right = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
-                let out = Place { base: out.base + part.from as u32, ..out.clone() };
+                let out = out.clone().on(part.from);
                 let window = Window {
                     kernel: &LINEAR,
                     constants: [("ENCODING", encoding(w.dtype)), ("", 0)],
@@ -176,7 +176,7 @@ impl Wgpu {
                     scale: 1.0,
                     write: if part.from == 0 { write } else { Write::Add },
                 };
-                let place = Place { base: left.base + part.from as u32, ..left.clone() };
+                let place = left.clone().on(part.from);
                 let left = Factor { place, out: dy.cols, k: 1 };
                 self.product(&window, &left, &Factor { place: right, out: 1, k: w.cols });
             }
@@ -186,10 +186,9 @@ impl Wgpu {
     pub(super) fn trained(&mut self, mut out: ViewMut<Memory>, write: Write, of: Product<Memory>) {
         let Product { a, b, transpose, scale } = of;
         let (stride, n) = (out.cols, out.cols);
-        let across = |on: bool| u32::from(on);
         let constants = [
-            ("LEFT_ACROSS", across(transpose == Transpose::Left)),
-            ("RIGHT_ACROSS", across(transpose != Transpose::Right)),
+            ("LEFT_ACROSS", u32::from(transpose == Transpose::Left)),
+            ("RIGHT_ACROSS", u32::from(transpose != Transpose::Right)),
         ];
         let window = |out: Place, sizes, write| Window {
             kernel: &MATMUL,
@@ -200,27 +199,32 @@ impl Wgpu {
             scale,
             write,
         };
-        if transpose == Transpose::Left {
-            let o = self.at_mut(&out);
-            for (from, k) in self.pieces(a.rows, a.cols.max(b.cols), 0.0) {
-                let (left, right) = (self.at(a.rows(from, k)), self.at(b.rows(from, k)));
-                let write = if from == 0 { write } else { Write::Add };
-                let left = Factor { place: left, out: 1, k: a.cols };
-                let right = Factor { place: right, out: 1, k: b.cols };
-                self.product(&window(o.clone(), (out.rows, n, k), write), &left, &right);
-            }
-            return;
-        }
-        let right = self.at(b);
-        let right = match transpose {
-            Transpose::Right => Factor { place: right, out: b.cols, k: 1 },
-            _ => Factor { place: right, out: 1, k: b.cols },
+        let k = if transpose == Transpose::Left { a.rows } else { a.cols };
+        // What is summed over is cut only along the rows of an operand, where those are it.
+        let sums = match transpose {
+            Transpose::Right => vec![(0, k)],
+            Transpose::Neither => self.pieces(k, b.cols, 0.0),
+            Transpose::Left => self.pieces(k, a.cols.max(b.cols), 0.0),
         };
-        for (from, rows) in self.pieces(out.rows, out.cols.max(a.cols), 0.0) {
-            let view = out.again().rows(from, rows);
-            let (o, left) = (self.at_mut(&view), self.at(a.rows(from, rows)));
-            let left = Factor { place: left, out: a.cols, k: 1 };
-            self.product(&window(o, (rows, n, a.cols), write), &left, &right);
+        let across =
+            if transpose == Transpose::Right { self.pieces(b.rows, b.cols, 0.0) } else { vec![(0, n)] };
+        let widest = if transpose == Transpose::Left { n } else { n.max(a.cols) };
+        for (i, rows) in self.pieces(out.rows, widest, 0.0) {
+            let o = self.at_mut(&out.again().rows(i, rows));
+            for (k0, k) in sums.iter().copied() {
+                let write = if k0 == 0 { write } else { Write::Add };
+                let left = match transpose {
+                    Transpose::Left => Factor { place: self.at(a.rows(k0, k)).on(i), out: 1, k: a.cols },
+                    _ => Factor { place: self.at(a.rows(i, rows)).on(k0), out: a.cols, k: 1 },
+                };
+                for (j, cols) in across.iter().copied() {
+                    let right = match transpose {
+                        Transpose::Right => Factor { place: self.at(b.rows(j, cols)), out: b.cols, k: 1 },
+                        _ => Factor { place: self.at(b.rows(k0, k)), out: 1, k: b.cols },
+                    };
+                    self.product(&window(o.clone().on(j), (rows, cols, k), write), &left, &right);
+                }
+            }
         }
     }
 }

@@ -70,7 +70,7 @@ impl Wgpu {
             }
             parts.push(Part { storage, from, rows });
         }
-        self.gpu.faults.check()?;
+        self.gpu.check()?;
         Ok(Weight { rows, cols, dtype, parts })
     }
 }
