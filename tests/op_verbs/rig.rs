@@ -2,9 +2,9 @@
 //! software adapter that is installed, under the bound of contracts/F-WGPU-001.yaml. A driver that is missing is
 //! skipped loudly, and where FINETUNE_NEED_VULKAN is set (as tests/run.sh does) it is a failure.
 
-use finetune::backend::Fused;
 use finetune::backend::cpu::Cpu;
 use finetune::backend::wgpu::{Adapter, Options, Wgpu, adapters};
+use finetune::backend::{Backend, Fused};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Lends a backend.
@@ -38,12 +38,16 @@ impl Rigged for Cpu {
 impl Rigged for Wgpu {
     fn rigs() -> Vec<Rig<Wgpu>> {
         static OPEN: OnceLock<Vec<(String, Arc<Mutex<Wgpu>>)>> = OnceLock::new();
-        let open = |adapter: Adapter| {
-            let options = Options { poison: true, ..Options::default() };
-            let wgpu = Wgpu::open(&adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
-            (adapter.name().to_string(), Arc::new(Mutex::new(wgpu)))
+        let open = |(adapter, variants): (&Adapter, Option<Vec<_>>)| {
+            let options = Options { poison: true, variants, ..Options::default() };
+            let wgpu = Wgpu::open(adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
+            (wgpu.class(), Arc::new(Mutex::new(wgpu)))
         };
-        let opened = OPEN.get_or_init(|| software().into_iter().map(open).collect());
+        // The plain kernels, and what the adapter would get.
+        let both = |all: &[Adapter]| -> Vec<_> {
+            all.iter().flat_map(|a| [(a, Some(Vec::new())), (a, None)]).map(open).collect()
+        };
+        let opened = OPEN.get_or_init(|| both(&software()));
         let lend = |device: &Arc<Mutex<Wgpu>>| -> Lend<Wgpu> {
             let device = device.clone();
             Box::new(move |give| give(&mut device.lock().unwrap_or_else(PoisonError::into_inner)))

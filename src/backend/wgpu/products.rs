@@ -109,8 +109,9 @@ impl Wgpu {
             left_across: left.out == 1 && left.k != 1,
             right_across: right.out == 1 && right.k != 1,
             encoding: if role == Role::Own { 0 } else { window.constants[0].1 },
-            sizes: (rows, cols, window.sizes.2),
-            b_at: b as usize,
+            // Of the whole product: where it is cut depends on what was measured, and a kernel's bits may not.
+            sizes: window.sizes,
+            b_at: right.place.base as usize,
             b_stride: right.out.max(right.k),
             role,
         };
