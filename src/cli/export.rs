@@ -14,13 +14,14 @@ mod replace;
 mod runners;
 
 use super::adapter::{self, Loaded};
-use super::generate::model_name;
+use super::generate::{model_name, recipe_of};
 use super::opened::{self, Opened};
 use super::options::Settings;
 use super::options::groups::{self, DeviceOptions, Precision};
 use super::refusal::{Refusal, nearest};
 use super::verb::Invocation;
 use crate::data::tokenizer::Tokenizer;
+use crate::model::quantised::Recipe;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use serde_json::{Value, json};
@@ -67,6 +68,8 @@ struct Source {
     tokenizer: Tokenizer,
     loaded: Loaded,
     devices: DeviceOptions,
+    /// How the base was quantised in training, where its files are not.
+    recipe: Option<Recipe>,
 }
 
 /// Exports.
@@ -151,5 +154,6 @@ fn open(s: &Settings, from: &Path) -> Result<Source, Refusal> {
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());
     let tokenizer = base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;
     let loaded = adapter::load(from, &base)?;
-    Ok(Source { base, tokenizer, loaded, devices })
+    let recipe = recipe_of(s, Some(from))?;
+    Ok(Source { base, tokenizer, loaded, devices, recipe })
 }

@@ -156,6 +156,22 @@ fn metadata(base: &Opened, stored: Option<&Gguf>, kind: Encoding) -> Result<Meta
     Ok(all)
 }
 
+/// The merged tensors' names by those in the file.
+fn names(base: &Opened, merged: &Merged) -> Result<BTreeMap<String, String>, Refusal> {
+    let mut names = BTreeMap::new();
+    for name in merged.names() {
+        if name.ends_with(".rotary_emb.inv_freq") || (base.config.tied && name == "lm_head.weight") {
+            continue;
+        }
+        let Some(as_stored) = stored_name(&name) else {
+            let what = format!("{}: tensor {name} has no name in llama.cpp", base.path.display());
+            return Err(Refusal::configuration(format!("{what}: use --to merged")));
+        };
+        names.insert(as_stored, name);
+    }
+    Ok(names)
+}
+
 fn plans(
     base: &Opened,
     stored: Option<&Gguf>,
@@ -168,18 +184,8 @@ fn plans(
         Some((_, heads)) if name.contains(".k_proj.") => Some(heads),
         _ => None,
     };
+    let names = names(base, merged)?;
     let mut plans = Vec::new();
-    let mut names = BTreeMap::new();
-    for name in merged.names() {
-        if name.ends_with(".rotary_emb.inv_freq") || (base.config.tied && name == "lm_head.weight") {
-            continue;
-        }
-        let Some(as_stored) = stored_name(&name) else {
-            let what = format!("{}: tensor {name} has no name in llama.cpp", base.path.display());
-            return Err(Refusal::configuration(format!("{what}: use --to merged")));
-        };
-        names.insert(as_stored, name);
-    }
     // What the base's file has beside weights (`rope_freqs`) stays as it is.
     let others = stored.into_iter().flat_map(|file| file.tensors()).filter(|(n, _)| !names.contains_key(*n));
     for (name, info) in others {

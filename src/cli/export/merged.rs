@@ -84,6 +84,8 @@ fn files(dir: &Path, base: &Opened, loaded: &Loaded, source: &Merged) -> Result<
 /// The base's config.json, with what merging changed: the architecture, a classifier's labels, the dtype.
 fn config(base: &Opened, loaded: &Loaded, specs: &[Spec]) -> Value {
     let mut config = base.files.config.clone();
+    // Merged weights are plain numbers, whatever the base's were.
+    config.as_object_mut().map(|c| c.shift_remove("quantization_config"));
     config["architectures"] = json!([loaded.config.architecture()]);
     if let Some(labels) = &loaded.config.labels {
         let by_id = labels.iter().enumerate().map(|(i, l)| (i.to_string(), json!(l)));

@@ -23,12 +23,23 @@ pub fn notes(to: To, source: &Source) -> Result<Vec<String>, Refusal> {
         )));
     }
     let mut notes = Vec::new();
+    if let Some(recipe) = source.recipe
+        && to != To::Peft
+    {
+        let base = source.base.path.display();
+        notes.push(format!(
+            "trained on {base} quantised to {}; the export is for the base as its files are",
+            recipe.name()
+        ));
+    }
     if to == To::Peft {
         if classifier {
-            notes.push("vLLM and llama.cpp's converter refuse an adapter with a score head: load it with PEFT, or use --to merged".into());
+            let way = "load it with PEFT, or use --to merged";
+            notes.push(format!("vLLM and llama.cpp's converter refuse an adapter with a score head: {way}"));
         }
         if spec.rslora && !classifier {
-            notes.push("llama.cpp's converter ignores use_rslora and would scale the adapter down: use --to gguf-lora, which folds the scale into alpha".into());
+            let way = "use --to gguf-lora, which folds the scale into alpha";
+            notes.push(format!("llama.cpp's converter ignores use_rslora and would scale by less: {way}"));
         }
         match max_lora_rank(spec.rank) {
             _ if classifier => {}

@@ -1,0 +1,332 @@
+//! Exports against code that is not ours: the Python `gguf` package, ggml's reference quantisers, llama.cpp's
+//! converters (their results lie in `tests/golden/export`; `tests/runners.sh` runs the real ones), and the rules of
+//! vLLM's `peft_helper`. And the command itself: every form, and what bad input is told.
+
+mod cli_fixture;
+
+use cli_fixture::{Bench, classes, demo, stderr};
+use finetune::format::gguf::adapter::{self, About, Part};
+use finetune::format::gguf::{self, Gguf, Meta, Metadata, Planned, Value as Stored, encode};
+use finetune::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
+use finetune::numeric::block::{Block, Encoding};
+use finetune::numeric::dtype::Dtype;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+
+const F32: Encoding = Encoding::Plain(Dtype::F32);
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn quantised_blocks_have_the_bits_of_gguf_and_ggml() {
+    let numbers = Dtype::F32.widen(&std::fs::read(golden("export/numbers.f32")).unwrap());
+    let file = Gguf::open(&golden("export/quantised.gguf")).unwrap();
+    let mut seen = 0;
+    for &block in Block::ALL.iter().filter(|b| **b != Block::NF4) {
+        let info = &file.tensors()[block.name()];
+        assert_eq!(info.kind, Encoding::Blocks(block));
+        let (ours, theirs) = (encode(info.kind, &numbers).unwrap(), file.bytes(info));
+        let size = block.bytes();
+        for (i, (a, b)) in ours.chunks(size).zip(theirs.chunks(size)).enumerate() {
+            assert_eq!(a, b, "{} block {i}", block.name());
+        }
+        assert_eq!(ours.len(), theirs.len());
+        seen += 1;
+    }
+    assert_eq!(seen, 10);
+    assert!(encode(Encoding::Blocks(Block::Q8_0), &numbers[..31]).is_err());
+}
+
+/// Read and written again, a file of the `gguf` package is the same file.
+#[test]
+fn the_container_is_laid_out_as_the_gguf_package_lays_it_out() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["export/quantised.gguf", "gguf/blocks.gguf", "gguf/tiny.gguf", "export/llama/lora.gguf"] {
+        let from = Gguf::open(&golden(name)).unwrap();
+        let mut metadata = Metadata::default();
+        from.raw_metadata().for_each(|(key, raw)| metadata.set(key, Meta::Raw(raw.to_vec())));
+        let mut order: Vec<_> = from.tensors().iter().collect();
+        order.sort_by_key(|(_, info)| from.bytes(info).as_ptr());
+        let plan = |(name, info): &(&String, &gguf::Info)| Planned {
+            name: (*name).clone(),
+            shape: info.shape.clone(),
+            kind: info.kind,
+        };
+        let plans: Vec<_> = order.iter().map(plan).collect();
+        let to = dir.path().join("again.gguf");
+        gguf::write(&to, &metadata, &plans, |t| Ok(from.bytes(&from.tensors()[&t.name]).to_vec())).unwrap();
+        assert!(std::fs::read(&to).unwrap() == std::fs::read(golden(name)).unwrap(), "{name}");
+        let short =
+            gguf::write(&to, &metadata, &plans, |t| Ok(from.bytes(&from.tensors()[&t.name])[1..].to_vec()));
+        assert!(short.unwrap_err().to_string().contains("were announced"), "{name}");
+    }
+}
+
+/// PEFT's tensors through our writer are the converter's, and the converter's file read by us is PEFT's tensors.
+#[test]
+fn an_adapter_is_what_llama_cpps_converter_makes_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, paired) in [("llama", Some((4, 2))), ("qwen2", None)] {
+        let from = golden("export").join(name);
+        let peft = peft::read(&from).unwrap();
+        let mut parts: Vec<Part> = peft
+            .tensors
+            .into_iter()
+            .map(|t| Part { name: t.name, rows: t.rows, cols: t.cols, values: t.values })
+            .collect();
+        let about = About {
+            architecture: name.into(),
+            paired,
+            name: "Llama".into(),
+            base_id: Some("owner/base".into()),
+            alpha: peft.config.lora_alpha as f32,
+        };
+        let to = dir.path().join("ours.gguf");
+        adapter::save(&to, &about, &parts, F32).unwrap();
+        let (ours, theirs) = (Gguf::open(&to).unwrap(), Gguf::open(&from.join("lora.gguf")).unwrap());
+        assert_eq!(ours.tensors().len(), 16);
+        assert!(ours.tensors().keys().eq(theirs.tensors().keys()));
+        for (tensor, info) in theirs.tensors() {
+            let own = &ours.tensors()[tensor];
+            assert_eq!((&own.shape, own.kind), (&info.shape, info.kind), "{name} {tensor}");
+            assert!(ours.bytes(own) == theirs.bytes(info), "{name} {tensor}");
+        }
+        for key in ["general.architecture", "general.type", "adapter.type", "adapter.lora.alpha"] {
+            assert_eq!(ours.get(key), theirs.get(key), "{name} {key}");
+        }
+        let read = adapter::load(&from.join("lora.gguf"), paired).unwrap();
+        parts.sort_by(|a, b| a.name.cmp(&b.name));
+        assert!(read.parts == parts && read.alpha == 8.0 && read.architecture == name, "{name}");
+    }
+    let model = adapter::load(&golden("gguf/tiny.gguf"), None).unwrap_err().to_string();
+    assert!(model.contains("not a LoRA adapter"), "{model}");
+    let heads = adapter::load(&golden("export/llama/lora.gguf"), Some((5, 2))).unwrap_err().to_string();
+    assert!(heads.contains("32 rows do not divide into 5 heads"), "{heads}");
+}
+
+/// An adapter that changes nothing, for a base.
+fn nothing(b: &Bench, name: &str) {
+    let config = AdapterConfig {
+        task: TaskType::CausalLm,
+        base_model_name_or_path: None,
+        revision: None,
+        r: 1,
+        lora_alpha: 1.0,
+        lora_dropout: 0.0,
+        target_modules: vec!["q_proj".into()],
+        use_rslora: false,
+    };
+    let zeros = vec![0f32; 128];
+    let names: Vec<String> = (0..4)
+        .flat_map(|i| {
+            ["A", "B"]
+                .map(|ab| format!("base_model.model.model.layers.{i}.self_attn.q_proj.lora_{ab}.weight"))
+        })
+        .collect();
+    let tensor = |name| TensorRef { name, rows: 1, cols: 128, values: &zeros };
+    let tensors: Vec<TensorRef> = names
+        .iter()
+        .map(|name| {
+            if name.contains("lora_A") {
+                tensor(name)
+            } else {
+                TensorRef { rows: 128, cols: 1, ..tensor(name) }
+            }
+        })
+        .collect();
+    peft::write(&b.path(name), &config, &tensors, &Extras::default()).unwrap();
+}
+
+/// A long list or text as `make.py` writes it down.
+fn fact(value: &Stored) -> Value {
+    let plain = match value {
+        Stored::Int(i) => json!(*i as i64),
+        Stored::Float(f) => json!(f),
+        Stored::Bool(b) => json!(b),
+        Stored::Text(s) => json!(s),
+        Stored::Texts(all) => json!(all),
+        Stored::Ints(all) => json!(all),
+        other => panic!("{other:?}"),
+    };
+    let length = plain.as_array().map(Vec::len).filter(|&n| n > 16);
+    match length.or(plain.as_str().map(|s| s.chars().count()).filter(|&n| n > 200)) {
+        Some(length) => json!({ "length": length, "sha256": sha(plain.to_string().as_bytes()) }),
+        None => plain,
+    }
+}
+
+fn sha(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
+    let b = Bench::new();
+    nothing(&b, "nothing");
+    b.ok("export nothing --model demo --to merged-gguf --outtype f16 -o demo.gguf");
+    let ours = Gguf::open(&b.path("demo.gguf")).unwrap();
+    let theirs = read_json(&golden("export/demo.json"));
+    for (key, value) in theirs["metadata"].as_object().unwrap() {
+        // A name is nobody's business, and the label of the size is for leader boards.
+        if !["general.name", "general.size_label"].contains(&key.as_str()) {
+            let own = fact(ours.get(key).unwrap_or_else(|| panic!("{key}")));
+            // Reading a decimal may be off in the last bit.
+            let near = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b.abs();
+            let same = own.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| near(a, b));
+            assert!(same || &own == value, "{key}: {own} {value}");
+        }
+    }
+    // What it leaves to a runner's guess is said: whether tokens are put around a text.
+    for key in ours.metadata().keys().filter(|k| theirs["metadata"].get(k.as_str()).is_none()) {
+        assert!(
+            ["tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"].contains(&key.as_str()),
+            "{key}"
+        );
+    }
+    let tensors = theirs["tensors"].as_object().unwrap();
+    assert!(ours.tensors().keys().eq(tensors.keys()));
+    for (name, info) in ours.tensors() {
+        let shape: Vec<usize> = info.shape.iter().rev().copied().collect();
+        assert_eq!(json!([info.kind.name(), shape, sha(ours.bytes(info))]), tensors[name], "{name}");
+    }
+}
+
+/// The rules of vLLM's `peft_helper`, read from its source.
+#[test]
+fn vllm_would_take_the_adapter() {
+    let b = Bench::new();
+    nothing(&b, "nothing");
+    b.ok("export nothing --model demo --to peft -o out");
+    let config = read_json(&b.path("out/adapter_config.json"));
+    for key in ["r", "lora_alpha", "target_modules"] {
+        assert!(!config[key].is_null(), "{key} is required");
+    }
+    assert!(config["r"].is_u64() && config["lora_alpha"].is_u64());
+    assert!(config["target_modules"].is_array() && config["modules_to_save"].is_null());
+    assert_eq!((&config["use_dora"], &config["bias"]), (&json!(false), &json!("none")));
+    let out = b.run("export nothing --model demo --to peft --overwrite -o out");
+    assert!(out.status.success() && stderr(&out).is_empty(), "{}", stderr(&out));
+}
+
+#[test]
+fn every_form_says_what_the_adapter_says() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 --rank 8 --alpha 6 --rslora -q -o out");
+    let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
+    let tuned = b.ok(&format!("generate --adapter out {prompt}"));
+    assert!(tuned.starts_with("git branch"), "{tuned:?}");
+    for outtype in ["base", "f32", "f16", "q8_0"] {
+        let said = b.ok(&format!("export out --to merged-gguf --outtype {outtype} --overwrite -o m.gguf"));
+        assert!(said.contains("read back: logits within"), "{said}");
+        let text = b.ok(&format!("generate ./m.gguf {prompt}"));
+        assert!(text == tuned || outtype == "q8_0" && text.starts_with("git branch"), "{outtype}: {text:?}");
+    }
+    // rsLoRA's scale is folded in: alpha / sqrt(8) = alpha' / 8
+    let said = b.ok("export out --to gguf-lora -o a.gguf");
+    assert!(said.contains("read back: logits within"), "{said}");
+    let (file, config) =
+        (Gguf::open(&b.path("a.gguf")).unwrap(), read_json(&b.path("out/adapter_config.json")));
+    let alpha = config["lora_alpha"].as_f64().unwrap() * 8f64.sqrt();
+    assert!((file.get("adapter.lora.alpha").unwrap().as_f64().unwrap() - alpha).abs() < 1e-4);
+    let smaller = b.ok("export out --to gguf-lora --outtype q8_0 -o a8.gguf --json");
+    assert_eq!(serde_json::from_str::<Value>(&smaller).unwrap()["weights"], "Q8_0");
+    let kinds = Gguf::open(&b.path("a8.gguf")).unwrap();
+    // rows of 128 are whole blocks, rows of 8 are none
+    assert_eq!(kinds.tensors()["blk.0.attn_q.weight.lora_a"].kind, Encoding::Blocks(Block::Q8_0));
+    assert_eq!(kinds.tensors()["blk.0.attn_q.weight.lora_b"].kind, Encoding::Plain(Dtype::F16));
+}
+
+/// Beside a GGUF base: blocks that nothing touched stay, metadata goes along, Ollama gets the adapter.
+#[test]
+fn a_gguf_base_keeps_what_it_has() {
+    let b = Bench::new();
+    nothing(&b, "nothing");
+    b.ok("export nothing --model demo --to merged-gguf --outtype q8_0 -o base.gguf");
+    b.ok("./base.gguf --data rows.jsonl --max-steps 2 --target-modules v_proj -q -o out");
+    b.ok("export out --to merged-gguf -o m.gguf");
+    let (base, merged) = (Gguf::open(&b.path("base.gguf")).unwrap(), Gguf::open(&b.path("m.gguf")).unwrap());
+    assert!(base.metadata() == merged.metadata());
+    for (name, info) in base.tensors() {
+        let now = &merged.tensors()[name];
+        assert_eq!((now.kind, &now.shape), (info.kind, &info.shape), "{name}");
+        assert_eq!(base.bytes(info) != merged.bytes(now), name.contains("attn_v.weight"), "{name}");
+    }
+    b.ok("export out --to ollama -o ollama");
+    let modelfile = String::from_utf8(b.read("ollama/Modelfile")).unwrap();
+    let from = format!("FROM {}", b.path("base.gguf").canonicalize().unwrap().display());
+    for line in
+        [from.as_str(), "ADAPTER ./adapter.gguf", "PARAMETER stop \"<|im_end|>\"", "PARAMETER num_ctx 512"]
+    {
+        assert!(modelfile.lines().any(|l| l == line), "{line}: {modelfile}");
+    }
+    assert!(!modelfile.contains("TEMPLATE"), "the base carries its own: {modelfile}");
+    assert_eq!(Gguf::open(&b.path("ollama/adapter.gguf")).unwrap().tensors().len(), 8);
+    // another template than the base's: written for Ollama, where it is of a family
+    b.file(
+        "llama3.jinja",
+        "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] + \
+         '<|eot_id|>' }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}",
+    );
+    for (template, part) in
+        [("llama3.jinja", "TEMPLATE \"\"\"{{- range .Messages }}<|start_header_id|>"), ("odd.jinja", "")]
+    {
+        b.file("odd.jinja", "{% for m in messages %}{{ m['content'] }}{% endfor %}");
+        std::fs::copy(b.path(template), b.path("out/chat_template.jinja")).unwrap();
+        let out = b.run("export out --to ollama --overwrite -o ollama");
+        let modelfile = String::from_utf8(b.read("ollama/Modelfile")).unwrap();
+        assert!(out.status.success() && modelfile.contains(part), "{modelfile}");
+        assert_eq!(stderr(&out).contains("in no family"), part.is_empty(), "{}", stderr(&out));
+        assert_eq!(modelfile.contains("TEMPLATE"), !part.is_empty(), "{modelfile}");
+    }
+    b.ok("export out --to ollama --outtype f16 -o whole");
+    assert!(String::from_utf8(b.read("whole/Modelfile")).unwrap().contains("FROM ./model.gguf\n"));
+    assert!(b.path("whole/model.gguf").exists() && !b.path("whole/adapter.gguf").exists());
+}
+
+#[test]
+fn bad_input_gets_one_line() {
+    let b = Bench::new();
+    nothing(&b, "one");
+    b.file("classes.jsonl", &classes(8));
+    b.ok("demo --task classify --data classes.jsonl --max-steps 1 --rank 2 -q -o labels");
+    b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
+    b.file("notes.txt", "hi");
+    std::fs::create_dir(b.path("folder")).unwrap();
+    b.ok("export one --model demo --to merged-gguf -o base.gguf");
+    b.model_with("odd", "tokenizer.json", |t| t["pre_tokenizer"]["use_regex"] = json!(false));
+    let before = std::fs::read_dir(b.dir.path()).unwrap().count();
+    for (command, code, parts) in [
+        ("export one --model demo --to gguf-lra", 78, "did you mean gguf-lora?"),
+        ("export one --model demo --to gguf-lora --outtype q4", 78, "--outtype .. base, f32"),
+        ("export one --model demo --to gguf-lora --save-dtype f32", 78, "--save-dtype .. --outtype"),
+        ("export one --model demo --to peft --outtype f16", 78, "--outtype .. GGUF"),
+        ("export labels --to gguf-lora", 78, "score head: use --to merged"),
+        ("export labels --to merged-gguf", 78, "score head: use --to merged"),
+        ("export labels --to ollama", 78, "score head: use --to merged"),
+        ("export one --model ./wide --to gguf-lora", 78, "one .. no place in this model"),
+        ("export one --model ./odd --to merged-gguf", 78, "odd: .. no name in llama.cpp: use --to merged"),
+        ("export one --model demo --to gguf-lora -o base.gguf", 78, "base.gguf: is not empty"),
+        ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", 78, "is the base itself"),
+        ("export one --model demo --to gguf-lora --overwrite -o notes.txt", 78, "notes.txt: is no GGUF"),
+        ("export one --model demo --to gguf-lora --overwrite -o folder", 78, "folder: is a folder"),
+    ] {
+        let out = b.run(command);
+        let said = stderr(&out);
+        assert_eq!(out.status.code(), Some(code), "{command}: {said}");
+        assert_eq!(said.lines().count(), 1, "{command}: {said}");
+        assert!(parts.split(" .. ").all(|part| said.contains(part)), "{command}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(b.dir.path()).unwrap().count(), before, "nothing is left behind");
+    assert!(demo().join("model").is_dir());
+    // classifiers have other ways out
+    b.ok("export labels --to merged -o whole");
+    let out = b.run("export labels --to peft -o head");
+    assert!(out.status.success() && stderr(&out).contains("note: vLLM and llama.cpp's converter refuse"));
+}
