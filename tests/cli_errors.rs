@@ -2,6 +2,8 @@
 //! case is a command on the real binary.
 
 mod cli_fixture;
+#[path = "cli_errors/gpus.rs"]
+mod gpus;
 
 use cli_fixture::{Bench, classes, demo, rows, stderr};
 use serde_json::json;
@@ -44,11 +46,6 @@ fn the_command_line() {
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
         ("--role worker", 78, "--role worker .. --coordinator HOST:PORT"),
         ("--coordinator host:9000", 78, "only for --role worker"),
-        ("--gpus 0,auto", 78, "--gpus .. auto stands alone"),
-        ("--gpus cpu,cpu,cpu --gpu-backend wgpu", 78, "--gpus .. leave --gpu-backend out"),
-        ("--gpus radeon --gpu-backend cpu", 78, "--gpus .. indices"),
-        ("--gpu-backend cuda", 78, "--gpu-backend .. cuda is not in this build yet"),
-        ("--gpu-backend metal", 78, "--gpu-backend .. auto, wgpu and cpu"),
         ("--dtype f16", 78, "--dtype .. bf16"),
         ("--rank 0", 78, "--rank .. at least 1"),
         ("--alpha inf", 78, "--alpha .. finite"),
@@ -90,83 +87,6 @@ fn the_command_line() {
         ("predict --text x", 78, "is no classifier"),
     ] {
         check(&b, command, code, parts);
-    }
-}
-
-/// What keeps a GPU from being found has its own line, whatever this machine has.
-#[test]
-#[cfg(target_os = "linux")]
-fn gpus_that_are_not_there() {
-    let b = Bench::new();
-    let run = "demo --data rows.jsonl --max-steps 1";
-    let said = |command: &str, variables: &[(&str, &str)]| {
-        let mut c = b.command(&format!("{run} {command} -o out"));
-        c.envs(variables.iter().copied());
-        let out = c.output().unwrap();
-        let text = stderr(&out);
-        assert!(!b.path("out").exists() || out.status.success(), "{text}");
-        (out.status.code(), text)
-    };
-    let nowhere = [("VK_DRIVER_FILES", "/nowhere.json"), ("VK_ICD_FILENAMES", "/nowhere.json")];
-    // A loader that cannot be loaded stands before the system's own.
-    b.bytes("lib/libvulkan.so.1", b"");
-    let lib = b.path("lib").display().to_string();
-    let no_loader = [("LD_LIBRARY_PATH", lib.as_str())];
-    for (command, variables, parts) in [
-        (
-            "--gpu-backend wgpu",
-            &nowhere[..],
-            "--gpu-backend wgpu: no GPU .. VK_DRIVER_FILES=/nowhere.json .. unset",
-        ),
-        ("--gpus 0", &nowhere[..], "--gpus .. no GPU .. VK_DRIVER_FILES .. --gpus cpu"),
-        ("--gpus arc --gpu-backend wgpu", &nowhere[..], "--gpus .. no GPU .. unset VK_DRIVER_FILES"),
-        ("--gpu-backend wgpu", &no_loader[..], "the Vulkan loader .. apt install libvulkan1"),
-        ("--role worker --coordinator 127.0.0.1:9 --insecure --gpus 7", &nowhere[..], "--gpus .. no GPU"),
-        ("--role coordinator --insecure --bind 127.0.0.1:0 --gpus 7", &nowhere[..], "--gpus .. no GPU"),
-    ] {
-        let (code, text) = said(command, variables);
-        let last = text.lines().last().unwrap_or_default();
-        assert_eq!(code, Some(78), "{command}: {text}");
-        assert!(last.starts_with("error: ") && text.matches("error: ").count() == 1, "{command}: {text}");
-        let missing: Vec<&str> = parts.split(" .. ").filter(|part| !last.contains(part)).collect();
-        assert!(missing.is_empty(), "{missing:?} in {command}: {text}");
-    }
-    // `auto` goes on without, and says so; where the CPU was named nobody asks for a GPU.
-    let (code, text) = said("", &nowhere);
-    assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("note: computes on the CPU: no GPU: VK_DRIVER_FILES=/nowhere.json"), "{text}");
-    let (code, text) = said("--overwrite --gpus cpu", &nowhere);
-    assert_eq!(code, Some(0), "{text}");
-    assert!(!text.contains("GPU"), "{text}");
-}
-
-/// On a machine with a software driver: an index and a name that are not there, a name that is everybody's, and a
-/// model that does not fit.
-#[test]
-fn adapters_that_cannot_be_used() {
-    let b = Bench::new();
-    let adapters = finetune::backend::wgpu::adapters();
-    if !adapters.iter().any(|a| a.name().contains("llvmpipe")) {
-        assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver llvmpipe");
-        println!("skipped: no wgpu adapter (Vulkan driver llvmpipe)");
-        return;
-    }
-    let run = "demo --data rows.jsonl --max-steps 1 -o out";
-    for (options, code, parts) in [
-        ("--gpus 63", 78, "--gpus .. there is no device 63 .. 0 "),
-        ("--gpus nothing-like-it", 78, "--gpus .. \"nothing-like-it\" .. llvmpipe"),
-        ("--gpus llvmpipe --dtype bf16", 78, "--dtype bf16 .. llvmpipe .. --gpus cpu"),
-        ("--gpus llvmpipe --memory-limit 1MB", 1, "llvmpipe .. not even the model fits .. GB"),
-        (
-            "--gpus llvmpipe --memory-limit 9MB --micro-batch-tokens 4096",
-            1,
-            "llvmpipe .. would fit .. --micro-batch-tokens",
-        ),
-    ] {
-        check(&b, &format!("{run} {options}"), code, parts);
-    }
-    if adapters.len() > 1 {
-        check(&b, &format!("{run} --gpus llvm"), 78, "--gpus .. \"llvm\" matches .. give the index");
     }
 }
 

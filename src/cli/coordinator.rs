@@ -161,10 +161,11 @@ impl Hall {
         self.runtime.shutdown_background();
         // Devices of this process that failed are why it ended, and nothing else.
         match (self.local.and_then(ended), outcome) {
-            (Some(Outcome::Failed { reason } | Outcome::Refused { reason }), Err(e))
-                if e.kind == Kind::Saved =>
-            {
+            (Some(Outcome::Failed { reason }), Err(e)) if e.kind == Kind::Saved => {
                 Err(Refusal::failure(reason))
+            }
+            (Some(Outcome::Refused { reason }), Err(e)) if e.kind == Kind::Saved => {
+                Err(Refusal::configuration(reason))
             }
             (_, outcome) => outcome,
         }

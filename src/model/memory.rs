@@ -80,6 +80,14 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     }
 }
 
+/// Bytes for people: `3.10 GB`, `15 MB`.
+pub fn size(bytes: u64) -> String {
+    match bytes as f64 {
+        bytes if bytes < 1e9 => format!("{:.0} MB", (bytes / 1e6).ceil()),
+        bytes => format!("{:.2} GB", bytes / 1e9),
+    }
+}
+
 /// The fastest policy that stays within `limit` bytes, and what it takes.
 pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
     let some = (1..load.config.layers).rev().map(Keep::Top);

@@ -4,6 +4,7 @@
 use super::config::{Config, ConfigError};
 use super::layout::module_path;
 use super::lora::{LoraError, MODULES};
+use super::memory::size;
 use crate::backend::{Backend, Fault, Frozen, view_mut};
 use crate::numeric::block::Blocks;
 use crate::numeric::dtype::Dtype;
@@ -54,7 +55,7 @@ pub enum ModelError {
         index: usize,
     },
     /// Not enough memory for the microbatch.
-    #[error("needs about {:.2} GB of memory, {:.2} GB may be used: {way_out}", *needed as f64 / 1e9, *limit as f64 / 1e9)]
+    #[error("needs about {} of memory, {} may be used: {way_out}", size(*needed), size(*limit))]
     Memory {
         /// Bytes needed with the most frugal policy.
         needed: u64,

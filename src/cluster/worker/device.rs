@@ -10,6 +10,7 @@ use super::sum::{Finished, scalars};
 use crate::cluster::inject::{Inject, What};
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
 use crate::model::layout::Layout;
+use crate::model::memory::size;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Output, Want};
 use crate::model::weights::ModelError;
 use crate::numeric::fixed::{self, CELL};
@@ -183,16 +184,16 @@ impl Worker {
     /// Nobody makes microbatches smaller by itself: they are the plan's, the same for every device.
     fn too_small(&self, at: usize, needed: u64, limit: u64) -> String {
         let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
-        let (needed, limit) = (needed as f64 / 1e9, limit as f64 / 1e9);
+        let (needed, limit) = (size(needed), size(limit));
         match self.candidate.chain[at].largest(&self.shared.blueprint) {
             0 => format!(
-                "{name}: not even the model fits into its memory ({needed:.2} GB, it has {limit:.2}): leave it out, take \
-                 a quantised base, or raise --memory-limit"
+                "{name}: not even the model fits into its memory ({needed}, it has {limit}): leave it out, take a \
+                 quantised base, or raise --memory-limit"
             ),
             most => format!(
-                "{name}: too small for microbatches of {tokens} tokens: {most} would fit (needs {needed:.2} GB, it has \
-                 {limit:.2}): set --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator, or take \
-                 a quantised base"
+                "{name}: too small for microbatches of {tokens} tokens: {most} would fit (needs {needed}, it has \
+                 {limit}): set --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator, or take a \
+                 quantised base"
             ),
         }
     }
