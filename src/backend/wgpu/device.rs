@@ -12,7 +12,7 @@ use super::pipelines::{Pipelines, Slot};
 use super::pool::{Pool, Storage};
 use crate::backend::{Fault, Traffic};
 use std::time::{Duration, Instant};
-use wgpu::{BufferUsages, PollType, SubmissionIndex};
+use wgpu::{BufferUsages, PollError, PollType, SubmissionIndex};
 
 /// Dispatches whose parameters one submission holds.
 const DISPATCHES: u64 = 16_384;
@@ -284,8 +284,13 @@ impl Gpu {
 
     fn wait(&self, submission_index: Option<SubmissionIndex>) {
         let patience = PollType::Wait { submission_index, timeout: Some(PATIENCE) };
-        if let Err(error) = self.device.poll(patience) {
-            self.faults.raise(&format!("no answer within {} s: {error}", PATIENCE.as_secs()));
+        match self.device.poll(patience) {
+            Ok(_) => {}
+            Err(PollError::Timeout) => {
+                self.faults.raise(&format!("no answer within {} s", PATIENCE.as_secs()))
+            }
+            // What it was given it has not taken.
+            Err(error) => self.faults.raise(&format!("the device is lost: {error}")),
         }
     }
 
