@@ -94,6 +94,6 @@ fn adapters_that_cannot_be_used() {
         check(&b, &format!("{run} {options}"), code, parts);
     }
     if adapters.len() > 1 {
-        check(&b, &format!("{run} --gpus llvm"), 78, "--gpus .. \"llvm\" matches .. give the index");
+        check(&b, &format!("{run} --gpus e"), 78, "--gpus .. \"e\" matches .. give the index");
     }
 }

@@ -134,7 +134,7 @@ fn an_adapter_speaks_and_passes_its_self_test() {
     let speak = "generate demo --prompt 'Show the branch' --max-new-tokens 6 --dtype f32";
     let cpu = fleet.bench.ok(&format!("{speak} --gpus cpu"));
     assert_eq!(fleet.bench.ok(&format!("{speak} --gpus {i} --gpu-backend wgpu")), cpu);
-    let said = fleet.bench.ok("selftest --json --report facts.json");
+    let said = fleet.bench.ok("selftest --json --report=facts.json");
     let said: Value = serde_json::from_str(&said).unwrap();
     let report: Value = serde_json::from_slice(&fleet.bench.read("facts.json")).unwrap();
     for listed in [&said["devices"], &report["devices"]] {
