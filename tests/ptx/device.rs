@@ -3,7 +3,7 @@
 use crate::files;
 use crate::interpreter::{Kernel, Machine, Shape, Value, read};
 use finetune::backend::Fault;
-use finetune::backend::cuda::{Arg, Cuda, Driver, Launch};
+use finetune::backend::cuda::{Arg, Cuda, Driver, Launch, Libcuda};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -18,15 +18,27 @@ pub struct Interpreted {
     capability: (u32, u32),
 }
 
-/// A backend on the interpreter; the seed decides in which order warps and blocks run.
-pub fn device(seed: u64) -> Cuda<Interpreted> {
-    device_of((7, 0), seed)
+/// A backend on the interpreter, the seed decides in which order warps and blocks run; or on the device that
+/// FINETUNE_PTX_DEVICE numbers, so that a machine with a GPU runs the same tests (benches/gpu.sh).
+pub fn device(seed: u64) -> Cuda<Box<dyn Driver>> {
+    device_at((7, 0), seed)
+}
+
+pub fn device_at(capability: (u32, u32), seed: u64) -> Cuda<Box<dyn Driver>> {
+    match std::env::var("FINETUNE_PTX_DEVICE") {
+        Ok(n) => Cuda::on(Box::new(Libcuda::open(n.parse().unwrap()).unwrap())),
+        Err(_) => Cuda::on(Box::new(interpreter(capability, seed))),
+    }
 }
 
 pub fn device_of(capability: (u32, u32), seed: u64) -> Cuda<Interpreted> {
+    Cuda::on(interpreter(capability, seed))
+}
+
+fn interpreter(capability: (u32, u32), seed: u64) -> Interpreted {
     let mut machine = Machine::default();
     machine.seed = seed;
-    Cuda::on(Interpreted { machine, loaded: HashSet::new(), changed: HashMap::new(), capability })
+    Interpreted { machine, loaded: HashSet::new(), changed: HashMap::new(), capability }
 }
 
 /// With another text for one file.

@@ -69,3 +69,13 @@ fn heads_say_what_they_must() {
         );
     }
 }
+
+#[test]
+fn what_the_binary_carries_is_what_lies_in_the_tree() {
+    use finetune::backend::cuda::kernels::{SOURCES, source};
+    let carried: Vec<&str> = SOURCES.iter().map(|s| s.file).collect();
+    let files = all();
+    assert_eq!(carried, files.iter().map(|f| f.name.as_str()).collect::<Vec<_>>());
+    assert!(files.iter().all(|f| source(&f.name) == Some(f.text.as_str())));
+    assert!(SOURCES.iter().all(|s| s.version() == 70), "PTX 7.0 is what CUDA 11.0 reads");
+}

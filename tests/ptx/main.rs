@@ -15,4 +15,5 @@ mod mutations;
 mod opcodes;
 mod products;
 mod rows;
+mod standin;
 mod tensor;

@@ -3,7 +3,7 @@
 use crate::bench::{Mat, Out};
 use crate::compare;
 use crate::products::{held, weight};
-use finetune::backend::{Backend, DropoutKey, Norm, TokenRows, Write};
+use finetune::backend::{Backend, DropoutKey, Norm, TokenRows, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 const SHAPES: [(usize, usize); 4] = [(1, 1), (3, 7), (5, 255), (17, 300)];
@@ -162,4 +162,31 @@ fn cross_entropy_and_its_gradient() {
             d.cross_entropy(losses.view_mut(), logits.view_mut(), &targets, Some(i[0]));
         });
     }
+}
+
+#[test]
+fn what_only_the_data_shows_is_a_fault_that_stays() {
+    let mut device = crate::device::device(0);
+    let table = weight(&mut device, &Mat::random(7, 5, 1), Dtype::F32);
+    let tokens = device.tokens(TokenRows { ids: &[6, 7], bounds: &[0, 2], past: 0 });
+    let mut out = device.memory(10);
+    device.embed(view_mut(&mut out, 2, 5), &table, &tokens);
+    let before = device.launches();
+    device.fill(view_mut(&mut out, 2, 5), 1.0);
+    assert_eq!(device.launches(), before, "nothing runs after a fault");
+    for _ in 0..2 {
+        let said = device.read(view(&out, 2, 5), &mut [0.0; 10]).unwrap_err().to_string();
+        assert!(said.ends_with("token id 7 of a table of 7"), "{said}");
+    }
+}
+
+#[test]
+fn memory_is_used_again_and_its_contents_mean_nothing() {
+    let mut device = crate::device::device_of((7, 0), 0);
+    let mut x = device.memory(8);
+    device.fill(view_mut(&mut x, 1, 8), 1.0);
+    device.recycle(x);
+    let again = device.memory(8);
+    let said = device.read(view(&again, 1, 8), &mut [0.0; 8]).unwrap_err().to_string();
+    assert!(said.contains("nobody wrote"), "{said}");
 }

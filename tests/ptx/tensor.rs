@@ -1,7 +1,7 @@
 //! The bf16 class on tensor cores against the CPU backend on inputs rounded the same way, and against f32.
 
 use crate::bench::{Mat, Out, close, run};
-use crate::device::device_of;
+use crate::device::{device_at, device_of};
 use crate::products::{held, weight};
 use finetune::backend::cpu::Cpu;
 use finetune::backend::cuda::{Arg, Cuda, Driver, Launch};
@@ -25,7 +25,7 @@ fn products_on_tensor_cores_are_those_of_rounded_inputs() {
             let name = format!("linear {t}x{n}x{k} {dtype:?} {write:?}");
             let mut sides = Vec::new();
             for order in [0, 1, 3] {
-                let mut device = device_of((8, 0), order).bf16().unwrap();
+                let mut device = device_at((8, 0), order).bf16().unwrap();
                 let y = run(&name, &mut device, (&[&x], &[held(write, t, n)]), |d, i, o| {
                     let w = weight(d, &w, dtype);
                     d.linear(o[0].view_mut(), write, i[0], &w);
@@ -62,7 +62,7 @@ fn products_on_tensor_cores_are_those_of_rounded_inputs() {
 fn the_transposed_product_on_tensor_cores() {
     for (m, n, k) in [(1, 1, 1), (9, 17, 3), (128, 128, 32), (136, 70, 70)] {
         let (a, b) = (rounded(Mat::random(k, m, 1)), rounded(Mat::random(k, n, 2)));
-        let mut device = device_of((8, 0), 1);
+        let mut device = device_at((8, 0), 1);
         let driver = device.driver();
         let mut upload = |x: &Mat| {
             let stride = x.cols.next_multiple_of(8);

@@ -55,6 +55,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
     ("src/cli/devices/drivers.rs", "sets an environment variable while there is one thread"),
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
+    ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
     ("src/format/map.rs", "mmap"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
 ];

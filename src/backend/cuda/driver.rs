@@ -53,3 +53,33 @@ pub trait Driver {
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault>;
 }
+
+impl<D: Driver + ?Sized> Driver for Box<D> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+    fn capability(&self) -> (u32, u32) {
+        (**self).capability()
+    }
+    fn granularity(&self) -> usize {
+        (**self).granularity()
+    }
+    fn alloc(&mut self, bytes: usize) -> Result<u64, Fault> {
+        (**self).alloc(bytes)
+    }
+    fn free(&mut self, address: u64) {
+        (**self).free(address);
+    }
+    fn forget(&mut self, address: u64, bytes: usize) {
+        (**self).forget(address, bytes);
+    }
+    fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        (**self).write(to, bytes)
+    }
+    fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
+        (**self).read(from, out)
+    }
+    fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
+        (**self).launch(launch)
+    }
+}

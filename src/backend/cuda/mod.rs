@@ -3,16 +3,20 @@
 //! put together. The first fault stays: nothing is launched after it, and the next read tells it.
 
 mod attention;
+mod devices;
 mod driver;
 pub mod kernels;
 mod launches;
+mod libcuda;
 mod memory;
 mod tensor;
 mod verbs;
 mod weight;
 
 use super::{Fault, View, ViewMut};
+pub use devices::{Absent, Device, Found, devices, ptx_version};
 pub use driver::{Arg, Driver, Launch};
+pub use libcuda::Libcuda;
 pub use memory::{Ids, Memory, Tokens, Weight};
 
 /// One device.

@@ -230,7 +230,8 @@ fn of_row(t: &mut Text, operation: &str, x: &str) {
     }
 }
 
-fn forward(t: &mut Text, tile: Tile) {
+/// Declarations, parameters, and which keys the block's queries see.
+fn open_forward(t: &mut Text, tile: Tile) {
     let (n, columns) = (tile.scores(), tile.columns());
     let params = [
         ("u64", "out"),
@@ -268,6 +269,11 @@ fn forward(t: &mut Text, tile: Tile) {
          sub.u32 %seen, %first, %start; add.u32 %seen, %seen, %past; add.u32 %seen, %seen, 1;
          add.u32 %total, %seen, %count; sub.u32 %total, %total, 1",
     );
+}
+
+fn forward(t: &mut Text, tile: Tile) {
+    let columns = tile.columns();
+    open_forward(t, tile);
     let (queries, keys) = (("%wq", "%offq"), ("%wkv", "%offkv"));
     let q = Load {
         label: "LOAD_Q",
@@ -310,6 +316,12 @@ fn forward(t: &mut Text, tile: Tile) {
     t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %total; @%p bra KEYS", tile.b));
     t.code("rcp.approx.f32 %by0, %l0; rcp.approx.f32 %by1, %l1");
     write_rows(t, tile, ("acc", "%out"), queries, &["%by0", "%by1"]);
+    logsumexp(t);
+    t.end();
+}
+
+/// m + ln l of both rows, where it is asked for.
+fn logsumexp(t: &mut Text) {
     t.say("logsumexp, by the first thread of each row");
     t.code("setp.ne.u64 %q, %lse, 0; setp.eq.u32 %p, %cx, 0; and.pred %q, %q, %p");
     for i in 0..2 {
@@ -320,7 +332,6 @@ fn forward(t: &mut Text, tile: Tile) {
              shl.b64 %row, %row, 2; add.u64 %row, %row, %lse; @%p st.global.f32 [%row], %v"
         ));
     }
-    t.end();
 }
 
 /// Row i of a tile of scores becomes probabilities under the new running maximum.

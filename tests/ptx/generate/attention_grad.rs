@@ -116,8 +116,8 @@ fn soften(t: &mut Text, at: usize, query: usize) {
     ));
 }
 
-fn grad_q(t: &mut Text, tile: Tile) {
-    let (n, columns) = (tile.scores(), tile.columns());
+fn open_q(t: &mut Text, tile: Tile) {
+    let columns = tile.columns();
     let params: Vec<_> = std::iter::once(("u64", "dq")).chain(INPUTS).collect();
     t.entry(&format!("attention_grad_q_{}", tile.d), &params, tile.threads());
     declare(t, tile, &["q_tile", "do_tile", "kv_tile"], &["ds_tile"]);
@@ -130,6 +130,11 @@ fn grad_q(t: &mut Text, tile: Tile) {
          sub.u32 %seen, %first, %start; add.u32 %seen, %seen, 1; add.u32 %total, %seen, %count;
          sub.u32 %total, %total, 1",
     );
+}
+
+fn grad_q(t: &mut Text, tile: Tile) {
+    let (n, columns) = (tile.scores(), tile.columns());
+    open_q(t, tile);
     let (queries, keys) = (("%wq", "%offq"), ("%wkv", "%offkv"));
     let q = Load {
         label: "LOAD_Q",

@@ -1,0 +1,120 @@
+//! Which NVIDIA devices there are, and in one line why there are none.
+
+use super::kernels::SOURCES;
+use super::libcuda;
+
+/// One device as the driver describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// The driver's number, after CUDA_VISIBLE_DEVICES.
+    pub ordinal: usize,
+    /// As `NVIDIA H200`.
+    pub name: String,
+    /// Domain, bus, device, function: the physical card.
+    pub pci: String,
+    /// Bytes.
+    pub memory: u64,
+    /// As (9, 0).
+    pub capability: (u32, u32),
+}
+
+/// A driver and its devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// CUDA version of the driver, as 12080 for 12.8.
+    pub driver: u32,
+    /// In the driver's order.
+    pub devices: Vec<Device>,
+}
+
+/// Why no NVIDIA device can be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Absent {
+    /// libcuda cannot be loaded.
+    #[error("no NVIDIA driver: libcuda is not there; install the driver, no toolkit is needed")]
+    Driver,
+    /// The driver is there and will not start.
+    #[error("the NVIDIA driver does not start: {reason}; `nvidia-smi` says more")]
+    Start {
+        /// The driver's name for it.
+        reason: String,
+    },
+    /// The driver cannot read the kernels.
+    #[error("the NVIDIA driver is too old: CUDA {}, which reads PTX {}, and the kernels are PTX {}; CUDA 11.0 (driver 450) is enough",
+        dotted(.driver / 1000 * 10 + .driver % 1000 / 10), dotted(*.reads), dotted(*.needed))]
+    TooOld {
+        /// CUDA version, as 10020.
+        driver: u32,
+        /// PTX version that it reads, as 65.
+        reads: u32,
+        /// PTX version of the kernels.
+        needed: u32,
+    },
+    /// The driver has no device, or CUDA_VISIBLE_DEVICES hides them.
+    #[error("the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)")]
+    Device,
+}
+
+/// 65 as 6.5.
+fn dotted(tenths: u32) -> String {
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+/// PTX versions by the CUDA version that brought them (PTX manual, release notes).
+const PTX: [(u32, u32); 22] = [
+    (9000, 60),
+    (9010, 61),
+    (9020, 62),
+    (10000, 63),
+    (10010, 64),
+    (10020, 65),
+    (11000, 70),
+    (11010, 71),
+    (11020, 72),
+    (11030, 73),
+    (11040, 74),
+    (11050, 75),
+    (11060, 76),
+    (11070, 77),
+    (11080, 78),
+    (12000, 80),
+    (12010, 81),
+    (12020, 82),
+    (12030, 83),
+    (12040, 84),
+    (12050, 85),
+    (12080, 87),
+];
+
+/// The latest PTX that a driver of this CUDA version reads.
+pub fn ptx_version(driver: u32) -> u32 {
+    PTX.iter().rev().find(|(cuda, _)| *cuda <= driver).map_or(0, |(_, ptx)| *ptx)
+}
+
+/// All devices, or the one reason why there are none.
+pub fn devices() -> Result<Found, Absent> {
+    let driver = u32::try_from(libcuda::start()?).unwrap_or(0);
+    let (reads, needed) = (ptx_version(driver), SOURCES.iter().map(|s| s.version()).max().unwrap_or(0));
+    if reads < needed {
+        return Err(Absent::TooOld { driver, reads, needed });
+    }
+    let devices = (0..libcuda::count()?).map(libcuda::describe).collect::<Result<Vec<_>, _>>()?;
+    if devices.is_empty() { Err(Absent::Device) } else { Ok(Found { driver, devices }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_read_what_they_brought() {
+        let cases = [(8000, 0), (10020, 65), (11000, 70), (11045, 74), (12000, 80), (12060, 85), (13000, 87)];
+        cases.iter().for_each(|(driver, ptx)| assert_eq!(ptx_version(*driver), *ptx, "CUDA {driver}"));
+    }
+
+    #[test]
+    fn an_old_driver_is_told_in_numbers() {
+        let said = Absent::TooOld { driver: 10020, reads: 65, needed: 70 }.to_string();
+        assert!(said.contains("CUDA 10.2, which reads PTX 6.5, and the kernels are PTX 7.0"), "{said}");
+    }
+}

@@ -1,0 +1,283 @@
+//! The driver, libcuda, loaded when it is first asked for; nothing of a toolkit. Every failure has a name: no driver,
+//! one that is too old for the kernels, no device, memory, a module that does not compile (with the driver's log), a
+//! launch, an address. `unsafe` stands here alone: the calls are C's.
+
+use super::devices::{self, Absent};
+use super::{Arg, Cuda, Driver, Launch, kernels};
+use crate::backend::Fault;
+use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr::{null_mut, without_provenance_mut};
+
+/// Bytes of the compiler's log that are kept.
+const LOG: usize = 4096;
+
+fn check(code: CUresult) -> Result<(), CUresult> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
+}
+
+/// Version of the driver's CUDA, as 12080, once it is there and has started.
+pub(super) fn start() -> Result<i32, Absent> {
+    // SAFETY: only looks whether the library can be loaded; without this every other call would panic.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Absent::Driver);
+    }
+    // SAFETY: cuInit may be called any number of times, from any thread.
+    check(unsafe { sys::cuInit(0) }).map_err(|code| match code {
+        CUresult::CUDA_ERROR_NO_DEVICE => Absent::Device,
+        code => Absent::Start { reason: format!("{code:?}") },
+    })?;
+    let mut version = 0;
+    // SAFETY: writes one integer.
+    check(unsafe { sys::cuDriverGetVersion(&mut version) }).map_err(refused)?;
+    Ok(version)
+}
+
+fn refused(code: CUresult) -> Absent {
+    Absent::Start { reason: format!("{code:?}") }
+}
+
+/// How many devices CUDA_VISIBLE_DEVICES leaves.
+pub(super) fn count() -> Result<usize, Absent> {
+    let mut n = 0;
+    // SAFETY: writes one integer, after cuInit.
+    check(unsafe { sys::cuDeviceGetCount(&mut n) }).map_err(refused)?;
+    Ok(usize::try_from(n).unwrap_or(0))
+}
+
+/// Name, compute capability, bytes of memory, PCI address.
+pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
+    let device = handle(ordinal).map_err(refused)?;
+    let mut name = [0u8; 256];
+    let mut pci = [0u8; 32];
+    let mut memory = 0;
+    let mut capability = [0; 2];
+    let asked = [
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    ];
+    // SAFETY: lengths are those of the buffers, and the device is one of cuDeviceGet.
+    unsafe {
+        check(sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device)).map_err(refused)?;
+        check(sys::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as i32, device))
+            .map_err(refused)?;
+        check(sys::cuDeviceTotalMem_v2(&mut memory, device)).map_err(refused)?;
+        for (out, attribute) in capability.iter_mut().zip(asked) {
+            check(sys::cuDeviceGetAttribute(out, attribute, device)).map_err(refused)?;
+        }
+    }
+    let text = |x: &[u8]| String::from_utf8_lossy(x.split(|b| *b == 0).next().unwrap_or(x)).into_owned();
+    let [major, minor] = capability.map(|x| u32::try_from(x).unwrap_or(0));
+    Ok(devices::Device {
+        ordinal,
+        name: text(&name),
+        pci: text(&pci).to_lowercase(),
+        memory: memory as u64,
+        capability: (major, minor),
+    })
+}
+
+fn handle(ordinal: usize) -> Result<sys::CUdevice, CUresult> {
+    let mut device = 0;
+    // SAFETY: writes one integer; an ordinal that is not there is an error of the driver.
+    check(unsafe { sys::cuDeviceGet(&mut device, ordinal as i32) })?;
+    Ok(device)
+}
+
+/// One device of the driver: its primary context and one stream.
+pub struct Libcuda {
+    name: String,
+    capability: (u32, u32),
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    functions: HashMap<String, sys::CUfunction>,
+    modules: HashMap<&'static str, sys::CUmodule>,
+    /// The last entry that was launched: what an error of the device is near to.
+    last: String,
+}
+
+// SAFETY: handles of the driver belong to the process, and every method makes the context current first.
+unsafe impl Send for Libcuda {}
+
+impl Cuda<Libcuda> {
+    /// The device with this ordinal, in the f32 class.
+    pub fn open(ordinal: usize) -> Result<Self, Fault> {
+        Libcuda::open(ordinal).map(Cuda::on)
+    }
+}
+
+impl Libcuda {
+    /// The device with this ordinal: its primary context and a stream.
+    pub fn open(ordinal: usize) -> Result<Self, Fault> {
+        let fault = |reason: String| Fault::Device { device: format!("cuda:{ordinal}"), reason };
+        let found = devices::devices().map_err(|e| fault(e.to_string()))?;
+        let of = |d: &devices::Device| d.ordinal == ordinal;
+        let Some(found) = found.devices.into_iter().find(of) else {
+            return Err(fault("there is no such device: `finetune devices` lists them".into()));
+        };
+        let name = format!("cuda:{ordinal} ({})", found.name);
+        let fault = |code: CUresult| Fault::Device { device: name.clone(), reason: format!("{code:?}") };
+        let device = handle(ordinal).map_err(fault)?;
+        let (mut context, mut stream) = (null_mut(), null_mut());
+        // SAFETY: outputs are handles, the device is valid; the context is released once, here or in drop.
+        unsafe {
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, device)).map_err(fault)?;
+            let made = check(sys::cuCtxSetCurrent(context))
+                .and_then(|()| check(sys::cuStreamCreate(&mut stream, 1)));
+            if let Err(code) = made {
+                sys::cuDevicePrimaryCtxRelease_v2(device);
+                return Err(fault(code));
+            }
+        }
+        let capability = found.capability;
+        let (functions, modules) = (HashMap::new(), HashMap::new());
+        Ok(Libcuda { name, capability, device, context, stream, functions, modules, last: "start".into() })
+    }
+
+    fn fault(&self, what: &str, code: CUresult) -> Fault {
+        let reason = format!("{what}: {code:?}, at or before {}", self.last);
+        Fault::Device { device: self.name.clone(), reason }
+    }
+
+    fn current(&self) -> Result<(), Fault> {
+        // SAFETY: the context lives as long as self.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }).map_err(|code| self.fault("context", code))
+    }
+
+    /// The entry, its file compiled for this device when it is first asked for.
+    fn function(&mut self, file: &'static str, entry: &str) -> Result<sys::CUfunction, Fault> {
+        if let Some(f) = self.functions.get(entry) {
+            return Ok(*f);
+        }
+        let module = match self.modules.get(file) {
+            Some(m) => *m,
+            None => {
+                let module = self.compile(file)?;
+                self.modules.insert(file, module);
+                module
+            }
+        };
+        let mut function = null_mut();
+        let name = CString::new(entry).unwrap_or_default();
+        // SAFETY: the module lives until drop, the name ends with 0.
+        check(unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) })
+            .map_err(|code| self.fault(&format!("{file}: entry {entry}"), code))?;
+        self.functions.insert(entry.into(), function);
+        Ok(function)
+    }
+
+    fn compile(&self, file: &'static str) -> Result<sys::CUmodule, Fault> {
+        let text = CString::new(kernels::source(file).unwrap_or_default()).unwrap_or_default();
+        let mut log = vec![0u8; LOG];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The driver takes a size where a pointer stands.
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), without_provenance_mut(LOG)];
+        let mut module = null_mut();
+        // SAFETY: the text ends with 0; the log outlives the call and has the length that is said.
+        let code = unsafe {
+            let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+            sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options, values)
+        };
+        check(code).map_err(|code| {
+            let said = log.split(|b| *b == 0).next().unwrap_or_default();
+            let said = String::from_utf8_lossy(said).split_whitespace().collect::<Vec<_>>().join(" ");
+            let reason = format!("{file} does not compile: {code:?}: {said}");
+            Fault::Device { device: self.name.clone(), reason }
+        })?;
+        Ok(module)
+    }
+}
+
+impl Driver for Libcuda {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    fn granularity(&self) -> usize {
+        512
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<u64, Fault> {
+        self.current()?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
+            CUresult::CUDA_SUCCESS => Ok(address),
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                Err(Fault::OutOfMemory { device: self.name.clone(), needed: bytes as u64 })
+            }
+            code => Err(self.fault("memory", code)),
+        }
+    }
+
+    fn free(&mut self, address: u64) {
+        if self.current().is_ok() {
+            // SAFETY: the address is one of alloc, given back once; cuMemFree waits for what uses it.
+            unsafe { sys::cuMemFree_v2(address) };
+        }
+    }
+
+    fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.current()?;
+        // SAFETY: from memory that is not pinned the driver has taken everything when this returns.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) };
+        check(code).map_err(|code| self.fault("upload", code))
+    }
+
+    fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.current()?;
+        // SAFETY: `out` outlives the wait that follows.
+        let code =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), from, out.len(), self.stream) };
+        // SAFETY: the stream lives as long as self. It is waited for even after an error: `out` is borrowed.
+        let waited = unsafe { sys::cuStreamSynchronize(self.stream) };
+        check(waited).and(check(code)).map_err(|code| self.fault("read", code))
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
+        self.current()?;
+        let function = self.function(launch.file, launch.entry)?;
+        let mut values: Vec<u64> = launch.args.iter().map(|a| bits(*a)).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| (v as *mut u64).cast()).collect();
+        let [x, y, z] = launch.grid;
+        self.last = launch.entry.into();
+        // SAFETY: one pointer for every parameter, to at least its bytes (low bytes first); the driver copies them.
+        let code = unsafe {
+            let (args, none) = (pointers.as_mut_ptr(), null_mut());
+            sys::cuLaunchKernel(function, x, y, z, launch.threads, 1, 1, 0, self.stream, args, none)
+        };
+        check(code).map_err(|code| self.fault("launch", code))
+    }
+}
+
+/// An argument in the low bytes of a word.
+fn bits(arg: Arg) -> u64 {
+    match arg {
+        Arg::Address(x) => x,
+        Arg::U32(x) => u64::from(x).to_le(),
+        Arg::F32(x) => u64::from(x.to_bits()).to_le(),
+    }
+}
+
+impl Drop for Libcuda {
+    fn drop(&mut self) {
+        if self.current().is_ok() {
+            // SAFETY: each handle is given back once. Memory goes with the context, when its last owner leaves.
+            unsafe {
+                sys::cuStreamSynchronize(self.stream);
+                self.modules.values().for_each(|m| {
+                    sys::cuModuleUnload(*m);
+                });
+                sys::cuStreamDestroy_v2(self.stream);
+                sys::cuDevicePrimaryCtxRelease_v2(self.device);
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What goes wrong with a driver, told by a stand-in libcuda.so.1 that a C compiler makes here. The library is loaded
+//! once per process, so each case is a process of its own: this test program again, with one test.
+
+use finetune::backend::cuda::{Cuda, devices};
+use finetune::backend::{Backend, view, view_mut};
+use std::path::Path;
+use std::process::Command;
+
+/// What STANDIN says, and what the run must then say.
+const CASES: &[(&str, &str)] = &[
+    ("fine", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0]"),
+    ("no-device", "the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)"),
+    ("hidden", "the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)"),
+    ("mismatch", "the NVIDIA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    ("old", "the NVIDIA driver is too old: CUDA 10.2, which reads PTX 6.5, and the kernels are PTX 7.0"),
+    ("busy", "cuda:0 (Stand-in): CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    ("out-of-memory", "cuda:0 (Stand-in): out of memory: 512 bytes needed"),
+    (
+        "compiler",
+        "fill.ptx does not compile: CUDA_ERROR_INVALID_PTX: ptxas application ptx input, line 7; error",
+    ),
+    ("entry", "fill.ptx: entry fill: CUDA_ERROR_NOT_FOUND"),
+    ("launch", "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at or before fill"),
+    ("illegal-address", "read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before fill"),
+    ("lost", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
+];
+
+/// One case, inside its process: what happened, in one line.
+fn happens() -> Result<String, String> {
+    let found = devices().map_err(|e| e.to_string())?;
+    let d = &found.devices[0];
+    let listed = format!("{}.{} {} {} {}", d.capability.0, d.capability.1, d.name, d.pci, d.memory);
+    let mut cuda = Cuda::open(0).map_err(|e| e.to_string())?;
+    let (mut x, other) = (cuda.memory(3), cuda.memory(3));
+    cuda.upload(view_mut(&mut x, 1, 3), &[0.0; 3]);
+    cuda.fill(view_mut(&mut x, 1, 3), 1.0);
+    let mut out = [9.0; 3];
+    cuda.read(view(&x, 1, 3), &mut out).map_err(|e| e.to_string())?;
+    cuda.recycle(other);
+    Ok(format!("{listed} | read {out:?}"))
+}
+
+#[test]
+fn one_case() {
+    if std::env::var_os("STANDIN").is_some() {
+        println!("said: {}", happens().unwrap_or_else(|e| e));
+    }
+}
+
+fn run(case: &str, libraries: &Path) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "standin::one_case", "--nocapture"]);
+    let done = child.env("STANDIN", case).env("LD_LIBRARY_PATH", libraries).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "{case}: {said}{}", String::from_utf8_lossy(&done.stderr));
+    said.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {said}")).1.into()
+}
+
+#[test]
+fn every_failure_of_a_driver_has_a_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
+    let library = folder.path().join("libcuda.so.1");
+    match Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status() {
+        Ok(status) => assert!(status.success(), "the stand-in compiles"),
+        Err(_) => return println!("skipped: no C compiler"),
+    }
+    std::fs::copy(&library, folder.path().join("libcuda.so")).unwrap();
+    for (case, want) in CASES {
+        let said = run(case, folder.path());
+        assert!(said.contains(want), "{case}: {said}");
+    }
+}
+
+#[test]
+fn no_driver_is_told_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = run("no-driver", folder.path());
+    if !said.starts_with("no NVIDIA driver") {
+        println!("skipped: no machine without a driver ({said})");
+        return;
+    }
+    assert_eq!(said, "no NVIDIA driver: libcuda is not there; install the driver, no toolkit is needed");
+}
