@@ -130,8 +130,9 @@ fn chosen<T: Copy>(
         return Ok(*row);
     }
     let names = || table.iter().map(|(name, _)| *name);
-    let hint = nearest(&asked, names()).map_or(String::new(), |n| format!(", did you mean {n}?"));
-    Err(s.refuse(key, format!("{asked:?}{hint} There are {}", names().collect::<Vec<_>>().join(", "))))
+    let all = names().collect::<Vec<_>>().join(", ");
+    let hint = nearest(&asked, names()).map_or(String::new(), |n| format!("did you mean {n}? "));
+    Err(s.refuse(key, format!("{asked:?}: {hint}there are {all}")))
 }
 
 /// --save-dtype and --outtype, each where it means something.

@@ -266,7 +266,7 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
 /// Refuses what the kind cannot hold.
 fn checked(values: Vec<f32>, kind: Encoding) -> Result<Vec<f32>, String> {
     let most = if matches!(kind, Encoding::Plain(Dtype::F32 | Dtype::Bf16)) { f32::MAX } else { LARGEST };
-    match values.iter().find(|v| !(v.abs() <= most)) {
+    match values.iter().find(|v| v.is_nan() || v.abs() > most) {
         None => Ok(values),
         Some(v) => Err(format!("holds {v:e} after merging, which {} cannot hold", kind.name())),
     }

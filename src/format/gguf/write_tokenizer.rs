@@ -39,6 +39,13 @@ pub fn add(all: &mut Metadata, files: &TokenizerFiles, config: &Value, vocab: us
     let eos = around.last().filter(|_| around.len() > 1).and_then(first);
     all.set("tokenizer.ggml.add_bos_token", Meta::Bool(bos.is_some()));
     all.set("tokenizer.ggml.add_eos_token", Meta::Bool(eos.is_some()));
+    let spaced = files.tokenizer_config.as_ref().and_then(|c| c["add_prefix_space"].as_bool());
+    // The converter says so for this architecture alone; byte-level BPE does not ask.
+    if let Some(spaced) =
+        spaced.filter(|_| all.get("general.architecture") == Some(&Meta::Text("llama".into())))
+    {
+        all.set("tokenizer.ggml.add_space_prefix", Meta::Bool(spaced));
+    }
     if let Some(template) = &files.chat_template {
         all.set("tokenizer.chat_template", Meta::Text(template.clone()));
     }
