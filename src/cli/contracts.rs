@@ -16,7 +16,7 @@ macro_rules! files {
 const FILES: [(&str, &str); 16] = files![
     "F-DP-001" "F-DP-002" "F-DP-003" "F-DP-004" "F-DP-005" "F-DP-006"
     "F-FT-001" "F-FT-002" "F-FT-003" "F-FT-004" "F-FT-005" "F-FT-006" "F-FT-007" "F-FT-008"
-    "F-WGPU-003" "F-CUDA-001"
+    "F-QT-001" "F-WGPU-003"
 ];
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -72,7 +72,7 @@ fn print(inv: &mut Invocation, facts: &[(&str, Value)]) -> Result<(), Refusal> {
 
 fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
     let mut base = opened::open(name)?;
-    let parameters = parameters(&base)?;
+    let (parameters, stored) = parameters(&base)?;
     let tokenizer = base.tokenizer(inv.settings.text("chat-template")?)?;
     let c = &base.config;
     let stop: Vec<String> = base
@@ -84,6 +84,7 @@ fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
         ("model", json!(base.path.display().to_string())),
         ("architecture", json!(c.architecture())),
         ("weights", json!(base.files.kind)),
+        ("stored", json!(stored)),
         ("parameters", json!(parameters)),
         ("layers", json!(c.layers)),
         ("hidden", json!(c.hidden)),
@@ -102,14 +103,19 @@ fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
     print(inv, &facts)
 }
 
-/// Numbers in all tensors, as the file has them.
-fn parameters(base: &Opened) -> Result<u64, Refusal> {
-    let mut n = 0;
+/// Numbers in all tensors, and how many bytes of each type they take; no weight is read.
+fn parameters(base: &Opened) -> Result<(u64, Vec<String>), Refusal> {
+    let (mut n, mut bytes) = (0, BTreeMap::new());
     for name in base.files.tensors.names() {
-        let tensor = base.files.tensors.about(&name).map_err(Refusal::failure)?;
-        n += tensor.map_or(0, |t| t.shape.iter().map(|d| *d as u64).product::<u64>());
+        let Some(about) = base.files.tensors.about(&name).map_err(Refusal::failure)? else { continue };
+        let numbers: usize = about.shape.iter().product();
+        n += numbers as u64;
+        *bytes.entry(about.encoding).or_insert(0) += about.encoding.size_of(numbers);
     }
-    Ok(n)
+    let mut largest: Vec<_> = bytes.into_iter().collect();
+    largest.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+    let said = largest.iter().map(|(e, bytes)| format!("{} {:.1} MB", e.name(), *bytes as f64 / 1e6));
+    Ok((n, said.collect()))
 }
 
 fn adapter(inv: &mut Invocation, dir: &Path) -> Result<(), Refusal> {

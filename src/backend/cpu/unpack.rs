@@ -10,7 +10,7 @@ use super::blocks::Rounded;
 use super::few::{PANELS, Sums};
 use super::left;
 use super::stored::{load_rows, transposed};
-use crate::numeric::block::{Packed, RUN, Visitor};
+use crate::numeric::block::{Packed, RUN, Scale, Visitor};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -125,13 +125,46 @@ impl Visitor for Decode<'_> {
 fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
     let block = &rows.bytes[row * rows.size + run * RUN / P::ELEMENTS * P::BYTES..][..P::BYTES];
     let run = run % (P::ELEMENTS / RUN);
-    match P::LEVELS {
-        // SAFETY: whoever unpacks does so on AVX-512; the type promises a scale and 16 bytes of codes for a run.
-        Some(levels) => unsafe { look_up(out, &levels, &block[..4], &block[4 + RUN / 2 * run..][..RUN / 2]) },
-        None => P::unpack(out, block, run),
+    // SAFETY: whoever unpacks does so on AVX-512.
+    unsafe {
+        match P::LEVELS {
+            Some(levels) => look_up(out, &levels, &block[..4], &block[4 + RUN / 2 * run..][..RUN / 2]),
+            None => {
+                let mut codes = [0; RUN];
+                P::codes(&mut codes, block, run);
+                scale(out, &codes, P::scales(block, run, |bits| widen_half(bits)));
+            }
+        }
     }
     if rows.rounded == Rounded::Bf16 {
         out.iter_mut().for_each(|x| *x = left::round(*x));
+    }
+}
+
+/// The processor's own widening, which has every bit of [`crate::numeric::block::widen_half`].
+///
+/// # Safety
+/// AVX-512 F and VL.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+unsafe fn widen_half(bits: u16) -> f32 {
+    _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_castsi128_si256(_mm_cvtsi32_si128(i32::from(bits)))))
+}
+
+/// out = code * scale + what is added.
+///
+/// # Safety
+/// AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn scale(out: &mut [f32; RUN], codes: &[i8; RUN], scales: [Scale; 2]) {
+    for (half, (by, plus)) in scales.into_iter().enumerate() {
+        // SAFETY: both have two halves of sixteen.
+        unsafe {
+            let codes = _mm512_cvtepi8_epi32(_mm_loadu_si128(codes.as_ptr().add(16 * half).cast()));
+            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), _mm512_set1_ps(by));
+            _mm512_storeu_ps(out.as_mut_ptr().add(16 * half), _mm512_add_ps(product, _mm512_set1_ps(plus)));
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The K types: super-blocks of 256 with small integer scales of their own (ggml's `ggml-quants.c`).
 //! The order of operations is the contract, as in [`super`].
 
-use super::{Packed, RUN, half_at};
+use super::{NOTHING, Packed, RUN, Scale, bits};
 
 /// 16 scales (low nibble) and minima (high nibble), 64 bytes of 2-bit numbers, d, dmin:
 /// y = (d s) q - (dmin m), in runs of 16.
@@ -13,16 +13,17 @@ impl Packed for Q2K {
     const BYTES: usize = 84;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
-        let (d, dmin) = (half_at(b, 80), half_at(b, 82));
-        let (qs, shift) = (&b[16 + run / 4 * 32..][..32], 2 * (run % 4));
-        for (half, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let s = b[2 * run + half];
-            let (d, m) = (d * f32::from(s & 15), dmin * f32::from(s >> 4));
-            for (y, &q) in y.iter_mut().zip(&qs[16 * half..][..16]) {
-                *y = d * (i32::from(q) >> shift & 3) as f32 - m;
-            }
+    fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
+        let shift = 2 * (run % 4);
+        for (c, &q) in codes.iter_mut().zip(&b[16 + run / 4 * 32..][..32]) {
+            *c = (q >> shift & 3) as i8;
         }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        let (d, dmin) = (half(bits(b, 80)), half(bits(b, 82)));
+        [b[2 * run], b[2 * run + 1]].map(|s| (d * f32::from(s & 15), -(dmin * f32::from(s >> 4))))
     }
 }
 
@@ -36,20 +37,21 @@ impl Packed for Q3K {
     const BYTES: usize = 110;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
-        let (high, packed, d) = (&b[..32], &b[96..108], half_at(b, 108));
-        let (qs, shift) = (&b[32 + run / 4 * 32..][..32], 2 * (run % 4));
-        for (half, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let j = 2 * run + half;
+    fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
+        let shift = 2 * (run % 4);
+        for (c, (&q, &h)) in codes.iter_mut().zip(b[32 + run / 4 * 32..][..32].iter().zip(&b[..32])) {
+            *c = (q >> shift & 3 | (h >> run & 1) << 2) as i8 - 4;
+        }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        let (packed, d) = (&b[96..108], half(bits(b, 108)));
+        [2 * run, 2 * run + 1].map(|j| {
             let low = packed[j % 8] >> (4 * (j / 8)) & 15;
             let top = packed[8 + j % 4] >> (2 * (j / 4)) & 3;
-            let d = d * f32::from((low | top << 4) as i8 - 32);
-            let third = &high[16 * half..][..16];
-            for ((y, &q), &h) in y.iter_mut().zip(&qs[16 * half..][..16]).zip(third) {
-                let q = (i32::from(q) >> shift & 3) + 4 * (i32::from(h) >> run & 1) - 4;
-                *y = d * q as f32;
-            }
-        }
+            (d * f32::from((low | top << 4) as i8 - 32), NOTHING)
+        })
     }
 }
 
@@ -65,6 +67,13 @@ pub(super) fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(s), f32::from(m))
 }
 
+/// d s and -(dmin m) of run `j`.
+#[inline(always)]
+fn scaled(b: &[u8], j: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+    let (s, m) = scale_min(&b[4..16], j);
+    [(half(bits(b, 0)) * s, -(half(bits(b, 2)) * m)); 2]
+}
+
 /// d, dmin, 12 bytes of scales and minima, 128 bytes of nibbles: y = (d s) q - (dmin m), in runs of 32.
 pub struct Q4K;
 
@@ -74,14 +83,16 @@ impl Packed for Q4K {
     const BYTES: usize = 144;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
-        let (d, dmin) = (half_at(b, 0), half_at(b, 2));
-        let (s, m) = scale_min(&b[4..16], run);
-        let (d, m) = (d * s, dmin * m);
-        let (qs, shift) = (&b[16 + run / 2 * 32..][..32], 4 * (run % 2));
-        for i in 0..32 {
-            y[i] = d * (i32::from(qs[i]) >> shift & 15) as f32 - m;
+    fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
+        let shift = 4 * (run % 2);
+        for (c, &q) in codes.iter_mut().zip(&b[16 + run / 2 * 32..][..32]) {
+            *c = (q >> shift & 15) as i8;
         }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        scaled(b, run, half)
     }
 }
 
@@ -94,15 +105,16 @@ impl Packed for Q5K {
     const BYTES: usize = 176;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
-        let (d, dmin) = (half_at(b, 0), half_at(b, 2));
-        let (s, m) = scale_min(&b[4..16], run);
-        let (d, m) = (d * s, dmin * m);
-        let (high, qs, shift) = (&b[16..48], &b[48 + run / 2 * 32..][..32], 4 * (run % 2));
-        for i in 0..32 {
-            let q = i32::from(qs[i]) >> shift & 15 | (i32::from(high[i]) >> run & 1) << 4;
-            y[i] = d * q as f32 - m;
+    fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
+        let shift = 4 * (run % 2);
+        for (c, (&q, &h)) in codes.iter_mut().zip(b[48 + run / 2 * 32..][..32].iter().zip(&b[16..48])) {
+            *c = (q >> shift & 15 | (h >> run & 1) << 4) as i8;
         }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        scaled(b, run, half)
     }
 }
 
@@ -116,18 +128,18 @@ impl Packed for Q6K {
     const BYTES: usize = 210;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
-        let d = half_at(b, 208);
+    fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
         let (part, at) = (run / 4, run % 4);
         let (low, shift) = (&b[part * 64 + at % 2 * 32..][..32], 4 * (at / 2));
         let high = &b[128 + part * 32..][..32];
-        for (half, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let d = d * f32::from(b[192 + 2 * run + half] as i8);
-            let (low, high) = (&low[16 * half..][..16], &high[16 * half..][..16]);
-            for i in 0..16 {
-                let q = i32::from(low[i]) >> shift & 15 | (i32::from(high[i]) >> (2 * at) & 3) << 4;
-                y[i] = d * (q - 32) as f32;
-            }
+        for (c, (&low, &high)) in codes.iter_mut().zip(low.iter().zip(high)) {
+            *c = (low >> shift & 15 | (high >> (2 * at) & 3) << 4) as i8 - 32;
         }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        let d = half(bits(b, 208));
+        [192 + 2 * run, 193 + 2 * run].map(|at| (d * f32::from(b[at] as i8), NOTHING))
     }
 }

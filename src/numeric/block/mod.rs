@@ -1,5 +1,5 @@
 //! Numbers in blocks: a few bits each, with scales that a block shares. A type of block is one row of
-//! [`table!`]: its name, how many numbers and bytes it has, and how 32 of its numbers, a *run*, become f32. Whoever
+//! [`table!`]: its name, how many numbers and bytes it has, and the codes and the scales of 32 of its numbers, a *run*. Whoever
 //! computes from blocks, on whatever device, computes from these rows; there is no second list.
 //!
 //! What a number of a block is worth is exact: every product and sum is rounded once and nothing is fused, in
@@ -32,12 +32,33 @@ pub trait Packed {
     const ELEMENTS: usize;
     /// Bytes of a block.
     const BYTES: usize;
-    /// Where numbers are levels of a table times a scale, the table: a block is then the scale as f32 and two codes
-    /// in a byte, the first in its upper bits. For who looks sixteen codes up at a time.
+    /// Where a code names a level, what the levels are; elsewhere a code is its own level. Such a block is an f32
+    /// scale and then two codes in each byte, the first in the upper bits.
     const LEVELS: Option<[f32; 16]> = None;
-    /// out = numbers `32 run .. 32 run + 32` of a block.
-    fn unpack(out: &mut [f32; RUN], block: &[u8], run: usize);
+    /// The codes of numbers `32 run .. 32 run + 32` of a block.
+    fn codes(codes: &mut [i8; RUN], block: &[u8], run: usize);
+    /// What they are multiplied by and what is added then, the first sixteen and the other ones. `half` widens a
+    /// number of half precision: what does it is the caller's choice, what it gives is not.
+    fn scales(block: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2];
+
+    /// out = the numbers of a run: level of the code * scale + what is added, each rounded once.
+    #[inline(always)]
+    fn unpack(out: &mut [f32; RUN], block: &[u8], run: usize) {
+        let mut codes = [0; RUN];
+        Self::codes(&mut codes, block, run);
+        let scales = Self::scales(block, run, widen_half);
+        for (i, (out, &code)) in out.iter_mut().zip(&codes).enumerate() {
+            let level = Self::LEVELS.map_or(f32::from(code), |levels| levels[code as usize & 15]);
+            *out = level * scales[i / 16].0 + scales[i / 16].1;
+        }
+    }
 }
+
+/// A scale, and what is added to the product.
+pub type Scale = (f32, f32);
+
+/// Added to any number it gives that number, with its sign even where that is 0.
+const NOTHING: f32 = -0.0;
 
 /// What is done with a type of block that is only known at run time: [`Block::visit`].
 pub trait Visitor {
@@ -204,14 +225,30 @@ impl Blocks {
     }
 }
 
-/// The half-precision number at byte `at`. Spelled out, because the crate asks the processor each time: a number
-/// of scale 2^(e - 15) is read as one of 2^(e - 127), which a product with 2^112 puts right, exactly.
+/// The half-precision number at byte `at`, as it lies there.
 #[inline(always)]
+fn bits(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([b[at], b[at + 1]])
+}
+
+/// The half-precision number at byte `at`.
 fn half_at(b: &[u8], at: usize) -> f32 {
-    let bits = u32::from(u16::from_le_bytes([b[at], b[at + 1]]));
+    widen_half(bits(b, at))
+}
+
+/// A half-precision number. Spelled out, because the crate asks the processor each time, and without numbers that are
+/// not normal, which processors are slow with: those of a half are normal in f32.
+#[inline(always)]
+pub fn widen_half(bits: u16) -> f32 {
+    const LEAST: u32 = 113 << 23;
+    let bits = u32::from(bits);
     let rest = (bits & 0x7fff) << 13;
-    let scaled = f32::from_bits(rest) * f32::from_bits(0x7780_0000);
-    let size = if rest >= 0x0f80_0000 { rest | 0x7f80_0000 } else { scaled.to_bits() };
+    let small = (f32::from_bits(LEAST + rest) - f32::from_bits(LEAST)).to_bits();
+    let size = match rest >> 23 {
+        0 => small,
+        31 => rest | 0x7f80_0000,
+        _ => rest + (112 << 23),
+    };
     f32::from_bits((bits & 0x8000) << 16 | size)
 }
 
@@ -232,7 +269,7 @@ mod tests {
     #[test]
     fn every_half_is_what_it_is() {
         for bits in 0..=u16::MAX {
-            let (got, want) = (half_at(&bits.to_le_bytes(), 0), half::f16::from_bits(bits).to_f32());
+            let (got, want) = (widen_half(bits), half::f16::from_bits(bits).to_f32());
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:04x}");
         }
     }

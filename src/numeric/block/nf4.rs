@@ -3,7 +3,7 @@
 //! magnitudes in two tensors; here they lie together, so that a row of a matrix is one run of bytes. Where it
 //! quantised the magnitudes once more, they are f32 again here.
 
-use super::{Packed, RUN};
+use super::{NOTHING, Packed, RUN, Scale};
 
 /// What the codes are worth, as bitsandbytes has them (`get_4bit_type("nf4")`).
 pub const LEVELS: [f32; 16] = [
@@ -35,12 +35,14 @@ impl Packed for Nf4 {
     const LEVELS: Option<[f32; 16]> = Some(LEVELS);
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], run: usize) {
-        let absmax = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        let codes = &b[4 + 16 * run..][..16];
-        for (y, &code) in y.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
-            y[0] = LEVELS[usize::from(code >> 4)] * absmax;
-            y[1] = LEVELS[usize::from(code & 15)] * absmax;
+    fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
+        for (pair, &byte) in codes.as_chunks_mut::<2>().0.iter_mut().zip(&b[4 + 16 * run..][..16]) {
+            *pair = [(byte >> 4) as i8, (byte & 15) as i8];
         }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], _: usize, _: impl Fn(u16) -> f32) -> [Scale; 2] {
+        [(f32::from_le_bytes([b[0], b[1], b[2], b[3]]), NOTHING); 2]
     }
 }

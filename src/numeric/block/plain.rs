@@ -1,6 +1,27 @@
 //! ggml's blocks of 32 with scales in half precision (`ggml-quants.c`).
 
-use super::{Packed, RUN, half_at};
+use super::{NOTHING, Packed, RUN, Scale, bits};
+
+/// Low nibbles first, then high ones.
+#[inline(always)]
+fn nibbles(codes: &mut [i8; RUN], q: &[u8], less: i8) {
+    let (low, high) = codes.split_at_mut(16);
+    for (c, &q) in low.iter_mut().zip(q) {
+        *c = (q & 15) as i8 - less;
+    }
+    for (c, &q) in high.iter_mut().zip(q) {
+        *c = (q >> 4) as i8 - less;
+    }
+}
+
+/// Adds 16 where bit i is set.
+#[inline(always)]
+fn fifths(codes: &mut [i8; RUN], b: &[u8], at: usize) {
+    let bits = u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+    for (i, c) in codes.iter_mut().enumerate() {
+        *c += ((bits >> i & 1) << 4) as i8;
+    }
+}
 
 /// d: f16, 32 x i8: y = d q.
 pub struct Q8V0;
@@ -11,11 +32,15 @@ impl Packed for Q8V0 {
     const BYTES: usize = 34;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], _: usize) {
-        let (d, q) = (half_at(b, 0), &b[2..34]);
-        for i in 0..32 {
-            y[i] = d * f32::from(q[i] as i8);
+    fn codes(codes: &mut [i8; RUN], b: &[u8], _: usize) {
+        for (c, &q) in codes.iter_mut().zip(&b[2..34]) {
+            *c = q as i8;
         }
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], _: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        [(half(bits(b, 0)), NOTHING); 2]
     }
 }
 
@@ -28,13 +53,13 @@ impl Packed for Q4V0 {
     const BYTES: usize = 18;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], _: usize) {
-        let (d, q) = (half_at(b, 0), &b[2..18]);
-        let (low, high) = y.split_at_mut(16);
-        for i in 0..16 {
-            low[i] = d * (i32::from(q[i] & 15) - 8) as f32;
-            high[i] = d * (i32::from(q[i] >> 4) - 8) as f32;
-        }
+    fn codes(codes: &mut [i8; RUN], b: &[u8], _: usize) {
+        nibbles(codes, &b[2..18], 8);
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], _: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        [(half(bits(b, 0)), NOTHING); 2]
     }
 }
 
@@ -47,27 +72,14 @@ impl Packed for Q4V1 {
     const BYTES: usize = 20;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], _: usize) {
-        let (d, m, q) = (half_at(b, 0), half_at(b, 2), &b[4..20]);
-        let (low, high) = y.split_at_mut(16);
-        for i in 0..16 {
-            low[i] = d * i32::from(q[i] & 15) as f32 + m;
-            high[i] = d * i32::from(q[i] >> 4) as f32 + m;
-        }
+    fn codes(codes: &mut [i8; RUN], b: &[u8], _: usize) {
+        nibbles(codes, &b[4..20], 0);
     }
-}
 
-/// The fifth bits of a Q5 block at byte `at`: bit i belongs to element i.
-#[inline(always)]
-fn fifth(b: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
-}
-
-/// Elements i and i + 16.
-#[inline(always)]
-fn five(bits: u32, q: u8, i: u32) -> (i32, i32) {
-    let (low, high) = (bits >> i & 1, bits >> (i + 16) & 1);
-    ((u32::from(q & 15) | low << 4) as i32, (u32::from(q >> 4) | high << 4) as i32)
+    #[inline(always)]
+    fn scales(b: &[u8], _: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        [(half(bits(b, 0)), half(bits(b, 2))); 2]
+    }
 }
 
 /// d: f16, 32 fifth bits, nibbles: y = d (q - 16).
@@ -79,14 +91,14 @@ impl Packed for Q5V0 {
     const BYTES: usize = 22;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], _: usize) {
-        let (d, bits, q) = (half_at(b, 0), fifth(b, 2), &b[6..22]);
-        let (low, high) = y.split_at_mut(16);
-        for i in 0..16 {
-            let (first, second) = five(bits, q[i], i as u32);
-            low[i] = d * (first - 16) as f32;
-            high[i] = d * (second - 16) as f32;
-        }
+    fn codes(codes: &mut [i8; RUN], b: &[u8], _: usize) {
+        nibbles(codes, &b[6..22], 16);
+        fifths(codes, b, 2);
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], _: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        [(half(bits(b, 0)), NOTHING); 2]
     }
 }
 
@@ -99,13 +111,13 @@ impl Packed for Q5V1 {
     const BYTES: usize = 24;
 
     #[inline(always)]
-    fn unpack(y: &mut [f32; RUN], b: &[u8], _: usize) {
-        let (d, m, bits, q) = (half_at(b, 0), half_at(b, 2), fifth(b, 4), &b[8..24]);
-        let (low, high) = y.split_at_mut(16);
-        for i in 0..16 {
-            let (first, second) = five(bits, q[i], i as u32);
-            low[i] = d * first as f32 + m;
-            high[i] = d * second as f32 + m;
-        }
+    fn codes(codes: &mut [i8; RUN], b: &[u8], _: usize) {
+        nibbles(codes, &b[8..24], 0);
+        fifths(codes, b, 4);
+    }
+
+    #[inline(always)]
+    fn scales(b: &[u8], _: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
+        [(half(bits(b, 0)), half(bits(b, 2))); 2]
     }
 }
