@@ -83,8 +83,8 @@ def gguf(out):
     w.add_block_count(2); w.add_context_length(256); w.add_embedding_length(C); w.add_feed_forward_length(F)
     w.add_head_count(H); w.add_head_count_kv(KV); w.add_layer_norm_rms_eps(1e-6); w.add_rope_freq_base(10000.0)
     w.add_rope_dimension_count(D); w.add_vocab_size(V); w.add_tokenizer_model('gpt2'); w.add_tokenizer_pre('smollm')
-    w.add_token_list(['<|end|>', '<|pad|>'] + [chr(0x100 + i) for i in range(V - 2)])
-    w.add_token_types([3, 3] + [1] * (V - 2)); w.add_token_merges([]); w.add_eos_token_id(0); w.add_pad_token_id(1)
+    w.add_token_list(['<|end|>', '<|pad|>'] + [chr(0x100 + i) for i in range(V - 3)] + [chr(0x100) + chr(0x101)])
+    w.add_token_types([3, 3] + [1] * (V - 2)); w.add_token_merges([chr(0x100) + ' ' + chr(0x101)]); w.add_eos_token_id(0); w.add_pad_token_id(1)
     w.add_add_bos_token(False)
 
     def put(stored, name, kind, heads=None):
