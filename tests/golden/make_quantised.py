@@ -134,6 +134,8 @@ def nf4(out):
     json.dump(config, open(f'{out}/model/config.json', 'w'), indent=2)
     for folder in ('plain', 'model'): tokens.save(f'{out}/{folder}/tokenizer.json')
     if os.path.exists(f'{out}/plain/generation_config.json'): os.remove(f'{out}/plain/generation_config.json')
+    # A new one: a model that was in bf16 once keeps the angles of its positions rounded.
+    model = fresh(model.config)
     model.load_state_dict(state)
     case(out, model)
 
