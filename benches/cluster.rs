@@ -6,6 +6,7 @@
 //! `cargo bench --bench cluster -- [--parameters 4884480] [--threads N] [--repeat 5]`
 
 use bytes::Bytes;
+use finetune::cluster::link;
 use finetune::cluster::message::{PIECE, Packed, ToCoordinator, ToWorker};
 use finetune::cluster::piece;
 use finetune::cluster::reduce::{Claim, Reducer};
@@ -56,7 +57,7 @@ fn frames(seed: u64, len: usize) -> Vec<Bytes> {
     for i in 0..LEASES as u64 {
         sums.add_gradient(&gradient(seed * 100 + i, len), fixed::cap(1024)).unwrap_or_else(|e| panic!("{e}"));
     }
-    let encode = |p| postcard::to_stdvec(&p).unwrap_or_else(|e| panic!("{e}")).into();
+    let encode = |p| link::encode(&p).unwrap_or_else(|e| panic!("{e}")).whole();
     piece::of_sum(1, &sums).map(encode).collect()
 }
 
@@ -72,7 +73,7 @@ fn copy_speed(len: usize, repeat: usize) -> f64 {
 type Piece = ((u64, u32), Packed);
 
 fn decode(frame: &Bytes) -> Piece {
-    match postcard::from_bytes(frame) {
+    match link::decode(frame) {
         Ok(ToCoordinator::SumPiece { offset, len, packed, .. }) => ((offset, len), packed),
         other => panic!("{other:?} is no piece"),
     }
@@ -111,21 +112,19 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     let mut norm = 0.0;
     let mean = seconds(repeat, || norm = next.mean(&sums).grad_norm);
     let update = seconds(repeat, || {
-        next.update(&state, norm, 1e-6).unwrap_or_else(|e| panic!("{e:?}"));
+        next.update(&state, norm, 1e-6, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e:?}"));
         next.commit(&mut state);
     });
-    let mut bytes = Vec::new();
+    let mut bytes = Bytes::new();
     let encode = seconds(repeat, || {
-        bytes.clear();
-        bytes.extend_from_slice(bytemuck::cast_slice(&state.parameters));
+        bytes = piece::little_endian(&state.parameters);
     });
     let hash = seconds(repeat, || assert!(blake3::Hasher::new().update_rayon(&bytes).finalize() != [0; 32]));
-    let bytes = Bytes::from(bytes);
     let frames = seconds(repeat, || {
         for at in (0..bytes.len()).step_by(PIECE) {
             let bytes = bytes.slice(at..(at + PIECE).min(bytes.len()));
             let piece = ToWorker::ParametersPiece { step: 1, offset: at as u64 / 4, bytes };
-            assert!(postcard::to_stdvec(&piece).is_ok());
+            assert!(link::encode(&piece).is_ok());
         }
     });
     vec![

@@ -2,7 +2,7 @@
 //! without waiting for the others, and taken back from it exactly.
 
 use super::message::{Packed, ToCoordinator};
-use crate::numeric::fixed::{self, BadValue, CELL};
+use crate::numeric::fixed::{self as exact, BadValue, CELL};
 use crate::numeric::pack::{self, PackError};
 use crate::train::sum::Sums;
 use bytes::Bytes;
@@ -45,19 +45,32 @@ pub fn cell_len(len: usize, index: usize) -> usize {
 
 /// The pieces of a running sum, packed as they are asked for.
 pub fn of_sum(sum: u64, sums: &Sums) -> impl Iterator<Item = ToCoordinator> {
-    sums.cells().iter().enumerate().map(move |(index, cell)| {
-        let mut bytes = Vec::new();
-        pack::pack(cell, &mut bytes);
-        message(sum, index, cell.len(), Packed::Fixed(bytes.into()))
-    })
+    sums.cells().iter().enumerate().map(move |(index, cell)| fixed(sum, index, cell))
 }
 
 /// The pieces of a sum that is the gradient of a single microbatch, in fewer bytes.
 pub fn of_gradient(sum: u64, gradient: &[f32]) -> impl Iterator<Item = ToCoordinator> {
-    gradient.chunks(CELL).enumerate().map(move |(index, cell)| {
-        let bytes: Vec<u8> = cell.iter().flat_map(|v| v.to_le_bytes()).collect();
-        message(sum, index, cell.len(), Packed::Single(bytes.into()))
-    })
+    gradient.chunks(CELL).enumerate().map(move |(index, cell)| single(sum, index, cell))
+}
+
+/// One cell of a running sum.
+pub fn fixed(sum: u64, index: usize, cell: &[i64]) -> ToCoordinator {
+    let mut bytes = Vec::new();
+    pack::pack(cell, &mut bytes);
+    message(sum, index, cell.len(), Packed::Fixed(bytes.into()))
+}
+
+/// One cell of the gradient of a single microbatch.
+pub fn single(sum: u64, index: usize, cell: &[f32]) -> ToCoordinator {
+    message(sum, index, cell.len(), Packed::Single(little_endian(cell)))
+}
+
+/// Values as they travel.
+pub fn little_endian(values: &[f32]) -> Bytes {
+    match cfg!(target_endian = "little") {
+        true => Bytes::copy_from_slice(bytemuck::cast_slice(values)),
+        false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
 }
 
 fn message(sum: u64, index: usize, len: usize, packed: Packed) -> ToCoordinator {
@@ -70,9 +83,25 @@ pub fn add(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError
     match packed {
         Packed::Fixed(bytes) => Ok(pack::add(bytes, cell, i64::MAX)?),
         Packed::Single(bytes) => {
-            fixed::add(cell, &floats(bytes, cell.len())?, cap).map_err(PieceError::Value)
+            exact::add(cell, &floats(bytes, cell.len())?, cap).map_err(PieceError::Value)
         }
     }
+}
+
+/// Makes a cell that piece, whatever was there; zero, where [`add`] would have done nothing.
+pub fn set(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
+    let set = match packed {
+        Packed::Fixed(bytes) => pack::set(bytes, cell, i64::MAX).map_err(PieceError::from),
+        Packed::Single(bytes) => floats(bytes, cell.len()).and_then(|values| {
+            exact::check(&values, cap).map_err(PieceError::Value)?;
+            exact::set_checked(cell, &values);
+            Ok(())
+        }),
+    };
+    if set.is_err() {
+        cell.fill(0);
+    }
+    set
 }
 
 /// Takes back what [`add`] added; nothing, where that was nothing.
@@ -81,8 +110,8 @@ pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), Piece
         Packed::Fixed(bytes) => Ok(pack::subtract(bytes, cell, i64::MAX)?),
         Packed::Single(bytes) => {
             let values = floats(bytes, cell.len())?;
-            fixed::check(&values, cap).map_err(PieceError::Value)?;
-            fixed::subtract_checked(cell, &values);
+            exact::check(&values, cap).map_err(PieceError::Value)?;
+            exact::subtract_checked(cell, &values);
             Ok(())
         }
     }

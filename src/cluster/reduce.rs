@@ -298,11 +298,13 @@ impl Shared {
     fn work(&self, job: &Job) -> Result<(), PieceError> {
         let Some(cell) = self.cells.get(job.index) else { return Ok(()) };
         let mut cell = lock(cell);
-        if cell.round != job.round {
+        let fresh = std::mem::replace(&mut cell.round, job.round) != job.round;
+        if fresh && job.sign == Sign::Minus {
             cell.values.fill(0);
-            cell.round = job.round;
         }
         match job.sign {
+            // What an older round has left is overwritten, not cleared first.
+            Sign::Plus if fresh => piece::set(&job.packed, &mut cell.values, job.cap),
             Sign::Plus => piece::add(&job.packed, &mut cell.values, job.cap),
             Sign::Minus => piece::subtract(&job.packed, &mut cell.values, job.cap),
         }

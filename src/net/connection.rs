@@ -20,8 +20,9 @@ const ADMITTED: u8 = 1;
 /// Most bytes that are read from a peer before it has proved who it is.
 const BEFORE_AUTHENTICATION: usize = 4 << 10;
 
-/// What is read ahead from a known peer: a few TLS records.
-const AHEAD: usize = 128 << 10;
+/// What is read ahead from a known peer, and what TLS may keep for the socket to take: some records, so that a system
+/// call is worth its price.
+const AHEAD: usize = 256 << 10;
 
 /// Who this side is, and how it wants to be safe. There is no way from one kind to a weaker one.
 #[derive(Clone)]
@@ -119,7 +120,9 @@ impl Connection {
             let connector = tokio_rustls::TlsConnector::from(identity.client.clone());
             let bounded = Bounded::new(stream);
             let mut tls = connector.connect(tls::nobody(), bounded).await.map_err(|e| unproven(label, &e))?;
-            tls.get_mut().0.release();
+            let (bounded, session) = tls.get_mut();
+            bounded.release();
+            session.set_buffer_limit(Some(AHEAD));
             stream = Box::new(tls);
         }
         match stream.read_u8().await {
@@ -157,7 +160,9 @@ impl Connection {
         let acceptor = tokio_rustls::TlsAcceptor::from(identity.server.clone());
         let bounded = Bounded::new(socket);
         let mut tls = acceptor.accept(bounded).await.map_err(|e| unproven(&label, &e))?;
-        tls.get_mut().0.release();
+        let (bounded, session) = tls.get_mut();
+        bounded.release();
+        session.set_buffer_limit(Some(AHEAD));
         Ok(Connection { stream: Box::new(tls), peer })
     }
 

@@ -76,6 +76,22 @@ pub fn add_checked(sum: &mut [i64], values: &[f32]) {
     }
 }
 
+/// Replaces `sum` by `values`, every one of which passed [`check`]: what was there is not read.
+pub fn set_checked(sum: &mut [i64], values: &[f32]) {
+    assert_eq!(sum.len(), values.len(), "sum and values share one layout");
+    for (s, &v) in sum.iter_mut().zip(values) {
+        *s = round_half_even(f64::from(v) * SCALE) as i64;
+    }
+}
+
+/// Replaces `total` by `sum` and `values`, every one of which passed [`check`]; `sum` stays as it is.
+pub fn total_checked(total: &mut [i64], sum: &[i64], values: &[f32]) {
+    assert!(sum.len() == values.len() && total.len() == sum.len(), "sum and values share one layout");
+    for ((t, s), &v) in total.iter_mut().zip(sum).zip(values) {
+        *t = s.wrapping_add(round_half_even(f64::from(v) * SCALE) as i64);
+    }
+}
+
 /// Takes back what [`add_checked`] added.
 pub fn subtract_checked(sum: &mut [i64], values: &[f32]) {
     assert_eq!(sum.len(), values.len(), "sum and values share one layout");
@@ -154,6 +170,11 @@ mod tests {
                 let mut sum = [0];
                 add_checked(&mut sum, &[v]);
                 prop_assert_eq!(sum[0], slow);
+                let mut total = [9];
+                total_checked(&mut total, &sum, &[v]);
+                prop_assert_eq!(total[0], slow.wrapping_add(slow));
+                set_checked(&mut total, &[v]);
+                prop_assert_eq!(total[0], slow);
             }
         }
     }

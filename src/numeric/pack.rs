@@ -82,6 +82,18 @@ pub fn add(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> 
     Ok(())
 }
 
+/// Replaces `sum` by packed values, one to one, if none of them is larger in magnitude than `limit`; else `sum` stays
+/// as it is. What was there is not read, so memory need not be cleared for the first of many additions.
+pub fn set(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
+    check(packed, sum.len(), limit)?;
+    let count = sum.len().div_ceil(BLOCK);
+    for (block, (width, bytes)) in sum.chunks_mut(BLOCK).zip(blocks(packed, count)) {
+        let values = unpacked(width, bytes);
+        block.copy_from_slice(&values[..block.len()]);
+    }
+    Ok(())
+}
+
 /// Takes back what [`add`] added; the same bytes and the same limit have the same outcome.
 pub fn subtract(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
@@ -251,6 +263,8 @@ mod tests {
         assert_eq!(sum, want);
         subtract(packed, &mut sum, i64::MAX).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(sum, into);
+        set(packed, &mut sum, i64::MAX).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(sum, values);
     }
 
     #[test]
@@ -330,6 +344,8 @@ mod tests {
                     pack(&values, &mut packed);
                     let beyond = PackError::Range { index: at, value: values[at], limit };
                     assert_eq!(add(&packed, &mut sum, limit), Err(beyond));
+                    assert_eq!(sum, vec![1; len]);
+                    assert_eq!(set(&packed, &mut sum, limit), Err(beyond));
                     assert_eq!(sum, vec![1; len]);
                 }
             }

@@ -33,6 +33,11 @@ pub trait Compute {
     /// Numeric classes that take part, sorted; one may join later.
     fn classes(&self) -> Vec<String>;
 
+    /// Parameters that [`Compute::set_parameters`] is about to set, in order and from value `from` on, while the rest
+    /// of them is still being made: whoever has a long way to carry them may begin. They count for nothing until
+    /// then, and a stretch from 0 begins anew.
+    fn parameters_ahead(&mut self, _step: u64, _from: usize, _stretch: &[f32]) {}
+
     /// The parameters after `step` steps: everything that follows is computed with them.
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;
 

@@ -244,3 +244,10 @@ pub struct Done {
     /// Wall time since the run began, or went on.
     pub seconds: f64,
 }
+
+/// What two runs of several numeric classes have in common.
+pub fn mixed<'a>(classes: impl IntoIterator<Item = &'a String>) -> String {
+    let names: Vec<&str> = classes.into_iter().map(String::as_str).collect();
+    let (n, names) = (names.len(), names.join(", "));
+    format!("bits: {n} classes ({names}): loss within 1 %, not byte-equal between runs")
+}

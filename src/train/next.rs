@@ -9,6 +9,13 @@ use super::optim::{self, AdamW, BLOCK};
 use super::sum::Sums;
 use crate::numeric::fixed::CELL;
 use rayon::prelude::*;
+use std::ops::Range;
+
+/// Values that are handed on at a time while the rest is still being made.
+const STRETCH: usize = 4 * CELL;
+
+/// Takes stretches of the next parameters in order, each with the position of its first value.
+pub type Made<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 /// Means of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,16 +60,43 @@ impl Next {
     }
 
     /// Second pass: clips the mean gradient of that norm, and makes parameters and moments after an update at
-    /// `rate`. The error is the position of the first parameter that is not finite, and what it is.
-    pub fn update(&mut self, state: &State, grad_norm: f64, rate: f64) -> Result<(), (usize, f32)> {
+    /// `rate`. The error is the position of the first parameter that is not finite, and what it is; `made` has seen
+    /// nothing from the stretch that it lies in on.
+    pub fn update(
+        &mut self,
+        state: &State,
+        grad_norm: f64,
+        rate: f64,
+        made: Made,
+    ) -> Result<(), (usize, f32)> {
         let clip = optim::coefficient(grad_norm, state.optimizer.options().max_grad_norm);
-        let AdamW { step, exp_avg, exp_avg_sq, .. } = &mut self.optimizer;
-        *step = state.optimizer.step + 1;
-        let scalars = state.optimizer.scalars(*step, rate);
-        let moments = exp_avg.par_chunks_mut(BLOCK).zip(exp_avg_sq.par_chunks_mut(BLOCK));
-        let old = state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
-        let values = self.parameters.par_chunks_mut(BLOCK).zip(state.parameters.par_chunks(BLOCK));
-        let blocks = values.zip(self.gradient.par_chunks_mut(BLOCK)).zip(moments.zip(old)).enumerate();
+        self.optimizer.step = state.optimizer.step + 1;
+        let scalars = state.optimizer.scalars(self.optimizer.step, rate);
+        for from in (0..self.parameters.len()).step_by(STRETCH) {
+            let stretch = from..(from + STRETCH).min(self.parameters.len());
+            self.stretch(state, &scalars, clip, stretch.clone()).map_err(|(at, value)| (from + at, value))?;
+            made(from, &self.parameters[stretch]);
+        }
+        Ok(())
+    }
+
+    fn stretch(
+        &mut self,
+        state: &State,
+        scalars: &optim::Scalars,
+        clip: Option<f32>,
+        range: Range<usize>,
+    ) -> Result<(), (usize, f32)> {
+        let AdamW { exp_avg, exp_avg_sq, .. } = &mut self.optimizer;
+        let (m, v) = (&mut exp_avg[range.clone()], &mut exp_avg_sq[range.clone()]);
+        let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
+        let (old_m, old_v) =
+            (&state.optimizer.exp_avg[range.clone()], &state.optimizer.exp_avg_sq[range.clone()]);
+        let old = old_m.par_chunks(BLOCK).zip(old_v.par_chunks(BLOCK));
+        let (p, old_p) = (&mut self.parameters[range.clone()], &state.parameters[range.clone()]);
+        let values = p.par_chunks_mut(BLOCK).zip(old_p.par_chunks(BLOCK));
+        let gradient = self.gradient[range].par_chunks_mut(BLOCK);
+        let blocks = values.zip(gradient).zip(moments.zip(old)).enumerate();
         let bad = blocks.filter_map(|(index, (((p, old_p), g), ((m, v), (old_m, old_v))))| {
             p.copy_from_slice(old_p);
             m.copy_from_slice(old_m);
@@ -70,7 +104,7 @@ impl Next {
             if let Some(c) = clip {
                 g.iter_mut().for_each(|g| *g *= c);
             }
-            optim::block(&scalars, p, g, (m, v));
+            optim::block(scalars, p, g, (m, v));
             let at = p.iter().position(|p| !p.is_finite())?;
             Some((index * BLOCK + at, p[at]))
         });
@@ -100,7 +134,7 @@ mod tests {
     /// On any number of threads the two passes give the bits of the four operations that they stand for.
     #[test]
     fn two_passes_are_mean_norm_clip_and_update_to_the_bit() {
-        for len in [0usize, 1, BLOCK - 1, BLOCK, CELL, CELL + BLOCK + 3, 2 * CELL + 5] {
+        for len in [0usize, 1, BLOCK - 1, BLOCK, CELL, CELL + BLOCK + 3, 2 * CELL + 5, STRETCH + 1] {
             for (max_grad_norm, weight_decay) in [(1.0, 0.0), (0.0, 0.1), (1e9, 0.01)] {
                 for threads in [1, 3] {
                     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -132,7 +166,13 @@ mod tests {
 
             let means = next.mean(&sums);
             assert_eq!(means, Means { loss: mean.loss, grad_norm: norm });
-            next.update(&fast, means.grad_norm, 1e-3).unwrap();
+            let mut made: Vec<f32> = Vec::new();
+            let mut see = |at: usize, stretch: &[f32]| {
+                assert_eq!(at, made.len(), "in order");
+                made.extend_from_slice(stretch);
+            };
+            next.update(&fast, means.grad_norm, 1e-3, &mut see).unwrap();
+            assert!(made == next.parameters, "all of them are shown");
             next.commit(&mut fast);
             assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
         }
@@ -151,7 +191,8 @@ mod tests {
         let mut sums = Sums::new(3 * BLOCK);
         sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
         let means = next.mean(&sums);
-        assert_eq!(next.update(&state, means.grad_norm, 1e-3), Err((BLOCK + 7, f32::INFINITY)));
+        let update = next.update(&state, means.grad_norm, 1e-3, &mut |_, _| panic!("nothing is shown"));
+        assert_eq!(update, Err((BLOCK + 7, f32::INFINITY)));
         assert_eq!(bits(&state), bits(&before));
     }
 }

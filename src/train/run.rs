@@ -150,6 +150,11 @@ impl Trainer<'_, '_> {
                 classes.push(class);
             }
         }
+        let mut notes = notes.clone();
+        // A coordinator, which knows nobody yet, says it as devices come.
+        if classes.len() > 1 && !compute.classes().is_empty() {
+            notes.push(event::mixed(&classes));
+        }
         event::RunStart {
             total_steps: work.total_steps(),
             steps_per_epoch: work.steps_per_epoch(),
@@ -158,7 +163,7 @@ impl Trainer<'_, '_> {
             eval_rows: work.eval_rows(),
             parameters: state.parameters.len() as u64,
             classes,
-            notes: notes.clone(),
+            notes,
         }
     }
 
@@ -171,7 +176,8 @@ impl Trainer<'_, '_> {
     /// them: whatever fails, the state stays that of the last finished step.
     fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<Option<()>, TrainError> {
         let Trainer { run: Run { state, compute, .. }, next, .. } = self;
-        if let Err((index, value)) = next.update(state, grad_norm, lr) {
+        let mut ahead = |from: usize, stretch: &[f32]| compute.parameters_ahead(step, from, stretch);
+        if let Err((index, value)) = next.update(state, grad_norm, lr, &mut ahead) {
             let tensor = tensor(compute.layout(), index);
             return Err(TrainError::Update { step, tensor, value: f64::from(value) });
         }

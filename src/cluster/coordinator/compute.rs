@@ -3,13 +3,13 @@
 use super::super::machine::{Event, Kind};
 use super::super::message::{ToCoordinator, Work};
 use super::Coordinator;
-use super::parameters::Broadcast;
+use super::parameters::Coming;
 use super::round::Task;
 use crate::model::layout::Layout;
 use crate::model::stage::{Microbatch, Sampling};
 use crate::train::sum::Sums;
 use crate::train::{Compute, Effort, Say, Scoring, TrainError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Coordinator<'_> {
     fn task<'t>(
@@ -33,11 +33,29 @@ impl Compute for Coordinator<'_> {
         self.classes.iter().cloned().collect()
     }
 
+    fn parameters_ahead(&mut self, step: u64, from: usize, stretch: &[f32]) {
+        if from == 0 {
+            // Whoever has those of the step before waits for these.
+            self.coming = Some(Coming::new(step, self.served.clone()));
+            self.accounts.parameters();
+        }
+        if let Some(coming) = self.coming.as_mut().filter(|coming| coming.follows(step, from)) {
+            let said = coming.add(stretch, |member| self.members.get(&member));
+            self.accounts.sent(said);
+        }
+    }
+
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
-        let broadcast = Broadcast::new(step, flat);
+        let ahead = self.coming.take().filter(|coming| coming.follows(step, flat.len()));
+        let broadcast = ahead.unwrap_or_else(|| {
+            self.accounts.parameters();
+            let mut coming = Coming::new(step, BTreeSet::new());
+            coming.add(flat, |_| None);
+            coming
+        });
+        let broadcast = broadcast.whole();
         let event = Event::Parameters { after: step, hash: broadcast.hash };
         self.parameters = Some(broadcast);
-        self.accounts.parameters();
         let mut nothing = |_, _| Ok(());
         // Nothing but parameters comes of this event, so nobody listens to what would be said.
         let mut quiet = |_| ();

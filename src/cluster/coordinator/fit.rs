@@ -36,6 +36,16 @@ pub enum Misfit {
         /// That would fit.
         most: usize,
     },
+    /// A prompt.
+    #[error(
+        "--sample-prompt: {tokens} tokens are too many to be sent to a worker: at most {most} fit: shorten it"
+    )]
+    Prompt {
+        /// Of the prompt.
+        tokens: usize,
+        /// That would fit.
+        most: usize,
+    },
     /// The manifest.
     #[error(
         "what a worker is told of this run takes {bytes} bytes, {most} fit: use fewer or shorter labels, or a model of \
@@ -68,6 +78,12 @@ impl Longest {
     }
 }
 
+/// Refuses a prompt whose lease no frame holds; ids are below `vocabulary`.
+pub fn prompt_fits(tokens: usize, vocabulary: usize) -> Result<(), Misfit> {
+    let most = (FRAME_LIMIT - HEADER) / varint(vocabulary);
+    if tokens <= most { Ok(()) } else { Err(Misfit::Prompt { tokens, most }) }
+}
+
 /// Bytes of a number up to `most` on the wire.
 fn varint(most: usize) -> usize {
     (usize::BITS - most.leading_zeros()).div_ceil(7).max(1) as usize
@@ -78,7 +94,7 @@ mod tests {
     use super::super::gate::tests::manifest;
     use super::*;
     use crate::cluster::message::{Lease, ToWorker, Work};
-    use crate::model::stage::{IGNORE, Microbatch, Targets};
+    use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets};
 
     #[test]
     fn the_longest_lease_that_is_accepted_fits_and_a_longer_one_is_refused() {
@@ -99,6 +115,18 @@ mod tests {
             let bytes = postcard::to_stdvec(&ToWorker::Lease(Box::new(lease))).unwrap().len();
             assert!((FRAME_LIMIT * 9 / 10..=FRAME_LIMIT).contains(&bytes), "{bytes}");
         }
+    }
+
+    #[test]
+    fn the_longest_prompt_that_is_accepted_fits_and_a_longer_one_is_refused() {
+        let Err(Misfit::Prompt { most, .. }) = prompt_fits(1 << 30, 1 << 17) else { panic!() };
+        prompt_fits(most, 1 << 17).unwrap();
+        assert!(prompt_fits(most + 1, 1 << 17).is_err());
+        let sampling = Sampling { stop: vec![u32::MAX; 8], ..Sampling::default() };
+        let work = Work::Prompt { ids: vec![(1 << 17) - 1; most], sampling };
+        let lease = Lease { lease: u64::MAX, device: 9, after: 9, of: 9, work };
+        let bytes = postcard::to_stdvec(&ToWorker::Lease(Box::new(lease))).unwrap().len();
+        assert!((FRAME_LIMIT * 9 / 10..=FRAME_LIMIT).contains(&bytes), "{bytes}");
     }
 
     #[test]

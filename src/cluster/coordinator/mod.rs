@@ -21,7 +21,7 @@ mod scores;
 mod waiting;
 
 pub use files::{FilesError, ModelFiles};
-pub use fit::{Longest, Misfit};
+pub use fit::{Longest, Misfit, prompt_fits};
 pub use gate::Gate;
 pub use home::{Home, HomeError, Lock};
 pub use member::Reception;
@@ -35,7 +35,7 @@ use crate::model::layout::Layout;
 use crate::train::stop::Stop;
 use notes::Accounts;
 use outbox::Outbox;
-use parameters::Broadcast;
+use parameters::{Broadcast, Coming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -100,6 +100,10 @@ pub struct Coordinator<'a> {
     members: BTreeMap<MemberId, Outbox>,
     /// What everybody computes with.
     parameters: Option<Broadcast>,
+    /// The next ones, of which some are there.
+    coming: Option<Coming>,
+    /// Members that were sent parameters, and so wait for the next ones.
+    served: BTreeSet<MemberId>,
     /// Sums whose pieces are being added.
     pending: BTreeMap<(MemberId, u64), ToCoordinator>,
     /// Numeric classes of microbatches that count.
@@ -136,6 +140,8 @@ impl<'a> Coordinator<'a> {
             reception: Arc::new(reception),
             members: BTreeMap::new(),
             parameters: None,
+            coming: None,
+            served: BTreeSet::new(),
             pending: BTreeMap::new(),
             classes: BTreeSet::new(),
             present: BTreeSet::new(),

@@ -20,11 +20,9 @@ pub struct Hint {
     pub micro_batch_tokens: usize,
 }
 
-/// What two runs of several numeric classes have in common.
+/// What is said of a run in which several numeric classes take part.
 pub(super) fn mixed(classes: &BTreeSet<String>, step: u64) -> Change {
-    let names: Vec<&str> = classes.iter().map(String::as_str).collect();
-    let (n, names) = (names.len(), names.join(", "));
-    let reason = format!("bits: {n} classes ({names}): loss within 1 %, not byte-equal between runs");
+    let reason = crate::train::event::mixed(classes);
     Change { step, what: What::Note, worker: String::new(), devices: vec![], reason }
 }
 

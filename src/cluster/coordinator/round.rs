@@ -112,6 +112,7 @@ impl Coordinator<'_> {
             }
             Incoming::Lost { member, reason } => {
                 self.members.remove(&member);
+                self.served.remove(&member);
                 self.waiting.gone(member);
                 self.tick(Event::Lost { member, reason }, task);
             }
@@ -189,8 +190,11 @@ impl Coordinator<'_> {
         for action in actions {
             match action {
                 Action::SendParameters { member } => {
-                    if let (Some(parameters), Some(outbox)) = (&self.parameters, self.members.get(&member)) {
-                        self.accounts.sent(parameters.send(outbox));
+                    if let (Some(parameters), Some(outbox)) =
+                        (&mut self.parameters, self.members.get(&member))
+                    {
+                        self.accounts.sent(parameters.send(member, outbox));
+                        self.served.insert(member);
                     }
                 }
                 Action::Lease { device, lease, item, purpose } => {
@@ -213,6 +217,7 @@ impl Coordinator<'_> {
                 }
                 Action::Close { member } => {
                     self.members.remove(&member);
+                    self.served.remove(&member);
                     self.waiting.gone(member);
                 }
                 Action::RoundDone(tally) => task.done = Some(tally),

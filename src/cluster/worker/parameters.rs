@@ -40,6 +40,8 @@ pub fn hash(values: &[f32]) -> Hash {
 pub(super) struct Arriving {
     step: u64,
     values: Vec<f32>,
+    /// Of what has come, taken while it is in the cache and the next piece is on its way.
+    hasher: blake3::Hasher,
 }
 
 impl Arriving {
@@ -49,20 +51,25 @@ impl Arriving {
             self.step = step;
             self.values.clear();
             self.values.reserve(len);
+            self.hasher.reset();
         }
         let (values, rest) = bytes.as_chunks::<4>();
         let fits = rest.is_empty() && values.len() <= len - self.values.len().min(len);
         if step != self.step || offset != self.values.len() as u64 || !fits {
             return Err(format!("a piece of the parameters at {offset} that does not follow the one before"));
         }
+        self.hasher.update(bytes);
         self.values.extend(values.iter().map(|v| f32::from_le_bytes(*v)));
         Ok(())
     }
 
     /// They are complete.
-    pub fn take(&mut self, step: u64, len: usize) -> Result<Vec<f32>, String> {
+    pub fn take(&mut self, step: u64, len: usize) -> Result<Parameters, String> {
         match self.step == step && self.values.len() == len {
-            true => Ok(std::mem::take(&mut self.values)),
+            true => {
+                let hash = *self.hasher.finalize().as_bytes();
+                Ok(Parameters { step, hash, values: std::mem::take(&mut self.values) })
+            }
             false => Err(format!("{} of {len} parameters came", self.values.len())),
         }
     }

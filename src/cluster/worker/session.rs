@@ -151,7 +151,7 @@ impl<'a, 'w> Session<'a, 'w> {
 
     /// New parameters: what is left of the step before is forgotten.
     fn begin(&mut self, step: u64, hash: Hash) -> Result<(), Outcome> {
-        let mut parameters = Parameters::new(step, self.arriving.take(step, self.len).map_err(lost)?);
+        let mut parameters = self.arriving.take(step, self.len).map_err(lost)?;
         if parameters.hash != hash {
             return Err(lost(format!("the parameters after step {step} did not arrive as they were sent")));
         }

@@ -1,12 +1,11 @@
 //! The running sum of a process: what its devices were granted and the coordinator has not got yet. Devices add up
 //! here before anything is sent; one lone microbatch stays as it came, in f32, which is half the work on both sides.
 
-use crate::cluster::message::{Hash, LeaseId, Packed, ToCoordinator};
+use crate::cluster::message::{Hash, LeaseId, ToCoordinator};
+use crate::cluster::piece;
 use crate::model::stage::LossSums;
 use crate::numeric::fixed::{self, BadValue, CELL};
-use crate::numeric::pack;
 use crate::train::sum::{Scalars, Sums};
-use bytes::Bytes;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -82,11 +81,9 @@ impl Running {
             self.sums = Sums::new(before.len());
         }
         let cells = self.sums.cells_mut().par_iter_mut().zip(before.par_chunks(CELL));
-        cells.for_each(|(cell, values)| {
-            if first {
-                cell.fill(0);
-            }
-            fixed::add_checked(cell, values);
+        cells.for_each(|(cell, values)| match first {
+            true => fixed::set_checked(cell, values),
+            false => fixed::add_checked(cell, values),
         });
         Some(before)
     }
@@ -104,19 +101,16 @@ impl Running {
         let last = self.last.take().unwrap_or_default();
         let values = last.par_chunks(CELL);
         let mut messages: Vec<ToCoordinator> = match self.leases.len() {
-            1 => {
-                let single = |(i, cell): (usize, &[f32])| {
-                    piece(sum, i, cell.len(), Packed::Single(little_endian(cell)))
-                };
-                values.enumerate().map(single).collect()
-            }
+            1 => values.enumerate().map(|(i, cell)| piece::single(sum, i, cell)).collect(),
             _ => {
-                let cells = self.sums.cells_mut().par_iter_mut().zip(values).enumerate();
-                let packed = |(i, (cell, values)): (usize, (&mut Vec<i64>, &[f32]))| {
-                    fixed::add_checked(cell, values);
-                    packed(sum, i, cell)
+                let cells = self.sums.cells().par_iter().zip(values).enumerate();
+                // The total is packed out of a thread's own cell, which stays in its cache: nobody needs it after.
+                let packed = |total: &mut Vec<i64>, (i, (cell, values)): (usize, (&Vec<i64>, &[f32]))| {
+                    let total = &mut total[..cell.len()];
+                    fixed::total_checked(total, cell, values);
+                    piece::fixed(sum, i, total)
                 };
-                cells.map(packed).collect()
+                cells.map_init(|| vec![0; CELL], packed).collect()
             }
         };
         messages.push(ToCoordinator::Sum {
@@ -148,23 +142,6 @@ impl Running {
     }
 }
 
-fn packed(sum: u64, index: usize, cell: &[i64]) -> ToCoordinator {
-    let mut bytes = Vec::new();
-    pack::pack(cell, &mut bytes);
-    piece(sum, index, cell.len(), Packed::Fixed(bytes.into()))
-}
-
-fn piece(sum: u64, index: usize, len: usize, packed: Packed) -> ToCoordinator {
-    ToCoordinator::SumPiece { sum, offset: (index * CELL) as u64, len: len as u32, packed }
-}
-
-fn little_endian(values: &[f32]) -> Bytes {
-    match cfg!(target_endian = "little") {
-        true => Bytes::copy_from_slice(bytemuck::cast_slice(values)),
-        false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,14 +161,7 @@ mod tests {
                 ToCoordinator::SumPiece { offset, len, packed, .. } => {
                     let cell = &mut sums.cells_mut()[*offset as usize / CELL];
                     assert_eq!(cell.len(), *len as usize);
-                    match packed {
-                        Packed::Fixed(bytes) => pack::add(bytes, cell, i64::MAX).unwrap(),
-                        Packed::Single(bytes) => {
-                            let values: Vec<f32> =
-                                bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-                            fixed::add(cell, &values, i64::MAX).unwrap();
-                        }
-                    }
+                    piece::add(packed, cell, i64::MAX).unwrap();
                 }
                 ToCoordinator::Sum { leases, loss, weight, targets, .. } => {
                     sums.set_scalars(Scalars { loss: *loss, weight: *weight, targets: *targets });
