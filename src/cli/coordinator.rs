@@ -303,14 +303,18 @@ impl Team for Hall {
 
     /// Without a model, by the values themselves.
     fn compare(&mut self, _: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
-        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-        match bits(values.memory) == bits(values.disk) {
-            true => Ok(()),
-            false => Err(Refusal::failure(format!(
-                "{}: the adapter as written has other values than the one in memory; keep the checkpoint and report this",
-                dir.display()
-            ))),
-        }
+        same_values(values.memory, values.disk, dir)
+    }
+}
+
+fn same_values(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
+    let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
+    match memory.len() != disk.len() || memory.iter().zip(disk).any(differs) {
+        false => Ok(()),
+        true => Err(Refusal::failure(format!(
+            "{}: the adapter as written has other values than the one in memory; keep the checkpoint and report this",
+            dir.display()
+        ))),
     }
 }
 
@@ -323,5 +327,25 @@ impl From<HomeError> for Refusal {
                 Refusal::configuration(e)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_that_is_damaged_is_refused() {
+        let good = [1.0f32, -0.0, f32::MIN_POSITIVE];
+        let at = Path::new("out");
+        assert_eq!(same_values(&good, &good, at), Ok(()));
+        // Of every value its last bit, a sign that compares equal, and a value that is missing.
+        for (i, bit) in [(0, 0), (1, 31), (2, 0)] {
+            let mut bad = good;
+            bad[i] = f32::from_bits(bad[i].to_bits() ^ 1 << bit);
+            let refused = same_values(&good, &bad, at).unwrap_err();
+            assert!(refused.line.starts_with("out: the adapter as written has other values"), "{refused}");
+        }
+        assert!(same_values(&good, &good[..2], at).is_err());
     }
 }

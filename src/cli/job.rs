@@ -6,13 +6,13 @@ use super::adapter::{self, Writer};
 use super::devices::Need;
 use super::generate::chat_ids;
 use super::options::Settings;
-use super::options::groups::{Options, Precision};
+use super::options::groups::{Options, Precision, Role};
 use super::output::{self, Claim, Place, RUN_FILE};
 use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
 use super::run_file::RunFile;
 use super::signals;
-use crate::cluster::coordinator::Hint;
+use crate::cluster::coordinator::{Hint, prompt_fits};
 use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
 use crate::model::decoder::initial_parameters;
@@ -275,7 +275,12 @@ impl Job {
         };
         let room = p.config.max_positions;
         let with_ids = |prompt: &String| match ids(prompt)? {
-            ids if ids.len() < room => Ok((prompt.clone(), ids)),
+            ids if ids.len() < room => match options.cluster.role {
+                Role::Coordinator => prompt_fits(ids.len(), p.config.vocab)
+                    .map_err(Refusal::configuration)
+                    .map(|()| (prompt.clone(), ids)),
+                Role::Single | Role::Worker => Ok((prompt.clone(), ids)),
+            },
             ids => Err(Refusal::configuration(format!(
                 "--sample-prompt: {} tokens leave no room for an answer in the model's {room} positions: shorten it",
                 ids.len()

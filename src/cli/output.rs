@@ -178,17 +178,20 @@ pub struct Claim {
     /// The folders that did not exist before, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
-    /// A coordinator's, and that of every run that goes on in its folder: held until it ends.
+    /// Held until the run ends.
     lock: Option<Lock>,
 }
 
 impl Claim {
-    /// Makes the folder; `lock` is what [`Place::hold`] gave.
+    /// Makes the folder, and keeps others out of it where the disk knows locks; `lock` is what [`Place::hold`] gave.
     pub fn new(place: &Place, lock: Option<Lock>) -> Result<Self, Refusal> {
-        Claim::taking(place, |_| Ok(lock))
+        Claim::taking(place, |dir| match lock.map_or_else(|| Lock::take(dir), Ok) {
+            Err(e @ HomeError::Locked(_)) => Err(e.into()),
+            lock => Ok(lock.ok()),
+        })
     }
 
-    /// Makes the folder, and keeps every other coordinator out of it. What stands there is touched only by who has
+    /// The same for a coordinator, which does not go on without a lock. What stands there is touched only by who has
     /// the lock.
     pub fn locked(place: &Place, lock: Option<Lock>) -> Result<Self, Refusal> {
         Claim::taking(place, |dir| Ok(Some(lock.map_or_else(|| Lock::take(dir), Ok)?)))

@@ -19,7 +19,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let set = inv.settings.switch("set")?;
     let found = match set {
         true => {
-            let token = Token::parse(&ask()?).map_err(Refusal::failure)?;
+            let token = Token::parse(&ask()?).map_err(Refusal::configuration)?;
             let path = keyring.keep(&token)?;
             Found { token, source: Source::File(path), made: false }
         }
@@ -59,9 +59,9 @@ fn ask() -> Result<String, Refusal> {
     let read = stdin.lock().take(LONGEST).read_line(&mut line);
     read.map_err(|e| Refusal::failure(format!("stdin: {e}")))?;
     match line.trim().is_empty() {
-        true => {
-            Err(Refusal::failure("stdin: no token: paste what `finetune token` prints on the other machine"))
-        }
+        true => Err(Refusal::configuration(
+            "stdin: no token: paste what `finetune token` prints on the other machine",
+        )),
         false => Ok(line),
     }
 }

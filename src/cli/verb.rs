@@ -3,7 +3,7 @@
 
 use super::options::flags::{self, Accepts, Parsed};
 use super::options::groups;
-use super::options::table::{self, Opt, Section, TABLE, Takes};
+use super::options::table::{Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
 use super::{bench, contracts, export, generate, hardware, inspect, predict, token, train};
@@ -43,7 +43,11 @@ pub struct Invocation {
 impl Invocation {
     /// One line of the verb's result.
     pub fn say(&mut self, line: &str) -> Result<(), Refusal> {
-        writeln!(self.out, "{line}").map_err(|e| Refusal::failure(format!("stdout: {e}")))
+        writeln!(self.out, "{line}").map_err(|e| match e.kind() {
+            // Its reader has seen enough (`| head`): the code is what a shell shows for SIGPIPE.
+            std::io::ErrorKind::BrokenPipe => std::process::exit(141),
+            _ => Refusal::failure(format!("stdout: {e}")),
+        })
     }
 }
 
@@ -246,9 +250,4 @@ pub fn not_a_model(word: &str) -> Refusal {
         None => format!("a model is a directory, a .gguf file or a Hub id owner/name ({})", list()),
     };
     Refusal::usage(format!("{word:?} is neither a verb nor a path: {hint}"))
-}
-
-/// True where an option of that name exists in some verb or in the table.
-pub fn is_option(name: &str) -> bool {
-    table::find(name).is_some() || VERBS.iter().any(|v| v.own.iter().any(|o| o.name == name))
 }

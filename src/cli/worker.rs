@@ -16,6 +16,10 @@ use crate::net::{Party, Wishes, secure};
 use crate::report::Look;
 use std::path::PathBuf;
 
+/// Options of other sections that decide what the run does, and so are the coordinator's too.
+const OF_THE_RUN: [&str; 5] =
+    ["chat-template", "eval-steps", "save-steps", "save-total-limit", "sample-prompt"];
+
 /// Works.
 pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let cluster = &options.cluster;
@@ -87,7 +91,7 @@ fn cache(options: &Options) -> Result<PathBuf, Refusal> {
 /// What the user said about the run, which is the coordinator's to decide.
 fn typed(settings: &Settings) -> Vec<(String, String)> {
     let of_the_run = |section| matches!(section, Section::Data | Section::Lora | Section::Optim);
-    let options = TABLE.iter().filter(|o| of_the_run(o.section) || o.name == "chat-template");
+    let options = TABLE.iter().filter(|o| of_the_run(o.section) || OF_THE_RUN.contains(&o.name));
     let said = options.filter_map(|o| {
         let setting = settings.get(o.name).filter(|s| s.source != From::Default)?;
         Some((o.key(), setting.values.join(",")))

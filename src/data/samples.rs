@@ -108,11 +108,6 @@ impl Samples {
         self.targets.iter().map(|&t| u64::from(t)).sum()
     }
 
-    /// Highest token id, to be checked against the embedding.
-    pub fn highest_id(&self) -> Option<u32> {
-        self.ids.iter().copied().max()
-    }
-
     fn range(&self, i: usize) -> std::ops::Range<usize> {
         let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
         start..self.ends[i] as usize

@@ -99,11 +99,6 @@ impl Tokenizer {
         self.eos_token().and_then(|t| self.inner.token_to_id(t))
     }
 
-    /// The id that begins a text, where the model's files name one.
-    pub fn bos_id(&self) -> Option<u32> {
-        self.specials.get("bos_token").and_then(|t| self.inner.token_to_id(t))
-    }
-
     /// The text of the token that begins a text.
     pub fn bos_token(&self) -> Option<&str> {
         self.specials.get("bos_token")

@@ -146,10 +146,13 @@ impl std::fmt::Display for Finding {
 
 impl Finding {
     /// What to do: values that are bad wherever they are computed come from the rows or the rate, others from
-    /// the device.
+    /// the device. A device that says the same twice has shown neither.
     fn advice(&self) -> String {
         match &self.again {
             Some(Again { bad: false, .. }) => format!("the device is at fault: leave {} out", self.place),
+            Some(Again { place, .. }) if *place == self.place => {
+                format!("data or device: look at these rows, lower the learning rate, or try without {place}")
+            }
             Some(_) => "the data is at fault: look at these rows, or lower the learning rate".into(),
             None => "look at these rows, or lower the learning rate".into(),
         }

@@ -34,6 +34,10 @@ pub fn check_contracts(tree: &Tree) -> Vec<String> {
                 found.push(format!("{}: no `{key}`", file.path));
             }
         }
+        let name = file.path.trim_start_matches("contracts/").trim_end_matches(".yaml");
+        if contract.get("id").and_then(|id| id.as_str()).is_some_and(|id| id != name) {
+            found.push(format!("{}: its id is not the file's name", file.path));
+        }
         let tests = contract.get("tests").and_then(|t| t.as_array()).cloned().unwrap_or_default();
         if tests.is_empty() {
             found.push(format!("{}: names no test", file.path));
@@ -97,9 +101,10 @@ fn a_name_without_a_test_is_found() {
         (good.replace("tolerance: 0\n", ""), 1),
         (good.replace("[a::b::holds]", "[]"), 1),
         ("id: [".to_string(), 1),
+        (good.replace("id: A", "id: B"), 1),
     ];
     for (text, want) in cases {
-        let found = check_contracts(&Tree::of(&[("contracts/a.yaml", text.as_str()), test]));
+        let found = check_contracts(&Tree::of(&[("contracts/A.yaml", text.as_str()), test]));
         assert_eq!(found.len(), want, "{text}: {found:?}");
     }
     let doc = |line: &str| format!("# A\n\n## Invariants\n{line}\n\n## Next\n");
