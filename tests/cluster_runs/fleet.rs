@@ -71,6 +71,12 @@ impl Fleet {
         self.start(name, &format!("{how} {args}"), inject);
     }
 
+    /// A worker that is told where only in these words, and gives up after `patience`.
+    pub fn seeker(&mut self, name: &str, at: &str, patience: &str) {
+        let how = format!("--role worker --coordinator {at} --model-cache models --join-timeout {patience}");
+        self.start(name, &format!("{how} --threads 1"), "");
+    }
+
     fn start(&mut self, name: &str, args: &str, inject: &str) {
         let mut command = self.on_its_host(self.bench.command(args));
         command.env("FINETUNE_TOKEN", TOKEN).stdout(Stdio::null()).stderr(self.log(name));

@@ -2,12 +2,14 @@
 //! no byte of the adapter. And what ends a run ends it for everybody.
 #![cfg(target_os = "linux")]
 
+mod absence;
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
 mod fleet;
 mod gpu;
 mod hosts;
 mod network;
+mod scores;
 mod tap;
 
 use finetune::train::event::Event;

@@ -58,6 +58,31 @@ fn a_silent_drop_in_one_direction_changes_no_byte() {
     });
 }
 
+/// Multicast goes over the switch to everybody: a worker on another host needs no address.
+#[test]
+fn a_worker_finds_the_coordinator_of_another_host() {
+    let Some(mut fleet) = Fleet::on_hosts(2, GIGABIT) else { return };
+    let run = format!("{RUN} --max-steps 3");
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.seeker("seeker", "auto", "60s");
+    fleet.all_end(&["coordinator", "seeker"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// The first packet already gets no answer, and nothing says why: a firewall that drops.
+#[test]
+fn a_worker_whose_packets_are_dropped_says_what_to_do() {
+    let Some(mut fleet) = Fleet::on_hosts(2, GIGABIT) else { return };
+    fleet.hosts().drop_silently(1, 2);
+    fleet.coordinator(&format!("{RUN} --max-steps 3 --expect-workers 1"));
+    fleet.seeker("cut", &format!("{}:9000", Hosts::address(1)), "6s");
+    assert_ne!(fleet.end("cut"), Some(0), "{}", fleet.all());
+    let said = fleet.said("cut");
+    assert!(said.contains("does not answer: a firewall drops it"), "{said}");
+    assert!(said.contains("--role worker --bind"), "{said}");
+}
+
 /// Host 2 sends back what it hears; host 1 says `count` things and gives back how long each answer took.
 fn echoes(hosts: &Hosts, count: u32) -> Vec<Duration> {
     let there = Hosts::address(2);

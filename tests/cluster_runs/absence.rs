@@ -1,0 +1,136 @@
+//! Workers and coordinators that are not there, or are there twice: the run waits, ends so that it can go on, or goes
+//! on where it belongs, and no byte changes.
+
+use crate::fleet::{Fleet, RUN};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Waits until somebody has said that.
+#[track_caller]
+fn until_said(fleet: &Fleet, name: &str, part: &str) {
+    let began = Instant::now();
+    while !fleet.said(name).contains(part) {
+        assert!(began.elapsed() < Duration::from_secs(90), "{name} does not say {part:?}\n{}", fleet.all());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2 --min-workers 2"));
+    fleet.faulty("stays", "--threads 1", "slow=6");
+    fleet.faulty("dies", "--threads 1", "slow=6");
+    fleet.wait_for_step(2);
+    fleet.kill("dies");
+    until_said(&fleet, "coordinator", "at least 2 wanted");
+    let step = fleet.steps();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(fleet.steps(), step, "it went on\n{}", fleet.all());
+    fleet.worker("comes", "--threads 1");
+    fleet.all_end(&["coordinator", "stays", "comes"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+#[test]
+fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2 --min-workers 2 --join-timeout 2s"));
+    fleet.faulty("stays", "--threads 1", "slow=6");
+    fleet.faulty("dies", "--threads 1", "slow=6");
+    fleet.wait_for_step(2);
+    fleet.kill("dies");
+    fleet.all_end(&["coordinator"], 75);
+    let last = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
+    assert!(last.starts_with("error:") && last.contains("--resume"), "{last}\n{}", fleet.all());
+    let saved = fleet.bench.path(&format!("out/checkpoint-{}/trainer_state.json", fleet.steps()));
+    assert!(saved.exists(), "{}\n{}", saved.display(), fleet.all());
+    fleet.coordinator(&format!("{run} --expect-workers 2 --resume"));
+    fleet.worker("comes", "--threads 1");
+    fleet.all_end(&["coordinator", "stays", "comes"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// Somebody starts an old copy of the run where the newer one was: its workers have met a later epoch, and do nothing
+/// for it.
+#[test]
+fn a_coordinator_of_an_older_epoch_gets_nobody() {
+    let run = format!("{RUN} --max-steps 9 --save-steps 1");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.faulty("worker", "--threads 1", "slow=8");
+    fleet.wait_for_step(2);
+    fleet.kill("coordinator");
+    let [out, old, newer] = ["out", "old", "newer"].map(|name| fleet.bench.path(name));
+    copy(&out, &old);
+    for step in [3, 5] {
+        fleet.coordinator(&format!("{run} --expect-workers 1 --resume"));
+        fleet.wait_for_step(step + 1);
+        fleet.kill("coordinator");
+    }
+    std::fs::rename(&out, &newer).unwrap();
+    std::fs::rename(&old, &out).unwrap();
+    let steps = fleet.steps();
+    fleet.coordinator(&format!("{run} --expect-workers 1 --resume"));
+    until_said(&fleet, "coordinator", "of epoch 2, and the run has gone on in epoch 3 elsewhere");
+    fleet.kill("coordinator");
+    assert!(fleet.steps() <= steps, "it went on\n{}", fleet.all());
+    std::fs::rename(&out, &old).unwrap();
+    std::fs::rename(&newer, &out).unwrap();
+    fleet.coordinator(&format!("{run} --expect-workers 1 --resume"));
+    fleet.all_end(&["coordinator", "worker"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg("-r").args([from, to]).status().unwrap();
+    assert!(copied.success());
+}
+
+#[test]
+fn a_worker_that_froze_and_goes_on_comes_back() {
+    let run = format!("{RUN} --max-steps 8");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2"));
+    fleet.faulty("slow", "--threads 1", "slow=40"); // so that the run is not over before
+    fleet.worker("frozen", "--threads 1");
+    fleet.wait_for_step(1);
+    fleet.signal("frozen", "STOP");
+    until_said(&fleet, "coordinator", "nothing was heard");
+    fleet.signal("frozen", "CONT");
+    fleet.all_end(&["coordinator", "slow", "frozen"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let text = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();
+    assert!(text.matches("\"joined\"").count() >= 3, "it did not come back\n{}", fleet.all());
+}
+
+#[test]
+fn a_worker_that_dies_in_the_middle_of_a_microbatch_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 6");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 2"));
+    fleet.faulty("stays", "--threads 1", "slow=8"); // so that something is left for the other
+    fleet.faulty("dies", "--threads 1", "die@3");
+    fleet.all_end(&["coordinator", "stays"], 0);
+    assert_ne!(fleet.end("dies"), Some(0));
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+}
+
+/// Options that decide what the run does are the coordinator's, also those that say what it writes.
+#[test]
+fn a_worker_that_is_told_what_the_run_saves_is_refused_by_name() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 3 --save-steps 2 --expect-workers 1"));
+    fleet.worker("other", "--threads 1 --save-steps 7");
+    fleet.all_end(&["other"], 78);
+    assert!(fleet.said("other").contains("--save-steps 7, the run has 2"), "{}", fleet.all());
+    fleet.worker("same", "--threads 1 --save-steps 2");
+    fleet.all_end(&["coordinator", "same"], 0);
+}
