@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: (u16, i64, Vec<u8>)| {
     let (len, limit, bytes) = input;
-    let before: Vec<i64> = (0..i64::from(len % 1024)).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    let before: Vec<i64> = (0..i64::from(len % 1024)).map(|i| i.wrapping_mul(0x1e37_79b9_7f4a_7c15)).collect();
     let mut sum = before.clone();
     let mut set = before.clone();
     match pack::add(&bytes, &mut sum, limit) {
