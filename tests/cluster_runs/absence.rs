@@ -39,7 +39,7 @@ fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() 
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --expect-workers 2 --min-workers 2 --join-timeout 2s"));
+    fleet.coordinator(&format!("{run} --expect-workers 2 --min-workers 2 --join-timeout 15s"));
     fleet.faulty("stays", "--threads 1", "slow=6");
     fleet.faulty("dies", "--threads 1", "slow=6");
     fleet.wait_for_step(2);
