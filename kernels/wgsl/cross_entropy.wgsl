@@ -7,7 +7,7 @@ struct Params { losses_at: u32, logits_at: u32, targets_at: u32, weights_at: u32
 @group(0) @binding(3) var<storage, read> targets: array<u32>;
 @group(0) @binding(4) var<storage, read> weights: array<f32>;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WIDTH)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let row = flat(group, groups);
     if (row >= p.count) {
@@ -21,17 +21,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let chosen = logits[begin + aim];
     var largest = -3.4e38;
-    for (var i = lane; i < p.vocab; i += 256u) {
+    for (var i = lane; i < p.vocab; i += WIDTH) {
         largest = max(largest, logits[begin + i]);
     }
     largest = max_of_lanes(largest, lane);
     var part = 0.0;
-    for (var i = lane; i < p.vocab; i += 256u) {
+    for (var i = lane; i < p.vocab; i += WIDTH) {
         part += exp(logits[begin + i] - largest);
     }
     let sum = sum_of_lanes(part, lane);
     let by = weight / sum;
-    for (var i = lane; i < p.vocab; i += 256u) {
+    for (var i = lane; i < p.vocab; i += WIDTH) {
         var d = exp(logits[begin + i] - largest) * by;
         if (i == aim) {
             d -= weight;

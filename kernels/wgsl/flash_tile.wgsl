@@ -11,6 +11,21 @@ fn dots(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
 #for i in 0..4
     var s$i = sum[$i];
 #end
+#if LANES
+    // Lanes of a subgroup share ty: each loads another channel, and hands it to all.
+    for (var c = 0u; c < 32u; c += ${LANES}u) {
+        let mine = left_tile[(c + tx % ${LANES}u) * 8u + ty];
+#for q in 0..LANES
+        {
+            let l = subgroupBroadcast(mine, ${q}u);
+            let r = right_tile[(c + ${q}u) * 8u + tx];
+#for i in 0..4
+            s$i = fma(vec4<f32>(l[$i]), r, s$i);
+#end
+        }
+#end
+    }
+#else
     for (var c = 0u; c < 32u; c++) {
         let l = left_tile[c * 8u + ty];
         let r = right_tile[c * 8u + tx];
@@ -18,6 +33,7 @@ fn dots(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
         s$i = fma(vec4<f32>(l[$i]), r, s$i);
 #end
     }
+#end
     return array<vec4<f32>, 4>(s0, s1, s2, s3);
 }
 
@@ -33,6 +49,21 @@ fn spread(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
 #for i in 0..4
     var s$i = sum[$i];
 #end
+#if LANES
+    // Lanes of a subgroup share ty: each loads another channel, and hands it to all.
+    for (var c = 0u; c < 32u; c += ${LANES}u) {
+        let mine = cross_tile[(c + tx % ${LANES}u) * 8u + ty];
+#for q in 0..LANES
+        {
+            let l = subgroupBroadcast(mine, ${q}u);
+            let r = right_tile[(c + ${q}u) * 8u + tx];
+#for i in 0..4
+            s$i = fma(vec4<f32>(l[$i]), r, s$i);
+#end
+        }
+#end
+    }
+#else
     for (var c = 0u; c < 32u; c++) {
         let l = cross_tile[c * 8u + ty];
         let r = right_tile[c * 8u + tx];
@@ -40,5 +71,6 @@ fn spread(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
         s$i = fma(vec4<f32>(l[$i]), r, s$i);
 #end
     }
+#end
     return array<vec4<f32>, 4>(s0, s1, s2, s3);
 }

@@ -7,7 +7,7 @@ struct Params { out_at: u32, inv_at: u32, x_at: u32, gain_at: u32, count: u32, s
 @group(0) @binding(3) var<storage, read> x: array<f32>;
 @group(0) @binding(4) var<storage, read> gain: array<f32>;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WIDTH)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let g = flat(group, groups);
     if (g >= p.count) {
@@ -15,13 +15,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let begin = g * p.size;
     var part = 0.0;
-    for (var i = lane; i < p.size; i += 256u) {
+    for (var i = lane; i < p.size; i += WIDTH) {
         let v = x[p.x_at + begin + i];
         part += v * v;
     }
     let mean = sum_of_lanes(part, lane) / f32(p.size);
     let inv = select(1.0 / sqrt(mean + p.eps), p.nan, !(mean < 3.4e38));
-    for (var i = lane; i < p.size; i += 256u) {
+    for (var i = lane; i < p.size; i += WIDTH) {
         out[p.out_at + begin + i] = x[p.x_at + begin + i] * inv * gain[p.gain_at + i];
     }
     if (lane == 0u) {

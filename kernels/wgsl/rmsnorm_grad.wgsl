@@ -7,7 +7,7 @@ struct Params { dx_at: u32, dy_at: u32, x_at: u32, gain_at: u32, inv_at: u32, co
 @group(0) @binding(4) var<storage, read> gain: array<f32>;
 @group(0) @binding(5) var<storage, read> inv_rms: array<f32>;
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(WIDTH)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let g = flat(group, groups);
     if (g >= p.count) {
@@ -15,13 +15,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let begin = g * p.size;
     var part = 0.0;
-    for (var i = lane; i < p.size; i += 256u) {
+    for (var i = lane; i < p.size; i += WIDTH) {
         part += gain[p.gain_at + i] * dy[p.dy_at + begin + i] * x[p.x_at + begin + i];
     }
     let mean = sum_of_lanes(part, lane) / f32(p.size);
     let inv = inv_rms[p.inv_at + g];
     let pull = mean * inv * inv;
-    for (var i = lane; i < p.size; i += 256u) {
+    for (var i = lane; i < p.size; i += WIDTH) {
         var d = inv * (gain[p.gain_at + i] * dy[p.dy_at + begin + i] - x[p.x_at + begin + i] * pull);
         if (p.add == 1u) {
             d += dx[p.dx_at + begin + i];

@@ -31,13 +31,9 @@ const FLASH_SIZE: usize = 256;
 /// Over scalar loops: what an operation costs beside one of a tiled product.
 const SCALAR: f64 = 4.0;
 
-fn constants(heads: Heads) -> [Constant; 3] {
-    constants_of(heads.size as u32)
-}
-
-/// For heads of that size.
-pub(super) fn constants_of(size: u32) -> [Constant; 3] {
-    [("SIZE", size), ("PER_LANE", size.div_ceil(64)), ("CHUNKS", size.div_ceil(32))]
+/// For heads of that size, and for subgroups of `lanes` that share what they load; 0 where they do not.
+pub(super) fn constants_of(size: u32, lanes: u32) -> [Constant; 4] {
+    [("SIZE", size), ("PER_LANE", size.div_ceil(64)), ("CHUNKS", size.div_ceil(32)), ("LANES", lanes)]
 }
 
 /// One dispatch over some queries or keys.
@@ -52,7 +48,6 @@ struct Part<'a> {
 
 impl Wgpu {
     fn part(&mut self, part: &Part, (count, params): (usize, &[u32])) {
-        let constants = constants(part.heads);
         let fast = match part.kernel.name {
             "attention" => Some(&FLASH),
             "attention_grad_q" => Some(&FLASH_Q),
@@ -62,6 +57,8 @@ impl Wgpu {
         let fast = fast.filter(|_| self.variants.flash && part.heads.size <= FLASH_SIZE);
         // A flash kernel takes 32 queries or keys a workgroup, the plain one a single one.
         let blocks = if fast.is_some() { count.div_ceil(32) } else { count };
+        let lanes = if fast.is_some() { self.variants.lanes } else { 0 };
+        let constants = constants_of(part.heads.size as u32, lanes);
         self.gpu.dispatch(Call {
             kernel: fast.unwrap_or(part.kernel),
             constants: &constants,

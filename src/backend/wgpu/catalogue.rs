@@ -46,9 +46,14 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
     match kernel.name {
         "embed" | "linear" | "linear_grad" => product(&ACROSS[..1]),
         "matmul" => product(&ACROSS[1..]),
-        "rmsnorm" | "rmsnorm_grad" | "cross_entropy" => product(&[("SUBGROUPS", &[0, 1])]),
+        "rmsnorm" | "rmsnorm_grad" | "cross_entropy" => {
+            product(&[("SUBGROUPS", &[0, 1]), ("WIDTH", &[4, 8, 256])])
+        }
         name if name.starts_with("attention") || name.starts_with("flash") => {
-            [16, 32, 64, 80, 128, 256].iter().map(|&d| attention::constants_of(d).to_vec()).collect()
+            let sets = [0, 4, 8].into_iter().flat_map(|lanes| {
+                [16, 32, 64, 80, 128, 256].map(|d| attention::constants_of(d, lanes).to_vec())
+            });
+            sets.collect()
         }
         "product_tiled" => {
             let tiles = |rows: &'static [u32], tm: &'static [u32]| {

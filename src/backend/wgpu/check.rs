@@ -33,7 +33,8 @@ impl Wgpu {
                 self.variants.take(variant);
                 continue;
             }
-            let mut alone = Variants { spoiled: self.variants.spoiled, ..Variants::default() };
+            let Variants { spoiled, lanes, .. } = self.variants;
+            let mut alone = Variants { spoiled, lanes, ..Variants::default() };
             alone.take(variant);
             let used = std::mem::replace(&mut self.variants, alone);
             let verdict = self.judge(variant);

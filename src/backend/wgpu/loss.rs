@@ -48,8 +48,11 @@ impl Wgpu {
             "cross_entropy" => &CROSS_ENTROPY_FAST,
             _ => kernel,
         };
-        // Pipelines are found by name and constants, and the two have one name.
-        let constants = [("SUBGROUPS", u32::from(self.variants.subgroups))];
+        // Pipelines are found by name and constants, and the two have one name. A lane of a single subgroup never
+        // waits for another.
+        let fold = self.variants.subgroups;
+        let width = if fold && self.variants.lanes > 0 { self.variants.lanes } else { 256 };
+        let constants = [("SUBGROUPS", u32::from(fold)), ("WIDTH", width)];
         let kernel = if self.variants.subgroups { fast } else { kernel };
         self.gpu.dispatch(Call { kernel, constants: &constants, params, slots: &slots, groups, work });
     }

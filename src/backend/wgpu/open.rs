@@ -65,7 +65,8 @@ impl Wgpu {
             gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache));
         }
         gpu.faults.check()?;
-        let variants = Variants { spoiled: options.spoiled, ..Variants::default() };
+        let lanes = super::variants::lanes(adapter);
+        let variants = Variants { spoiled: options.spoiled, lanes, ..Variants::default() };
         let (class, poison) = (String::new(), options.poison);
         let keep = options.cache.map(|cache| cache.keep);
         let mut device =

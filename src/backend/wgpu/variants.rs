@@ -60,7 +60,7 @@ impl Variant {
         !matches!(self, Variant::Flash | Variant::Subgroups)
     }
 
-    /// What an adapter could run, the best first. A workgroup that is one subgroup needs a size that does not vary.
+    /// What an adapter could run, the best first.
     pub fn offered(adapter: &Adapter, precision: Precision) -> Vec<Variant> {
         let (features, info) = (adapter.features(), &adapter.info);
         let subgroups = features.contains(Features::SUBGROUP);
@@ -71,17 +71,25 @@ impl Variant {
             }
             all.push(Variant::Half);
         }
-        match (info.subgroup_min_size, info.subgroup_max_size) {
-            (size @ (4 | 8), most) if subgroups && size == most && adapter.is_software() => {
-                all.push(Variant::Lanes(size));
-            }
-            _ => {}
-        }
+        all.extend(Some(lanes(adapter)).filter(|&lanes| lanes > 0).map(Variant::Lanes));
         all.extend([Variant::Tiled, Variant::Flash]);
         if subgroups && info.subgroup_min_size >= 4 && info.subgroup_max_size <= 64 {
             all.push(Variant::Subgroups);
         }
         all
+    }
+}
+
+/// Lanes of the subgroups of a software adapter, where all have the same: a workgroup is to be one of them.
+pub(super) fn lanes(adapter: &Adapter) -> u32 {
+    let sizes = (adapter.info.subgroup_min_size, adapter.info.subgroup_max_size);
+    match sizes {
+        (size @ (4 | 8), most)
+            if size == most && adapter.is_software() && adapter.features().contains(Features::SUBGROUP) =>
+        {
+            size
+        }
+        _ => 0,
     }
 }
 
@@ -157,6 +165,8 @@ pub(super) struct Variants {
     pub subgroups: bool,
     /// Dropped because they were wrong, each with what was seen.
     pub dropped: Vec<(Variant, String)>,
+    /// Lanes of every subgroup of a software adapter; 0 of a card, which loads for all lanes at once.
+    pub lanes: u32,
     /// Made wrong on purpose: for tests.
     pub spoiled: Option<Variant>,
 }
