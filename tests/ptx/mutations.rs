@@ -101,7 +101,7 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     (
         "product_sm80.ptx",
         "product_sm80_nt",
-        "min.s32 %real, %real, %keepa0",
+        "min.s32 %real, %real, %keepa1",
         "mov.u32 %real, 8",
         tensor::exercise,
     ),
