@@ -31,7 +31,7 @@ fn classes_of(fleet: &Fleet, out: &str) -> BTreeMap<String, u64> {
     for event in events {
         let Event::Step(step) = event else { continue };
         for (class, count) in step.shared.map(|s| s.classes).unwrap_or_default() {
-            *total.entry(class.to_string()).or_insert(0) += count as u64;
+            *total.entry(class.to_string()).or_insert(0) += count;
         }
     }
     total
