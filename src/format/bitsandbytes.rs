@@ -81,7 +81,7 @@ impl Quantised {
         if self.floats(name, ".quant_map", NF4_LEVELS.len())? != NF4_LEVELS {
             return Err(format!("{name}.quant_map is not that of NF4: use the model's unquantised weights"));
         }
-        let numbers = rows.checked_mul(cols).unwrap_or(usize::MAX);
+        let numbers = rows.saturating_mul(cols);
         let codes = self.0.bytes(name).filter(|codes| codes.len() == numbers.div_ceil(2));
         let codes = codes.ok_or_else(|| {
             format!("{name} is not the codes of {rows} x {cols} numbers: download it again")

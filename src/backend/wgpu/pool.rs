@@ -170,7 +170,7 @@ mod tests {
     fn a_class_wastes_a_quarter_at_most() {
         for bytes in (1..100_000).step_by(37) {
             let got = class(bytes);
-            assert!(got >= bytes && got % 4 == 0, "{bytes}: {got}");
+            assert!(got >= bytes && got.is_multiple_of(4), "{bytes}: {got}");
             assert!(got == 256 || got as f64 <= bytes as f64 * 1.25 + 64.0, "{bytes}: {got}");
             assert_eq!(class(got), got, "a class is its own");
         }
