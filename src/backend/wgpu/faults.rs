@@ -91,11 +91,11 @@ impl Faults {
     }
 
     /// Takes back what is latched: a variant that a driver refuses is no fault of the device. A device that is lost
-    /// says so again at the next thing that it is asked.
+    /// stays so.
     pub fn forgive(&self) -> Option<Fault> {
-        let first = self.state().first.take();
-        self.0.raised.store(false, Ordering::Release);
-        first
+        let mut state = self.state();
+        self.0.raised.store(state.lost.is_some(), Ordering::Release);
+        state.first.take()
     }
 
     /// Whether anything is latched.
