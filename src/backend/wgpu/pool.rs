@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::BufferUsages;
 
+/// Bytes that may always lie free: classes peak at different moments, and what is let go for one of them is missed by
+/// the next, over and over.
+const SPARE: u64 = 64 << 20;
 /// The smallest class, in bytes.
 const LEAST: u64 = 256;
 
@@ -153,7 +156,7 @@ impl Pool {
     }
 
     fn shrink(&mut self, wanted: u64) {
-        let most = self.peak_bytes + self.peak_bytes / 4;
+        let most = self.peak_bytes + self.peak_bytes / 2 + SPARE;
         while self.live_bytes + self.free_bytes + wanted > most {
             let Some((&bytes, _)) = self.free.last_key_value() else { break };
             let gone = self.pop(bytes);
