@@ -58,6 +58,11 @@ if [ -z "${VK_DRIVER_FILES:-}" ] && command -v apt-get >/dev/null && [ "$(id -u)
   fi
   export VK_DRIVER_FILES=$lavapipe:$drivers/$icd VK_ICD_FILENAMES=$lavapipe:$drivers/$icd FINETUNE_NEED_VULKAN=1
 fi
+# The page of a run is looked at in a real browser.
+if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  apt-get update -q && apt-get install -yq --no-install-recommends chromium && export FINETUNE_NEED_CHROMIUM=1 ||
+    echo "tests/run.sh: no chromium: tests in a browser are skipped" >&2
+fi
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
 exec cargo test --release --locked --no-fail-fast "$@"

@@ -12,6 +12,7 @@ use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
 use super::run_file::RunFile;
 use super::signals;
+use super::watch::Watch;
 use crate::cluster::coordinator::{Hint, prompt_fits};
 use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
@@ -19,7 +20,7 @@ use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
-use crate::report::{Console, Look, Metrics, TensorBoard};
+use crate::report::Look;
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event};
 use crate::train::schedule::Schedule;
@@ -183,7 +184,7 @@ impl Job {
             None => Some(RunFile::write(place.dir.join(RUN_FILE), settings, self.facts(), team.classes())?),
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
-        let mut watch = Watch::new(options, place, &self.state, look)?;
+        let mut watch = Watch::new(&options.output, place, &self.state, look)?;
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {
@@ -200,7 +201,7 @@ impl Job {
         let finished = match finished {
             Ok(f) => f,
             Err(e) => {
-                watch.console.end();
+                watch.give_up();
                 return Err(e);
             }
         };
@@ -362,37 +363,4 @@ fn saved(finished: &Finished, place: &Place, options: &Options) -> Refusal {
     let line =
         format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}{again}");
     Refusal::of(Kind::Saved, line)
-}
-
-/// Everybody who sees the events.
-struct Watch {
-    console: Console,
-    metrics: Metrics,
-    board: Option<TensorBoard>,
-}
-
-impl Watch {
-    fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
-        let path = options.output.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
-        let metrics = match place.resume {
-            Some(_) => Metrics::resume(&path, state.step, state.looked)?,
-            None => Metrics::create(&path)?,
-        };
-        let board = options.output.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
-        Ok(Watch { console: Console::new(look), metrics, board })
-    }
-
-    fn see(&mut self, event: &Event) {
-        self.console.see(event);
-        self.metrics.see(event);
-        if let Some(board) = &mut self.board {
-            board.see(event);
-        }
-    }
-
-    fn end(mut self) -> Result<(), Refusal> {
-        self.console.end();
-        self.metrics.finish()?;
-        Ok(self.board.map_or(Ok(()), TensorBoard::finish)?)
-    }
 }

@@ -19,10 +19,12 @@ mod opened;
 mod output;
 mod predict;
 mod prepare;
+mod report;
 mod run_file;
 mod signals;
 mod token;
 mod train;
+mod watch;
 mod worker;
 
 use std::process::ExitCode;

@@ -10,7 +10,14 @@ use crate::train::checkpoint;
 use std::path::{Path, PathBuf};
 
 /// What a run writes, besides `checkpoint-N`: all that --overwrite removes.
-const OURS: [&str; 15] = [
+const OURS: [&str; 22] = [
+    "report.html",
+    "loss.svg",
+    "speed.svg",
+    "learning-rate.svg",
+    "grad-norm.svg",
+    "timeline.svg",
+    "topology.svg",
     "run.yaml",
     home::FILE,
     "metrics.jsonl",
@@ -318,6 +325,7 @@ mod tests {
             sample_prompts: vec![],
             log_json: None,
             tensorboard: None,
+            dashboard: None,
             quiet: false,
         };
         let p = place(&options, "demo").unwrap();

@@ -6,7 +6,7 @@ use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
-use super::{bench, contracts, export, generate, hardware, inspect, predict, token, train};
+use super::{bench, contracts, export, generate, hardware, inspect, predict, report, token, train};
 use std::io::Write;
 use std::path::Path;
 
@@ -123,6 +123,9 @@ const SELFTEST: &[Opt] = &[
     own("report", Takes::Optional("FILE"), "", "write what a maintainer needs to know of a card that fails"),
     JSON,
 ];
+const REPORT: &[Opt] =
+    &[own("output", Takes::One("PATH"), "", "write there (of one run a folder, of several a file)"), JSON];
+
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
 /// Every verb.
@@ -138,11 +141,12 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]), run: hardware::run },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]), run: hardware::selftest },
     Verb { name: "bench", about: "measure what this machine makes of a model, verb by verb", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
+    Verb { name: "report", about: "make the page and pictures of a run again, or compare several", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]), run: report::run },
     Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 5] = ["plan", "report", "doctor", "import", "dashboard"];
+const NOT_BUILT: [&str; 4] = ["plan", "doctor", "import", "dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {

@@ -1,4 +1,4 @@
-//! Layers a..b of a decoder on one backend, as a [`Stage`]. A stage of all layers and two stages of some run the
+//! Layers a..b of a decoder on one backend, as a [`super::stage::Stage`]. A stage of all layers and two stages of some run the
 //! same verbs on the same values, so they give the same bits.
 
 mod check;

@@ -15,7 +15,7 @@ mod listen;
 mod secure;
 mod tls;
 
-pub use address::{DEFAULT_PORT, Endpoint};
+pub use address::{AddressError, DEFAULT_PORT, Endpoint, default_route};
 pub use connection::{Connection, Security};
 pub use dial::{DIAL_TIMEOUT, dial};
 pub use error::{NetError, Side};

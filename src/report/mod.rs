@@ -4,13 +4,22 @@
 //! (metrics.jsonl); [`read`] gives the events back, and the same functions replay them.
 
 mod console;
+pub mod draw;
+mod history;
 mod metrics;
+pub mod page;
 mod progress;
+mod prometheus;
+mod serve;
 mod team;
 mod tensorboard;
+mod write;
 
 pub use console::{Console, Look};
+pub use history::{History, Member, Point, State};
 pub use metrics::{Metrics, read};
 pub use progress::Progress;
-pub use team::Team;
+pub use serve::Dashboard;
+pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;
+pub use write::{comparison, write};

@@ -204,7 +204,7 @@ fn eval_line(eval: &Eval) -> String {
 }
 
 /// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
-fn change_line(change: &Change) -> String {
+pub fn change_line(change: &Change) -> String {
     let what = match change.what {
         What::Joined => "joined",
         What::Left => "left",
@@ -231,7 +231,7 @@ fn inline(text: &str) -> String {
 }
 
 /// `0:07`, `12:30`, `3:05:00`
-fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     let s = seconds.round() as u64;
     match s / 3600 {
         0 => format!("{}:{:02}", s / 60, s % 60),

@@ -20,13 +20,24 @@ pub struct Team {
     tokens: u64,
 }
 
+/// What one device did so far.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Work {
-    microbatches: u64,
-    tokens: u64,
-    busy: f64,
+pub struct Work {
+    /// Its microbatches that count.
+    pub microbatches: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Seconds that it computed.
+    pub busy: f64,
     /// Seconds of steps in which it was there.
-    there: f64,
+    pub there: f64,
+}
+
+impl Work {
+    /// Percent of the time in which it was there and did not compute.
+    pub fn idle(&self) -> f64 {
+        100.0 * (1.0 - self.busy / self.there.max(1e-9)).max(0.0)
+    }
 }
 
 impl Team {
@@ -54,6 +65,16 @@ impl Team {
         self.tokens += step.total_tokens;
     }
 
+    /// By worker and device.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &str, &Work)> {
+        self.devices.iter().map(|((worker, device), work)| (worker.as_str(), device.as_str(), work))
+    }
+
+    /// Bytes of sums that came in, and of parameters that went out.
+    pub fn bytes(&self) -> (u64, u64) {
+        self.bytes
+    }
+
     /// How many times faster all of them were than the fastest device would have been alone on the same rows: the
     /// time that it would have needed for all of them, by its measured speed, over the time that the steps took; and
     /// which device that is. None where there was only one, or nobody's speed is known.
@@ -74,10 +95,11 @@ impl Team {
         }
         let mut lines = Vec::new();
         for ((worker, device), work) in &self.devices {
-            let idle = 100.0 * (1.0 - work.busy / work.there.max(1e-9)).max(0.0);
             lines.push(format!(
-                "device   {worker}, {device}: {} microbatches, {} tokens, {idle:.0} % idle",
-                work.microbatches, work.tokens
+                "device   {worker}, {device}: {} microbatches, {} tokens, {:.0} % idle",
+                work.microbatches,
+                work.tokens,
+                work.idle()
             ));
         }
         if self.classes.len() > 1 {

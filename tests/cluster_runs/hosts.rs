@@ -27,12 +27,24 @@ pub struct Path {
     pub loss: f32,
 }
 
+/// Type of a frame that asks who has an address: what a firewall lets pass, unlike a pulled plug.
+const ARP: [u8; 2] = [0x08, 0x06];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Firewall,
+    Cable,
+}
+
+/// From host, to host.
+type Cuts = Arc<Mutex<Vec<(usize, usize, Cut)>>>;
+
 /// Hosts 1 to n, at 10.77.0.1 and so on; they are gone when this is dropped.
 pub struct Hosts {
     prefix: String,
     count: usize,
     /// (from, to) that hear nothing of each other, in that direction.
-    cuts: Arc<Mutex<Vec<(usize, usize)>>>,
+    cuts: Cuts,
 }
 
 impl Hosts {
@@ -65,14 +77,13 @@ impl Hosts {
 
     /// Nothing from `from` reaches `to`, and nobody is told.
     pub fn drop_silently(&self, from: usize, to: usize) {
-        self.cuts.lock().unwrap().push((from, to));
+        self.cuts.lock().unwrap().push((from, to, Cut::Firewall));
     }
 
     /// Pulls a host's plug.
     pub fn unplug(&self, host: usize) {
         for other in (1..=self.count).filter(|other| *other != host) {
-            self.drop_silently(host, other);
-            self.drop_silently(other, host);
+            self.cuts.lock().unwrap().extend([(host, other, Cut::Cable), (other, host, Cut::Cable)]);
         }
     }
 
@@ -136,13 +147,16 @@ fn take(port: usize, mut card: &File, path: Path, send: &Sender<Frame>) {
 }
 
 /// Hands frames to their destinations, by the last byte of the address or, where that is none of ours, to all.
-fn deliver(port: usize, cards: &[Arc<File>], cuts: &Mutex<Vec<(usize, usize)>>, due: &Receiver<Frame>) {
+fn deliver(port: usize, cards: &[Arc<File>], cuts: &Cuts, due: &Receiver<Frame>) {
     for (at, frame) in due {
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
         let ours = frame[0] & 1 == 0 && (1..=cards.len()).contains(&usize::from(frame[5]));
         let to = if ours { usize::from(frame[5])..=usize::from(frame[5]) } else { 1..=cards.len() };
         for host in to.filter(|host| *host != port + 1) {
-            if !cuts.lock().unwrap().contains(&(port + 1, host)) {
+            let passes = |cut: Cut| cut == Cut::Firewall && frame.get(12..14) == Some(&ARP);
+            let stopped =
+                |(from, to, cut): &(usize, usize, Cut)| (*from, *to) == (port + 1, host) && !passes(*cut);
+            if !cuts.lock().unwrap().iter().any(stopped) {
                 // A host that is gone, or has no room: the frame is lost, as frames are.
                 let _ = (&*cards[host - 1]).write(&frame);
             }

@@ -171,14 +171,7 @@ impl<B: Backend> Rig<B> {
     }
 
     /// [`close_grad`], likewise.
-    pub fn close_grad(
-        &self,
-        name: &str,
-        got: &[f32],
-        at: (&[&Mat], usize),
-        of: (&Mat, &dyn Fn(&[Mat]) -> Mat),
-        bound: f64,
-    ) {
+    pub fn close_grad(&self, name: &str, got: &[f32], at: (&[&Mat], usize), of: (&Mat, Formula), bound: f64) {
         close_grad(&format!("{} {name}", self.name), got, at, of, self.bound(bound));
     }
 
@@ -186,6 +179,9 @@ impl<B: Backend> Rig<B> {
         if bound == 0.0 { 0.0 } else { bound.max(self.least) }
     }
 }
+
+/// What a verb is held against, in f64.
+pub type Formula<'a> = &'a dyn Fn(&[Mat]) -> Mat;
 
 /// |got - want| <= bound * (largest |want|, at least FLOOR)
 pub fn close(name: &str, got: &[f32], want: &[f64], bound: f64) {
@@ -203,7 +199,7 @@ pub fn close_grad(
     name: &str,
     got: &[f32],
     (inputs, which): (&[&Mat], usize),
-    (dy, formula): (&Mat, &dyn Fn(&[Mat]) -> Mat),
+    (dy, formula): (&Mat, Formula),
     bound: f64,
 ) {
     let mut x: Vec<Mat> = inputs.iter().map(|m| (*m).clone()).collect();

@@ -94,7 +94,8 @@ const SIZES: [(usize, usize, usize); 6] =
 
 #[test]
 fn blocks_give_the_bits_of_the_widened_matrix() {
-    let kernels: [(&str, fn(usize) -> Cpu); 6] = [
+    type Kernel = (&'static str, fn(usize) -> Cpu);
+    let kernels: [Kernel; 6] = [
         ("f32", Cpu::new),
         ("bf16", Cpu::bf16),
         ("the other bf16", |n| Cpu::bf16_twin(n).unwrap_or_else(|| Cpu::bf16(n))),

@@ -377,3 +377,24 @@ fn views_of_rows_are_where_they_say() {
     // Where the twin's products are summed in another order, its bits are of another class.
     assert_eq!(twin, if class == "cpu-avx512-f32" { "cpu-avx512-crate-f32" } else { &class });
 }
+
+fn check_several_views_are_read_at_once<B: Rigged>(rig: &Rig<B>) {
+    rig.run("fill", &[], &[Out::Poison(1, 1)], |device, _, o| {
+        let (mut a, mut b) = (device.memory(12), device.memory(301));
+        device.upload(view_mut(&mut a, 4, 3), &(0..12).map(|i| i as f32).collect::<Vec<_>>());
+        device.fill(view_mut(&mut b, 1, 301), 0.5);
+        let (mut rows, mut all, mut none) = ([f32::NAN; 6], vec![f32::NAN; 301], []);
+        let views = [view(&a, 4, 3).rows(1, 2), view(&b, 1, 301), view(&a, 0, 3)];
+        let [x, y, z] = views;
+        device.read_all(&mut [(x, &mut rows[..]), (y, &mut all), (z, &mut none)]).unwrap();
+        assert_eq!(rows, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        assert!(all.iter().all(|v| *v == 0.5));
+        device.fill(o[0].view_mut(), 0.0);
+    });
+}
+
+#[test]
+fn several_views_are_read_at_once() {
+    each::<Cpu>(check_several_views_are_read_at_once);
+    each::<Wgpu>(check_several_views_are_read_at_once);
+}

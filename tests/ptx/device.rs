@@ -7,14 +7,17 @@ use finetune::backend::cuda::{Arg, Cuda, Driver, Launch, Libcuda};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
+/// The kernels of files, by name.
+type Files = HashMap<&'static str, Vec<Arc<Kernel>>>;
+
 /// Files are read once for all tests.
-static PARSED: LazyLock<Mutex<HashMap<&str, Vec<Arc<Kernel>>>>> = LazyLock::new(Mutex::default);
+static PARSED: LazyLock<Mutex<Files>> = LazyLock::new(Mutex::default);
 
 pub struct Interpreted {
     machine: Machine,
     loaded: HashSet<&'static str>,
     /// A file that stands in for the tree's.
-    changed: HashMap<&'static str, Vec<Arc<Kernel>>>,
+    changed: Files,
     capability: (u32, u32),
 }
 

@@ -50,7 +50,6 @@ const SWITCHES: &[&str] = &[
     "load_in_8bit",
     "use_dora",
     "group_by_length",
-    "dashboard",
 ];
 
 /// Computed: a fraction becomes a percentage of `warmup_steps`.
@@ -90,7 +89,6 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("modules_to_save", &["[]", ""], Explained("a classifier's head is trained in full, nothing else"), NotBuilt("only a classifier's head is trained in full (--task classify)")),
     ("label_smoothing_factor", &["0"], Explained("no smoothing"), NotBuilt("label smoothing is not built; leave it out")),
     ("group_by_length", &["false", "no"], Explained("rows are shuffled; packing fills the microbatches"), NotBuilt("rows are never ordered by length; packing fills the microbatches")),
-    ("dashboard", &[], NotBuilt("the page is not built yet; metrics.jsonl has every number"), NotBuilt("")),
 ];
 
 /// Our key for another spelling.

@@ -1,5 +1,5 @@
 //! The `devices` group: what is to compute in this process. Whether it is there is not asked here
-//! ([`crate::cli::devices::choose`] does); what cannot be meant on any machine is refused.
+//! (`cli::devices::choose` does); what cannot be meant on any machine is refused.
 
 use super::Settings;
 use super::values::{choice, memory, whole};

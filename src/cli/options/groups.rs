@@ -9,6 +9,7 @@ pub use super::values::{Amount, field_names, real, whole};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
 use crate::model::quantised::Recipe;
+use crate::net::{AddressError, Endpoint};
 use std::path::PathBuf;
 
 /// `model`
@@ -143,6 +144,8 @@ pub struct OutputOptions {
     pub log_json: Option<PathBuf>,
     /// TensorBoard's event files go here.
     pub tensorboard: Option<PathBuf>,
+    /// Where the page of the run is shown.
+    pub dashboard: Option<Endpoint>,
     /// No progress.
     pub quiet: bool,
 }
@@ -288,6 +291,21 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     })
 }
 
+/// Where the page goes: on this machine unless an address is named.
+fn dashboard(s: &Settings) -> Result<Option<Endpoint>, Refusal> {
+    const PORT: u16 = 9080;
+    match (s.is_given("dashboard"), s.text("dashboard")?) {
+        (false, _) | (_, Some("false")) => Ok(None),
+        (true, None | Some("" | "true")) => Ok(Some(Endpoint::loopback(PORT))),
+        (true, Some(text)) => {
+            let named =
+                text.trim_start_matches('[').rsplit_once(']').map_or(text, |(_, rest)| rest).contains(':');
+            let with_port = if named { text.to_string() } else { format!("{text}:{PORT}") };
+            with_port.parse().map(Some).map_err(|e: AddressError| s.malformed("dashboard", e.to_string()))
+        }
+    }
+}
+
 fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
     let resume = match (s.is_given("resume"), s.text("resume")?) {
         (false, _) | (_, Some("false")) => Resume::No,
@@ -309,6 +327,7 @@ fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
         sample_prompts: s.list("sample-prompt").to_vec(),
         log_json: s.text("log-json")?.map(PathBuf::from),
         tensorboard: s.text("tensorboard")?.map(PathBuf::from),
+        dashboard: dashboard(s)?,
         quiet: s.switch("quiet")?,
     })
 }

@@ -97,12 +97,7 @@ fn element(dtype: &str) -> Option<(usize, Option<Dtype>)> {
 /// Tensors of numbers, and where tensors of bytes lie.
 type Checked = (BTreeMap<String, Entry>, BTreeMap<String, Range<usize>>);
 
-fn check(
-    path: &Path,
-    raw: Vec<(String, Raw)>,
-    start: usize,
-    len: usize,
-) -> Result<Checked, FormatError> {
+fn check(path: &Path, raw: Vec<(String, Raw)>, start: usize, len: usize) -> Result<Checked, FormatError> {
     let mut spans: Vec<(u64, u64, String)> = Vec::with_capacity(raw.len());
     let (mut entries, mut bytes_of) = (BTreeMap::new(), BTreeMap::new());
     let mut seen = std::collections::HashSet::new();

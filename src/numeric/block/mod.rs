@@ -1,5 +1,5 @@
 //! Numbers in blocks: a few bits each, with scales that a block shares. A type of block is one row of
-//! [`table!`]: its name, how many numbers and bytes it has, and the codes and the scales of 32 of its numbers, a *run*. Whoever
+//! `table!`: its name, how many numbers and bytes it has, and the codes and the scales of 32 of its numbers, a *run*. Whoever
 //! computes from blocks, on whatever device, computes from these rows; there is no second list.
 //!
 //! What a number of a block is worth is exact: every product and sum is rounded once and nothing is fused, in

@@ -1,0 +1,82 @@
+//! `finetune report OUT`: the pages and pictures of a run again, out of its metrics.jsonl; of several runs, one page
+//! that compares them. (No existing verb looks at a run that is over.)
+
+use super::contracts;
+use super::output::RUN_FILE;
+use super::refusal::Refusal;
+use super::verb::Invocation;
+use crate::format::atomic;
+use crate::report::page::Surroundings;
+use crate::report::{self, History};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Where a comparison goes unless told otherwise.
+const COMPARISON: &str = "comparison.html";
+
+/// Writes the report.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let output = inv.settings.text("output")?.map(PathBuf::from);
+    let runs = std::mem::take(&mut inv.positional);
+    if runs.is_empty() {
+        return Err(Refusal::usage("nothing to report on: give the folder of a run, or of several"));
+    }
+    let mut histories = Vec::new();
+    for name in &runs {
+        let path = Path::new(name);
+        let log = if path.is_dir() { path.join("metrics.jsonl") } else { path.to_owned() };
+        if !log.exists() {
+            let way = "give the folder of a run, or the file that --log-json named";
+            return Err(Refusal::failure(format!("{}: no such file: {way}", log.display())));
+        }
+        let events = report::read(&log)?;
+        if events.is_empty() {
+            return Err(Refusal::failure(format!("{}: no events: nothing was trained yet", log.display())));
+        }
+        histories.push((name.trim_end_matches('/').to_string(), History::of(&events)));
+    }
+    let written = match &histories[..] {
+        [(name, history)] => {
+            let dir = output.unwrap_or_else(|| folder(Path::new(name)));
+            std::fs::create_dir_all(&dir).map_err(|e| Refusal::failure(format!("{}: {e}", dir.display())))?;
+            report::write(&dir, history, &surroundings(&folder(Path::new(name))))?
+        }
+        several => {
+            let path = output.unwrap_or_else(|| COMPARISON.into());
+            let path = if path.is_dir() { path.join(COMPARISON) } else { path };
+            atomic::write_file(&path, report::comparison(several).as_bytes())?;
+            path
+        }
+    };
+    if inv.json {
+        let runs: Vec<_> = histories.iter().map(|(name, history)| summary(name, history)).collect();
+        return inv.say(&json!({ "report": written, "runs": runs }).to_string());
+    }
+    inv.say(&written.display().to_string())
+}
+
+/// What a page shows beside the events of the run in `dir`.
+pub fn surroundings(dir: &Path) -> Surroundings {
+    let configuration = std::fs::read_to_string(dir.join(RUN_FILE)).unwrap_or_default();
+    Surroundings { configuration, contracts: contracts::in_words() }
+}
+
+/// Where a log lies.
+fn folder(path: &Path) -> PathBuf {
+    if path.is_dir() { path.into() } else { path.parent().unwrap_or(Path::new("")).into() }
+}
+
+fn summary(name: &str, history: &History) -> serde_json::Value {
+    let p = &history.progress;
+    json!({
+        "run": name,
+        "state": history.state().word(),
+        "step": p.step,
+        "total_steps": p.total_steps,
+        "loss": p.smooth_loss(),
+        "eval_loss": p.eval.as_ref().map(|(_, last)| last.eval_loss),
+        "accuracy": p.eval.as_ref().and_then(|(_, last)| last.accuracy),
+        "tokens": p.tokens,
+        "seconds": p.seconds,
+    })
+}

@@ -1,0 +1,14 @@
+//! Pictures, drawn as SVG: pure functions of numbers. A picture stands alone as a file, in light and in dark, or
+//! inside the page, whose style then speaks; both have the same shapes. Nothing needs a font or a program.
+
+mod curves;
+mod lanes;
+mod scale;
+mod svg;
+mod topology;
+
+pub use curves::{Chart, Curve, Style};
+pub use lanes::{Block, Lane, Lanes};
+pub use scale::{Scale, compact, ticks};
+pub use svg::{Svg, escape, fitting};
+pub use topology::{Node, Topology};

@@ -1,0 +1,125 @@
+//! SVG text. Everything that comes from outside is escaped here, and nowhere else.
+
+use std::fmt::Write;
+
+/// The colours of a picture that stands alone; the page has the same ones under the same names.
+const ALONE: &str = include_str!("../page/colours.css");
+/// What the shapes look like, wherever they stand.
+const SHAPES: &str = include_str!("../page/shapes.css");
+
+/// A picture under construction, in CSS pixels.
+#[derive(Debug, Clone)]
+pub struct Svg {
+    width: f64,
+    height: f64,
+    title: String,
+    body: String,
+}
+
+impl Svg {
+    /// An empty picture; `title` is what a reader who cannot see it is told.
+    pub fn new(width: f64, height: f64, title: &str) -> Self {
+        Svg { width, height, title: title.into(), body: String::new() }
+    }
+
+    /// A straight line.
+    pub fn line(&mut self, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
+        let _ = write!(
+            self.body,
+            r#"<line class="{class}" x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}"/>"#
+        );
+    }
+
+    /// A line through points; fewer than two are a dot.
+    pub fn path(&mut self, class: &str, points: &[(f64, f64)]) {
+        if let [(x, y)] = points {
+            return self.dot(class, (*x, *y), "");
+        }
+        let mut d = String::new();
+        for (i, (x, y)) in points.iter().enumerate() {
+            let _ = write!(d, "{}{x:.1} {y:.1}", if i == 0 { "M" } else { "L" });
+        }
+        let _ = write!(self.body, r#"<path class="{class}" d="{d}"/>"#);
+    }
+
+    /// A dot; what it is shows when it is pointed at.
+    pub fn dot(&mut self, class: &str, (x, y): (f64, f64), tip: &str) {
+        let title = tooltip(tip);
+        let _ = write!(
+            self.body,
+            r#"<circle class="{class} dot" cx="{x:.1}" cy="{y:.1}" r="3.5">{title}</circle>"#
+        );
+    }
+
+    /// A filled rectangle with round corners.
+    pub fn block(&mut self, class: &str, (x, y, w, h): (f64, f64, f64, f64), tip: &str) {
+        let (title, r) = (tooltip(tip), (w / 2.0).min(2.0));
+        let _ = write!(
+            self.body,
+            r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{w:.2}" height="{h:.1}" rx="{r:.1}">{title}</rect>"#
+        );
+    }
+
+    /// Text; `anchor` is `start`, `middle` or `end`.
+    pub fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: &str, text: &str) {
+        let text = escape(text);
+        let _ = write!(
+            self.body,
+            r#"<text class="{class}" x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{text}</text>"#
+        );
+    }
+
+    /// For the page: its style sheet gives the colours.
+    pub fn inline(&self) -> String {
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w:.0} {h:.0}" role="img" aria-label="{title}">{body}</svg>"#,
+            w = self.width,
+            h = self.height,
+            title = escape(&self.title),
+            body = self.body,
+        )
+    }
+
+    /// As a file of its own.
+    pub fn alone(&self) -> String {
+        format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0}" height="{h:.0}" viewBox="0 0 {w:.0} {h:.0}" role="img"><title>{title}</title><style>{ALONE}{SHAPES}</style><rect class="paper" width="100%" height="100%"/>{body}</svg>
+"#,
+            w = self.width,
+            h = self.height,
+            title = escape(&self.title),
+            body = self.body,
+        )
+    }
+}
+
+fn tooltip(tip: &str) -> String {
+    if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) }
+}
+
+/// Text as HTML and SVG have it, quotes included; control characters that XML forbids are left out.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\'' => out += "&#39;",
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() => {}
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// As much of a label as fits into `width` pixels: no font is measured, a character counts six and a half.
+pub fn fitting(text: &str, width: f64) -> String {
+    let most = (width / 6.5).max(1.0) as usize;
+    if text.chars().count() <= most {
+        return text.into();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}

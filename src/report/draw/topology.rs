@@ -1,0 +1,70 @@
+//! Who is connected with whom: the coordinator in the middle of a column, its workers beside it with their devices.
+
+use super::svg::{Svg, fitting};
+
+const CARD: f64 = 54.0;
+const GAP: f64 = 14.0;
+const TOP: f64 = 30.0;
+
+/// A worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its devices, or why it is gone.
+    pub detail: String,
+    /// What stands on its link.
+    pub link: String,
+    /// False once it is gone.
+    pub here: bool,
+}
+
+/// A star.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Topology {
+    /// The one in the middle, and a line about it.
+    pub centre: (String, String),
+    /// Those around it.
+    pub nodes: Vec<Node>,
+}
+
+impl Topology {
+    /// The picture; its height follows from the nodes.
+    pub fn draw(&self, width: f64) -> Svg {
+        let rows = self.nodes.len().max(1) as f64;
+        let height = TOP + rows * CARD + (rows - 1.0) * GAP + 8.0;
+        let mut svg = Svg::new(width, height, "topology");
+        svg.text("heading", (0.0, 13.0), "start", "topology");
+        let card = (width * 0.36).min(240.0);
+        let middle = TOP + (height - 8.0 - TOP) / 2.0;
+        let right = width - card;
+        for (i, node) in self.nodes.iter().enumerate() {
+            let y = TOP + i as f64 * (CARD + GAP);
+            let class = if node.here { "link" } else { "link gone" };
+            let (from, to) = ((card, middle), (right, y + CARD / 2.0));
+            let bend = (card + right) / 2.0;
+            svg.path(class, &curve(from, to));
+            svg.text("label", (bend, (from.1 + to.1) / 2.0 - 6.0), "middle", &node.link);
+            let class = if node.here { "card" } else { "card gone" };
+            put(&mut svg, class, (right, y, card), (&node.name, &node.detail));
+        }
+        put(&mut svg, "card", (0.0, middle - CARD / 2.0, card), (&self.centre.0, &self.centre.1));
+        svg
+    }
+}
+
+fn put(svg: &mut Svg, class: &str, (x, y, width): (f64, f64, f64), (name, detail): (&str, &str)) {
+    svg.block(class, (x + 1.0, y, width - 2.0, CARD), &format!("{name}: {detail}"));
+    svg.text("name", (x + 12.0, y + 23.0), "start", &fitting(name, width - 36.0));
+    svg.text("label", (x + 12.0, y + 41.0), "start", &fitting(detail, width - 20.0));
+}
+
+/// A smooth step from one side to the other, as points.
+fn curve((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> Vec<(f64, f64)> {
+    (0..=24)
+        .map(|i| {
+            let t = f64::from(i) / 24.0;
+            (x0 + (x1 - x0) * t, y0 + (y1 - y0) * t * t * (3.0 - 2.0 * t))
+        })
+        .collect()
+}

@@ -1,0 +1,194 @@
+//! A whole run, folded out of its events, as pictures and the page need it: every step is kept, in order. What
+//! only the moment needs (pace, time left, who did how much) is [`Progress`]'s, which is folded along.
+
+use super::progress::Progress;
+use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample};
+use std::collections::BTreeMap;
+
+/// A run so far.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct History {
+    /// How it began, or went on last.
+    pub start: Option<RunStart>,
+    /// Every step.
+    pub steps: Vec<Point>,
+    /// Every evaluation.
+    pub evals: Vec<Eval>,
+    /// Every answer.
+    pub samples: Vec<Sample>,
+    /// Who came, went and changed.
+    pub changes: Vec<Change>,
+    /// Why it halted.
+    pub halt: Option<Halt>,
+    /// How it ended.
+    pub done: Option<Done>,
+    /// Devices, as worker and device, in the order in which they first did something.
+    pub devices: Vec<(String, String)>,
+    /// The last value of every running number.
+    pub progress: Progress,
+}
+
+/// One step, as curves see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Point {
+    /// From 1.
+    pub step: u64,
+    /// As it was.
+    pub loss: f64,
+    /// Over about ten steps.
+    pub smooth: f64,
+    /// L2, before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// All tokens over wall time.
+    pub tokens_per_second: f64,
+    /// Wall time of the step.
+    pub seconds: f64,
+    /// Wall time of all steps before it.
+    pub began: f64,
+    /// Seconds of sums and parameters under way.
+    pub sync: f64,
+    /// What each device did, by its place in [`History::devices`].
+    pub parts: Vec<(usize, Part)>,
+}
+
+/// Where a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Nothing was heard of it yet.
+    Waiting,
+    /// It takes steps.
+    Running,
+    /// It waits for devices.
+    Paused,
+    /// It took all its steps.
+    Complete,
+    /// A signal ended it; its state is saved.
+    Stopped,
+    /// A fault ended it.
+    Halted,
+}
+
+impl State {
+    /// One word.
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Waiting => "waiting",
+            State::Running => "running",
+            State::Paused => "paused",
+            State::Complete => "complete",
+            State::Stopped => "stopped",
+            State::Halted => "halted",
+        }
+    }
+}
+
+impl History {
+    /// Of all events.
+    pub fn of(events: &[Event]) -> Self {
+        let mut history = History::default();
+        events.iter().for_each(|event| history.see(event));
+        history
+    }
+
+    /// Takes one more event into account.
+    pub fn see(&mut self, event: &Event) {
+        self.progress.see(event);
+        match event {
+            Event::Run(run) => {
+                self.start = Some(run.clone());
+                (self.halt, self.done) = (None, None);
+            }
+            Event::Step(step) => {
+                let began = self.steps.last().map_or(0.0, |p| p.began + p.seconds);
+                let shared = step.shared.as_ref();
+                let parts = shared.map(|s| s.devices.clone()).unwrap_or_default();
+                let parts = parts.into_iter().map(|part| (self.place(&part), part)).collect();
+                self.steps.push(Point {
+                    step: step.step,
+                    loss: step.loss,
+                    smooth: self.progress.smooth_loss().unwrap_or(step.loss),
+                    grad_norm: step.grad_norm,
+                    lr: step.lr,
+                    tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
+                    seconds: step.seconds,
+                    began,
+                    sync: shared.map_or(0.0, |s| s.sync_seconds),
+                    parts,
+                });
+            }
+            Event::Eval(eval) => self.evals.push(eval.clone()),
+            Event::Sample(sample) => self.samples.push(sample.clone()),
+            Event::Device(change) => self.changes.push(change.clone()),
+            Event::Checkpoint(_) => {}
+            Event::Fault(halt) => self.halt = Some(halt.clone()),
+            Event::Done(done) => self.done = Some(done.clone()),
+        }
+    }
+
+    fn place(&mut self, part: &Part) -> usize {
+        let name = (part.worker.clone(), part.device.clone());
+        self.devices.iter().position(|known| *known == name).unwrap_or_else(|| {
+            self.devices.push(name);
+            self.devices.len() - 1
+        })
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> State {
+        use crate::train::event::What;
+        let waits = self.changes.iter().rev().find_map(|c| match c.what {
+            What::Paused | What::Waiting => Some(true),
+            What::Resumed => Some(false),
+            _ => None,
+        });
+        match (&self.start, &self.halt, &self.done) {
+            (_, Some(_), _) => State::Halted,
+            (_, _, Some(done)) if done.complete => State::Complete,
+            (_, _, Some(_)) => State::Stopped,
+            (None, ..) => State::Waiting,
+            _ if waits == Some(true) && self.changes.last().is_some_and(|c| c.step >= self.progress.step) => {
+                State::Paused
+            }
+            _ => State::Running,
+        }
+    }
+
+    /// What a note of the start says, by its first word: `model`, `output`.
+    pub fn note(&self, name: &str) -> Option<&str> {
+        let notes = &self.start.as_ref()?.notes;
+        notes.iter().find_map(|note| Some(note.strip_prefix(name)?.trim())).filter(|text| !text.is_empty())
+    }
+
+    /// Whoever takes part now, by worker, with its devices.
+    pub fn members(&self) -> BTreeMap<&str, Member<'_>> {
+        use crate::train::event::What;
+        let mut members: BTreeMap<&str, Member> = BTreeMap::new();
+        for (worker, device) in &self.devices {
+            members.entry(worker).or_default().devices.push(device);
+        }
+        for change in self.changes.iter().filter(|c| !c.worker.is_empty()) {
+            let member = members.entry(&change.worker).or_default();
+            match change.what {
+                What::Joined => (member.gone, member.reason) = (false, ""),
+                What::Left | What::Lost | What::Expelled | What::Refused => {
+                    (member.gone, member.reason) = (true, &change.reason);
+                }
+                _ => {}
+            }
+        }
+        members
+    }
+}
+
+/// A worker, as far as events tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// Its devices that did something.
+    pub devices: Vec<&'a str>,
+    /// True once it left, was lost or was taken out.
+    pub gone: bool,
+    /// Why.
+    pub reason: &'a str,
+}

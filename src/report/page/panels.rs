@@ -1,0 +1,188 @@
+//! The panels of the page: head, tiles, curves, devices.
+
+use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
+use crate::report::history::{History, Point, State};
+use crate::report::progress::duration;
+
+/// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
+const WIDE: f64 = 720.0;
+const HALF: f64 = 480.0;
+const NARROW: f64 = 340.0;
+/// Lanes show the last so many steps.
+const LANE_STEPS: usize = 24;
+
+pub fn head(history: &History) -> String {
+    let state = history.state();
+    let name = history.note("model").map_or("waiting for the run", super::model_name);
+    let output = history.note("output").unwrap_or_default();
+    let reason =
+        history.halt.as_ref().map(|halt| format!(r#"<p class="fault">{}</p>"#, escape(&halt.reason)));
+    format!(
+        r#"<header><h1>{}</h1><span class="state {word}">{word}</span><p>{}</p></header>{}"#,
+        escape(name),
+        escape(output),
+        reason.unwrap_or_default(),
+        word = state.word(),
+    )
+}
+
+pub fn tiles(history: &History) -> String {
+    let p = &history.progress;
+    let share = 100.0 * p.step as f64 / p.total_steps.max(1) as f64;
+    let first = |pair: Option<f64>, text: &str| pair.map(|v| format!("{text} {v:.4}")).unwrap_or_default();
+    let eval = p.eval.as_ref();
+    let left = match history.state() {
+        State::Running | State::Paused => p.remaining().map(|s| (duration(s), "left")),
+        _ => None,
+    };
+    let elapsed = history.done.as_ref().map_or(p.seconds, |d| d.seconds);
+    let (time, what) = left.unwrap_or_else(|| (duration(elapsed), "in all"));
+    let steps = format!(r#"<i class="bar"><b style="width:{share:.1}%"></b></i>"#);
+    let mut tiles = vec![
+        tile("step", &format!("{} <small>of {}</small>", p.step, p.total_steps), &steps),
+        tile("loss", &number(p.smooth_loss()), &first(p.loss.map(|l| l.0), "from")),
+        tile(
+            "tokens/s",
+            &p.speed().map_or("–".into(), |v| format!("{v:.0}")),
+            &format!("{} tokens", compact(p.tokens as f64)),
+        ),
+        tile("time", &time, what),
+    ];
+    if let Some((before, after)) = eval {
+        let from = first(Some(before.eval_loss), "from");
+        tiles.insert(2, tile("eval loss", &number(Some(after.eval_loss)), &from));
+        if let (Some(a), Some(b)) = (before.accuracy, after.accuracy) {
+            let (value, from) = (format!("{:.1} %", 100.0 * b), format!("from {:.1} %", 100.0 * a));
+            tiles.insert(3, tile("accuracy", &value, &from));
+        }
+    }
+    format!(r#"<div class="tiles">{}</div>"#, tiles.concat())
+}
+
+fn tile(name: &str, value: &str, below: &str) -> String {
+    format!(r#"<div class="tile"><span>{name}</span><strong>{value}</strong><em>{below}</em></div>"#)
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or("–".into(), |v| format!("{v:.4}"))
+}
+
+/// The charts of a run: file name, and what is drawn.
+pub fn charts(history: &History) -> Vec<(&'static str, Chart)> {
+    let last = history.progress.total_steps as f64;
+    let of = |value: fn(&Point) -> f64| -> Vec<(f64, f64)> {
+        history.steps.iter().map(|p| (p.step as f64, value(p))).collect()
+    };
+    let curve = |name: &str, colour, style, points| Curve { name: name.into(), colour, style, points };
+    let one = |title: &str, colour, from_zero, value| Chart {
+        title: title.into(),
+        curves: vec![curve("", colour, Style::Line, of(value))],
+        last,
+        from_zero,
+    };
+    let mut loss = vec![
+        curve("", 0, Style::Faint, of(|p| p.loss)),
+        curve("training, smoothed", 0, Style::Line, of(|p| p.smooth)),
+    ];
+    if !history.evals.is_empty() {
+        let points = history.evals.iter().map(|e| (e.step as f64, e.eval_loss)).collect();
+        loss.push(curve("evaluation", 1, Style::Dots, points));
+    }
+    let loss = Chart { title: "loss".into(), curves: loss, last, from_zero: false };
+    vec![
+        ("loss", loss),
+        ("speed", one("tokens a second", 2, true, |p| p.tokens_per_second)),
+        ("learning-rate", one("learning rate", 3, true, |p| p.lr)),
+        ("grad-norm", one("gradient norm, before clipping", 4, true, |p| p.grad_norm)),
+    ]
+}
+
+pub fn curves(history: &History) -> String {
+    let panel = |(i, (_, chart)): (usize, (&str, Chart))| {
+        let (class, width, height) =
+            if i == 0 { ("panel full", WIDE * 1.4, 280.0) } else { ("panel", HALF, 190.0) };
+        format!(
+            r#"<div class="{class}">{}</div>"#,
+            both(&chart.draw(width, height), &chart.draw(NARROW, 200.0))
+        )
+    };
+    format!(
+        r#"<div class="panels thirds">{}</div>"#,
+        charts(history).into_iter().enumerate().map(panel).collect::<String>()
+    )
+}
+
+pub fn both(wide: &Svg, narrow: &Svg) -> String {
+    format!(r#"<div class="wide">{}</div><div class="narrow">{}</div>"#, wide.inline(), narrow.inline())
+}
+
+/// What devices did in the last steps. Where the coordinator did not note single microbatches, a step is one
+/// block as long as the device computed in it.
+pub fn lanes(history: &History) -> Lanes {
+    let steps = &history.steps[history.steps.len().saturating_sub(LANE_STEPS)..];
+    let name = |(worker, device): &(String, String)| format!("{worker}, {device}");
+    let mut lanes: Vec<Lane> =
+        history.devices.iter().map(|d| Lane { name: name(d), blocks: vec![] }).collect();
+    for point in steps {
+        for (place, part) in &point.parts {
+            let busy = part.busy.min(point.seconds);
+            let tip = format!(
+                "step {}: {} microbatches, {} tokens, {:.2} s of {:.2} s",
+                point.step, part.microbatches, part.tokens, busy, point.seconds
+            );
+            let to = point.began + busy;
+            lanes[*place].blocks.push(Block { from: point.began, to, kind: "compute", tip });
+            let end = (to + point.sync).min(point.began + point.seconds);
+            if end > to {
+                let tip = format!("step {}: {:.3} s of sums and parameters", point.step, point.sync);
+                lanes[*place].blocks.push(Block { from: to, to: end, kind: "transfer", tip });
+            }
+        }
+    }
+    let marks = steps.iter().map(|p| p.began + p.seconds).collect();
+    Lanes { title: format!("devices, last {} steps", steps.len()), lanes, marks }
+}
+
+/// Who takes part.
+pub fn topology(history: &History) -> Topology {
+    let (bytes_in, bytes_out) = history.progress.team.bytes();
+    let centre = (
+        "coordinator".into(),
+        format!("{:.1} MB in, {:.1} MB out", bytes_in as f64 / 1e6, bytes_out as f64 / 1e6),
+    );
+    let tokens = |worker: &str| -> u64 {
+        history.progress.team.devices().filter(|(w, ..)| *w == worker).map(|(_, _, work)| work.tokens).sum()
+    };
+    let all = history.progress.team.devices().map(|(_, _, work)| work.tokens).sum::<u64>().max(1);
+    let nodes = history.members().into_iter().map(|(name, member)| Node {
+        name: name.into(),
+        detail: if member.gone { member.reason.into() } else { member.devices.join(", ") },
+        link: format!("{:.0} %", 100.0 * tokens(name) as f64 / all as f64),
+        here: !member.gone,
+    });
+    Topology { centre, nodes: nodes.collect() }
+}
+
+pub fn devices(history: &History) -> String {
+    if history.devices.is_empty() {
+        return String::new();
+    }
+    let (lanes, topology) = (lanes(history), topology(history));
+    let row = |(worker, device, work): (&str, &str, &crate::report::team::Work)| {
+        format!(
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{:.0} %</td></tr>",
+            escape(worker),
+            escape(device),
+            work.microbatches,
+            compact(work.tokens as f64),
+            work.tokens as f64 / work.busy.max(1e-9),
+            work.idle()
+        )
+    };
+    let rows: String = history.progress.team.devices().map(row).collect();
+    format!(
+        r#"<div class="panels"><div class="panel full">{}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table><tr><th>worker</th><th>device</th><th>microbatches</th><th>tokens</th><th>tokens/s</th><th>idle</th></tr>{rows}</table></div></div>"#,
+        both(&lanes.draw(WIDE * 1.4), &lanes.draw(NARROW)),
+        both(&topology.draw(HALF), &topology.draw(NARROW)),
+    )
+}

@@ -1,0 +1,91 @@
+//! What the page says in words and tables: samples, events, confusion, configuration, contracts.
+
+use super::{HALTS, Surroundings};
+use crate::report::draw::escape;
+use crate::report::history::{History, State};
+use crate::report::progress::change_line;
+
+/// The newest lines of a long list are shown.
+const MOST: usize = 60;
+
+pub fn samples(history: &History) -> String {
+    let Some(last) = history.samples.last() else { return String::new() };
+    let mut shown: Vec<_> = history.samples.iter().collect();
+    // The first answers and the newest ones say what was learnt.
+    let prompts = history.samples.iter().filter(|s| s.step == last.step).count().max(1);
+    if shown.len() > 6 * prompts {
+        shown.drain(prompts..shown.len() - 5 * prompts);
+    }
+    let item = |s: &&crate::train::event::Sample| {
+        format!(
+            r#"<li><b>step {}</b><q>{}</q><p>{}</p></li>"#,
+            s.step,
+            escape(&s.prompt),
+            if s.text.trim().is_empty() { "<i>nothing</i>".into() } else { escape(&s.text) }
+        )
+    };
+    let items: String = shown.iter().map(item).collect();
+    format!(
+        r#"<div class="panels"><div class="panel full"><h2>samples</h2><ul class="samples">{items}</ul></div></div>"#
+    )
+}
+
+pub fn changes(history: &History) -> String {
+    if history.changes.is_empty() {
+        return String::new();
+    }
+    let from = history.changes.len().saturating_sub(MOST);
+    let item = |c: &crate::train::event::Change| {
+        format!("<li><b>step {}</b> {}</li>", c.step, escape(&change_line(c)))
+    };
+    let items: String = history.changes[from..].iter().rev().map(item).collect();
+    format!(
+        r#"<div class="panels"><div class="panel full"><h2>who came and went</h2><ul class="events">{items}</ul></div></div>"#
+    )
+}
+
+pub fn confusion(history: &History) -> String {
+    let Some(matrix) = history.evals.last().and_then(|e| e.confusion.as_ref()) else { return String::new() };
+    let head: String = (0..matrix.len()).map(|j| format!("<th>{j}</th>")).collect();
+    let row = |(i, row): (usize, &Vec<u64>)| {
+        let all = row.iter().sum::<u64>().max(1) as f64;
+        let cell = |(j, n): (usize, &u64)| {
+            let (share, class) = (*n as f64 / all, if i == j { "right" } else { "wrong" });
+            format!(r#"<td class="{class}" style="--share:{share:.2}">{n}</td>"#)
+        };
+        format!("<tr><th>{i}</th>{}</tr>", row.iter().enumerate().map(cell).collect::<String>())
+    };
+    let rows: String = matrix.iter().enumerate().map(row).collect();
+    format!(
+        r#"<div class="panels"><div class="panel full"><h2>confusion: rows of a class, by what they were called</h2><table class="confusion"><tr><th></th>{head}</tr>{rows}</table></div></div>"#
+    )
+}
+
+pub fn configuration(around: &Surroundings) -> String {
+    match around.configuration.as_str() {
+        "" => String::new(),
+        text => format!("<details><summary>configuration</summary><pre>{}</pre></details>", escape(text)),
+    }
+}
+
+/// What is checked while a run goes on held so far, or the run would have halted.
+pub fn contracts(history: &History, around: &Surroundings) -> String {
+    if around.contracts.is_empty() {
+        return String::new();
+    }
+    let halted = |id: &str| history.state() == State::Halted && id == HALTS;
+    let row = |c: &super::Contract| {
+        let (class, word) = match &c.enforced {
+            _ if halted(&c.id) => ("bad", "halted the run"),
+            Some(_) => ("good", "held so far"),
+            None => ("quiet", "by tests"),
+        };
+        let where_ = escape(c.enforced.as_deref().unwrap_or_default());
+        let (id, statement) = (escape(&c.id), escape(&c.statement));
+        format!(
+            r#"<tr title="{where_}"><td>{id}</td><td>{statement}</td><td class="{class}">{word}</td></tr>"#
+        )
+    };
+    let rows: String = around.contracts.iter().map(row).collect();
+    format!("<details><summary>contracts</summary><table>{rows}</table></details>")
+}

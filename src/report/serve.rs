@@ -1,0 +1,272 @@
+//! The page of a run that goes on, over HTTP: `/` (the document), `body` (its changing part), `news` (one event
+//! whenever there is more to see) and `metrics` (Prometheus). Read-only: nothing but GET is answered, nothing that
+//! is sent is kept. Whoever asks must name this host in its own words (a page of another site cannot, whatever it
+//! makes a name resolve to), and off loopback know the key.
+
+use super::history::History;
+use super::page::{self, Form, Surroundings};
+use super::prometheus;
+use crate::train::event::Event;
+use bytes::Bytes;
+use futures::StreamExt;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+
+/// So many readers at a time; another one waits.
+const READERS: usize = 64;
+/// A request's head must have arrived by then.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Answer = Response<BoxBody<Bytes, Infallible>>;
+
+/// What a page needs, shared with the threads that show it.
+struct Shown {
+    history: Mutex<History>,
+    around: Surroundings,
+    /// None: anybody who reaches the port may look.
+    key: Option<String>,
+    address: SocketAddr,
+    /// Counts events.
+    news: watch::Sender<u64>,
+}
+
+impl Shown {
+    fn history(&self) -> MutexGuard<'_, History> {
+        // A reader that panicked left numbers that are still true.
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A port that shows a run until it is dropped.
+pub struct Dashboard {
+    shown: Arc<Shown>,
+    // Its threads end with it.
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Dashboard {
+    /// Listens on `address`. Off loopback a `key` has to stand behind `?key=` in every address.
+    pub fn open(address: SocketAddr, key: Option<String>, around: Surroundings) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(1)
+            .thread_name("dashboard")
+            .enable_all()
+            .build()?;
+        let listener = runtime.block_on(TcpListener::bind(address))?;
+        let address = listener.local_addr()?;
+        let history = Mutex::new(History::default());
+        let shown = Arc::new(Shown { history, around, key, address, news: watch::Sender::new(0) });
+        runtime.spawn(listen(listener, shown.clone()));
+        Ok(Dashboard { shown, _runtime: runtime })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.shown.address
+    }
+
+    /// Shows one more event.
+    pub fn see(&self, event: &Event) {
+        self.shown.history().see(event);
+        self.shown.news.send_modify(|n| *n += 1);
+    }
+}
+
+async fn listen(listener: TcpListener, shown: Arc<Shown>) {
+    let room = Arc::new(Semaphore::new(READERS));
+    loop {
+        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let shown = shown.clone();
+                tokio::spawn(async move {
+                    serve(stream, shown).await;
+                    drop(permit);
+                });
+            }
+            // Too many open files, or a caller that hung up at once.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn serve(stream: TcpStream, shown: Arc<Shown>) {
+    let service = hyper::service::service_fn(move |request| {
+        let shown = shown.clone();
+        async move { Ok::<_, Infallible>(answer(&request, &shown)) }
+    });
+    // How a conversation with a browser ends is of no consequence.
+    let _ = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_buf_size(16 * 1024)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
+    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
+    if !host.is_some_and(|host| is_ours(host, shown.address)) {
+        return plain(StatusCode::MISDIRECTED_REQUEST, "this is not the host that was asked for");
+    }
+    if request.method() != Method::GET {
+        return plain(StatusCode::METHOD_NOT_ALLOWED, "this page is for reading");
+    }
+    let given = request.uri().query().and_then(|q| q.split('&').find_map(|pair| pair.strip_prefix("key=")));
+    if let Some(key) = &shown.key
+        && !given.is_some_and(|given| same(given, key))
+    {
+        return plain(
+            StatusCode::FORBIDDEN,
+            "the address of this page ends in ?key=..., as the run printed it",
+        );
+    }
+    match request.uri().path() {
+        "/" => text("text/html; charset=utf-8", page::document(&shown.history(), &shown.around, Form::Live)),
+        "/body" => text("text/html; charset=utf-8", page::body(&shown.history(), &shown.around)),
+        "/metrics" => text(prometheus::CONTENT_TYPE, prometheus::text(&shown.history())),
+        "/news" => news(shown),
+        _ => plain(StatusCode::NOT_FOUND, "there is nothing here"),
+    }
+}
+
+/// Whether a Host header means this listener: its own address, or a literal address or `localhost` with its port.
+/// A name that somebody else's page made resolve to us is none of these.
+fn is_ours(host: &str, address: SocketAddr) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => (name, port.parse().ok()),
+        _ => (host, Some(80)),
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    port == Some(address.port()) && (name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
+}
+
+/// Compares in a time that does not tell how much of it was right.
+fn same(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |all, (x, y)| all | (x ^ y)) == 0
+}
+
+/// Server-sent events: the number of events so far, whenever it grew.
+fn news(shown: &Arc<Shown>) -> Answer {
+    let seen = shown.news.subscribe();
+    let lines = futures::stream::unfold(seen, |mut seen| async move {
+        seen.changed().await.ok()?;
+        let line = format!("data: {}\n\n", *seen.borrow_and_update());
+        Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), seen))
+    });
+    // The first line opens the stream, so that a reader that came back is told what it missed.
+    let first = futures::stream::once(async { Ok(Frame::data(Bytes::from_static(b"data: 0\n\n"))) });
+    with("text/event-stream", StatusCode::OK, BodyExt::boxed(StreamBody::new(first.chain(lines))))
+}
+
+fn text(kind: &'static str, text: String) -> Answer {
+    with(kind, StatusCode::OK, Full::new(Bytes::from(text)).boxed())
+}
+
+fn plain(status: StatusCode, line: &'static str) -> Answer {
+    with("text/plain; charset=utf-8", status, Full::new(Bytes::from_static(line.as_bytes())).boxed())
+}
+
+fn with(kind: &'static str, status: StatusCode, body: BoxBody<Bytes, Infallible>) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = status;
+    for (name, value) in [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::event::RunStart;
+    use std::io::{Read, Write};
+
+    /// Status line and body of a request as it goes over the wire.
+    fn ask(address: SocketAddr, request: &str) -> (String, String) {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        (head.lines().next().unwrap_or_default().into(), body.into())
+    }
+
+    fn open(key: Option<&str>) -> Dashboard {
+        Dashboard::open(([127, 0, 0, 1], 0).into(), key.map(String::from), Surroundings::default()).unwrap()
+    }
+
+    #[test]
+    fn who_may_look_at_what() {
+        let free = open(None);
+        let locked = open(Some("secret"));
+        for (board, method, target, host, want) in [
+            (&free, "GET", "/", "127.0.0.1", "200"),
+            (&free, "GET", "/body", "localhost", "200"),
+            (&free, "GET", "/metrics", "[::1]", "200"),
+            (&free, "GET", "/etc/passwd", "localhost", "404"),
+            (&free, "GET", "/../run.yaml", "localhost", "404"),
+            (&free, "POST", "/", "localhost", "405"),
+            (&free, "GET", "/", "evil.example", "421"),
+            (&free, "GET", "/", "127.0.0.1.evil.example", "421"),
+            (&locked, "GET", "/", "localhost", "403"),
+            (&locked, "GET", "/body?key=secre", "localhost", "403"),
+            (&locked, "GET", "/metrics?key=Secret", "localhost", "403"),
+            (&locked, "GET", "/?key=secret", "localhost", "200"),
+        ] {
+            let port = board.address().port();
+            let request =
+                format!("{method} {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n");
+            let (status, _) = ask(board.address(), &request);
+            assert!(status.contains(want), "{method} {target} of {host}: {status}, not {want}");
+        }
+        let (status, _) =
+            ask(free.address(), "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        assert!(status.contains("421"), "another port: {status}");
+        let (status, _) = ask(free.address(), "\u{1}\u{2} garbage\r\n\r\n");
+        assert!(status.contains("400"), "{status}");
+    }
+
+    #[test]
+    fn an_event_is_news_and_stands_in_the_body() {
+        let board = open(None);
+        let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let host = format!("localhost:{}", board.address().port());
+        write!(stream, "GET /news HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+        let mut seen = String::new();
+        let mut until = |text: &str| {
+            let mut piece = [0; 512];
+            while !seen.contains(text) {
+                let n = stream.read(&mut piece).unwrap();
+                assert!(n > 0, "the stream ended: {seen}");
+                seen += &String::from_utf8_lossy(&piece[..n]);
+            }
+        };
+        until("data: 0\n\n");
+        let notes = vec!["model    demo-model (Llama)".into()];
+        board.see(&Event::Run(RunStart { total_steps: 7, notes, ..RunStart::default() }));
+        until("data: 1\n\n");
+        let request = format!("GET /body HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let (_, body) = ask(board.address(), &request);
+        assert!(body.contains("demo-model") && body.contains("of 7"), "{body}");
+    }
+}

@@ -1,0 +1,204 @@
+//! A run's pictures and its page as files: report.html, and one SVG a picture.
+
+use super::draw::{Chart, Curve, Style, compact, escape};
+use super::history::History;
+use super::page::{self, Form, Surroundings};
+use crate::format::{FormatError, atomic};
+use std::path::{Path, PathBuf};
+
+/// Pictures as files are this wide, in pixels.
+const WIDTH: f64 = 820.0;
+
+/// Writes report.html and the pictures into `dir`; returns the page's path.
+pub fn write(dir: &Path, history: &History, around: &Surroundings) -> Result<PathBuf, FormatError> {
+    for (name, chart) in page::charts(history) {
+        atomic::write_file(&dir.join(format!("{name}.svg")), chart.draw(WIDTH, 300.0).alone().as_bytes())?;
+    }
+    if !history.devices.is_empty() {
+        let pictures = [
+            ("timeline", page::lanes(history).draw(WIDTH)),
+            ("topology", page::topology(history).draw(WIDTH)),
+        ];
+        for (name, picture) in pictures {
+            atomic::write_file(&dir.join(format!("{name}.svg")), picture.alone().as_bytes())?;
+        }
+    }
+    let path = dir.join("report.html");
+    atomic::write_file(&path, page::document(history, around, Form::File).as_bytes())?;
+    Ok(path)
+}
+
+/// Several runs on one page: their curves over one another, and what they came to.
+pub fn comparison(runs: &[(String, History)]) -> String {
+    let last = runs.iter().map(|(_, h)| h.progress.total_steps).max().unwrap_or(0) as f64;
+    let chart = |title: &str, style, points: fn(&History) -> Vec<(f64, f64)>| {
+        let curve = |(i, (name, history)): (usize, &(String, History))| Curve {
+            name: name.clone(),
+            colour: i % 8,
+            style,
+            points: points(history),
+        };
+        Chart {
+            title: title.into(),
+            curves: runs.iter().enumerate().map(curve).collect(),
+            last,
+            from_zero: false,
+        }
+    };
+    let loss = chart("training loss, smoothed", Style::Line, |h| {
+        h.steps.iter().map(|p| (p.step as f64, p.smooth)).collect()
+    });
+    let eval = chart("evaluation loss", Style::Dots, |h| {
+        h.evals.iter().map(|e| (e.step as f64, e.eval_loss)).collect()
+    });
+    let rows: String = runs.iter().enumerate().map(|(i, (name, h))| row(i, name, h)).collect();
+    let head = "<tr><th></th><th>run</th><th>state</th><th>steps</th><th>loss</th><th>eval loss</th>\
+                <th>accuracy</th><th>tokens/s</th></tr>";
+    let table = format!(r#"<div class="panel full"><h2>runs</h2><table>{head}{rows}</table></div>"#);
+    let body = format!(
+        r#"<header><h1>{} runs</h1></header><div class="panels">{}{}{table}</div>"#,
+        runs.len(),
+        page::panel(&loss),
+        page::panel(&eval),
+    );
+    page::frame("runs · finetune", &body)
+}
+
+fn row(i: usize, name: &str, history: &History) -> String {
+    let p = &history.progress;
+    let number = |value: Option<f64>| value.map_or("–".into(), |v| format!("{v:.4}"));
+    let eval = p.eval.as_ref().map(|(_, last)| last);
+    let cells = [
+        format!(
+            r#"<svg class="swatch" viewBox="0 0 10 10"><circle class="f{}" cx="5" cy="5" r="4"/></svg>"#,
+            i % 8
+        ),
+        escape(name),
+        history.state().word().into(),
+        format!("{} of {}", p.step, p.total_steps),
+        number(p.smooth_loss()),
+        number(eval.map(|e| e.eval_loss)),
+        eval.and_then(|e| e.accuracy).map_or("–".into(), |a| format!("{:.1} %", 100.0 * a)),
+        if p.seconds > 0.0 { compact(p.tokens as f64 / p.seconds) } else { "–".into() },
+    ];
+    format!("<tr>{}</tr>", cells.map(|cell| format!("<td>{cell}</td>")).concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Shared, Step, What};
+
+    fn step(step: u64, parts: &[(&str, &str)]) -> Event {
+        let part = |(worker, device): &(&str, &str)| Part {
+            worker: (*worker).into(),
+            device: (*device).into(),
+            microbatches: 2,
+            tokens: 100,
+            busy: 0.4,
+        };
+        let shared =
+            Shared { devices: parts.iter().map(part).collect(), sync_seconds: 0.05, ..Shared::default() };
+        let shared = (!parts.is_empty()).then_some(shared);
+        let loss = 4.0 / step as f64;
+        Event::Step(Step {
+            step,
+            loss,
+            grad_norm: 1.0,
+            lr: 2e-4,
+            tokens: 50,
+            total_tokens: 100,
+            seconds: 0.5,
+            epoch: 0.1,
+            shared,
+            traffic: None,
+        })
+    }
+
+    fn run(parts: &[(&str, &str)]) -> Vec<Event> {
+        let notes =
+            vec!["output   runs/x".into(), "model    models/<b>m</b> (Llama, bf16 safetensors)".into()];
+        let mut events =
+            vec![Event::Run(RunStart { total_steps: 3, first_step: 1, notes, ..RunStart::default() })];
+        let hostile = "<script>alert(1)</script>\u{1}";
+        events.push(Event::Eval(Eval { step: 0, eval_loss: 4.2, ..Eval::default() }));
+        events.push(Event::Device(Change {
+            step: 0,
+            what: What::Joined,
+            worker: hostile.into(),
+            devices: vec![],
+            reason: String::new(),
+        }));
+        events.push(Event::Sample(Sample { step: 0, prompt: hostile.into(), text: "a \"b\" & c".into() }));
+        events.extend((1..=3).map(|s| step(s, parts)));
+        events
+    }
+
+    #[test]
+    fn a_report_stands_alone_and_nothing_in_it_is_taken_for_markup() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut events = run(&[("a", "gpu 0"), ("<b>", "cpu")]);
+        events.push(Event::Done(Done { step: 3, complete: true, path: "runs/x".into(), seconds: 1.5 }));
+        let around = Surroundings { configuration: "model: </pre><script>".into(), contracts: vec![] };
+        let path = write(dir.path(), &History::of(&events), &around).unwrap();
+        let html = std::fs::read_to_string(path).unwrap();
+        assert!(!html.contains("<script>") && !html.contains("<b>m") && !html.contains('\u{1}'));
+        for part in [
+            "complete",
+            "gpu 0",
+            "&lt;script&gt;alert(1)",
+            "a &quot;b&quot; &amp; c",
+            "evaluation",
+            "topology",
+        ] {
+            assert!(html.contains(part), "{part}");
+        }
+        // Nothing is fetched from anywhere: the only address is the name space of SVG.
+        for address in html.split("http").skip(1) {
+            assert!(
+                address.starts_with("://www.w3.org/2000/svg") || address.starts_with("-equiv"),
+                "{address:.40}"
+            );
+        }
+        let mut names: Vec<String> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|f| f.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let want = [
+            "grad-norm.svg",
+            "learning-rate.svg",
+            "loss.svg",
+            "report.html",
+            "speed.svg",
+            "timeline.svg",
+            "topology.svg",
+        ];
+        assert_eq!(names, want);
+        for name in &names[..] {
+            let text = std::fs::read_to_string(dir.path().join(name)).unwrap();
+            assert!(!text.contains("NaN"), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_state_has_its_word_and_a_fault_its_reason() {
+        let word = |events: &[Event]| History::of(events).state().word();
+        let mut events = run(&[]);
+        assert_eq!((word(&[]), word(&events)), ("waiting", "running"));
+        events.push(Event::Fault(Halt { step: 3, reason: "step 4: NaN".into() }));
+        assert_eq!(word(&events), "halted");
+        let html = page::document(&History::of(&events), &Surroundings::default(), Form::File);
+        assert!(html.contains("step 4: NaN"));
+        // It goes on.
+        events.push(Event::Run(RunStart { total_steps: 3, first_step: 4, ..RunStart::default() }));
+        assert_eq!(word(&events), "running");
+    }
+
+    #[test]
+    fn runs_are_compared_by_name() {
+        let runs = [("a & b".to_string(), History::of(&run(&[]))), ("c".to_string(), History::of(&run(&[])))];
+        let html = comparison(&runs);
+        assert!(html.contains("a &amp; b") && html.contains("2 runs") && html.contains("2.3518"), "{html}");
+    }
+}

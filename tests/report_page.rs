@@ -1,0 +1,249 @@
+//! The page of a run, in a real browser: as a file after the run, and live from the running process. The browser is
+//! Debian's chromium, headless; where there is none the tests that need it say `skipped: no chromium`, unless
+//! FINETUNE_NEED_CHROMIUM is set. FINETUNE_PICTURES=DIR keeps the screenshots.
+
+mod cli_fixture;
+
+use cli_fixture::Bench;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+fn chromium(arguments: &[&str]) -> Option<std::process::Output> {
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"])
+        // Nothing but this machine can be reached, whatever a page asks for.
+        .args(["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .args(arguments)
+        .stderr(Stdio::null())
+        .output();
+    match output {
+        Ok(output) => Some(output),
+        Err(_) => {
+            assert!(std::env::var_os("FINETUNE_NEED_CHROMIUM").is_none(), "chromium must be installed here");
+            eprintln!("skipped: no chromium");
+            None
+        }
+    }
+}
+
+/// Two runs on the demonstration's model; the second one on two devices.
+fn trained() -> Bench {
+    let bench = Bench::new();
+    for (out, devices) in [("a", "0"), ("b", "0,1")] {
+        let output = bench
+            .command("")
+            .args([
+                "demo",
+                "--data",
+                "rows.jsonl",
+                "--eval-data",
+                "eval.jsonl",
+                "--epochs",
+                "4",
+                "--batch-size",
+                "4",
+            ])
+            .args(["--gpu-backend", "cpu", "--gpus", devices, "--micro-batch-tokens", "64", "-o", out])
+            .args(["--sample-prompt", "What <is> it?"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    bench
+}
+
+fn png(bytes: &[u8]) -> (u32, u32) {
+    assert!(bytes.starts_with(b"\x89PNG"), "not a picture");
+    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    (number(16), number(20))
+}
+
+fn kept(name: &str, bytes: &[u8]) {
+    if let Some(dir) = std::env::var_os("FINETUNE_PICTURES").map(PathBuf::from) {
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join(name), bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_run_leaves_a_report_that_a_browser_shows() {
+    let bench = trained();
+    let pictures = ["loss.svg", "speed.svg", "learning-rate.svg", "grad-norm.svg"];
+    for name in pictures.iter().chain(&["report.html"]) {
+        assert!(bench.path("a").join(name).exists(), "{name}");
+    }
+    for name in ["timeline.svg", "topology.svg"] {
+        assert!(bench.path("b").join(name).exists(), "{name}: two devices took part");
+        assert!(!bench.path("a").join(name).exists(), "{name}: one device");
+    }
+    let page = bench.path("b/report.html");
+    let packed = zipped(&std::fs::read(&page).unwrap());
+    assert!(packed < 100_000, "{packed} bytes compressed");
+    let address = format!("file://{}", page.display());
+    let log = bench.path("net.json");
+    let dump = format!("--log-net-log={}", log.display());
+    let Some(shown) = chromium(&["--dump-dom", &dump, &address]) else { return };
+    let text = String::from_utf8_lossy(&shown.stdout);
+    for part in ["complete", "cpu 0", "cpu 1", "What &lt;is&gt; it?", "evaluation", "F-DP-001", "topology"] {
+        assert!(text.contains(part), "{part} is not on the page");
+    }
+    let asked = std::fs::read_to_string(&log).unwrap();
+    // The browser asks its maker for the time and for dictionaries, whatever it shows.
+    let its_own =
+        |url: &str| [".google.com/", ".gvt1.com/", ".googleapis.com/"].iter().any(|host| url.contains(host));
+    let urls = asked.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let strangers: Vec<&str> = urls.filter(|url| url.starts_with("http") && !its_own(url)).collect();
+    assert!(strangers.is_empty(), "{strangers:?}");
+    screenshots(&bench, &address);
+}
+
+/// Light, dark and narrow: three pictures of the sizes that were asked for, none like another.
+fn screenshots(bench: &Bench, address: &str) {
+    let looks = [
+        ("light.png", "--blink-settings=preferredColorScheme=1", (1200, 1500)),
+        ("dark.png", "--blink-settings=preferredColorScheme=0", (1200, 1500)),
+        ("narrow.png", "--blink-settings=preferredColorScheme=1", (500, 2400)),
+    ];
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    for (name, look, (width, height)) in looks {
+        let file = bench.path(name);
+        let shot = format!("--screenshot={}", file.display());
+        chromium(&[look, &shot, &format!("--window-size={width},{height}"), address]);
+        let bytes = std::fs::read(&file).unwrap();
+        assert_eq!(png(&bytes), (width, height), "{name}");
+        assert!(bytes.len() > 20_000, "{name}: {} bytes, an empty page", bytes.len());
+        kept(name, &bytes);
+        all.push(bytes);
+    }
+    assert!(all[0] != all[1], "dark looks like light");
+}
+
+#[test]
+fn runs_are_reported_again_and_compared() {
+    let bench = trained();
+    let run = |arguments: &[&str]| {
+        let output = bench.command("").arg("report").args(arguments).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), said[0].trim().to_string(), said[1].trim().to_string())
+    };
+    let first = bench.read("b/report.html");
+    std::fs::remove_file(bench.path("b/report.html")).unwrap();
+    assert_eq!(run(&["b"]), (Some(0), "b/report.html".into(), String::new()));
+    assert!(first == bench.read("b/report.html"), "a replayed run gives the page of the live one");
+    assert_eq!(run(&["a", "b", "-o", "both.html"]), (Some(0), "both.html".into(), String::new()));
+    let both = String::from_utf8(bench.read("both.html")).unwrap();
+    assert!(both.contains("2 runs") && both.contains(">a<") && both.contains(">b<"));
+    let (_, json, _) = run(&["a", "b", "--json", "-o", "both.html"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["runs"][1]["state"], "complete");
+    assert_eq!(json["runs"][0]["eval_loss"], json["runs"][1]["eval_loss"], "the same bits from two devices");
+
+    let way = "give the folder of a run, or the file that --log-json named";
+    assert_eq!(run(&["nowhere"]), (Some(1), String::new(), format!("error: nowhere: no such file: {way}")));
+    let (code, _, line) = run(&[]);
+    assert!(code == Some(2) && line.starts_with("error: nothing to report on"), "{line}");
+    bench.file("cut/metrics.jsonl", "");
+    let (code, _, line) = run(&["cut"]);
+    assert!(code == Some(1) && line.contains("nothing was trained yet"), "{line}");
+}
+
+#[test]
+fn a_running_process_shows_its_page_and_its_metrics() {
+    let bench = Bench::new();
+    let mut child = bench
+        .command("")
+        .args([
+            "demo",
+            "--data",
+            "rows.jsonl",
+            "--max-steps",
+            "20000",
+            "--batch-size",
+            "2",
+            "--save-steps",
+            "0",
+        ])
+        .args(["--gpus", "none", "--dashboard=127.0.0.1:0", "-o", "out"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut child = Running(child);
+    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("http://")).unwrap();
+    let address = line.split("http://").nth(1).unwrap().trim_end_matches('/').to_string();
+    // Whoever writes must not stand still because nobody reads.
+    let reader = std::thread::spawn(move || lines.count());
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let steps = |text: &str| -> Option<u64> {
+        text.lines().find_map(|line| line.strip_prefix("finetune_steps_total "))?.parse().ok()
+    };
+    let began = std::time::Instant::now();
+    while steps(&get("/metrics")).is_none_or(|n| n < 3) {
+        assert!(began.elapsed() < Duration::from_secs(120), "no steps were shown");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(get("/").contains("running") && get("/body").contains("of 20000"));
+    if let Some(shown) = chromium(&["--dump-dom", "--timeout=5000", &format!("http://{address}/")]) {
+        let text = String::from_utf8_lossy(&shown.stdout);
+        assert!(text.contains("of 20000") && text.contains("configuration"), "{text}");
+    }
+    Command::new("kill").args(["-TERM", &child.0.id().to_string()]).status().unwrap();
+    assert_eq!(child.0.wait().unwrap().code(), Some(75));
+    assert!(TcpStream::connect(&address).is_err(), "the page ends with the run");
+    assert!(std::fs::read_to_string(bench.path("out/report.html")).unwrap().contains("stopped"));
+    reader.join().unwrap();
+}
+
+/// Does not outlive a test that fails.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+/// How large it is on the wire.
+fn zipped(bytes: &[u8]) -> usize {
+    let mut gzip =
+        Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = gzip.stdin.take().unwrap();
+    let bytes = bytes.to_vec();
+    let writer = std::thread::spawn(move || input.write_all(&bytes));
+    let output = gzip.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    output.stdout.len()
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_refused_before_anything_is_written() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let bench = Bench::new();
+    for (address, part) in [
+        (format!("127.0.0.1:{port}"), "name another with --dashboard=HOST:PORT"),
+        ("a/b".into(), "not a host"),
+    ] {
+        let output = bench
+            .command("")
+            .args(["demo", "--data", "rows.jsonl", "-o", "out", &format!("--dashboard={address}")])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let last = text.lines().last().unwrap_or_default();
+        assert!(!output.status.success() && last.contains(part), "{text}");
+        assert!(!Path::new(&bench.path("out")).exists(), "{address}: a folder was left");
+    }
+}
