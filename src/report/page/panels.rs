@@ -7,6 +7,7 @@ use crate::report::progress::duration;
 /// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;
 const HALF: f64 = 480.0;
+const THIRD: f64 = 330.0;
 const NARROW: f64 = 340.0;
 /// Lanes show the last so many steps.
 const LANE_STEPS: usize = 24;
@@ -100,7 +101,7 @@ pub fn charts(history: &History) -> Vec<(&'static str, Chart)> {
 pub fn curves(history: &History) -> String {
     let panel = |(i, (_, chart)): (usize, (&str, Chart))| {
         let (class, width, height) =
-            if i == 0 { ("panel full", WIDE * 1.4, 280.0) } else { ("panel", HALF, 190.0) };
+            if i == 0 { ("panel full", WIDE * 1.4, 280.0) } else { ("panel", THIRD, 180.0) };
         format!(
             r#"<div class="{class}">{}</div>"#,
             both(&chart.draw(width, height), &chart.draw(NARROW, 200.0))
@@ -140,7 +141,7 @@ pub fn lanes(history: &History) -> Lanes {
         }
     }
     let marks = steps.iter().map(|p| p.began + p.seconds).collect();
-    Lanes { title: format!("devices, last {} steps", steps.len()), lanes, marks }
+    Lanes { title: "devices, of late".into(), lanes, marks }
 }
 
 /// Who takes part.
