@@ -1,7 +1,7 @@
 //! Buffers by size class, four classes to a doubling. Of a class the oldest buffer is handed out first, whatever the
 //! order in which they came back, so that one microbatch after another of the same shape gets the same buffers for the
-//! same verbs: nothing is allocated and every bind group is found again. On a miss free buffers are let go, the largest first, until what is held is
-//! within a quarter of the most that was ever in use at once.
+//! same verbs: nothing is allocated and every bind group is found again. On a miss free buffers are let go, the largest
+//! first, until what is held is within half as much again as the most that was ever in use at once, and a little more.
 
 use super::faults::Faults;
 use std::collections::BTreeMap;

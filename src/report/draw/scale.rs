@@ -1,6 +1,6 @@
 //! From numbers to places on a picture, and the round numbers that stand at its edges.
 
-/// A straight or logarithmic map of an interval.
+/// A straight map of one interval to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale {
     from: (f64, f64),

@@ -1,0 +1,156 @@
+//! What verbs are given besides views: factors, shapes, integers of a microbatch, and what a forward verb left for its
+//! gradient.
+
+use super::{View, ViewMut};
+use crate::numeric::dtype::Dtype;
+
+/// What happens to what stood in the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// `=`: whatever stood there (NaN included) is overwritten.
+    Set,
+    /// `+=`
+    Add,
+}
+
+/// Which operand of a product is transposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transpose {
+    /// `a b`: [M, K] x [K, N]
+    Neither,
+    /// `a bᵀ`: [M, K] x [N, K]
+    Right,
+    /// `aᵀ b`: [K, M] x [K, N]
+    Left,
+}
+
+/// The factors of a product, `scale * op(a) op(b)`.
+#[derive(Debug)]
+pub struct Product<'a, M> {
+    /// Left factor.
+    pub a: View<'a, M>,
+    /// Right factor.
+    pub b: View<'a, M>,
+    /// Which one is transposed.
+    pub transpose: Transpose,
+    /// Multiplies the product.
+    pub scale: f32,
+}
+
+/// The heads of an attention: H query heads of size D share G key/value heads, H a multiple of G.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads H.
+    pub query: usize,
+    /// Key/value heads G.
+    pub kv: usize,
+    /// Head size D; scores are scaled by 1/sqrt(D).
+    pub size: usize,
+}
+
+/// A frozen matrix as it lies in a file: row-major [rows, cols]; `bytes` need not be aligned.
+#[derive(Debug, Clone, Copy)]
+pub struct Frozen<'a> {
+    /// N: outputs of a linear layer, or the vocabulary of an embedding.
+    pub rows: usize,
+    /// K: inputs.
+    pub cols: usize,
+    /// Encoding of `bytes`.
+    pub dtype: Dtype,
+    /// rows * cols numbers.
+    pub bytes: &'a [u8],
+}
+
+/// The integers of one microbatch: packed rows, each of which sees only itself.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenRows<'a> {
+    /// Token ids `[T]`.
+    pub ids: &'a [u32],
+    /// Where rows begin, then T: row r is `ids[bounds[r]..bounds[r + 1]]`. First 0, ascending.
+    pub bounds: &'a [u32],
+    /// Position of the first token of every row: 0 but for decoding with cached keys.
+    pub past: u32,
+}
+
+/// What keys a dropout mask. The bit of (token, channel) is
+/// `mix(hash([seed, step, row id, module, token in row]), channel) >= threshold`.
+#[derive(Debug, Clone, Copy)]
+pub struct DropoutKey<'a> {
+    /// The run's seed.
+    pub seed: u64,
+    /// Optimizer step, from 1.
+    pub step: u64,
+    /// Id of each row of the microbatch, in the order of its bounds.
+    pub rows: &'a [u64],
+    /// Index of the LoRA module in model order.
+    pub module: u64,
+    /// Probability of dropping, in [0, 1).
+    pub p: f32,
+}
+
+impl DropoutKey<'_> {
+    /// A draw below this drops its element.
+    pub fn threshold(&self) -> u32 {
+        (f64::from(self.p) * 4_294_967_296.0) as u32
+    }
+
+    /// What kept elements are multiplied by, 1 / (1 - p).
+    pub fn scale(&self) -> f32 {
+        1.0 / (1.0 - self.p)
+    }
+}
+
+/// What [`super::Backend::rmsnorm`] used and left behind.
+#[derive(Debug)]
+pub struct Norm<'a, M> {
+    /// [1, group]
+    pub gain: View<'a, M>,
+    /// [T, C / group]
+    pub inv_rms: View<'a, M>,
+}
+
+/// Inputs of an attention.
+#[derive(Debug)]
+pub struct Qkv<'a, M> {
+    /// [T, H*D]
+    pub q: View<'a, M>,
+    /// [T, G*D]
+    pub k: View<'a, M>,
+    /// [T, G*D]
+    pub v: View<'a, M>,
+}
+
+/// Gradients of an attention's inputs, shaped like them.
+#[derive(Debug)]
+pub struct QkvGrad<'a, M> {
+    /// [T, H*D]
+    pub dq: ViewMut<'a, M>,
+    /// [T, G*D]
+    pub dk: ViewMut<'a, M>,
+    /// [T, G*D]
+    pub dv: ViewMut<'a, M>,
+}
+
+/// What an attention's gradient needs of the forward pass.
+#[derive(Debug)]
+pub struct AttentionSaved<'a, M> {
+    /// The inputs.
+    pub qkv: Qkv<'a, M>,
+    /// The output [T, H*D].
+    pub out: View<'a, M>,
+    /// [T, H]
+    pub logsumexp: View<'a, M>,
+}
+
+impl<M> Clone for Qkv<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Qkv<'_, M> {}
+impl<M> Clone for Norm<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<M> Copy for Norm<'_, M> {}
