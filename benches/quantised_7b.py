@@ -27,8 +27,8 @@ w.add_head_count(H); w.add_head_count_kv(H); w.add_layer_norm_rms_eps(1e-5); w.a
 w.add_rope_dimension_count(C // H); w.add_vocab_size(V); w.add_tokenizer_model('gpt2'); w.add_tokenizer_pre('smollm')
 letters = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]]
 letters += [chr(256 + i) for i in range(256 - len(letters))]
-w.add_token_list(['<|end|>', *letters, *(f'<{i}>' for i in range(V - 257))])
-w.add_token_types([3] + [1] * (V - 1)); w.add_token_merges([]); w.add_eos_token_id(0); w.add_add_bos_token(False)
+w.add_token_list(['<|end|>', *letters, 'zz', *(f'<{i}>' for i in range(V - 258))])
+w.add_token_types([3] + [1] * (V - 1)); w.add_token_merges(['z z']); w.add_eos_token_id(0); w.add_add_bos_token(False)
 sizes = {'token_embd': (V, C), 'output': (V, C)}
 for i in range(L):
     for name in ('attn_q', 'attn_k', 'attn_v', 'attn_output'): sizes[f'blk.{i}.{name}'] = (C, C)
