@@ -22,7 +22,7 @@ use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::report::Look;
 use crate::train::checkpoint::{self, Identity, Saving, State};
-use crate::train::event::{Done, Event};
+use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
@@ -184,7 +184,7 @@ impl Job {
             None => Some(RunFile::write(place.dir.join(RUN_FILE), settings, self.facts(), team.classes())?),
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
-        let mut watch = Watch::new(&options.output, place, &self.state, look)?;
+        let mut watch = Watch::new(options, place, &self.state, look)?;
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {
@@ -217,12 +217,21 @@ impl Job {
             (Ok(()), _) | (_, None) => place.dir.clone(),
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
         };
-        if outcome.as_ref().is_ok() || !finished.complete {
-            let (step, complete, seconds) = (finished.state.step, finished.complete, finished.seconds);
-            watch.see(&Event::Done(Done { step, complete, path, seconds }));
+        let (step, complete, seconds) = (finished.state.step, finished.complete, finished.seconds);
+        watch.see(&match &outcome {
+            Err(e) if complete => Event::Fault(Halt { step, code: e.code(), reason: e.line.clone() }),
+            _ => Event::Done(Done { step, complete, path, seconds }),
+        });
+        match (outcome, watch.end()) {
+            (Ok(()), ended) => ended,
+            // How the run ended is what a caller must learn; a log that could not be written is a warning beside it.
+            (Err(outcome), ended) => {
+                if let Err(e) = ended {
+                    eprintln!("warning: {}", e.line);
+                }
+                Err(outcome)
+            }
         }
-        watch.end()?;
-        outcome
     }
 
     fn steps(

@@ -38,12 +38,20 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let written = match &histories[..] {
         [(name, history)] => {
             let dir = output.unwrap_or_else(|| folder(Path::new(name)));
+            if dir.is_file() || dir.extension().is_some_and(|end| end == "html") {
+                let way = "a report of one run is a page and its pictures: -o takes their folder";
+                return Err(Refusal::failure(format!("{}: {way}", dir.display())));
+            }
             std::fs::create_dir_all(&dir).map_err(|e| Refusal::failure(format!("{}: {e}", dir.display())))?;
             report::write(&dir, history, &surroundings(&folder(Path::new(name))))?
         }
         several => {
             let path = output.unwrap_or_else(|| COMPARISON.into());
             let path = if path.is_dir() { path.join(COMPARISON) } else { path };
+            if path.exists() && path.extension().is_none_or(|end| end != "html") {
+                let way = "exists and is no page: give -o a folder, or a name that ends in .html";
+                return Err(Refusal::failure(format!("{}: {way}", path.display())));
+            }
             atomic::write_file(&path, report::comparison(several).as_bytes())?;
             path
         }

@@ -1,17 +1,18 @@
 //! Everybody who sees the events of a run: the terminal, metrics.jsonl, TensorBoard, the page, and in the end the
 //! report. All are functions of the same stream, so none says what another could not.
 
-use super::options::groups::OutputOptions;
+use super::options::groups::Options;
 use super::output::Place;
 use super::refusal::Refusal;
 use super::report::surroundings;
+use crate::net::keyring::Keyring;
 use crate::net::{Endpoint, Token, default_route};
 use crate::report::page::Surroundings;
-use crate::report::{self, Console, Dashboard, History, Look, Metrics, TensorBoard};
+use crate::report::{self, Console, Dashboard, Live, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::State;
 use crate::train::event::Event;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Everybody who watches.
 pub struct Watch {
@@ -19,26 +20,30 @@ pub struct Watch {
     metrics: Metrics,
     board: Option<TensorBoard>,
     page: Option<Dashboard>,
-    history: History,
+    history: Live,
     dir: PathBuf,
 }
 
 impl Watch {
     /// Opens all that the options ask for; a run that is resumed goes on in its files.
-    pub fn new(options: &OutputOptions, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
+    pub fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
+        let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
         let path = options.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
+        // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own:
+        // a pipe has nothing to say.
+        let board = options.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
+        let history = Live::default();
+        let page = match &options.dashboard {
+            Some(at) => Some(dashboard(at, token, surroundings(&place.dir), history.clone())?),
+            None => None,
+        };
         let metrics = match place.resume {
             Some(_) => Metrics::resume(&path, state.step, state.looked)?,
             None => Metrics::create(&path)?,
         };
-        let past = report::read(&path)?;
-        let board = options.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
-        let page =
-            options.dashboard.as_ref().map(|at| dashboard(at, surroundings(&place.dir))).transpose()?;
-        if let Some(page) = &page {
-            past.iter().for_each(|event| page.see(event));
+        if place.resume.is_some() {
+            report::read(&path)?.iter().for_each(|event| history.see(event));
         }
-        let history = History::of(&past);
         Ok(Watch { console: Console::new(look), metrics, board, page, history, dir: place.dir.clone() })
     }
 
@@ -51,7 +56,7 @@ impl Watch {
             board.see(event);
         }
         if let Some(page) = &self.page {
-            page.see(event);
+            page.tell();
         }
     }
 
@@ -71,17 +76,23 @@ impl Watch {
 
     /// A report that cannot be written takes nothing from the run.
     fn report(&self) {
-        if self.history.steps.is_empty() {
+        let history = self.history.now();
+        if history.steps.is_empty() {
             return;
         }
-        if let Err(e) = report::write(&self.dir, &self.history, &surroundings(&self.dir)) {
+        if let Err(e) = report::write(&self.dir, &history, &surroundings(&self.dir)) {
             eprintln!("warning: no report: {e}");
         }
     }
 }
 
 /// Opens the page and says where it is. Whoever comes over a network needs the key in that address.
-fn dashboard(at: &Endpoint, around: Surroundings) -> Result<Dashboard, Refusal> {
+fn dashboard(
+    at: &Endpoint,
+    token: Option<&Path>,
+    around: Surroundings,
+    history: Live,
+) -> Result<Dashboard, Refusal> {
     let refuse = |e: std::io::Error| {
         let (host, port) = (&at.host, at.port);
         Refusal::failure(format!("--dashboard {host}:{port}: {e}: name another with --dashboard=HOST:PORT"))
@@ -91,9 +102,9 @@ fn dashboard(at: &Endpoint, around: Surroundings) -> Result<Dashboard, Refusal> 
     let address: SocketAddr = addresses.next().ok_or_else(|| refuse(std::io::ErrorKind::NotFound.into()))?;
     let key = match address.ip().is_loopback() {
         true => None,
-        false => Some(key()?),
+        false => Some(key(token)?),
     };
-    let page = Dashboard::open(address, key.clone(), around).map_err(refuse)?;
+    let page = Dashboard::open(address, key.clone(), around, history).map_err(refuse)?;
     let shown = match page.address() {
         a if a.ip().is_unspecified() => SocketAddr::new(default_route().unwrap_or(a.ip()), a.port()),
         a => a,
@@ -103,8 +114,14 @@ fn dashboard(at: &Endpoint, around: Surroundings) -> Result<Dashboard, Refusal> 
     Ok(page)
 }
 
-fn key() -> Result<String, Refusal> {
-    let token = Token::random().map_err(|e| Refusal::failure(e.to_string()))?;
+/// Of this machine's token, so that an address that somebody keeps (Prometheus, say) is good for the next run too;
+/// where no token can be kept, of one of the moment.
+fn key(token_file: Option<&Path>) -> Result<String, Refusal> {
+    let kept = Keyring::of_user(token_file).find_or_make();
+    let token = match kept {
+        Ok(found) => found.token,
+        Err(_) => Token::random().map_err(|e| Refusal::failure(e.to_string()))?,
+    };
     let key: [u8; 16] = token.derive(b"finetune dashboard");
     Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -52,6 +52,13 @@ impl FromStr for Endpoint {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
+        Endpoint::parse(text, DEFAULT_PORT)
+    }
+}
+
+impl Endpoint {
+    /// `host:port`, or a host alone, whose port is `default`.
+    pub fn parse(text: &str, default: u16) -> Result<Self, AddressError> {
         let text = text.trim();
         if text.contains('/') {
             return Err(AddressError::Host(text.into()));
@@ -67,7 +74,7 @@ impl FromStr for Endpoint {
         };
         let port = match port {
             None if host.is_empty() => return Err(AddressError::Host(text.into())),
-            None => DEFAULT_PORT,
+            None => default,
             Some(p) if p.starts_with('+') => return Err(AddressError::Port(p.into())),
             Some(p) => p.parse().map_err(|_| AddressError::Port(p.into()))?,
         };

@@ -2,8 +2,14 @@
 //! only the moment needs (pace, time left, who did how much) is [`Progress`]'s, which is folded along.
 
 use super::progress::Progress;
-use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample};
+use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Step};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Lanes show the last so many steps: who did what in earlier ones is not kept.
+pub const LANE_STEPS: usize = 24;
+/// Of who came and went the newest so many are kept: others can knock as often as they like.
+const MOST_CHANGES: usize = 4096;
 
 /// A run so far.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -26,6 +32,36 @@ pub struct History {
     pub devices: Vec<(String, String)>,
     /// The last value of every running number.
     pub progress: Progress,
+    /// Where in [`History::changes`] the process that computes now begins, should it be one that went on.
+    since: usize,
+    /// How many changes there were when something other than a change was heard last.
+    quiet: usize,
+}
+
+/// A history that grows while others look at it: whoever looks takes what there is and keeps nobody waiting.
+#[derive(Debug, Clone, Default)]
+pub struct Live(Arc<Mutex<Arc<History>>>);
+
+impl Live {
+    /// Begins with what a run that is resumed has behind it.
+    pub fn of(events: &[Event]) -> Self {
+        Live(Arc::new(Mutex::new(Arc::new(History::of(events)))))
+    }
+
+    /// Takes one more event into account.
+    pub fn see(&self, event: &Event) {
+        Arc::make_mut(&mut self.lock()).see(event);
+    }
+
+    /// As it stands.
+    pub fn now(&self) -> Arc<History> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<History>> {
+        // Whoever panicked left numbers that are still true.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// One step, as curves see it.
@@ -49,7 +85,7 @@ pub struct Point {
     pub began: f64,
     /// Seconds of sums and parameters under way.
     pub sync: f64,
-    /// What each device did, by its place in [`History::devices`].
+    /// What each device did, by its place in [`History::devices`]; of the last [`LANE_STEPS`] steps.
     pub parts: Vec<(usize, Part)>,
 }
 
@@ -64,10 +100,12 @@ pub enum State {
     Paused,
     /// It took all its steps.
     Complete,
-    /// A signal ended it; its state is saved.
+    /// A signal, or too few devices, ended it; its state is saved.
     Stopped,
-    /// A fault ended it.
+    /// A value that is not finite or out of range ended it.
     Halted,
+    /// Something else ended it.
+    Failed,
 }
 
 impl State {
@@ -80,6 +118,7 @@ impl State {
             State::Complete => "complete",
             State::Stopped => "stopped",
             State::Halted => "halted",
+            State::Failed => "failed",
         }
     }
 }
@@ -96,35 +135,59 @@ impl History {
     pub fn see(&mut self, event: &Event) {
         self.progress.see(event);
         match event {
-            Event::Run(run) => {
-                self.start = Some(run.clone());
-                (self.halt, self.done) = (None, None);
-            }
-            Event::Step(step) => {
-                let began = self.steps.last().map_or(0.0, |p| p.began + p.seconds);
-                let shared = step.shared.as_ref();
-                let parts = shared.map(|s| s.devices.clone()).unwrap_or_default();
-                let parts = parts.into_iter().map(|part| (self.place(&part), part)).collect();
-                self.steps.push(Point {
-                    step: step.step,
-                    loss: step.loss,
-                    smooth: self.progress.smooth_loss().unwrap_or(step.loss),
-                    grad_norm: step.grad_norm,
-                    lr: step.lr,
-                    tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
-                    seconds: step.seconds,
-                    began,
-                    sync: shared.map_or(0.0, |s| s.sync_seconds),
-                    parts,
-                });
-            }
+            Event::Run(run) => self.begin(run),
+            Event::Step(step) => self.step(step),
             Event::Eval(eval) => self.evals.push(eval.clone()),
             Event::Sample(sample) => self.samples.push(sample.clone()),
-            Event::Device(change) => self.changes.push(change.clone()),
+            Event::Device(change) => self.change(change),
             Event::Checkpoint(_) => {}
             Event::Fault(halt) => self.halt = Some(halt.clone()),
             Event::Done(done) => self.done = Some(done.clone()),
         }
+        if !matches!(event, Event::Device(_)) {
+            self.quiet = self.changes.len();
+        }
+    }
+
+    /// A process begins to compute. Whoever joined before it took a step is with it; whoever was with one before it
+    /// is not.
+    fn begin(&mut self, run: &RunStart) {
+        self.start = Some(run.clone());
+        (self.halt, self.done) = (None, None);
+        self.since = self.quiet;
+        self.devices.clear();
+        self.steps.iter_mut().for_each(|point| point.parts = Vec::new());
+    }
+
+    fn step(&mut self, step: &Step) {
+        let began = self.steps.last().map_or(0.0, |p| p.began + p.seconds);
+        let shared = step.shared.as_ref();
+        let parts = shared.map(|s| s.devices.clone()).unwrap_or_default();
+        let parts = parts.into_iter().map(|part| (self.place(&part), part)).collect();
+        self.steps.push(Point {
+            step: step.step,
+            loss: step.loss,
+            smooth: self.progress.smooth_loss().unwrap_or(step.loss),
+            grad_norm: step.grad_norm,
+            lr: step.lr,
+            tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
+            seconds: step.seconds,
+            began,
+            sync: shared.map_or(0.0, |s| s.sync_seconds),
+            parts,
+        });
+        if let Some(old) = self.steps.len().checked_sub(LANE_STEPS + 1) {
+            self.steps[old].parts = Vec::new();
+        }
+    }
+
+    fn change(&mut self, change: &Change) {
+        if self.changes.len() >= 2 * MOST_CHANGES {
+            self.changes.drain(..MOST_CHANGES);
+            self.since = self.since.saturating_sub(MOST_CHANGES);
+            self.quiet = self.quiet.saturating_sub(MOST_CHANGES);
+        }
+        self.changes.push(change.clone());
     }
 
     fn place(&mut self, part: &Part) -> usize {
@@ -138,13 +201,18 @@ impl History {
     /// Where it stands.
     pub fn state(&self) -> State {
         use crate::train::event::What;
-        let waits = self.changes.iter().rev().find_map(|c| match c.what {
+        let changes = &self.changes[self.since..];
+        let waits = changes.iter().rev().find_map(|c| match c.what {
             What::Paused | What::Waiting => Some(true),
             What::Resumed => Some(false),
             _ => None,
         });
         match (&self.start, &self.halt, &self.done) {
-            (_, Some(_), _) => State::Halted,
+            (_, Some(halt), _) => match halt.code {
+                3 => State::Halted,
+                75 => State::Stopped,
+                _ => State::Failed,
+            },
             (_, _, Some(done)) if done.complete => State::Complete,
             (_, _, Some(_)) => State::Stopped,
             (None, ..) => State::Waiting,
@@ -168,8 +236,13 @@ impl History {
         for (worker, device) in &self.devices {
             members.entry(worker).or_default().devices.push(device);
         }
-        for change in self.changes.iter().filter(|c| !c.worker.is_empty()) {
-            let member = members.entry(&change.worker).or_default();
+        for change in self.changes[self.since..].iter().filter(|c| !c.worker.is_empty()) {
+            // Who only knocked is no member.
+            let known = match change.what {
+                What::Joined => Some(members.entry(&change.worker).or_default()),
+                _ => members.get_mut(change.worker.as_str()),
+            };
+            let Some(member) = known else { continue };
             match change.what {
                 What::Joined => (member.gone, member.reason) = (false, ""),
                 What::Left | What::Lost | What::Expelled | What::Refused => {

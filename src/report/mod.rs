@@ -16,7 +16,7 @@ mod tensorboard;
 mod write;
 
 pub use console::{Console, Look};
-pub use history::{History, Member, Point, State};
+pub use history::{History, Live, Member, Point, State};
 pub use metrics::{Metrics, read};
 pub use progress::Progress;
 pub use serve::Dashboard;

@@ -6,8 +6,15 @@ use std::fmt::Write;
 /// What the text is, for the header of an answer.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-const STATES: [State; 6] =
-    [State::Waiting, State::Running, State::Paused, State::Complete, State::Stopped, State::Halted];
+const STATES: [State; 7] = [
+    State::Waiting,
+    State::Running,
+    State::Paused,
+    State::Complete,
+    State::Stopped,
+    State::Halted,
+    State::Failed,
+];
 
 /// All metrics of a run.
 pub fn text(history: &History) -> String {

@@ -3,10 +3,9 @@
 //! is sent is kept. Whoever asks must name this host in its own words (a page of another site cannot, whatever it
 //! makes a name resolve to), and off loopback know the key.
 
-use super::history::History;
+use super::history::Live;
 use super::page::{self, Form, Surroundings};
 use super::prometheus;
-use crate::train::event::Event;
 use bytes::Bytes;
 use futures::StreamExt;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
@@ -17,7 +16,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -26,12 +26,20 @@ use tokio::sync::{Semaphore, watch};
 const READERS: usize = 64;
 /// A request's head must have arrived by then.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// And its answer must have been read by then, unless it is the stream of news.
+const LONGEST: Duration = Duration::from_secs(30);
+
+const HTML: &str = "text/html; charset=utf-8";
+/// Server-sent events.
+const NEWS: &str = "/news";
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
 /// What a page needs, shared with the threads that show it.
 struct Shown {
-    history: Mutex<History>,
+    history: Live,
+    /// The body as it was drawn last, and for how many events: readers share it.
+    drawn: Mutex<Option<(u64, Bytes)>>,
     around: Surroundings,
     /// None: anybody who reaches the port may look.
     key: Option<String>,
@@ -41,9 +49,18 @@ struct Shown {
 }
 
 impl Shown {
-    fn history(&self) -> MutexGuard<'_, History> {
-        // A reader that panicked left numbers that are still true.
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    fn body(&self) -> Bytes {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Counted before it is drawn: what comes in between is drawn again.
+        let events = *self.news.borrow();
+        match &*drawn {
+            Some((of, body)) if *of == events => body.clone(),
+            _ => {
+                let body = Bytes::from(page::body(&self.history.now(), &self.around));
+                *drawn = Some((events, body.clone()));
+                body
+            }
+        }
     }
 }
 
@@ -55,8 +72,13 @@ pub struct Dashboard {
 }
 
 impl Dashboard {
-    /// Listens on `address`. Off loopback a `key` has to stand behind `?key=` in every address.
-    pub fn open(address: SocketAddr, key: Option<String>, around: Surroundings) -> io::Result<Self> {
+    /// Listens on `address` and shows `history`. Off loopback a `key` has to stand behind `?key=` in every address.
+    pub fn open(
+        address: SocketAddr,
+        key: Option<String>,
+        around: Surroundings,
+        history: Live,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(1)
@@ -65,8 +87,8 @@ impl Dashboard {
             .build()?;
         let listener = runtime.block_on(TcpListener::bind(address))?;
         let address = listener.local_addr()?;
-        let history = Mutex::new(History::default());
-        let shown = Arc::new(Shown { history, around, key, address, news: watch::Sender::new(0) });
+        let (drawn, news) = (Mutex::new(None), watch::Sender::new(0));
+        let shown = Arc::new(Shown { history, drawn, around, key, address, news });
         runtime.spawn(listen(listener, shown.clone()));
         Ok(Dashboard { shown, _runtime: runtime })
     }
@@ -76,9 +98,8 @@ impl Dashboard {
         self.shown.address
     }
 
-    /// Shows one more event.
-    pub fn see(&self, event: &Event) {
-        self.shown.history().see(event);
+    /// The history has grown by an event.
+    pub fn tell(&self) {
         self.shown.news.send_modify(|n| *n += 1);
     }
 }
@@ -101,23 +122,33 @@ async fn listen(listener: TcpListener, shown: Arc<Shown>) {
     }
 }
 
+/// One request a connection: who asks much and reads nothing holds a place for [`LONGEST`] and no longer.
 async fn serve(stream: TcpStream, shown: Arc<Shown>) {
-    let service = hyper::service::service_fn(move |request| {
-        let shown = shown.clone();
-        async move { Ok::<_, Infallible>(answer(&request, &shown)) }
+    let stays = Arc::new(AtomicBool::new(false));
+    let stream_of_news = stays.clone();
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let answer = answer(&request, &shown);
+        let news = answer.status() == StatusCode::OK && request.uri().path() == NEWS;
+        stream_of_news.store(news, Ordering::Relaxed);
+        async move { Ok::<_, Infallible>(answer) }
     });
-    // How a conversation with a browser ends is of no consequence.
-    let _ = hyper::server::conn::http1::Builder::new()
+    let conversation = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .max_buf_size(16 * 1024)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut conversation = std::pin::pin!(conversation);
+    // How a conversation with a browser ends is of no consequence.
+    if tokio::time::timeout(LONGEST, &mut conversation).await.is_err() && stays.load(Ordering::Relaxed) {
+        let _ = conversation.await;
+    }
 }
 
 fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
-    if !host.is_some_and(|host| is_ours(host, shown.address)) {
+    // Where a key is asked for, no page of another site can know it, whatever this host is called.
+    if shown.key.is_none() && !host.is_some_and(is_literal) {
         return plain(StatusCode::MISDIRECTED_REQUEST, "this is not the host that was asked for");
     }
     if request.method() != Method::GET {
@@ -133,23 +164,23 @@ fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
         );
     }
     match request.uri().path() {
-        "/" => text("text/html; charset=utf-8", page::document(&shown.history(), &shown.around, Form::Live)),
-        "/body" => text("text/html; charset=utf-8", page::body(&shown.history(), &shown.around)),
-        "/metrics" => text(prometheus::CONTENT_TYPE, prometheus::text(&shown.history())),
-        "/news" => news(shown),
+        "/" => text(HTML, page::document(&shown.history.now(), &shown.around, Form::Live)),
+        "/body" => with(HTML, StatusCode::OK, Full::new(shown.body()).boxed()),
+        "/metrics" => text(prometheus::CONTENT_TYPE, prometheus::text(&shown.history.now())),
+        NEWS => news(shown),
         _ => plain(StatusCode::NOT_FOUND, "there is nothing here"),
     }
 }
 
-/// Whether a Host header means this listener: its own address, or a literal address or `localhost` with its port.
-/// A name that somebody else's page made resolve to us is none of these.
-fn is_ours(host: &str, address: SocketAddr) -> bool {
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, port.parse().ok()),
-        _ => (host, Some(80)),
+/// Whether a Host header is a literal address or `localhost`, with any port (a tunnel has its own). A name that
+/// somebody else's page made resolve to us is none of these.
+fn is_literal(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') => name,
+        _ => host,
     };
     let name = name.trim_start_matches('[').trim_end_matches(']');
-    port == Some(address.port()) && (name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// Compares in a time that does not tell how much of it was right.
@@ -196,7 +227,7 @@ fn with(kind: &'static str, status: StatusCode, body: BoxBody<Bytes, Infallible>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::event::RunStart;
+    use crate::train::event::{Event, RunStart};
     use std::io::{Read, Write};
 
     /// Status line and body of a request as it goes over the wire.
@@ -210,14 +241,15 @@ mod tests {
         (head.lines().next().unwrap_or_default().into(), body.into())
     }
 
-    fn open(key: Option<&str>) -> Dashboard {
-        Dashboard::open(([127, 0, 0, 1], 0).into(), key.map(String::from), Surroundings::default()).unwrap()
+    fn open(key: Option<&str>, history: Live) -> Dashboard {
+        let (address, around) = (([127, 0, 0, 1], 0).into(), Surroundings::default());
+        Dashboard::open(address, key.map(String::from), around, history).unwrap()
     }
 
     #[test]
     fn who_may_look_at_what() {
-        let free = open(None);
-        let locked = open(Some("secret"));
+        let free = open(None, Live::default());
+        let locked = open(Some("secret"), Live::default());
         for (board, method, target, host, want) in [
             (&free, "GET", "/", "127.0.0.1", "200"),
             (&free, "GET", "/body", "localhost", "200"),
@@ -231,6 +263,8 @@ mod tests {
             (&locked, "GET", "/body?key=secre", "localhost", "403"),
             (&locked, "GET", "/metrics?key=Secret", "localhost", "403"),
             (&locked, "GET", "/?key=secret", "localhost", "200"),
+            (&locked, "GET", "/?key=secret", "gpubox", "200"),
+            (&locked, "GET", "/", "gpubox", "403"),
         ] {
             let port = board.address().port();
             let request =
@@ -238,16 +272,19 @@ mod tests {
             let (status, _) = ask(board.address(), &request);
             assert!(status.contains(want), "{method} {target} of {host}: {status}, not {want}");
         }
-        let (status, _) =
-            ask(free.address(), "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        assert!(status.contains("421"), "another port: {status}");
+        // Through a tunnel, whose port is another one; and without being asked to hang up.
+        let (status, _) = ask(free.address(), "GET / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n");
+        assert!(status.contains("200"), "{status}");
+        let (status, _) = ask(free.address(), "GET / HTTP/1.1\r\n\r\n");
+        assert!(status.contains("421"), "no host: {status}");
         let (status, _) = ask(free.address(), "\u{1}\u{2} garbage\r\n\r\n");
         assert!(status.contains("400"), "{status}");
     }
 
     #[test]
     fn an_event_is_news_and_stands_in_the_body() {
-        let board = open(None);
+        let history = Live::default();
+        let board = open(None, history.clone());
         let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let host = format!("localhost:{}", board.address().port());
@@ -263,7 +300,10 @@ mod tests {
         };
         until("data: 0\n\n");
         let notes = vec!["model    demo-model (Llama)".into()];
-        board.see(&Event::Run(RunStart { total_steps: 7, notes, ..RunStart::default() }));
+        let before = ask(board.address(), &format!("GET /body HTTP/1.1\r\nHost: {host}\r\n\r\n")).1;
+        assert!(!before.contains("demo-model"));
+        history.see(&Event::Run(RunStart { total_steps: 7, notes, ..RunStart::default() }));
+        board.tell();
         until("data: 1\n\n");
         let request = format!("GET /body HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         let (_, body) = ask(board.address(), &request);

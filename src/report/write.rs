@@ -87,6 +87,7 @@ fn row(i: usize, name: &str, history: &History) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::history::LANE_STEPS;
     use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Shared, Step, What};
 
     fn step(step: u64, parts: &[(&str, &str)]) -> Event {
@@ -186,13 +187,77 @@ mod tests {
         let word = |events: &[Event]| History::of(events).state().word();
         let mut events = run(&[]);
         assert_eq!((word(&[]), word(&events)), ("waiting", "running"));
-        events.push(Event::Fault(Halt { step: 3, reason: "step 4: NaN".into() }));
+        events.push(Event::Fault(Halt { step: 3, code: 3, reason: "step 4: NaN".into() }));
         assert_eq!(word(&events), "halted");
         let html = page::document(&History::of(&events), &Surroundings::default(), Form::File);
         assert!(html.contains("step 4: NaN"));
+        for (code, want) in [(3, "halted"), (75, "stopped"), (1, "failed")] {
+            events.push(Event::Fault(Halt { step: 3, code, reason: "no space left".into() }));
+            assert_eq!(word(&events), want);
+        }
         // It goes on.
         events.push(Event::Run(RunStart { total_steps: 3, first_step: 4, ..RunStart::default() }));
         assert_eq!(word(&events), "running");
+    }
+
+    /// Who takes part: neither whoever only knocked, nor whoever was with a process that died and has a successor.
+    #[test]
+    fn members_are_those_of_the_process_that_computes() {
+        let change = |step, what, worker: &str| {
+            let (devices, reason) = (vec![], "because".to_string());
+            Event::Device(Change { step, what, worker: worker.into(), devices, reason })
+        };
+        let names = |events: &[Event]| -> Vec<(String, bool)> {
+            History::of(events).members().into_iter().map(|(n, m)| (n.to_string(), m.gone)).collect()
+        };
+        let here = |name: &str, gone| (name.to_string(), gone);
+        let run = |first_step| Event::Run(RunStart { total_steps: 9, first_step, ..RunStart::default() });
+        let mut events = vec![change(0, What::Joined, "a"), change(0, What::Joined, "b"), run(1)];
+        events.push(step(1, &[("a", "cpu"), ("b", "cpu")]));
+        events.extend([change(1, What::Refused, "203.0.113.5:4242"), change(1, What::Lost, "b")]);
+        assert_eq!(names(&events), [here("a", false), here("b", true)]);
+        // Killed; its successor meets others before it computes.
+        events.push(step(2, &[("a", "cpu")]));
+        events.extend([change(2, What::Joined, "c"), run(3), step(3, &[("c", "cpu")])]);
+        assert_eq!(names(&events), [here("c", false)]);
+        assert_eq!(History::of(&events).devices.len(), 1);
+    }
+
+    #[test]
+    fn long_runs_keep_little_of_each_step_and_of_who_knocked() {
+        let mut history = History::of(&run(&[]));
+        for i in 1..=100 {
+            history.see(&step(i, &[("a", "cpu")]));
+        }
+        assert_eq!(history.steps.iter().filter(|p| !p.parts.is_empty()).count(), LANE_STEPS);
+        let knock =
+            Change { step: 1, what: What::Refused, worker: "x".into(), devices: vec![], reason: "no".into() };
+        for _ in 0..20_000 {
+            history.see(&Event::Device(knock.clone()));
+        }
+        assert!(history.changes.len() < 10_000 && history.members().len() == 1);
+    }
+
+    #[test]
+    fn contracts_of_devices_that_a_run_has_not_are_not_held_by_it() {
+        let contract = |id: &str| page::Contract {
+            id: id.into(),
+            statement: "holds".into(),
+            enforced: Some("somewhere".into()),
+        };
+        let contracts = ["F-DP-001", "F-WGPU-001", "F-DP-003"].map(contract).to_vec();
+        let around = Surroundings { configuration: String::new(), contracts };
+        let count = |classes: &[&str], code: u8, word: &str| {
+            let classes = classes.iter().map(|c| c.to_string()).collect();
+            let mut history = History::of(&[Event::Run(RunStart { classes, ..RunStart::default() })]);
+            history.see(&Event::Fault(Halt { step: 0, code, reason: "x".into() }));
+            page::document(&history, &around, Form::File).matches(word).count()
+        };
+        assert_eq!(count(&["cpu-avx512-f32"], 1, "held so far"), 2);
+        assert_eq!(count(&["cpu-avx512-f32"], 1, "not in this run"), 1);
+        assert_eq!(count(&["wgpu-x-f32"], 1, "held so far"), 3);
+        assert_eq!(count(&["wgpu-x-f32"], 1, "halted the run"), 0);
+        assert_eq!(count(&["wgpu-x-f32"], 3, "halted the run"), 1);
     }
 
     #[test]

@@ -228,8 +228,16 @@ pub struct Change {
 pub struct Halt {
     /// The last finished step.
     pub step: u64,
+    /// The exit code: 3 for a value that is not finite or out of range, 75 where the state is saved and the run can
+    /// go on, 1 otherwise.
+    #[serde(default = "failure")]
+    pub code: u8,
     /// One line.
     pub reason: String,
+}
+
+fn failure() -> u8 {
+    1
 }
 
 /// The end.

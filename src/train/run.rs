@@ -73,7 +73,8 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
             // the halt is still what there is to say.
             let _ = trainer.checkpoint();
         }
-        let halt = event::Halt { step: trainer.run.state.step, reason: error.to_string() };
+        let (step, code) = (trainer.run.state.step, error.exit_code());
+        let halt = event::Halt { step, code, reason: error.to_string() };
         (trainer.events)(&Event::Fault(halt));
     }
     let complete = outcome?;

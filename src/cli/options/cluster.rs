@@ -67,6 +67,9 @@ const OF_ONE_ROLE: &[(&str, Role)] = &[
     ("min-workers", Role::Coordinator),
 ];
 
+/// What shows a run, which a worker cannot: it knows its own work alone.
+const OF_WHOEVER_SEES_ALL: [&str; 3] = ["dashboard", "tensorboard", "log-json"];
+
 /// Options that a run in one process has not.
 const OF_TWO_ROLES: [&str; 4] = ["bind", "join-timeout", "token-file", "insecure"];
 
@@ -115,6 +118,9 @@ fn fits_the_role(s: &Settings, role: Role) -> Result<(), Refusal> {
             let owner = if *owner == Role::Worker { "worker" } else { "coordinator" };
             return Err(s.refuse(name, format!("only for --role {owner}")));
         }
+    }
+    if let (Role::Worker, Some(name)) = (role, OF_WHOEVER_SEES_ALL.iter().find(|name| typed(s, name))) {
+        return Err(s.refuse(name, "a worker has no run to show; give it to the coordinator"));
     }
     match OF_TWO_ROLES.iter().find(|name| typed(s, name)) {
         Some(name) if role == Role::Single => {

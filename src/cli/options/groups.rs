@@ -9,7 +9,7 @@ pub use super::values::{Amount, field_names, real, whole};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
 use crate::model::quantised::Recipe;
-use crate::net::{AddressError, Endpoint};
+use crate::net::Endpoint;
 use std::path::PathBuf;
 
 /// `model`
@@ -298,10 +298,11 @@ fn dashboard(s: &Settings) -> Result<Option<Endpoint>, Refusal> {
         (false, _) | (_, Some("false")) => Ok(None),
         (true, None | Some("" | "true")) => Ok(Some(Endpoint::loopback(PORT))),
         (true, Some(text)) => {
-            let named =
-                text.trim_start_matches('[').rsplit_once(']').map_or(text, |(_, rest)| rest).contains(':');
-            let with_port = if named { text.to_string() } else { format!("{text}:{PORT}") };
-            with_port.parse().map(Some).map_err(|e: AddressError| s.malformed("dashboard", e.to_string()))
+            // A number alone is a port.
+            if let Ok(port) = text.parse() {
+                return Ok(Some(Endpoint::loopback(port)));
+            }
+            Endpoint::parse(text, PORT).map(Some).map_err(|e| s.malformed("dashboard", e.to_string()))
         }
     }
 }

@@ -113,8 +113,9 @@ impl Coordinator<'_> {
             Incoming::Lost { member, reason } => {
                 self.members.remove(&member);
                 self.served.remove(&member);
-                self.waiting.gone(member);
+                let waits = self.waiting.gone(member);
                 self.tick(Event::Lost { member, reason }, task);
+                self.tell(waits, What::Note, task);
             }
             Incoming::Refused { name, reason } => {
                 let (step, what, devices) = (task.after, What::Refused, vec![]);
@@ -218,7 +219,8 @@ impl Coordinator<'_> {
                 Action::Close { member } => {
                     self.members.remove(&member);
                     self.served.remove(&member);
-                    self.waiting.gone(member);
+                    let waits = self.waiting.gone(member);
+                    self.tell(waits, What::Note, task);
                 }
                 Action::RoundDone(tally) => task.done = Some(tally),
                 Action::Halt(finding) => task.failed = Some(notes::halt(&finding, task)),
@@ -232,7 +234,17 @@ impl Coordinator<'_> {
     }
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {
-        let Some(note) = self.waiting.hear(note) else { return };
+        let turned_away = matches!(&note, Note::Joined { devices, .. } if devices.is_empty());
+        let heard = self.waiting.hear(note);
+        self.tell(heard, gone, task);
+        if turned_away {
+            let waits = self.waiting.wait();
+            self.tell(waits, What::Note, task);
+        }
+    }
+
+    fn tell(&mut self, note: Option<Note>, gone: What, task: &mut Task) {
+        let Some(note) = note else { return };
         let classes = notes::classes(&note);
         if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
             task.change(change);

@@ -7,6 +7,8 @@ use super::super::machine::{MemberId, Note};
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     here: Option<Opening>,
+    /// What the machine said last: it says nothing twice, also where what was made of it here is out of date.
+    heard: Option<(usize, usize)>,
     said: Option<(usize, usize)>,
     /// Too few devices are here or being opened here: nothing goes on until more come.
     pub on: bool,
@@ -33,25 +35,36 @@ impl Waiting {
         }
     }
 
-    /// A member is gone, ready or not.
-    pub fn gone(&mut self, member: MemberId) {
-        self.here.take_if(|h| h.member == Some(member));
+    /// A member is gone, ready or not; a note of it, where the run waits now.
+    pub fn gone(&mut self, member: MemberId) -> Option<Note> {
+        self.here.take_if(|h| h.member == Some(member))?;
+        self.wait()
+    }
+
+    /// The run waits for more than was said: devices of this process that were counted on do not come.
+    pub fn wait(&mut self) -> Option<Note> {
+        let (have, want) = self.heard?;
+        let have = have + self.here.as_ref().map_or(0, |h| h.devices);
+        self.on = have < want;
+        let new = self.on && self.said.replace((have, want)) != Some((have, want));
+        new.then_some(Note::Waiting { have, want })
     }
 
     /// A note as it is to be said, if it is.
     pub fn hear(&mut self, note: Note) -> Option<Note> {
         match note {
             Note::Waiting { have, want } => {
-                let have = have + self.here.as_ref().map_or(0, |h| h.devices);
-                self.on = have < want;
-                let new = self.on && self.said.replace((have, want)) != Some((have, want));
-                new.then_some(Note::Waiting { have, want })
+                self.heard = Some((have, want));
+                self.wait()
             }
             Note::Paused { .. } => {
-                self.on = true;
+                (self.heard, self.on) = (None, true);
                 Some(note)
             }
-            Note::Running { .. } => std::mem::take(&mut self.on).then_some(note),
+            Note::Running { .. } => {
+                self.heard = None;
+                std::mem::take(&mut self.on).then_some(note)
+            }
             Note::Joined { ref member, .. } => {
                 self.here.take_if(|h| h.name == *member);
                 Some(note)
@@ -92,7 +105,22 @@ mod tests {
         let mut waiting = Waiting::default();
         waiting.opens("here", 2);
         waiting.met("here", MemberId(1));
-        waiting.gone(MemberId(1));
+        assert_eq!(waiting.gone(MemberId(1)), None, "nothing was heard of a wait");
         assert_eq!(waiting.hear(note(0, 2)), Some(note(0, 2)));
+
+        // The machine has said that it waits, and says it once. Then nobody comes after all: gone, or refused.
+        for refused in [false, true] {
+            let mut waiting = Waiting::default();
+            waiting.opens("here", 2);
+            waiting.met("here", MemberId(1));
+            assert_eq!(waiting.hear(note(0, 2)), None);
+            assert!(!waiting.on);
+            let late = match refused {
+                true => waiting.hear(joined("here")).and_then(|_| waiting.wait()),
+                false => waiting.gone(MemberId(1)),
+            };
+            assert_eq!(late, Some(note(0, 2)));
+            assert!(waiting.on);
+        }
     }
 }

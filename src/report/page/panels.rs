@@ -1,7 +1,7 @@
 //! The panels of the page: head, tiles, curves, devices.
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
-use crate::report::history::{History, Point, State};
+use crate::report::history::{History, LANE_STEPS, Point, State};
 use crate::report::progress::duration;
 
 /// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
@@ -9,8 +9,6 @@ const WIDE: f64 = 720.0;
 const HALF: f64 = 480.0;
 const THIRD: f64 = 330.0;
 const NARROW: f64 = 340.0;
-/// Lanes show the last so many steps.
-const LANE_STEPS: usize = 24;
 
 pub fn head(history: &History) -> String {
     let state = history.state();

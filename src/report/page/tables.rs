@@ -74,9 +74,18 @@ pub fn contracts(history: &History, around: &Surroundings) -> String {
         return String::new();
     }
     let halted = |id: &str| history.state() == State::Halted && id == HALTS;
+    // F-WGPU-001 says nothing of a run without such a device.
+    let classes = history.start.as_ref().map_or(&[][..], |start| &start.classes);
+    let concerned = |id: &str| match id.split('-').nth(1) {
+        Some(backend @ ("WGPU" | "CUDA")) => {
+            classes.iter().any(|class| class.starts_with(&backend.to_lowercase()))
+        }
+        _ => true,
+    };
     let row = |c: &super::Contract| {
         let (class, word) = match &c.enforced {
             _ if halted(&c.id) => ("bad", "halted the run"),
+            Some(_) if !concerned(&c.id) => ("quiet", "not in this run"),
             Some(_) => ("good", "held so far"),
             None => ("quiet", "by tests"),
         };
