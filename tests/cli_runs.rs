@@ -152,6 +152,10 @@ fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
     assert!(said.contains("19 rows, 5 to evaluate on"), "{said}");
     run("--max-steps 2 --data rows.jsonl -o runs/demo-1 --overwrite --log-json here.jsonl");
     assert!(b.path("here.jsonl").exists() && !b.path("runs/demo-1/metrics.jsonl").exists());
+    // A pipe is written and never read.
+    let out = b.run("--max-steps 2 --data rows.jsonl -o piped --log-json /dev/stdout");
+    let log = String::from_utf8(out.stdout).unwrap();
+    assert!(log.lines().last().is_some_and(|line| line.contains(r#""event":"done""#)), "{log}");
 }
 
 #[test]

@@ -145,6 +145,14 @@ fn runs_are_reported_again_and_compared() {
 
     let way = "give the folder of a run, or the file that --log-json named";
     assert_eq!(run(&["nowhere"]), (Some(1), String::new(), format!("error: nowhere: no such file: {way}")));
+    bench.file("notes.md", "mine");
+    for (arguments, part) in
+        [(&["a", "b", "-o", "notes.md"][..], "is no page"), (&["a", "-o", "x.html"], "folder")]
+    {
+        let (code, _, line) = run(arguments);
+        assert!(code == Some(1) && line.contains(part), "{line}");
+    }
+    assert_eq!(bench.read("notes.md"), b"mine");
     let (code, _, line) = run(&[]);
     assert!(code == Some(2) && line.starts_with("error: nothing to report on"), "{line}");
     bench.file("cut/metrics.jsonl", "");
@@ -236,14 +244,17 @@ fn an_address_that_cannot_be_had_is_refused_before_anything_is_written() {
         (format!("127.0.0.1:{port}"), "name another with --dashboard=HOST:PORT"),
         ("a/b".into(), "not a host"),
     ] {
+        bench.file("log.jsonl", "of last week");
         let output = bench
             .command("")
-            .args(["demo", "--data", "rows.jsonl", "-o", "out", &format!("--dashboard={address}")])
+            .args(["demo", "--data", "rows.jsonl", "-o", "out", "--log-json", "log.jsonl"])
+            .arg(format!("--dashboard={address}"))
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         let last = text.lines().last().unwrap_or_default();
         assert!(!output.status.success() && last.contains(part), "{text}");
         assert!(!Path::new(&bench.path("out")).exists(), "{address}: a folder was left");
+        assert_eq!(bench.read("log.jsonl"), b"of last week", "{address}");
     }
 }

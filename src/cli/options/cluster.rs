@@ -215,6 +215,7 @@ mod tests {
         check("role=coordinator insecure=true nodes=a", 78, "not this machine");
         check("role=coordinator nodes=a:b", 2, "not a port");
         check("role=coordinator stay=true", 78, "--stay: only for --role worker");
+        check("role=worker coordinator=h dashboard=true", 78, "give it to the coordinator");
         check("role=coordinator expect-workers=0", 78, "at least 1");
         check("role=coordinator expect-workers=2 min-workers=3", 78, "fewer than --min-workers 3");
         check("role=coordinator join-timeout=soon", 2, "not a duration");
