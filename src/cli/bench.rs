@@ -6,15 +6,17 @@
 
 use super::devices::{self, Profiled};
 use super::options::groups;
+use super::profile::{self, Measured, Profiles, Shape};
 use super::refusal::Refusal;
 use super::verb::Invocation;
-use super::{demo, opened};
+use super::{demo, opened, output};
 use crate::backend::timed::Taken;
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;
 use crate::model::lora::{LoraSpec, MODULES};
 use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets, Want};
+use crate::numeric::line::Points;
 use crate::numeric::rng::Stream;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -53,17 +55,37 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let flat = initial_parameters(&layout, &lora, tensors)?;
     profiled.model.set_parameters(&flat)?;
     let training = train(&mut profiled, &microbatch(config, rows, length), (flat.len(), repeats))?;
+    let mut points = Points::default();
+    points.add(training.tokens as f64, training.seconds);
+    for fewer in smaller(rows) {
+        let pass = train(&mut profiled, &microbatch(config, fewer, length), (flat.len(), repeats))?;
+        points.add(pass.tokens as f64, pass.seconds);
+    }
+    let model = output::stem(s.text("model")?.unwrap_or(demo::NAME));
+    let shape = Shape::of(&model, (config, &lora), &base.files.kind);
+    let device = profile::device(&profiled.model.class(), &profiled.hardware);
+    let measured = Measured { train: points, ..Measured::default() };
+    Profiles::keep("", &device, &shape, &measured);
     let decoding = if config.labels.is_none() { Some(decode(&mut profiled, config)?) } else { None };
     let facts = json!({
         "model": base.path, "class": profiled.model.class(), "threads": profiled.threads,
         "rows": rows, "length": length,
         "peak_gflops": profiled.peaks.flops / 1e9, "peak_gbytes": profiled.peaks.bytes / 1e9,
+        "fixed_ms": points.line().map(|l| 1e3 * l.fixed), "ms_per_token": points.line().map(|l| 1e3 * l.each),
         "training": report(&training, &profiled), "decoding": decoding.map(|d| report(&d, &profiled)),
     });
     if inv.json {
         return inv.say(&facts.to_string());
     }
     tell(inv, &facts)
+}
+
+/// Numbers of rows below `rows` that are measured too, so that there is a line through their times.
+fn smaller(rows: usize) -> Vec<usize> {
+    let mut smaller = vec![rows / 4, rows / 2];
+    smaller.retain(|n| *n > 0);
+    smaller.dedup();
+    smaller
 }
 
 fn microbatch(config: &Config, rows: usize, length: usize) -> Microbatch {
@@ -150,6 +172,11 @@ fn tell(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
         facts["threads"],
         number(facts, "peak_gflops"),
         number(facts, "peak_gbytes"),
+    ))?;
+    inv.say(&format!(
+        "a microbatch takes {:.1} ms and {:.3} ms a token; `finetune plan` reckons with that",
+        number(facts, "fixed_ms"),
+        number(facts, "ms_per_token"),
     ))?;
     let training = format!("training, {} x {} tokens", facts["rows"], facts["length"]);
     for (what, pass) in [(training.as_str(), &facts["training"]), ("decoding", &facts["decoding"])] {

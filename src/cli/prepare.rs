@@ -35,7 +35,7 @@ pub struct Prepared {
     pub eval: Option<Corpus>,
     /// True where the rows are turns of a chat template, so that prompts are too.
     pub chat: bool,
-    hash: Option<JoinHandle<Result<String, Refusal>>>,
+    hash: Option<Hashing>,
 }
 
 impl Prepared {
@@ -50,6 +50,24 @@ impl Prepared {
 
 /// Opens, reads, checks.
 pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
+    read(settings, options, |path| {
+        let path = path.to_path_buf();
+        Some(std::thread::spawn(move || opened::hash(&path)))
+    })
+}
+
+/// The same without a look at the weights, which nobody waits for who only plans.
+pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
+    read(settings, options, |_| None)
+}
+
+type Hashing = JoinHandle<Result<String, Refusal>>;
+
+fn read(
+    settings: &mut Settings,
+    options: &Options,
+    hash: impl FnOnce(&Path) -> Option<Hashing>,
+) -> Result<Prepared, Refusal> {
     opened::named(&options.model.model)?;
     if options.data.data.is_empty() {
         return Err(Refusal::usage(format!(
@@ -58,8 +76,7 @@ pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, R
         )));
     }
     let mut base = opened::open_as(&options.model.model, options.model.quantize)?;
-    let path = base.path.clone();
-    let hash = Some(std::thread::spawn(move || opened::hash(&path)));
+    let hash = hash(&base.path);
     let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
     if let (Some(labels), false) = (&base.config.labels, options.data.task == Task::Classify) {
         let why = format!(

@@ -6,7 +6,7 @@ use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
-use super::{bench, contracts, export, generate, hardware, inspect, predict, report, token, train};
+use super::{bench, contracts, export, generate, hardware, inspect, plan, predict, report, token, train};
 use std::io::Write;
 use std::path::Path;
 
@@ -126,12 +126,23 @@ const SELFTEST: &[Opt] = &[
 const REPORT: &[Opt] =
     &[own("output", Takes::One("PATH"), "", "write there (of one run a folder, of several a file)"), JSON];
 
+const PLAN: &[Opt] = &[
+    own(
+        "link",
+        Takes::One("SPEED"),
+        "",
+        "network to devices elsewhere, as 1gbit, 100mbit, 50MB (a second) [1gbit]",
+    ),
+    JSON,
+];
+
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
 /// Every verb.
 #[rustfmt::skip]
 pub const VERBS: &[Verb] = &[
     Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None, run: train::run },
+    Verb { name: "plan", about: "say what a training command line will do, take and need, without doing it", positional: "MODEL", most: 1, own: PLAN, shared: None, run: plan::run },
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING), run: generate::run },
     Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: predict::run },
     Verb { name: "export", about: "write a run's adapter in another form", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
@@ -146,7 +157,7 @@ pub const VERBS: &[Verb] = &[
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 4] = ["plan", "doctor", "import", "dashboard"];
+const NOT_BUILT: [&str; 3] = ["doctor", "import", "dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
@@ -225,7 +236,7 @@ impl Verb {
             None => Vec::new(),
         };
         let mut layers = vec![flags, file, environment];
-        if self.name == VERBS[0].name {
+        if [VERBS[0].name, "plan"].contains(&self.name) {
             let more = train::more_layers(&layers)?;
             layers.extend(more);
         }

@@ -3,6 +3,7 @@
 pub mod block;
 pub mod config;
 pub mod decoder;
+pub mod flops;
 pub mod generate;
 pub mod head;
 pub mod layout;

@@ -3,6 +3,7 @@
 pub mod block;
 pub mod dtype;
 pub mod fixed;
+pub mod line;
 pub mod pack;
 pub mod rng;
 pub mod tensor;

@@ -18,7 +18,7 @@ mod write;
 pub use console::{Console, Look};
 pub use history::{History, Live, Member, Point, State};
 pub use metrics::{Metrics, read};
-pub use progress::Progress;
+pub use progress::{Progress, duration};
 pub use serve::Dashboard;
 pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;

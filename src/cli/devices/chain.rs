@@ -45,9 +45,14 @@ fn candidate(chosen: &Chosen, at: usize, inject: &Inject) -> Candidate {
 
 /// The part of the CPU that a device computes on, or falls back to.
 fn processor(chosen: &Chosen, at: usize) -> Processor {
+    let (devices, threads) = (chosen.picks.len(), threads(chosen, at));
+    Processor { dtype: chosen.options.dtype, threads, limit: chosen.options.memory_limit, devices }
+}
+
+/// Threads of the part of the CPU that is `at`'s.
+pub fn threads(chosen: &Chosen, at: usize) -> usize {
     let devices = chosen.picks.len();
     let threads = chosen.options.threads.unwrap_or_else(cores);
     // What does not divide evenly goes to the first ones.
-    let threads = (threads / devices + usize::from(at < threads % devices)).max(1);
-    Processor { dtype: chosen.options.dtype, threads, limit: chosen.options.memory_limit, devices }
+    (threads / devices + usize::from(at < threads % devices)).max(1)
 }

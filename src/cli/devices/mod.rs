@@ -11,6 +11,7 @@ mod gpu;
 mod list;
 mod open;
 mod pretend;
+mod prospect;
 mod speed;
 
 pub use chain::equipment;
@@ -18,3 +19,4 @@ pub use choose::{Chosen, choose};
 pub use cpu::cores;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, open, profile};
+pub use prospect::{Prospect, prospects};

@@ -6,6 +6,7 @@ use super::building::{self, Whole};
 use super::choose::{Chosen, Device};
 use super::cpu::{self, cores};
 use super::gpu::Card;
+use super::prospect::hardware;
 use crate::backend::cpu::Peaks;
 use crate::backend::timed::{Notes, Timed};
 use crate::backend::wgpu::adapters;
@@ -71,6 +72,8 @@ pub struct Profiled {
     pub peaks: Peaks,
     /// On how many threads.
     pub threads: usize,
+    /// Of which hardware.
+    pub hardware: String,
 }
 
 /// As [`open`], and with a clock. A GPU's verbs return before they have computed: it has another clock.
@@ -90,5 +93,6 @@ pub fn profile(
     let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;
     let (timed, notes) = Timed::new(cpu);
     let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
-    Ok(Profiled { model: Box::new(model), notes, peaks, threads })
+    let hardware = hardware(chosen, 0);
+    Ok(Profiled { model: Box::new(model), notes, peaks, threads, hardware })
 }

@@ -1,0 +1,186 @@
+//! `finetune plan`: what a training command line will do, what it takes and how long, without doing any of it. Steps
+//! are counted by the plan that a run follows, memory by the estimate that decides whether a device takes part,
+//! options are refused by the code that refuses a run; only times are a forecast, and every number of it says how
+//! good it is. No weight is read and nothing is written.
+
+mod counts;
+mod forecast;
+mod link;
+mod tell;
+
+use forecast::{Forecast, Worker};
+
+use super::devices::{self, Chosen, Prospect};
+use super::options::groups::{Gpus, Options, Role};
+use super::options::{Settings, Source};
+use super::output;
+use super::prepare::{self, Prepared};
+use super::profile::{self, Basis, Link, Pace, Profiles, Shape};
+use super::refusal::Refusal;
+use super::verb::Invocation;
+use crate::data::plan::Plan;
+use crate::train::checkpoint;
+use counts::Counts;
+
+/// A device, and what is expected of it.
+pub struct Expected {
+    /// What it is called.
+    pub name: String,
+    /// What it is, where that is known.
+    pub prospect: Option<Prospect>,
+    /// What it needs; None where it cannot take part.
+    pub worker: Option<Worker>,
+    /// Whether its link was measured, said or assumed.
+    pub link: Option<&'static str>,
+}
+
+/// All that is said.
+pub struct Outlook {
+    prepared: Prepared,
+    counts: Counts,
+    shape: Shape,
+    team: Vec<Expected>,
+    forecast: Forecast,
+    /// Devices that would be better left out, and the seconds that this saves.
+    useless: Vec<(usize, f64)>,
+    notes: Vec<String>,
+}
+
+/// Plans.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let link = link::typed(&inv.settings)?;
+    let settings = &mut inv.settings;
+    let options = Options::of(settings)?;
+    if options.cluster.role == Role::Worker {
+        let why = "a worker has no run of its own: plan with the coordinator's command line";
+        return Err(settings.refuse("role", why));
+    }
+    let mut notes = settings.notes.clone();
+    let chosen = choose(settings, &options)?;
+    notes.extend(chosen.iter().flat_map(|c| c.notes.clone()));
+    let done = steps_done(&options)?;
+    let prepared = prepare::prepare_dry(settings, &options)?;
+    let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(&options));
+    let (counts, mut load) = counts::count(&plan, (&prepared.train, prepared.eval.as_ref()), &options, done);
+    let p = &prepared;
+    let shape = Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind);
+    load.trained = shape.trained;
+    let profiles = Profiles::read();
+    let mut team = here(chosen.as_ref(), p, &shape, (&profiles, counts.longest))?;
+    team.extend(elsewhere(&options, team.len(), &shape, (&profiles, link)));
+    let able: Vec<usize> = (0..team.len()).filter(|&at| team[at].worker.is_some()).collect();
+    let workers: Vec<Worker> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
+    let forecast = forecast::forecast(&workers, &load);
+    let useless = forecast::useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
+    let outlook = Outlook { prepared, counts, shape, team, forecast, useless, notes };
+    match inv.json {
+        true => inv.say(&tell::json(&outlook, &options).to_string())?,
+        false => tell::lines(&outlook, &options).iter().try_for_each(|line| inv.say(line))?,
+    }
+    outlook.verdict()
+}
+
+/// As a run chooses; None where this process only coordinates.
+fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, Refusal> {
+    let computes = options.cluster.role == Role::Single
+        || options.devices.gpus != Gpus::None && settings.is_given("gpus");
+    if !computes {
+        settings.put("gpus", vec!["none".into()], Source::Computed("a coordinator's default".into()));
+        return Ok(None);
+    }
+    devices::choose(&options.devices).map(Some)
+}
+
+/// Steps that the checkpoint holds from which the run would go on. A folder that a run would refuse is refused.
+fn steps_done(options: &Options) -> Result<u64, Refusal> {
+    let place = match options.cluster.role {
+        Role::Coordinator => output::place_to_begin(&options.output, &options.model.model)?,
+        _ => output::place(&options.output, &options.model.model)?,
+    };
+    match (&place.resume, options.cluster.role) {
+        (None, _) => Ok(0),
+        // It begins again where there is none yet.
+        (Some(path), Role::Coordinator) => Ok(checkpoint::find(path).map_or(0, |found| found.step)),
+        (Some(path), _) => Ok(checkpoint::find(path)?.step),
+    }
+}
+
+/// The devices of this process.
+fn here(
+    chosen: Option<&Chosen>,
+    p: &Prepared,
+    shape: &Shape,
+    (profiles, longest): (&Profiles, usize),
+) -> Result<Vec<Expected>, Refusal> {
+    let Some(chosen) = chosen else { return Ok(vec![]) };
+    let model = (&p.config, &*p.base.files.tensors, &p.spec);
+    let expected = |prospect: Prospect| {
+        let able = prospect.class.as_ref().ok().filter(|_| prospect.unfit.is_none());
+        let worker = able.map(|class| {
+            let measured = profiles.pace("", &profile::device(class, &prospect.hardware), shape);
+            let pace = measured.unwrap_or_else(|| Pace::guess(shape, prospect.guess));
+            Worker { pace, link: None }
+        });
+        Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
+    };
+    Ok(devices::prospects(chosen, model, longest)?.into_iter().map(expected).collect())
+}
+
+/// Devices that are waited for: as those that came before, else as a guess.
+fn elsewhere(
+    options: &Options,
+    here: usize,
+    shape: &Shape,
+    (profiles, typed): (&Profiles, Option<Link>),
+) -> Vec<Expected> {
+    if options.cluster.role != Role::Coordinator {
+        return vec![];
+    }
+    let min = options.cluster.min_workers;
+    let all = options.cluster.expect_workers.unwrap_or(min.max(here));
+    let mut known = profiles.elsewhere(shape).into_iter();
+    let one = |_| {
+        let (name, pace) = match known.next() {
+            Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
+            None => ("a device to come".into(), Pace::guess(shape, link::UNKNOWN)),
+        };
+        let (link, said) = match (typed, pace.link) {
+            (Some(link), _) => (link, "as --link says"),
+            (None, Some(link)) => (link, "measured"),
+            (None, None) => (link::ASSUMED, "assumed"),
+        };
+        let worker = Some(Worker { pace, link: Some(link) });
+        Expected { name, prospect: None, worker, link: Some(said) }
+    };
+    (here..all).map(one).collect()
+}
+
+impl Outlook {
+    /// A run of which no device has room is refused, here as there.
+    fn verdict(&self) -> Result<(), Refusal> {
+        if self.team.iter().any(|e| e.worker.is_some()) {
+            return Ok(());
+        }
+        let unfit = self.team.iter().find_map(|e| Some((&e.name, e.prospect.as_ref()?.unfit.clone()?)));
+        unfit.map_or(Ok(()), |(name, e)| {
+            let refusal: Refusal = e.into();
+            Err(Refusal { line: format!("{name}: {}", refusal.line), ..refusal })
+        })
+    }
+
+    /// Where the forecast has a device of the team.
+    fn place(&self, at: usize) -> Option<usize> {
+        self.team[at].worker.as_ref()?;
+        Some(self.team[..at].iter().filter(|e| e.worker.is_some()).count())
+    }
+
+    /// Tokens of a microbatch, on average.
+    fn mean_size(&self) -> f64 {
+        self.counts.tokens as f64 / self.counts.microbatches.max(1) as f64
+    }
+
+    /// Whether anything in it was not measured on this model.
+    fn guessed(&self) -> bool {
+        self.team.iter().filter_map(|e| e.worker.as_ref()).any(|w| w.pace.basis == Basis::Guess)
+    }
+}

@@ -1,0 +1,279 @@
+//! A plan in words and as JSON: the same facts, each number with how good it is.
+
+use super::{Expected, Outlook};
+use crate::cli::options::groups::Options;
+use crate::cli::profile::{Basis, Pace};
+use crate::model::decoder::Keep;
+use crate::model::memory::{Estimate, size};
+use crate::report::duration;
+use serde_json::{Value, json};
+
+/// In words.
+pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
+    let mut lines: Vec<String> = o.notes.iter().map(|note| note_line(note)).collect();
+    lines.extend(work(o));
+    for (at, expected) in o.team.iter().enumerate() {
+        lines.extend(device(o, at, expected, options));
+    }
+    if o.team.iter().any(|e| e.worker.is_some()) {
+        lines.extend(time(o));
+    }
+    lines.extend(advice(o).into_iter().map(|line| format!("advice   {line}")));
+    lines
+}
+
+fn note_line(note: &str) -> String {
+    if note.starts_with("note:") { note.into() } else { format!("note: {note}") }
+}
+
+fn work(o: &Outlook) -> Vec<String> {
+    let (p, c, n) = (&o.prepared, &o.counts, &o.prepared.train.counts);
+    let mut rows = format!("rows     {} read, {} tokens, {} supervised", n.rows, n.tokens, n.supervised);
+    if n.dropped > 0 {
+        let first = n.first_dropped.as_ref().map(|f| format!(" (first: {f})")).unwrap_or_default();
+        rows += &format!("; {} with nothing to learn left out{first}", n.dropped);
+    }
+    if n.truncated > 0 {
+        rows += &format!("; {} cut at --max-seq-len", n.truncated);
+    }
+    let about = if c.exact { "" } else { "about " };
+    let (least, most) = c.microbatches_per_step;
+    let each = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    let mut steps = format!(
+        "steps    {} ({} an epoch), {about}{} microbatches of up to {} tokens ({each} a step), {about}{} tokens",
+        c.steps, c.steps_per_epoch, c.microbatches, c.longest, c.tokens
+    );
+    if c.first > 1 {
+        steps += &format!("; {} are done, the rest is counted", c.first - 1);
+    }
+    let mut lines = vec![
+        format!("model    {} ({}, {})", p.base.path.display(), p.config.architecture(), p.base.files.kind),
+        rows,
+        steps,
+        format!(
+            "adapter  rank {}, alpha {} on {}: {} trained values",
+            p.spec.rank,
+            p.spec.alpha,
+            p.spec.targets.join(" "),
+            o.shape.trained
+        ),
+    ];
+    if let Some(eval) = &p.eval {
+        lines.push(format!(
+            "eval     {} rows, {} tokens, {} times",
+            eval.samples.len(),
+            c.eval_tokens,
+            c.evals
+        ));
+    }
+    lines
+}
+
+fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String> {
+    let what = e.prospect.as_ref().map(|p| match &p.class {
+        Ok(class) => format!(": {class} on {}", p.hardware),
+        Err(why) => format!(": {}: {why}", p.hardware),
+    });
+    let mut lines = vec![format!("device   {}{}", e.name, what.unwrap_or_default())];
+    if let Some((keep, takes)) = e.prospect.as_ref().and_then(|p| p.takes) {
+        let limit = e.prospect.as_ref().and_then(|p| p.limit);
+        let of = limit.map_or("nobody says how much it has".into(), |l| format!("it has {}", size(l)));
+        let of = if options.devices.memory_limit.is_some() {
+            of.replace("it has", "--memory-limit gives it")
+        } else {
+            of
+        };
+        let fits = if e.worker.is_some() { "fits" } else { "DOES NOT FIT" };
+        lines.push(format!("  memory {fits}: {} = {}; {of}", size(takes.total()), sum(&takes)));
+        lines.push(format!("         {}", kept(keep, o.prepared.config.layers)));
+    }
+    if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
+        lines.push(format!("         {why}"));
+    }
+    if let Some(worker) = &e.worker {
+        let share = o.place(at).map_or(0.0, |place| 100.0 * o.forecast.shares[place]);
+        let idle = o.place(at).map_or(0.0, |place| 100.0 * o.forecast.idle[place]);
+        lines.push(format!(
+            "  speed  {} in microbatches of {} tokens, {}",
+            rate(&worker.pace, o.mean_size()),
+            o.mean_size().round(),
+            basis(&worker.pace)
+        ));
+        lines.push(format!("  share  {share:.0} % of the tokens, {idle:.0} % idle"));
+        if let (Some(link), Some(said)) = (worker.link, e.link) {
+            lines.push(format!(
+                "  sync   {:.2} s a step at {:.0} MB/s and {:.1} ms there and back, {said}",
+                worker.sync(o.shape.trained),
+                link.bandwidth / 1e6,
+                1e3 * link.round_trip
+            ));
+        }
+    }
+    lines
+}
+
+/// `weights 0.27 GB + adapter ...`
+fn sum(e: &Estimate) -> String {
+    format!(
+        "weights {} + LoRA and optimizer {} + activations {} + workspace {}",
+        size(e.weights),
+        size(e.adapter),
+        size(e.kept),
+        size(e.scratch)
+    )
+}
+
+fn kept(keep: Keep, layers: usize) -> String {
+    match keep {
+        Keep::Everything => "all activations are kept between forward and backward".into(),
+        Keep::Top(n) if n < layers => {
+            format!("the activations of {n} of {layers} blocks are kept, the others computed twice")
+        }
+        Keep::Top(_) => "all activations are kept between forward and backward".into(),
+        Keep::Inputs => "only the inputs of blocks are kept, their activations computed twice".into(),
+    }
+}
+
+fn rate(pace: &Pace, tokens: f64) -> String {
+    format!("{} tokens/s", figures(tokens / pace.train.at(tokens)))
+}
+
+/// Three figures: nobody knows a speed better.
+fn figures(v: f64) -> String {
+    let places = (2 - v.abs().max(1e-9).log10().floor() as i32).clamp(0, 3);
+    let unit = 10f64.powi((v.abs().max(1e-9).log10().floor() as i32 - 2).max(0));
+    format!("{:.*}", places as usize, (v / unit).round() * unit)
+}
+
+fn basis(pace: &Pace) -> String {
+    let line = format!("{:.1} ms + {:.3} ms a token", 1e3 * pace.train.fixed, 1e3 * pace.train.each);
+    match &pace.basis {
+        Basis::Measured => format!("measured ({line})"),
+        Basis::Scaled { from } => format!("scaled by FLOPs from what was measured on {from} ({line})"),
+        Basis::Guess => "a guess: nobody measured it yet (`finetune bench` does)".into(),
+    }
+}
+
+fn time(o: &Outlook) -> Vec<String> {
+    let f = &o.forecast;
+    let about = if o.guessed() { "about " } else { "" };
+    let mut parts = vec![format!("{} of steps", duration(f.steps))];
+    if f.looks > 0.0 {
+        parts.push(format!("{} of evaluations and answers", duration(f.looks)));
+    }
+    if f.saves > 0.0 {
+        parts.push(format!("{} of {} checkpoints", duration(f.saves), o.counts.saves));
+    }
+    let mut lines = Vec::new();
+    if f.sync > 0.0 {
+        let part = 100.0 * f.sync / f.steps.max(1e-12);
+        lines.push(format!(
+            "sync     {} in all, {part:.0} % of the steps, if none of it hides behind computing",
+            duration(f.sync)
+        ));
+    }
+    lines.push(format!(
+        "time     {about}{} at {} tokens/s: {}",
+        duration(f.total()),
+        figures(f.tokens_per_second),
+        parts.join(", ")
+    ));
+    lines
+}
+
+/// What somebody who can still change the command should know.
+pub fn advice(o: &Outlook) -> Vec<String> {
+    let mut advice = Vec::new();
+    for (at, gain) in &o.useless {
+        let name = &o.team[*at].name;
+        advice.push(match gain {
+            g if *g >= 1.0 => format!("leave {name} out: without it the run takes {} less", duration(*g)),
+            _ => format!("leave {name} out: the run takes no longer without it"),
+        });
+    }
+    let unfit = o.team.iter().filter(|e| e.worker.is_none());
+    if o.team.iter().any(|e| e.worker.is_some()) {
+        advice.extend(unfit.map(|e| format!("leave {} out: it cannot take part", e.name)));
+    }
+    let devices = o.team.iter().filter(|e| e.worker.is_some()).count();
+    let (least, _) = o.counts.microbatches_per_step;
+    if devices > 1 && least < 2 * devices {
+        let why = "some devices will wait: raise --batch-size or lower --micro-batch-tokens";
+        advice.push(format!("steps of {least} microbatches are few for {devices} devices: {why}"));
+    }
+    advice
+}
+
+/// As JSON.
+pub fn json(o: &Outlook, options: &Options) -> Value {
+    let (p, c, n, f) = (&o.prepared, &o.counts, &o.prepared.train.counts, &o.forecast);
+    let devices = o.team.iter().enumerate().map(|(at, e)| device_json(o, at, e));
+    json!({
+        "model": {
+            "path": p.base.path, "architecture": p.config.architecture(), "weights": p.base.files.kind,
+            "shape": o.shape.key, "flops_per_token": o.shape.flops,
+        },
+        "rows": {
+            "read": n.rows, "dropped": n.dropped, "truncated": n.truncated, "tokens": n.tokens,
+            "supervised": n.supervised, "trained_on": p.train.samples.len(),
+        },
+        "eval": { "rows": p.eval.as_ref().map_or(0, |e| e.samples.len()), "tokens": c.eval_tokens, "times": c.evals },
+        "adapter": { "rank": p.spec.rank, "trained_values": o.shape.trained },
+        "steps": {
+            "total": c.steps, "first": c.first, "per_epoch": c.steps_per_epoch, "microbatches": c.microbatches,
+            "fewest_microbatches": c.microbatches_per_step.0, "most_microbatches": c.microbatches_per_step.1,
+            "tokens": c.tokens, "rows": c.rows, "exact": c.exact, "longest_microbatch": c.longest,
+            "batch_size": options.optim.batch_size, "checkpoints": c.saves,
+        },
+        "devices": devices.collect::<Vec<_>>(),
+        "forecast": {
+            "tokens_per_second": f.tokens_per_second, "seconds": f.total(), "steps_seconds": f.steps,
+            "sync_seconds": f.sync, "look_seconds": f.looks, "checkpoint_seconds": f.saves, "guessed": o.guessed(),
+        },
+        "advice": advice(o), "notes": o.notes,
+    })
+}
+
+fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
+    let (p, w, place) = (e.prospect.as_ref(), e.worker.as_ref(), o.place(at));
+    let memory = p.and_then(|p| p.takes).map(|(keep, t)| {
+        json!({
+            "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
+            "workspace": t.scratch, "keeps": kept(keep, o.prepared.config.layers),
+            "limit": p.and_then(|p| p.limit),
+        })
+    });
+    let (said, from) = match w.map(|w| &w.pace.basis) {
+        None => (None, None),
+        Some(Basis::Measured) => (Some("measured"), None),
+        Some(Basis::Scaled { from }) => (Some("scaled by FLOPs"), Some(from)),
+        Some(Basis::Guess) => (Some("guess"), None),
+    };
+    json!({
+        "name": e.name, "class": p.and_then(|p| p.class.as_ref().ok()), "hardware": p.map(|p| &p.hardware),
+        "fits": w.is_some(), "why_not": p.and_then(|p| p.unfit.as_ref()).map(ToString::to_string),
+        "memory_bytes": memory, "basis": said, "scaled_from": from,
+        "seconds_per_microbatch": w.map(|w| w.pace.train.fixed), "seconds_per_token": w.map(|w| w.pace.train.each),
+        "tokens_per_second": w.map(|w| o.mean_size() / w.pace.train.at(o.mean_size())),
+        "share": place.map(|at| o.forecast.shares[at]), "idle": place.map(|at| o.forecast.idle[at]),
+        "link": w.and_then(|w| w.link).map(|link| json!({
+            "bytes_per_second": link.bandwidth, "round_trip_seconds": link.round_trip, "basis": e.link,
+            "sync_seconds_per_step": w.map(|w| w.sync(o.shape.trained)),
+        })),
+        "leave_out": o.useless.iter().any(|(useless, _)| *useless == at),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_figures() {
+        let cases =
+            [(1234.0, "1230"), (56.78, "56.8"), (0.01234, "0.012"), (7.0, "7.00"), (98_765.0, "98800")];
+        for (v, expected) in cases {
+            assert_eq!(figures(v), expected, "{v}");
+        }
+    }
+}
