@@ -247,7 +247,9 @@ fn memory_is_estimated_from_shapes() {
         (Encoding::Plain(Dtype::Bf16), 2 * 134_515_008 + 2 * 61 * 576),
         (Encoding::Blocks(Block::Q8_0), (134_515_008 - 61 * 576) / 32 * 34 + 4 * 61 * 576),
     ] {
-        let packed = Weights::new(&Shapes(&config, encoding)).unwrap().packed(&Cpu::new(1), &config);
+        let packed = Weights::new(&Shapes(&config, encoding))
+            .unwrap()
+            .packed(&|encoding, numbers| Cpu::new(1).matrix_bytes(encoding, numbers), &config);
         assert_eq!(packed, Ok(bytes), "{encoding:?}");
     }
     assert_eq!(layout::of(&config, &lora, 0..30).len(), 4_884_480, "PEFT prints this number");

@@ -6,7 +6,7 @@ use super::layout::module_path;
 use super::lora::{LoraError, MODULES};
 use super::memory::size;
 use crate::backend::{Backend, Fault, Frozen, view_mut};
-use crate::numeric::block::Blocks;
+use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use rayon::prelude::*;
@@ -82,7 +82,7 @@ pub struct Weights<'a> {
 impl<'a> Weights<'a> {
     /// Looks once whether the names carry a prefix: a causal LM's do, a bare model's do not.
     pub fn new(tensors: &'a dyn Tensors) -> Result<Self, ModelError> {
-        let bare = tensors.tensor("embed_tokens.weight").map_err(ModelError::Source)?.is_some();
+        let bare = tensors.about("embed_tokens.weight").map_err(ModelError::Source)?.is_some();
         Ok(Weights { tensors, prefix: if bare { "" } else { "model." } })
     }
 
@@ -91,8 +91,13 @@ impl<'a> Weights<'a> {
         format!("{}{below_model}", self.prefix)
     }
 
-    /// Bytes of the model's frozen weights, as the backend packs them; no weight is read.
-    pub fn packed<B: Backend>(&self, backend: &B, config: &Config) -> Result<u64, ModelError> {
+    /// Bytes of the model's frozen weights, where `packing` says how many a matrix of that many numbers takes; no
+    /// weight is read.
+    pub fn packed(
+        &self,
+        packing: &dyn Fn(Encoding, usize) -> usize,
+        config: &Config,
+    ) -> Result<u64, ModelError> {
         let modules = (0..config.layers).flat_map(|layer| MODULES.map(|module| module_path(layer, module)));
         let below = modules.chain(["embed_tokens".into()]);
         let mut names: Vec<String> = below.map(|path| self.name(&format!("{path}.weight"))).collect();
@@ -104,7 +109,7 @@ impl<'a> Weights<'a> {
         for name in names {
             let about = self.tensors.about(&name).map_err(ModelError::Source)?;
             let about = about.ok_or(ModelError::Missing { name })?;
-            bytes += backend.matrix_bytes(about.encoding, about.shape.iter().product());
+            bytes += packing(about.encoding, about.shape.iter().product());
         }
         Ok(bytes as u64)
     }

@@ -58,7 +58,11 @@ fn gpus_that_are_not_there() {
     // `auto` goes on without, and says so; where the CPU was named nobody asks for a GPU.
     let (code, text) = said("", &nowhere);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("note: computes on the CPU: no GPU: VK_DRIVER_FILES=/nowhere.json"), "{text}");
+    assert!(text.contains("note: computes on the CPU: no GPU found (finetune devices says why)\n"), "{text}");
+    let mut devices = b.command("devices");
+    let out = devices.envs(nowhere).output().unwrap();
+    let said = format!("{}{}", stderr(&out), String::from_utf8_lossy(&out.stdout));
+    assert!(out.status.success() && said.contains("VK_DRIVER_FILES=/nowhere.json"), "{said}");
     let (code, text) = said("--overwrite --gpus cpu", &nowhere);
     assert_eq!(code, Some(0), "{text}");
     assert!(!text.contains("GPU"), "{text}");

@@ -1,6 +1,7 @@
 //! A coordinator that says what a test wants, and what a worker needs to talk to it: the demonstration's model on
 //! CPU devices.
 
+use finetune::backend::Backend;
 use finetune::backend::cpu::Cpu;
 use finetune::cluster::inject::Inject;
 use finetune::cluster::link::{MemberLink, WorkerLink, pair};
@@ -69,7 +70,8 @@ impl Opener for OnCpu {
 }
 
 fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
-    let weights = Weights::new(&*blueprint.tensors)?.packed(cpu, &blueprint.config)?;
+    let weights = Weights::new(&*blueprint.tensors)?
+        .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
     Ok(Load { config, lora, tokens, weights })
 }

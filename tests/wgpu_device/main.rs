@@ -8,6 +8,7 @@
 #[path = "../parity/case.rs"]
 mod case;
 mod faults;
+mod lengths;
 mod sizes;
 mod trips;
 

@@ -9,7 +9,7 @@ use super::faults::Faults;
 use super::kernel::{Constant, Kernel, PARAMS};
 use super::pace::Pace;
 use super::pipelines::{Pipelines, Slot};
-use super::pool::{Pool, Storage};
+use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
 use std::time::{Duration, Instant};
 use wgpu::{BufferUsages, PollError, PollType, SubmissionIndex};
@@ -19,7 +19,7 @@ const DISPATCHES: u64 = 16_384;
 /// Without an answer for so long, a device is given up.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Frozen bytes that may wait on the host before they are sent.
-const PENDING: u64 = 64 << 20;
+const PENDING: usize = 64 << 20;
 
 /// A dispatch that is asked for.
 pub struct Call<'a> {
@@ -86,7 +86,7 @@ pub struct Gpu {
     read_buffer: wgpu::Buffer,
     work: f64,
     in_flight: Option<Flight>,
-    pending: u64,
+    pending: usize,
     /// Kernels that were compiled when something was sent last.
     known: usize,
 }
@@ -108,9 +108,13 @@ const STAGE: BufferUsages = BufferUsages::COPY_SRC.union(BufferUsages::COPY_DST)
 const READ: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::COPY_DST);
 
 impl Gpu {
-    /// Around what was opened; `limits` may be tighter than the device's own.
-    pub fn new(opened: (wgpu::Device, wgpu::Queue), limits: wgpu::Limits, faults: Faults, pace: Pace) -> Gpu {
-        let (device, queue) = opened;
+    /// Around what was opened, with `budget` bytes for its buffers; `limits` may be tighter than the device's own.
+    pub fn new(
+        (device, queue): (wgpu::Device, wgpu::Queue),
+        (limits, budget): (wgpu::Limits, u64),
+        faults: Faults,
+        pace: Pace,
+    ) -> Gpu {
         faults.watch(&device);
         let stride = stride(&limits);
         let params_buffer =
@@ -118,7 +122,7 @@ impl Gpu {
         let stage_buffer = buffer(&device, 1 << 16, STAGE);
         let read_buffer = buffer(&device, 1 << 16, READ);
         Gpu {
-            pool: Pool::new(&device),
+            pool: Pool::new(&device, budget),
             pipelines: Pipelines::default(),
             device,
             queue,
@@ -141,15 +145,42 @@ impl Gpu {
 
     /// A buffer of at least that many bytes.
     pub fn take(&mut self, bytes: u64) -> Storage {
+        if bytes == 0 || self.faults.raised() {
+            return self.pool.take(&self.device, &self.faults, bytes);
+        }
+        let tight = self.pool.make_room(bytes);
+        self.forget();
+        if tight {
+            self.settle();
+        }
         let storage = self.pool.take(&self.device, &self.faults, bytes);
-        self.after_taking();
+        // What lies free here may be what the driver lacks.
+        if storage.id == 0 && self.faults.is_memory() && self.pool.let_go() {
+            self.faults.forgive();
+            self.forget();
+            self.settle();
+            return self.pool.take(&self.device, &self.faults, bytes);
+        }
         storage
     }
 
+    /// Such a buffer that goes back by itself.
+    pub fn lease(&mut self, bytes: u64) -> Leased {
+        let storage = self.take(bytes);
+        self.pool.lease(storage, bytes)
+    }
+
     /// Bind groups of buffers that were let go are let go too.
-    pub fn after_taking(&mut self) {
+    fn forget(&mut self) {
         let dropped = std::mem::take(&mut self.pool.dropped);
         self.pipelines.forget(&dropped);
+    }
+
+    /// A buffer exists as long as something recorded or sent uses it: nothing does after this.
+    fn settle(&mut self) {
+        self.submit();
+        self.finish();
+        let _ = self.device.poll(PollType::Poll);
     }
 
     /// Records a dispatch.
@@ -194,18 +225,21 @@ impl Gpu {
         self.ops.push(Op::Stage { from, to: to.buffer.clone(), offset, bytes: bytes.len() as u64 });
     }
 
-    /// Writes a buffer that no operation has used yet.
+    /// Writes a buffer that no operation has used yet: whole words, in pieces, so that the host never holds much of
+    /// it a second time.
     pub fn write_new(&mut self, to: &Storage, bytes: &[u8]) {
-        if self.faults.raised() || bytes.is_empty() {
-            return;
-        }
-        self.queue.write_buffer(&to.buffer, 0, bytes);
-        self.traffic.uploaded += bytes.len() as u64;
-        self.pending += bytes.len() as u64;
-        if self.pending > PENDING {
-            self.pending = 0;
-            let index = self.queue.submit([]);
-            self.wait(Some(index));
+        for (piece, at) in bytes.chunks(PENDING).zip((0..).step_by(PENDING)) {
+            if self.faults.raised() {
+                return;
+            }
+            if self.pending + piece.len() > PENDING {
+                self.pending = 0;
+                let index = self.queue.submit([]);
+                self.wait(Some(index));
+            }
+            self.queue.write_buffer(&to.buffer, at, piece);
+            self.traffic.uploaded += piece.len() as u64;
+            self.pending += piece.len();
         }
     }
 
@@ -223,7 +257,7 @@ impl Gpu {
         }
         if staged.len() as u64 > self.stage_buffer.size() {
             self.faults.wanting(staged.len() as u64);
-            self.stage_buffer = buffer(&self.device, (staged.len() as u64).next_power_of_two(), STAGE);
+            self.stage_buffer = buffer(&self.device, self.pool.class(staged.len() as u64), STAGE);
         }
         if !staged.is_empty() {
             self.queue.write_buffer(&self.stage_buffer, 0, &staged);
@@ -297,11 +331,17 @@ impl Gpu {
     /// Waits for what was sent, and learns from it.
     pub fn finish(&mut self) {
         let Some(flight) = self.in_flight.take() else { return };
+        // What was done before anybody looked took some part of the time, and nobody knows which.
+        let looked_late = self.device.poll(PollType::Poll).is_ok_and(|status| status.is_queue_empty());
         self.wait(Some(flight.index));
-        if !flight.first {
-            let seconds = flight.started.elapsed().as_secs_f64();
-            self.pace.learn(flight.work, seconds);
-            self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
+        let seconds = flight.started.elapsed().as_secs_f64();
+        match (flight.first, looked_late) {
+            (true, _) => {}
+            (false, true) => self.pace.learn_at_most(flight.work, seconds),
+            (false, false) => {
+                self.pace.learn(flight.work, seconds);
+                self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
+            }
         }
     }
 
@@ -323,7 +363,7 @@ impl Gpu {
         self.faults.doing("read");
         if total > self.read_buffer.size() {
             self.faults.wanting(total);
-            self.read_buffer = buffer(&self.device, total.next_power_of_two(), READ);
+            self.read_buffer = buffer(&self.device, self.pool.class(total), READ);
         }
         let mut at = 0;
         for (storage, from, bytes) in parts {
@@ -333,6 +373,16 @@ impl Gpu {
         }
         self.submit();
         self.check()?;
+        let got = self.map(total, out);
+        if got.is_err() {
+            // It may still be mapped, or be about to.
+            self.read_buffer = buffer(&self.device, 1 << 16, READ);
+        }
+        got
+    }
+
+    /// Copies what the read buffer will hold.
+    fn map(&mut self, total: u64, out: &mut [u8]) -> Result<(), Fault> {
         let (send, arrived) = std::sync::mpsc::channel();
         self.read_buffer.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(send.send(mapped)));
         self.finish();

@@ -98,6 +98,12 @@ impl Faults {
         state.first.take()
     }
 
+    /// Whether what is latched is that memory could not be had.
+    pub fn is_memory(&self) -> bool {
+        let state = self.state();
+        state.lost.is_none() && matches!(state.first, Some(Fault::OutOfMemory { .. }))
+    }
+
     /// Whether anything is latched.
     pub fn raised(&self) -> bool {
         self.0.raised.load(Ordering::Acquire)

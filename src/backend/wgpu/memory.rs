@@ -14,6 +14,18 @@ pub struct Memory {
     pub(super) len: usize,
 }
 
+impl Memory {
+    /// How many values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
 /// Ids, positions and row starts of a microbatch on the device: three times T integers, in this order.
 #[derive(Debug)]
 pub struct Tokens {
@@ -88,7 +100,7 @@ impl Wgpu {
 
     /// Binds integers.
     pub(super) fn integers(&self, leased: &Leased) -> Slot {
-        self.place(&leased.storage, 0, 0).slot
+        self.place(&leased.storage, 0, (leased.bytes / 4) as usize).slot
     }
 
     /// `rows` in pieces (first row, rows) that can be bound where a row has `cols` values at most, and that take
@@ -97,7 +109,8 @@ impl Wgpu {
         let align = u64::from(self.gpu.limits.min_storage_buffer_offset_alignment);
         let bound = (self.binding_limit.saturating_sub(align) / 4) as usize / cols.max(1);
         let paced = (self.gpu.pace.most() / work.max(1.0)) as usize;
-        let step = bound.min(paced.next_multiple_of(64)).max(1);
+        // Never less than a tile of what is blocked over rows: where pieces begin may not change a bit.
+        let step = bound.min(paced.max(1).next_multiple_of(64)).max(1);
         (0..rows).step_by(step).map(|from| (from, step.min(rows - from))).collect()
     }
 }

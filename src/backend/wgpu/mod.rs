@@ -42,7 +42,7 @@ pub use open::Options;
 use pool::Leased;
 use variants::Variants;
 pub use variants::{Precision, Variant};
-pub use weight::Weight;
+pub use weight::{Weight, matrix_bytes};
 
 /// One opened device.
 pub struct Wgpu {

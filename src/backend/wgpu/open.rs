@@ -13,6 +13,12 @@ use wgpu::Features;
 /// How a device is opened.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
+    /// Bytes that its buffers may take, used or free.
+    pub memory: Option<u64>,
+    /// Pretends that this is how much it does in a second, until it was measured: for tests.
+    pub rate: Option<f64>,
+    /// Keeps no more bind groups than this: for tests.
+    pub bind_groups: Option<usize>,
     /// Pretends that a binding holds no more bytes than this: for tests.
     pub binding_limit: Option<u64>,
     /// Hands out memory that is full of NaN: for tests.
@@ -58,7 +64,10 @@ impl Wgpu {
             .map_err(|e| fault(format!("cannot be opened: {e}")))?;
         let binding = options.binding_limit.unwrap_or(u64::MAX).min(limits.max_storage_buffer_binding_size);
         let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };
-        let mut gpu = Gpu::new(opened, limits, Faults::new(name.clone()), Pace::guess(kind));
+        let pace = options.rate.map_or_else(|| Pace::guess(kind), Pace::of);
+        let budget = options.memory.unwrap_or(u64::MAX);
+        let mut gpu = Gpu::new(opened, (limits, budget), Faults::new(name.clone()), pace);
+        gpu.pipelines.most = options.bind_groups.unwrap_or(gpu.pipelines.most);
         if let Some(cache) =
             options.cache.as_ref().filter(|_| descriptor.required_features.contains(Features::PIPELINE_CACHE))
         {
@@ -78,6 +87,21 @@ impl Wgpu {
         let numbers = if reduced { "f16" } else { "f32" };
         device.class = format!("wgpu-{}-{numbers}-{}", device.variants.names(), slug(adapter));
         Ok(device)
+    }
+
+    /// Bytes of all its buffers.
+    pub fn held(&self) -> u64 {
+        self.gpu.pool.held()
+    }
+
+    /// Bytes of those that are in use and not frozen.
+    pub fn used(&self) -> u64 {
+        self.gpu.pool.used()
+    }
+
+    /// Bind groups that it keeps.
+    pub fn bind_groups(&self) -> usize {
+        self.gpu.pipelines.groups_kept()
     }
 
     /// Variants that this device got wrong, each with what was seen.

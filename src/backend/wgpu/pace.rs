@@ -32,6 +32,11 @@ impl Pace {
             Kind::Software => 1e9,
             Kind::Hardware => 2e11,
         };
+        Pace::of(rate)
+    }
+
+    /// A guess of that much work in a second.
+    pub fn of(rate: f64) -> Pace {
         Pace { rate, least: rate / 20.0, since: 0.0, last: f64::INFINITY }
     }
 
@@ -65,6 +70,15 @@ impl Pace {
         } else if measured > self.rate {
             // Faster by and by: the price of a wrong guess is not the same.
             self.rate = 0.7 * self.rate + 0.3 * measured;
+        }
+    }
+
+    /// A submission took that long or less.
+    pub fn learn_at_most(&mut self, work: f64, seconds: f64) {
+        if work / seconds.max(LEAST) > self.rate {
+            self.learn(work, seconds);
+        } else {
+            self.since += work;
         }
     }
 
@@ -104,7 +118,9 @@ mod tests {
         assert_eq!(pace.seconds(1e11), 2.0, "nor a hiccup");
         (0..99).for_each(|_| pace.learn(1.0, 1.0));
         assert_eq!(pace.seconds(1e11), 10.0, "nor a standstill");
-        (0..99).for_each(|_| pace.learn(1e10, 1e-4));
+        pace.learn_at_most(1e10, 30.0);
+        assert_eq!(pace.seconds(1e11), 10.0, "what was done while nobody looked is not slow");
+        (0..99).for_each(|_| pace.learn_at_most(1e10, 1e-4));
         assert!(pace.seconds(1e12) < 0.21, "what is too fast to measure shows that it is fast");
     }
 }

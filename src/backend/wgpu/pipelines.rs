@@ -32,9 +32,14 @@ pub struct Built {
 /// The bindings of a group: the kernel's number, then buffer, offset and size of each.
 type GroupKey = (u64, Vec<(u64, u64, u64)>);
 
+/// Bind groups that are kept at most: of microbatches of one length there are some thousands.
+const GROUPS: usize = 32_768;
+
 /// All of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pipelines {
+    /// Bind groups that are kept at most.
+    pub most: usize,
     built: HashMap<(&'static str, Vec<Constant>), Built>,
     groups: HashMap<GroupKey, wgpu::BindGroup>,
     /// The driver's own cache, where it has one.
@@ -43,7 +48,19 @@ pub struct Pipelines {
     pub groups_made: u64,
 }
 
+impl Default for Pipelines {
+    fn default() -> Self {
+        let (built, groups) = (HashMap::new(), HashMap::new());
+        Pipelines { most: GROUPS, built, groups, cache: None, groups_made: 0 }
+    }
+}
+
 impl Pipelines {
+    /// Bind groups that are kept now.
+    pub fn groups_kept(&self) -> usize {
+        self.groups.len()
+    }
+
     /// Compiles a kernel, or finds it.
     pub fn kernel(
         &mut self,
@@ -94,6 +111,10 @@ impl Pipelines {
         let group =
             device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries });
         self.groups_made += 1;
+        // Microbatches of ever other lengths leave theirs behind; which are used still, the next ones show.
+        if self.groups.len() >= self.most {
+            self.groups.clear();
+        }
         self.groups.insert(key, group.clone());
         group
     }

@@ -1,7 +1,8 @@
 //! Buffers by size class, four classes to a doubling. Of a class the oldest buffer is handed out first, whatever the
 //! order in which they came back, so that one microbatch after another of the same shape gets the same buffers for the
 //! same verbs: nothing is allocated and every bind group is found again. On a miss free buffers are let go, the largest
-//! first, until what is held is within half as much again as the most that was ever in use at once, and a little more.
+//! first, until what is held is within half as much again as the most that was ever in use at once, and a little more;
+//! and within what the device may hold, where somebody said how much that is.
 
 use super::faults::Faults;
 use std::collections::BTreeMap;
@@ -33,6 +34,11 @@ pub struct Pool {
     free_bytes: u64,
     live_bytes: u64,
     peak_bytes: u64,
+    frozen_bytes: u64,
+    /// Bytes that may be held, whether they are used or lie free.
+    budget: u64,
+    /// Bytes of the largest buffer that the device makes.
+    largest: u64,
     last_id: u64,
     /// Buffers made so far.
     pub made: u64,
@@ -49,6 +55,8 @@ type Returned = Arc<Mutex<Vec<Storage>>>;
 pub struct Leased {
     /// The buffer.
     pub storage: Storage,
+    /// Bytes that were asked for.
+    pub bytes: u64,
     home: Returned,
 }
 
@@ -58,11 +66,13 @@ impl Drop for Leased {
     }
 }
 
-/// The size that a request of `bytes` gets.
-fn class(bytes: u64) -> u64 {
+/// The size that a request of `bytes` gets, of a device whose buffers have `largest` bytes at most.
+fn class(bytes: u64, largest: u64) -> u64 {
     let bytes = bytes.max(LEAST);
-    let step = (bytes.next_power_of_two() / 8).max(LEAST / 4);
-    bytes.next_multiple_of(step)
+    let step = (bytes.checked_next_power_of_two().unwrap_or(bytes) / 8).max(LEAST / 4);
+    let class = bytes.checked_next_multiple_of(step).unwrap_or(bytes);
+    // What fits is not refused because its class does not.
+    if bytes <= largest { class.min(largest) } else { class }
 }
 
 fn make(device: &wgpu::Device, bytes: u64, usage: BufferUsages) -> wgpu::Buffer {
@@ -77,14 +87,17 @@ fn make(device: &wgpu::Device, bytes: u64, usage: BufferUsages) -> wgpu::Buffer 
 const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 impl Pool {
-    /// Nothing yet.
-    pub fn new(device: &wgpu::Device) -> Pool {
+    /// Nothing yet, and `budget` bytes at most.
+    pub fn new(device: &wgpu::Device, budget: u64) -> Pool {
         let nothing = Storage { buffer: make(device, LEAST, USAGE), id: 0, bytes: LEAST };
         Pool {
             free: BTreeMap::new(),
             free_bytes: 0,
             live_bytes: 0,
             peak_bytes: 0,
+            frozen_bytes: 0,
+            budget,
+            largest: device.limits().max_buffer_size / 4 * 4,
             last_id: 0,
             made: 0,
             dropped: Vec::new(),
@@ -93,39 +106,52 @@ impl Pool {
         }
     }
 
-    /// A buffer of at least that size; a stand-in where the device has none, or has a fault.
-    pub fn take(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Storage {
+    /// Makes room for a buffer of that size, where none lies free: lets others go. Says whether the budget asked for
+    /// it, so that they have to be gone before the new one is made.
+    pub fn make_room(&mut self, bytes: u64) -> bool {
         let returned = std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner));
         returned.into_iter().for_each(|s| self.give(s));
+        let bytes = class(bytes, self.largest);
+        if self.free.contains_key(&bytes) || bytes > self.largest {
+            return false;
+        }
+        let tight = self.held().saturating_add(bytes) > self.budget;
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes.saturating_add(bytes));
+        let usual = self.peak_bytes.saturating_add(self.peak_bytes / 2).saturating_add(SPARE);
+        self.shrink(usual.min(self.budget.saturating_sub(self.frozen_bytes)).saturating_sub(bytes));
+        tight && !self.dropped.is_empty()
+    }
+
+    /// A buffer of at least that size; a stand-in where the device has none, or has a fault.
+    pub fn take(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Storage {
         if bytes == 0 || faults.raised() {
             return self.nothing.clone();
         }
-        let bytes = class(bytes);
-        let storage = match self.pop(bytes) {
-            Some(storage) => storage,
-            None => {
-                self.peak_bytes = self.peak_bytes.max(self.live_bytes + bytes);
-                self.shrink(bytes);
-                match self.make(device, faults, bytes) {
-                    Some(storage) => storage,
-                    None => return self.nothing.clone(),
-                }
-            }
+        let bytes = class(bytes, self.largest);
+        let found = self.pop(bytes);
+        let Some(storage) = found.or_else(|| self.make(device, faults, bytes)) else {
+            return self.nothing.clone();
         };
         self.live_bytes += bytes;
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         storage
     }
 
-    /// A buffer that comes back when it is dropped.
-    pub fn lease(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Leased {
-        Leased { storage: self.take(device, faults, bytes), home: self.returned.clone() }
+    /// That buffer, as one that comes back when it is dropped.
+    pub fn lease(&self, storage: Storage, bytes: u64) -> Leased {
+        Leased { storage, bytes, home: self.returned.clone() }
     }
 
-    /// A new buffer of exactly that size (a multiple of four) that never comes back, for what is frozen.
-    pub fn make(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Option<Storage> {
+    /// A new buffer of exactly that size (a multiple of four) that never comes back.
+    pub fn freeze(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Option<Storage> {
+        let made = self.make(device, faults, bytes);
+        self.frozen_bytes += made.as_ref().map_or(0, |s| s.bytes);
+        made
+    }
+
+    fn make(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Option<Storage> {
         faults.wanting(bytes);
-        if bytes > device.limits().max_buffer_size {
+        if bytes > self.largest {
             faults.out_of_memory();
             return None;
         }
@@ -133,6 +159,27 @@ impl Pool {
         self.made += 1;
         self.last_id += 1;
         (!faults.raised()).then_some(Storage { buffer, id: self.last_id, bytes })
+    }
+
+    /// The size that a buffer for `bytes` gets.
+    pub fn class(&self, bytes: u64) -> u64 {
+        class(bytes, self.largest)
+    }
+
+    /// Bytes of all buffers.
+    pub fn held(&self) -> u64 {
+        self.frozen_bytes + self.live_bytes + self.free_bytes
+    }
+
+    /// Bytes of those that are in use and will come back.
+    pub fn used(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// Lets everything go that lies free; says whether there was anything.
+    pub fn let_go(&mut self) -> bool {
+        self.shrink(0);
+        !self.dropped.is_empty()
     }
 
     /// Takes a buffer back.
@@ -155,9 +202,9 @@ impl Pool {
         found
     }
 
-    fn shrink(&mut self, wanted: u64) {
-        let most = self.peak_bytes + self.peak_bytes / 2 + SPARE;
-        while self.live_bytes + self.free_bytes + wanted > most {
+    /// Until no more than `most` bytes are in use or lie free.
+    fn shrink(&mut self, most: u64) {
+        while self.live_bytes + self.free_bytes > most {
             let Some((&bytes, _)) = self.free.last_key_value() else { break };
             let gone = self.pop(bytes);
             self.dropped.extend(gone.map(|s| s.id));
@@ -172,10 +219,18 @@ mod tests {
     #[test]
     fn a_class_wastes_a_quarter_at_most() {
         for bytes in (1..100_000).step_by(37) {
-            let got = class(bytes);
+            let got = class(bytes, u64::MAX);
             assert!(got >= bytes && got.is_multiple_of(4), "{bytes}: {got}");
             assert!(got == 256 || got as f64 <= bytes as f64 * 1.25 + 64.0, "{bytes}: {got}");
-            assert_eq!(class(got), got, "a class is its own");
+            assert_eq!(class(got, u64::MAX), got, "a class is its own");
         }
+    }
+
+    #[test]
+    fn what_a_device_can_make_is_not_refused_for_its_class() {
+        let largest = ((1u64 << 31) - 1) / 4 * 4;
+        assert_eq!(class(1_900 << 20, largest), largest, "the class would be 2^31");
+        assert_eq!(class(largest, largest), largest);
+        assert!(class(largest + 1, largest) > largest, "more than that stays too much");
     }
 }

@@ -203,6 +203,7 @@ impl Wgpu {
         let k = if transpose == Transpose::Left { a.rows } else { a.cols };
         // What is summed over is cut only along the rows of an operand, where those are it.
         let sums = match transpose {
+            _ if k == 0 => vec![(0, 0)],
             Transpose::Right => vec![(0, k)],
             Transpose::Neither => self.pieces(k, b.cols, 0.0),
             Transpose::Left => self.pieces(k, a.cols.max(b.cols), 0.0),

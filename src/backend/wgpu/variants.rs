@@ -188,10 +188,11 @@ impl Variants {
         variant.is_product() && (exact || (any && variant.is_reduced()))
     }
 
-    /// The names of what is used, as the class says them.
+    /// The names of what is used, as the class says them: of products what may round, and what does the others.
     pub fn names(&self) -> String {
-        let products = self.products.iter().find(|v| v.is_reduced()).or(self.products.first());
-        let mut names: Vec<&str> = products.map(|v| v.name()).into_iter().collect();
+        let reduced = self.products.iter().find(|v| v.is_reduced());
+        let exact = self.products.iter().find(|v| !v.is_reduced());
+        let mut names: Vec<&str> = reduced.into_iter().chain(exact).map(|v| v.name()).collect();
         names.extend(self.flash.then_some(Variant::Flash.name()));
         names.extend(self.subgroups.then_some(Variant::Subgroups.name()));
         if names.is_empty() { "plain".into() } else { names.join("+") }

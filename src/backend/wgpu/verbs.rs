@@ -18,10 +18,8 @@ fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
 impl Wgpu {
     /// Integers in a buffer that goes back by itself.
     pub(super) fn lease(&mut self, values: &[u32]) -> Leased {
-        let gpu = &mut self.gpu;
-        let leased = gpu.pool.lease(&gpu.device, &gpu.faults, values.len() as u64 * 4);
-        gpu.after_taking();
-        gpu.upload(&leased.storage, 0, bytemuck::cast_slice(values));
+        let leased = self.gpu.lease(values.len() as u64 * 4);
+        self.gpu.upload(&leased.storage, 0, bytemuck::cast_slice(values));
         leased
     }
 }
@@ -38,6 +36,10 @@ impl Backend for Wgpu {
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
         dtype.size()
+    }
+
+    fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
+        super::weight::matrix_bytes(encoding, numbers)
     }
 
     fn memory(&mut self, len: usize) -> Memory {

@@ -4,6 +4,7 @@
 use super::Wgpu;
 use super::pool::Storage;
 use crate::backend::{Fault, Frozen};
+use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 
 /// A frozen matrix [N, K].
@@ -38,6 +39,14 @@ pub fn encoding(dtype: Dtype) -> u32 {
     }
 }
 
+/// Bytes that a frozen matrix of that many numbers takes on any device.
+pub fn matrix_bytes(encoding: Encoding, numbers: usize) -> usize {
+    match encoding {
+        Encoding::Plain(dtype) => numbers * dtype.size(),
+        Encoding::Blocks(_) => numbers * Dtype::F32.size(),
+    }
+}
+
 impl Wgpu {
     /// Sends a frozen matrix to the device.
     pub(super) fn freeze(&mut self, source: Frozen) -> Result<Weight, Fault> {
@@ -59,7 +68,7 @@ impl Wgpu {
             let rows = step.min(rows - from);
             let own = &bytes[from * row..(from + rows) * row];
             let size = (own.len() as u64).next_multiple_of(4).max(4);
-            let made = self.gpu.pool.make(&self.gpu.device, &self.gpu.faults, size);
+            let made = self.gpu.pool.freeze(&self.gpu.device, &self.gpu.faults, size);
             let Some(storage) = made else { break };
             if own.len().is_multiple_of(4) {
                 self.gpu.write_new(&storage, own);

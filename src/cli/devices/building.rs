@@ -8,6 +8,7 @@ use crate::model::lora::LoraSpec;
 use crate::model::memory::Load;
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
+use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
 
 /// What is to be built.
@@ -40,7 +41,12 @@ impl<'a> Whole<'a> {
 
     /// What it takes on `backend`.
     pub fn load(&self, backend: &impl Backend) -> Result<Load<'a>, ModelError> {
-        let weights = Weights::new(self.tensors)?.packed(backend, self.config)?;
+        self.load_as(&|encoding, numbers| backend.matrix_bytes(encoding, numbers))
+    }
+
+    /// What it takes where `packing` says how many bytes a matrix of that many numbers does.
+    pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
+        let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
         Ok(Load { config: self.config, lora: self.lora, tokens: self.tokens, weights })
     }
 }

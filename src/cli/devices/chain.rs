@@ -2,27 +2,29 @@
 //! asked for by name, a device begins with it or not at all; one that fails later falls back all the same, and says so.
 
 use super::choose::{Chosen, Device, Picked};
-use super::cpu::{Processor, Twin, cores};
-use super::gpu::Card;
+use super::cpu::{self, Processor, Twin, cores};
+use super::gpu::{self, Card};
 use super::pretend::{NotBuilt, Pretended};
-use crate::backend::wgpu::adapters;
+use crate::backend::wgpu::adapters::{self, Found};
 use crate::cli::options::groups::Driver;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Begin, Candidate, Equipment, Opener};
 use std::sync::Arc;
 
-/// What this process computes with when it takes part in a run of many devices.
+/// What this process computes with when it takes part in a run of many devices. What is free is asked once, before
+/// any of them is opened: an adapter's own memory is divided among the devices on it, the machine's among all.
 pub fn equipment(chosen: &Chosen, inject: Inject) -> Equipment {
+    let machine = cpu::free_memory();
     Equipment {
-        candidates: (0..chosen.picks.len()).map(|at| candidate(chosen, at, &inject)).collect(),
+        candidates: (0..chosen.picks.len()).map(|at| candidate(chosen, at, machine, &inject)).collect(),
         reference: Arc::new(Twin),
         inject,
     }
 }
 
-fn candidate(chosen: &Chosen, at: usize, inject: &Inject) -> Candidate {
-    let Picked { name, device, sharing } = &chosen.picks[at];
-    let cpu: Arc<dyn Opener> = Arc::new(processor(chosen, at));
+fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candidate {
+    let Picked { name, device, .. } = &chosen.picks[at];
+    let cpu: Arc<dyn Opener> = Arc::new(processor(chosen, at, machine));
     let mut chain = Vec::new();
     if let Some(name) = inject.pretend() {
         chain.push(Arc::new(Pretended { name: name.into(), cpu: cpu.clone() }) as Arc<dyn Opener>);
@@ -33,7 +35,7 @@ fn candidate(chosen: &Chosen, at: usize, inject: &Inject) -> Candidate {
     if let Device::Gpu(index) = device
         && let Some(found) = adapters::all().get(*index)
     {
-        chain.push(Arc::new(Card::new(found, chosen.options.memory_limit, *sharing)));
+        chain.push(Arc::new(Card::new(found, budget(chosen, at, found, machine))));
     }
     chain.push(cpu);
     let begin = match chosen.options.backend {
@@ -43,10 +45,35 @@ fn candidate(chosen: &Chosen, at: usize, inject: &Inject) -> Candidate {
     Candidate { name: name.clone(), chain, begin }
 }
 
+/// Bytes that the device `at`, on an adapter, may use where `machine` bytes of the machine's memory are free.
+pub fn budget(chosen: &Chosen, at: usize, found: &Found, machine: u64) -> u64 {
+    let among = Among { adapter: chosen.picks[at].sharing as u64, machine: chosen.picks.len() as u64 };
+    match chosen.options.memory_limit {
+        Some(limit) => limit / among.adapter,
+        None => among.share(machine, &|machine| gpu::free(found, machine)),
+    }
+}
+
+/// How many devices divide what is free.
+struct Among {
+    /// On the same adapter.
+    adapter: u64,
+    /// In this process.
+    machine: u64,
+}
+
+impl Among {
+    /// Bytes for one of them; `free` says what is free on its adapter in a machine that has so much.
+    fn share(&self, machine: u64, free: &dyn Fn(u64) -> u64) -> u64 {
+        (free(u64::MAX) / self.adapter).min(free(machine / self.machine))
+    }
+}
+
 /// The part of the CPU that a device computes on, or falls back to.
-fn processor(chosen: &Chosen, at: usize) -> Processor {
-    let (devices, threads) = (chosen.picks.len(), threads(chosen, at));
-    Processor { dtype: chosen.options.dtype, threads, limit: chosen.options.memory_limit, devices }
+fn processor(chosen: &Chosen, at: usize, machine: u64) -> Processor {
+    let (devices, threads) = (chosen.picks.len() as u64, threads(chosen, at));
+    let limit = chosen.options.memory_limit.unwrap_or(machine) / devices;
+    Processor { dtype: chosen.options.dtype, threads, limit }
 }
 
 /// Threads of the part of the CPU that is `at`'s.
@@ -55,4 +82,22 @@ pub fn threads(chosen: &Chosen, at: usize) -> usize {
     let threads = chosen.options.threads.unwrap_or_else(cores);
     // What does not divide evenly goes to the first ones.
     (threads / devices + usize::from(at < threads % devices)).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Among;
+
+    #[test]
+    fn what_is_free_is_divided_once() {
+        let (card, host) = (24, 16);
+        let discrete = |_: u64| card;
+        let software = |machine: u64| machine.min(card);
+        let two = Among { adapter: 2, machine: 2 };
+        assert_eq!(two.share(host, &discrete), 12, "both get the same, whichever opens first");
+        assert_eq!(two.share(host, &software), 8);
+        let beside_the_cpu = Among { adapter: 1, machine: 2 };
+        assert_eq!(beside_the_cpu.share(host, &software), 8, "the CPU has the other half");
+        assert_eq!(beside_the_cpu.share(host, &discrete), 24);
+    }
 }

@@ -62,7 +62,7 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
             (cards, _) if !cards.is_empty() => cards.into_iter().map(|i| named(facts, i)).collect(),
             (_, Driver::Wgpu) => return Err(refuse(format!("--gpu-backend wgpu: {}", no_card(facts, why)))),
             _ => {
-                notes.push(format!("note: computes on the CPU: {}", no_card(facts, why)));
+                notes.push("note: computes on the CPU: no GPU found (finetune devices says why)".into());
                 vec![(Device::Cpu, "cpu".into())]
             }
         },

@@ -16,10 +16,8 @@ pub struct Processor {
     pub dtype: Precision,
     /// Its threads.
     pub threads: usize,
-    /// Bytes for all of them.
-    pub limit: Option<u64>,
-    /// Among which the memory is divided.
-    pub devices: usize,
+    /// Bytes that it may use.
+    pub limit: u64,
 }
 
 impl Processor {
@@ -35,10 +33,6 @@ impl Processor {
         };
         Ok(cpu(dtype, self.threads))
     }
-
-    fn limit(&self) -> u64 {
-        self.limit.unwrap_or_else(free_memory) / self.devices as u64
-    }
 }
 
 impl Opener for Processor {
@@ -49,7 +43,7 @@ impl Opener for Processor {
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         let cpu = self.cpu(blueprint)?;
         let whole = Whole::of(blueprint);
-        let keep = memory::choose(whole.load(&cpu)?, self.limit())?.0;
+        let keep = memory::choose(whole.load(&cpu)?, self.limit)?.0;
         building::built(cpu, &whole, keep)
     }
 
@@ -57,7 +51,7 @@ impl Opener for Processor {
         let cpu = self.cpu(blueprint);
         let whole = Whole::of(blueprint);
         let load = cpu.as_ref().ok().and_then(|cpu| whole.load(cpu).ok());
-        load.map_or(0, |load| memory::largest(load, self.limit()))
+        load.map_or(0, |load| memory::largest(load, self.limit))
     }
 }
 

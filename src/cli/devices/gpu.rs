@@ -1,12 +1,12 @@
 //! An adapter as a device. What it takes is worked out before anything is uploaded, from what its driver says is free.
 
 use super::building::{self, Whole};
-use super::{compiled, cpu};
+use super::compiled;
 use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
-use crate::backend::wgpu::{Breaker, Options, Precision, Wgpu};
+use crate::backend::wgpu::{Breaker, Options, Precision, Wgpu, matrix_bytes};
 use crate::cluster::worker::{Blueprint, Opener};
-use crate::model::memory;
+use crate::model::memory::{self, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use std::sync::{Mutex, PoisonError};
@@ -17,54 +17,54 @@ const LEFT_ALONE: u64 = 5;
 /// Tokens of a prompt that a device must have room for at least.
 const SPEAKING: usize = 256;
 
-/// Opens it. Where nobody typed a dtype, a card may round the factors of frozen products to f16; a driver that
-/// computes on the CPU gains nothing by that.
-pub fn device(found: &Found, dtype: Option<&str>) -> Result<Wgpu, Fault> {
+/// Opens it, with `memory` bytes for its buffers. Where nobody typed a dtype, a card may round the factors of frozen
+/// products to f16; a driver that computes on the CPU gains nothing by that.
+pub fn device(found: &Found, dtype: Option<&str>, memory: Option<u64>) -> Result<Wgpu, Fault> {
     let exact = dtype.is_some() || found.facts.kind == Kind::Software;
     let precision = if exact { Precision::F32 } else { Precision::F16 };
     let cache = compiled::of(&found.adapter);
-    Wgpu::open(&found.adapter, Options { precision, cache, ..Options::default() })
+    Wgpu::open(&found.adapter, Options { precision, cache, memory, ..Options::default() })
 }
 
 /// An adapter that wgpu drives.
 pub struct Card {
     /// What is opened.
     pub found: &'static Found,
-    /// Bytes that may be used of it, by all devices on it.
-    pub limit: Option<u64>,
-    /// How many they are.
-    pub sharing: usize,
+    /// Bytes that this device may use: measured before any device of the process was opened, because what one has
+    /// uploaded is not free for the next.
+    pub budget: u64,
     /// What was opened last.
     breaker: Mutex<Option<Breaker>>,
 }
 
 impl Card {
-    /// One of `sharing` devices on it.
-    pub fn new(found: &'static Found, limit: Option<u64>, sharing: usize) -> Self {
-        Card { found, limit, sharing, breaker: Mutex::default() }
+    /// With that many bytes.
+    pub fn new(found: &'static Found, budget: u64) -> Self {
+        Card { found, budget, breaker: Mutex::default() }
     }
 
-    /// A whole model on it; whether it fits is asked before any of it is uploaded.
-    pub fn whole(&self, whole: &Whole, dtype: Option<&str>) -> Result<Box<dyn Model>, ModelError> {
-        let device = device(self.found, dtype)?;
-        *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
+    /// What a run takes on it.
+    fn load<'a>(whole: &Whole<'a>) -> Result<Load<'a>, ModelError> {
         // What only speaks needs little beside its weights, and keeps nothing.
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
-        let keep = memory::choose(Whole { tokens, ..*whole }.load(&device)?, self.budget())?.0;
-        building::built(device, whole, keep)
+        Whole { tokens, ..*whole }.load_as(&matrix_bytes)
     }
 
-    /// Bytes that this device may use.
-    pub fn budget(&self) -> u64 {
-        self.limit.unwrap_or_else(|| free(self.found)) / self.sharing as u64
+    /// A whole model on it; whether it fits is asked before the device is opened.
+    pub fn whole(&self, whole: &Whole, dtype: Option<&str>) -> Result<Box<dyn Model>, ModelError> {
+        let keep = memory::choose(Self::load(whole)?, self.budget)?.0;
+        let device = device(self.found, dtype, Some(self.budget))?;
+        *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
+        building::built(device, whole, keep)
     }
 }
 
-/// What is free on the card, where its driver says it; what has no memory of its own takes the machine's.
-pub fn free(found: &Found) -> u64 {
+/// What is free on the card, where its driver says it; what has no memory of its own takes the machine's, of which
+/// `machine` bytes are free.
+pub fn free(found: &Found, machine: u64) -> u64 {
     let own = found.memory().map_or(u64::MAX, |memory| memory.free - memory.free / 100 * LEFT_ALONE);
     match found.facts.kind {
-        Kind::Software | Kind::Integrated => own.min(cpu::free_memory()),
+        Kind::Software | Kind::Integrated => own.min(machine),
         Kind::Discrete | Kind::Virtual | Kind::Unknown => own,
     }
 }
@@ -93,8 +93,7 @@ impl Opener for Card {
     }
 
     fn largest(&self, blueprint: &Blueprint) -> usize {
-        let device = device(self.found, blueprint.shape.dtype.as_deref()).ok();
-        let load = device.and_then(|device| Whole::of(blueprint).load(&device).ok());
-        load.map_or(0, |load| memory::largest(load, self.budget()))
+        let load = Self::load(&Whole::of(blueprint));
+        load.map_or(0, |load| memory::largest(load, self.budget))
     }
 }

@@ -75,7 +75,7 @@ pub fn list() -> Vec<Listed> {
 
 fn adapter(index: usize, found: &Found) -> Listed {
     let facts = &found.facts;
-    let opened = gpu::device(found, None).map(|device| device.class());
+    let opened = gpu::device(found, None, None).map(|device| device.class());
     let memory = found.memory();
     let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     Listed {
@@ -96,7 +96,7 @@ fn adapter(index: usize, found: &Found) -> Listed {
         card: filled(&facts.card),
         cores: None,
         memory_total: memory.map(|memory| memory.total),
-        memory_free: memory.map(|_| gpu::free(found)),
+        memory_free: memory.map(|_| gpu::free(found, cpu::free_memory())),
         features: facts.features.clone(),
         limits: facts.limits.clone(),
         class: opened.as_ref().ok().cloned(),
@@ -151,11 +151,11 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
         let card = device.index.and_then(|index| adapters::all().get(index));
         device.check = Some(match card {
             Some(found) => {
-                let card = Card::new(found, None, 1);
-                checked(&reference, &card, inject, || gpu::device(found, None).and_then(speed::of))
+                let card = Card::new(found, gpu::free(found, cpu::free_memory()));
+                checked(&reference, &card, inject, || gpu::device(found, None, None).and_then(speed::of))
             }
             None => {
-                let processor = cpu::Processor { dtype: Precision::Auto, threads, limit: None, devices: 1 };
+                let processor = cpu::Processor { dtype: Precision::Auto, threads, limit: cpu::free_memory() };
                 let cpu = || speed::of(cpu::cpu(Precision::Auto, threads));
                 checked(&reference, &processor, inject, cpu)
             }

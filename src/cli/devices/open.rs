@@ -5,7 +5,7 @@ use super::super::refusal::Refusal;
 use super::building::{self, Whole};
 use super::choose::{Chosen, Device};
 use super::cpu::{self, cores};
-use super::gpu::Card;
+use super::gpu::{self, Card};
 use super::prospect::hardware;
 use crate::backend::cpu::Peaks;
 use crate::backend::timed::{Notes, Timed};
@@ -38,7 +38,8 @@ pub fn open(
         && let Device::Gpu(index) = pick.device
         && let Some(found) = adapters::all().get(index)
     {
-        let card = Card::new(found, chosen.options.memory_limit, 1);
+        let free = || gpu::free(found, cpu::free_memory());
+        let card = Card::new(found, chosen.options.memory_limit.unwrap_or_else(free));
         match card.whole(&whole, Some("f32")) {
             Ok(model) => return Ok(model),
             Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {

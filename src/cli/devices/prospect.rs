@@ -2,9 +2,9 @@
 //! that decides it when a run opens them, and how fast they are likely to be where nobody has measured them.
 
 use super::building::Whole;
-use super::chain::threads;
+use super::chain::{budget, threads};
 use super::choose::{Chosen, Device};
-use super::gpu::{self, Card};
+use super::gpu;
 use super::{cpu, cpu::cores};
 use crate::backend::Backend;
 use crate::backend::wgpu::adapters::{self, Kind};
@@ -48,15 +48,15 @@ pub fn prospects(
         if let Device::Gpu(index) = pick.device
             && let Some(found) = adapters::all().get(index)
         {
-            let card = Card::new(found, chosen.options.memory_limit, pick.sharing);
+            let budget = budget(chosen, at, found, cpu::free_memory());
             let guess = guess(found.facts.kind) / pick.sharing as f64;
-            let opened = gpu::device(found, None);
+            let opened = gpu::device(found, None, None);
             let class = opened.as_ref().map(|d| d.class()).map_err(ToString::to_string);
             let (takes, unfit) = match &opened {
-                Ok(device) => fits(whole.load(device)?, card.budget()),
+                Ok(device) => fits(whole.load(device)?, budget),
                 Err(fault) => (None, Some(fault.clone().into())),
             };
-            return Ok(Prospect { name, class, hardware, limit: limit(card.budget()), takes, unfit, guess });
+            return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
         }
         let threads = threads(chosen, at);
         let cpu = cpu::cpu(chosen.options.dtype, threads);

@@ -1,0 +1,132 @@
+//! Microbatches of ever other lengths: memory stays within what was allowed, bind groups within their number, and where
+//! work is cut changes no bit.
+
+use crate::devices;
+use finetune::backend::wgpu::{Memory, Options, Wgpu};
+use finetune::backend::{
+    AttentionSaved, Backend, Heads, Product, Qkv, QkvGrad, TokenRows, Transpose, Write, view, view_mut,
+};
+use finetune::numeric::rng::Stream;
+
+fn random(len: usize, key: u64) -> Vec<f32> {
+    let mut draws = Stream::new(&[key]);
+    (0..len).map(|_| draws.unit() * 2.0 - 1.0).collect()
+}
+
+fn loaded(gpu: &mut Wgpu, values: &[f32]) -> Memory {
+    let mut memory = gpu.memory(values.len());
+    gpu.upload(view_mut(&mut memory, 1, values.len()), values);
+    memory
+}
+
+fn read(gpu: &mut Wgpu, memory: Memory) -> Vec<f32> {
+    let len = memory.len();
+    let mut out = vec![f32::NAN; len];
+    gpu.read(view(&memory, 1, len), &mut out).unwrap();
+    gpu.recycle(memory);
+    out
+}
+
+/// As a decoder would: everything that a block keeps, then all of it back.
+fn microbatch(gpu: &mut Wgpu, tokens: usize, budget: u64) {
+    // 24 KiB a token, in columns that blocks have.
+    let kept: Vec<Memory> = [768, 768, 576, 2048, 1536, 448].map(|cols| gpu.memory(tokens * cols)).into();
+    for mut memory in kept {
+        gpu.fill(view_mut(&mut memory, 1, 8), 1.0);
+        assert_eq!(read(gpu, memory)[..8], [1.0; 8], "{tokens} tokens");
+        assert!(gpu.held() <= budget, "{tokens} tokens: {} of {budget} bytes are held", gpu.held());
+    }
+}
+
+#[test]
+fn what_lies_free_is_let_go_before_the_budget_is_passed() {
+    // The longest takes 100 MB, and as estimates have it a quarter more: half as much again is not there.
+    let budget = 4096 * 6144 * 4 / 4 * 5;
+    for mut gpu in devices(Options { memory: Some(budget), ..Options::default() }) {
+        for tokens in [4096, 3000, 4096, 2222, 3500, 4000] {
+            microbatch(&mut gpu, tokens, budget);
+        }
+        assert!(gpu.held() > budget / 2, "what is free is kept as far as it may be");
+    }
+}
+
+#[test]
+fn bind_groups_do_not_grow_without_end() {
+    for mut gpu in devices(Options { bind_groups: Some(20), ..Options::default() }) {
+        for tokens in (1..200).map(|i| i * 97) {
+            let mut kept: Vec<Memory> = (1..4).map(|i| gpu.memory(tokens * i)).collect();
+            kept.iter_mut().for_each(|m| gpu.fill(view_mut(m, 1, tokens), tokens as f32));
+            assert!(gpu.bind_groups() <= 20, "{tokens}: {}", gpu.bind_groups());
+            for memory in kept {
+                assert_eq!(read(&mut gpu, memory)[..tokens], vec![tokens as f32; tokens]);
+            }
+        }
+    }
+}
+
+const HEADS: Heads = Heads { query: 2, kv: 1, size: 32 };
+
+/// Attention over packed rows, and its gradient.
+fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
+    let (t, wide, narrow) = (300, 64, 32);
+    let [q, k, v, dout] = [(wide, 1), (narrow, 2), (narrow, 3), (wide, 4)]
+        .map(|(cols, key)| loaded(gpu, &random(t * cols, key)));
+    let tokens = gpu.tokens(TokenRows { ids: &[0; 300], bounds: &[0, 100, 300], past: 0 });
+    let [mut out, mut lse, mut dq, mut dk, mut dv] =
+        [wide, HEADS.query, wide, narrow, narrow].map(|cols| gpu.memory(t * cols));
+    let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
+    let (o, l) = (view_mut(&mut out, t, wide), view_mut(&mut lse, t, HEADS.query));
+    gpu.attention(o, l, qkv, HEADS, &tokens);
+    let grad = QkvGrad {
+        dq: view_mut(&mut dq, t, wide),
+        dk: view_mut(&mut dk, t, narrow),
+        dv: view_mut(&mut dv, t, narrow),
+    };
+    let (out_view, logsumexp) = (view(&out, t, wide), view(&lse, t, HEADS.query));
+    let saved = AttentionSaved { qkv, out: out_view, logsumexp };
+    gpu.attention_grad(grad, view(&dout, t, wide), saved, HEADS, &tokens);
+    [out, lse, dq, dk, dv].map(|m| read(gpu, m)).into()
+}
+
+#[test]
+fn however_slow_a_device_seems_its_bits_are_the_same() {
+    // One row of queries is more than such a device is given at once.
+    let slow = Options { rate: Some(1.0), ..Options::default() };
+    for (mut slow, mut usual) in devices(slow).into_iter().zip(devices(Options::default())) {
+        let before = slow.traffic().dispatches;
+        let got = attention(&mut slow);
+        // Five pieces of 64 rows of the first kernel, before anything was measured, and fewer of the others.
+        let dispatches = slow.traffic().dispatches - before;
+        assert!((8..40).contains(&dispatches), "{dispatches} dispatches: pieces of single rows");
+        assert!(got == attention(&mut usual), "{}: cutting changed bits", slow.class());
+    }
+}
+
+#[test]
+fn a_sum_of_nothing_is_nothing() {
+    for mut gpu in devices(Options { poison: true, ..Options::default() }) {
+        for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
+            let (a, b, mut out) = (gpu.memory(0), gpu.memory(0), gpu.memory(15));
+            let (left, right) = match transpose {
+                Transpose::Neither => (view(&a, 3, 0), view(&b, 0, 5)),
+                Transpose::Right => (view(&a, 3, 0), view(&b, 5, 0)),
+                Transpose::Left => (view(&a, 0, 3), view(&b, 0, 5)),
+            };
+            let product = Product { a: left, b: right, transpose, scale: 1.0 };
+            gpu.matmul(view_mut(&mut out, 3, 5), Write::Set, product);
+            assert_eq!(read(&mut gpu, out), [0.0; 15], "{transpose:?}");
+        }
+    }
+}
+
+#[test]
+fn integers_that_no_binding_holds_are_a_fault() {
+    for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
+        let (t, size) = (1000, 2);
+        let (mut x, table) = (gpu.memory(t * size), loaded(&mut gpu, &vec![0.0; t * size]));
+        let tokens = gpu.tokens(TokenRows { ids: &vec![0; t], bounds: &[0, t as u32], past: 0 });
+        gpu.rope(view_mut(&mut x, t, size), view(&table, t, size), &tokens);
+        let fault = gpu.read(view(&x, 1, 1), &mut [0.0]).unwrap_err().to_string();
+        assert!(fault.contains("smaller microbatches fit"), "{fault}");
+    }
+}
