@@ -61,8 +61,8 @@ fn gpus_that_are_not_there() {
     assert!(text.contains("note: computes on the CPU: no GPU found (finetune devices says why)\n"), "{text}");
     let mut devices = b.command("devices");
     let out = devices.envs(nowhere).output().unwrap();
-    let said = format!("{}{}", stderr(&out), String::from_utf8_lossy(&out.stdout));
-    assert!(out.status.success() && said.contains("VK_DRIVER_FILES=/nowhere.json"), "{said}");
+    let list = format!("{}{}", stderr(&out), String::from_utf8_lossy(&out.stdout));
+    assert!(out.status.success() && list.contains("VK_DRIVER_FILES=/nowhere.json"), "{list}");
     let (code, text) = said("--overwrite --gpus cpu", &nowhere);
     assert_eq!(code, Some(0), "{text}");
     assert!(!text.contains("GPU"), "{text}");
