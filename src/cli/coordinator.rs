@@ -103,6 +103,7 @@ struct Hall {
     runtime: tokio::runtime::Runtime,
     coordinator: Coordinator<'static>,
     local: Option<JoinHandle<Outcome>>,
+    hardware: Vec<(String, String)>,
 }
 
 impl Hall {
@@ -111,9 +112,9 @@ impl Hall {
         (settings, options): (&Settings, &Options),
         home: Home,
         files: ModelFiles,
-        local: Option<&Chosen>,
+        chosen: Option<&Chosen>,
     ) -> Result<Self, Refusal> {
-        let equipment = match local {
+        let equipment = match chosen {
             Some(local) => {
                 Some(devices::equipment(local, Inject::from_environment().map_err(Refusal::usage)?))
             }
@@ -152,7 +153,9 @@ impl Hall {
             }
             None => None,
         };
-        Ok(Hall { runtime, coordinator, local })
+        let of = |c: &Chosen, at: usize| (c.picks[at].name.clone(), devices::hardware(c, at));
+        let hardware = chosen.map_or(vec![], |c| (0..c.picks.len()).map(|at| of(c, at)).collect());
+        Ok(Hall { runtime, coordinator, local, hardware })
     }
 
     /// Tells everybody how it ended.
@@ -299,6 +302,10 @@ impl Team for Hall {
 
     fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
         run(&mut self.coordinator)
+    }
+
+    fn hardware(&self) -> Vec<(String, String)> {
+        self.hardware.clone()
     }
 
     /// Without a model, by the values themselves.

@@ -2,9 +2,11 @@
 //! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
+mod expect;
+
 use super::adapter::{self, Writer};
-use super::devices::Need;
 use super::generate::chat_ids;
+use super::learn::Learner;
 use super::options::Settings;
 use super::options::groups::{Options, Precision, Role};
 use super::output::{self, Claim, Place, RUN_FILE};
@@ -38,6 +40,9 @@ pub trait Team {
 
     /// Gives the loop somebody who computes.
     fn train(&mut self, run: Steps) -> Result<Finished, Refusal>;
+
+    /// What the devices of this process are called in events, and which hardware each is.
+    fn hardware(&self) -> Vec<(String, String)>;
 
     /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
     fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
@@ -163,14 +168,6 @@ impl Job {
         Hint { batch_size: options.optim.batch_size, micro_batch_tokens }
     }
 
-    /// What every device must have room for.
-    pub fn need(&self) -> Need {
-        let p = &self.prepared;
-        let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
-        let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
-        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)) }
-    }
-
     /// Trains to the end or to a signal, in a folder that `claim` holds.
     pub fn train(
         mut self,
@@ -185,6 +182,7 @@ impl Job {
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
+        let mut learner = Learner::new(self.shape(options), self.counts(options), team.hardware());
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {
@@ -194,10 +192,13 @@ impl Job {
                 if let Some(file) = &mut file {
                     file.see(e);
                 }
+                learner.before(e).iter().for_each(|said| watch.see(said));
                 watch.see(e);
+                learner.after(e).iter().for_each(|said| watch.see(said));
             };
             team.train(&mut |compute| self.steps(compute, options, place, &mut events))
         };
+        learner.keep();
         let finished = match finished {
             Ok(f) => f,
             Err(e) => {

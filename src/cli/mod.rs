@@ -15,6 +15,7 @@ mod generate;
 mod hardware;
 mod inspect;
 mod job;
+mod learn;
 mod opened;
 mod output;
 mod plan;

@@ -8,6 +8,7 @@ use crate::model::config::Config;
 use crate::model::flops;
 use crate::model::lora::LoraSpec;
 use crate::numeric::line::{Line, Points};
+pub use crate::train::event::Link;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -73,15 +74,6 @@ pub struct Measured {
     pub answer: Points,
     /// How it is reached, where it is on another machine.
     pub link: Option<Link>,
-}
-
-/// A network.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Link {
-    /// Bytes a second.
-    pub bandwidth: f64,
-    /// Seconds there and back.
-    pub round_trip: f64,
 }
 
 /// One record.

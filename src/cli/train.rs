@@ -10,12 +10,13 @@ use super::options::groups::{Options, Role};
 use super::options::{Typed, alias, yaml};
 use super::output::{self, Claim, RUN_FILE};
 use super::prepare;
+use super::profile::{self, Basis, Profiles};
 use super::refusal::Refusal;
 use super::signals;
 use super::verb::Invocation;
 use super::worker;
 use crate::data::plan::Plan;
-use crate::model::stage::{Output, Stage, Want};
+use crate::model::stage::{Microbatch, Output, Stage, Want};
 use crate::train::{self, Finished, Local, OwnThread};
 use std::path::{Path, PathBuf};
 
@@ -47,7 +48,16 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let p = &job.prepared;
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), job.need())?;
-    let mut team = Alone { model: OwnThread::new(model, &signals::STOP) };
+    let model = OwnThread::new(model, &signals::STOP);
+    let hardware = devices::hardware(&chosen, 0);
+    let device = profile::device(&model.class(), &hardware);
+    let known = Profiles::read().pace("", &device, &job.shape(&options));
+    // Who was measured on this model before is measured by the run itself.
+    let trials = match known.is_some_and(|pace| pace.basis == Basis::Measured) {
+        true => vec![],
+        false => job.trials(),
+    };
+    let mut team = Alone { model, hardware, trials };
     let claim = Claim::new(&place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)
 }
@@ -55,6 +65,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
 /// One model in this process.
 struct Alone {
     model: OwnThread<'static>,
+    hardware: String,
+    /// What it is measured with before the first step.
+    trials: Vec<Microbatch>,
 }
 
 impl Team for Alone {
@@ -63,7 +76,12 @@ impl Team for Alone {
     }
 
     fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
-        run(&mut Local::new(&mut self.model, &signals::STOP))
+        let trials = std::mem::take(&mut self.trials);
+        run(&mut Local::new(&mut self.model, &signals::STOP).measured_with(trials))
+    }
+
+    fn hardware(&self) -> Vec<(String, String)> {
+        vec![(String::new(), self.hardware.clone())]
     }
 
     /// By what both say of the first row.

@@ -2,7 +2,8 @@
 //! give the same lines, live or replayed.
 
 use super::team::Team;
-use crate::train::event::{Change, Done, Eval, Event, RunStart, Step, What};
+use crate::train::event::{Change, Done, Eval, Event, Forecast, RunStart, Speed, Step, What};
+use std::collections::BTreeMap;
 
 /// Weight of the past in smoothed numbers.
 const MEMORY: f64 = 0.9;
@@ -26,6 +27,12 @@ pub struct Progress {
     pub seconds: f64,
     /// Who did how much.
     pub team: Team,
+    /// What was expected of the steps since the run began, or went on.
+    pub forecast: Option<Forecast>,
+    /// What every device was measured to need, by worker and device.
+    pub speeds: BTreeMap<(String, String), Speed>,
+    /// Tokens and seconds of the steps since then.
+    since: (u64, f64),
     smooth: Smooth,
 }
 
@@ -45,6 +52,11 @@ impl Progress {
             Event::Run(run) => {
                 self.total_steps = run.total_steps;
                 self.step = run.first_step.saturating_sub(1);
+                (self.since, self.forecast) = ((0, 0.0), None);
+            }
+            Event::Forecast(forecast) => self.forecast = Some(forecast.clone()),
+            Event::Speed(speed) => {
+                self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
             }
             Event::Step(step) => self.see_step(step),
             Event::Eval(eval) => {
@@ -60,6 +72,8 @@ impl Progress {
         self.loss = Some((self.loss.map_or(step.loss, |(first, _)| first), step.loss));
         self.tokens += step.total_tokens;
         self.seconds += step.seconds;
+        self.since.0 += step.total_tokens;
+        self.since.1 += step.seconds;
         self.team.see(step);
         let Smooth { weight, loss, tokens, seconds } = &mut self.smooth;
         for (sum, new) in
@@ -134,10 +148,37 @@ impl Progress {
             }
             Event::Checkpoint(saved) => vec![format!("saved {}", saved.path.display())],
             Event::Device(change) => vec![change_line(change)],
+            Event::Speed(speed) if speed.trials as f64 == speed.points.n => vec![speed_line(speed)],
+            Event::Speed(_) => vec![],
+            Event::Forecast(forecast) => vec![format!(
+                "expected {:.0} tokens/s, {} in all ({})",
+                forecast.tokens_per_second,
+                duration(forecast.seconds),
+                forecast.basis
+            )],
             // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
             Event::Fault(halt) => vec![format!("halted after step {}", halt.step)],
             Event::Done(done) => self.summary(done),
         }
+    }
+
+    /// Tokens a second since the run began, or went on.
+    pub fn measured(&self) -> Option<f64> {
+        (self.since.1 > 0.0).then(|| self.since.0 as f64 / self.since.1)
+    }
+
+    /// What was expected beside what came, of a run that took so long.
+    fn compared(&self, seconds: f64) -> Option<String> {
+        let (expected, speed) = (self.forecast.as_ref()?, self.measured()?);
+        let off = |measured: f64, expected: f64| 100.0 * (measured / expected.max(1e-9) - 1.0);
+        Some(format!(
+            "expected {:.0} tokens/s, measured {speed:.0} ({:+.0} %); {} in all, measured {} ({:+.0} %)",
+            expected.tokens_per_second,
+            off(speed, expected.tokens_per_second),
+            duration(expected.seconds),
+            duration(seconds),
+            off(seconds, expected.seconds),
+        ))
     }
 
     /// What a run came to.
@@ -159,6 +200,7 @@ impl Progress {
             let all = duration(done.seconds);
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
         }
+        lines.extend(self.compared(done.seconds).filter(|_| done.complete));
         let learnt = self.loss.zip(self.smooth_loss()).is_some_and(|((first, _), last)| last < first);
         lines.extend(self.team.lines());
         lines.extend(self.team.speed_line().filter(|_| learnt));
@@ -201,6 +243,19 @@ fn eval_line(eval: &Eval) -> String {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
     line
+}
+
+/// `measured here, cpu 0: 3.1 ms + 1.170 ms a token; 941 Mbit/s, 0.4 ms there and back`
+pub fn speed_line(speed: &Speed) -> String {
+    let who = [speed.worker.as_str(), &speed.device].into_iter().filter(|s| !s.is_empty());
+    let who = who.collect::<Vec<_>>().join(", ");
+    let (fixed, each) = (1e3 * speed.line.fixed, 1e3 * speed.line.each);
+    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms a token");
+    if let Some(link) = speed.link {
+        let (megabytes, back) = (link.bandwidth / 1e6, 1e3 * link.round_trip);
+        line += &format!("; {megabytes:.0} MB/s, {back:.1} ms there and back");
+    }
+    inline(&line)
 }
 
 /// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`

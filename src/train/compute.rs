@@ -4,12 +4,14 @@
 
 use super::error::{Again, Finding, TrainError};
 use super::eval::loss_of;
-use super::event::{Event, Shared};
+use super::event::{Event, Shared, Speed};
 use super::stop::{Stop, Urgency};
 use super::sum::Sums;
 use crate::model::layout::Layout;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Traffic, Want};
 use crate::numeric::fixed::{self, BadValue};
+use crate::numeric::line::Points;
+use std::time::Instant;
 
 /// Takes what is to be shown while a call lasts.
 pub type Say<'a> = &'a mut dyn FnMut(Event);
@@ -62,6 +64,11 @@ pub trait Compute {
         sampling: &Sampling,
         say: Say,
     ) -> Result<Option<Vec<u32>>, TrainError>;
+
+    /// What its devices were measured to need so far, as far as anybody looked at a clock.
+    fn speeds(&self, _step: u64) -> Vec<Speed> {
+        Vec::new()
+    }
 }
 
 /// What a step took besides time.
@@ -73,18 +80,50 @@ pub struct Effort {
     pub traffic: Option<Traffic>,
 }
 
+/// How long a device may be measured before the first step.
+const TRIAL_SECONDS: f64 = 2.0;
+
 /// One whole model in this process.
 pub struct Local<'a> {
     model: &'a mut dyn Model,
     stop: &'a Stop,
     gradient: Vec<f32>,
+    /// Tokens and seconds of every microbatch.
+    points: Points,
+    /// Microbatches to be measured with before the first step, and how many were.
+    trials: (Vec<Microbatch>, u64),
 }
 
 impl<'a> Local<'a> {
     /// Looks at `stop` between microbatches.
     pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
         let gradient = vec![0.0; model.layout().len()];
-        Local { model, stop, gradient }
+        Local { model, stop, gradient, points: Points::default(), trials: (Vec::new(), 0) }
+    }
+
+    /// Measures the model with `trials`, the small ones first, once it has parameters. Their gradients go nowhere.
+    pub fn measured_with(mut self, trials: Vec<Microbatch>) -> Self {
+        self.trials.0 = trials;
+        self
+    }
+
+    /// Every one of them twice, of which the second counts; no more once that took [`TRIAL_SECONDS`].
+    fn measure(&mut self) -> Result<(), Fault> {
+        let began = Instant::now();
+        for batch in std::mem::take(&mut self.trials.0) {
+            for pass in 0..2 {
+                if self.stopped() || began.elapsed().as_secs_f64() > TRIAL_SECONDS {
+                    return Ok(());
+                }
+                let started = Instant::now();
+                self.model.gradient(&batch, &mut self.gradient)?;
+                if pass == 1 {
+                    self.points.add(batch.ids.len() as f64, started.elapsed().as_secs_f64());
+                    self.trials.1 += 1;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// One microbatch into `sums`, all or nothing; the inner error is a value that may not enter them, with its
@@ -157,7 +196,7 @@ impl Compute for Local<'_> {
     }
 
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError> {
-        let set = self.model.set_parameters(flat);
+        let set = self.model.set_parameters(flat).and_then(|()| self.measure());
         self.unless_stopped(set.map_err(|fault| TrainError::Device { step, fault }))
     }
 
@@ -174,7 +213,9 @@ impl Compute for Local<'_> {
             if self.stopped() {
                 return Ok(None);
             }
+            let began = Instant::now();
             let added = self.add(batch, cap, sums);
+            self.points.add(batch.ids.len() as f64, began.elapsed().as_secs_f64());
             match self.unless_stopped(added)? {
                 None => return Ok(None),
                 Some(Ok(())) => {}
@@ -209,6 +250,14 @@ impl Compute for Local<'_> {
         let made = self.model.generate(prompt, sampling, &mut |_| stop.urgency() != Urgency::Now);
         let made = self.unless_stopped(made.map_err(|fault: Fault| TrainError::Device { step, fault }))?;
         Ok(made.filter(|_| !self.stopped()))
+    }
+
+    fn speeds(&self, step: u64) -> Vec<Speed> {
+        let Some(line) = self.points.line() else { return Vec::new() };
+        let (class, trials) = (self.model.class(), self.trials.1);
+        let device = class.clone();
+        let points = self.points;
+        vec![Speed { step, worker: String::new(), device, class, line, points, trials, link: None }]
     }
 }
 

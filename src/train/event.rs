@@ -3,6 +3,7 @@
 //! they need and nothing that only one of them would want.
 
 use crate::model::stage::Traffic;
+use crate::numeric::line::{Line, Points};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,6 +24,10 @@ pub enum Event {
     Checkpoint(Saved),
     /// A worker or one of its devices came, went or changed.
     Device(Change),
+    /// What a device was measured to need.
+    Speed(Speed),
+    /// How fast and how long the run is expected to be.
+    Forecast(Forecast),
     /// The run halts.
     Fault(Halt),
     /// The run ended; always last, unless it halted.
@@ -39,6 +44,8 @@ impl Event {
             Event::Sample(e) => e.step,
             Event::Checkpoint(e) => e.step,
             Event::Device(e) => e.step,
+            Event::Speed(e) => e.step,
+            Event::Forecast(e) => e.step,
             Event::Fault(e) => e.step,
             Event::Done(e) => e.step,
         }
@@ -221,6 +228,52 @@ pub struct Change {
     /// Why, in one line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+}
+
+/// What a device was measured to need for training microbatches: when it was admitted, and so far.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Steps that were taken before it.
+    pub step: u64,
+    /// The worker's name; empty where one device does it all.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub worker: String,
+    /// Its own.
+    pub device: String,
+    /// Its numeric class.
+    pub class: String,
+    /// Seconds that a microbatch takes by its tokens: the line of least squares.
+    pub line: Line,
+    /// What it was fitted to: microbatches, their tokens and seconds.
+    pub points: Points,
+    /// Of them, those that were computed for nothing but this measurement.
+    #[serde(default)]
+    pub trials: u64,
+    /// How it is reached, where it is on another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+}
+
+/// A network between a worker and its coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// Bytes a second.
+    pub bandwidth: f64,
+    /// Seconds there and back.
+    pub round_trip: f64,
+}
+
+/// What is expected of a run, or of what is left of it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Forecast {
+    /// Steps that were taken before it.
+    pub step: u64,
+    /// All tokens of its steps over their wall time.
+    pub tokens_per_second: f64,
+    /// Wall time from the beginning of the process's work to the end.
+    pub seconds: f64,
+    /// How good that is: `measured`, `scaled by FLOPs`, `a guess`.
+    pub basis: String,
 }
 
 /// Why a run halts.

@@ -95,11 +95,18 @@ impl Trainer<'_, '_> {
         let total = self.run.work.total_steps();
         self.say(Event::Run(self.start()));
         let State { step, parameters, .. } = &self.run.state;
+        let first = step + 1;
         let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
+        self.measured();
         self.look()?;
         while self.run.state.step < total && self.run.stop.urgency() == Urgency::Run {
             let Some(done) = self.one_step(self.run.state.step + 1)? else { break };
+            let taken = done.step + 1 - first;
             self.say(Event::Step(done));
+            // Often at first, when little is known, and then ever less.
+            if taken >= 8 && taken.is_power_of_two() {
+                self.measured();
+            }
             self.look()?;
             self.keep()?;
         }
@@ -108,6 +115,7 @@ impl Trainer<'_, '_> {
 
     /// True when the last step was taken. Whatever ended the loop, its state is saved.
     fn ended(&mut self) -> Result<bool, TrainError> {
+        self.measured();
         let stopped = self.run.stop.urgency();
         let complete = self.run.state.step == self.run.work.total_steps() && stopped != Urgency::Now;
         if complete || stopped != Urgency::Run {
@@ -165,6 +173,13 @@ impl Trainer<'_, '_> {
             parameters: state.parameters.len() as u64,
             classes,
             notes,
+        }
+    }
+
+    /// Says what devices were measured to need.
+    fn measured(&mut self) {
+        for speed in self.run.compute.speeds(self.run.state.step) {
+            self.say(Event::Speed(speed));
         }
     }
 

@@ -19,4 +19,4 @@ pub use choose::{Chosen, choose};
 pub use cpu::cores;
 pub use list::{Listed, check, drivers, list, no_gpu};
 pub use open::{Need, Profiled, open, profile};
-pub use prospect::{Prospect, prospects};
+pub use prospect::{Prospect, hardware, prospects};

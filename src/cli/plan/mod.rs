@@ -8,7 +8,8 @@ mod forecast;
 mod link;
 mod tell;
 
-use forecast::{Forecast, Worker};
+pub use counts::{Counts, count};
+pub use forecast::{Forecast, Load, Worker, forecast};
 
 use super::devices::{self, Chosen, Prospect};
 use super::options::groups::{Gpus, Options, Role};
@@ -20,7 +21,6 @@ use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::data::plan::Plan;
 use crate::train::checkpoint;
-use counts::Counts;
 
 /// A device, and what is expected of it.
 pub struct Expected {
@@ -61,7 +61,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let done = steps_done(&options)?;
     let prepared = prepare::prepare_dry(settings, &options)?;
     let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(&options));
-    let (counts, mut load) = counts::count(&plan, (&prepared.train, prepared.eval.as_ref()), &options, done);
+    let (counts, mut load) = count(&plan, (&prepared.train, prepared.eval.as_ref()), &options, done);
     let p = &prepared;
     let shape = Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind);
     load.trained = shape.trained;
@@ -70,7 +70,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     team.extend(elsewhere(&options, team.len(), &shape, (&profiles, link)));
     let able: Vec<usize> = (0..team.len()).filter(|&at| team[at].worker.is_some()).collect();
     let workers: Vec<Worker> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
-    let forecast = forecast::forecast(&workers, &load);
+    let forecast = forecast(&workers, &load);
     let useless = forecast::useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
     let outlook = Outlook { prepared, counts, shape, team, forecast, useless, notes };
     match inv.json {

@@ -36,6 +36,10 @@ pub fn tiles(history: &History) -> String {
     };
     let elapsed = history.done.as_ref().map_or(p.seconds, |d| d.seconds);
     let (time, what) = left.unwrap_or_else(|| (duration(elapsed), "in all"));
+    let expected = match &p.forecast {
+        Some(f) => format!("{what}, {} expected", duration(f.seconds)),
+        None => what.to_string(),
+    };
     let steps = format!(r#"<i class="bar"><b style="width:{share:.1}%"></b></i>"#);
     let mut tiles = vec![
         tile("step", &format!("{} <small>of {}</small>", p.step, p.total_steps), &steps),
@@ -43,9 +47,12 @@ pub fn tiles(history: &History) -> String {
         tile(
             "tokens/s",
             &p.speed().map_or("–".into(), |v| format!("{v:.0}")),
-            &format!("{} tokens", compact(p.tokens as f64)),
+            &match &p.forecast {
+                Some(f) => format!("{:.0} expected", f.tokens_per_second),
+                None => format!("{} tokens", compact(p.tokens as f64)),
+            },
         ),
-        tile("time", &time, what),
+        tile("time", &time, &expected),
     ];
     if let Some((before, after)) = eval {
         let from = first(Some(before.eval_loss), "from");

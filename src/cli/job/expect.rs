@@ -1,0 +1,52 @@
+//! What a run needs and how much of it there is, known before any of it is done.
+
+use super::Job;
+use crate::cli::devices::Need;
+use crate::cli::options::groups::Options;
+use crate::cli::output;
+use crate::cli::plan::{self, Counts, Load};
+use crate::cli::profile::Shape;
+use crate::model::stage::Microbatch;
+use crate::train;
+
+impl Job {
+    /// The model as far as its speed goes.
+    pub fn shape(&self, options: &Options) -> Shape {
+        let p = &self.prepared;
+        Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind)
+    }
+
+    /// What is left to be done.
+    pub(super) fn counts(&self, options: &Options) -> (Counts, Load) {
+        let p = &self.prepared;
+        plan::count(&self.plan, (&p.train, p.eval.as_ref()), options, self.state.step)
+    }
+
+    /// Microbatches of a few sizes, the small ones first, that a device can be measured with.
+    pub fn trials(&self) -> Vec<Microbatch> {
+        let rows = &self.prepared.train.samples;
+        let most = self.plan.micro_batch_tokens();
+        let (mut taken, mut tokens, mut trials) = (Vec::new(), 0, Vec::new());
+        let mut next = most / 8;
+        for row in 0..rows.len() {
+            tokens += rows.tokens(row);
+            if tokens > most && !taken.is_empty() {
+                break;
+            }
+            taken.push(row);
+            if tokens >= next {
+                trials.push(train::microbatch(rows, &taken, 0));
+                next = 2 * tokens;
+            }
+        }
+        trials
+    }
+
+    /// What every device must have room for.
+    pub fn need(&self) -> Need {
+        let p = &self.prepared;
+        let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
+        let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
+        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)) }
+    }
+}

@@ -1,0 +1,195 @@
+//! What a run teaches about the machine that it runs on: everything that a forecast needs is folded out of the run's
+//! events and the clock beside them, and kept for the next plan. It says what is expected before the first step, so
+//! that the report can show it beside what came.
+
+use super::plan::{Counts, Load, Worker, forecast};
+use super::profile::{self, Basis, Measured, Pace, Profiles, Shape};
+use crate::numeric::line::Points;
+use crate::train::event::{Event, Forecast, Part, Speed, Step};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Least microbatches whose times are worth keeping.
+const FEW: f64 = 3.0;
+
+/// Folds a run.
+pub struct Learner {
+    shape: Shape,
+    counts: Counts,
+    load: Load,
+    /// What the devices of this process are called, and which hardware each is.
+    here: Vec<(String, String)>,
+    profiles: Profiles,
+    speeds: BTreeMap<(String, String), Speed>,
+    steps: u64,
+    /// Seconds of steps besides the longest device of each.
+    besides: f64,
+    all: f64,
+    others: bool,
+    eval: Points,
+    save: Points,
+    answer: Points,
+    last: Instant,
+    said: bool,
+}
+
+impl Learner {
+    /// Of a run that takes the steps of `load`.
+    pub fn new(shape: Shape, (counts, mut load): (Counts, Load), here: Vec<(String, String)>) -> Self {
+        load.trained = shape.trained;
+        Learner {
+            shape,
+            counts,
+            load,
+            here,
+            profiles: Profiles::read(),
+            speeds: BTreeMap::new(),
+            steps: 0,
+            besides: 0.0,
+            all: 0.0,
+            others: false,
+            eval: Points::default(),
+            save: Points::default(),
+            answer: Points::default(),
+            last: Instant::now(),
+            said: false,
+        }
+    }
+
+    /// Takes an event into account; what is to be said *before* it.
+    pub fn before(&mut self, event: &Event) -> Option<Event> {
+        match event {
+            // The first step ends: whoever was to come has come.
+            Event::Step(_) => self.say(event.step().saturating_sub(1)),
+            _ => None,
+        }
+    }
+
+    /// What is to be said after it.
+    pub fn after(&mut self, event: &Event) -> Option<Event> {
+        let since = self.last.elapsed().as_secs_f64();
+        self.last = Instant::now();
+        let trained = self.shape.trained as f64;
+        match event {
+            Event::Run(run) => {
+                let class = run.classes.last().cloned().unwrap_or_default();
+                let alone = self.here.first().filter(|(name, _)| name.is_empty())?.clone();
+                let known = self.profiles.pace("", &profile::device(&class, &alone.1), &self.shape)?;
+                return (known.basis == Basis::Measured).then(|| self.expect(&[known], 0)).flatten();
+            }
+            Event::Speed(speed) => {
+                self.others |= !speed.worker.is_empty() && !self.is_here(speed);
+                self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
+                if self.steps == 0 && speed.worker.is_empty() {
+                    return self.say(speed.step);
+                }
+            }
+            Event::Step(step) => self.step(step),
+            Event::Eval(eval) => self.eval.add(self.counts.eval_tokens as f64, eval.seconds),
+            Event::Sample(_) => self.answer.add(1.0, since),
+            Event::Checkpoint(_) => self.save.add(trained, since),
+            _ => {}
+        }
+        None
+    }
+
+    fn step(&mut self, step: &Step) {
+        self.steps += 1;
+        self.all += step.seconds;
+        let longest = |parts: &[Part]| parts.iter().map(|p| p.busy).fold(0.0, f64::max);
+        self.besides += step.shared.as_ref().map_or(0.0, |s| (step.seconds - longest(&s.devices)).max(0.0));
+    }
+
+    fn is_here(&self, speed: &Speed) -> bool {
+        speed.worker.is_empty() || self.here.iter().any(|(name, _)| *name == speed.device) && speed.link.is_none()
+    }
+
+    /// What this process calls its hardware.
+    fn device(&self, speed: &Speed) -> String {
+        let named = |(name, _): &&(String, String)| name.is_empty() || *name == speed.device;
+        let hardware = self.here.iter().find(named).filter(|_| self.is_here(speed));
+        match hardware {
+            Some((_, hardware)) => profile::device(&speed.class, hardware),
+            None => profile::device(&speed.class, &speed.device),
+        }
+    }
+
+    /// Whose profile it is: nobody's in particular where it is this machine's.
+    fn owner(&self, speed: &Speed) -> String {
+        if self.is_here(speed) { String::new() } else { machine(&speed.worker) }
+    }
+
+    /// Once, before the first step, of all devices that are known then.
+    fn say(&mut self, step: u64) -> Option<Event> {
+        if self.said || self.speeds.is_empty() {
+            return None;
+        }
+        let paces: Vec<Pace> = self.speeds.values().map(|speed| self.pace(speed)).collect();
+        self.expect(&paces, step)
+    }
+
+    fn pace(&self, speed: &Speed) -> Pace {
+        let known = self.profiles.pace(&self.owner(speed), &self.device(speed), &self.shape);
+        let guess = Pace::guess(&self.shape, self.shape.flops / speed.line.each.max(1e-12));
+        let pace = known.unwrap_or(guess);
+        Pace { train: speed.line, link: speed.link, basis: Basis::Measured, ..pace }
+    }
+
+    fn expect(&mut self, paces: &[Pace], step: u64) -> Option<Event> {
+        self.said = true;
+        let team: Vec<Worker> = paces.iter().map(|p| Worker { pace: p.clone(), link: p.link }).collect();
+        let expected = forecast(&team, &self.load);
+        // What was measured for nothing else takes time too: twice, of which one counts.
+        let trials = self.speeds.values().filter(|s| s.worker.is_empty() && s.trials > 0);
+        let trials: f64 = trials.map(|s| 2.0 * s.points.y).sum();
+        let basis = "measured".to_string();
+        let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + trials);
+        (tokens_per_second > 0.0).then_some(Event::Forecast(Forecast { step, tokens_per_second, seconds, basis }))
+    }
+
+    /// Keeps what was learnt.
+    pub fn keep(self) {
+        let steps = self.steps as f64;
+        let alone = self.speeds.len() == 1;
+        for speed in self.speeds.values().filter(|s| s.points.n >= FEW) {
+            let mut measured = Measured { train: speed.points, link: speed.link, ..Measured::default() };
+            let besides = match alone && speed.worker.is_empty() {
+                // Trials were no part of a step.
+                true if speed.trials == 0 => self.all - speed.points.y,
+                true => 0.0,
+                false => self.besides,
+            };
+            if !self.others && steps > 0.0 {
+                measured.step.add(self.shape.trained as f64, besides / steps);
+            }
+            if self.is_here(speed) {
+                let each = if alone { self.eval } else { self.eval.slower(self.speeds.len() as f64) };
+                (measured.eval, measured.save, measured.answer) = (each, self.save, self.answer);
+            }
+            let (owner, device) = (self.owner(speed), self.device(speed));
+            Profiles::keep(&owner, &device, &self.shape, &measured);
+        }
+    }
+}
+
+/// A worker's name without what is new at every start of it: `box-4711 (2)` is of `box`.
+fn machine(worker: &str) -> String {
+    let name = worker.split(" (").next().unwrap_or(worker);
+    match name.rsplit_once('-') {
+        Some((host, process)) if process.bytes().all(|b| b.is_ascii_digit()) => host.to_string(),
+        _ => name.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_the_same_at_every_start() {
+        let cases = [("box-4711", "box"), ("box-4711 (2)", "box"), ("my-box-1", "my-box"), ("my-box", "my-box")];
+        for (worker, expected) in cases {
+            assert_eq!(machine(worker), expected, "{worker}");
+        }
+    }
+}
