@@ -101,7 +101,8 @@ impl Learner {
     }
 
     fn is_here(&self, speed: &Speed) -> bool {
-        speed.worker.is_empty() || self.here.iter().any(|(name, _)| *name == speed.device) && speed.link.is_none()
+        speed.worker.is_empty()
+            || self.here.iter().any(|(name, _)| *name == speed.device) && speed.link.is_none()
     }
 
     /// What this process calls its hardware.
@@ -144,7 +145,12 @@ impl Learner {
         let trials: f64 = trials.map(|s| 2.0 * s.points.y).sum();
         let basis = "measured".to_string();
         let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + trials);
-        (tokens_per_second > 0.0).then_some(Event::Forecast(Forecast { step, tokens_per_second, seconds, basis }))
+        (tokens_per_second > 0.0).then_some(Event::Forecast(Forecast {
+            step,
+            tokens_per_second,
+            seconds,
+            basis,
+        }))
     }
 
     /// Keeps what was learnt.
@@ -187,7 +193,8 @@ mod tests {
 
     #[test]
     fn a_machine_is_the_same_at_every_start() {
-        let cases = [("box-4711", "box"), ("box-4711 (2)", "box"), ("my-box-1", "my-box"), ("my-box", "my-box")];
+        let cases =
+            [("box-4711", "box"), ("box-4711 (2)", "box"), ("my-box-1", "my-box"), ("my-box", "my-box")];
         for (worker, expected) in cases {
             assert_eq!(machine(worker), expected, "{worker}");
         }
