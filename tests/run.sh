@@ -20,7 +20,7 @@ if ! command -v ip >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" =
   apt-get update -q && apt-get install -yq --no-install-recommends iproute2 || echo "tests/run.sh: no iproute2" >&2
 fi
 # Assembler and disassembler of NVIDIA out of their Python wheels: no toolkit, no GPU. Without them the tests of PTX
-# say `skipped`; FINETUNE_REQUIRE_PTXAS=1 makes that a failure.
+# say `skipped`; where they came, FINETUNE_REQUIRE_PTXAS makes that a failure.
 cuda_tools() {
   local into=target/cuda-tools wheels
   [ -x "$into/ptxas" ] && [ -x "$into/cuobjdump" ] && return
@@ -34,7 +34,11 @@ cuda_tools() {
   rm -rf "$wheels"
   return $ok
 }
-cuda_tools || echo "tests/run.sh: no ptxas (pip, unzip and a network bring it)" >&2
+if cuda_tools; then
+  export FINETUNE_REQUIRE_PTXAS=1
+else
+  echo "tests/run.sh: no ptxas (pip, unzip and a network bring it): tests of PTX in machine code are skipped" >&2
+fi
 
 # GPU kernels run on two software drivers: Mesa's lavapipe, and SwiftShader out of Debian's package of Chromium. Where
 # they are installed like this a test that finds none of them fails; elsewhere it says `skipped`.

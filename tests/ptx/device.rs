@@ -100,6 +100,7 @@ impl Driver for Interpreted {
             Arg::Address(x) => Value { bits: x, bytes: 8 },
             Arg::U32(x) => Value { bits: u64::from(x), bytes: 4 },
             Arg::F32(x) => Value { bits: u64::from(x.to_bits()), bytes: 4 },
+            Arg::Beyond(n) => unreachable!("{n} is refused before a launch"),
         };
         let args: Vec<Value> = launch.args.iter().map(value).collect();
         let shape = Shape { grid: launch.grid, threads: launch.threads };

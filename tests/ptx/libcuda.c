@@ -1,47 +1,149 @@
 /* A stand-in for libcuda.so.1: no device, only answers. STANDIN names what goes wrong. Memory is the host's, kernels
-   do nothing. Codes are those of cuda.h. */
+   do nothing. Codes are those of cuda.h. It keeps books: what is used without a current context, given back twice or
+   never, or used after its context is gone, ends the process with exit code 99. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int R;
+typedef unsigned long long P;
 static int is(const char *what) {
     const char *s = getenv("STANDIN");
     return s && !strcmp(s, what);
 }
-R cuInit(unsigned f) { return is("no-device") ? 100 : is("mismatch") ? 803 : 0; }
+
+/* Things that are given back: memory, pinned memory, streams, modules, events. */
+enum { MEMORY, PINNED, STREAM, MODULE, EVENT, KINDS };
+static struct { void *at; int kind; } things[4096];
+static int retained, dead, listening;
+static __thread void *current;
+
+static void wrong(const char *what) {
+    fprintf(stderr, "misuse of the driver: %s\n", what);
+    _exit(99);
+}
+static void at_exit(void) {
+    if (retained) wrong("a context that is never released");
+}
+static void needs_context(const char *call) {
+    if (!retained) wrong("a call without a context");
+    if (!current) wrong(call);
+}
+static void *have(void *at, int kind) {
+    for (int i = 0; i < 4096; i++)
+        if (!things[i].at) return things[i].at = at, things[i].kind = kind, at;
+    wrong("more things than the books hold");
+    return 0;
+}
+static int find(void *at, int kind) {
+    for (int i = 0; i < 4096; i++)
+        if (things[i].at == at && things[i].kind == kind) return i;
+    wrong("something that is not there: given back twice, or never had");
+    return 0;
+}
+static R gone(void *at, int kind, const char *call) {
+    needs_context(call);
+    things[find(at, kind)].at = 0;
+    if (kind == MEMORY || kind == PINNED) free(at);
+    return dead ? 719 : 0;
+}
+/* An address lies in something that is allocated. */
+static void inside(P address) {
+    P below = 0;
+    for (int i = 0; i < 4096; i++)
+        if (things[i].at && things[i].kind == MEMORY && (P)things[i].at <= address && (P)things[i].at > below)
+            below = (P)things[i].at;
+    if (!below) wrong("an address that was never had");
+}
+
+R cuInit(unsigned f) {
+    if (!listening++) atexit(at_exit);
+    return is("no-device") ? 100 : is("mismatch") ? 803 : 0;
+}
 R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : 12080, 0; }
-R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : 1, 0; }
-R cuDeviceGet(int *d, int i) { return *d = i, i == 0 ? 0 : 101; }
-R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), 0; }
+R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") ? 2 : 1, 0; }
+R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 101; }
+R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 ? 999 : 0; }
 R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0A:00.0"), 0; }
 R cuDeviceTotalMem_v2(size_t *n, int d) { return *n = (size_t)16 << 30, 0; }
-R cuDeviceGetAttribute(int *v, int a, int d) { return *v = a == 75 ? 8 : 6, 0; }
-R cuDevicePrimaryCtxRetain(void **c, int d) { return *c = (void *)1, is("busy") ? 46 : 0; }
-R cuDevicePrimaryCtxRelease_v2(int d) { return 0; }
-R cuCtxSetCurrent(void *c) { return 0; }
-R cuStreamCreate(void **s, unsigned f) { return *s = (void *)2, 0; }
-R cuStreamDestroy_v2(void *s) { return 0; }
-R cuStreamSynchronize(void *s) { return is("illegal-address") ? 700 : is("lost") ? 719 : 0; }
-R cuMemAlloc_v2(unsigned long long *p, size_t n) {
-    static int allowed = 1;
-    if (is("out-of-memory") && allowed-- <= 0) return 2;
-    return *p = (unsigned long long)calloc(1, n), 0;
+R cuDeviceGetAttribute(int *v, int a, int d) { return *v = a == 75 ? (is("pascal") ? 6 : 8) : (is("pascal") ? 1 : 6), 0; }
+R cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { return 0; }
+R cuDevicePrimaryCtxRetain(void **c, int d) {
+    if (is("busy")) return 46;
+    return *c = (void *)1, retained++, 0;
 }
-R cuMemFree_v2(unsigned long long p) { return free((void *)p), 0; }
-R cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t n, void *s) { return memcpy((void *)to, from, n), 0; }
-R cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t n, void *s) { return memcpy(to, (void *)from, n), 0; }
+R cuDevicePrimaryCtxRelease_v2(int d) {
+    if (!retained) wrong("a context that is released twice");
+    if (--retained || dead) return 0;
+    for (int i = 0; i < 4096; i++)
+        if (things[i].at) wrong("something that is not given back with its context");
+    return 0;
+}
+R cuCtxSetCurrent(void *c) {
+    if (!retained) wrong("a context that is not retained");
+    if (dead || is("context")) return dead ? 719 : 201;
+    return current = c, 0;
+}
+R cuStreamCreate(void **s, unsigned f) {
+    needs_context("cuStreamCreate");
+    if (is("stream")) return 304;
+    return *s = have(calloc(1, 8), STREAM), 0;
+}
+R cuStreamDestroy_v2(void *s) { return gone(s, STREAM, "cuStreamDestroy"); }
+R cuStreamSynchronize(void *s) {
+    needs_context("cuStreamSynchronize");
+    find(s, STREAM);
+    if (is("gone")) dead = 1;
+    return is("illegal-address") ? 700 : is("lost") || dead ? 719 : 0;
+}
+R cuEventCreate(void **e, unsigned f) { return needs_context("cuEventCreate"), *e = have(calloc(1, 8), EVENT), 0; }
+R cuEventRecord(void *e, void *s) { return needs_context("cuEventRecord"), find(e, EVENT), find(s, STREAM), 0; }
+R cuEventSynchronize(void *e) { return needs_context("cuEventSynchronize"), find(e, EVENT), 0; }
+R cuEventDestroy_v2(void *e) { return gone(e, EVENT, "cuEventDestroy"); }
+R cuMemHostAlloc(void **p, size_t n, unsigned f) {
+    needs_context("cuMemHostAlloc");
+    if (is("pinned")) return 2;
+    return *p = have(calloc(1, n), PINNED), 0;
+}
+R cuMemFreeHost(void *p) { return gone(p, PINNED, "cuMemFreeHost"); }
+R cuMemAlloc_v2(P *p, size_t n) {
+    static int allowed = 1;
+    needs_context("cuMemAlloc");
+    if (is("out-of-memory") && allowed-- <= 0) return 2;
+    return *p = (P)have(calloc(1, n), MEMORY), 0;
+}
+R cuMemFree_v2(P p) { return gone((void *)p, MEMORY, "cuMemFree"); }
+R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
+    needs_context("cuMemcpyHtoDAsync");
+    inside(to);
+    if (is("upload")) return 700;
+    return memcpy((void *)to, from, n), 0;
+}
+R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
+    needs_context("cuMemcpyDtoHAsync");
+    inside(from);
+    return memcpy(to, (void *)from, n), 0;
+}
 R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void **values) {
+    needs_context("cuModuleLoadDataEx");
     if (is("compiler")) {
         for (unsigned i = 0; i + 1 < n; i++)
             if (options[i] == 5) snprintf(values[i], (size_t)values[i + 1], "ptxas application ptx input, line 7;\n error");
         return 218;
     }
-    return *m = (void *)text, strncmp(text, "//", 2) ? 200 : 0;
+    if (strncmp(text, "//", 2)) return 200;
+    return *m = have(calloc(1, 8), MODULE), 0;
 }
-R cuModuleUnload(void *m) { return 0; }
-R cuModuleGetFunction(void **f, void *m, const char *name) { return *f = (void *)3, is("entry") ? 500 : 0; }
+R cuModuleUnload(void *m) { return gone(m, MODULE, "cuModuleUnload"); }
+R cuModuleGetFunction(void **f, void *m, const char *name) {
+    needs_context("cuModuleGetFunction");
+    find(m, MODULE);
+    return *f = (void *)3, is("entry") ? 500 : 0;
+}
 R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void *s,
                  void **args, void **extra) {
-    return is("launch") ? 701 : x * a == 0;
+    needs_context("cuLaunchKernel");
+    find(s, STREAM);
+    return is("launch") ? 701 : x * a == 0 || y > 65535 || z > 65535;
 }

@@ -171,9 +171,9 @@ fn what_only_the_data_shows_is_a_fault_that_stays() {
     let tokens = device.tokens(TokenRows { ids: &[6, 7], bounds: &[0, 2], past: 0 });
     let mut out = device.memory(10);
     device.embed(view_mut(&mut out, 2, 5), &table, &tokens);
-    let before = device.launches();
+    let before = device.traffic().dispatches;
     device.fill(view_mut(&mut out, 2, 5), 1.0);
-    assert_eq!(device.launches(), before, "nothing runs after a fault");
+    assert_eq!(device.traffic().dispatches, before, "nothing runs after a fault");
     for _ in 0..2 {
         let said = device.read(view(&out, 2, 5), &mut [0.0; 10]).unwrap_err().to_string();
         assert!(said.ends_with("token id 7 of a table of 7"), "{said}");

@@ -8,7 +8,17 @@ use std::process::Command;
 
 /// What STANDIN says, and what the run must then say.
 const CASES: &[(&str, &str)] = &[
-    ("fine", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0]"),
+    ("fine", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0] cuda-sm86-f32-stand-in-"),
+    ("one-broken", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0]"),
+    (
+        "pascal",
+        "cuda:0: compute capability 6.1, and the kernels need 7.0 (Volta): --gpu-backend wgpu drives it through Vulkan",
+    ),
+    ("context", "cuda:0 (Stand-in): CUDA_ERROR_INVALID_CONTEXT"),
+    ("stream", "cuda:0 (Stand-in): CUDA_ERROR_"),
+    ("pinned", "cuda:0 (Stand-in): CUDA_ERROR_OUT_OF_MEMORY"),
+    ("upload", "upload: CUDA_ERROR_ILLEGAL_ADDRESS, at or before start"),
+    ("gone", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
     ("no-device", "the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)"),
     ("hidden", "the NVIDIA driver has no device (CUDA_VISIBLE_DEVICES may hide it)"),
     ("mismatch", "the NVIDIA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
@@ -33,11 +43,25 @@ fn happens() -> Result<String, String> {
     let mut cuda = Cuda::open(0).map_err(|e| e.to_string())?;
     let (mut x, other) = (cuda.memory(3), cuda.memory(3));
     cuda.upload(view_mut(&mut x, 1, 3), &[0.0; 3]);
-    cuda.fill(view_mut(&mut x, 1, 3), 1.0);
-    let mut out = [9.0; 3];
-    cuda.read(view(&x, 1, 3), &mut out).map_err(|e| e.to_string())?;
-    cuda.recycle(other);
-    Ok(format!("{listed} | read {out:?}"))
+    // On another thread than it was opened on, as a device of several is; and dropped there.
+    let elsewhere = std::thread::spawn(move || {
+        cuda.fill(view_mut(&mut x, 1, 3), 1.0);
+        let mut out = [9.0; 3];
+        cuda.read(view(&x, 1, 3), &mut out).map_err(|e| e.to_string())?;
+        cuda.recycle(other);
+        // Longer than the pinned memory on the way.
+        let long: Vec<f32> = (0..5 << 20).map(|i| i as f32).collect();
+        let mut all = cuda.memory(long.len());
+        cuda.upload(view_mut(&mut all, 1, long.len()), &long);
+        let mut back = vec![0.0; long.len()];
+        cuda.read(view(&all, 1, long.len()), &mut back).map_err(|e| e.to_string())?;
+        assert!(back == long, "what was uploaded comes back");
+        let twin = Cuda::open(0).map_err(|e| e.to_string())?;
+        drop(cuda);
+        Ok(format!("read {out:?} {}", twin.class()))
+    });
+    let said: Result<String, String> = elsewhere.join().unwrap();
+    Ok(format!("{listed} | {}", said?))
 }
 
 #[test]

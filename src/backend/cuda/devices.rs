@@ -18,6 +18,18 @@ pub struct Device {
     pub capability: (u32, u32),
 }
 
+impl Device {
+    /// Why the kernels do not run on it, in words.
+    pub fn unusable(&self) -> Option<String> {
+        let (major, minor) = self.capability;
+        let needed = SOURCES.iter().map(|s| s.target()).min().unwrap_or(0);
+        (major * 10 + minor < needed).then(|| {
+            let needed = dotted(needed);
+            format!("compute capability {major}.{minor}, and the kernels need {needed} (Volta): --gpu-backend wgpu drives it through Vulkan")
+        })
+    }
+}
+
 /// A driver and its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
@@ -25,6 +37,8 @@ pub struct Found {
     pub driver: u32,
     /// In the driver's order.
     pub devices: Vec<Device>,
+    /// Devices that the driver counts and cannot describe, and why.
+    pub broken: Vec<(usize, Absent)>,
 }
 
 /// Why no NVIDIA device can be used.
@@ -98,8 +112,28 @@ pub fn devices() -> Result<Found, Absent> {
     if reads < needed {
         return Err(Absent::TooOld { driver, reads, needed });
     }
-    let devices = (0..libcuda::count()?).map(libcuda::describe).collect::<Result<Vec<_>, _>>()?;
-    if devices.is_empty() { Err(Absent::Device) } else { Ok(Found { driver, devices }) }
+    let (mut devices, mut broken) = (Vec::new(), Vec::new());
+    for ordinal in 0..libcuda::count()? {
+        match libcuda::describe(ordinal) {
+            Ok(device) => devices.push(device),
+            Err(why) => broken.push((ordinal, why)),
+        }
+    }
+    match (devices.is_empty(), broken.pop()) {
+        (true, Some((_, why))) => Err(why),
+        (true, None) => Err(Absent::Device),
+        (false, last) => {
+            broken.extend(last);
+            Ok(Found { driver, devices, broken })
+        }
+    }
+}
+
+/// The driver's own version, as `550.54.14`, where the system tells it; else that of its CUDA.
+pub fn build(cuda: u32) -> String {
+    let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let number = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    told.split_whitespace().find(number).map_or_else(|| format!("cuda{cuda}"), String::from)
 }
 
 #[cfg(test)]

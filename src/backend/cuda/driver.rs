@@ -13,6 +13,18 @@ pub enum Arg {
     U32(u32),
     /// A factor.
     F32(f32),
+    /// A number that no kernel takes: it is told before the launch, and never reaches a driver.
+    Beyond(usize),
+}
+
+impl Arg {
+    /// The number that is too large.
+    pub(super) fn beyond(&self) -> Option<usize> {
+        match self {
+            Arg::Beyond(n) => Some(*n),
+            _ => None,
+        }
+    }
 }
 
 /// One kernel launch; everything launched runs in order.
@@ -50,6 +62,15 @@ pub trait Driver {
     fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault>;
     /// Device to host; waits for everything before it.
     fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault>;
+    /// Several of them, waiting once.
+    fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> Result<(), Fault> {
+        parts.iter_mut().try_for_each(|(from, out)| self.read(*from, out))
+    }
+    /// What tells this device's arithmetic from that of another with the same capability: the model, and the driver,
+    /// which compiles the kernels.
+    fn variant(&self) -> String {
+        String::new()
+    }
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault>;
 }
@@ -78,6 +99,12 @@ impl<D: Driver + ?Sized> Driver for Box<D> {
     }
     fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
         (**self).read(from, out)
+    }
+    fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> Result<(), Fault> {
+        (**self).read_all(parts)
+    }
+    fn variant(&self) -> String {
+        (**self).variant()
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
         (**self).launch(launch)

@@ -47,8 +47,17 @@ pub fn source(file: &str) -> Option<&'static str> {
 impl Source {
     /// The PTX version that the text asks for, as 70 for 7.0: a driver takes no later one than its own.
     pub fn version(&self) -> u32 {
-        let line = self.text.lines().find_map(|l| l.strip_prefix(".version ")).unwrap_or("0.0");
+        let line = self.line(".version ").unwrap_or("0.0");
         let (major, minor) = line.trim().split_once('.').unwrap_or(("0", "0"));
         major.parse().unwrap_or(0) * 10 + minor.parse().unwrap_or(0)
+    }
+
+    /// The lowest compute capability that it runs on, as 70 for 7.0.
+    pub fn target(&self) -> u32 {
+        self.line(".target sm_").and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+    }
+
+    fn line(&self, begins: &str) -> Option<&str> {
+        self.text.lines().find_map(|l| l.strip_prefix(begins))
     }
 }

@@ -40,7 +40,7 @@ impl<D: Driver> Cuda<D> {
         (rows, cols): (usize, usize),
         args: &[Arg],
     ) {
-        let grid = [size_of_grid(rows), blocks(cols, THREADS), 1];
+        let grid = [blocks(rows, 1), blocks(cols, THREADS), 1];
         self.launch(Launch { file, entry, grid, threads: THREADS as u32, args });
     }
 
@@ -84,10 +84,6 @@ impl<D: Driver> Cuda<D> {
         ];
         self.rows("rope.ptx", "rope", (x.rows, x.cols / 2), &args);
     }
-}
-
-pub(super) fn size_of_grid(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 /// `tokens` is (queries, keys).

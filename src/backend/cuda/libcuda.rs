@@ -3,10 +3,11 @@
 //! launch, an address. `unsafe` stands here alone: the calls are C's.
 
 use super::devices::{self, Absent};
+use super::staging::Staging;
 use super::{Arg, Cuda, Driver, Launch, kernels};
 use crate::backend::Fault;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 
@@ -89,11 +90,15 @@ fn handle(ordinal: usize) -> Result<sys::CUdevice, CUresult> {
 pub struct Libcuda {
     name: String,
     capability: (u32, u32),
+    variant: String,
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
     functions: HashMap<String, sys::CUfunction>,
     modules: HashMap<&'static str, sys::CUmodule>,
+    staging: Staging,
+    /// What is allocated: the context is the process's, so what is left would stay when this goes.
+    held: HashSet<u64>,
     /// The last entry that was launched: what an error of the device is near to.
     last: String,
 }
@@ -112,28 +117,52 @@ impl Libcuda {
     /// The device with this ordinal: its primary context and a stream.
     pub fn open(ordinal: usize) -> Result<Self, Fault> {
         let fault = |reason: String| Fault::Device { device: format!("cuda:{ordinal}"), reason };
-        let found = devices::devices().map_err(|e| fault(e.to_string()))?;
+        let all = devices::devices().map_err(|e| fault(e.to_string()))?;
         let of = |d: &devices::Device| d.ordinal == ordinal;
-        let Some(found) = found.devices.into_iter().find(of) else {
+        let Some(found) = all.devices.into_iter().find(of) else {
             return Err(fault("there is no such device: `finetune devices` lists them".into()));
         };
+        if let Some(reason) = found.unusable() {
+            return Err(fault(reason));
+        }
+        let variant = slug(&format!("{} {}", found.name, devices::build(all.driver)));
         let name = format!("cuda:{ordinal} ({})", found.name);
         let fault = |code: CUresult| Fault::Device { device: name.clone(), reason: format!("{code:?}") };
         let device = handle(ordinal).map_err(fault)?;
         let (mut context, mut stream) = (null_mut(), null_mut());
         // SAFETY: outputs are handles, the device is valid; the context is released once, here or in drop.
-        unsafe {
+        let staging = unsafe {
+            // A thread that waits sleeps, and leaves its core to a CPU device (CU_CTX_SCHED_BLOCKING_SYNC). Where
+            // somebody made the context before, it stays as it is.
+            sys::cuDevicePrimaryCtxSetFlags_v2(device, 4);
             check(sys::cuDevicePrimaryCtxRetain(&mut context, device)).map_err(fault)?;
             let made = check(sys::cuCtxSetCurrent(context))
-                .and_then(|()| check(sys::cuStreamCreate(&mut stream, 1)));
-            if let Err(code) = made {
+                .and_then(|()| check(sys::cuStreamCreate(&mut stream, 1)))
+                .and_then(|()| Staging::new());
+            made.map_err(|code| {
+                if !stream.is_null() {
+                    sys::cuStreamDestroy_v2(stream);
+                }
                 sys::cuDevicePrimaryCtxRelease_v2(device);
-                return Err(fault(code));
-            }
-        }
+                fault(code)
+            })?
+        };
         let capability = found.capability;
-        let (functions, modules) = (HashMap::new(), HashMap::new());
-        Ok(Libcuda { name, capability, device, context, stream, functions, modules, last: "start".into() })
+        let (functions, modules, held) = (HashMap::new(), HashMap::new(), HashSet::new());
+        let last = "start".into();
+        Ok(Libcuda {
+            name,
+            capability,
+            variant,
+            device,
+            context,
+            stream,
+            functions,
+            modules,
+            staging,
+            held,
+            last,
+        })
     }
 
     fn fault(&self, what: &str, code: CUresult) -> Fault {
@@ -209,7 +238,10 @@ impl Driver for Libcuda {
         let mut address = 0;
         // SAFETY: writes one address.
         match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
-            CUresult::CUDA_SUCCESS => Ok(address),
+            CUresult::CUDA_SUCCESS => {
+                self.held.insert(address);
+                Ok(address)
+            }
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(Fault::OutOfMemory { device: self.name.clone(), needed: bytes as u64 })
             }
@@ -218,7 +250,7 @@ impl Driver for Libcuda {
     }
 
     fn free(&mut self, address: u64) {
-        if self.current().is_ok() {
+        if self.held.remove(&address) && self.current().is_ok() {
             // SAFETY: the address is one of alloc, given back once; cuMemFree waits for what uses it.
             unsafe { sys::cuMemFree_v2(address) };
         }
@@ -226,19 +258,28 @@ impl Driver for Libcuda {
 
     fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault> {
         self.current()?;
-        // SAFETY: from memory that is not pinned the driver has taken everything when this returns.
-        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) };
-        check(code).map_err(|code| self.fault("upload", code))
+        self.staging.write(to, bytes, self.stream).map_err(|code| self.fault("upload", code))
     }
 
     fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.read_all(&mut [(from, out)])
+    }
+
+    fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> Result<(), Fault> {
         self.current()?;
-        // SAFETY: `out` outlives the wait that follows.
-        let code =
-            unsafe { sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), from, out.len(), self.stream) };
-        // SAFETY: the stream lives as long as self. It is waited for even after an error: `out` is borrowed.
+        let copied = parts.iter_mut().try_for_each(|(from, out)| {
+            // SAFETY: `out` outlives the wait that follows.
+            check(unsafe {
+                sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), *from, out.len(), self.stream)
+            })
+        });
+        // SAFETY: the stream lives as long as self. It is waited for even after an error: every `out` is borrowed.
         let waited = unsafe { sys::cuStreamSynchronize(self.stream) };
-        check(waited).and(check(code)).map_err(|code| self.fault("read", code))
+        check(waited).and(copied).map_err(|code| self.fault("read", code))
+    }
+
+    fn variant(&self) -> String {
+        self.variant.clone()
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
@@ -263,21 +304,34 @@ fn bits(arg: Arg) -> u64 {
         Arg::Address(x) => x,
         Arg::U32(x) => u64::from(x).to_le(),
         Arg::F32(x) => u64::from(x.to_bits()).to_le(),
+        // Refused before a launch comes here.
+        Arg::Beyond(_) => 0,
     }
+}
+
+/// As a class names it.
+fn slug(text: &str) -> String {
+    let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { ' ' };
+    text.chars().map(word).collect::<String>().split_whitespace().collect::<Vec<_>>().join("-")
 }
 
 impl Drop for Libcuda {
     fn drop(&mut self) {
         if self.current().is_ok() {
-            // SAFETY: each handle is given back once. Memory goes with the context, when its last owner leaves.
+            // SAFETY: each handle is given back once, after all that uses it.
             unsafe {
                 sys::cuStreamSynchronize(self.stream);
+                self.held.iter().for_each(|address| {
+                    sys::cuMemFree_v2(*address);
+                });
                 self.modules.values().for_each(|m| {
                     sys::cuModuleUnload(*m);
                 });
+                self.staging.free();
                 sys::cuStreamDestroy_v2(self.stream);
-                sys::cuDevicePrimaryCtxRelease_v2(self.device);
             }
         }
+        // SAFETY: retained once, when it was opened; needs no current context.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

@@ -9,11 +9,13 @@ pub mod kernels;
 mod launches;
 mod libcuda;
 mod memory;
+mod pool;
+mod staging;
 mod tensor;
 mod verbs;
 mod weight;
 
-use super::{Fault, View, ViewMut};
+use super::{Fault, Traffic, View, ViewMut};
 pub use devices::{Absent, Device, Found, devices, ptx_version};
 pub use driver::{Arg, Driver, Launch};
 pub use libcuda::Libcuda;
@@ -22,9 +24,9 @@ pub use memory::{Ids, Memory, Tokens, Weight};
 /// One device.
 pub struct Cuda<D: Driver> {
     driver: D,
-    pool: memory::Pool,
+    pool: pool::Pool,
     fault: Option<Fault>,
-    launches: u64,
+    traffic: Traffic,
     tier: Tier,
 }
 
@@ -40,7 +42,13 @@ enum Tier {
 impl<D: Driver> Cuda<D> {
     /// On a driver that has opened its device.
     pub fn on(driver: D) -> Self {
-        Cuda { driver, pool: memory::Pool::default(), fault: None, launches: 0, tier: Tier::F32 }
+        Cuda {
+            driver,
+            pool: pool::Pool::default(),
+            fault: None,
+            traffic: Traffic::default(),
+            tier: Tier::F32,
+        }
     }
 
     /// The same device in the bf16 class, where it has tensor cores for bf16 (sm_80 and later).
@@ -53,11 +61,6 @@ impl<D: Driver> Cuda<D> {
         }
         self.tier = Tier::Sm80;
         Ok(self)
-    }
-
-    /// Kernels launched so far.
-    pub fn launches(&self) -> u64 {
-        self.launches
     }
 
     /// The driver, for what only it knows.
@@ -85,7 +88,10 @@ impl<D: Driver> Cuda<D> {
         if self.fault.is_some() || launch.grid.contains(&0) {
             return;
         }
-        self.launches += 1;
+        if let Some(n) = launch.args.iter().find_map(Arg::beyond) {
+            return self.refuse(format!("{}: {n} numbers, and kernels count to 2^32", launch.entry));
+        }
+        self.traffic.dispatches += 1;
         let result = self.driver.launch(&launch);
         self.note(result);
     }
@@ -100,6 +106,7 @@ impl<D: Driver> Cuda<D> {
 
     fn write(&mut self, to: u64, bytes: &[u8]) {
         if self.fault.is_none() && !bytes.is_empty() {
+            self.traffic.uploaded += bytes.len() as u64;
             let result = self.driver.write(to, bytes);
             self.note(result);
         }
@@ -114,16 +121,18 @@ impl<D: Driver> Cuda<D> {
 
 /// Where a view begins on the device.
 fn at(x: &View<Memory>) -> Arg {
+    assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
     Arg::Address(x.memory.at(x.offset))
 }
 
 fn at_mut(x: &ViewMut<Memory>) -> Arg {
+    assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
     Arg::Address(x.memory.at(x.offset))
 }
 
-/// A size as kernels take it. Matrices stay below 2^32 numbers; a larger one would be 16 GiB.
+/// A size as kernels take it.
 fn size(n: usize) -> Arg {
-    Arg::U32(u32::try_from(n).unwrap_or(u32::MAX))
+    u32::try_from(n).map_or(Arg::Beyond(n), Arg::U32)
 }
 
 /// Blocks of `per` that cover `n`.

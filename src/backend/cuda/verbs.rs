@@ -1,6 +1,6 @@
 //! The verbs: shapes are checked, and one kernel (seldom two) is launched. Files and entries carry the verb's stem.
 
-use super::launches::{Shape, THREADS, adds, check_heads, same_shape, size_of_grid};
+use super::launches::{Shape, THREADS, adds, check_heads, same_shape};
 use super::memory;
 use super::tensor::Direction;
 use super::{
@@ -18,10 +18,10 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn class(&self) -> String {
         let (major, minor) = self.driver.capability();
-        match self.tier {
-            Tier::F32 => format!("cuda-sm{major}{minor}-f32"),
-            Tier::Sm80 => format!("cuda-sm{major}{minor}-bf16"),
-        }
+        let numbers = if self.tier == Tier::Sm80 { "bf16" } else { "f32" };
+        let variant = self.driver.variant();
+        let dash = if variant.is_empty() { "" } else { "-" };
+        format!("cuda-sm{major}{minor}-{numbers}{dash}{variant}")
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
@@ -38,20 +38,37 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn upload(&mut self, out: ViewMut<Memory>, values: &[f32]) {
         assert_eq!(out.len(), values.len(), "as many values as the view has");
-        self.write(out.memory.at(out.offset), bytemuck::cast_slice(values));
+        let Arg::Address(to) = at_mut(&out) else { return };
+        self.write(to, bytemuck::cast_slice(values));
     }
 
     fn read(&mut self, x: View<Memory>, out: &mut [f32]) -> Result<(), Fault> {
-        assert_eq!(x.len(), out.len(), "as many values as the view has");
-        match &self.fault {
-            Some(fault) => Err(fault.clone()),
-            None if out.is_empty() => Ok(()),
-            None => {
-                let result = self.driver.read(x.memory.at(x.offset), bytemuck::cast_slice_mut(out));
-                self.fault = result.clone().err();
-                result
-            }
+        self.read_all(&mut [(x, out)])
+    }
+
+    fn read_all(&mut self, parts: &mut [(View<Memory>, &mut [f32])]) -> Result<(), Fault> {
+        for (x, out) in parts.iter() {
+            assert_eq!(x.len(), out.len(), "as many values as the view has");
+            assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
         }
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        let some = parts.iter_mut().filter(|(_, out)| !out.is_empty());
+        let mut places: Vec<(u64, &mut [u8])> =
+            some.map(|(x, out)| (x.memory.at(x.offset), bytemuck::cast_slice_mut(out))).collect();
+        if places.is_empty() {
+            return Ok(());
+        }
+        self.traffic.read_backs += 1;
+        self.traffic.read += places.iter().map(|(_, out)| out.len() as u64).sum::<u64>();
+        let result = self.driver.read_all(&mut places);
+        self.fault = result.clone().err();
+        result
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { submissions: self.traffic.dispatches, made: self.pool.made, ..self.traffic }
     }
 
     fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
@@ -334,7 +351,7 @@ impl<D: Driver> Backend for Cuda<D> {
             class_weights.map_or(Arg::Address(0), |w| at(&w)),
             size(logits.cols),
         ];
-        let grid = [size_of_grid(logits.rows), 1, 1];
+        let grid = [blocks(logits.rows, 1), 1, 1];
         let (file, entry) = ("cross_entropy.ptx", "cross_entropy");
         self.launch(Launch { file, entry, grid, threads: THREADS as u32, args: &args });
     }

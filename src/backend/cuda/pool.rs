@@ -1,0 +1,234 @@
+//! Device memory. A buffer that is dropped or recycled goes to a list of its size and is used again by whoever next
+//! asks for that size: in the steady state nothing is allocated. Everything runs in order on one stream, so a buffer
+//! may be written again before what reads it has run. Sizes are rounded to classes, four to a doubling; on a miss spare
+//! buffers are given back, the largest first, until what is held is within half as much again as the most that was ever
+//! in use at once, and a little more: microbatches of many lengths must not fill the card.
+
+use super::Driver;
+use crate::backend::Fault;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that may always lie spare: classes peak at different moments.
+const SPARE: usize = 64 << 20;
+/// The smallest class of a driver that has classes.
+const LEAST: usize = 512;
+
+/// Device memory of one owner.
+#[derive(Debug)]
+pub struct Memory {
+    address: u64,
+    bytes: usize,
+    home: Arc<Mutex<Held>>,
+}
+
+impl Memory {
+    /// The address of element `offset` of four bytes.
+    pub(super) fn at(&self, offset: usize) -> u64 {
+        self.address + 4 * offset as u64
+    }
+
+    /// Whether values of four bytes up to `end` are in it. What stands for memory after a fault has room for all:
+    /// nothing is launched with it.
+    pub(super) fn reaches(&self, end: usize) -> bool {
+        self.address == 0 || 4 * end <= self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        lock(&self.home).give(self.address, self.bytes);
+    }
+}
+
+/// What the device holds for one owner.
+#[derive(Debug, Default)]
+struct Held {
+    /// Addresses that nobody uses, by size.
+    spare: BTreeMap<usize, Vec<u64>>,
+    spare_bytes: usize,
+    live: usize,
+    peak: usize,
+}
+
+impl Held {
+    fn give(&mut self, address: u64, bytes: usize) {
+        self.live = self.live.saturating_sub(bytes);
+        self.spare_bytes += bytes;
+        self.spare.entry(bytes).or_default().push(address);
+    }
+
+    fn pop(&mut self, bytes: usize) -> Option<u64> {
+        let same = self.spare.get_mut(&bytes)?;
+        let found = same.pop();
+        if same.is_empty() {
+            self.spare.remove(&bytes);
+        }
+        self.spare_bytes -= found.map_or(0, |_| bytes);
+        found
+    }
+
+    /// The largest spare buffer, if more is held than may be once `wanted` comes.
+    fn too_much(&mut self, wanted: usize) -> Option<u64> {
+        let most = self.peak + self.peak / 2 + SPARE;
+        let (&bytes, _) = self.spare.last_key_value()?;
+        if self.live + self.spare_bytes + wanted <= most { None } else { self.pop(bytes) }
+    }
+
+    fn uses(&mut self, bytes: usize) {
+        self.live += bytes;
+        self.peak = self.peak.max(self.live);
+    }
+}
+
+fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The size that a request gets. A driver whose sizes are exact (a test's) keeps them, so that one byte beyond a matrix
+/// is found.
+fn class(bytes: usize, granularity: usize) -> usize {
+    match granularity {
+        1 => bytes.max(4),
+        _ => {
+            let bytes = bytes.max(LEAST);
+            bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(granularity))
+        }
+    }
+}
+
+/// Hands out buffers.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    held: Arc<Mutex<Held>>,
+    /// Buffers made so far.
+    pub made: u64,
+}
+
+impl Pool {
+    /// A buffer of at least so many bytes. Where the device has no more, everything spare is given back first.
+    pub fn take(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<Memory, Fault> {
+        let bytes = class(bytes, driver.granularity());
+        let used = lock(&self.held).pop(bytes);
+        let address = match used {
+            Some(address) => {
+                driver.forget(address, bytes);
+                address
+            }
+            None => self.make(driver, bytes)?,
+        };
+        lock(&self.held).uses(bytes);
+        Ok(Memory { address, bytes, home: self.held.clone() })
+    }
+
+    fn make(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<u64, Fault> {
+        let mut held = lock(&self.held);
+        held.peak = held.peak.max(held.live + bytes);
+        while let Some(address) = held.too_much(bytes) {
+            driver.free(address);
+        }
+        let address = match driver.alloc(bytes) {
+            Err(Fault::OutOfMemory { .. }) => {
+                held.spare_bytes = 0;
+                std::mem::take(&mut held.spare).into_values().flatten().for_each(|a| driver.free(a));
+                driver.alloc(bytes)?
+            }
+            other => other?,
+        };
+        self.made += 1;
+        Ok(address)
+    }
+
+    /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.
+    pub fn nothing(&self) -> Memory {
+        Memory { address: 0, bytes: 0, home: Arc::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Launch;
+    use super::*;
+
+    /// Memory alone, of a card of `room` bytes.
+    struct Card {
+        room: usize,
+        held: BTreeMap<u64, usize>,
+        next: u64,
+        most: usize,
+    }
+
+    impl Card {
+        fn of(room: usize) -> Self {
+            Card { room, held: BTreeMap::new(), next: 1, most: 0 }
+        }
+        fn bytes(&self) -> usize {
+            self.held.values().sum()
+        }
+    }
+
+    impl Driver for Card {
+        fn name(&self) -> &str {
+            "card"
+        }
+        fn capability(&self) -> (u32, u32) {
+            (7, 0)
+        }
+        fn granularity(&self) -> usize {
+            512
+        }
+        fn alloc(&mut self, bytes: usize) -> Result<u64, Fault> {
+            if self.bytes() + bytes > self.room {
+                return Err(Fault::OutOfMemory { device: "card".into(), needed: bytes as u64 });
+            }
+            self.next += 1;
+            self.held.insert(self.next, bytes);
+            self.most = self.most.max(self.bytes());
+            Ok(self.next)
+        }
+        fn free(&mut self, address: u64) {
+            self.held.remove(&address).unwrap();
+        }
+        fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Fault> {
+            Ok(())
+        }
+        fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), Fault> {
+            Ok(())
+        }
+        fn launch(&mut self, _: &Launch) -> Result<(), Fault> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn microbatches_of_many_lengths_hold_little_more_than_the_largest() {
+        let (mut card, mut pool) = (Card::of(usize::MAX / 2), Pool::default());
+        let mut largest = 0;
+        for i in 0..300usize {
+            let tokens = 100 + i * 7919 % 3989;
+            let sizes = [tokens * 4 * 2560, tokens * 4 * 9728, tokens * 4 * 320];
+            largest = largest.max(sizes.map(|b| class(b, 512)).iter().sum::<usize>());
+            let taken: Vec<Memory> = sizes.map(|b| pool.take(&mut card, b).unwrap()).into();
+            drop(taken);
+        }
+        assert!(card.most <= largest + largest / 2 + SPARE, "{} of {largest}", card.most);
+        let before = pool.made;
+        for _ in 0..3 {
+            pool.take(&mut card, 4 * 100 * 320).unwrap();
+        }
+        assert!(pool.made <= before + 1, "the same size again makes nothing");
+    }
+
+    #[test]
+    fn what_is_spare_goes_back_before_memory_is_out() {
+        let (mut card, mut pool) = (Card::of(20 << 20), Pool::default());
+        let small: Vec<Memory> = (0..8).map(|_| pool.take(&mut card, 2 << 20).unwrap()).collect();
+        drop(small);
+        let large = pool.take(&mut card, 16 << 20).unwrap();
+        assert!(large.reaches(4 << 20) && !large.reaches((4 << 20) + 1));
+        assert_eq!(card.held.len(), 1);
+        assert!(matches!(pool.take(&mut card, 8 << 20), Err(Fault::OutOfMemory { .. })));
+        drop(large);
+        assert!(pool.take(&mut card, 8 << 20).is_ok(), "and a pool goes on after it");
+    }
+}

@@ -1,0 +1,90 @@
+//! Pinned host memory between callers and the device: two halves, used in turn. A copy from memory that is not pinned
+//! may still read it after the driver's call has returned (CUDA driver API, "API synchronization behavior"), so bytes
+//! are taken here first; a half is written again once the copies out of it are done.
+
+use cudarc::driver::sys::{self, CUresult};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+/// Bytes of a half.
+const HALF: usize = 4 << 20;
+
+/// Both halves, and an event behind the last copy out of each.
+pub(super) struct Staging {
+    memory: *mut c_void,
+    events: [sys::CUevent; 2],
+    side: usize,
+    used: usize,
+}
+
+fn check(code: CUresult) -> Result<(), CUresult> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
+}
+
+impl Staging {
+    /// In the current context.
+    pub fn new() -> Result<Self, CUresult> {
+        let mut it = Staging { memory: null_mut(), events: [null_mut(); 2], side: 0, used: 0 };
+        // SAFETY: outputs are handles of this value, which gives back what it has in `free`.
+        let made = unsafe {
+            check(sys::cuMemHostAlloc(&mut it.memory, 2 * HALF, 0)).and_then(|()| {
+                // 2: without times, which cost.
+                it.events.iter_mut().try_for_each(|event| check(sys::cuEventCreate(event, 2)))
+            })
+        };
+        if let Err(code) = made {
+            it.free();
+            return Err(code);
+        }
+        Ok(it)
+    }
+
+    /// Queues a copy of `bytes` to the device on `stream`; they may change as soon as this returns. The context that
+    /// it was made in is current.
+    pub fn write(&mut self, mut to: u64, mut bytes: &[u8], stream: sys::CUstream) -> Result<(), CUresult> {
+        while !bytes.is_empty() {
+            if self.used == HALF {
+                self.turn(stream)?;
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(HALF - self.used));
+            // SAFETY: `now` fits behind `used` in this half, whose earlier copies are done (turn) or lie before it.
+            unsafe {
+                let at = self.memory.cast::<u8>().add(self.side * HALF + self.used);
+                at.copy_from_nonoverlapping(now.as_ptr(), now.len());
+                check(sys::cuMemcpyHtoDAsync_v2(to, at.cast_const().cast(), now.len(), stream))?;
+            }
+            self.used = (self.used + now.len()).next_multiple_of(16);
+            to += now.len() as u64;
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Goes to the other half, once the copies out of it are done.
+    fn turn(&mut self, stream: sys::CUstream) -> Result<(), CUresult> {
+        // SAFETY: events and stream live; an event that was never recorded is done.
+        unsafe {
+            check(sys::cuEventRecord(self.events[self.side], stream))?;
+            self.side = 1 - self.side;
+            check(sys::cuEventSynchronize(self.events[self.side]))?;
+        }
+        self.used = 0;
+        Ok(())
+    }
+
+    /// Gives all back; nothing is under way and the context is current.
+    pub fn free(&mut self) {
+        for event in &mut self.events {
+            if !event.is_null() {
+                // SAFETY: given back once.
+                unsafe { sys::cuEventDestroy_v2(*event) };
+                *event = null_mut();
+            }
+        }
+        if !self.memory.is_null() {
+            // SAFETY: given back once.
+            unsafe { sys::cuMemFreeHost(self.memory) };
+            self.memory = null_mut();
+        }
+    }
+}
