@@ -4,7 +4,7 @@ use crate::bench::{Mat, Out, close, run};
 use crate::device::{device_at, device_of};
 use crate::products::{held, weight};
 use finetune::backend::cpu::Cpu;
-use finetune::backend::cuda::{Arg, Cuda, Driver, Launch};
+use finetune::backend::cuda::Cuda;
 use finetune::backend::{Backend, Write};
 use finetune::numeric::dtype::Dtype;
 
@@ -18,6 +18,11 @@ fn rounded(m: Mat) -> Mat {
 
 #[test]
 fn products_on_tensor_cores_are_those_of_rounded_inputs() {
+    if device_at((8, 0), 0).bf16().is_err() {
+        // A card that was named and is older; the interpreter is as new as it is told.
+        println!("skipped: no tensor cores for bf16");
+        return;
+    }
     for (t, n, k) in SIZES {
         for (dtype, write) in [(Dtype::Bf16, Write::Set), (Dtype::F32, Write::Add), (Dtype::F16, Write::Set)]
         {
@@ -54,44 +59,6 @@ fn products_on_tensor_cores_are_those_of_rounded_inputs() {
                 close(&name, &sides[0].1[0], &want.unwrap()[0], bound);
             }
         }
-    }
-}
-
-/// aᵀ b has no verb in front of it yet: the kernel alone.
-#[test]
-fn the_transposed_product_on_tensor_cores() {
-    for (m, n, k) in [(1, 1, 1), (9, 17, 3), (128, 128, 32), (136, 70, 70)] {
-        let (a, b) = (rounded(Mat::random(k, m, 1)), rounded(Mat::random(k, n, 2)));
-        let mut device = device_at((8, 0), 1);
-        let driver = device.driver();
-        let mut upload = |x: &Mat| {
-            let stride = x.cols.next_multiple_of(8);
-            let address = driver.alloc(2 * x.rows * stride).unwrap();
-            for (r, row) in x.v.chunks_exact(x.cols).enumerate() {
-                let bytes: Vec<u8> =
-                    row.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
-                driver.write(address + (2 * r * stride) as u64, &bytes).unwrap();
-            }
-            (address, stride as u32)
-        };
-        let ((pa, lda), (pb, ldb)) = (upload(&a), upload(&b));
-        let out = driver.alloc(4 * m * n).unwrap();
-        let numbers = [m as u32, n as u32, k as u32, lda, ldb].map(Arg::U32);
-        let mut args = vec![Arg::Address(out), Arg::Address(pa), Arg::Address(pb)];
-        args.extend(numbers);
-        args.extend([Arg::F32(0.5), Arg::U32(0)]);
-        let grid = [n.div_ceil(128) as u32, m.div_ceil(128) as u32, 1];
-        let file = "product_sm80.ptx";
-        driver.launch(&Launch { file, entry: "product_sm80_tn", grid, threads: 256, args: &args }).unwrap();
-        let mut bytes = vec![0; 4 * m * n];
-        driver.read(out, &mut bytes).unwrap();
-        let got: Vec<f32> =
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        let sum = |i: usize, j: usize| {
-            (0..k).map(|x| f64::from(a.v[x * m + i]) * f64::from(b.v[x * n + j])).sum::<f64>()
-        };
-        let want: Vec<f32> = (0..m * n).map(|x| (0.5 * sum(x / n, x % n)) as f32).collect();
-        close(&format!("tn {m}x{n}x{k}"), &got, &want, 1e-4);
     }
 }
 
