@@ -4,27 +4,75 @@
 use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_of, device_with};
 use crate::files;
+use crate::products::weight;
 use crate::rows::tokens;
-use crate::tensor;
 use finetune::backend::cuda::Cuda;
 use finetune::backend::{AttentionSaved, Backend, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write};
+use finetune::numeric::dtype::Dtype;
 
-type Exercise = fn(Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault>;
+/// What runs a changed kernel.
+#[derive(Clone, Copy)]
+enum Exercise {
+    Matmul(Transpose),
+    /// Forward and backward, of a weight that is stored so.
+    Linear(Dtype),
+    /// Forward and backward, with heads of that size.
+    Attention(usize),
+    CrossEntropy,
+    Norm,
+    /// Forward and backward on tensor cores.
+    Tensor,
+}
 
-fn matmul(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
-    let (a, b) = (Mat::random(65, 40, 1), Mat::random(40, 66, 2));
+use Exercise::{Attention, CrossEntropy, Linear, Matmul, Norm, Tensor};
+
+type Outcome = Result<Vec<Vec<f32>>, Fault>;
+
+impl Exercise {
+    fn on(self, device: Cuda<Interpreted>) -> Outcome {
+        match self {
+            Matmul(transpose) => matmul(device, transpose),
+            Linear(dtype) => linear(device, dtype),
+            Attention(size) => attention(device, size),
+            CrossEntropy => cross_entropy(device),
+            Norm => norm(device),
+            Tensor => linear(device.bf16().unwrap(), Dtype::Bf16),
+        }
+    }
+}
+
+fn matmul(mut device: Cuda<Interpreted>, transpose: Transpose) -> Outcome {
+    let (a, b) = match transpose {
+        Transpose::Neither => (Mat::random(65, 40, 1), Mat::random(40, 66, 2)),
+        Transpose::Right => (Mat::random(65, 40, 1), Mat::random(66, 40, 2)),
+        Transpose::Left => (Mat::random(40, 65, 1), Mat::random(40, 66, 2)),
+    };
     run("matmul", &mut device, (&[&a, &b], &[Out::Poison(65, 66)]), |d, i, o| {
-        let product = Product { a: i[0], b: i[1], transpose: Transpose::Neither, scale: 2.0 };
+        let product = Product { a: i[0], b: i[1], transpose, scale: 2.0 };
         d.matmul(o[0].view_mut(), Write::Set, product);
     })
 }
 
-fn attention(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
-    let heads = Heads { query: 2, kv: 1, size: 20 };
-    let t = 70;
-    let (q, k, v) = (Mat::random(t, 40, 1), Mat::random(t, 20, 2), Mat::random(t, 20, 3));
-    let dout = Mat::random(t, 40, 4);
-    let outs = [(t, 40), (t, 2), (t, 40), (t, 20), (t, 20)].map(|(r, c)| Out::Poison(r, c));
+/// Every stage of every kernel is used twice.
+fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
+    let (w, x, dy) = (Mat::random(137, 200, 2).coarse(), Mat::random(65, 200, 4), Mat::random(65, 137, 5));
+    // Numbers that are not those of bf16, so that f32 stays f32.
+    let w = if dtype == Dtype::F32 { w.map(|x| x + 1e-4) } else { w };
+    let outs = [Out::Poison(65, 137), Out::Poison(65, 200)];
+    run("linear", &mut device, (&[&x, &dy], &outs), |d, i, o| {
+        let [y, dx] = o else { unreachable!() };
+        let w = weight(d, &w, dtype);
+        d.linear(y.view_mut(), Write::Set, i[0], &w);
+        d.linear_grad(dx.view_mut(), Write::Set, i[1], &w);
+    })
+}
+
+fn attention(mut device: Cuda<Interpreted>, size: usize) -> Outcome {
+    // Two query heads of one key head, and more tokens than two blocks have.
+    let (heads, t) = (Heads { query: 2, kv: 1, size }, 70);
+    let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
+    let dout = Mat::random(t, 2 * size, 4);
+    let outs = [2 * size, 2, 2 * size, size, size].map(|c| Out::Poison(t, c));
     run("attention", &mut device, (&[&q, &k, &v, &dout], &outs), |d, i, o| {
         let [out, lse, dq, dk, dv] = o else { unreachable!() };
         let tokens = tokens(d, &[0, t as u32]);
@@ -36,7 +84,7 @@ fn attention(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
     })
 }
 
-fn cross_entropy(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
+fn cross_entropy(mut device: Cuda<Interpreted>) -> Outcome {
     let logits = Mat::random(3, 700, 1);
     run("cross_entropy", &mut device, (&[], &[Out::Poison(3, 1), Out::Holds(logits)]), |d, _, o| {
         let [losses, logits] = o else { unreachable!() };
@@ -45,7 +93,7 @@ fn cross_entropy(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> 
     })
 }
 
-fn norm(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
+fn norm(mut device: Cuda<Interpreted>) -> Outcome {
     let (x, gain) = (Mat::random(5, 70, 1), Mat::random(1, 70, 2));
     run("rmsnorm", &mut device, (&[&x, &gain], &[Out::Poison(5, 70), Out::Poison(5, 1)]), |d, i, o| {
         let [out, inv] = o else { unreachable!() };
@@ -53,84 +101,126 @@ fn norm(mut device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
     })
 }
 
-/// File, the entry that is changed, and what runs it.
-const WITH_BARRIERS: &[(&str, &str, Exercise)] = &[
-    ("matmul.ptx", "matmul_nn", matmul),
-    ("attention.ptx", "attention_64", attention),
-    ("attention_grad.ptx", "attention_grad_q_64", attention),
-    ("attention_grad.ptx", "attention_grad_kv_64", attention),
-    ("cross_entropy.ptx", "cross_entropy", cross_entropy),
-    ("product_sm80.ptx", "product_sm80_nt", tensor::exercise),
+/// File, the entries that are changed, and what runs them: every entry that has a barrier.
+const WITH_BARRIERS: &[(&str, &[&str], Exercise)] = &[
+    ("matmul.ptx", &["matmul_nn"], Matmul(Transpose::Neither)),
+    ("matmul.ptx", &["matmul_nt"], Matmul(Transpose::Right)),
+    ("matmul.ptx", &["matmul_tn"], Matmul(Transpose::Left)),
+    ("linear.ptx", &["linear_f32"], Linear(Dtype::F32)),
+    ("linear.ptx", &["linear_bf16"], Linear(Dtype::Bf16)),
+    ("linear.ptx", &["linear_f16"], Linear(Dtype::F16)),
+    ("linear_grad.ptx", &["linear_grad_f32"], Linear(Dtype::F32)),
+    ("linear_grad.ptx", &["linear_grad_bf16"], Linear(Dtype::Bf16)),
+    ("linear_grad.ptx", &["linear_grad_f16"], Linear(Dtype::F16)),
+    ("attention.ptx", &["attention_64"], Attention(20)),
+    ("attention.ptx", &["attention_128"], Attention(68)),
+    ("attention.ptx", &["attention_256"], Attention(132)),
+    ("attention_grad.ptx", &["attention_grad_q_64", "attention_grad_kv_64"], Attention(20)),
+    ("attention_grad.ptx", &["attention_grad_q_128", "attention_grad_kv_128"], Attention(68)),
+    ("attention_grad.ptx", &["attention_grad_q_256", "attention_grad_kv_256"], Attention(132)),
+    ("cross_entropy.ptx", &["cross_entropy"], CrossEntropy),
+    ("product_sm80.ptx", &["product_sm80_nt", "product_sm80_nn"], Tensor),
 ];
 
 /// File, entry, what stands there, what comes in its place; the first such place after the entry's name.
 const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
-    ("matmul.ptx", "matmul_nn", "and.b32 %tx, %t, 15", "and.b32 %tx, %t, 7", matmul),
-    ("matmul.ptx", "matmul_nn", "mov.f32 %acc0, 0f00000000", "", matmul),
-    ("matmul.ptx", "matmul_nn", "and.pred %q, %q, %ina0", "", matmul),
-    ("matmul.ptx", "matmul_nn", "sub.s32 %left, %left, 16", "sub.s32 %left, %left, 15", matmul),
-    ("matmul.ptx", "matmul_nn", "ld.shared.v4.f32 {%a0, %a1", "ld.shared.v4.f32 {%a1, %a0", matmul),
-    ("matmul.ptx", "matmul_nn", "and.pred %q, %r, %col0", "and.pred %q, %r, %r", matmul),
-    ("attention.ptx", "attention_64", "setp.ge.u32 %p, %c, %r", "setp.gt.u32 %p, %c, %r", attention),
-    ("attention.ptx", "attention_64", "fma.rn.f32 %l0, %l0, %shrink, %v", "add.f32 %l0, %l0, %v", attention),
-    ("attention.ptx", "attention_64", ", 4, 31", ", 2, 31", attention),
+    ("matmul.ptx", "matmul_nn", "and.b32 %tx, %t, 15", "and.b32 %tx, %t, 7", Matmul(Transpose::Neither)),
+    ("matmul.ptx", "matmul_nn", "mov.f32 %acc0, 0f00000000", "", Matmul(Transpose::Neither)),
+    ("matmul.ptx", "matmul_nn", "and.pred %q, %q, %ina0", "", Matmul(Transpose::Neither)),
+    (
+        "matmul.ptx",
+        "matmul_nn",
+        "sub.s32 %left, %left, 16",
+        "sub.s32 %left, %left, 15",
+        Matmul(Transpose::Neither),
+    ),
+    (
+        "matmul.ptx",
+        "matmul_nn",
+        "ld.shared.v4.f32 {%a0, %a1",
+        "ld.shared.v4.f32 {%a1, %a0",
+        Matmul(Transpose::Neither),
+    ),
+    ("matmul.ptx", "matmul_nn", "and.pred %q, %r, %col0", "and.pred %q, %r, %r", Matmul(Transpose::Neither)),
+    ("attention.ptx", "attention_64", "setp.ge.u32 %p, %c, %r", "setp.gt.u32 %p, %c, %r", Attention(20)),
+    (
+        "attention.ptx",
+        "attention_64",
+        "fma.rn.f32 %l0, %l0, %shrink, %v",
+        "add.f32 %l0, %l0, %v",
+        Attention(20),
+    ),
+    ("attention.ptx", "attention_64", ", 4, 31", ", 2, 31", Attention(20)),
     (
         "attention_grad.ptx",
         "attention_grad_kv_64",
         "setp.lt.u32 %p, %head, %last",
         "setp.lt.u32 %p, %last, %head",
-        attention,
+        Attention(20),
     ),
     (
         "attention_grad.ptx",
         "attention_grad_delta",
         "setp.eq.u32 %p, %lane, 0",
         "setp.ge.u32 %p, %lane, 0",
-        attention,
+        Attention(20),
     ),
-    ("cross_entropy.ptx", "cross_entropy", "add.u32 %i, %i, 256", "add.u32 %i, %i, 255", cross_entropy),
-    ("cross_entropy.ptx", "cross_entropy", "@%first st", "st", cross_entropy),
-    (
-        "product_sm80.ptx",
-        "product_sm80_nt",
-        "cp.async.wait_group 1",
-        "cp.async.wait_group 2",
-        tensor::exercise,
-    ),
-    ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 0", "", tensor::exercise),
-    (
-        "product_sm80.ptx",
-        "product_sm80_nt",
-        "min.s32 %real, %real, %keepa1",
-        "mov.u32 %real, 8",
-        tensor::exercise,
-    ),
-    ("product_sm80.ptx", "product_sm80_nt", "{%fb0, %fb1}", "{%fb1, %fb0}", tensor::exercise),
-    ("product_sm80.ptx", "product_sm80_nt", "xor.b32 %y, %y, %z", "or.b32 %y, %y, %z", tensor::exercise),
-    ("rmsnorm.ptx", "rmsnorm", ", 16, 31", ", 8, 31", norm),
-    ("rmsnorm.ptx", "rmsnorm", "setp.lt.u32 %more", "setp.le.u32 %more", norm),
+    ("cross_entropy.ptx", "cross_entropy", "add.u32 %i, %i, 256", "add.u32 %i, %i, 255", CrossEntropy),
+    ("cross_entropy.ptx", "cross_entropy", "@%first st", "st", CrossEntropy),
+    ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 1", "cp.async.wait_group 2", Tensor),
+    ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 0", "", Tensor),
+    ("product_sm80.ptx", "product_sm80_nt", "min.s32 %real, %real, %keepa1", "mov.u32 %real, 8", Tensor),
+    ("product_sm80.ptx", "product_sm80_nt", "{%fb0, %fb1}", "{%fb1, %fb0}", Tensor),
+    ("product_sm80.ptx", "product_sm80_nt", "xor.b32 %y, %y, %z", "or.b32 %y, %y, %z", Tensor),
+    ("rmsnorm.ptx", "rmsnorm", ", 16, 31", ", 8, 31", Norm),
+    ("rmsnorm.ptx", "rmsnorm", "setp.lt.u32 %more", "setp.le.u32 %more", Norm),
 ];
 
-/// True where the changed file gives an error, or other numbers.
-fn told(file: &'static str, text: &str, exercise: Exercise) -> bool {
-    let good = exercise(device_of((8, 0), 0)).unwrap();
-    [0, 1].into_iter().any(|seed| match exercise(device_with(file, text, seed)) {
+/// True where the changed file gives an error, or other numbers than `good`.
+fn told(file: &'static str, text: &str, exercise: Exercise, good: &[Vec<f32>]) -> bool {
+    [0, 1].into_iter().any(|seed| match exercise.on(device_with(file, text, seed)) {
         Err(_) => true,
         Ok(bad) => bad.iter().flatten().map(|x| x.to_bits()).ne(good.iter().flatten().map(|x| x.to_bits())),
     })
 }
 
+/// Where the text of an entry begins and ends.
+fn of_entry(text: &str, entry: &str) -> (usize, usize) {
+    let from = text.find(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
+    (from, text[from..].find("\n}").map_or(text.len(), |n| from + n))
+}
+
 #[test]
 fn a_barrier_that_is_missing_is_told() {
-    for (file, entry, exercise) in WITH_BARRIERS {
+    for (file, entries, exercise) in WITH_BARRIERS {
         let text = files::read(file).text;
-        let from = text.find(&format!(".entry {entry}(")).unwrap();
-        let to = text[from..].find("\n}").map_or(text.len(), |n| from + n);
-        let places: Vec<usize> = text[from..to].match_indices("bar.sync 0;").map(|(i, _)| from + i).collect();
-        assert!(!places.is_empty(), "{entry} has barriers");
-        for (n, at) in places.into_iter().enumerate() {
-            let without = format!("{}{}", &text[..at], &text[at + "bar.sync 0;".len()..]);
-            assert!(told(file, &without, *exercise), "{entry}: nobody misses barrier {n}");
+        let good = exercise.on(device_of((8, 0), 0)).unwrap();
+        for entry in *entries {
+            let (from, to) = of_entry(&text, entry);
+            let barriers = text[from..to].match_indices("bar.sync 0;");
+            let places: Vec<usize> = barriers.map(|(i, _)| from + i).collect();
+            assert!(!places.is_empty(), "{entry} has barriers");
+            for (n, at) in places.into_iter().enumerate() {
+                let without = format!("{}{}", &text[..at], &text[at + "bar.sync 0;".len()..]);
+                assert!(told(file, &without, *exercise, &good), "{entry}: nobody misses barrier {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_entry_with_a_barrier_is_left_out() {
+    let listed: Vec<&str> =
+        WITH_BARRIERS.iter().flat_map(|(_, entries, _)| entries.iter().copied()).collect();
+    for file in files::all() {
+        let entries = file.text.split(".entry ").skip(1).filter_map(|rest| rest.split_once('('));
+        for (entry, body) in entries.filter(|(_, body)| body.contains("bar.sync")) {
+            assert!(
+                listed.contains(&entry),
+                "{}: {entry} ({} bytes) is not in the list",
+                file.name,
+                body.len()
+            );
         }
     }
 }
@@ -139,10 +229,11 @@ fn a_barrier_that_is_missing_is_told() {
 fn a_change_is_told() {
     for (file, entry, from, to, exercise) in CHANGES {
         let text = files::read(file).text;
-        let start = text.find(&format!(".entry {entry}(")).unwrap();
+        let good = exercise.on(device_of((8, 0), 0)).unwrap();
+        let (start, _) = of_entry(&text, entry);
         let at = start + text[start..].find(from).unwrap_or_else(|| panic!("{entry} has {from}"));
         let end = if to.is_empty() { at + from.len() + 1 } else { at + from.len() };
         let changed = format!("{}{to}{}", &text[..at], &text[end..]);
-        assert!(told(file, &changed, *exercise), "{entry}: nobody notices {to:?} for {from:?}");
+        assert!(told(file, &changed, *exercise, &good), "{entry}: nobody notices {to:?} for {from:?}");
     }
 }

@@ -111,7 +111,7 @@ fn kernel(body: &str) -> String {
     format!(
         ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f(\n.param .u64 out\n) .reqntid 32, 1, 1\n{{\n\
          .reg .u64 %out, %w; .reg .b32 %a, %b, %c; .reg .b16 %h, %k; .reg .pred %p, %q;\n\
-         .shared .align 16 .b8 tile[512];\n\
+         .shared .align 16 .b8 tile[512]; .shared .align 4 .b8 words[64];\n\
          ld.param.u64 %out, [out]; mov.u32 %a, %tid.x; add.u32 %b, %a, 100;\n\
          {body};\nL:\nmad.wide.u32 %out, %a, 4, %out; st.global.u32 [%out], %c; ret;\n}}\n"
     )
@@ -173,7 +173,7 @@ fn what_a_device_would_forgive_is_an_error() {
         ("mov.u32 %c, 0; ld.global.u32 %c, [%out]", "nobody wrote it"),
         ("mov.u32 %c, 0; add.u64 %out, %out, 4", "out of bounds: byte 128 of 128"),
         ("mov.u32 %c, 0; st.shared.u32 [tile+510], %a", "no multiple"),
-        ("mov.u32 %c, 0; st.shared.u32 [tile+512], %a", "out of bounds"),
+        ("mov.u32 %c, 0; st.shared.u32 [tile+640], %a", "out of bounds"),
         ("ld.shared.u32 %c, [tile]", "nobody wrote it"),
         ("mov.u32 %c, 0; st.shared.u32 [tile], %a", "no barrier orders it after the write of thread"),
         (
@@ -186,6 +186,15 @@ fn what_a_device_would_forgive_is_an_error() {
             "not all lanes",
         ),
         ("mov.u32 %c, 0; mov.u64 %w, 8; st.global.u32 [%w], %c", "belongs to nothing"),
+        (
+            "mad.wide.u32 %w, %a, 4, %out; st.global.u32 [%w], %a; ld.global.nc.u32 %c, [%w]",
+            "read as constant, and this launch wrote it",
+        ),
+        (
+            "mov.u32 %c, 0; mov.b16 %h, 7; st.global.b16 [%out+2], %h",
+            "no barrier orders it after the write of thread",
+        ),
+        ("mov.u32 %c, 0; mov.u32 %b, words; st.shared.v4.b32 [%b], {%a, %a, %a, %a}", "no multiple"),
     ];
     for (body, want) in cases {
         let said = execute(body).expect_err(body);

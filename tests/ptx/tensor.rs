@@ -1,10 +1,9 @@
 //! The bf16 class on tensor cores against the CPU backend on inputs rounded the same way, and against f32.
 
-use crate::bench::{Mat, Out, close, run};
+use crate::bench::{Mat, close, run};
 use crate::device::{device_at, device_of};
 use crate::products::{held, weight};
 use finetune::backend::cpu::Cpu;
-use finetune::backend::cuda::Cuda;
 use finetune::backend::{Backend, Write};
 use finetune::numeric::dtype::Dtype;
 
@@ -68,16 +67,4 @@ fn bf16_is_refused_by_name_where_there_is_none() {
     assert_eq!(said, "interpreter: bf16 needs compute capability 8.0, and this has 7.5: use --dtype f32");
     assert_eq!(device_of((9, 0), 0).bf16().unwrap().class(), "cuda-sm90-bf16");
     assert_eq!(device_of((7, 0), 0).class(), "cuda-sm70-f32");
-}
-
-/// For the mutations: a product whose every stage is used twice.
-pub fn exercise(
-    mut device: Cuda<crate::device::Interpreted>,
-) -> Result<Vec<Vec<f32>>, finetune::backend::Fault> {
-    let (w, x) = (Mat::random(137, 200, 2).coarse(), Mat::random(65, 200, 4));
-    device = device.bf16().unwrap();
-    run("linear", &mut device, (&[&x], &[Out::Poison(65, 137)]), |d, i, o| {
-        let w = weight(d, &w, Dtype::Bf16);
-        d.linear(o[0].view_mut(), Write::Set, i[0], &w);
-    })
 }

@@ -22,14 +22,23 @@ impl Warp {
                 }
                 self.set(&args[0], [value.bits; 32], active)
             }
-            Op::Load(space, bytes) => {
+            Op::Load(_, bytes) | Op::LoadConstant(bytes) => {
+                let (space, constant) = match *op {
+                    Op::Load(space, _) => (space, false),
+                    _ => (Space::Global, true),
+                };
                 let address = self.addresses(&args[1], active, block)?;
                 let parts = if let Arg::Vector(v) = &args[0] { v.len() } else { 1 };
                 let mut out = vec![[0u64; 32]; parts];
                 for lane in (0..32).filter(|l| active >> l & 1 == 1) {
                     let who = self.who(block, lane);
                     let (region, at) = pick(memory, space, address[lane as usize])?;
-                    let read = region.read(at, bytes * parts, who).map_err(|e| thread(who, &e))?;
+                    let read = region.read(at, bytes * parts, who);
+                    let read = read.and_then(|read| match constant {
+                        true => region.constant(at, bytes * parts, who).map(|()| read),
+                        false => Ok(read),
+                    });
+                    let read = read.map_err(|e| thread(who, &e))?;
                     for (i, out) in out.iter_mut().enumerate() {
                         let mut word = [0; 8];
                         word[..bytes].copy_from_slice(&read[i * bytes..][..bytes]);

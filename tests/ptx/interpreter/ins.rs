@@ -49,6 +49,8 @@ pub enum Op {
     Unpack(u32),
     /// Bytes per element; a vector where the first argument is one.
     Load(Space, usize),
+    /// `ld.global.nc`: nobody writes there while the kernel runs.
+    LoadConstant(usize),
     /// Bytes per element.
     Store(Space, usize),
     Shuffle(Shuffle),

@@ -37,6 +37,10 @@ struct Word {
     written: u8,
     writer: Who,
     reader: Who,
+    /// The launch that last wrote parts of it, and which bytes.
+    parts: (u32, u8),
+    /// The launch that last read it as constant.
+    constant: u32,
 }
 
 /// A run of bytes with a shadow per four of them.
@@ -48,7 +52,7 @@ pub struct Region {
 impl Region {
     /// Contents that nobody wrote.
     pub fn new(len: usize) -> Region {
-        let word = Word { written: 0, writer: NOBODY, reader: NOBODY };
+        let word = Word { written: 0, writer: NOBODY, reader: NOBODY, parts: (0, 0), constant: 0 };
         Region { bytes: vec![0; len], words: vec![word; len.div_ceil(4)] }
     }
 
@@ -101,12 +105,29 @@ impl Region {
         Ok(out)
     }
 
+    /// A read that the device may answer from a cache that no write of this launch reaches.
+    pub fn constant(&mut self, at: u64, len: usize, who: Who) -> Result<(), String> {
+        let at = self.bounds(at, len)?;
+        for (w, _) in Self::mask(at, len) {
+            let word = &mut self.words[w];
+            if word.writer.launch == who.launch {
+                return Err(format!("byte {at} is read as constant, and this launch wrote it"));
+            }
+            word.constant = who.launch;
+        }
+        Ok(())
+    }
+
     /// Checks and marks a write; the bytes follow with [`Region::bytes`].
     fn claim(&mut self, at: usize, len: usize, who: Who) -> Result<(), String> {
         for (w, mask) in Self::mask(at, len) {
             let word = &mut self.words[w];
-            // Bytes of one word may belong to different threads (f16 outputs); words are what is tracked.
-            if len >= 4 && !word.writer.before(&who) {
+            if word.constant == who.launch {
+                return Err(format!("byte {at} is written, and this launch reads it as constant"));
+            }
+            // Bytes of one word may belong to different threads (bf16 outputs), but each to one.
+            let again = word.parts.0 == who.launch && word.parts.1 & mask != 0;
+            if (len >= 4 || again) && !word.writer.before(&who) {
                 let t = word.writer.thread;
                 return Err(format!(
                     "byte {at} is written, and no barrier orders it after the write of thread {t}"
@@ -114,6 +135,10 @@ impl Region {
             }
             if !word.reader.before(&who) {
                 return Err(format!("byte {at} is written, and no barrier orders it after its reading"));
+            }
+            if len < 4 {
+                let earlier = if word.parts.0 == who.launch { word.parts.1 } else { 0 };
+                word.parts = (who.launch, earlier | mask);
             }
             word.writer = who;
             word.written |= mask;

@@ -70,6 +70,9 @@ impl Machine {
         }
         self.launches += 1;
         let [x, y, z] = shape.grid;
+        if x > i32::MAX as u32 || y.max(z) > 65_535 {
+            return Err(format!("{entry}: a grid of {x} x {y} x {z} blocks"));
+        }
         let mut blocks: Vec<u32> = (0..x * y * z).collect();
         shuffle(&mut blocks, self.seed);
         for index in blocks {

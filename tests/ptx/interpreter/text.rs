@@ -140,9 +140,15 @@ impl Reader {
                 let (name, n) = last.split_once('[').ok_or("an array is expected")?;
                 let n: usize = n.trim_end_matches(']').parse().map_err(|_| "a length is expected")?;
                 let ty = words[words.len() - 2].trim_start_matches('.');
-                let at = self.kernel.shared.next_multiple_of(16);
+                let width = width(ty).ok_or("a type is expected")?;
+                // No better aligned than it asks for: a device may place it so.
+                let asked =
+                    words.iter().position(|w| *w == ".align").and_then(|i| words.get(i + 1)?.parse().ok());
+                let align: usize = asked.unwrap_or(width);
+                let at = self.kernel.shared.next_multiple_of(align);
+                let at = if at.is_multiple_of(2 * align) { at + align } else { at };
                 self.shared.insert(name.into(), at);
-                self.kernel.shared = at + n * width(ty).ok_or("a type is expected")?;
+                self.kernel.shared = at + n * width;
                 Ok(())
             }
             _ => Err("unknown directive".into()),
@@ -257,7 +263,12 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
                 return None;
             }
             let bytes = width(parts[parts.len() - 1])?;
-            return Some(if parts[0] == "ld" { Op::Load(space, bytes) } else { Op::Store(space, bytes) });
+            return Some(match (parts[0], known) {
+                ("ld", 0) => Op::Load(space, bytes),
+                ("ld", _) if space == Space::Global => Op::LoadConstant(bytes),
+                ("st", 0) => Op::Store(space, bytes),
+                _ => return None,
+            });
         }
         _ => {}
     }

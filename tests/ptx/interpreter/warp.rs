@@ -103,7 +103,7 @@ impl Warp {
             Op::Branch => self.branch(ins, active, lanes),
             Op::Exit => self.leave(active),
             _ if active == 0 => {}
-            op @ (Op::Load(..) | Op::Store(..) | Op::CopyAsync(_)) => {
+            op @ (Op::Load(..) | Op::LoadConstant(_) | Op::Store(..) | Op::CopyAsync(_)) => {
                 self.access(op, &ins.args, active, (block, memory))?;
             }
             Op::CommitGroup => {
