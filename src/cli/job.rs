@@ -22,7 +22,7 @@ use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
-use crate::report::Look;
+use crate::report::{self, Look};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
@@ -326,12 +326,15 @@ impl Job {
         if c.truncated > 0 {
             rows += &format!("; {} cut at --max-seq-len", c.truncated);
         }
-        vec![
+        let mut notes = vec![
             format!("output   {}", place.dir.display()),
             format!("model    {} ({name})", p.base.path.display()),
             rows,
             format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
-        ]
+        ];
+        let few = p.config.labels.as_ref().filter(|labels| labels.len() <= report::SHOWN_CLASSES);
+        notes.extend(few.map(|labels| format!("{}{}", report::CLASSES, labels.join(", "))));
+        notes
     }
 
     /// What run.yaml says besides the options.

@@ -154,16 +154,7 @@ fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(),
         return out.say(&scores.to_string());
     }
     out.say(&format!("accuracy {:.4}  macro F1 {:.4}", s.accuracy, s.macro_f1))?;
-    out.say("confusion (rows: labelled, columns: predicted)")?;
-    let width = labels.iter().map(String::len).max().unwrap_or(0).max(6);
-    let name = |i: usize| labels.get(i).map_or("?", String::as_str);
-    let head: String = (0..s.confusion.len()).map(|i| format!(" {:>width$}", name(i))).collect();
-    out.say(&format!("{:width$}{head}", ""))?;
-    for (i, row) in s.confusion.iter().enumerate() {
-        let row: String = row.iter().map(|n| format!(" {n:>width$}")).collect();
-        out.say(&format!("{:width$}{row}", name(i)))?;
-    }
-    Ok(())
+    crate::report::confusion::lines(labels, &s.confusion).iter().try_for_each(|line| out.say(line))
 }
 
 /// Where texts come from.

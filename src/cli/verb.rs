@@ -6,7 +6,10 @@ use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
 use super::refusal::{Refusal, nearest};
-use super::{bench, contracts, export, generate, hardware, inspect, plan, predict, report, token, train};
+use super::{
+    bench, contracts, doctor, export, generate, hardware, help, import, inspect, plan, predict, report,
+    token, train,
+};
 use std::io::Write;
 use std::path::Path;
 
@@ -136,6 +139,11 @@ const PLAN: &[Opt] = &[
     JSON,
 ];
 
+const IMPORT: &[Opt] = &[
+    own("from", Takes::One("axolotl|llama-factory|trl"), "", "whose file it is (default: by its keys)"),
+    own("output", Takes::One("FILE"), "", "write it there instead of to stdout"),
+];
+
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
 
 /// Every verb.
@@ -154,10 +162,15 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "bench", about: "measure what this machine makes of a model, verb by verb", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
     Verb { name: "report", about: "make the page and pictures of a run again, or compare several", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]), run: report::run },
     Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
+    Verb { name: "doctor", about: "say what this machine lacks to take part, and what mends it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]), run: doctor::run },
+    Verb { name: "import", about: "turn a YAML of Axolotl, LLaMA-Factory or TRL into ours", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]), run: import::run },
+    Verb { name: "help", about: "explain a topic: data, devices, cluster ...", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]), run: help::run },
+    Verb { name: "completions", about: "completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]), run: help::completions },
+    Verb { name: "man", about: "the man page, or all of them into a folder", positional: "DIR", most: 1, own: &[], shared: Some(&[]), run: help::man },
 ];
 
 /// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 3] = ["doctor", "import", "dashboard"];
+const NOT_BUILT: [&str; 1] = ["dashboard"];
 
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
@@ -245,11 +258,17 @@ impl Verb {
 }
 
 fn epilogue() -> String {
-    let mut text = String::from("verbs:\n");
-    for v in VERBS {
-        text += &format!("  {:<9} {}\n", v.name, v.about);
-    }
-    text + "\nA YAML key is a flag with underscores; flag over YAML over environment (FINETUNE_KEY) over default."
+    let keys =
+        "A YAML key is a flag with underscores; flag over YAML over environment (FINETUNE_KEY) over default.";
+    format!(
+        "verbs:\n{}\n{keys}\nfinetune help options lists every option, finetune help the topics.",
+        lines()
+    )
+}
+
+/// A line for every verb.
+pub fn lines() -> String {
+    VERBS.iter().map(|v| format!("  {:<11} {}\n", v.name, v.about)).collect()
 }
 
 /// The verbs, for a sentence.

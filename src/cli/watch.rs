@@ -47,8 +47,13 @@ impl Watch {
         Ok(Watch { console: Console::new(look), metrics, board, page, history, dir: place.dir.clone() })
     }
 
-    /// Shows one event to all.
+    /// Shows one event to all; what a step knows only of its own process is put in here.
     pub fn see(&mut self, event: &Event) {
+        let mut event = event.clone();
+        if let Event::Step(step) = &mut event {
+            step.memory = step.memory.or_else(resident);
+        }
+        let event = &event;
         self.console.see(event);
         self.metrics.see(event);
         self.history.see(event);
@@ -84,6 +89,13 @@ impl Watch {
             eprintln!("warning: no report: {e}");
         }
     }
+}
+
+/// Bytes of memory that this process holds.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// Opens the page and says where it is. Whoever comes over a network needs the key in that address.

@@ -1,9 +1,12 @@
-//! A run on stderr: a bar where somebody watches, plain lines where a file or a pipe does. Results go to
-//! stdout and are not this file's business.
+//! A run on stderr. Where somebody watches: a bar, its numbers and a line for every device, drawn over in place, and
+//! above them the lines that stay (joins, losses, fallbacks, faults, evaluations). Where a file or a pipe does: plain
+//! lines. What is drawn is a function of events alone; only the width is the terminal's. Results go to stdout and are
+//! not this file's business.
 
 use super::progress::Progress;
+use super::roster::{Roster, State};
 use crate::train::event::Event;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 
 /// How a run is shown.
@@ -18,44 +21,57 @@ pub enum Look {
 }
 
 impl Look {
-    /// A bar where stderr is a terminal, else lines.
+    /// A bar where stderr is a terminal that can move its cursor, else lines.
     pub fn detect() -> Self {
-        if std::io::stderr().is_terminal() { Look::Bar } else { Look::Lines }
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        if std::io::stderr().is_terminal() && !dumb { Look::Bar } else { Look::Lines }
     }
+}
+
+/// Whether lines carry colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Paint {
+    Colours,
+    Plain,
 }
 
 /// Shows events as they come.
 pub struct Console {
     look: Look,
+    paint: Paint,
     progress: Progress,
-    bar: Option<ProgressBar>,
+    roster: Roster,
+    drawn: Option<Drawn>,
 }
 
 impl Console {
     /// Shows nothing until the first event.
     pub fn new(look: Look) -> Self {
-        Console { look, progress: Progress::default(), bar: None }
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        let paint = if plain { Paint::Plain } else { Paint::Colours };
+        Console { look, paint, progress: Progress::default(), roster: Roster::default(), drawn: None }
     }
 
     /// Shows one event.
     pub fn see(&mut self, event: &Event) {
         self.progress.see(event);
+        self.roster.see(event);
         match (self.look, event) {
             (Look::Quiet, _) => {}
             (Look::Lines, _) => self.progress.lines(event).iter().for_each(|line| self.line(line)),
-            (Look::Bar, Event::Step(step)) => {
-                if let Some(bar) = &self.bar {
-                    bar.set_message(self.progress.message());
-                    bar.set_position(step.step);
-                }
-            }
+            (Look::Bar, Event::Step(_)) => self.draw(),
             (Look::Bar, _) => {
                 if matches!(event, Event::Done(_) | Event::Fault(_)) {
                     self.end();
                 }
                 self.progress.milestone(event).iter().for_each(|line| self.line(line));
-                if let Event::Run(_) = event {
-                    self.bar = Some(bar(self.progress.total_steps, self.progress.step));
+                match event {
+                    Event::Run(_) => {
+                        self.drawn = Some(Drawn::new(&self.progress, self.paint));
+                        self.draw();
+                    }
+                    Event::Device(_) => self.draw(),
+                    _ => {}
                 }
             }
         }
@@ -66,16 +82,22 @@ impl Console {
         &self.progress
     }
 
-    /// Takes the bar away, so that what is printed next has the terminal to itself.
+    /// Leaves the bar as it is, so that what is printed next has the terminal to itself.
     pub fn end(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish();
+        if let Some(drawn) = self.drawn.take() {
+            drawn.end();
+        }
+    }
+
+    fn draw(&mut self) {
+        if let Some(drawn) = &mut self.drawn {
+            drawn.draw(&self.progress, &self.roster, self.paint);
         }
     }
 
     fn line(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(line),
+        match &self.drawn {
+            Some(drawn) => drop(drawn.all.println(line)),
             // A closed stderr must not end a run.
             None => drop(writeln!(std::io::stderr(), "{line}")),
         }
@@ -88,12 +110,82 @@ impl Drop for Console {
     }
 }
 
-fn bar(total: u64, done: u64) -> ProgressBar {
-    let colour = if std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) { "" } else { ".cyan" };
-    let template = format!("{{bar:24{colour}}} {{pos}}/{{len}}  {{msg}}");
-    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    bar.set_style(style.progress_chars("=> "));
-    bar.set_position(done);
-    bar
+/// What stands at the bottom of the terminal.
+struct Drawn {
+    all: MultiProgress,
+    bar: ProgressBar,
+    numbers: ProgressBar,
+    devices: Vec<ProgressBar>,
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+impl Drawn {
+    fn new(progress: &Progress, paint: Paint) -> Self {
+        let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        let bar = all.add(ProgressBar::new(progress.total_steps));
+        let colour = if paint == Paint::Colours { ".cyan" } else { "" };
+        // Cut at the terminal's edge, whatever its width becomes.
+        let template = format!("{{bar:24{colour}}} {{pos}}/{{len}}  {{wide_msg}}");
+        bar.set_style(style(&template).progress_chars("=> "));
+        bar.set_position(progress.step);
+        let numbers = all.add(ProgressBar::new(0));
+        numbers.set_style(style("{wide_msg}"));
+        Drawn { all, bar, numbers, devices: Vec::new() }
+    }
+
+    fn draw(&mut self, progress: &Progress, roster: &Roster, paint: Paint) {
+        self.bar.set_message(progress.pace());
+        self.bar.set_position(progress.step);
+        self.numbers.set_message(progress.message());
+        let lines = roster.lines();
+        while self.devices.len() < lines.len() {
+            let line = self.all.add(ProgressBar::new(0));
+            line.set_style(style("{wide_msg}"));
+            self.devices.push(line);
+        }
+        for gone in self.devices.drain(lines.len()..) {
+            gone.finish_and_clear();
+            self.all.remove(&gone);
+        }
+        for (bar, (state, line)) in self.devices.iter().zip(lines) {
+            bar.set_message(painted(&line, state, paint));
+        }
+    }
+
+    /// The devices have their lines in the summary; bar and numbers stay as the last thing that was shown.
+    fn end(self) {
+        self.devices.iter().for_each(ProgressBar::finish_and_clear);
+        self.numbers.abandon();
+        self.bar.abandon();
+    }
+}
+
+/// The state is the last word of a line.
+fn painted(line: &str, state: State, paint: Paint) -> String {
+    let colour = match state {
+        State::Running => "32",
+        State::Paused | State::Fallback => "33",
+        State::Failed | State::Lost => "31",
+        State::Ready | State::Left => "2",
+    };
+    match (paint, line.strip_suffix(state.word())) {
+        (Paint::Colours, Some(start)) => format!("{start}\x1b[{colour}m{}\x1b[0m", state.word()),
+        _ => line.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_is_coloured_unless_nobody_wants_it() {
+        let line = "  a, cpu  lost";
+        assert_eq!(painted(line, State::Lost, Paint::Plain), line);
+        assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m");
+        assert_eq!(painted("  and 3 more", State::Running, Paint::Colours), "  and 3 more");
+    }
 }

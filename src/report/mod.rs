@@ -3,6 +3,7 @@
 //! A run is shown by giving every event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
 //! (metrics.jsonl); [`read`] gives the events back, and the same functions replay them.
 
+pub mod confusion;
 mod console;
 pub mod draw;
 mod history;
@@ -10,16 +11,20 @@ mod metrics;
 pub mod page;
 mod progress;
 mod prometheus;
+mod roster;
 mod serve;
 mod team;
 mod tensorboard;
+mod words;
 mod write;
 
 pub use console::{Console, Look};
 pub use history::{History, Live, Member, Point, State};
 pub use metrics::{Metrics, read};
-pub use progress::{Progress, duration};
+pub use progress::{CLASSES, Progress, SHOWN_CLASSES};
+pub use roster::{Roster, Row};
 pub use serve::Dashboard;
 pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;
+pub use words::duration;
 pub use write::{comparison, write};

@@ -1,12 +1,18 @@
 //! A run so far, folded out of its events; and the lines that say it. No clock, no terminal: the same events
 //! give the same lines, live or replayed.
 
+use super::confusion;
 use super::team::Team;
-use crate::train::event::{Change, Done, Eval, Event, Forecast, RunStart, Speed, Step, What};
+use super::words::{change_line, duration, eval_line, inline, run_lines, size, speed_line};
+use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step};
 use std::collections::BTreeMap;
 
+/// A note that begins so names a classifier's classes.
+pub const CLASSES: &str = "classes  ";
 /// Weight of the past in smoothed numbers.
-const MEMORY: f64 = 0.9;
+pub const MEMORY: f64 = 0.9;
+/// A confusion matrix of more classes than this fits no terminal; the report has it.
+pub const SHOWN_CLASSES: usize = 12;
 /// Plain output has about so many step lines, however long the run.
 const LINES: u64 = 50;
 
@@ -25,6 +31,8 @@ pub struct Progress {
     pub tokens: u64,
     /// Wall time of those steps.
     pub seconds: f64,
+    /// Gradient norm, learning rate and memory of the last step.
+    last: Option<Last>,
     /// Who did how much.
     pub team: Team,
     /// What was expected of the steps since the run began, or went on.
@@ -33,7 +41,17 @@ pub struct Progress {
     pub speeds: BTreeMap<(String, String), Speed>,
     /// Tokens and seconds of the steps since then.
     since: (u64, f64),
+    /// A classifier's classes.
+    pub labels: Vec<String>,
     smooth: Smooth,
+}
+
+/// Numbers that are shown as they are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Last {
+    grad_norm: f64,
+    lr: f64,
+    memory: Option<u64>,
 }
 
 /// Averages that forget: weights of the past fall by [`MEMORY`] a step; sums, so that no bias is to correct.
@@ -53,6 +71,8 @@ impl Progress {
                 self.total_steps = run.total_steps;
                 self.step = run.first_step.saturating_sub(1);
                 (self.since, self.forecast) = ((0, 0.0), None);
+                let classes = run.notes.iter().find_map(|note| note.strip_prefix(CLASSES));
+                self.labels = classes.into_iter().flat_map(|c| c.split(", ")).map(String::from).collect();
             }
             Event::Forecast(forecast) => self.forecast = Some(forecast.clone()),
             Event::Speed(speed) => {
@@ -74,6 +94,7 @@ impl Progress {
         self.seconds += step.seconds;
         self.since.0 += step.total_tokens;
         self.since.1 += step.seconds;
+        self.last = Some(Last { grad_norm: step.grad_norm, lr: step.lr, memory: step.memory });
         self.team.see(step);
         let Smooth { weight, loss, tokens, seconds } = &mut self.smooth;
         for (sum, new) in
@@ -99,14 +120,28 @@ impl Progress {
         (self.smooth.weight > 0.0).then(|| left * self.smooth.seconds / self.smooth.weight)
     }
 
-    /// What stands beside a bar: loss, smoothed loss, tokens a second, time left.
+    /// What stands beside a bar: how far, and how long it will take.
+    pub fn pace(&self) -> String {
+        let percent = 100 * self.step.min(self.total_steps) / self.total_steps.max(1);
+        match (self.speed(), self.remaining()) {
+            (Some(speed), Some(left)) => format!("{percent} %  {speed:.0} tokens/s  {} left", duration(left)),
+            _ => format!("{percent} %"),
+        }
+    }
+
+    /// What stands below it: loss, smoothed loss, gradient norm, learning rate, memory.
     pub fn message(&self) -> String {
-        let (Some((_, loss)), Some(smooth), Some(speed), Some(left)) =
-            (self.loss, self.smooth_loss(), self.speed(), self.remaining())
-        else {
+        let (Some((_, loss)), Some(smooth), Some(last)) = (self.loss, self.smooth_loss(), &self.last) else {
             return String::new();
         };
-        format!("loss {loss:.4} (smoothed {smooth:.4})  {speed:.0} tokens/s  {} left", duration(left))
+        let mut line = format!(
+            "loss {loss:.4} (smoothed {smooth:.4})  grad norm {:.3}  lr {:.2e}",
+            last.grad_norm, last.lr
+        );
+        if let Some(bytes) = last.memory {
+            line += &format!("  memory {}", size(bytes));
+        }
+        line
     }
 
     /// The lines that `event`, which was already seen, is worth where there is no bar. Long runs do not print
@@ -193,7 +228,15 @@ impl Progress {
             if let (Some(a), Some(b)) = (before.accuracy, after.accuracy) {
                 line += &format!("  accuracy {a:.4} -> {b:.4}");
             }
+            if let (Some(a), Some(b)) = (before.macro_f1, after.macro_f1) {
+                line += &format!("  macro F1 {a:.4} -> {b:.4}");
+            }
             lines.push(line);
+            if let Some(matrix) = after.confusion.as_ref().filter(|m| m.len() <= SHOWN_CLASSES) {
+                // A name that holds a comma makes two of it.
+                let named = if self.labels.len() == matrix.len() { &self.labels[..] } else { &[] };
+                lines.extend(confusion::lines(named, matrix));
+            }
         }
         if self.seconds > 0.0 {
             let speed = self.tokens as f64 / self.seconds;
@@ -212,91 +255,10 @@ impl Progress {
     }
 }
 
-fn run_lines(run: &RunStart) -> Vec<String> {
-    let mut lines = run.notes.clone();
-    let evaluated =
-        if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
-    let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
-    lines.push(format!(
-        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values{class}",
-        run.rows, run.total_steps, run.steps_per_epoch, run.parameters,
-    ));
-    if run.first_step > 1 {
-        lines.push(format!("resumed after step {}", run.first_step - 1));
-    }
-    if run.classes.len() > 1 {
-        let classes = run.classes.join(", ");
-        lines.push(format!(
-            "bits: {} classes ({classes}): loss within 1 %, not byte-equal between runs",
-            run.classes.len()
-        ));
-    }
-    lines
-}
-
-fn eval_line(eval: &Eval) -> String {
-    let mut line = format!("eval after step {}: loss {:.4}", eval.step, eval.eval_loss);
-    if let Some(perplexity) = eval.perplexity {
-        line += &format!("  perplexity {perplexity:.3}");
-    }
-    if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
-        line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
-    }
-    line
-}
-
-/// `measured here, cpu 0: 3.1 ms + 1.170 ms a token; 941 Mbit/s, 0.4 ms there and back`
-pub fn speed_line(speed: &Speed) -> String {
-    let who = [speed.worker.as_str(), &speed.device].into_iter().filter(|s| !s.is_empty());
-    let who = who.collect::<Vec<_>>().join(", ");
-    let (fixed, each) = (1e3 * speed.line.fixed, 1e3 * speed.line.each);
-    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms a token");
-    if let Some(link) = speed.link {
-        let (megabytes, back) = (link.bandwidth / 1e6, 1e3 * link.round_trip);
-        line += &format!("; {megabytes:.0} MB/s, {back:.1} ms there and back");
-    }
-    inline(&line)
-}
-
-/// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
-pub fn change_line(change: &Change) -> String {
-    let what = match change.what {
-        What::Joined => "joined",
-        What::Left => "left",
-        What::Lost => "lost",
-        What::Refused => "refused",
-        What::Expelled => "expelled",
-        What::Fallback => "fallback",
-        What::Failed => "failed",
-        What::Waiting => return inline(&change.reason),
-        What::Paused => "paused",
-        What::Resumed => "running",
-        What::Note => "note",
-    };
-    // A line about a stranger begins with its address itself.
-    let worker = if change.reason.starts_with(&change.worker) { "" } else { change.worker.as_str() };
-    let parts = [worker, &change.devices.join(", "), &change.reason];
-    let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    inline(&format!("{what:<8} {}", parts.join(": ")))
-}
-
-/// One line, whatever the model or the prompt said; control characters would move the cursor.
-fn inline(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-}
-
-/// `0:07`, `12:30`, `3:05:00`
-pub fn duration(seconds: f64) -> String {
-    let s = seconds.round() as u64;
-    match s / 3600 {
-        0 => format!("{}:{:02}", s / 60, s % 60),
-        hours => format!("{hours}:{:02}:{:02}", s / 60 % 60, s % 60),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::event::RunStart;
 
     fn step(step: u64, loss: f64) -> Event {
         Event::Step(Step {
@@ -310,6 +272,7 @@ mod tests {
             epoch: 0.1,
             shared: None,
             traffic: None,
+            memory: None,
         })
     }
 

@@ -139,6 +139,7 @@ mod tests {
             epoch: 0.1,
             shared: Some(shared),
             traffic: None,
+            memory: None,
         };
         let run = RunStart { total_steps: 2, first_step: 1, ..RunStart::default() };
         let text = text(&History::of(&[Event::Run(run), Event::Step(step)]));

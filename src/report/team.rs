@@ -153,6 +153,7 @@ mod tests {
             epoch: 0.0,
             shared: Some(Shared { devices, repeats: 1, sync_seconds: 0.5, ..Shared::default() }),
             traffic: None,
+            memory: None,
         };
         let mut team = Team::default();
         assert!(team.lines().is_empty() && team.speed_line().is_none());

@@ -113,6 +113,7 @@ mod tests {
             epoch: 0.1,
             shared,
             traffic: None,
+            memory: None,
         })
     }
 

@@ -75,7 +75,7 @@ pub struct RunStart {
 }
 
 /// One optimizer step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// From 1.
     pub step: u64,
@@ -99,6 +99,9 @@ pub struct Step {
     /// What went to the device and back for all its microbatches; None of what computes in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<Traffic>,
+    /// Bytes of memory that the process of the run holds; None where its system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
 }
 
 /// How the microbatches of a step were shared out, and what that cost.

@@ -145,6 +145,7 @@ impl Trainer<'_, '_> {
             epoch: step as f64 / self.run.work.steps_per_epoch().max(1) as f64,
             shared,
             traffic,
+            memory: None,
         }))
     }
 }

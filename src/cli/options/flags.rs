@@ -32,6 +32,21 @@ pub struct Accepts<'a> {
 
 const FOREIGN_HEADING: &str = "other trainers' names";
 
+/// What `finetune --help` shows of a training run's options; `finetune help options` shows all.
+#[rustfmt::skip]
+const COMMON: [&str; 26] = [
+    "model", "quantize", "task", "data", "eval-data", "eval-split", "max-seq-len", "rank", "alpha", "epochs", "max-steps",
+    "batch-size", "learning-rate", "gpus", "role", "coordinator", "expect-workers", "output", "overwrite", "resume",
+    "eval-steps", "sample-prompt", "dashboard", "quiet", "config", "",
+];
+
+/// The same command with a help that fits a screen.
+fn short(c: Command) -> Command {
+    let trains = c.get_arguments().any(|a| a.get_id() == "learning-rate");
+    let common = |a: &Arg| COMMON.contains(&a.get_id().as_str());
+    if trains { c.mut_args(|a| if common(&a) { a } else { a.hide(true) }) } else { c }
+}
+
 /// The clap command.
 pub fn command(accepts: &Accepts) -> Command {
     let mut c = Command::new(accepts.name.clone())
@@ -97,7 +112,7 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
     let args: Vec<String> = args.iter().map(|a| dashed(a)).collect();
     no_loose_truth(accepts, &args)?;
     let argv = std::iter::once(accepts.name.clone()).chain(args);
-    let matches = match command(accepts).try_get_matches_from(argv) {
+    let matches = match short(command(accepts)).try_get_matches_from(argv) {
         Ok(m) => m,
         Err(e) if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             return Ok(Parsed::Text(e.render()));

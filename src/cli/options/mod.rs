@@ -282,7 +282,7 @@ fn unknown(t: &Typed) -> Refusal {
     let known = keys.iter().map(String::as_str).chain(alias::all());
     let hint = match nearest(&t.key, known) {
         Some(n) => format!("did you mean {n}?"),
-        None => "`finetune --help` lists them; keys are written with underscores".into(),
+        None => "`finetune help options` lists them; keys are written with underscores".into(),
     };
     let line = match &t.source {
         Source::Flag => format!("unknown option --{}: {hint}", t.key.replace('_', "-")),
@@ -339,7 +339,7 @@ mod tests {
         check(
             "x: 1\n",
             "rank",
-            "c.yaml:1: unknown key x: `finetune --help` lists them; keys are written with underscores",
+            "c.yaml:1: unknown key x: `finetune help options` lists them; keys are written with underscores",
         );
         check(
             "rank: 1\nneftune_noise_alpha: 5",

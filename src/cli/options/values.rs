@@ -81,6 +81,14 @@ pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
 pub fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
     let name = "memory-limit";
     let Some(text) = s.text(name)? else { return Ok(None) };
+    match size(text) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
+    }
+}
+
+/// A size in bytes: `2GB`, `1500MiB`; above 0.
+pub fn size(text: &str) -> Option<u64> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let unit = match unit.to_lowercase().as_str() {
@@ -91,12 +99,9 @@ pub fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
         "kib" => 1024.0,
         "mib" => 1024.0 * 1024.0,
         "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
+        _ => return None,
     };
-    match number.trim().parse::<f64>() {
-        Ok(n) if n > 0.0 && n.is_finite() => Ok(Some((n * unit) as u64)),
-        _ => Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
-    }
+    number.trim().parse::<f64>().ok().filter(|n| *n > 0.0 && n.is_finite()).map(|n| (n * unit) as u64)
 }
 
 /// A time: `90`, `90s`, `10m`, `1h30m`. Above zero, at most a hundred days.

@@ -2,7 +2,7 @@
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, State};
-use crate::report::progress::duration;
+use crate::report::words::duration;
 
 /// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;

@@ -3,7 +3,7 @@
 use super::{HALTS, Surroundings};
 use crate::report::draw::escape;
 use crate::report::history::{History, State};
-use crate::report::progress::change_line;
+use crate::report::words::change_line;
 
 /// The newest lines of a long list are shown.
 const MOST: usize = 60;

@@ -1,0 +1,133 @@
+//! `finetune doctor [FILE]`: does this machine have what it needs to take part. What is needed stands in a file
+//! (`recipes/gpu-training.yaml`, carried inside the binary); here it is compared with what the system says. Every
+//! verdict that is not `ok` has the command that mends it. (No existing verb looks beyond the devices.)
+
+mod probe;
+mod requirement;
+mod system;
+
+use super::options::Source;
+use super::refusal::Refusal;
+use super::verb::Invocation;
+use probe::{Probe, Seen};
+use requirement::Requirement;
+use serde::Serialize;
+use std::path::Path;
+
+/// How one requirement is met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// Missing, and nothing that is required.
+    Warning,
+    /// Missing, and required.
+    Failed,
+    /// There was nothing to look at.
+    Skipped,
+}
+
+/// One line of the result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Finding {
+    check: requirement::Check,
+    required: bool,
+    verdict: Verdict,
+    found: String,
+    about: String,
+    /// None where there is nothing to mend.
+    mend: Option<String>,
+}
+
+/// Looks at everything.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let requirements = match inv.positional.first() {
+        Some(file) => requirement::read(Path::new(file))?,
+        None => requirement::embedded()?,
+    };
+    let probe = probe(inv)?;
+    let findings: Vec<Finding> = requirements.iter().map(|r| judge(r, probe.look(r))).collect();
+    tell(inv, &findings)?;
+    let missing: Vec<String> =
+        findings.iter().filter(|f| f.verdict == Verdict::Failed).map(|f| f.check.to_string()).collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Refusal::failure(format!(
+            "{} of {} requirements are not met ({}): what mends them stands above",
+            missing.len(),
+            findings.len(),
+            missing.join(", ")
+        ))),
+    }
+}
+
+fn probe(inv: &Invocation) -> Result<Probe, Refusal> {
+    let s = &inv.settings;
+    let coordinator = s.text("coordinator")?.filter(|at| *at != "auto").map(String::from);
+    let output = s.get("output").filter(|o| o.source != Source::Default).and_then(|o| o.values.first());
+    Ok(Probe {
+        coordinator,
+        token_file: s.text("token-file")?.map(Into::into),
+        model_cache: s.text("model-cache")?.map(Into::into),
+        output: output.map_or_else(|| ".".into(), Into::into),
+    })
+}
+
+fn judge(requirement: &Requirement, seen: Seen) -> Finding {
+    let r = requirement;
+    let (verdict, found, mend) = match seen {
+        Seen::Good(found) => (Verdict::Ok, found, None),
+        Seen::Nothing(why) => (Verdict::Skipped, why, None),
+        Seen::Unknown(why) => (Verdict::Warning, why, Some(r.mend.clone())),
+        Seen::Bad { found, mend } => {
+            let verdict = if r.required { Verdict::Failed } else { Verdict::Warning };
+            (verdict, found, Some(mend.unwrap_or_else(|| r.mend.clone())))
+        }
+    };
+    Finding { check: r.check, required: r.required, verdict, found, about: r.about.clone(), mend }
+}
+
+fn tell(inv: &mut Invocation, findings: &[Finding]) -> Result<(), Refusal> {
+    if inv.json {
+        let met = findings.iter().all(|f| f.verdict != Verdict::Failed);
+        return inv.say(&serde_json::json!({ "met": met, "checks": findings }).to_string());
+    }
+    for f in findings {
+        let word = match f.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Warning => "warning",
+            Verdict::Failed => "failed",
+            Verdict::Skipped => "skipped",
+        };
+        inv.say(&format!("{word:<8} {:<12} {}", f.check.to_string(), f.found))?;
+        if let Some(mend) = &f.mend {
+            inv.say(&format!("         wanted       {}", f.about))?;
+            inv.say(&format!("         mend         {mend}"))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a requirement comes to.
+    fn check(required: &str, seen: Seen, want: Verdict, mend: Option<&str>) {
+        let text = format!("- {{check: disk, about: room, required: {required}, mend: general}}");
+        let requirements = requirement::parse(&text, Path::new("r.yaml")).unwrap();
+        let finding = judge(&requirements[0], seen);
+        assert_eq!((finding.verdict, finding.mend.as_deref()), (want, mend));
+    }
+
+    #[test]
+    fn a_verdict_and_what_mends_it() {
+        let bad = |mend: Option<&str>| Seen::Bad { found: "3 GB".into(), mend: mend.map(String::from) };
+        check("true", Seen::Good("30 GB".into()), Verdict::Ok, None);
+        check("true", bad(None), Verdict::Failed, Some("general"));
+        check("true", bad(Some("special")), Verdict::Failed, Some("special"));
+        check("false", bad(None), Verdict::Warning, Some("general"));
+        check("true", Seen::Unknown("no df".into()), Verdict::Warning, Some("general"));
+        check("true", Seen::Nothing("not named".into()), Verdict::Skipped, None);
+    }
+}

@@ -1,0 +1,117 @@
+//! `finetune help [TOPIC]`, shell completions and man pages: all of them from the tables of verbs and options, so that
+//! none knows a flag that another does not. What a topic explains beyond the table is a file of `topics/`, part of
+//! the binary.
+
+mod pages;
+
+use super::options::flags;
+use super::options::table::{Section, TABLE};
+use super::refusal::{Refusal, nearest};
+use super::verb::{self, Invocation};
+pub use pages::{completions, man};
+
+macro_rules! topics {
+    ($($name:literal: $about:literal),* $(,)?) => {
+        &[$(($name, $about, include_str!(concat!("topics/", $name, ".txt")))),*]
+    };
+}
+
+/// Name, one line, text; in the order in which a newcomer would read them.
+const TOPICS: &[(&str, &str, &str)] = topics![
+    "start": "the first adapter, in five commands",
+    "data": "forms of rows, what is learnt from them, and what is looked at before",
+    "model": "what can be trained, quantised bases, memory",
+    "training": "steps, batches, learning rate; what a run prints",
+    "devices": "cards, CPUs, and why one is not found",
+    "cluster": "one run on several machines",
+    "watch": "terminal, page, metrics, reports",
+    "output": "what a run writes; stop and go on",
+    "config": "YAML, environment, names of other trainers",
+    "exit-codes": "what a scheduler needs to know",
+];
+
+/// Says it.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let topic = inv.positional.first().cloned();
+    let text = match topic.as_deref() {
+        None => overview(),
+        Some("options" | "all") => return all_options(inv),
+        Some(name) => match TOPICS.iter().find(|(n, ..)| *n == name) {
+            Some((name, about, text)) => format!("{name}: {about}\n\n{}{}", text.trim_end(), table(name)),
+            None => return verb_or_nothing(inv, name),
+        },
+    };
+    inv.say(&text)
+}
+
+fn overview() -> String {
+    let mut text = String::from("finetune help TOPIC\n\n");
+    for (name, about, _) in TOPICS {
+        text += &format!("  {name:<11} {about}\n");
+    }
+    text += "  options     every option, in groups\n";
+    text + "  VERB        what a verb takes, as `finetune VERB --help` does\n\nverbs:\n"
+        + verb::lines().trim_end()
+}
+
+/// The options that belong to a topic.
+fn table(topic: &str) -> String {
+    let section = match topic {
+        "data" => Section::Data,
+        "model" => Section::Model,
+        "training" => Section::Optim,
+        "devices" => Section::Devices,
+        "cluster" => Section::Cluster,
+        "output" => Section::Output,
+        _ => return String::new(),
+    };
+    let mut text = String::from("\n\noptions:\n");
+    for o in TABLE.iter().filter(|o| o.section == section) {
+        let default = if o.default.is_empty() { String::new() } else { format!(" [{}]", o.default) };
+        text += &format!("  --{:<20} {}{default}\n", o.name, o.help);
+    }
+    text.trim_end().into()
+}
+
+fn all_options(inv: &mut Invocation) -> Result<(), Refusal> {
+    let text = flags::command(&verb::VERBS[0].accepts()).render_help().to_string();
+    inv.say(text.trim_end())
+}
+
+fn verb_or_nothing(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
+    if let Some(verb) = verb::VERBS.iter().find(|v| v.name == name) {
+        let text = flags::command(&verb.accepts()).render_help().to_string();
+        return inv.say(text.trim_end());
+    }
+    if let Some(o) = TABLE.iter().find(|o| o.name == name.trim_start_matches('-').replace('_', "-")) {
+        let default = if o.default.is_empty() { String::new() } else { format!(" [{}]", o.default) };
+        return inv.say(&format!("--{}: {}{default}\nin a YAML file: {}", o.name, o.help, o.key()));
+    }
+    let known = TOPICS.iter().map(|(n, ..)| *n).chain(verb::VERBS.iter().map(|v| v.name));
+    let hint = match nearest(name, known) {
+        Some(n) => format!("did you mean `finetune help {n}`?"),
+        None => "`finetune help` lists them".into(),
+    };
+    Err(Refusal::usage(format!("no help on {name:?}: {hint}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_are_short_and_speak_of_options_that_exist() {
+        for (name, about, text) in TOPICS {
+            assert!(text.lines().count() <= 45 && about.len() < 80, "{name}");
+            assert!(text.lines().all(|l| l.chars().count() <= 100), "{name}: a line is too long");
+            for word in text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')) {
+                let Some(flag) = word.strip_prefix("--").filter(|f| f.len() > 1) else { continue };
+                let own = verb::VERBS.iter().flat_map(|v| v.own).chain(TABLE).any(|o| o.name == flag);
+                assert!(
+                    own || ["help", "no-packing", "version"].contains(&flag),
+                    "{name}: --{flag} is no option"
+                );
+            }
+        }
+    }
+}

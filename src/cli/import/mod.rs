@@ -1,0 +1,286 @@
+//! `finetune import FILE`: a configuration of Axolotl, LLaMA-Factory or TRL as one of ours. What could not be carried
+//! over is said on stderr and stands as a comment in the result: silence would train something else. (`--config`
+//! takes spellings of others, too; it refuses what it does not know, and this says what is lost.)
+
+mod rows;
+mod tables;
+
+use super::options::groups::Options;
+use super::options::table::{self, Section, TABLE};
+use super::options::{Settings, alias, yaml};
+use super::refusal::{self, Refusal};
+use super::verb::Invocation;
+use serde_json::{Map, Value};
+use std::path::Path;
+use tables::{Becomes, Dialect, Rule};
+
+/// One line of ours.
+struct Line {
+    key: String,
+    /// As YAML.
+    value: String,
+    /// Where it comes from, in words.
+    from: String,
+}
+
+/// What a file became.
+#[derive(Default)]
+struct Import {
+    lines: Vec<Line>,
+    /// (their key, its value, why it is lost)
+    lost: Vec<(String, String, String)>,
+    /// Factors of the rows of a step.
+    factors: Vec<(String, u64)>,
+}
+
+/// Converts.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let Some(file) = inv.positional.first().cloned() else {
+        return Err(Refusal::usage("nothing to import: give the FILE.yaml of Axolotl, LLaMA-Factory or TRL"));
+    };
+    let path = Path::new(&file);
+    let text = std::fs::read_to_string(path).map_err(refusal::at(path))?;
+    let from = inv.settings.text("from")?.map(String::from);
+    let (dialect, import) = convert(&text, path, from.as_deref())?;
+    let result = import.render(path, dialect);
+    check(&result, path)?;
+    for (key, value, why) in &import.lost {
+        eprintln!("not carried over: {key}: {value}: {why}");
+    }
+    match inv.settings.text("output")? {
+        Some(output) if inv.settings.is_given("output") => {
+            let output = Path::new(output);
+            crate::format::atomic::write_file(output, result.as_bytes()).map_err(Refusal::from)?;
+            inv.say(&output.display().to_string())
+        }
+        _ => inv.say(result.trim_end()),
+    }
+}
+
+fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Import), Refusal> {
+    let options = serde_yaml::options! { with_snippet: false };
+    let root: Value = serde_yaml::from_str_with_options(text, options).map_err(|e| {
+        let line = e.location().map(|l| format!(":{}", l.line())).unwrap_or_default();
+        Refusal::configuration(format!("{}{line}: not YAML: {}", path.display(), e.without_snippet()))
+    })?;
+    let Value::Object(keys) = root else {
+        return Err(Refusal::configuration(format!("{}: a mapping of keys was expected", path.display())));
+    };
+    let names = || Dialect::ALL.map(|(name, _)| name).join(", ");
+    let dialect = match from {
+        Some(name) => Dialect::ALL
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, d)| *d)
+            .ok_or_else(|| Refusal::usage(format!("--from {name}: there are {}", names())))?,
+        None => Dialect::guess(keys.keys().map(String::as_str)).ok_or_else(|| {
+            let why = "no key of Axolotl, LLaMA-Factory or TRL is in it: say whose it is with --from";
+            Refusal::configuration(format!("{}: {why}", path.display()))
+        })?,
+    };
+    let mut import = Import::default();
+    for (key, value) in &keys {
+        import.take(dialect, key, value);
+    }
+    rows::take(&mut import, dialect, &keys, path);
+    import.finish(dialect, &keys);
+    Ok((dialect, import))
+}
+
+impl Import {
+    fn set(&mut self, key: &str, value: impl Into<String>, from: impl Into<String>) {
+        // The first one that says it counts: `load_in_4bit` and `adapter: qlora` say the same.
+        if !self.lines.iter().any(|l| l.key == key) {
+            self.lines.push(Line { key: key.into(), value: value.into(), from: from.into() });
+        }
+    }
+
+    fn lose(&mut self, key: &str, value: &Value, why: &str) {
+        self.lost.push((key.into(), shown(value), why.into()));
+    }
+
+    fn take(&mut self, dialect: Dialect, key: &str, value: &Value) {
+        if is_empty(value) || rows::KEYS.contains(&key) {
+            return;
+        }
+        match dialect.rule(key) {
+            Some(Rule::Needless) => {}
+            Some(Rule::Lost(why)) => self.lose(key, value, why),
+            Some(Rule::Key(ours)) => self.set(ours, yaml_value(value), key),
+            Some(Rule::When(cases, otherwise)) => {
+                let word = scalar(value).to_lowercase();
+                let becomes = cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b);
+                match becomes {
+                    // The value as it stands, under our key.
+                    Becomes::Set(ours, "") => self.set(ours, yaml_value(value), key),
+                    Becomes::Set(ours, v) => self.set(ours, v, format!("{key}: {}", shown(value))),
+                    Becomes::Same => {}
+                    Becomes::Lost(why) => self.lose(key, value, why),
+                }
+            }
+            None => self.take_spelling(key, value),
+        }
+    }
+
+    /// Keys that a configuration of ours understands as they are.
+    fn take_spelling(&mut self, key: &str, value: &Value) {
+        if alias::BATCH_FACTORS.contains(&key) {
+            match scalar(value).parse() {
+                Ok(n) if n > 0 => self.factors.push((key.into(), n)),
+                _ => self.lose(key, value, "a whole number above 0 was expected"),
+            }
+        } else if key == alias::WARMUP_RATIO {
+            match scalar(value).parse::<f64>() {
+                Ok(r) if (0.0..=1.0).contains(&r) => {
+                    self.set("warmup_steps", format!("{}%", (r * 1e11).round() / 1e9), format!("{key} {r}"));
+                }
+                _ => self.lose(key, value, "a fraction of 0 to 1 was expected"),
+            }
+        } else if let Some(ours) = alias::ours(key) {
+            self.set(ours, yaml_value(value), key);
+        } else if let Some(meaning) = alias::foreign(key, &scalar(value)) {
+            if let alias::Meaning::NotBuilt(why) = meaning {
+                self.lose(key, value, why);
+            }
+        } else if table::find(&key.replace('_', "-")).is_some() {
+            self.set(key, yaml_value(value), key);
+        } else {
+            self.lose(key, value, "not known here");
+        }
+    }
+
+    /// What is known only when all keys have been seen.
+    fn finish(&mut self, dialect: Dialect, keys: &Map<String, Value>) {
+        // Both are written by some, and one of them is 0.
+        if keys.get("warmup_steps").is_some_and(|v| scalar(v) != "0")
+            && keys.contains_key(alias::WARMUP_RATIO)
+        {
+            self.lines.retain(|l| l.key != "warmup_steps" || l.from == "warmup_steps");
+        }
+        self.whole_epochs();
+        if self.lines.iter().any(|l| l.key == "max_steps" && l.value.starts_with('-')) {
+            self.lines.retain(|l| l.key != "max_steps");
+        }
+        let rows: Vec<String> = self.factors.iter().map(|(k, n)| format!("{k} {n}")).collect();
+        let product = self.factors.iter().fold(1u64, |p, (_, n)| p.saturating_mul(*n));
+        let has = |name: &str| self.factors.iter().any(|(k, _)| k == name);
+        // transformers trains on 8 rows at a time where nobody says otherwise.
+        let per_device = match dialect {
+            Dialect::Axolotl => 1,
+            _ if has("per_device_train_batch_size") => 1,
+            _ => 8,
+        };
+        if !rows.is_empty() {
+            let from = format!("{}; times the devices that there were", rows.join(" x "));
+            self.set("batch_size", (product * per_device).to_string(), from);
+        }
+        let from = format!("{}'s default", dialect.name());
+        for (key, value) in dialect.defaults() {
+            self.set(key, *value, from.clone());
+        }
+        if dialect == Dialect::LlamaFactory {
+            let rank = self.lines.iter().find(|l| l.key == "rank").and_then(|l| l.value.parse::<u64>().ok());
+            self.set("alpha", (2 * rank.unwrap_or(8)).to_string(), "LLaMA-Factory's default, twice the rank");
+        }
+    }
+
+    /// `3.0` epochs are 3; `1.5` cannot be had.
+    fn whole_epochs(&mut self) {
+        let Some(at) = self.lines.iter().position(|l| l.key == "epochs") else { return };
+        match self.lines[at].value.parse::<f64>() {
+            Ok(n) if n.fract() == 0.0 && n >= 1.0 => self.lines[at].value = format!("{n}"),
+            _ => {
+                let line = self.lines.remove(at);
+                self.lost.push((line.from, line.value, "whole epochs are wanted here, or max_steps".into()));
+                self.set("epochs", "1", "see below");
+            }
+        }
+    }
+
+    fn render(&self, path: &Path, dialect: Dialect) -> String {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let mut text = format!("# {name}, a configuration of {}, by finetune import.\n", dialect.name());
+        text += "# command   finetune --config THIS\n";
+        for section in Section::ALL {
+            let here =
+                |l: &&Line| table::find(&l.key.replace('_', "-")).is_some_and(|o| o.section == section);
+            let lines: Vec<&Line> = self.lines.iter().filter(here).collect();
+            if lines.is_empty() {
+                continue;
+            }
+            text += &format!("\n# {}\n", section.name());
+            for l in lines {
+                text += &format!("{}: {}  # {}\n", l.key, l.value, l.from);
+            }
+        }
+        if !self.lost.is_empty() {
+            text += "\n# not carried over\n";
+            for (key, value, why) in &self.lost {
+                text += &format!("# {key}: {value}: {why}\n");
+            }
+        }
+        text
+    }
+}
+
+/// The result must be a configuration: a value that we refuse is said with the line of the result.
+fn check(result: &str, path: &Path) -> Result<(), Refusal> {
+    let all: Vec<_> = TABLE.iter().collect();
+    let options = yaml::parse(result, path).and_then(|layer| Settings::resolve(&all, vec![layer]));
+    match options.and_then(|s| Options::of(&s)) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Refusal::configuration(format!("what came out of it is refused: {}", e.line))),
+    }
+}
+
+/// Nothing was said.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(s) => s.is_empty() || s == "null",
+        Value::Array(a) => a.is_empty(),
+        Value::Object(o) => o.is_empty(),
+        _ => false,
+    }
+}
+
+/// A value as one word; lists with commas.
+fn scalar(value: &Value) -> String {
+    match value {
+        Value::String(s) => s.clone(),
+        Value::Array(a) => a.iter().map(scalar).collect::<Vec<_>>().join(","),
+        v => v.to_string(),
+    }
+}
+
+/// A value as it is shown: one short line.
+fn shown(value: &Value) -> String {
+    let text = match value {
+        Value::Object(_) => value.to_string(),
+        v => scalar(v),
+    };
+    let one_line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if one_line.chars().count() > 60 {
+        one_line.chars().take(57).chain("...".chars()).collect()
+    } else {
+        one_line
+    }
+}
+
+/// A value as YAML: what is not plainly a word is quoted as JSON has it, which YAML reads.
+fn yaml_value(value: &Value) -> String {
+    match value {
+        Value::String(s) => word(s),
+        Value::Array(a) => format!("[{}]", a.iter().map(yaml_value).collect::<Vec<_>>().join(", ")),
+        v => v.to_string(),
+    }
+}
+
+fn word(s: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./%@+".contains(c);
+    let starts = s.starts_with(|c: char| c.is_ascii_alphanumeric() || "./_".contains(c));
+    if starts && s.chars().all(plain) { s.into() } else { Value::from(s).to_string() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! What files of other trainers become. Keys are theirs, examples our own.
+
+use super::*;
+
+/// `key: value` lines that must be there, and keys that must be lost.
+fn check(text: &str, dialect: Dialect, want: &[&str], lost: &[&str]) {
+    let path = Path::new("theirs.yaml");
+    let (found, import) = convert(text, path, None).unwrap_or_else(|e| panic!("{text}\n{e}"));
+    assert_eq!(found, dialect, "{text}");
+    let result = import.render(path, found);
+    super::check(&result, path).unwrap_or_else(|e| panic!("{e}\n{result}"));
+    let lines: Vec<&str> = result.lines().filter_map(|l| l.split("  # ").next()).collect();
+    for line in want {
+        assert!(lines.contains(line), "{line} is not in\n{result}");
+    }
+    let names: Vec<&str> = import.lost.iter().map(|(key, ..)| key.as_str()).collect();
+    assert_eq!(names, lost, "{result}");
+}
+
+const AXOLOTL: &str = "
+base_model: owner/base-1b
+load_in_4bit: true
+adapter: qlora
+datasets:
+  - path: rows/a.jsonl
+    type: chat_template
+    field_messages: turns
+  - path: someone/set
+    type: alpaca
+dataset_prepared_path: prepared
+val_set_size: 0.05
+output_dir: ./outputs/one
+sequence_len: 4096
+sample_packing: true
+pad_to_sequence_len: true
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_linear: true
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 4
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+warmup_ratio: 0.1
+evals_per_epoch: 4
+weight_decay: 0.0
+wandb_project:
+special_tokens:
+  pad_token: <pad>
+flash_attention: true
+";
+
+#[test]
+fn axolotl() {
+    check(
+        AXOLOTL,
+        Dialect::Axolotl,
+        &[
+            "model: owner/base-1b",
+            "quantize: nf4",
+            "data: [rows/a.jsonl]",
+            "data_fields: [\"messages=turns\"]",
+            "eval_split: 0.05",
+            "output: ./outputs/one",
+            "max_seq_len: 4096",
+            "packing: true",
+            "rank: 32",
+            "alpha: 16",
+            "dropout: 0.05",
+            "target_modules: all-linear",
+            "batch_size: 8",
+            "epochs: 4",
+            "lr_scheduler: cosine",
+            "warmup_steps: 10%",
+        ],
+        &["evals_per_epoch", "special_tokens", "datasets: path"],
+    );
+    check("base_model: m\nadapter:\nrl: dpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
+    check(
+        "base_model: m\nlr_scheduler: one_cycle\nchat_template: llama3\nmystery: 3\nnum_epochs: 1.5\n",
+        Dialect::Axolotl,
+        &["epochs: 1"],
+        &["lr_scheduler", "chat_template", "mystery", "num_epochs"],
+    );
+    check(
+        "base_model: m\nsequence_len: 64\nmax_steps: 20\nwarmup_steps: 10\n",
+        Dialect::Axolotl,
+        &["max_steps: 20", "warmup_steps: 10"],
+        &[],
+    );
+}
+
+#[test]
+fn llama_factory() {
+    check(
+        "
+model_name_or_path: owner/base-4b
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+quantization_bit: 4
+dataset: identity,own.jsonl
+template: qwen3
+cutoff_len: 2048
+preprocessing_num_workers: 16
+output_dir: saves/one
+overwrite_output_dir: true
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+report_to: none
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+val_size: 0.1
+eval_strategy: steps
+",
+        Dialect::LlamaFactory,
+        &[
+            "model: owner/base-4b",
+            "quantize: nf4",
+            "data: [own.jsonl]",
+            "max_seq_len: 2048",
+            "overwrite: true",
+            "batch_size: 8",
+            "epochs: 3",
+            "learning_rate: 0.0001",
+            "rank: 8",
+            "alpha: 16",
+            "target_modules: all-linear",
+            "eval_split: 0.1",
+        ],
+        &["trust_remote_code", "template", "dataset"],
+    );
+    check(
+        "model_name_or_path: m\nstage: dpo\nfinetuning_type: full\nlora_target: q_proj,v_proj\n",
+        Dialect::LlamaFactory,
+        &[
+            "rank: 8",
+            "alpha: 16",
+            "learning_rate: 5e-5",
+            "lr_scheduler: linear",
+            "target_modules: \"q_proj,v_proj\"",
+        ],
+        &["stage", "finetuning_type"],
+    );
+}
+
+#[test]
+fn trl() {
+    check(
+        "
+model_name_or_path: owner/base-0.5b
+dataset_name: someone/set
+use_peft: true
+lora_r: 64
+lora_target_modules: [q_proj, v_proj]
+load_in_4bit: true
+max_length: 512
+packing: true
+gradient_accumulation_steps: 2
+learning_rate: 0.0001
+max_steps: -1
+report_to: none
+dtype: bfloat16
+eos_token: <end>
+",
+        Dialect::Trl,
+        &[
+            "model: owner/base-0.5b",
+            "quantize: nf4",
+            "rank: 64",
+            "dropout: 0.05",
+            "max_seq_len: 512",
+            "target_modules: [q_proj, v_proj]",
+            // 8 rows at a time are transformers' own default.
+            "batch_size: 16",
+            "learning_rate: 0.0001",
+            "lr_scheduler: linear",
+        ],
+        &["eos_token", "dataset_name"],
+    );
+    check(
+        "model_name_or_path: m\ndataset_name: ./rows.parquet\ndataset_text_field: body\nlora_task_type: SEQ_CLS\n",
+        Dialect::Trl,
+        &["data: ./rows.parquet", "data_fields: \"text=body\"", "task: classify"],
+        &["lora_target_modules"],
+    );
+}
+
+#[test]
+fn an_entry_of_dataset_info_is_looked_up() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("data")).unwrap();
+    let info = r#"{"mine": {"file_name": "mine.json", "columns": {"prompt": "q", "response": "a", "query": "input"}}}"#;
+    std::fs::write(dir.path().join("data/dataset_info.json"), info).unwrap();
+    let text = "model_name_or_path: m\nstage: sft\ndataset: mine\nlora_target: all\n";
+    let (_, import) = convert(text, &dir.path().join("c.yaml"), None).unwrap();
+    let line =
+        |key: &str| import.lines.iter().find(|l| l.key == key).map(|l| l.value.clone()).unwrap_or_default();
+    assert!(line("data").ends_with("data/mine.json]"), "{}", line("data"));
+    assert_eq!(line("data_fields"), "[\"instruction=q\", \"output=a\"]");
+}
+
+#[test]
+fn what_is_none_of_theirs_is_refused() {
+    let refused = |text: &str, from| convert(text, Path::new("c.yaml"), from).map(|_| ()).unwrap_err().line;
+    assert!(refused("a: 1\n", None).contains("say whose it is with --from"));
+    assert!(refused("a: 1\n", Some("unsloth")).contains("axolotl, llama-factory, trl"));
+    assert!(refused("- a\n", None).contains("a mapping of keys was expected"));
+    assert!(refused("a: [\n", None).contains("c.yaml"));
+    let bad = convert("base_model: m\nlearning_rate: fast\n", Path::new("c.yaml"), None).unwrap();
+    let line = super::check(&bad.1.render(Path::new("c.yaml"), bad.0), Path::new("c.yaml")).unwrap_err().line;
+    assert!(line.contains("learning_rate"), "{line}");
+}
+
+#[test]
+fn tables_name_options_that_exist_and_no_key_twice() {
+    for table in Dialect::tables() {
+        let mut seen = std::collections::BTreeSet::new();
+        for (key, rule) in table {
+            assert!(seen.insert(key), "{key} stands twice in a table");
+            let ours = match rule {
+                Rule::Key(ours) => vec![*ours],
+                Rule::When(cases, otherwise) => {
+                    let all = cases.iter().map(|(_, b)| b).chain([otherwise]);
+                    all.filter_map(|b| if let Becomes::Set(ours, _) = b { Some(*ours) } else { None })
+                        .collect()
+                }
+                _ => vec![],
+            };
+            for ours in ours {
+                assert!(table::find(&ours.replace('_', "-")).is_some(), "{key}: {ours} is no option");
+            }
+        }
+    }
+}

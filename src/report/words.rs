@@ -1,0 +1,96 @@
+//! One event in words, one line for each thing that it says. Whatever a model, a prompt or a stranger said stays on
+//! that line.
+
+use crate::train::event::{Change, Eval, RunStart, Speed, What};
+
+/// The lines of a run's beginning.
+pub fn run_lines(run: &RunStart) -> Vec<String> {
+    let mut lines = run.notes.clone();
+    let evaluated =
+        if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
+    let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
+    lines.push(format!(
+        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values{class}",
+        run.rows, run.total_steps, run.steps_per_epoch, run.parameters,
+    ));
+    if run.first_step > 1 {
+        lines.push(format!("resumed after step {}", run.first_step - 1));
+    }
+    if run.classes.len() > 1 {
+        let classes = run.classes.join(", ");
+        lines.push(format!(
+            "bits: {} classes ({classes}): loss within 1 %, not byte-equal between runs",
+            run.classes.len()
+        ));
+    }
+    lines
+}
+
+/// `eval after step 2: loss 1.5000  perplexity 2.000`
+pub fn eval_line(eval: &Eval) -> String {
+    let mut line = format!("eval after step {}: loss {:.4}", eval.step, eval.eval_loss);
+    if let Some(perplexity) = eval.perplexity {
+        line += &format!("  perplexity {perplexity:.3}");
+    }
+    if let (Some(accuracy), Some(f1)) = (eval.accuracy, eval.macro_f1) {
+        line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
+    }
+    line
+}
+
+/// `measured here, cpu 0: 3.1 ms + 1.170 ms a token; 941 Mbit/s, 0.4 ms there and back`
+pub fn speed_line(speed: &Speed) -> String {
+    let who = [speed.worker.as_str(), &speed.device].into_iter().filter(|s| !s.is_empty());
+    let who = who.collect::<Vec<_>>().join(", ");
+    let (fixed, each) = (1e3 * speed.line.fixed, 1e3 * speed.line.each);
+    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms a token");
+    if let Some(link) = speed.link {
+        let (megabytes, back) = (link.bandwidth / 1e6, 1e3 * link.round_trip);
+        line += &format!("; {megabytes:.0} MB/s, {back:.1} ms there and back");
+    }
+    inline(&line)
+}
+
+/// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
+pub fn change_line(change: &Change) -> String {
+    let what = match change.what {
+        What::Joined => "joined",
+        What::Left => "left",
+        What::Lost => "lost",
+        What::Refused => "refused",
+        What::Expelled => "expelled",
+        What::Fallback => "fallback",
+        What::Failed => "failed",
+        What::Waiting => return inline(&change.reason),
+        What::Paused => "paused",
+        What::Resumed => "running",
+        What::Note => "note",
+    };
+    // A line about a stranger begins with its address itself.
+    let worker = if change.reason.starts_with(&change.worker) { "" } else { change.worker.as_str() };
+    let parts = [worker, &change.devices.join(", "), &change.reason];
+    let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    inline(&format!("{what:<8} {}", parts.join(": ")))
+}
+
+/// One line, whatever the model or the prompt said; control characters would move the cursor.
+pub fn inline(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// `0:07`, `12:30`, `3:05:00`
+pub fn duration(seconds: f64) -> String {
+    let s = seconds.round() as u64;
+    match s / 3600 {
+        0 => format!("{}:{:02}", s / 60, s % 60),
+        hours => format!("{hours}:{:02}:{:02}", s / 60 % 60, s % 60),
+    }
+}
+
+/// `512 MB`, `1.2 GB`
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        b if b < 1_000_000_000 => format!("{} MB", b / 1_000_000),
+        b => format!("{:.1} GB", b as f64 / 1e9),
+    }
+}

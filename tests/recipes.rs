@@ -1,0 +1,73 @@
+//! Every recipe is what it says: its head names command, cost and expected result, its options are ours, and its rows
+//! are there.
+
+use finetune::cli::options::groups::{Options, Role, Task};
+use finetune::cli::options::{Settings, table::TABLE, yaml};
+use finetune::cli::refusal::Refusal;
+use std::path::{Path, PathBuf};
+
+/// What a machine needs; no configuration of a run.
+const REQUIREMENTS: &str = "gpu-training";
+
+fn recipes() -> Vec<(String, PathBuf)> {
+    let folder = std::fs::read_dir(root().join("recipes")).unwrap().map(|e| e.unwrap().path());
+    let yaml = folder.filter(|p| p.extension().is_some_and(|e| e == "yaml"));
+    let mut all: Vec<_> = yaml.map(|p| (p.file_stem().unwrap().to_string_lossy().into_owned(), p)).collect();
+    all.sort();
+    assert!(all.len() >= 6, "{all:?}");
+    all
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn options(path: &Path) -> Result<(Options, Vec<String>), Refusal> {
+    let all: Vec<_> = TABLE.iter().collect();
+    let settings = Settings::resolve(&all, vec![yaml::read(path)?])?;
+    Ok((Options::of(&settings)?, settings.notes))
+}
+
+#[test]
+fn every_recipe_says_command_cost_and_result() {
+    for (name, path) in recipes() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let head: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
+        for word in ["command", "cost", "expect"] {
+            let line = head.iter().find(|line| line.starts_with(&format!("# {word:<9} ")));
+            assert!(line.is_some_and(|line| line.len() > 15), "{name}: its head says no {word}");
+        }
+        let named = format!("recipes/{name}.yaml");
+        assert!(
+            head.iter().any(|line| line.contains("finetune") && line.contains(&named)),
+            "{name}: command"
+        );
+    }
+}
+
+#[test]
+fn every_recipe_is_made_of_our_options_and_rows_that_are_there() {
+    for (name, path) in recipes().into_iter().filter(|(name, _)| name != REQUIREMENTS) {
+        let (options, notes) = options(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(notes.is_empty(), "{name} uses names of other trainers: {notes:?}");
+        let rows = options.data.data.iter().chain(&options.data.eval_data);
+        for file in rows {
+            assert!(root().join(file).is_file(), "{name}: {}", file.display());
+        }
+        assert_eq!(options.output.output, Some(Path::new("runs").join(&name)), "{name}");
+        assert!(!options.data.eval_data.is_empty() || options.data.eval_split.is_some(), "{name}: no eval");
+        match name.as_str() {
+            "shell-classifier" => {
+                assert_eq!((options.data.task, options.data.num_classes), (Task::Classify, Some(2)));
+            }
+            "two-machines" => assert_eq!(options.cluster.role, Role::Coordinator),
+            _ => assert_eq!((options.data.task, options.cluster.role), (Task::Sft, Role::Single)),
+        }
+    }
+}
+
+#[test]
+fn the_unit_of_a_worker_can_reach_a_card() {
+    let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
+    assert!(unit.lines().any(|line| line == "SupplementaryGroups=render video"));
+}
