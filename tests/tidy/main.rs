@@ -36,6 +36,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/avx512_bf16.rs", "vector loads and stores through pointers"),
     ("src/backend/cpu/avx512_bf16_absent.rs", "the same signatures where there is no AVX-512"),
     ("src/backend/cpu/blocks.rs", "the signature of the chains of few rows"),
+    ("src/backend/cpu/decode.rs", "vector loads through pointers"),
     ("src/backend/cpu/few.rs", "vector loads and stores through pointers"),
     ("src/backend/cpu/few_absent.rs", "the same signatures where there is no AVX-512"),
     ("src/backend/cpu/isa.rs", "calls of functions with target features, behind detection"),

@@ -5,6 +5,7 @@
 //! In bf16 the unpacked numbers are rounded, as a matrix of f32 is when it is packed.
 
 use super::avx512::{Ahead, COLS};
+use super::decode::Decode;
 use super::few::{Chains, Sums};
 use super::left::{self, Precision, Side};
 use super::tiled::{Right, Tiled};
@@ -134,6 +135,6 @@ impl Tiled for InBlocks {
 impl Chains for InBlocks {
     unsafe fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
         let rows = self.rows_from(first, panels * COLS);
-        self.block.visit(unpack::Decode { x, rows, from: from / RUN })
+        self.block.visit(Decode { x, rows, from: from / RUN })
     }
 }

@@ -19,6 +19,9 @@ pub const ROWS: usize = 2;
 /// Panels side by side: eight vectors of sums, as many as multiply-adds are under way at a time.
 pub const PANELS: usize = 4;
 
+/// Least tasks for each thread, if there are panels enough.
+const TASKS: usize = 8;
+
 /// What the chains of some outputs are made of.
 pub trait Chains {
     /// The chains over x of `panels` panels of outputs, at most [`PANELS`], from output `first` on, whose terms begin
@@ -33,9 +36,11 @@ pub trait Chains {
 pub fn forward<W: Tiled>(cx: Context, w: &W, y: Target, x: (Strided, usize), added: Option<Added>) {
     let ((x, t), (rows, cols)) = (x, (w.rows(), w.cols()));
     assert!(x.holds(t, cols) && x.col == 1, "x has as many columns as the weight");
-    cx.threads.each(rows.div_ceil(PANELS * COLS), |task| {
-        let first = task * PANELS * COLS;
-        let panels = PANELS.min((rows - first).div_ceil(COLS));
+    // Tasks of few panels where there are few in all, so that no thread waits long for another one's last task.
+    let all = rows.div_ceil(COLS);
+    let most = (all / (TASKS * cx.threads.count())).clamp(1, PANELS);
+    cx.threads.each(all.div_ceil(most), |task| {
+        let (first, panels) = (task * most * COLS, most.min(all - task * most));
         for row in 0..t {
             let (x, y) = (&x.from(row, 0).data[..cols], y.from(row, first));
             for (from, k) in product_own::slices(cols) {
@@ -46,7 +51,7 @@ pub fn forward<W: Tiled>(cx: Context, w: &W, y: Target, x: (Strided, usize), add
                     // SAFETY: such matrices are made for AVX-512 only; the outputs of this task belong to it alone.
                     unsafe {
                         let sums = w.chains(&x[from..][..k], (first, panels), from);
-                        put(sums, low, Target { write, ..y }, rows - first);
+                        put(sums, low, Target { write, ..y }, (rows - first).min(panels * COLS));
                     }
                 });
             }
@@ -106,8 +111,7 @@ pub unsafe fn of_words<S: Stored, const P: usize>(x: &[f32], words: *const S::Wo
 /// # Safety
 /// AVX-512 F; the outputs belong to the caller.
 #[target_feature(enable = "avx512f")]
-unsafe fn put(sums: Sums, low: Option<(Strided, &[f32], usize)>, y: Target, rows: usize) {
-    let cols = rows.min(PANELS * COLS);
+unsafe fn put(sums: Sums, low: Option<(Strided, &[f32], usize)>, y: Target, cols: usize) {
     let at = y.pointer(1, cols);
     for j in (0..cols).step_by(16) {
         let (p, half) = (j / COLS, j % COLS / 16);

@@ -17,6 +17,11 @@ mod avx512_bf16;
 #[path = "avx512_bf16_absent.rs"]
 mod avx512_bf16;
 mod blocks;
+#[cfg(target_arch = "x86_64")]
+mod decode;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "decode_absent.rs"]
+mod decode;
 mod elementwise;
 #[cfg(target_arch = "x86_64")]
 mod few;

@@ -7,7 +7,6 @@
 use super::avx512::COLS;
 use super::avx512_bf16::pair_up;
 use super::blocks::Rounded;
-use super::few::{PANELS, Sums};
 use super::left;
 use super::stored::{load_rows, transposed};
 use crate::numeric::block::{Packed, RUN, Scale, Visitor};
@@ -67,16 +66,6 @@ pub struct TurnedPairs<'a> {
     pub run: usize,
 }
 
-/// The chains over x of at most four times 32 rows, see [`super::few::Chains`].
-pub struct Decode<'a> {
-    /// Whole runs.
-    pub x: &'a [f32],
-    /// At most 4 x 32.
-    pub rows: Rows<'a>,
-    /// First run of each row.
-    pub from: usize,
-}
-
 impl Visitor for Upright<'_> {
     type Result = ();
     fn visit<P: Packed>(self) {
@@ -111,15 +100,6 @@ impl Visitor for TurnedPairs<'_> {
     }
 }
 
-impl Visitor for Decode<'_> {
-    type Result = Sums;
-    fn visit<P: Packed>(self) -> Sums {
-        assert_eq!(self.x.len() % RUN, 0, "whole runs");
-        // SAFETY: as above.
-        unsafe { decode::<P>(self.x, self.rows, self.from) }
-    }
-}
-
 /// out = run `run` of row `row`.
 #[inline(always)]
 fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
@@ -147,7 +127,7 @@ fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) 
 /// AVX-512 F and VL.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn widen_half(bits: u16) -> f32 {
+pub unsafe fn widen_half(bits: u16) -> f32 {
     _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_castsi128_si256(_mm_cvtsi32_si128(i32::from(bits)))))
 }
 
@@ -266,26 +246,4 @@ unsafe fn turned_pairs<P: Packed>(out: &mut [u32], rows: Rows, run: usize) {
             *out = wide[0][i].to_bits() | wide[1][i].to_bits() >> 16;
         }
     }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn decode<P: Packed>(x: &[f32], rows: Rows, from: usize) -> Sums {
-    let mut sums = [[_mm512_setzero_ps(); 2]; PANELS];
-    let mut wide = [[0.0; RUN]; 16];
-    for (p, sums) in sums.iter_mut().enumerate().take(rows.count.div_ceil(COLS)) {
-        // Two chains side by side: while one adds, the other's numbers are unpacked.
-        for (run, x) in x.as_chunks::<RUN>().0.iter().enumerate() {
-            for (side, sum) in sums.iter_mut().enumerate() {
-                sixteen::<P>(&mut wide, &rows, p * COLS + 16 * side, from + run);
-                for half in [0, 16] {
-                    // SAFETY: a run has two halves of sixteen numbers.
-                    let r = unsafe { load_rows(16, |i| _mm512_loadu_ps(wide[i].as_ptr().add(half))) };
-                    for (k, &w) in transposed(r).iter().enumerate() {
-                        *sum = _mm512_fmadd_ps(_mm512_set1_ps(x[half + k]), w, *sum);
-                    }
-                }
-            }
-        }
-    }
-    sums
 }

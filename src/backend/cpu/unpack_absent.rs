@@ -2,7 +2,6 @@
 //! widened for the `gemm` crate.
 
 use super::blocks::Rounded;
-use super::few::Sums;
 use crate::numeric::block::{Packed, Visitor};
 use std::ops::Range;
 
@@ -64,17 +63,6 @@ pub struct TurnedPairs<'a> {
     pub run: usize,
 }
 
-/// The chains over x of at most four times 32 rows, see [`super::few::Chains`].
-#[allow(dead_code)]
-pub struct Decode<'a> {
-    /// Whole runs.
-    pub x: &'a [f32],
-    /// At most 4 x 32.
-    pub rows: Rows<'a>,
-    /// First run of each row.
-    pub from: usize,
-}
-
 macro_rules! absent {
     ($($name:ident -> $result:ty),*) => {
         $(impl Visitor for $name<'_> {
@@ -86,4 +74,4 @@ macro_rules! absent {
     };
 }
 
-absent!(Upright -> (), UprightPairs -> (), Turned -> (), TurnedPairs -> (), Decode -> Sums);
+absent!(Upright -> (), UprightPairs -> (), Turned -> (), TurnedPairs -> ());

@@ -3,7 +3,7 @@
 //! magnitudes in two tensors; here they lie together, so that a row of a matrix is one run of bytes. Where it
 //! quantised the magnitudes once more, they are f32 again here.
 
-use super::{NOTHING, Packed, RUN, Scale};
+use super::{Lie, NOTHING, Packed, RUN, Scale, Scales};
 
 /// What the codes are worth, as bitsandbytes has them (`get_4bit_type("nf4")`).
 pub const LEVELS: [f32; 16] = [
@@ -32,6 +32,8 @@ impl Packed for Nf4 {
     const NAME: &'static str = "NF4";
     const ELEMENTS: usize = 64;
     const BYTES: usize = 36;
+    const LIE: Lie = Lie::Pairs { at: 4 };
+    const SCALES: Scales = Scales::Float;
     const LEVELS: Option<[f32; 16]> = Some(LEVELS);
 
     #[inline(always)]
