@@ -14,10 +14,7 @@ use finetune::backend::cpu::Cpu;
 use finetune::backend::wgpu::{Adapter, Options as Opening, Wgpu, adapters};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use std::path::Path;
-use train::{Bounds, CPU};
-
-/// Of the issue that asked for it is the loss; the others are the CPU's.
-const WGPU: Bounds = Bounds { loss: 1e-3, norm: 1e-3, adapter: 2e-4 };
+use train::{Bounds, CPU, WGPU};
 
 fn check<B: Fused>(dir: &Path, keep: Keep, backend: B, bounds: &Bounds) -> (f64, f64, f32) {
     let case = Case::open(dir);

@@ -12,6 +12,7 @@ mod train;
 
 use case::Case;
 use finetune::backend::cpu::Cpu;
+use finetune::backend::wgpu::{Options as Opening, Wgpu, adapters};
 use finetune::format::{self, safetensors};
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::quantised::{QuantiseError, Quantised, Recipe};
@@ -76,6 +77,27 @@ fn quantised_cases_train_as_in_peft() {
             "{folder}: {:?}",
             train::train(&case, &mut stage(Cpu::new(2), &case, &case.tensors), &train::CPU)
         );
+    }
+}
+
+/// Every software driver that is installed; a missing one is said, and where FINETUNE_NEED_VULKAN is set (tests/run.sh
+/// does) it is a failure.
+#[test]
+fn quantised_cases_train_as_in_peft_on_wgpu() {
+    let found = adapters();
+    for driver in ["llvmpipe", "SwiftShader"] {
+        let Some(adapter) = found.iter().find(|a| a.name().contains(driver)) else {
+            assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan driver {driver}");
+            println!("skipped: no wgpu adapter (Vulkan driver {driver})");
+            continue;
+        };
+        for (folder, model) in CASES {
+            let case = open(folder, model);
+            let wgpu = Wgpu::open(adapter, Opening { poison: true, ..Opening::default() }).unwrap();
+            let build = Build::whole(&case.config);
+            let mut stage = Decoder::load(wgpu, &case.config, &case.tensors, &case.lora, build).unwrap();
+            println!("{driver} {folder}: {:?}", train::train(&case, &mut stage, &train::WGPU));
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 // A test that cannot go on should stop there.
 #![allow(clippy::unwrap_used)]
 
-use finetune::backend::wgpu::{Adapter, Options, Variant, Wgpu, adapters};
+use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, Wgpu, adapters};
 use finetune::backend::*;
+use finetune::numeric::block::{Block, Blocks, Encoding, quantise};
 use finetune::numeric::dtype::Dtype;
 use half::{bf16, f16};
 
@@ -110,11 +111,33 @@ fn frozen(w: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     }
 }
 
+/// A frozen matrix on the device, and its numbers.
+fn weight(device: &mut Wgpu, (n, k): (usize, usize), encoding: Encoding) -> (Weight, Vec<f32>) {
+    let numbers = numbers(n * k, 3);
+    match encoding {
+        Encoding::Plain(dtype) => {
+            let (bytes, w) = frozen(&numbers, dtype);
+            (device.weight(Frozen { rows: n, cols: k, dtype, bytes: &bytes }).unwrap(), w)
+        }
+        Encoding::Blocks(block) => {
+            let blocks = Blocks::new((n, k), block, quantise(block, &numbers).unwrap().into()).unwrap();
+            let mut w = vec![0.0; n * k];
+            block.widen(&mut w, &blocks.bytes);
+            (device.weight_of_blocks(&blocks).unwrap(), w)
+        }
+    }
+}
+
 /// linear and linear_grad at one size.
-fn linear(device: &mut Wgpu, name: &str, reduced: bool, (t, n, k): (usize, usize, usize), dtype: Dtype) {
+fn linear(
+    device: &mut Wgpu,
+    name: &str,
+    reduced: bool,
+    (t, n, k): (usize, usize, usize),
+    encoding: Encoding,
+) {
     let (x, dy) = (numbers(t * k, 1), numbers(t * n, 2));
-    let (bytes, w) = frozen(&numbers(n * k, 3), dtype);
-    let weight = device.weight(Frozen { rows: n, cols: k, dtype, bytes: &bytes }).unwrap();
+    let (weight, w) = weight(device, (n, k), encoding);
     for (write, offset) in [(Write::Set, 3), (Write::Add, 4)] {
         let old = if write == Write::Add { 0.5 } else { f32::NAN };
         let (mx, mdy) = (held(device, &x, offset), held(device, &dy, offset));
@@ -132,7 +155,7 @@ fn linear(device: &mut Wgpu, name: &str, reduced: bool, (t, n, k): (usize, usize
         let plus = |v: Vec<(f64, f64)>| -> Vec<(f64, f64)> {
             v.into_iter().map(|(w, s)| (w + plus, s + plus)).collect()
         };
-        let name = format!("{name} {t} x {n} x {k} {dtype:?} {write:?}");
+        let name = format!("{name} {t} x {n} x {k} {encoding:?} {write:?}");
         let exact = [
             plus(formula((&x, k, 1), (&w, 1, k), (t, n, k))),
             plus(formula((&dy, n, 1), (&w, k, 1), (t, k, n))),
@@ -198,9 +221,24 @@ fn products_of_every_variant() {
             assert!(device.class().contains(variant.name()), "{}", device.class());
             for size in SIZES {
                 for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
-                    linear(&mut device, &name, variant.is_reduced(), size, dtype);
+                    linear(&mut device, &name, variant.is_reduced(), size, Encoding::Plain(dtype));
                 }
                 own(&mut device, &name, size);
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_by_every_variant() {
+    for (adapter, offered) in devices() {
+        for variant in offered.into_iter().filter(|v| v.is_product()) {
+            let name = format!("{} {}", adapter.name(), variant.name());
+            let options = Options { poison: true, variants: Some(vec![variant]), ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+            for &block in Block::ALL {
+                // A tile and a bit, an odd number of rows of blocks.
+                linear(&mut device, &name, variant.is_reduced(), (67, 71, 256), Encoding::Blocks(block));
             }
         }
     }
@@ -221,7 +259,7 @@ fn a_variant_that_is_wrong_is_dropped_by_name() {
             let class = device.class();
             assert!(!class.contains(wrong.name()), "{name}: {class}");
             assert_eq!(class.contains("tiled"), wrong != Variant::Tiled, "{name}: {class}");
-            linear(&mut device, &name, false, (17, 40, 24), Dtype::Bf16);
+            linear(&mut device, &name, false, (17, 40, 24), Encoding::Plain(Dtype::Bf16));
         }
     }
 }

@@ -3,7 +3,7 @@ struct Params { out_at: u32, out_stride: u32, dy_at: u32, dy_stride: u32, w_at: 
 @group(0) @binding(0) var<uniform> p: Params;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 @group(0) @binding(2) var<storage, read> dy: array<f32>;
-@group(0) @binding(3) var<storage, read> w: array<u32>;
+@group(0) @binding(3) var<storage, read> b: array<u32>;
 
 const LEFT_ACROSS: u32 = 0u;
 const RIGHT_ACROSS: u32 = 1u;
@@ -14,5 +14,5 @@ fn left(row: u32, k: u32) -> f32 {
 
 fn right(k: u32, col: u32) -> f32 {
     let at = p.w_at + k * p.w_stride + col;
-    return unpack(w[word_of(at)], at);
+    return value_of(at);
 }

@@ -10,10 +10,12 @@ fn a_number(row: u32, k: u32) -> f16 {
     return f16(select(0.0, a[at] * p.lift, row < p.m && k < p.k));
 }
 
+#if ENCODING < 3
 fn b_number(k: u32, col: u32) -> f16 {
     let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col, p.n - 1u) * p.b_col;
-    return f16(select(0.0, unpack(b[word_of(at)], at), col < p.n && k < p.k));
+    return f16(select(0.0, value_of(at), col < p.n && k < p.k));
 }
+#end
 
 @compute @workgroup_size(128)
 fn main(
@@ -45,12 +47,36 @@ fn main(
 #else
                 a_tile[e] = a_number(row0 + e / 32u, k0 + e % 32u);
 #end
+#if ENCODING < 3
 #if RIGHT_ACROSS
                 b_tile[e] = b_number(k0 + e / 64u, col0 + e % 64u);
 #else
                 b_tile[e % 32u * 64u + e / 32u] = b_number(k0 + e % 32u, col0 + e / 32u);
 #end
+#end
             }
+#if ENCODING >= 3
+            // Four neighbours of a block at a time; along k there are whole blocks.
+            for (var e = lane; e < 512u; e += 128u) {
+#if RIGHT_ACROSS
+                let k = k0 + e / 16u;
+                let col = col0 + e % 16u * 4u;
+                let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col, p.n - 4u);
+                let four = select(vec4<f32>(), quad_of(at), k < p.k && col < p.n);
+#for i in 0..4
+                b_tile[e * 4u + ${i}u] = f16(four[$i]);
+#end
+#else
+                let col = col0 + e / 8u;
+                let k = e % 8u * 4u;
+                let at = p.b_at + k0 + k + min(col, p.n - 1u) * p.b_col;
+                let four = select(vec4<f32>(), quad_of(at), col < p.n);
+#for i in 0..4
+                b_tile[(k + ${i}u) * 64u + e / 8u] = f16(four[$i]);
+#end
+#end
+            }
+#end
             workgroupBarrier();
             for (var k = 0u; k < 32u; k += ${SIDE}u) {
 #for i in 0..32 / SIDE

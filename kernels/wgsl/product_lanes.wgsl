@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 #if VECTOR == 0
             let at = min(k0 + ${q}u, p.k - 1u) * p.b_k;
 #for j in 0..TN
-            let b$j = unpack(b[word_of(b_at$j + at)], b_at$j + at);
+            let b$j = value_of(b_at$j + at);
 #end
 #end
 #if VECTOR && RIGHT_ACROSS

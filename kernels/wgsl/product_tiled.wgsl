@@ -16,10 +16,12 @@ fn a_number(row: u32, k: u32) -> f32 {
     return select(0.0, a[at] * p.lift, k < p.k);
 }
 
+#if ENCODING < 3
 fn b_number(k: u32, col: u32) -> f32 {
     let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col, p.n - 1u) * p.b_col;
-    return select(0.0, unpack(b[word_of(at)], at), k < p.k);
+    return select(0.0, value_of(at), k < p.k);
 }
+#end
 
 @compute @workgroup_size(${BM / TM * (BN / TN)})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
@@ -50,6 +52,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let r = row0 + x * 4u;
             a_tile[k * ${BM / 4}u + x] = Four(vec4<f32>(a_number(r, k0 + k), a_number(r + 1u, k0 + k), a_number(r + 2u, k0 + k), a_number(r + 3u, k0 + k)));
         }
+#if ENCODING >= 3 && RIGHT_ACROSS
+        // Blocks lie along the columns: four neighbours are a vector.
+        for (var e = lane; e < ${BK * BN / 4}u; e += ${BM / TM * (BN / TN)}u) {
+            let k = k0 + e / ${BN / 4}u;
+            let at = p.b_at + min(k, p.k - 1u) * p.b_k + min(col0 + e % ${BN / 4}u * 4u, p.n - 4u);
+            b_tile[e] = Four(select(vec4<f32>(), quad_of(at), k < p.k));
+        }
+#end
+#if ENCODING >= 3 && RIGHT_ACROSS == 0
+        // Blocks lie along k, which is whole blocks: four neighbours of each of four columns, turned.
+        for (var e = lane; e < ${BK * BN / 16}u; e += ${BM / TM * (BN / TN)}u) {
+            let x = e / ${BK / 4}u;
+            let k = e % ${BK / 4}u * 4u;
+            let at = p.b_at + k0 + k;
+            let c = col0 + x * 4u;
+#for i in 0..4
+            let q$i = quad_of(at + min(c + ${i}u, p.n - 1u) * p.b_col);
+#end
+#for i in 0..4
+            b_tile[(k + ${i}u) * ${BN / 4}u + x] = Four(vec4<f32>(q0[$i], q1[$i], q2[$i], q3[$i]));
+#end
+        }
+#end
+#if ENCODING < 3
         for (var e = lane; e < ${BK * BN / 4}u; e += ${BM / TM * (BN / TN)}u) {
 #if RIGHT_ACROSS
             let x = e % ${BN / 4}u;
@@ -61,6 +87,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             let c = col0 + x * 4u;
             b_tile[k * ${BN / 4}u + x] = Four(vec4<f32>(b_number(k0 + k, c), b_number(k0 + k, c + 1u), b_number(k0 + k, c + 2u), b_number(k0 + k, c + 3u)));
         }
+#end
         workgroupBarrier();
         for (var k = 0u; k < ${BK}u; k += 1u) {
 #for j in 0..TN / 4

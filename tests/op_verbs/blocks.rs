@@ -1,8 +1,11 @@
 //! Frozen matrices in blocks: everything that is computed from them is, bit for bit, what the same matrix gives that
-//! was widened to f32 first, on every kernel, of every type, in f32 and in bf16.
+//! was widened to f32 first, on every kernel, of every type, in f32 and in bf16. On a GPU it is what the CPU makes of the
+//! widened matrix, within the bound of every verb.
 
 use crate::bench::Mat;
-use finetune::backend::cpu::{Cpu, Weight};
+use crate::rig::each;
+use finetune::backend::cpu::Cpu;
+use finetune::backend::wgpu::{self, Wgpu};
 use finetune::backend::{
     Backend, Frozen, Fused, LmHeadLoss, LoraGrad, LoraPart, TokenRows, Write, view, view_mut,
 };
@@ -40,7 +43,7 @@ pub fn random(block: Block, rows: usize, cols: usize) -> Blocks {
     Blocks::new((rows, cols), block, bytes.into()).unwrap()
 }
 
-fn widened(cpu: &mut Cpu, blocks: &Blocks) -> Weight {
+fn widened<B: Backend>(cpu: &mut B, blocks: &Blocks) -> B::Weight {
     let mut values = vec![0.0; blocks.rows * blocks.cols];
     blocks.block.widen(&mut values, &blocks.bytes);
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -48,7 +51,7 @@ fn widened(cpu: &mut Cpu, blocks: &Blocks) -> Weight {
 }
 
 /// Products, an embedding, a projection with its adapter, and a head's loss, each with its gradient.
-fn everything(cpu: &mut Cpu, w: &Weight, t: usize, (n, k): (usize, usize)) -> Vec<Vec<f32>> {
+fn everything<B: Fused>(cpu: &mut B, w: &B::Weight, t: usize, (n, k): (usize, usize)) -> Vec<Vec<f32>> {
     const RANK: usize = 5;
     let mut values = |rows: usize, cols: usize, key| {
         let mut m = cpu.memory(rows * cols);
@@ -123,10 +126,47 @@ fn blocks_give_the_bits_of_the_widened_matrix() {
     }
 }
 
+/// Few rows, which are multiplied from blocks on every adapter, and more, odd outputs, several blocks in a row.
+const ON_GPUS: [(usize, usize, usize); 2] = [(3, 70, 256), (37, 131, 512)];
+
+#[test]
+fn blocks_of_every_type_on_wgpu() {
+    for &block in Block::ALL {
+        for (t, n, k) in ON_GPUS {
+            let blocks = random(block, n, k);
+            let mut cpu = Cpu::twin(1);
+            let wide = widened(&mut cpu, &blocks);
+            let want = everything(&mut cpu, &wide, t, (n, k));
+            each::<Wgpu>(|rig| {
+                // The plain kernels are one kernel, whatever the rows; each size costs a driver its time.
+                if t < 16 && rig.name.contains("plain") {
+                    return;
+                }
+                (rig.variants[0])(&mut |gpu| {
+                    let name = format!("{block:?} {t}x{n}x{k} {}", rig.name);
+                    let packed =
+                        gpu.weight_of_blocks(&blocks).unwrap_or_else(|fault| panic!("{name}: {fault}"));
+                    let got = everything(gpu, &packed, t, (n, k));
+                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                        let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                        // An embedding is the numbers themselves: one product and one sum.
+                        let bound = f64::from(scale) * if i == 2 { 2e-7 } else { rig.least };
+                        let off = |(g, w): (&f32, &f32)| (f64::from(*g) - f64::from(*w)).abs();
+                        let bad = got.iter().zip(want).position(|pair| !(off(pair) <= bound));
+                        let at = |j: usize| (j, got[j], want[j]);
+                        assert!(scale > 0.0 && bad.is_none(), "{name}: result {i}: {:?}", bad.map(at));
+                    }
+                });
+            });
+        }
+    }
+}
+
 #[test]
 fn blocks_take_the_memory_that_they_take_in_the_file() {
     for &block in Block::ALL {
         let bytes = Cpu::new(1).matrix_bytes(Encoding::Blocks(block), 1 << 20);
         assert_eq!(bytes, (1 << 20) / block.elements() * block.bytes(), "{block:?}");
+        assert_eq!(wgpu::matrix_bytes(Encoding::Blocks(block), 1 << 20), bytes, "{block:?} on a GPU");
     }
 }

@@ -1,7 +1,8 @@
 //! Every kernel text that any device may be asked to compile: for tests that translate them all without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
-use super::{attention, loss, products, rows, variants};
+use super::{attention, encodings, loss, products, rows, variants};
+use crate::numeric::block::Block;
 
 /// A kernel with one set of constants.
 #[derive(Debug, Clone)]
@@ -18,6 +19,7 @@ pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
     let kernels: Vec<&Kernel> = lists.concat();
     let mut pieces: Vec<&'static str> = kernels.iter().flat_map(|k| k.source.iter().copied()).collect();
     pieces.push(PRELUDE);
+    pieces.extend(Block::ALL.iter().flat_map(|block| encodings::pieces(*block).iter().copied()));
     let entries = kernels.iter().flat_map(|kernel| {
         sets(kernel).into_iter().map(|constants| {
             let said: Vec<String> = constants.iter().map(|(n, v)| format!("{n}={v}")).collect();
@@ -38,14 +40,20 @@ fn product(axes: &[(&'static str, &[u32])]) -> Vec<Vec<Constant>> {
     })
 }
 
-const ACROSS: [(&str, &[u32]); 3] =
-    [("ENCODING", &[0, 1, 2]), ("LEFT_ACROSS", &[0, 1]), ("RIGHT_ACROSS", &[0, 1])];
+const ACROSS: [(&str, &[u32]); 2] = [("LEFT_ACROSS", &[0, 1]), ("RIGHT_ACROSS", &[0, 1])];
 
 /// The constants that a kernel is given, by its name.
 fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
+    let every = encodings::all();
+    let encoding = ("ENCODING", &every[..]);
+    let frozen = [&[encoding][..], &ACROSS[..]].concat();
     match kernel.name {
-        "embed" | "linear" | "linear_grad" => product(&ACROSS[..1]),
-        "matmul" => product(&ACROSS[1..]),
+        "embed" | "linear" | "linear_grad" => product(&[encoding, ("VECTOR", &[0])]),
+        "widen" => {
+            let blocks: Vec<u32> = every.iter().copied().filter(|n| encodings::is_block(*n)).collect();
+            product(&[("ENCODING", &blocks[..]), ("VECTOR", &[0])])
+        }
+        "matmul" => product(&ACROSS),
         "rmsnorm" | "rmsnorm_grad" | "cross_entropy" => {
             product(&[("SUBGROUPS", &[0, 1]), ("WIDTH", &[4, 8, 256])])
         }
@@ -66,11 +74,11 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
                     ("TM", tm),
                     ("TN", &[4]),
                 ];
-                product(&[&ACROSS[..], &axes[..]].concat())
+                product(&[&frozen[..], &axes[..]].concat())
             };
             [tiles(&[64], &[8]), tiles(&[16], &[4])].concat()
         }
-        "product_coop" => product(&[&ACROSS[..], &[("VECTOR", &[0][..]), ("SIDE", &[8, 16])]].concat()),
+        "product_coop" => product(&[&frozen[..], &[("VECTOR", &[0][..]), ("SIDE", &[8, 16])]].concat()),
         "product_lanes" => variants::lanes_sets(),
         _ => vec![Vec::new()],
     }

@@ -225,11 +225,16 @@ impl Gpu {
         self.ops.push(Op::Stage { from, to: to.buffer.clone(), offset, bytes: bytes.len() as u64 });
     }
 
-    /// Writes a buffer that no operation has used yet: whole words, in pieces, so that the host never holds much of
-    /// it a second time.
+    /// Writes a buffer that no operation has used yet, in pieces, so that the host never holds much of it a second
+    /// time.
     pub fn write_new(&mut self, to: &Storage, bytes: &[u8]) {
-        for (piece, at) in bytes.chunks(PENDING).zip((0..).step_by(PENDING)) {
-            if self.faults.raised() {
+        // Nothing but whole words can be written.
+        let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
+        let mut last = [0; 4];
+        last[..rest.len()].copy_from_slice(rest);
+        let pieces = words.chunks(PENDING).zip((0..).step_by(PENDING));
+        for (piece, at) in pieces.chain([(&last[..], words.len() as u64)]) {
+            if self.faults.raised() || at >= bytes.len() as u64 {
                 return;
             }
             if self.pending + piece.len() > PENDING {

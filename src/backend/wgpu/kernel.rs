@@ -4,7 +4,7 @@
 //! and f32 scalars, at most [`PARAMS`] bytes); storage buffers at bindings 1..n in the order of `buffers`; its
 //! workgroup's number is `flat(group, groups)` of the prelude, because a dimension ends at 65,535. Sizes that
 //! change the code (tiles, head sizes, encodings) are constants: `const NAME: u32 = value;` lines before the text,
-//! and numbers of its template.
+//! and numbers of its template. What reads a frozen matrix in blocks is given what unpacks them.
 
 /// How a kernel uses a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +46,17 @@ impl Kernel {
         if says("SIDE") {
             text += "enable wgpu_cooperative_matrix;\n";
         }
-        for (name, value) in constants.iter().filter(|(name, _)| !name.is_empty()) {
+        let mut numbers: Vec<(&str, i64)> = constants.iter().map(|(n, v)| (*n, i64::from(*v))).collect();
+        let block = super::encodings::block(constants);
+        numbers.extend(
+            block.iter().flat_map(|b| [("ELEMENTS", b.elements() as i64), ("BYTES", b.bytes() as i64)]),
+        );
+        for (name, value) in &numbers {
             text += &format!("const {name}: u32 = {value}u;\n");
         }
         text += PRELUDE;
-        let pieces = self.source.concat();
-        let numbers: Vec<(&str, i64)> = constants.iter().map(|(n, v)| (*n, i64::from(*v))).collect();
+        let mut pieces = self.source.concat();
+        block.iter().for_each(|b| pieces += &super::encodings::pieces(*b).concat());
         text += &super::template::expand(&pieces, &numbers).unwrap_or(pieces);
         text
     }

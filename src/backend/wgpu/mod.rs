@@ -12,6 +12,7 @@ mod cache;
 mod catalogue;
 mod check;
 mod device;
+mod encodings;
 mod experimental;
 mod faults;
 mod fused;
@@ -32,6 +33,7 @@ mod verbs;
 mod vulkan;
 mod weight;
 
+use crate::numeric::block::Block;
 pub use breaker::Breaker;
 pub use cache::{Cache, Keep};
 pub use catalogue::{Entry, catalogue};
@@ -53,6 +55,8 @@ pub struct Wgpu {
     /// Bytes that one binding holds.
     binding_limit: u64,
     poison: bool,
+    /// Types of blocks that it has shown to unpack right.
+    unpacked: Vec<Block>,
     /// Hashes of the rows of the tokens that dropout came for last.
     masks: Option<Masks>,
     keep: Option<Keep>,

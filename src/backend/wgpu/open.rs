@@ -78,8 +78,17 @@ impl Wgpu {
         let variants = Variants { spoiled: options.spoiled, lanes, ..Variants::default() };
         let (class, poison) = (String::new(), options.poison);
         let keep = options.cache.map(|cache| cache.keep);
-        let mut device =
-            Wgpu { gpu, class, variants, binding_limit: binding, poison, masks: None, keep, kept: 0 };
+        let mut device = Wgpu {
+            gpu,
+            class,
+            variants,
+            binding_limit: binding,
+            poison,
+            unpacked: vec![],
+            masks: None,
+            keep,
+            kept: 0,
+        };
         let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
         let card = format!("{} {}", adapter.info.device_pci_bus_id, slug(adapter));
         device.choose(&offered, &card)?;

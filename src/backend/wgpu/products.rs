@@ -3,14 +3,16 @@
 //! lies along it exceeds what a binding holds.
 
 use super::device::Call;
+use super::encodings;
 use super::kernel::Access::{Read, Write as Written};
 use super::kernel::{Constant, Kernel};
 use super::memory::Place;
 use super::rows::kernel;
 use super::variants::{Asked, Role};
-use super::weight::encoding;
+use super::weight::Part;
 use super::{Memory, Weight, Wgpu};
-use crate::backend::{Product, Transpose, View, ViewMut, Write};
+use crate::backend::{Backend, Product, Transpose, View, ViewMut, Write, view};
+use crate::numeric::block::Encoding;
 
 kernel!(LINEAR, "linear", ["packed", "product"], [Written, Read, Read]);
 kernel!(LINEAR_GRAD, "linear_grad", ["packed", "product"], [Written, Read, Read]);
@@ -21,6 +23,21 @@ pub(super) const KERNELS: &[&Kernel] = &[&LINEAR, &LINEAR_GRAD, &MATMUL];
 
 /// Rows and columns of the output that a workgroup makes.
 const TILE: usize = 64;
+
+/// Numbers of a matrix in blocks that are widened at a time.
+const SLAB: usize = 4 << 20;
+/// Rows for which that pays.
+const MANY: usize = 16;
+
+/// The rows of a matrix that are multiplied at a time: part, first row in it, how many.
+fn slabs<'a>(w: &'a Weight, slab: Option<&Memory>) -> Vec<(&'a Part, usize, usize)> {
+    let most = slab.map_or(usize::MAX, |slab| slab.len / w.cols.max(1)).max(1);
+    let of = |part: &'a Part| {
+        let step = most.min(part.rows).max(1);
+        (0..part.rows).step_by(step).map(move |first| (part, first, step.min(part.rows - first)))
+    };
+    w.parts.iter().flat_map(of).collect()
+}
 
 /// One factor: a binding, and the distances between neighbours along the output and along the sum.
 #[derive(Clone)]
@@ -80,10 +97,9 @@ impl Wgpu {
                 params.extend([left.out as u32, b, right.out.max(right.k) as u32]);
             }
             params.extend([rows as u32, cols as u32, k as u32, window.scale.to_bits(), add]);
-            let constants: &[Constant] = if matmul { &window.constants } else { &window.constants[..1] };
             self.gpu.dispatch(Call {
                 kernel: window.kernel,
-                constants,
+                constants: &window.constants,
                 params: &params,
                 slots: &[window.out.slot.clone(), left.place.slot.clone(), right.place.slot.clone()],
                 groups: (rows.div_ceil(TILE) * cols.div_ceil(TILE)) as u64,
@@ -133,19 +149,18 @@ impl Wgpu {
     }
 
     pub(super) fn frozen(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
-        let stride = y.cols;
+        let (stride, slab) = (y.cols, self.slab(w, y.rows));
         for (from, rows) in self.pieces(y.rows, y.cols.max(x.cols), 0.0) {
             let view = y.again().rows(from, rows);
             let (out, left) = (self.at_mut(&view), self.at(x.rows(from, rows)));
-            for part in &w.parts {
-                let right = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
-                let out = out.clone().on(part.from);
+            for (part, first, count) in slabs(w, slab.as_ref()) {
+                let (right, encoding) = self.readable(w, (part, first, count), slab.as_ref());
                 let window = Window {
                     kernel: &LINEAR,
-                    constants: [("ENCODING", encoding(w.dtype)), ("", 0)],
-                    out,
+                    constants: [("ENCODING", encoding), ("VECTOR", 0)],
+                    out: out.clone().on(part.from + first),
                     stride,
-                    sizes: (rows, part.rows, w.cols),
+                    sizes: (rows, count, w.cols),
                     scale: 1.0,
                     write,
                 };
@@ -153,6 +168,7 @@ impl Wgpu {
                 self.product(&window, &left, &Factor { place: right, out: w.cols, k: 1 });
             }
         }
+        slab.into_iter().for_each(|slab| self.recycle(slab));
     }
 
     pub(super) fn frozen_grad(
@@ -162,26 +178,54 @@ impl Wgpu {
         dy: View<Memory>,
         w: &Weight,
     ) {
-        let stride = dx.cols;
+        let (stride, slab) = (dx.cols, self.slab(w, dx.rows));
         for (from, rows) in self.pieces(dx.rows, dx.cols.max(dy.cols), 0.0) {
             let view = dx.again().rows(from, rows);
             let (out, left) = (self.at_mut(&view), self.at(dy.rows(from, rows)));
-            for part in &w.parts {
-                let right = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+            for (part, first, count) in slabs(w, slab.as_ref()) {
+                let (right, encoding) = self.readable(w, (part, first, count), slab.as_ref());
                 let window = Window {
                     kernel: &LINEAR_GRAD,
-                    constants: [("ENCODING", encoding(w.dtype)), ("", 0)],
+                    constants: [("ENCODING", encoding), ("VECTOR", 0)],
                     out: out.clone(),
                     stride,
-                    sizes: (rows, w.cols, part.rows),
+                    sizes: (rows, w.cols, count),
                     scale: 1.0,
-                    write: if part.from == 0 { write } else { Write::Add },
+                    write: if part.from + first == 0 { write } else { Write::Add },
                 };
-                let place = left.clone().on(part.from);
+                let place = left.clone().on(part.from + first);
                 let left = Factor { place, out: dy.cols, k: 1 };
                 self.product(&window, &left, &Factor { place: right, out: 1, k: w.cols });
             }
         }
+        slab.into_iter().for_each(|slab| self.recycle(slab));
+    }
+
+    /// Room for rows of a matrix in blocks, where they are widened before they are multiplied.
+    fn slab(&mut self, w: &Weight, rows: usize) -> Option<Memory> {
+        let blocks = matches!(w.encoding, Encoding::Blocks(_));
+        if !blocks || rows < MANY || w.rows * w.cols == 0 || !self.variants.unpacks_slowly() {
+            return None;
+        }
+        let fit = SLAB.min(self.binding_limit as usize / 4) / w.cols;
+        Some(self.memory(w.cols * fit.clamp(1, w.rows)))
+    }
+
+    /// Those rows of a part as a kernel reads them, and their encoding.
+    fn readable(
+        &mut self,
+        w: &Weight,
+        (part, first, count): (&Part, usize, usize),
+        slab: Option<&Memory>,
+    ) -> (Place, u32) {
+        let Some(slab) = slab else {
+            let place = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+            return (place, encodings::number(w.encoding));
+        };
+        let out = self.at(view(slab, count, w.cols));
+        let blocks = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+        self.widen_rows([&out, &blocks], w.encoding, (first * w.cols, count * w.cols));
+        (out, 0)
     }
 
     pub(super) fn trained(&mut self, mut out: ViewMut<Memory>, write: Write, of: Product<Memory>) {

@@ -1,11 +1,12 @@
 //! Verbs over rows: every output depends on one row of the inputs, so that rows may be cut anywhere.
 
+use super::encodings;
 use super::kernel::Access::{Read, Write as Written};
 use super::kernel::Kernel;
 use super::memory::Place;
-use super::weight::encoding;
 use super::{Masks, Memory, Tokens, Weight, Wgpu};
 use crate::backend::{DropoutKey, View, ViewMut, Write};
+use crate::numeric::block::Encoding;
 use crate::numeric::rng;
 
 macro_rules! kernel {
@@ -26,6 +27,7 @@ kernel!(FILL, "fill", [], [Written]);
 kernel!(COPY, "copy", [], [Written, Read]);
 kernel!(ADD, "add", [], [Written, Read]);
 kernel!(BIAS, "bias", [], [Written, Read]);
+kernel!(WIDEN, "widen", ["packed"], [Written, Read]);
 kernel!(EMBED, "embed", ["packed"], [Written, Read, Read]);
 kernel!(ROPE, "rope", [], [Written, Read, Read]);
 kernel!(SWIGLU, "swiglu", [], [Written, Read, Read]);
@@ -34,7 +36,7 @@ kernel!(DROPOUT, "dropout", [], [Written, Read, Read, Read]);
 
 /// The kernels of this file.
 pub(super) const KERNELS: &[&Kernel] =
-    &[&FILL, &COPY, &ADD, &BIAS, &EMBED, &ROPE, &SWIGLU, &SWIGLU_GRAD, &DROPOUT];
+    &[&FILL, &COPY, &ADD, &BIAS, &WIDEN, &EMBED, &ROPE, &SWIGLU, &SWIGLU_GRAD, &DROPOUT];
 
 /// What an element of a simple verb costs, in multiplications and additions of a product.
 pub(super) const ELEMENT: f64 = 16.0;
@@ -93,7 +95,7 @@ impl Wgpu {
 
     pub(super) fn embed_rows(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
         let ids = Place { slot: self.integers(&tokens.integers), base: 0 };
-        let constants = [("ENCODING", encoding(table.dtype))];
+        let constants = [("ENCODING", encodings::number(table.encoding)), ("VECTOR", 0)];
         for (from, rows) in self.pieces(out.rows, out.cols, ELEMENT * out.cols as f64) {
             let view = out.again().rows(from, rows);
             let (o, n) = (self.at_mut(&view), view.len());
@@ -108,6 +110,28 @@ impl Wgpu {
                     super::device::Call { kernel, constants, params: &params, slots: &slots, groups, work };
                 self.gpu.dispatch(call);
             }
+        }
+    }
+
+    /// out = numbers of blocks, the first of which begins a block; how many is a multiple of four.
+    pub(super) fn widen_rows(
+        &mut self,
+        [out, blocks]: [&Place; 2],
+        encoding: Encoding,
+        (from, numbers): (usize, usize),
+    ) {
+        let constants = [("ENCODING", encodings::number(encoding)), ("VECTOR", 0)];
+        let slots = [out.slot.clone(), blocks.slot.clone()];
+        for (at, count) in self.pieces(numbers / 4, 1, 4.0 * ELEMENT) {
+            let params = [out.base + 4 * at as u32, (from + 4 * at) as u32, count as u32];
+            self.gpu.dispatch(super::device::Call {
+                kernel: &WIDEN,
+                constants: &constants,
+                params: &params,
+                slots: &slots,
+                groups: count.div_ceil(256) as u64,
+                work: 4.0 * count as f64 * ELEMENT,
+            });
         }
     }
 

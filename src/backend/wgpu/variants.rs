@@ -2,6 +2,7 @@
 //! alone; what is used has been checked on it ([`super::check`]). For every operation that no variant fits, the plain
 //! kernel remains.
 
+use super::encodings;
 use super::instance::Adapter;
 use super::kernel::Access::{Read, Write as Written};
 use super::kernel::{Constant, Kernel};
@@ -203,6 +204,12 @@ impl Variants {
         if self.spoiled == Some(variant) { 1.01 } else { 1.0 }
     }
 
+    /// Whether what computes products with a frozen matrix would unpack each number many times, lane by lane: then
+    /// blocks are widened first, once for all the rows that are multiplied.
+    pub fn unpacks_slowly(&self) -> bool {
+        matches!(self.products.first(), Some(Variant::Lanes(_)))
+    }
+
     /// The kernel for a product; none where the plain one has to do it.
     pub fn product(&self, asked: &Asked) -> Option<(Variant, Chosen)> {
         let fits = |v: &&Variant| asked.role != Role::Own || !v.is_reduced();
@@ -229,7 +236,8 @@ fn lanes_kernel(asked: &Asked, lanes: u32) -> Chosen {
     let (_, n, k) = asked.sizes;
     let per: u32 = if asked.encoding == 0 { 4 } else { 8 };
     let whole = |x: usize, of: u32| x.is_multiple_of(of as usize);
-    let lies = whole(asked.b_at, per) && whole(asked.b_stride, per);
+    let plain = !encodings::is_block(asked.encoding);
+    let lies = plain && whole(asked.b_at, per) && whole(asked.b_stride, per);
     let few = n.div_ceil(lanes as usize);
     let (vector, rows, cols) = match asked.right_across {
         true if lies && per == 8 && whole(n, 8) && few > 2 => (1, 4, 8),
@@ -270,7 +278,7 @@ fn cooperative_kernel(asked: &Asked, side: u32) -> Chosen {
 pub(super) fn lanes_sets() -> Vec<Vec<Constant>> {
     let mut sets: Vec<Vec<Constant>> = Vec::new();
     for lanes in [4, 8] {
-        for (encoding, across) in [0, 1, 2].into_iter().flat_map(|e| (0..4).map(move |a| (e, a))) {
+        for (encoding, across) in encodings::all().into_iter().flat_map(|e| (0..4).map(move |a| (e, a))) {
             for (n, b_at) in [(5, 0), (12, 0), (40, 0), (5, 1), (12, 1), (40, 1)] {
                 let (left_across, right_across) = (across & 1 == 1, across & 2 == 2);
                 let (sizes, b_stride, role) = ((9, n, 16), 40, Role::Own);

@@ -90,6 +90,10 @@ impl Backend for Wgpu {
         self.freeze(source)
     }
 
+    fn weight_of_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
+        self.freeze_blocks(source)
+    }
+
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
         assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         let mut all = rows.ids.to_vec();

@@ -1,11 +1,11 @@
-//! Frozen matrices as their file has them: f32 numbers, or pairs of bf16 or f16 numbers in 32-bit words, row-major
-//! without gaps. A matrix that one binding cannot hold is kept in parts of whole rows; verbs go through the parts.
+//! Frozen matrices as their file has them, row-major without gaps: f32 numbers, pairs of bf16 or f16 numbers in 32-bit
+//! words, or the bytes of blocks. A matrix that one binding cannot hold is kept in parts of whole rows; verbs go
+//! through the parts.
 
 use super::Wgpu;
 use super::pool::Storage;
-use crate::backend::{Fault, Frozen};
-use crate::numeric::block::Encoding;
-use crate::numeric::dtype::Dtype;
+use crate::backend::{Backend, Fault, Frozen, view, view_mut};
+use crate::numeric::block::{Block, Blocks, Encoding};
 
 /// A frozen matrix [N, K].
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct Weight {
     /// K.
     pub cols: usize,
     /// How numbers are encoded.
-    pub dtype: Dtype,
+    pub encoding: Encoding,
     /// From the first row on.
     pub parts: Vec<Part>,
 }
@@ -30,56 +30,107 @@ pub struct Part {
     pub rows: usize,
 }
 
-/// The constant by which kernels know an encoding.
-pub fn encoding(dtype: Dtype) -> u32 {
-    match dtype {
-        Dtype::F32 => 0,
-        Dtype::Bf16 => 1,
-        Dtype::F16 => 2,
-    }
-}
-
 /// Bytes that a frozen matrix of that many numbers takes on any device.
 pub fn matrix_bytes(encoding: Encoding, numbers: usize) -> usize {
-    match encoding {
-        Encoding::Plain(dtype) => numbers * dtype.size(),
-        Encoding::Blocks(_) => numbers * Dtype::F32.size(),
-    }
+    encoding.size_of(numbers)
 }
 
 impl Wgpu {
     /// Sends a frozen matrix to the device.
     pub(super) fn freeze(&mut self, source: Frozen) -> Result<Weight, Fault> {
         let Frozen { rows, cols, dtype, bytes } = source;
-        let device = || self.gpu.faults.device().to_string();
-        let row = cols * dtype.size();
-        if bytes.len() != rows * row {
-            let reason = format!("a {rows} x {cols} matrix takes {} bytes, not {}", rows * row, bytes.len());
-            return Err(Fault::Device { device: device(), reason });
+        if bytes.len() != rows * cols * dtype.size() {
+            let whole = rows * cols * dtype.size();
+            let reason = format!("a {rows} x {cols} matrix takes {whole} bytes, not {}", bytes.len());
+            return Err(Fault::Device { device: self.gpu.faults.device().to_string(), reason });
         }
-        let step = (self.binding_limit as usize).saturating_sub(4) / row.max(1);
+        self.sent((rows, cols), Encoding::Plain(dtype), bytes)
+    }
+
+    /// The same of blocks. Before the first matrix of a type is used, the device shows that it unpacks the type right.
+    pub(super) fn freeze_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
+        let shape = (source.rows, source.cols);
+        let weight = self.sent(shape, Encoding::Blocks(source.block), &source.bytes)?;
+        if !self.unpacked.contains(&source.block) && source.rows * source.cols > 0 {
+            self.judge_blocks(source, &weight)?;
+            self.unpacked.push(source.block);
+        }
+        Ok(weight)
+    }
+
+    fn sent(
+        &mut self,
+        (rows, cols): (usize, usize),
+        encoding: Encoding,
+        bytes: &[u8],
+    ) -> Result<Weight, Fault> {
+        let row = encoding.size_of(cols);
+        // Numbers of a part are counted in 32 bits, and a word that begins in the last one's middle has one behind it.
+        let fit = (self.binding_limit as usize).saturating_sub(8) / row.max(1);
+        let step = fit.min(u32::MAX as usize / cols.max(1));
         if step == 0 && rows > 0 {
             let reason = format!("a row of {row} bytes, and a binding holds {}", self.binding_limit);
-            return Err(Fault::Device { device: device(), reason });
+            return Err(Fault::Device { device: self.gpu.faults.device().to_string(), reason });
         }
         self.gpu.faults.doing("weight");
         let mut parts = Vec::new();
         for from in (0..rows).step_by(step.max(1)) {
             let rows = step.min(rows - from);
             let own = &bytes[from * row..(from + rows) * row];
-            let size = (own.len() as u64).next_multiple_of(4).max(4);
+            let behind = if matches!(encoding, Encoding::Blocks(_)) { 4 } else { 0 };
+            let size = (own.len() as u64).next_multiple_of(4).max(4) + behind;
             let made = self.gpu.pool.freeze(&self.gpu.device, &self.gpu.faults, size);
             let Some(storage) = made else { break };
-            if own.len().is_multiple_of(4) {
-                self.gpu.write_new(&storage, own);
-            } else {
-                let mut padded = own.to_vec();
-                padded.resize(size as usize, 0);
-                self.gpu.write_new(&storage, &padded);
-            }
+            self.gpu.write_new(&storage, own);
             parts.push(Part { storage, from, rows });
         }
         self.gpu.check()?;
-        Ok(Weight { rows, cols, dtype, parts })
+        Ok(Weight { rows, cols, encoding, parts })
+    }
+
+    /// The first rows of a matrix, unpacked there and here.
+    fn judge_blocks(&mut self, source: &Blocks, weight: &Weight) -> Result<(), Fault> {
+        const ENOUGH: usize = 4096;
+        let Some(part) = weight.parts.first() else { return Ok(()) };
+        let rows = (ENOUGH / source.cols).clamp(1, part.rows);
+        let mut want = vec![0.0; rows * source.cols];
+        let bytes = source.block.size_of(want.len());
+        source.block.widen(&mut want, &source.bytes[..bytes]);
+        let (traffic, pace, mut got) = (self.gpu.traffic, self.gpu.pace.clone(), vec![f32::NAN; want.len()]);
+        let mut wide = self.memory(want.len());
+        self.gpu.faults.doing("unpack");
+        let out = self.at_mut(&view_mut(&mut wide, 1, want.len()));
+        let blocks = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
+        self.widen_rows([&out, &blocks], weight.encoding, (0, want.len()));
+        let read = self.read(view(&wide, 1, want.len()), &mut got);
+        self.recycle(wide);
+        read?;
+        (self.gpu.traffic, self.gpu.pace) = (traffic, pace);
+        wrong(source.block, &got, &want).map_or(Ok(()), |reason| {
+            Err(Fault::Device { device: self.gpu.faults.device().to_string(), reason })
+        })
+    }
+}
+
+/// What the device got wrong: a number is one product and one sum, each of which it may round once more or not at all.
+fn wrong(block: Block, got: &[f32], want: &[f32]) -> Option<String> {
+    let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let off = got.iter().zip(want).position(|(g, w)| !((g - w).abs() <= 1e-6 * largest))?;
+    Some(format!("unpacks {} wrong: number {off} is {}, not {}", block.name(), got[off], want[off]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrong;
+    use crate::numeric::block::Block;
+
+    #[test]
+    fn what_is_unpacked_wrong_is_found() {
+        let want = [1.0, -2.0, 0.0];
+        assert_eq!(wrong(Block::Q4_K, &[1.0, -2.000_000_2, 0.0], &want), None);
+        for bad in [[1.0, 2.0, 0.0], [1.0, -2.0, f32::NAN], [1.0, -2.0, 1e-3]] {
+            let said = wrong(Block::Q4_K, &bad, &want).unwrap_or_default();
+            assert!(said.starts_with("unpacks Q4_K wrong: number "), "{said}");
+        }
     }
 }
