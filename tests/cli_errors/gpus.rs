@@ -10,8 +10,8 @@ fn devices_that_cannot_be_meant() {
         ("--gpus 0,auto", 78, "--gpus .. auto stands alone"),
         ("--gpus cpu,cpu,cpu --gpu-backend wgpu", 78, "--gpus .. leave --gpu-backend out"),
         ("--gpus radeon --gpu-backend cpu", 78, "--gpus .. indices"),
-        ("--gpu-backend cuda", 78, "--gpu-backend .. cuda is not in this build yet"),
-        ("--gpu-backend metal", 78, "--gpu-backend .. auto, wgpu and cpu"),
+        ("--gpus cpu --gpu-backend cuda", 78, "--gpus .. leave --gpu-backend out"),
+        ("--gpu-backend metal", 78, "--gpu-backend .. auto, cuda, wgpu and cpu"),
     ] {
         check(&b, command, code, parts);
     }

@@ -81,10 +81,11 @@ R cuDevicePrimaryCtxRelease_v2(int d) {
     return 0;
 }
 R cuCtxSetCurrent(void *c) {
-    if (!retained) wrong("a context that is not retained");
+    if (c && !retained) wrong("a context that is not retained");
     if (dead || is("context")) return dead ? 719 : 201;
     return current = c, 0;
 }
+R cuCtxGetCurrent(void **c) { return *c = current, 0; }
 R cuStreamCreate(void **s, unsigned f) {
     needs_context("cuStreamCreate");
     if (is("stream")) return 304;
@@ -112,6 +113,10 @@ R cuMemAlloc_v2(P *p, size_t n) {
     needs_context("cuMemAlloc");
     if (is("out-of-memory") && allowed-- <= 0) return 2;
     return *p = (P)have(calloc(1, n), MEMORY), 0;
+}
+R cuMemGetInfo_v2(size_t *free, size_t *total) {
+    needs_context("cuMemGetInfo");
+    return *total = (size_t)16 << 30, *free = is("full") ? 100 << 20 : (size_t)15 << 30, 0;
 }
 R cuMemFree_v2(P p) { return gone((void *)p, MEMORY, "cuMemFree"); }
 R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {

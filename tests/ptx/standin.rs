@@ -80,19 +80,58 @@ fn run(case: &str, libraries: &Path) -> String {
     said.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {said}")).1.into()
 }
 
-#[test]
-fn every_failure_of_a_driver_has_a_name() {
+/// The stand-in in a folder of its own; None where nothing compiles it.
+fn standin() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
     let library = folder.path().join("libcuda.so.1");
     match Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status() {
         Ok(status) => assert!(status.success(), "the stand-in compiles"),
-        Err(_) => return println!("skipped: no C compiler"),
+        Err(_) => {
+            println!("skipped: no C compiler");
+            return None;
+        }
     }
     std::fs::copy(&library, folder.path().join("libcuda.so")).unwrap();
+    Some(folder)
+}
+
+#[test]
+fn every_failure_of_a_driver_has_a_name() {
+    let Some(folder) = standin() else { return };
     for (case, want) in CASES {
         let said = run(case, folder.path());
         assert!(said.contains(want), "{case}: {said}");
+    }
+}
+
+/// What STANDIN says, what is typed, the exit code, and a part of the last line.
+const PROGRAM: &[(&str, &str, i32, &str)] = &[
+    ("fine", "devices", 0, "Stand-in"),
+    ("pascal", "devices", 0, "compute capability 6.1, and the kernels need 7.0"),
+    ("fine", "devices --check", 1, "cuda 0"),
+    // Its kernels do nothing: the self-test finds that out before a step is taken.
+    ("fine", "--gpu-backend cuda -o out", 1, "cuda 0 Stand-in: "),
+    ("launch", "--gpu-backend cuda -o out", 1, "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+    ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 1, "cuda 0 Stand-in: "),
+    ("old", "--gpu-backend cuda -o out", 78, "the NVIDIA driver is too old"),
+    ("hidden", "--gpu-backend cuda --gpus 0 -o out", 78, "CUDA_VISIBLE_DEVICES may hide it"),
+    ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "there is no device 1: there are 0 Stand-in"),
+];
+
+#[test]
+fn the_program_refuses_a_card_that_does_not_count_right() {
+    let Some(folder) = standin() else { return };
+    for (case, typed, code, part) in PROGRAM {
+        let here = tempfile::tempdir().unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        program.current_dir(here.path()).args(typed.split(' ')).env("XDG_CACHE_HOME", here.path());
+        let done = program.env("STANDIN", case).env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
+        let said =
+            [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
+        assert_eq!(done.status.code(), Some(*code), "{case}, {typed}: {said}");
+        assert!(said.contains(part) && !said.contains("misuse"), "{case}, {typed}: {said}");
+        assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
     }
 }
 

@@ -129,6 +129,12 @@ pub fn devices() -> Result<Found, Absent> {
     }
 }
 
+/// Bytes that are free on a device; None where the driver does not tell.
+pub fn free(ordinal: usize) -> Option<u64> {
+    libcuda::start().ok()?;
+    libcuda::free(ordinal)
+}
+
 /// The driver's own version, as `550.54.14`, where the system tells it; else that of its CUDA.
 pub fn build(cuda: u32) -> String {
     let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();

@@ -79,6 +79,24 @@ pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
     })
 }
 
+/// Bytes that are free on a device.
+pub(super) fn free(ordinal: usize) -> Option<u64> {
+    let device = handle(ordinal).ok()?;
+    let (mut context, mut free, mut total) = (null_mut(), 0, 0);
+    // SAFETY: outputs are a handle and two sizes; the context is released once, and the thread's own is put back.
+    unsafe {
+        let mut before = null_mut();
+        sys::cuCtxGetCurrent(&mut before);
+        check(sys::cuDevicePrimaryCtxRetain(&mut context, device)).ok()?;
+        let asked = check(sys::cuCtxSetCurrent(context))
+            .and_then(|()| check(sys::cuMemGetInfo_v2(&mut free, &mut total)));
+        sys::cuCtxSetCurrent(before);
+        sys::cuDevicePrimaryCtxRelease_v2(device);
+        asked.ok()?;
+    }
+    Some(free as u64)
+}
+
 fn handle(ordinal: usize) -> Result<sys::CUdevice, CUresult> {
     let mut device = 0;
     // SAFETY: writes one integer; an ordinal that is not there is an error of the driver.

@@ -16,10 +16,11 @@ mod verbs;
 mod weight;
 
 use super::{Fault, Traffic, View, ViewMut};
-pub use devices::{Absent, Device, Found, devices, ptx_version};
+pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
 pub use driver::{Arg, Driver, Launch};
 pub use libcuda::Libcuda;
 pub use memory::{Ids, Memory, Tokens, Weight};
+pub use weight::matrix_bytes;
 
 /// One device.
 pub struct Cuda<D: Driver> {

@@ -6,9 +6,20 @@ use super::memory::{Memory, Stored, Weight};
 use super::tensor::padded;
 use super::{Cuda, Driver, Tier};
 use crate::backend::{Fault, Frozen};
+use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use half::bf16;
 use std::num::NonZero;
+
+/// Bytes that a frozen matrix of that many numbers takes on any device, rows that are padded left aside: blocks are
+/// widened.
+pub fn matrix_bytes(encoding: Encoding, numbers: usize, bf16: bool) -> usize {
+    match encoding {
+        _ if bf16 => 2 * numbers,
+        Encoding::Plain(dtype) => numbers * dtype.size(),
+        Encoding::Blocks(_) => numbers * Dtype::F32.size(),
+    }
+}
 
 impl<D: Driver> Cuda<D> {
     pub(super) fn pack(&mut self, source: Frozen) -> Result<Weight, Fault> {

@@ -4,6 +4,7 @@
 use super::choose::{Chosen, Device, Picked};
 use super::cpu::{self, Processor, Twin, cores};
 use super::gpu::{self, Card};
+use super::nvidia;
 use super::pretend::{NotBuilt, Pretended};
 use crate::backend::wgpu::adapters::{self, Found};
 use crate::cli::options::groups::Driver;
@@ -32,17 +33,37 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
     if inject.pretend() == Some("cuda") {
         chain.push(Arc::new(NotBuilt("wgpu")));
     }
-    if let Device::Gpu(index) = device
-        && let Some(found) = adapters::all().get(*index)
+    let card = match device {
+        Device::Cuda(index) => nvidia::all().ok().and_then(|all| all.get(*index)),
+        Device::Cpu | Device::Gpu(_) => None,
+    };
+    if let Some(found) = card {
+        chain.push(Arc::new(nvidia_card(chosen, at, found)));
+    }
+    // The same card through Vulkan comes next.
+    let adapter = match (device, card) {
+        (Device::Gpu(index), _) => Some(*index),
+        (_, Some(card)) => adapters::all().iter().position(|found| found.facts.card == card.facts.card),
+        _ => None,
+    };
+    if let Some(index) = adapter
+        && let Some(found) = adapters::all().get(index)
     {
         chain.push(Arc::new(Card::new(found, budget(chosen, at, found, machine))));
     }
     chain.push(cpu);
     let begin = match chosen.options.backend {
-        Driver::Wgpu => Begin::Named,
+        Driver::Wgpu | Driver::Cuda => Begin::Named,
         Driver::Auto | Driver::Cpu => Begin::Anywhere,
     };
     Candidate { name: name.clone(), chain, begin }
+}
+
+/// The device `at`, on NVIDIA's own driver, with its share of what is free on the card.
+pub fn nvidia_card(chosen: &Chosen, at: usize, found: &'static nvidia::Found) -> nvidia::Card {
+    let bytes = chosen.options.memory_limit.unwrap_or_else(|| nvidia::free(found));
+    let budget = bytes / chosen.picks[at].sharing as u64;
+    nvidia::Card { found, budget, dtype: chosen.options.dtype }
 }
 
 /// Bytes that the device `at`, on an adapter, may use where `machine` bytes of the machine's memory are free.

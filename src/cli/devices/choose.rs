@@ -4,6 +4,7 @@
 
 use super::super::options::groups::{DeviceOptions, Driver, Gpus, Precision, Wanted};
 use super::super::refusal::Refusal;
+use super::nvidia;
 use crate::backend::wgpu::adapters::{self, Facts, Kind};
 
 /// A device, and the part of it that is meant.
@@ -24,6 +25,8 @@ pub enum Device {
     Cpu,
     /// An adapter, by its index.
     Gpu(usize),
+    /// A card of NVIDIA's own driver, by its index.
+    Cuda(usize),
 }
 
 /// What was chosen.
@@ -46,6 +49,10 @@ impl Chosen {
 
 /// Chooses among what this machine has. Where the CPU was named no driver is asked.
 pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
+    if options.backend == Driver::Cuda && !matches!(options.gpus, Gpus::None | Gpus::Cpu) {
+        let facts: Vec<&Facts> = nvidia::all().unwrap_or_default().iter().map(|found| &found.facts).collect();
+        return among(options, &facts, &|| nvidia::all().err().unwrap_or("none is left").to_string());
+    }
     let cpu = options.backend == Driver::Cpu || matches!(options.gpus, Gpus::None | Gpus::Cpu);
     let found = if cpu { &[] } else { adapters::all() };
     let facts: Vec<&Facts> = found.iter().map(|found| &found.facts).collect();
@@ -60,7 +67,9 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
         (Gpus::Named(wanted), Driver::Cpu) => wanted.iter().map(part_of_the_cpu).collect(),
         (Gpus::Auto, backend) => match (cards(facts), backend) {
             (cards, _) if !cards.is_empty() => cards.into_iter().map(|i| named(facts, i)).collect(),
-            (_, Driver::Wgpu) => return Err(refuse(format!("--gpu-backend wgpu: {}", no_card(facts, why)))),
+            (_, Driver::Wgpu | Driver::Cuda) => {
+                return Err(refuse(format!("--gpu-backend {}: {}", backend.name(), no_card(facts, why))));
+            }
             _ => {
                 notes.push("note: computes on the CPU: no GPU found (finetune devices says why)".into());
                 vec![(Device::Cpu, "cpu".into())]
@@ -72,7 +81,7 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
         }
     };
     if options.dtype == Precision::Bf16
-        && let Some((_, name)) = devices.iter().find(|(device, _)| *device != Device::Cpu)
+        && let Some((_, name)) = devices.iter().find(|(device, _)| !has_bf16(*device, facts))
     {
         let why =
             format!("--dtype bf16: {name} has no bf16 arithmetic: leave --dtype out, or use --gpus cpu");
@@ -80,6 +89,14 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
     }
     notes.extend(slow(&devices, facts));
     Ok(Chosen { picks: twins(devices), notes, options: options.clone() })
+}
+
+fn has_bf16(device: Device, facts: &[&Facts]) -> bool {
+    match device {
+        Device::Cpu => true,
+        Device::Gpu(_) => false,
+        Device::Cuda(index) => facts.get(index).is_some_and(|f| f.features.iter().any(|f| f == "bf16")),
+    }
 }
 
 fn refuse(line: String) -> Refusal {
@@ -102,7 +119,10 @@ fn part_of_the_cpu(wanted: &Wanted) -> (Device, String) {
 fn named(facts: &[&Facts], index: usize) -> (Device, String) {
     // Without what drivers put behind: `llvmpipe (LLVM 15.0.6, 256 bits)`.
     let name = facts[index].name.split(" (").next().unwrap_or_default();
-    (Device::Gpu(index), format!("wgpu {index} {name}"))
+    match facts[index].api.as_str() {
+        "cuda" => (Device::Cuda(index), format!("cuda {index} {name}")),
+        _ => (Device::Gpu(index), format!("wgpu {index} {name}")),
+    }
 }
 
 /// Why there is no card, with what can be done.

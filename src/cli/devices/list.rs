@@ -4,7 +4,7 @@
 use super::super::options::groups::Precision;
 use super::super::refusal::Refusal;
 use super::gpu::{self, Card};
-use super::{cpu, speed};
+use super::{cpu, nvidia, speed};
 use crate::backend::Backend;
 use crate::backend::wgpu::absence;
 use crate::backend::wgpu::adapters::{self, Found, Kind};
@@ -18,9 +18,9 @@ use std::time::Instant;
 /// A device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listed {
-    /// What it is called: `wgpu 0`, `cpu`.
+    /// What it is called: `cuda 0`, `wgpu 0`, `cpu`.
     pub name: String,
-    /// `wgpu`, `cpu`.
+    /// `cuda`, `wgpu`, `cpu`.
     pub backend: &'static str,
     /// What `--gpus` takes.
     pub index: Option<usize>,
@@ -70,7 +70,35 @@ pub struct Checked {
 /// All devices of this machine.
 pub fn list() -> Vec<Listed> {
     let gpus = adapters::all().iter().enumerate().map(|(index, found)| adapter(index, found));
-    gpus.chain([processor()]).collect()
+    let cards = nvidia::all().unwrap_or_default().iter().enumerate().map(|(index, found)| card(index, found));
+    cards.chain(gpus).chain([processor()]).collect()
+}
+
+fn card(index: usize, found: &nvidia::Found) -> Listed {
+    let facts = &found.facts;
+    let class = match found.device.unusable() {
+        Some(reason) => Err(reason),
+        None => nvidia::device(found, Precision::Auto).map(|d| d.class()).map_err(|e| e.to_string()),
+    };
+    Listed {
+        name: format!("cuda {index}"),
+        backend: "cuda",
+        index: Some(index),
+        model: facts.name.clone(),
+        kind: "discrete",
+        api: Some(facts.api.clone()),
+        driver: Some(facts.driver.clone()),
+        pci: Some(facts.pci.clone()),
+        card: Some(facts.card.clone()),
+        cores: None,
+        memory_total: Some(found.device.memory),
+        memory_free: Some(nvidia::free(found)),
+        features: facts.features.clone(),
+        limits: BTreeMap::new(),
+        class: class.as_ref().ok().cloned(),
+        error: class.err(),
+        check: None,
+    }
 }
 
 fn adapter(index: usize, found: &Found) -> Listed {
@@ -148,6 +176,15 @@ pub fn drivers() -> Value {
 pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<(), Refusal> {
     let reference = Reference::new(&cpu::Twin)?;
     for device in found {
+        if device.backend == "cuda" {
+            let found = nvidia::all().ok().and_then(|all| all.get(device.index?));
+            device.check = found.map(|found| {
+                let (dtype, budget) = (Precision::Auto, nvidia::free(found));
+                let card = nvidia::Card { found, budget, dtype };
+                checked(&reference, &card, inject, || nvidia::device(found, dtype).and_then(speed::of))
+            });
+            continue;
+        }
         let card = device.index.and_then(|index| adapters::all().get(index));
         device.check = Some(match card {
             Some(found) => {

@@ -9,6 +9,7 @@ mod cpu;
 pub mod drivers;
 mod gpu;
 mod list;
+mod nvidia;
 mod open;
 mod pretend;
 mod prospect;

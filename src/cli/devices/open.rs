@@ -7,6 +7,7 @@ use super::choose::{Chosen, Device};
 use super::cpu::{self, cores};
 use super::gpu::{self, Card};
 use super::prospect::hardware;
+use super::{chain, nvidia};
 use crate::backend::cpu::Peaks;
 use crate::backend::timed::{Notes, Timed};
 use crate::backend::wgpu::adapters;
@@ -50,6 +51,17 @@ pub fn open(
                 return Err(Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal });
             }
         }
+    }
+    if let Some(pick) = chosen.picks.first()
+        && let Device::Cuda(index) = pick.device
+        && let Some(found) = nvidia::all().ok().and_then(|all| all.get(index))
+    {
+        // It was asked for by name: there is nothing to fall back to.
+        let model = chain::nvidia_card(chosen, 0, found).proved(&whole, chosen.options.dtype);
+        return model.map_err(|e| {
+            let refusal: Refusal = e.into();
+            Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
+        });
     }
     let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
     let keep = match need.tokens {

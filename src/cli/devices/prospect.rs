@@ -2,9 +2,11 @@
 //! that decides it when a run opens them, and how fast they are likely to be where nobody has measured them.
 
 use super::building::Whole;
+use super::chain::nvidia_card;
 use super::chain::{budget, threads};
 use super::choose::{Chosen, Device};
 use super::gpu;
+use super::nvidia;
 use super::{cpu, cpu::cores};
 use crate::backend::Backend;
 use crate::backend::wgpu::adapters::{self, Kind};
@@ -58,6 +60,19 @@ pub fn prospects(
             };
             return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
         }
+        if let Device::Cuda(index) = pick.device
+            && let Some(found) = nvidia::all().ok().and_then(|all| all.get(index))
+        {
+            let budget = nvidia_card(chosen, at, found).budget;
+            let guess = guess(Kind::Discrete) / pick.sharing as f64;
+            let opened = nvidia::device(found, chosen.options.dtype);
+            let class = opened.as_ref().map(|d| d.class()).map_err(ToString::to_string);
+            let (takes, unfit) = match &opened {
+                Ok(device) => fits(whole.load(device)?, budget),
+                Err(fault) => (None, Some(fault.clone().into())),
+            };
+            return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
+        }
         let threads = threads(chosen, at);
         let cpu = cpu::cpu(chosen.options.dtype, threads);
         let budget = chosen.options.memory_limit.unwrap_or_else(cpu::free_memory);
@@ -83,6 +98,11 @@ pub fn hardware(chosen: &Chosen, at: usize) -> String {
     match pick.device {
         Device::Gpu(index) => {
             let name = adapters::all().get(index).map_or("an adapter", |found| &found.facts.name);
+            if pick.sharing > 1 { format!("{name}, one of {} on it", pick.sharing) } else { name.into() }
+        }
+        Device::Cuda(index) => {
+            let found = nvidia::all().ok().and_then(|all| all.get(index));
+            let name = found.map_or("a card", |found| &found.facts.name);
             if pick.sharing > 1 { format!("{name}, one of {} on it", pick.sharing) } else { name.into() }
         }
         Device::Cpu => match threads(chosen, at) {

@@ -49,10 +49,24 @@ pub enum Wanted {
 pub enum Driver {
     /// The best one that there is; a device that fails falls back.
     Auto,
-    /// That one, or an error.
+    /// NVIDIA's own driver, or an error.
+    Cuda,
+    /// Vulkan, Metal or DX12, or an error.
     Wgpu,
     /// The CPU; several devices are parts of it.
     Cpu,
+}
+
+impl Driver {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Driver::Auto => "auto",
+            Driver::Cuda => "cuda",
+            Driver::Wgpu => "wgpu",
+            Driver::Cpu => "cpu",
+        }
+    }
 }
 
 /// Most devices of a process.
@@ -83,11 +97,8 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
 
 fn backend(s: &Settings) -> Result<Driver, Refusal> {
     let name = "gpu-backend";
-    Ok(match choice(s, name, &["auto", "wgpu", "cpu", "cuda"], "there are auto, wgpu and cpu")? {
-        "cuda" => {
-            let why = "cuda is not in this build yet: wgpu drives NVIDIA's cards too, through Vulkan";
-            return Err(s.refuse(name, why));
-        }
+    Ok(match choice(s, name, &["auto", "cuda", "wgpu", "cpu"], "there are auto, cuda, wgpu and cpu")? {
+        "cuda" => Driver::Cuda,
         "wgpu" => Driver::Wgpu,
         "cpu" => Driver::Cpu,
         _ => Driver::Auto,
@@ -108,13 +119,14 @@ fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
         [] => return Ok(Gpus::Auto),
         [one] if one == "auto" => return Ok(Gpus::Auto),
         [one] if one == "none" => return Ok(Gpus::None),
-        [one] if one == "cpu" && backend != Driver::Wgpu => return Ok(Gpus::Cpu),
+        [one] if one == "cpu" && !matches!(backend, Driver::Wgpu | Driver::Cuda) => return Ok(Gpus::Cpu),
         list => list.iter().map(|v| wanted(v)).collect::<Vec<_>>(),
     };
     for wanted in &wanted {
         match (backend, wanted) {
-            (Driver::Wgpu, Wanted::Cpu) => {
-                return refuse("cpu is no adapter of --gpu-backend wgpu: leave --gpu-backend out".into());
+            (Driver::Wgpu | Driver::Cuda, Wanted::Cpu) => {
+                let name = backend.name();
+                return refuse(format!("cpu is no device of --gpu-backend {name}: leave --gpu-backend out"));
             }
             (Driver::Cpu, Wanted::Part(part)) => {
                 return refuse(format!(

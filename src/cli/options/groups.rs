@@ -368,8 +368,7 @@ mod tests {
         check("eval-split", "1.5", 78, "fraction below 1");
         check("gpus", "0,1", 0, "");
         check("gpus", "0,auto", 78, "stands alone");
-        check("gpu-backend", "cuda", 78, "not in this build yet");
-        check("gpu-backend", "metal", 78, "auto, wgpu and cpu");
+        check("gpu-backend", "metal", 78, "auto, cuda, wgpu and cpu");
         check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 78, "not built yet");
         check("num-classes", "3", 78, "--task classify");

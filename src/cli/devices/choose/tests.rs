@@ -16,23 +16,30 @@ const MANY: &[&str] = &[
     "software llvmpipe (LLVM 15.0.6, 256 bits)@l",
 ];
 
+const NVIDIA: &[&str] = &["cuda NVIDIA H200@01:00.0", "cuda-old Tesla V100@02:00.0"];
+
 /// `KIND NAME@CARD`
 fn facts(text: &str) -> Facts {
     let (kind, rest) = text.split_once(' ').unwrap();
     let (name, card) = rest.split_once('@').unwrap();
+    let (api, features) = match kind {
+        "cuda" => ("cuda", vec!["bf16".into()]),
+        "cuda-old" => ("cuda", vec![]),
+        _ => ("vulkan", vec![]),
+    };
     let kind = match kind {
-        "discrete" => Kind::Discrete,
+        "discrete" | "cuda" | "cuda-old" => Kind::Discrete,
         "integrated" => Kind::Integrated,
         _ => Kind::Software,
     };
     Facts {
         name: name.into(),
         kind,
-        api: "vulkan".into(),
+        api: api.into(),
         driver: "a driver".into(),
         pci: card.into(),
         card: card.into(),
-        features: vec![],
+        features,
         limits: BTreeMap::new(),
     }
 }
@@ -97,6 +104,19 @@ fn devices_are_named_by_index_by_name_and_twice() {
 }
 
 #[test]
+fn nvidias_own_driver_is_taken_by_name() {
+    check(NVIDIA, "gpu-backend=cuda", "cuda 0 NVIDIA H200 /1; cuda 1 Tesla V100 /1");
+    check(NVIDIA, "gpu-backend=cuda gpus=0,0 dtype=bf16", "cuda 0 NVIDIA H200 /2; cuda 0 NVIDIA H200 (2) /2");
+    check(NVIDIA, "gpu-backend=cuda gpus=v100", "cuda 1 Tesla V100 /1");
+    let line =
+        "78: --dtype bf16: cuda 1 Tesla V100 has no bf16 arithmetic: leave --dtype out, or use --gpus cpu";
+    check(NVIDIA, "gpu-backend=cuda dtype=bf16", line);
+    check(NONE, "gpu-backend=cuda", "78: --gpu-backend cuda: no GPU: install a driver");
+    let line = "78: --gpus: there is no device 2: there are 0 NVIDIA H200, 1 Tesla V100";
+    check(NVIDIA, "gpu-backend=cuda gpus=2", line);
+}
+
+#[test]
 fn what_cannot_be_meant_gets_one_line() {
     check(
         MANY,
@@ -123,7 +143,7 @@ fn what_cannot_be_meant_gets_one_line() {
     check(
         MANY,
         "gpus=cpu gpu-backend=wgpu",
-        "78: --gpus: cpu is no adapter of --gpu-backend wgpu: leave --gpu-backend out",
+        "78: --gpus: cpu is no device of --gpu-backend wgpu: leave --gpu-backend out",
     );
     check(
         MANY,
