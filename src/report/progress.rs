@@ -192,7 +192,14 @@ impl Progress {
                 forecast.basis
             )],
             // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
-            Event::Fault(halt) => vec![format!("halted after step {}", halt.step)],
+            Event::Fault(halt) => {
+                let how = match halt.code {
+                    3 => "halted",
+                    75 => "stopped",
+                    _ => "failed",
+                };
+                vec![format!("{how} after step {}", halt.step)]
+            }
             Event::Done(done) => self.summary(done),
         }
     }

@@ -245,6 +245,10 @@ impl Coordinator<'_> {
 
     fn tell(&mut self, note: Option<Note>, gone: What, task: &mut Task) {
         let Some(note) = note else { return };
+        // Where nobody else may come there is nothing to wait for.
+        if self.company == Company::Closed && matches!(note, Note::Waiting { .. }) {
+            return;
+        }
         let classes = notes::classes(&note);
         if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
             task.change(change);
