@@ -127,6 +127,8 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
         let here = tempfile::tempdir().unwrap();
         let mut program = Command::new(env!("CARGO_BIN_EXE_finetune"));
         program.current_dir(here.path()).args(typed.split(' ')).env("XDG_CACHE_HOME", here.path());
+        // No other card answers.
+        program.env("VK_DRIVER_FILES", "/nowhere.json").env("VK_ICD_FILENAMES", "/nowhere.json");
         let done = program.env("STANDIN", case).env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
         let said =
             [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
