@@ -67,6 +67,20 @@ if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$(id 
   apt-get update -q && apt-get install -yq --no-install-recommends chromium && export FINETUNE_NEED_CHROMIUM=1 ||
     echo "tests/run.sh: no chromium: tests in a browser are skipped" >&2
 fi
+# Prometheus scrapes a run, and TensorBoard reads its event files (the package alone, without torch or TensorFlow).
+if ! command -v prometheus >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  apt-get update -q && apt-get install -yq --no-install-recommends prometheus && export FINETUNE_NEED_PROMETHEUS=1 ||
+    echo "tests/run.sh: no prometheus: its test is skipped" >&2
+fi
+tensorboard() {
+  local into=target/tensorboard
+  [ -x "$into/bin/tensorboard" ] && return
+  command -v python3 >/dev/null || return 1
+  python3 -m venv "$into" && "$into/bin/pip" install -q --disable-pip-version-check tensorboard
+}
+if tensorboard; then export FINETUNE_NEED_TENSORBOARD=1; else
+  echo "tests/run.sh: no tensorboard (python3 with venv and a network bring it): its test is skipped" >&2
+fi
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
 exec cargo test --release --locked --no-fail-fast "$@"

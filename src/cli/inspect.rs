@@ -1,6 +1,8 @@
 //! `finetune inspect PATH`: what a model, an adapter, a run or a file of rows is. For rows and a --model, what
 //! of each row is supervised, in colour where there is a terminal (NO_COLOR is respected), else in brackets.
 
+mod rows;
+
 use super::opened::{self, Opened};
 use super::options::groups::{field_names, whole};
 use super::options::{Settings, yaml};
@@ -9,12 +11,10 @@ use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Form};
-use crate::data::preview::{self, Piece};
-use crate::data::{self, Corpus, LabelMap};
+use crate::data::{self, LabelMap};
 use crate::format::peft;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 /// Says what it is.
@@ -35,7 +35,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         return Err(Refusal::failure(format!("{name}: no such file or directory: {way}")));
     }
     let paths = if path.is_dir() { folder(&path)? } else { vec![path] };
-    if inv.settings.is_given("model") { tokens(inv, &paths) } else { forms(inv, &paths) }
+    if inv.settings.is_given("model") { rows::run(inv, &paths) } else { forms(inv, &paths) }
 }
 
 fn is_model_name(name: &str) -> bool {
@@ -228,125 +228,4 @@ fn options(s: &Settings, base: Option<&Opened>) -> Result<data::Options, Refusal
         threads: whole(s, "threads", 1)?.unwrap_or(0),
         ..data::Options::default()
     })
-}
-
-/// Rows as a model sees them.
-fn tokens(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
-    let s = &inv.settings;
-    let mut base = opened::open(s.text("model")?.unwrap_or_default())?;
-    let tokenizer = base.tokenizer(s.text("chat-template")?)?;
-    let options = options(s, Some(&base))?;
-    let shown = whole(s, "rows", 0)?.unwrap_or(3);
-    let corpus = data::load(paths, &options, &tokenizer)?;
-    let c = &corpus.counts;
-    let lengths = lengths(&corpus);
-    let mut facts = vec![
-        ("rows", json!(c.rows)),
-        ("dropped", json!(c.dropped)),
-        ("truncated", json!(c.truncated)),
-        ("tokens", json!(c.tokens)),
-        ("supervised", json!(c.supervised)),
-        ("duplicates", json!(corpus.samples.duplicates())),
-        ("shortest", json!(lengths.first())),
-        ("median", json!(lengths.get(lengths.len() / 2))),
-        ("longest", json!(lengths.last())),
-        ("hash", json!(corpus.hash)),
-    ];
-    if let Some(labels) = &corpus.labels {
-        facts.push(("labels", json!(labels.names)));
-    }
-    if let Some(first) = &c.first_dropped {
-        facts.push(("first_dropped", json!(first.to_string())));
-    }
-    print(inv, &facts)?;
-    if inv.json {
-        return Ok(());
-    }
-    for line in histogram(&lengths) {
-        inv.say(&line)?;
-    }
-    let paint = Paint::detect();
-    for i in 0..shown.min(corpus.samples.len()) {
-        let sample = corpus.samples.get(i);
-        let label = sample.label.map(|l| format!(", label {l}")).unwrap_or_default();
-        inv.say(&format!(
-            "--- row {}: {} tokens, {} supervised{label}",
-            sample.row,
-            sample.ids.len(),
-            sample.supervised_targets()
-        ))?;
-        let pieces = preview::preview(&sample, &tokenizer)?;
-        let text: String = pieces.iter().map(|p| paint.piece(p)).collect();
-        inv.say(&text)?;
-    }
-    Ok(())
-}
-
-fn lengths(corpus: &Corpus) -> Vec<usize> {
-    let mut lengths: Vec<usize> = (0..corpus.samples.len()).map(|i| corpus.samples.tokens(i)).collect();
-    lengths.sort();
-    lengths
-}
-
-/// Ten or fewer bars of equal width in tokens.
-fn histogram(sorted: &[usize]) -> Vec<String> {
-    let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
-    let step = ((last - first) / 10 + 1).max(1);
-    let bins = (last - first) / step + 1;
-    let mut counts = vec![0usize; bins];
-    sorted.iter().for_each(|l| counts[(l - first) / step] += 1);
-    let most = counts.iter().max().copied().unwrap_or(1).max(1);
-    let width = last.to_string().len();
-    let bar = |(i, n): (usize, &usize)| {
-        let from = first + i * step;
-        let to = (from + step - 1).min(*last);
-        let bar = "#".repeat((n * 40).div_ceil(most));
-        format!("{from:>width$} - {to:>width$} tokens {n:>7} {bar}").trim_end().to_string()
-    };
-    counts.iter().enumerate().map(bar).collect()
-}
-
-/// How supervised text is marked.
-enum Paint {
-    Colours,
-    Brackets,
-}
-
-impl Paint {
-    fn detect() -> Self {
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        if wanted && std::io::stdout().is_terminal() { Paint::Colours } else { Paint::Brackets }
-    }
-
-    fn piece(&self, piece: &Piece) -> String {
-        let text = &piece.text;
-        match (self, piece.supervised) {
-            (Paint::Colours, true) => format!("\x1b[32m{text}\x1b[0m"),
-            (Paint::Colours, false) => format!("\x1b[2m{text}\x1b[0m"),
-            (Paint::Brackets, true) => format!("⟦{text}⟧"),
-            (Paint::Brackets, false) => text.clone(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bars_count_every_row() {
-        let lengths: Vec<usize> = (3..=57).chain([57, 57]).collect();
-        let bars = histogram(&lengths);
-        assert!(bars.len() <= 10, "{bars:?}");
-        let counted: usize = bars
-            .iter()
-            .map(|b| {
-                b.split("tokens").nth(1).unwrap().split_whitespace().next().unwrap().parse::<usize>().unwrap()
-            })
-            .sum();
-        assert_eq!(counted, lengths.len());
-        assert!(bars[0].starts_with(" 3 -") && bars.last().unwrap().contains("- 57 tokens"), "{bars:?}");
-        assert!(histogram(&[]).is_empty());
-        assert_eq!(histogram(&[4]).len(), 1);
-    }
 }

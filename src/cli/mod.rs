@@ -28,6 +28,7 @@ mod profile;
 mod report;
 mod run_file;
 mod signals;
+mod suspect;
 mod token;
 mod train;
 mod watch;

@@ -2,9 +2,10 @@
 //! Nothing is written here.
 
 use super::opened::{self, Opened};
-use super::options::groups::{DataOptions, Options, Split, Task};
+use super::options::groups::{DataOptions, Options, Split, Task, within};
 use super::options::{Settings, Source};
 use super::refusal::Refusal;
+use super::suspect;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Form};
 use crate::data::plan::PlanOptions;
@@ -93,8 +94,14 @@ fn read(
     let chat = tokenizer.template().is_some() && train_paths.first().is_some_and(|p| is_chat(p, &read));
     let mut train =
         data::load(&train_paths, &read, &tokenizer).map_err(|e| no_raise(e, &base.config, max_seq_len))?;
-    check_dropped(settings, options, &train)?;
+    within(settings, &train.counts)?;
     check_classes(&train)?;
+    if !options.output.quiet {
+        let stop = base.stop_ids(&tokenizer);
+        suspect::of_a_run(&train, &tokenizer, (&stop, max_seq_len))
+            .iter()
+            .for_each(|w| eprintln!("warning: {w}"));
+    }
     let fraction = match eval_paths.is_empty() {
         true => held_back(settings, options, train.samples.len())?,
         false => None,
@@ -195,20 +202,6 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
         max_dropped: None,
         limit: plan_options(options).rows_needed().filter(|_| data.eval_split.is_none()),
         threads: options.devices.threads.unwrap_or(0),
-    }
-}
-
-/// --max-dropped, whose percentage is of rows that were counted only now.
-fn check_dropped(settings: &Settings, options: &Options, train: &Corpus) -> Result<(), Refusal> {
-    let counts = &train.counts;
-    match options.data.max_dropped.map(|m| m.of(counts.rows)) {
-        Some(most) if counts.dropped > most => {
-            let (dropped, rows) = (counts.dropped, counts.rows);
-            let first = counts.first_dropped.as_ref().map(|p| format!(" (first: {p})")).unwrap_or_default();
-            let why = format!("{dropped} of {rows} rows have nothing to learn{first}; {most} are allowed");
-            Err(settings.refuse("max-dropped", why))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -155,7 +155,7 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: predict::run },
     Verb { name: "export", about: "write a run's adapter in another form", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
-    Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "threads"]), run: inspect::run },
+    Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]), run: inspect::run },
     Verb { name: "token", about: "print the secret that the machines of a run share; made where there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
     Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]), run: hardware::run },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]), run: hardware::selftest },
@@ -268,7 +268,7 @@ fn epilogue() -> String {
 
 /// A line for every verb.
 pub fn lines() -> String {
-    VERBS.iter().map(|v| format!("  {:<11} {}\n", v.name, v.about)).collect()
+    VERBS.iter().map(|v| format!("  {:<12} {}\n", v.name, v.about)).collect()
 }
 
 /// The verbs, for a sentence.

@@ -97,7 +97,8 @@ impl Console {
 
     fn line(&self, line: &str) {
         match &self.drawn {
-            Some(drawn) => drop(drawn.all.println(line)),
+            // Not its own `println`: that fills lines with blanks, which wrap once the terminal gets narrower.
+            Some(drawn) => drawn.all.suspend(|| drop(writeln!(std::io::stderr(), "{line}"))),
             // A closed stderr must not end a run.
             None => drop(writeln!(std::io::stderr(), "{line}")),
         }

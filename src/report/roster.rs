@@ -99,7 +99,8 @@ impl Roster {
         let device = self.devices.entry((part.worker.clone(), part.device.clone())).or_default();
         device.tokens += part.tokens as f64;
         device.busy += part.busy;
-        if part.microbatches > 0 && device.state != State::Fallback {
+        // What somebody did in a step before it went is told after it went.
+        if part.microbatches > 0 && matches!(device.state, State::Ready | State::Paused) {
             device.state = State::Running;
         }
     }
@@ -250,6 +251,14 @@ mod tests {
         check(&both, &["  a, cpu 0   75.0 %     150 tokens/s    0 % idle  running", two]);
         let lost = [&both[..], &[change(What::Lost, "a", &[])]].concat();
         check(&lost, &["  b, cpu 0  100.0 %      50 tokens/s   50 % idle  running", "  a, cpu 0  lost"]);
+        let after = [&lost[..], &[step(&[("a", 50, 0.5), ("b", 100, 1.0)])]].concat();
+        let mut roster = Roster::default();
+        after.iter().for_each(|event| roster.see(event));
+        assert_eq!(
+            roster.rows().last().map(|row| row.state),
+            Some(State::Lost),
+            "its last part is no return"
+        );
         let back = [&lost[..], &[joined("a")]].concat();
         let first = "  a, cpu 0      -                  -           -  ready";
         check(&back, &[first, "  b, cpu 0  100.0 %      50 tokens/s   50 % idle  running"]);

@@ -47,10 +47,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
 fn overview() -> String {
     let mut text = String::from("finetune help TOPIC\n\n");
     for (name, about, _) in TOPICS {
-        text += &format!("  {name:<11} {about}\n");
+        text += &format!("  {name:<12} {about}\n");
     }
-    text += "  options     every option, in groups\n";
-    text + "  VERB        what a verb takes, as `finetune VERB --help` does\n\nverbs:\n"
+    text += "  options      every option, in groups\n";
+    text + "  VERB         what a verb takes, as `finetune VERB --help` does\n\nverbs:\n"
         + verb::lines().trim_end()
 }
 

@@ -60,7 +60,7 @@ fn tree() -> Command {
 fn one(verb: &Verb, name: String) -> Command {
     let accepts = verb.accepts();
     let words = |id: &str| accepts.options.iter().find(|o| o.name == id).and_then(|o| words(o));
-    let command = flags::command(&accepts).name(name.clone()).bin_name(name).disable_help_subcommand(true);
+    let command = flags::command(&accepts).name(name).disable_help_subcommand(true);
     let positional = match verb.positional {
         "SHELL" => Shell::value_variants_names(),
         "TOPIC" => VERBS.iter().map(|v| v.name).chain(super::TOPICS.iter().map(|(n, ..)| *n)).collect(),

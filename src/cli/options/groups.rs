@@ -5,7 +5,7 @@ use super::Settings;
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
-pub use super::values::{Amount, field_names, real, size, whole};
+pub use super::values::{Amount, field_names, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
 use crate::model::quantised::Recipe;

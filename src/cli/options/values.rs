@@ -3,6 +3,7 @@
 
 use super::Settings;
 use crate::cli::refusal::Refusal;
+use crate::data::Counts;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -75,6 +76,22 @@ pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
         Ok(p) if (0.0..=100.0).contains(&p) => Ok(Some(Amount::Percent(p))),
         _ => Err(s.malformed(name, format!("{text:?} is not a percentage of 0 to 100"))),
     }
+}
+
+/// --max-dropped: refuses rows of which more than that have nothing to learn. A share is of all rows that were read.
+pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
+    let (dropped, rows) = (counts.dropped, counts.rows);
+    let allowed = match amount(s, "max-dropped")? {
+        None => return Ok(()),
+        Some(Amount::Count(n)) if dropped <= n => return Ok(()),
+        Some(Amount::Percent(p)) if 100.0 * dropped as f64 <= p * rows as f64 => return Ok(()),
+        Some(Amount::Count(n)) => n.to_string(),
+        Some(Amount::Percent(p)) => format!("{p}%"),
+    };
+    let first = counts.first_dropped.as_ref().map(|p| format!(" (first: {p})")).unwrap_or_default();
+    let what = format!("{dropped} of {rows} rows have nothing to learn{first}");
+    let way = "check the fields and --max-seq-len, or allow more";
+    Err(Refusal::failure(format!("{what}, --max-dropped allows {allowed}: {way}")))
 }
 
 /// --memory-limit in bytes.

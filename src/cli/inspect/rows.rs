@@ -1,0 +1,174 @@
+//! Rows as a model sees them: counts, lengths, what is suspicious, and some rows with what is learnt of them in colour.
+
+use super::super::opened;
+use super::super::options::groups::{whole, within};
+use super::super::refusal::Refusal;
+use super::super::suspect;
+use super::super::verb::Invocation;
+use super::{options, print};
+use crate::data::preview::{self, Piece};
+use crate::data::{self, Corpus, Sample, Tokenizer};
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+/// Longest rows that are named.
+const LONGEST: usize = 5;
+
+/// Looks at them; more rows with nothing to learn than --max-dropped allows are a failure, said after all else.
+pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
+    let s = &inv.settings;
+    let mut base = opened::open(s.text("model")?.unwrap_or_default())?;
+    let tokenizer = base.tokenizer(s.text("chat-template")?)?;
+    let options = options(s, Some(&base))?;
+    let shown = whole(s, "rows", 0)?.unwrap_or(3);
+    let corpus = data::load(paths, &options, &tokenizer)?;
+    let warnings = suspect::all(&corpus, &tokenizer, (&base.stop_ids(&tokenizer), options.max_seq_len));
+    let mut facts = facts(&corpus);
+    if inv.json {
+        facts.push(("warnings", json!(warnings)));
+        facts.push(("rows_shown", rows_as_json(&corpus, &tokenizer, shown)?));
+        print(inv, &facts)?;
+        return within(&inv.settings, &corpus.counts);
+    }
+    print(inv, &facts)?;
+    for line in histogram(&lengths(&corpus)) {
+        inv.say(&line)?;
+    }
+    let paint = Paint::detect();
+    for i in 0..shown.min(corpus.samples.len()) {
+        let sample = corpus.samples.get(i);
+        inv.say(&headline(&sample, &corpus))?;
+        let pieces = preview::preview(&sample, &tokenizer)?;
+        let text: String = pieces.iter().map(|p| paint.piece(p)).collect();
+        inv.say(&text)?;
+    }
+    for warning in &warnings {
+        inv.say(&format!("warning: {warning}"))?;
+    }
+    within(&inv.settings, &corpus.counts)
+}
+
+fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
+    let c = &corpus.counts;
+    let lengths = lengths(corpus);
+    let mut facts = vec![
+        ("rows", json!(c.rows)),
+        ("dropped", json!(c.dropped)),
+        ("truncated", json!(c.truncated)),
+        ("tokens", json!(c.tokens)),
+        ("supervised", json!(c.supervised)),
+        ("duplicates", json!(corpus.samples.duplicates())),
+        ("shortest", json!(lengths.first())),
+        ("median", json!(lengths.get(lengths.len() / 2))),
+        ("longest", json!(longest(corpus))),
+        ("hash", json!(corpus.hash)),
+    ];
+    if let Some(labels) = &corpus.labels {
+        let count = |i: usize| corpus.samples.iter().filter(|s| s.label == Some(i as u32)).count();
+        let named = labels.names.iter().enumerate().map(|(i, name)| format!("{name} ({} rows)", count(i)));
+        facts.push(("labels", json!(named.collect::<Vec<_>>())));
+    }
+    if let Some(first) = &c.first_dropped {
+        facts.push(("first_dropped", json!(first.to_string())));
+    }
+    facts
+}
+
+/// `row 812 (198 tokens)`, the longest first; of equals the earlier one.
+fn longest(corpus: &Corpus) -> Vec<String> {
+    let mut order: Vec<usize> = (0..corpus.samples.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(corpus.samples.tokens(i)), i));
+    let say = |&i: &usize| format!("row {} ({} tokens)", corpus.samples.get(i).row, corpus.samples.tokens(i));
+    order.iter().take(LONGEST).map(say).collect()
+}
+
+fn headline(sample: &Sample, corpus: &Corpus) -> String {
+    let name = |l: u32| corpus.labels.as_ref().and_then(|all| all.names.get(l as usize)).cloned();
+    let label = sample.label.map(|l| format!(", label {}", name(l).unwrap_or_else(|| l.to_string())));
+    let (row, tokens, supervised) = (sample.row, sample.ids.len(), sample.supervised_targets());
+    format!("--- row {row}: {tokens} tokens, {supervised} supervised{}", label.unwrap_or_default())
+}
+
+fn rows_as_json(corpus: &Corpus, tokenizer: &Tokenizer, shown: usize) -> Result<Value, Refusal> {
+    let row = |i: usize| {
+        let sample = corpus.samples.get(i);
+        let pieces = preview::preview(&sample, tokenizer)?;
+        let pieces: Vec<Value> = pieces
+            .iter()
+            .map(|p| json!({ "text": p.text, "supervised": p.supervised, "tokens": p.tokens }))
+            .collect();
+        Ok(json!({ "row": sample.row, "label": sample.label, "pieces": pieces }))
+    };
+    let rows: Result<Vec<Value>, Refusal> = (0..shown.min(corpus.samples.len())).map(row).collect();
+    rows.map(Value::from)
+}
+
+fn lengths(corpus: &Corpus) -> Vec<usize> {
+    let mut lengths: Vec<usize> = (0..corpus.samples.len()).map(|i| corpus.samples.tokens(i)).collect();
+    lengths.sort();
+    lengths
+}
+
+/// Ten or fewer bars of equal width in tokens.
+fn histogram(sorted: &[usize]) -> Vec<String> {
+    let (Some(first), Some(last)) = (sorted.first(), sorted.last()) else { return Vec::new() };
+    let step = ((last - first) / 10 + 1).max(1);
+    let bins = (last - first) / step + 1;
+    let mut counts = vec![0usize; bins];
+    sorted.iter().for_each(|l| counts[(l - first) / step] += 1);
+    let most = counts.iter().max().copied().unwrap_or(1).max(1);
+    let width = last.to_string().len();
+    let bar = |(i, n): (usize, &usize)| {
+        let from = first + i * step;
+        let to = (from + step - 1).min(*last);
+        let bar = "#".repeat((n * 40).div_ceil(most));
+        format!("{from:>width$} - {to:>width$} tokens {n:>7} {bar}").trim_end().to_string()
+    };
+    counts.iter().enumerate().map(bar).collect()
+}
+
+/// How supervised text is marked.
+enum Paint {
+    Colours,
+    Brackets,
+}
+
+impl Paint {
+    fn detect() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        if wanted && std::io::stdout().is_terminal() { Paint::Colours } else { Paint::Brackets }
+    }
+
+    fn piece(&self, piece: &Piece) -> String {
+        let text = &piece.text;
+        match (self, piece.supervised) {
+            (Paint::Colours, true) => format!("\x1b[32m{text}\x1b[0m"),
+            (Paint::Colours, false) => format!("\x1b[2m{text}\x1b[0m"),
+            (Paint::Brackets, true) => format!("⟦{text}⟧"),
+            (Paint::Brackets, false) => text.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_count_every_row() {
+        let lengths: Vec<usize> = (3..=57).chain([57, 57]).collect();
+        let bars = histogram(&lengths);
+        assert!(bars.len() <= 10, "{bars:?}");
+        let counted: usize = bars
+            .iter()
+            .map(|b| {
+                b.split("tokens").nth(1).unwrap().split_whitespace().next().unwrap().parse::<usize>().unwrap()
+            })
+            .sum();
+        assert_eq!(counted, lengths.len());
+        assert!(bars[0].starts_with(" 3 -") && bars.last().unwrap().contains("- 57 tokens"), "{bars:?}");
+        assert!(histogram(&[]).is_empty());
+        assert_eq!(histogram(&[4]).len(), 1);
+    }
+}

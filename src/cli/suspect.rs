@@ -1,0 +1,149 @@
+//! What is suspicious about rows, in sentences: each says how many rows it is about, what follows from it and what to
+//! do. Nothing here stops a run; `--max-dropped` does.
+
+use crate::data::{Corpus, Tokenizer};
+
+/// What rows came to, as far as suspicion goes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Survey {
+    rows: u64,
+    dropped: u64,
+    first_dropped: String,
+    truncated: u64,
+    max_seq_len: usize,
+    duplicates: u64,
+    /// Rows of text that were not cut, and those of them in which no end token is learnt.
+    whole: u64,
+    endless: u64,
+    /// Rows that begin with two tokens of beginning.
+    twice: u64,
+    /// A class and its rows, where it has nearly all of them.
+    one_sided: Option<(String, u64)>,
+}
+
+/// All that is suspicious. `(stop, most)`: tokens that end an answer, and the longest row that is not cut.
+pub fn all(corpus: &Corpus, tokenizer: &Tokenizer, limits: (&[u32], usize)) -> Vec<String> {
+    sentences(&survey(corpus, tokenizer, limits))
+}
+
+/// What a training run says: not what its own lines say already.
+pub fn of_a_run(corpus: &Corpus, tokenizer: &Tokenizer, limits: (&[u32], usize)) -> Vec<String> {
+    let survey = survey(corpus, tokenizer, limits);
+    sentences(&Survey { dropped: 0, truncated: 0, duplicates: 0, ..survey })
+}
+
+fn survey(corpus: &Corpus, tokenizer: &Tokenizer, (stop, most): (&[u32], usize)) -> Survey {
+    let c = &corpus.counts;
+    let begin = tokenizer.bos_token().and_then(|token| tokenizer.token_to_id(token));
+    let mut survey = Survey {
+        rows: c.rows,
+        dropped: c.dropped,
+        first_dropped: c.first_dropped.as_ref().map(|place| place.to_string()).unwrap_or_default(),
+        truncated: c.truncated,
+        max_seq_len: most,
+        duplicates: corpus.samples.duplicates(),
+        one_sided: one_sided(corpus),
+        ..Survey::default()
+    };
+    for sample in corpus.samples.iter() {
+        let ids = sample.ids;
+        survey.twice +=
+            u64::from(begin.is_some() && ids.len() > 1 && Some(ids[0]) == begin && ids[0] == ids[1]);
+        if sample.label.is_none() && ids.len() < most {
+            survey.whole += 1;
+            let ends = (0..ids.len()).any(|i| sample.supervised(i) && stop.contains(&ids[i]));
+            survey.endless += u64::from(!ends);
+        }
+    }
+    survey
+}
+
+fn one_sided(corpus: &Corpus) -> Option<(String, u64)> {
+    let labels = corpus.labels.as_ref()?;
+    let mut counts = vec![0u64; labels.names.len()];
+    for label in corpus.samples.iter().filter_map(|s| s.label) {
+        *counts.get_mut(label as usize)? += 1;
+    }
+    let (i, most) = counts.iter().copied().enumerate().max_by_key(|(_, n)| *n)?;
+    (most * 10 > 9 * corpus.samples.len() as u64).then(|| (labels.names[i].clone(), most))
+}
+
+fn sentences(s: &Survey) -> Vec<String> {
+    let of = |n: u64, all: u64| format!("{n} of {all} rows ({})", percent(n, all));
+    let mut out = Vec::new();
+    if s.dropped > 0 {
+        out.push(format!(
+            "nothing is supervised in {}, the first at {}: they are left out; --max-dropped 1% would refuse them",
+            of(s.dropped, s.rows),
+            s.first_dropped
+        ));
+    }
+    if s.endless > 0 {
+        out.push(format!(
+            "no end token is learnt in {}: the model will not know when to stop; the chat template must close the \
+             assistant's turn with its end-of-turn token (another one: --chat-template FILE, or chatml)",
+            of(s.endless, s.whole)
+        ));
+    }
+    if s.truncated > 0 {
+        out.push(format!(
+            "{} are cut at {} tokens and lose their end: raise --max-seq-len, or shorten them",
+            of(s.truncated, s.rows),
+            s.max_seq_len
+        ));
+    }
+    if s.twice > 0 {
+        out.push(format!(
+            "{} begin with the token of beginning twice: take it out of the text, the tokenizer adds it",
+            of(s.twice, s.rows)
+        ));
+    }
+    if s.duplicates > 0 {
+        out.push(format!("{} repeat an earlier one, token for token", of(s.duplicates, s.rows)));
+    }
+    if let Some((name, n)) = &s.one_sided {
+        out.push(format!(
+            "{} are labelled {name}: saying that always would be nearly as good; --class-weights evens it out",
+            of(*n, s.rows - s.dropped.min(s.rows))
+        ));
+    }
+    out
+}
+
+/// `12 %`; what is there is never 0 %.
+fn percent(n: u64, all: u64) -> String {
+    let p = 100.0 * n as f64 / all.max(1) as f64;
+    if p > 0.0 && p < 0.95 { format!("{p:.1} %") } else { format!("{p:.0} %") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(survey: Survey, want: &[&str]) {
+        let got = sentences(&Survey { rows: 50, whole: 50, max_seq_len: 64, ..survey });
+        assert_eq!(got.len(), want.len(), "{got:?}");
+        for (line, part) in got.iter().zip(want) {
+            assert!(line.contains(part), "{line}: {part}");
+        }
+    }
+
+    #[test]
+    fn what_is_suspicious() {
+        let none = Survey::default;
+        check(none(), &[]);
+        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3".into(), ..none() };
+        check(dropped, &["nothing is supervised in 6 of 50 rows (12 %), the first at a.jsonl:3"]);
+        check(Survey { endless: 50, ..none() }, &["no end token is learnt in 50 of 50 rows (100 %)"]);
+        check(
+            Survey { truncated: 5, duplicates: 1, ..none() },
+            &["5 of 50 rows (10 %) are cut at 64", "(2 %) repeat"],
+        );
+        check(Survey { twice: 50, ..none() }, &["token of beginning twice"]);
+        check(
+            Survey { one_sided: Some(("safe".into(), 48)), ..none() },
+            &["48 of 50 rows (96 %) are labelled safe"],
+        );
+        assert_eq!(percent(1, 1000), "0.1 %");
+    }
+}

@@ -1,0 +1,8 @@
+//! What a newcomer meets first, by the real binary: recipes, `doctor`, `import`, `help`, `inspect`; and what others
+//! read of a run: Prometheus and TensorBoard.
+
+#[path = "../cli_fixture/mod.rs"]
+mod cli_fixture;
+mod metrics;
+mod recipes;
+mod verbs;
