@@ -72,13 +72,13 @@ fn the_unit_of_a_worker_can_reach_a_card() {
     assert!(unit.lines().any(|line| line == "SupplementaryGroups=render video"));
 }
 
-/// What `finetune plan` says of each recipe on the demonstration's model, which needs no download.
+/// What `finetune plan` says of each recipe on the demonstration's model, which needs no download and takes rows of 512.
 #[test]
 fn every_recipe_can_be_planned() {
     let bench = crate::cli_fixture::Bench::new();
     for (name, path) in recipes().into_iter().filter(|(name, _)| name != REQUIREMENTS) {
         let output = bench
-            .command("plan demo --json --gpus none")
+            .command("plan demo --max-seq-len 512 --json --gpus none")
             .current_dir(root())
             .args(["--config", &path.display().to_string()])
             .output()
