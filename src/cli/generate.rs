@@ -114,10 +114,14 @@ fn base_of(adapter: &Path) -> Result<Option<String>, Refusal> {
 
 /// How the base is quantised: as it was typed, or as it was when the adapter was trained.
 pub fn recipe_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<Recipe>, Refusal> {
-    let (Some(adapter), None) = (adapter, recipe(s)?) else { return recipe(s) };
+    // `none` is an answer too: an adapter may be tried on the plain base.
+    let Some(adapter) = adapter.filter(|_| !s.is_given("quantize")) else { return recipe(s) };
     let typed = yaml::read(&run_of(adapter).join(RUN_FILE)).unwrap_or_default();
     let named = typed.iter().find(|t| t.key == "quantize").map(|t| t.values.concat());
-    Ok(named.filter(|name| !name.is_empty()).map(|name| Recipe::named(&name)).transpose()?)
+    Ok(named
+        .filter(|name| !name.is_empty() && name != "none")
+        .map(|name| Recipe::named(&name))
+        .transpose()?)
 }
 
 /// What was named as the model, or what the adapter says that it was trained on.

@@ -195,7 +195,7 @@ fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
 
 /// What --quantize says.
 pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
-    let named = s.text("quantize")?.map(Recipe::named).transpose();
+    let named = s.text("quantize")?.filter(|name| *name != "none").map(Recipe::named).transpose();
     named.map_err(|e| s.refuse("quantize", e))
 }
 
@@ -366,6 +366,10 @@ mod tests {
         check("eval-split", "5%", 0, "");
         check("eval-split", "5 %", 2, "percentage");
         check("eval-split", "1.5", 78, "fraction below 1");
+        check("quantize", "none", 0, "");
+        check("dashboard", "8080", 0, "");
+        check("dashboard", "::1", 0, "");
+        check("dashboard", "a/b", 2, "not a host");
         check("gpus", "0,1", 0, "");
         check("gpus", "0,auto", 78, "stands alone");
         check("gpu-backend", "metal", 78, "auto, cuda, wgpu and cpu");
