@@ -2,7 +2,7 @@
 
 mod cli_fixture;
 
-use cli_fixture::{Bench, classes, rows};
+use cli_fixture::{Bench, classes, rows, stderr};
 use serde_json::Value;
 
 fn plan(b: &Bench, args: &str) -> Value {
@@ -56,4 +56,138 @@ fn what_is_counted_is_what_a_run_does() {
     check("demo --data many.jsonl --no-packing --batch-size 16 --no-shuffle --max-steps 3");
     check("demo --data many.jsonl --micro-batch-tokens 40 --max-seq-len 30 --batch-size 20");
     check("demo --data classes.jsonl --task classify --batch-size 9 --epochs 2");
+}
+
+fn names(b: &Bench) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(b.dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_a_run_refuses_a_plan_refuses_with_the_same_words() {
+    let b = Bench::new();
+    b.file("taken/run.yaml", "rank: 3\n");
+    b.file("c.yaml", "rnak: 8\n");
+    let before = names(&b);
+    for (args, code) in [
+        ("demo --data rows.jsonl --rank 0", 78),
+        ("demo --data rows.jsonl --rank many", 2),
+        ("demo --data rows.jsonl --max-seq-len 99999", 78),
+        ("demo --data nowhere.jsonl", 1),
+        ("demo --data rows.jsonl --task classify", 1),
+        ("demo --data rows.jsonl --target-modules x_proj", 78),
+        ("demo --data rows.jsonl -o taken", 78),
+        ("demo --data rows.jsonl --resume=nowhere", 1),
+        ("demo --data rows.jsonl --expect-workers 2", 78),
+        ("no-such-model --data rows.jsonl", 2),
+        ("--config c.yaml", 78),
+        ("demo --data rows.jsonl --micro-batch-tokens some", 2),
+    ] {
+        let (planned, run) = (b.run(&format!("plan {args}")), b.run(args));
+        assert_eq!(planned.status.code(), Some(code), "{args}: {}", stderr(&planned));
+        let last = |text: &str| text.lines().last().unwrap_or_default().replace("finetune plan", "finetune");
+        assert_eq!(last(&stderr(&planned)), last(&stderr(&run)), "{args}");
+    }
+    assert_eq!(names(&b), before, "nothing was written");
+    let refused = |args: &str| b.run(args).status.code();
+    assert_eq!(refused("plan demo --data rows.jsonl --link fast"), Some(2));
+    assert_eq!(refused("plan --role worker --coordinator h:9000"), Some(78));
+}
+
+#[test]
+fn who_has_no_room_is_shown_with_the_arithmetic_and_refused() {
+    let b = Bench::new();
+    let out = b.run("plan demo --data rows.jsonl --gpus cpu --memory-limit 4MB");
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+    assert!(said.contains("DOES NOT FIT") && said.contains("weights 3 MB + LoRA"), "{said}");
+    let planned = plan(&b, "demo --data rows.jsonl --gpus cpu");
+    let memory = &planned["devices"][0]["memory_bytes"];
+    let parts = ["weights", "adapter", "activations", "workspace"].map(|name| memory[name].as_u64().unwrap());
+    assert_eq!(memory["total"].as_u64(), Some(parts.iter().sum()), "{memory}");
+}
+
+#[test]
+fn a_plan_as_json_has_every_part() {
+    let b = Bench::new();
+    let run = "demo --data rows.jsonl --role coordinator --gpus cpu --expect-workers 3 --link 100mbit";
+    let planned = plan(&b, run);
+    for (section, keys) in [
+        ("model", "path architecture weights shape flops_per_token"),
+        ("rows", "read dropped truncated tokens supervised trained_on"),
+        ("steps", "total first per_epoch microbatches tokens rows exact longest_microbatch checkpoints"),
+        (
+            "forecast",
+            "tokens_per_second seconds steps_seconds sync_seconds look_seconds checkpoint_seconds guessed",
+        ),
+        ("eval", "rows tokens times"),
+        ("adapter", "rank trained_values"),
+    ] {
+        for key in keys.split(' ') {
+            assert!(!planned[section][key].is_null(), "{section}.{key}: {planned}");
+        }
+    }
+    let devices = planned["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 3, "{planned}");
+    assert!(devices[0]["memory_bytes"]["total"].as_u64().unwrap() > 1_000_000);
+    let link = &devices[1]["link"];
+    assert_eq!(
+        (link["bytes_per_second"].as_f64(), link["basis"].as_str()),
+        (Some(11e6), Some("as --link says"))
+    );
+    let share = |d: &Value| d["share"].as_f64().unwrap();
+    assert!((devices.iter().map(share).sum::<f64>() - 1.0).abs() < 1e-9);
+    assert!(planned["forecast"]["sync_seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
+    let b = Bench::new();
+    // A shape that no other test has, so that nobody measured it yet.
+    let run = "demo --data rows.jsonl --gpus cpu --rank 5 --target-modules q_proj,up_proj --max-steps 6";
+    assert_eq!(plan(&b, run)["devices"][0]["basis"].as_str().filter(|b| *b == "measured"), None);
+    let out = b.run(&format!("{run} -o out"));
+    assert!(out.status.success(), "{}", stderr(&out));
+    for part in ["\nmeasured ", "\nexpected ", ", measured "] {
+        assert!(stderr(&out).contains(part), "{part:?} in {}", stderr(&out));
+    }
+    let (speeds, forecasts) = (events(&b, "out", "speed"), events(&b, "out", "forecast"));
+    let microbatches = |e: &Value| e["points"]["n"].as_f64().unwrap() - e["trials"].as_f64().unwrap();
+    assert_eq!(microbatches(&speeds[0]), 0.0, "before the first step there are trials alone");
+    let planned = plan(&b, run);
+    let last = speeds.last().unwrap();
+    assert_eq!(Some(microbatches(last) as u64), planned["steps"]["microbatches"].as_u64(), "{last}");
+    assert_eq!((forecasts.len(), forecasts[0]["step"].as_u64()), (1, Some(0)));
+    assert_eq!(planned["devices"][0]["basis"], "measured");
+    let other = plan(&b, &run.replace("--rank 5", "--rank 6"));
+    assert_eq!(other["devices"][0]["basis"], "scaled by FLOPs");
+    let html = String::from_utf8(b.read("out/report.html")).unwrap();
+    assert!(html.contains(" expected</em>"), "the report shows what was expected");
+}
+
+#[test]
+fn auto_fixes_a_size_and_a_resume_keeps_it() {
+    let b = Bench::new();
+    let run = "demo --data rows.jsonl --gpus cpu --rank 2 --max-steps 3 -q";
+    b.ok(&format!("{run} --micro-batch-tokens auto -o one"));
+    let yaml = String::from_utf8(b.read("one/run.yaml")).unwrap();
+    let line = yaml.lines().find(|l| l.starts_with("  micro_batch_tokens:") && l.contains('#')).unwrap();
+    assert!(line.contains("# auto: "), "{line}");
+    let notes = events(&b, "one", "run")[0]["notes"].to_string();
+    assert!(notes.contains("--micro-batch-tokens"), "{notes}");
+    // The same bytes as with that size typed; and from its run.yaml.
+    let size = line.split_whitespace().nth(1).unwrap();
+    b.ok(&format!("{run} --micro-batch-tokens {size} -o two"));
+    b.ok("--config one/run.yaml -q -o three");
+    for other in ["two", "three"] {
+        let adapter = |out: &str| b.read(&format!("{out}/adapter_model.safetensors"));
+        assert!(adapter("one") == adapter(other), "{other}");
+    }
+    // A size that auto never chooses: another one would be refused as another configuration.
+    b.ok(&format!("{run} --micro-batch-tokens 300 -o four"));
+    b.ok(&format!("{run} --micro-batch-tokens auto --resume=four"));
 }

@@ -3,6 +3,7 @@
 //! then the folder is locked (one that is there already before anything else) and the run's epoch raised, on the
 //! disk; then the port opens.
 
+use super::auto;
 use super::devices::{self, Chosen};
 use super::job::{Job, Steps, Team, Values};
 use super::options::groups::{Gpus, Options, Precision, Role};
@@ -20,7 +21,6 @@ use crate::cluster::link::{ROOM, pair};
 use crate::cluster::machine::Config;
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source, Worker};
-use crate::data::plan::Plan;
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::train::Finished;
@@ -50,7 +50,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     }
     let chosen = if named { Some(devices::choose(&options.devices)?) } else { None };
     chosen.iter().flat_map(|c| &c.notes).for_each(|note| eprintln!("{note}"));
-    let (place, lock, job) = begin(settings, options)?;
+    let (place, lock, job) = begin(settings, options, chosen.as_ref())?;
     let wishes = Wishes {
         token_file: options.cluster.token_file.as_deref(),
         insecure: options.cluster.insecure,
@@ -73,7 +73,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
 
 /// Trains on several devices of this process, without any network.
 pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> Result<(), Refusal> {
-    let (place, lock, job) = begin(settings, options)?;
+    let (place, lock, job) = begin(settings, options, Some(chosen))?;
     let home = Home::of_one_process();
     let mut hall = Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(chosen))?;
     hall.coordinator.recall(job.classes());
@@ -82,14 +82,18 @@ pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> 
     hall.close(outcome)
 }
 
-fn begin(settings: &mut Settings, options: &Options) -> Result<(Place, Option<Lock>, Job), Refusal> {
+fn begin(
+    settings: &mut Settings,
+    options: &Options,
+    chosen: Option<&Chosen>,
+) -> Result<(Place, Option<Lock>, Job), Refusal> {
     let place = match options.cluster.role {
         Role::Coordinator => output::place_to_begin(&options.output, &options.model.model)?,
         _ => output::place(&options.output, &options.model.model)?,
     };
     let lock = place.hold()?;
-    let prepared = prepare::prepare(settings, options)?;
-    let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(options));
+    let mut prepared = prepare::prepare(settings, options)?;
+    let plan = auto::plan(settings, options, (&mut prepared, chosen), auto::Look::Measure)?;
     let mut job = Job::new(prepared, plan, options)?;
     match options.cluster.role {
         Role::Coordinator => job.resume_or_begin(&place)?,

@@ -4,6 +4,8 @@
 
 mod expect;
 
+pub use expect::trials;
+
 use super::adapter::{self, Writer};
 use super::generate::chat_ids;
 use super::learn::Learner;
@@ -334,6 +336,7 @@ impl Job {
         ];
         let few = p.config.labels.as_ref().filter(|labels| labels.len() <= report::SHOWN_CLASSES);
         notes.extend(few.map(|labels| format!("{}{}", report::CLASSES, labels.join(", "))));
+        notes.extend(p.remarks.clone());
         notes
     }
 

@@ -6,6 +6,7 @@ pub mod refusal;
 pub mod verb;
 
 mod adapter;
+mod auto;
 mod bench;
 mod contracts;
 mod coordinator;

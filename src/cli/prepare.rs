@@ -36,6 +36,8 @@ pub struct Prepared {
     pub eval: Option<Corpus>,
     /// True where the rows are turns of a chat template, so that prompts are too.
     pub chat: bool,
+    /// Lines about choices that were made, for the run's beginning.
+    pub remarks: Vec<String>,
     hash: Option<Hashing>,
 }
 
@@ -124,7 +126,7 @@ fn read(
         let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
         return Err(settings.refuse("class-weights", why));
     }
-    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, hash })
+    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
 }
 
 /// The plan's options.

@@ -2,6 +2,7 @@
 //! [`super::job`]'s.
 
 use super::adapter;
+use super::auto;
 use super::coordinator;
 use super::demo;
 use super::devices;
@@ -15,7 +16,6 @@ use super::refusal::Refusal;
 use super::signals;
 use super::verb::Invocation;
 use super::worker;
-use crate::data::plan::Plan;
 use crate::model::stage::{Microbatch, Output, Stage, Want};
 use crate::train::{self, Finished, Local, OwnThread};
 use std::path::{Path, PathBuf};
@@ -41,8 +41,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
     let place = output::place(&options.output, &options.model.model)?;
     let lock = place.hold()?;
-    let prepared = prepare::prepare(settings, &options)?;
-    let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(&options));
+    let mut prepared = prepare::prepare(settings, &options)?;
+    let plan = auto::plan(settings, &options, (&mut prepared, Some(&chosen)), auto::Look::Measure)?;
     let mut job = Job::new(prepared, plan, &options)?;
     job.resume(&place)?;
     let p = &job.prepared;

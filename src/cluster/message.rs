@@ -8,6 +8,8 @@
 use super::link::codec::in_place;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling};
+use crate::numeric::line::Points;
+use crate::train::event::Link;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -144,6 +146,14 @@ pub enum ToCoordinator {
     Leave {
         /// One line.
         reason: String,
+    },
+    /// What the devices of [`ToCoordinator::Ready`] were measured to need; said once, right after it.
+    Measured {
+        /// Tokens and seconds of trial microbatches, for every device in its order; a device that was not measured
+        /// has none.
+        devices: Vec<Points>,
+        /// The way here, where there is one.
+        link: Option<Link>,
     },
 }
 

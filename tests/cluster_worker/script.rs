@@ -199,6 +199,8 @@ impl Script {
                         self.say(ToWorker::Piece { file, offset: at, bytes });
                     }
                 }
+                // What a device needs differs from machine to machine.
+                ToCoordinator::Measured { .. } => {}
                 other => return other,
             }
         }

@@ -3,17 +3,16 @@
 use super::Job;
 use crate::cli::devices::Need;
 use crate::cli::options::groups::Options;
-use crate::cli::output;
 use crate::cli::plan::{self, Counts, Load};
 use crate::cli::profile::Shape;
+use crate::data::samples::Samples;
 use crate::model::stage::Microbatch;
 use crate::train;
 
 impl Job {
     /// The model as far as its speed goes.
     pub fn shape(&self, options: &Options) -> Shape {
-        let p = &self.prepared;
-        Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind)
+        plan::shape(&self.prepared, options)
     }
 
     /// What is left to be done.
@@ -24,22 +23,7 @@ impl Job {
 
     /// Microbatches of a few sizes, the small ones first, that a device can be measured with.
     pub fn trials(&self) -> Vec<Microbatch> {
-        let rows = &self.prepared.train.samples;
-        let most = self.plan.micro_batch_tokens();
-        let (mut taken, mut tokens, mut trials) = (Vec::new(), 0, Vec::new());
-        let mut next = most / 8;
-        for row in 0..rows.len() {
-            tokens += rows.tokens(row);
-            if tokens > most && !taken.is_empty() {
-                break;
-            }
-            taken.push(row);
-            if tokens >= next {
-                trials.push(train::microbatch(rows, &taken, 0));
-                next = 2 * tokens;
-            }
-        }
-        trials
+        trials(&self.prepared.train.samples, self.plan.micro_batch_tokens())
     }
 
     /// What every device must have room for.
@@ -49,4 +33,22 @@ impl Job {
         let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
         Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)) }
     }
+}
+
+/// Microbatches of the first rows, of an eighth of `most` tokens and more, none longer than that but one of a row.
+pub fn trials(rows: &Samples, most: usize) -> Vec<Microbatch> {
+    let (mut taken, mut tokens, mut trials) = (Vec::new(), 0, Vec::new());
+    let mut next = most / 8;
+    for row in 0..rows.len() {
+        tokens += rows.tokens(row);
+        if tokens > most && !taken.is_empty() {
+            break;
+        }
+        taken.push(row);
+        if tokens >= next {
+            trials.push(train::microbatch(rows, &taken, 0));
+            next = 2 * tokens;
+        }
+    }
+    trials
 }

@@ -96,8 +96,10 @@ pub struct OptimOptions {
     pub max_steps: Option<u64>,
     /// Rows per step.
     pub batch_size: usize,
-    /// None: by the plan's rule.
+    /// None: by the plan's rule, or measured.
     pub micro_batch_tokens: Option<usize>,
+    /// By what the devices were measured to need.
+    pub micro_batch_auto: bool,
     /// Peak.
     pub learning_rate: f64,
     /// `constant`, `linear`, `cosine`.
@@ -269,19 +271,14 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let scheduler = choice(s, "lr-scheduler", &schedulers, "there are constant, linear and cosine")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
     let real = |name| real(s, name, finite, "is finite and not below 0");
-    let micro = match s.text("micro-batch-tokens")? {
-        Some("auto") => {
-            return Err(
-                s.refuse("micro-batch-tokens", "`auto` is not built yet; leave it out for the fixed rule")
-            );
-        }
-        _ => whole(s, "micro-batch-tokens", 1)?,
-    };
+    let auto = s.text("micro-batch-tokens")? == Some("auto");
+    let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
     Ok(OptimOptions {
         epochs: whole(s, "epochs", 1)?.unwrap_or(1) as u64,
         max_steps: whole(s, "max-steps", 1)?.map(|n| n as u64),
         batch_size: whole(s, "batch-size", 1)?.unwrap_or(8),
         micro_batch_tokens: micro,
+        micro_batch_auto: auto,
         learning_rate: real("learning-rate")?.unwrap_or(2e-4),
         scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
         warmup: amount(s, "warmup-steps")?.unwrap_or(Amount::Count(0)),
@@ -374,7 +371,8 @@ mod tests {
         check("gpus", "0,auto", 78, "stands alone");
         check("gpu-backend", "metal", 78, "auto, cuda, wgpu and cpu");
         check("role", "worker", 78, "needs --coordinator");
-        check("micro-batch-tokens", "auto", 78, "not built yet");
+        check("micro-batch-tokens", "auto", 0, "");
+        check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FORM=ROW");

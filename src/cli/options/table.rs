@@ -123,7 +123,7 @@ pub const TABLE: &[Opt] = &[
     opt(Optim, "epochs", One("N"), "1", "passes over the rows"),
     opt(Optim, "max-steps", One("N"), "", "number of steps; wins over --epochs"),
     opt(Optim, "batch-size", One("ROWS"), "8", "rows per optimizer step, over all workers"),
-    opt(Optim, "micro-batch-tokens", One("TOKENS"), "", "size of one unit of work (default: by rows and batch, never by devices)"),
+    opt(Optim, "micro-batch-tokens", One("TOKENS|auto"), "", "size of one unit of work (default: by rows and batch, never by devices; auto: the fastest by what devices were measured to need, kept by a resume)"),
     opt(Optim, "learning-rate", One("LR"), "2e-4", "peak learning rate of AdamW"),
     opt(Optim, "lr-scheduler", One("NAME"), "cosine", "constant, linear or cosine"),
     opt(Optim, "warmup-steps", One("N|P%"), "3%", "steps of rising learning rate, or a percentage of all"),

@@ -11,15 +11,15 @@ mod tell;
 pub use counts::{Counts, count};
 pub use forecast::{Forecast, Load, Worker, forecast};
 
+use super::auto;
 use super::devices::{self, Chosen, Prospect};
 use super::options::groups::{Gpus, Options, Role};
 use super::options::{Settings, Source};
 use super::output;
 use super::prepare::{self, Prepared};
-use super::profile::{self, Basis, Link, Pace, Profiles, Shape};
+use super::profile::{self, Basis, Pace, Profiles, Shape};
 use super::refusal::Refusal;
 use super::verb::Invocation;
-use crate::data::plan::Plan;
 use crate::train::checkpoint;
 
 /// A device, and what is expected of it.
@@ -59,15 +59,22 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let chosen = choose(settings, &options)?;
     notes.extend(chosen.iter().flat_map(|c| c.notes.clone()));
     let done = steps_done(&options)?;
-    let prepared = prepare::prepare_dry(settings, &options)?;
-    let plan = Plan::new(&prepared.train.samples, &prepare::plan_options(&options));
+    let mut prepared = prepare::prepare_dry(settings, &options)?;
+    let plan = auto::plan(settings, &options, (&mut prepared, chosen.as_ref()), auto::Look::Only)?;
+    notes.extend(prepared.remarks.clone());
     let (counts, mut load) = count(&plan, (&prepared.train, prepared.eval.as_ref()), &options, done);
     let p = &prepared;
-    let shape = Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind);
+    let shape = shape(p, &options);
     load.trained = shape.trained;
     let profiles = Profiles::read();
-    let mut team = here(chosen.as_ref(), p, &shape, (&profiles, counts.longest))?;
-    team.extend(elsewhere(&options, team.len(), &shape, (&profiles, link)));
+    let mut team = team(&options, (p, chosen.as_ref()), &shape, (&profiles, counts.longest))?;
+    if let Some(link) = link {
+        let far = team.iter_mut().filter(|e| e.link.is_some());
+        far.for_each(|e| {
+            e.link = Some("as --link says");
+            e.worker.iter_mut().for_each(|w| w.link = Some(link));
+        });
+    }
     let able: Vec<usize> = (0..team.len()).filter(|&at| team[at].worker.is_some()).collect();
     let workers: Vec<Worker> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
     let forecast = forecast(&workers, &load);
@@ -78,6 +85,24 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         false => tell::lines(&outlook, &options).iter().try_for_each(|line| inv.say(line))?,
     }
     outlook.verdict()
+}
+
+/// The model of a run as far as its speed goes.
+pub fn shape(p: &Prepared, options: &Options) -> Shape {
+    Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind)
+}
+
+/// Every device that is expected to take part in a run whose longest microbatch has so many tokens.
+pub fn team(
+    options: &Options,
+    (p, chosen): (&Prepared, Option<&Chosen>),
+    shape: &Shape,
+    (profiles, longest): (&Profiles, usize),
+) -> Result<Vec<Expected>, Refusal> {
+    let mut team = here(chosen, p, shape, (profiles, longest))?;
+    let others = elsewhere(options, team.len(), shape, profiles);
+    team.extend(others);
+    Ok(team)
 }
 
 /// As a run chooses; None where this process only coordinates.
@@ -127,12 +152,7 @@ fn here(
 }
 
 /// Devices that are waited for: as those that came before, else as a guess.
-fn elsewhere(
-    options: &Options,
-    here: usize,
-    shape: &Shape,
-    (profiles, typed): (&Profiles, Option<Link>),
-) -> Vec<Expected> {
+fn elsewhere(options: &Options, here: usize, shape: &Shape, profiles: &Profiles) -> Vec<Expected> {
     if options.cluster.role != Role::Coordinator {
         return vec![];
     }
@@ -144,10 +164,9 @@ fn elsewhere(
             Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
             None => ("a device to come".into(), Pace::guess(shape, link::UNKNOWN)),
         };
-        let (link, said) = match (typed, pace.link) {
-            (Some(link), _) => (link, "as --link says"),
-            (None, Some(link)) => (link, "measured"),
-            (None, None) => (link::ASSUMED, "assumed"),
+        let (link, said) = match pace.link {
+            Some(link) => (link, "measured"),
+            None => (link::ASSUMED, "assumed"),
         };
         let worker = Some(Worker { pace, link: Some(link) });
         Expected { name, prospect: None, worker, link: Some(said) }

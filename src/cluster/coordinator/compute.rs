@@ -2,11 +2,12 @@
 
 use super::super::machine::{Event, Kind};
 use super::super::message::{ToCoordinator, Work};
-use super::Coordinator;
 use super::parameters::Coming;
 use super::round::Task;
+use super::{Coordinator, notes};
 use crate::model::layout::Layout;
 use crate::model::stage::{Microbatch, Sampling};
+use crate::train::event::Speed;
 use crate::train::sum::Sums;
 use crate::train::{Compute, Effort, Say, Scoring, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,5 +116,9 @@ impl Compute for Coordinator<'_> {
         let done = self.round(tokens, &mut task)?;
         drop(task);
         Ok(done.map(|_| answer))
+    }
+
+    fn speeds(&self, step: u64) -> Vec<Speed> {
+        self.machine.devices().into_iter().filter_map(|device| notes::speed(device, step)).collect()
     }
 }

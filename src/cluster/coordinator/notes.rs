@@ -3,7 +3,7 @@
 use super::super::machine::{self, Bad, DeviceReport, Kind, Note, Place, Tally};
 use super::super::message::{Device, Packed, Work};
 use super::round::Task;
-use crate::train::event::{Change, Part, Shared, What};
+use crate::train::event::{Change, Part, Shared, Speed, What};
 use crate::train::{Again, Finding, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -69,9 +69,25 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
             let devices = vec![format!("{} -> {}", shown(&before), named(&now))];
             of(What::Fallback, before.member, devices, reason)
         }
-        Note::Repeated { .. } => None,
+        Note::Repeated { .. } | Note::Measured { .. } => None,
         Note::Few { microbatches, devices } => run(What::Note, few(microbatches, devices, hint)),
     }
+}
+
+/// What a device was measured to need; None of one that nobody measured.
+pub(super) fn speed(device: DeviceReport, step: u64) -> Option<Speed> {
+    let DeviceReport { place, points, trials, link, .. } = device;
+    let line = points.line()?;
+    Some(Speed {
+        step,
+        worker: place.member,
+        device: place.device,
+        class: place.class,
+        line,
+        points,
+        trials,
+        link,
+    })
 }
 
 fn few(microbatches: usize, devices: usize, hint: Hint) -> String {

@@ -234,6 +234,10 @@ impl Coordinator<'_> {
     }
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {
+        if let Note::Measured { devices } = note {
+            let speeds = devices.into_iter().filter_map(|device| notes::speed(device, task.after));
+            return speeds.for_each(|speed| (task.say)(crate::train::event::Event::Speed(speed)));
+        }
         let turned_away = matches!(&note, Note::Joined { devices, .. } if devices.is_empty());
         let heard = self.waiting.hear(note);
         self.tell(heard, gone, task);

@@ -3,6 +3,8 @@
 
 use super::super::message::{Device, LeaseId, ToWorker};
 use super::event::{DeviceId, Kind, MemberId};
+use crate::numeric::line::Points;
+use crate::train::event::Link;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -156,6 +158,11 @@ pub struct Place {
 /// Something to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Note {
+    /// Devices that came were measured.
+    Measured {
+        /// What they do.
+        devices: Vec<DeviceReport>,
+    },
     /// The run waits for its first devices; said at the first round, and whenever the number changes.
     Waiting {
         /// Devices that are here.
@@ -242,4 +249,10 @@ pub struct DeviceReport {
     pub busy: Duration,
     /// Measured speed in training, microseconds per token.
     pub micros_per_token: Option<f64>,
+    /// Tokens and seconds of its training microbatches, trials included.
+    pub points: Points,
+    /// Trials among them.
+    pub trials: u64,
+    /// How it is reached, where it said so.
+    pub link: Option<Link>,
 }

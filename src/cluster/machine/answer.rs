@@ -2,11 +2,13 @@
 //! was before and changes nothing; one that no honest worker sends takes the member out.
 
 use super::super::message::{Device as Named, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
-use super::action::{Action, Note, Purpose};
+use super::action::{Action, DeviceReport, Note, Purpose};
 use super::event::{DeviceId, Kind, MemberId};
 use super::fleet::{self, Device, Stopping};
 use super::ledger::{Alone, Found, Held, Status};
 use super::{Machine, fleet::report};
+use crate::numeric::line::Points;
+use crate::train::event::Link;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -44,6 +46,7 @@ impl Machine {
             &ToCoordinator::Announce { lease, parameters, micros } => {
                 self.announced(member, Result { lease, kind: Kind::Train, parameters, micros: Some(micros) });
             }
+            ToCoordinator::Measured { devices, link } => self.came_measured(member, devices, *link),
             ToCoordinator::Sum { .. } => self.summed(member, message),
             &ToCoordinator::Score { lease, parameters, micros, .. } => {
                 self.scored(member, Result { lease, kind: Kind::Eval, parameters, micros: Some(micros) });
@@ -72,6 +75,23 @@ impl Machine {
         let name = m.name.clone();
         self.note(Note::Joined { member: name, devices, refused: refused.to_vec() });
         self.send_parameters(member);
+    }
+
+    /// What was measured of its devices before they took part.
+    fn came_measured(&mut self, member: MemberId, measured: &[Points], link: Option<Link>) {
+        let Some(m) = self.fleet.members.get_mut(&member) else { return };
+        let devices = m.devices.as_deref_mut().unwrap_or_default();
+        if devices.len() != measured.len() {
+            return self.expel(member, "it measured other devices than it has");
+        }
+        m.link = link.filter(|l| l.bandwidth.is_normal() && l.bandwidth > 0.0 && l.round_trip >= 0.0);
+        devices.iter_mut().zip(measured).for_each(|(device, points)| device.speed.admit(points));
+        let reports = self.fleet.reports().into_iter();
+        let devices = reports.filter(|r| r.id.is_some_and(|id| id.member == member) && r.trials > 0);
+        let devices: Vec<DeviceReport> = devices.collect();
+        if !devices.is_empty() {
+            self.note(Note::Measured { devices });
+        }
     }
 
     fn asked(&mut self, id: DeviceId, room: u16) {

@@ -27,6 +27,8 @@ pub(super) struct Slot {
     pub class: Arc<str>,
     /// Microseconds per token.
     pub each: f64,
+    /// Tokens that take as long as what a lease takes besides its own.
+    pub lead: f64,
     /// Whether that was measured on this device.
     pub known: bool,
     /// Its leases, and in how many microseconds they should be finished.
@@ -55,14 +57,17 @@ impl Slot {
     fn of(seen: (DeviceId, &Member, &Device), each: f64, round: &Current, at: At) -> Self {
         let (id, member, device) = seen;
         let At { now, patience } = at;
-        let overhead = device.overhead.get().unwrap_or(0.0);
+        // Before anything was seen of it: what a word takes there and back.
+        let travels = member.link.map(|link| 1e6 * link.round_trip.min(60.0));
+        let overhead = device.overhead.get().or(travels).unwrap_or(0.0);
+        let lead = device.speed.size(0);
         let from_now = |at: Duration| at.as_micros() as f64 - now.as_micros() as f64;
         let (mut queue, mut hopeless, mut work) = (Vec::new(), f64::INFINITY, 0.0);
         let known = device.speed.any();
         let mut free = from_now(member.available(now)).max(0.0);
         for (place, &lease) in device.queue.iter().enumerate() {
             let held = round.ledger.lease(lease);
-            let mut cost = round.ledger.items()[held.item].tokens as f64 * each;
+            let mut cost = device.speed.size(round.ledger.items()[held.item].tokens) * each;
             work += cost;
             if held.alone != Alone::Queued {
                 cost += overhead;
@@ -90,6 +95,7 @@ impl Slot {
             id,
             class: device.class.clone(),
             each,
+            lead,
             known,
             queue,
             hopeless,
@@ -200,14 +206,15 @@ fn deal(ledger: &Ledger, slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
             break; // whoever has no room has something to do already
         }
         let tokens = ledger.items()[item].tokens as f64;
-        let finish = |s: &Slot| if s.limit > 0 { s.free + tokens * s.each } else { f64::INFINITY };
+        let cost = |s: &Slot| (tokens + s.lead) * s.each;
+        let finish = |s: &Slot| if s.limit > 0 { s.free + cost(s) } else { f64::INFINITY };
         let better = |a: &(usize, f64), b: &(usize, f64)| a.1.total_cmp(&b.1);
         let Some((best, at)) = slots.iter().map(finish).enumerate().min_by(better) else { break };
         let slot = &mut slots[best];
         let room = slot.has_room();
         slot.free = at;
         slot.held += usize::from(room);
-        slot.work += tokens * slot.each;
+        slot.work += cost(slot);
         dealt.push((room.then_some(item), best));
     }
     dealt

@@ -5,6 +5,7 @@ use super::super::message::{self, LeaseId};
 use super::action::{DeviceReport, Place};
 use super::event::{DeviceId, Kind, MemberId};
 use super::speed::{Estimate, Speed};
+use crate::train::event::Link;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub(super) struct Member {
     pub transfer: Estimate,
     /// The number of its newest sum that counts.
     pub last_sum: u64,
+    /// How it is reached, where it said so.
+    pub link: Option<Link>,
     /// Leases that were granted and are in no sum that counts.
     pub granted: usize,
     /// When it was last asked for its sum, or something of that sum arrived.
@@ -84,6 +87,7 @@ impl Member {
             sent: None,
             transfer: Estimate::default(),
             last_sum: 0,
+            link: None,
             granted: 0,
             flushed: None,
             reasked: 0,
@@ -194,6 +198,8 @@ impl Fleet {
                 past.tokens += report.tokens;
                 past.busy += report.busy;
                 past.micros_per_token = report.micros_per_token.or(past.micros_per_token);
+                past.points.join(&report.points);
+                (past.trials, past.link) = (past.trials + report.trials, report.link.or(past.link));
             }
             None => drop(self.past.insert(report.place.clone(), report)),
         }
@@ -209,6 +215,8 @@ impl Fleet {
                 now.tokens += past.tokens;
                 now.busy += past.busy;
                 now.micros_per_token = now.micros_per_token.or(past.micros_per_token);
+                now.points.join(&past.points);
+                (now.trials, now.link) = (now.trials + past.trials, now.link.or(past.link));
             }
             here.push(now);
         }
@@ -225,6 +233,9 @@ pub(super) fn report(id: Option<DeviceId>, member: &Member, device: &Device) -> 
         tokens: device.tokens,
         busy: device.busy,
         micros_per_token: device.speed.known(Kind::Train),
+        points: device.speed.points,
+        trials: device.speed.trials,
+        link: member.link,
     }
 }
 

@@ -33,7 +33,7 @@ impl Machine {
         for helper in idle {
             let gain = |l: &Late| {
                 // A tenth of its own time in hand, so that noise alone does not make two devices do one's work.
-                l.finish - (helper.free + 1.1 * l.tokens * helper.each)
+                l.finish - (helper.free + 1.1 * (l.tokens + helper.lead) * helper.each)
             };
             let fits = |l: &Late| (l.waits || l.class == helper.class) && gain(l) > 0.0;
             let best = late.iter().enumerate().filter(|(_, l)| fits(l));
@@ -84,7 +84,7 @@ impl Machine {
                     continue;
                 }
                 let tokens = item.tokens as f64;
-                let starts = finish - tokens * slot.each;
+                let starts = finish - (tokens + slot.lead) * slot.each;
                 let waits = place > 0 && starts > slot.overhead;
                 late.push(Late { lease, item: held.item, tokens, class: held.class.clone(), finish, waits });
             }

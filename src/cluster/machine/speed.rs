@@ -3,6 +3,7 @@
 //! of them.
 
 use super::event::Kind;
+use crate::numeric::line::{Line, Points};
 use std::collections::VecDeque;
 
 /// Samples that the median is taken of.
@@ -33,18 +34,47 @@ impl Estimate {
     }
 }
 
-/// Microseconds per token of a device, by what it does.
+/// Microseconds per token of a device, by what it does. What a microbatch takes besides its tokens is counted in
+/// tokens: those that take as long.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Speed {
     by_kind: [Estimate; 3],
+    /// Tokens and seconds of its training microbatches, trials included.
+    pub points: Points,
+    /// Trials among them.
+    pub trials: u64,
+    /// Tokens that take as long as all that a microbatch takes besides its own.
+    lead: f64,
 }
 
+/// Most tokens that a lead can be: what a worker says of itself is bounded.
+const LEAD: f64 = 1e5;
+
 impl Speed {
+    /// What it was measured to need before it took part: an estimate to begin with, and how times go with sizes.
+    pub fn admit(&mut self, trials: &Points) {
+        let Some(Line { fixed, each }) = trials.line() else { return };
+        if !(1.0..=1e6).contains(&trials.n) || !(1e-9..=1e3).contains(&each) {
+            return;
+        }
+        self.lead = (fixed / each).clamp(0.0, LEAD);
+        self.by_kind[Kind::Train as usize].add(1e6 * each);
+        (self.points, self.trials) = (*trials, trials.n as u64);
+    }
+
     /// A lease of so many tokens took so long.
     pub fn measure(&mut self, kind: Kind, tokens: u64, micros: u64) {
         // What a worker says is bounded, so that no arithmetic on it can go wrong.
-        let each = micros as f64 / tokens.max(1) as f64;
+        let each = micros as f64 / self.size(tokens.max(1));
         self.by_kind[kind as usize].add(each.clamp(1e-3, 1e9));
+        if kind == Kind::Train {
+            self.points.add(tokens as f64, micros as f64 / 1e6);
+        }
+    }
+
+    /// Tokens of a lease, and those that its beginning and end are worth.
+    pub fn size(&self, tokens: u64) -> f64 {
+        tokens as f64 + self.lead
     }
 
     pub fn known(&self, kind: Kind) -> Option<f64> {
@@ -93,6 +123,28 @@ mod tests {
         assert_eq!(e.get(), Some(1.0));
         (0..3).for_each(|_| e.add(4.0));
         assert_eq!(e.get(), Some(4.0));
+    }
+
+    #[test]
+    fn trials_are_an_estimate_to_begin_with() {
+        let mut trials = Points::default();
+        [100.0, 200.0, 400.0].iter().for_each(|&t| trials.add(t, 0.01 + 0.0001 * t));
+        let mut s = Speed::default();
+        s.admit(&trials);
+        // 100 microseconds a token, and as much as 100 tokens take besides.
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
+        assert!(near(s.known(Kind::Train).unwrap(), 100.0) && near(s.size(300), 400.0));
+        // Microbatches of any size that follow the line change nothing.
+        for tokens in [10, 1000, 50] {
+            s.measure(Kind::Train, tokens, 10_000 + 100 * tokens);
+            assert!(near(s.known(Kind::Train).unwrap(), 100.0));
+        }
+        assert_eq!((s.points.n, s.trials), (6.0, 3));
+        for nonsense in [Points::default(), Points { n: f64::NAN, ..trials }, Points { y: 1e30, ..trials }] {
+            let mut s = Speed::default();
+            s.admit(&nonsense);
+            assert_eq!((s.known(Kind::Train), s.size(7)), (None, 7.0));
+        }
     }
 
     #[test]

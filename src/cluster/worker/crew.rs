@@ -7,6 +7,7 @@ use super::device::{Buffers, Shared, Worker};
 use super::selftest::Reference;
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Device, LeaseId};
+use crate::numeric::line::Points;
 use std::sync::{Arc, mpsc};
 
 /// What a process has to compute with.
@@ -30,10 +31,12 @@ pub(super) struct Crew {
     pub lines: Vec<String>,
     pub buffers: Buffers,
     desks: Vec<Arc<Desk>>,
+    /// What each was measured to need when it was opened.
+    measured: Vec<Points>,
 }
 
 /// A device that is ready and what happened on the way, or why there is none.
-type Opened = Result<(Device, Arc<Desk>, Vec<String>), String>;
+type Opened = Result<(Device, Arc<Desk>, Vec<String>, Points), String>;
 
 impl Crew {
     /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
@@ -41,6 +44,7 @@ impl Crew {
         let of = (model.to_string(), blueprint.shape.clone());
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
         let (mut devices, mut desks, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+        let mut measured = Vec::new();
         match Reference::new(&*equipment.reference) {
             Err(e) => refused.push(format!("the self-test's reference cannot be computed: {e}")),
             Ok(reference) => {
@@ -52,7 +56,8 @@ impl Crew {
                 };
                 for opened in start(&equipment.candidates, &shared) {
                     match opened {
-                        Ok((device, desk, said)) => {
+                        Ok((device, desk, said, points)) => {
+                            measured.push(points);
                             devices.push(device);
                             desks.push(desk);
                             lines.extend(said);
@@ -62,16 +67,18 @@ impl Crew {
                 }
             }
         }
-        Crew { of, devices, refused, lines, buffers, desks }
+        Crew { of, devices, refused, lines, buffers, desks, measured }
     }
 
     /// What stands, for a conversation that begins: what a device has become since the last one counts, and one
     /// that has gone down is refused with the reason.
     pub fn mustered(mut self) -> Self {
-        let before = std::mem::take(&mut self.devices).into_iter();
-        for (before, desk) in before.zip(std::mem::take(&mut self.desks)) {
+        let before = std::mem::take(&mut self.devices).into_iter().zip(std::mem::take(&mut self.measured));
+        for ((before, points), desk) in before.zip(std::mem::take(&mut self.desks)) {
             match desk.muster() {
                 Ok(device) => {
+                    // What it was before it fell back says nothing of what it is now.
+                    self.measured.push(if device == before { points } else { Points::default() });
                     self.devices.push(device);
                     self.desks.push(desk);
                 }
@@ -79,6 +86,11 @@ impl Crew {
             }
         }
         self
+    }
+
+    /// What each device was measured to need.
+    pub fn measured(&self) -> Vec<Points> {
+        self.measured.clone()
     }
 
     /// Why none of the devices that it had stands any more.
@@ -123,10 +135,13 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
         let open = move || {
             let desk = Arc::new(Desk::default());
             match Worker::open(candidate, desk.clone(), shared) {
-                Ok((worker, lines)) => {
+                Ok((mut worker, lines)) => {
+                    // A panic in it is found again by the first lease, where it has consequences.
+                    let measure = std::panic::AssertUnwindSafe(|| worker.measure());
+                    let points = std::panic::catch_unwind(measure).unwrap_or_default();
                     let device = worker.device();
                     desk.stands(device.clone());
-                    let told = opened.send((i, Ok((device, desk, lines))));
+                    let told = opened.send((i, Ok((device, desk, lines, points))));
                     drop(opened);
                     // Nobody who knows of it: nobody who would give it work.
                     if told.is_ok() {

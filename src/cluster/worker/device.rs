@@ -2,6 +2,7 @@
 //! not the worker: the lease goes back, and the next backend of the chain takes over. A value that no exact sum can
 //! hold is no error of the device: it is reported with its address, and nothing falls back.
 
+mod trial;
 use super::blueprint::{Begin, Blueprint, Candidate};
 use super::desk::{Desk, Job};
 use super::parameters::Parameters;

@@ -7,7 +7,8 @@ use super::wire::Wire;
 use super::{Blueprint, Outcome, Shape, Source, Worker};
 use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
 use crate::numeric::fixed::FRACTION_BITS;
-use std::time::Duration;
+use crate::train::event::Link;
+use std::time::{Duration, Instant};
 
 impl Worker<'_> {
     pub(super) async fn converse(&mut self, wire: &mut Wire<'_>, hello: Hello) -> Outcome {
@@ -45,15 +46,41 @@ impl Worker<'_> {
         .mustered();
         crew.lines.iter().for_each(|line| (self.say)(line));
         crew.refused.iter().for_each(|line| self.aside()(line));
+        let link = self.probe(wire, &manifest).await?;
         let (devices, refused) = (crew.devices.clone(), crew.refused.clone());
         let none = refused.join("; ");
         wire.say(ToCoordinator::Ready { devices, refused });
         if crew.devices.is_empty() {
             return Err(Outcome::Refused { reason: format!("no device here can take part: {none}") });
         }
+        wire.say(ToCoordinator::Measured { devices: crew.measured(), link });
         let classes: Vec<String> = crew.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
         self.aside()(&format!("in run {} as {}: {}", manifest.run, manifest.name, classes.join(", ")));
         Ok((crew, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
+    }
+
+    /// How fast the way to the coordinator is, by parts of the model's files that are asked for and thrown away: one
+    /// byte for a word there and back, then as much as shows a bandwidth.
+    async fn probe(&self, wire: &mut Wire<'_>, manifest: &Manifest) -> Result<Option<Link>, Outcome> {
+        let largest = manifest.files.iter().zip(0..).max_by_key(|(file, _)| file.size);
+        let (Source::Files { .. }, Some((file, index))) = (&self.source, largest.filter(|(f, _)| f.size > 0))
+        else {
+            return Ok(None);
+        };
+        let mut round_trip = f64::INFINITY;
+        for _ in 0..3 {
+            round_trip = round_trip.min(fetch(wire, index, 1).await?);
+        }
+        let mut bandwidth = 0.0;
+        for part in PROBES {
+            let part = part.min(file.size);
+            let seconds = (fetch(wire, index, part).await? - round_trip).max(1e-6);
+            bandwidth = part as f64 / seconds;
+            if seconds > LONG_ENOUGH || part == file.size {
+                break;
+            }
+        }
+        Ok(Some(Link { bandwidth, round_trip }))
     }
 
     /// For lines about what the coordinator is told too: in its own process it alone says them.
@@ -128,6 +155,23 @@ impl Worker<'_> {
             }
         }
     }
+}
+
+/// Bytes that a bandwidth is measured with; more, where fewer were too soon there.
+const PROBES: [u64; 3] = [256 << 10, 2 << 20, 16 << 20];
+/// Seconds that are enough for that.
+const LONG_ENOUGH: f64 = 0.02;
+
+/// Seconds until that many bytes of a file have come.
+async fn fetch(wire: &mut Wire<'_>, file: u32, len: u64) -> Result<f64, Outcome> {
+    let (began, mut have) = (Instant::now(), 0);
+    wire.say(ToCoordinator::Fetch { file, offset: 0, len });
+    while have < len {
+        if let ToWorker::Piece { bytes, .. } = wire.hear().await? {
+            have += bytes.len().max(1) as u64;
+        }
+    }
+    Ok(began.elapsed().as_secs_f64())
 }
 
 /// Whether both sides mean the same numbers.

@@ -1,0 +1,140 @@
+//! `--micro-batch-tokens auto`: the size of microbatches with which the run should end first, by what its devices were
+//! measured to need. It is fixed before the first step, stands in run.yaml and in the log, and a resume keeps it: from
+//! then on the run is as reproducible as any other.
+
+use super::devices::{self, Chosen, Need};
+use super::job::trials;
+use super::options::groups::{Options, Resume};
+use super::options::{Settings, Source, yaml};
+use super::output::{self, RUN_FILE};
+use super::plan::{self, Worker, forecast};
+use super::prepare::{self, Prepared};
+use super::profile::{self, Basis, Measured, Profiles};
+use super::refusal::Refusal;
+use super::signals;
+use crate::data::plan::{Plan, PlanOptions};
+use crate::model::decoder::initial_parameters;
+use crate::model::layout;
+use crate::train::{Compute, Local};
+
+/// What is chosen from.
+const SIZES: [usize; 5] = [256, 512, 1024, 2048, 4096];
+/// The option.
+const NAME: &str = "micro-batch-tokens";
+/// A larger size has to save more than this part of the time.
+const WORTH: f64 = 0.01;
+
+/// Whether devices may be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// What is not known yet is measured.
+    Measure,
+    /// Nothing is opened.
+    Only,
+}
+
+/// The plan of a run; where its microbatches are to be measured, they are by now.
+pub fn plan(
+    settings: &mut Settings,
+    options: &Options,
+    (p, chosen): (&mut Prepared, Option<&Chosen>),
+    look: Look,
+) -> Result<Plan, Refusal> {
+    let typed = prepare::plan_options(options);
+    if !options.optim.micro_batch_auto {
+        return Ok(Plan::new(&p.train.samples, &typed));
+    }
+    let (tokens, why) = match kept(options)? {
+        Some(kept) => kept,
+        None => choose(options, (p, chosen), look)?,
+    };
+    p.remarks.push(format!("auto     --micro-batch-tokens {tokens}: {why}"));
+    settings.put(NAME, vec![tokens.to_string()], Source::Computed(format!("auto: {why}")));
+    Ok(Plan::new(&p.train.samples, &PlanOptions { micro_batch_tokens: Some(tokens), ..typed }))
+}
+
+/// What the run that is resumed was begun with.
+fn kept(options: &Options) -> Result<Option<(usize, String)>, Refusal> {
+    let from = match (&options.output.resume, &options.output.output) {
+        (Resume::No, _) => return Ok(None),
+        (Resume::From(dir), _) => output::run_of(dir),
+        (Resume::Output, Some(dir)) => dir.clone(),
+        (Resume::Output, None) => match output::newest(&options.model.model) {
+            Some(dir) => dir,
+            None => return Ok(None),
+        },
+    };
+    let file = from.join(RUN_FILE);
+    if !file.exists() {
+        return Ok(None);
+    }
+    let typed = yaml::read(&file)?;
+    let value = typed.iter().find(|t| t.key == NAME.replace('-', "_")).map(|t| t.values.concat());
+    let tokens = value.and_then(|text| text.parse().ok());
+    Ok(tokens.map(|tokens| (tokens, format!("as {} has it", file.display()))))
+}
+
+fn choose(
+    options: &Options,
+    (p, chosen): (&Prepared, Option<&Chosen>),
+    look: Look,
+) -> Result<(usize, String), Refusal> {
+    let shape = plan::shape(p, options);
+    if let (Some(chosen), Look::Measure) = (chosen, look) {
+        measure(chosen, p, options)?;
+    }
+    let profiles = Profiles::read();
+    let mut best: Option<(usize, f64, bool)> = None;
+    for tokens in SIZES {
+        let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
+        let planned = Plan::new(&p.train.samples, &typed);
+        let (counts, mut load) = plan::count(&planned, (&p.train, p.eval.as_ref()), options, 0);
+        load.trained = shape.trained;
+        let team = plan::team(options, (p, chosen), &shape, (&profiles, counts.longest))?;
+        // One that has no room for them would be lost to the run.
+        if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
+            break;
+        }
+        let workers: Vec<Worker> = team.into_iter().filter_map(|e| e.worker).collect();
+        let guessed = workers.iter().any(|w| w.pace.basis == Basis::Guess);
+        let seconds = forecast(&workers, &load).total();
+        if best.is_none_or(|(_, least, _)| seconds < least * (1.0 - WORTH)) {
+            best = Some((tokens, seconds, guessed));
+        }
+        if counts.microbatches_per_step.1 == 1 {
+            break; // larger ones are the same ones
+        }
+    }
+    let (tokens, _, guessed) = best.ok_or_else(|| Refusal::failure("no size of microbatches was found"))?;
+    let why = match guessed {
+        true => "the fastest of 256 to 4096, by a guess, because not every device was measured",
+        false => "the fastest of 256 to 4096 by what the devices were measured to need",
+    };
+    Ok((tokens, why.into()))
+}
+
+/// Measures the one device of this process, where nobody did on such a model. Several are measured by what the first
+/// of them does.
+fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refusal> {
+    let shape = plan::shape(p, options);
+    let rows = trials(&p.train.samples, SIZES[2]);
+    let known = plan::team(options, (p, Some(chosen)), &shape, (&Profiles::read(), SIZES[0]))?;
+    let first = known.first().and_then(|e| e.worker.as_ref());
+    if !chosen.is_one_cpu() || first.is_none_or(|w| w.pace.basis == Basis::Measured) {
+        return Ok(());
+    }
+    let longest = rows.iter().map(|batch| batch.ids.len()).max().unwrap_or(0);
+    let weights = (&p.config, &*p.base.files.tensors, &p.spec);
+    let mut model =
+        devices::open(chosen, weights, options.data.class_weights.clone(), Need { tokens: longest })?;
+    let layout = layout::of(&p.config, &p.spec, 0..p.config.layers);
+    let flat = initial_parameters(&layout, &p.spec, &*p.base.files.tensors)?;
+    let class = model.class();
+    let mut local = Local::new(&mut *model, &signals::STOP).measured_with(rows);
+    local.set_parameters(0, &flat)?;
+    for speed in local.speeds(0) {
+        let measured = Measured { train: speed.points, ..Measured::default() };
+        Profiles::keep("", &profile::device(&class, &devices::hardware(chosen, 0)), &shape, &measured);
+    }
+    Ok(())
+}
