@@ -7,7 +7,7 @@ use super::job::trials;
 use super::options::groups::{Options, Resume};
 use super::options::{Settings, Source, yaml};
 use super::output::{self, RUN_FILE};
-use super::plan::{self, Worker, forecast};
+use super::plan::{self, Ahead, SOME, Worker, forecast};
 use super::prepare::{self, Prepared};
 use super::profile::{self, Basis, Measured, Profiles};
 use super::refusal::Refusal;
@@ -88,7 +88,9 @@ fn choose(
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
         let planned = Plan::new(&p.train.samples, &typed);
-        let (counts, mut load) = plan::count(&planned, (&p.train, p.eval.as_ref()), options, 0);
+        let (train, eval) = (&p.train, p.eval.as_ref());
+        let (counts, mut load) =
+            plan::count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
         load.trained = shape.trained;
         let team = plan::team(options, (p, chosen), &shape, (&profiles, counts.longest))?;
         // One that has no room for them would be lost to the run.

@@ -3,7 +3,7 @@
 use super::Job;
 use crate::cli::devices::Need;
 use crate::cli::options::groups::Options;
-use crate::cli::plan::{self, Counts, Load};
+use crate::cli::plan::{self, Ahead, Counts, Load, SOME};
 use crate::cli::profile::Shape;
 use crate::data::samples::Samples;
 use crate::model::stage::Microbatch;
@@ -18,7 +18,8 @@ impl Job {
     /// What is left to be done.
     pub(super) fn counts(&self, options: &Options) -> (Counts, Load) {
         let p = &self.prepared;
-        plan::count(&self.plan, (&p.train, p.eval.as_ref()), options, self.state.step)
+        let (train, eval, done) = (&p.train, p.eval.as_ref(), self.state.step);
+        plan::count(Ahead { plan: &self.plan, train, eval, done, most: SOME }, options)
     }
 
     /// Microbatches of a few sizes, the small ones first, that a device can be measured with.

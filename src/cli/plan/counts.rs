@@ -5,8 +5,10 @@ use crate::cli::options::groups::Options;
 use crate::data::Corpus;
 use crate::data::plan::Plan;
 
-/// Microbatches that are looked at one by one; what is beyond is counted by the steps before it.
-const MOST: usize = 4_000_000;
+/// Microbatches that a plan looks at one by one; what is beyond is counted by the steps before it.
+pub const ALL: usize = 4_000_000;
+/// The same for who only wants to know how long it takes.
+pub const SOME: usize = 100_000;
 
 /// Counted.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,13 +39,24 @@ pub struct Counts {
     pub saves: u64,
 }
 
+/// What a run counts: its plan and rows, and the steps that it has taken.
+#[derive(Clone, Copy)]
+pub struct Ahead<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Rows to train on.
+    pub train: &'a Corpus,
+    /// Rows to evaluate on.
+    pub eval: Option<&'a Corpus>,
+    /// Steps that were taken.
+    pub done: u64,
+    /// Microbatches after which the rest is counted by those before.
+    pub most: usize,
+}
+
 /// Counts the steps after `done`, and what they hold.
-pub fn count(
-    plan: &Plan,
-    (train, eval): (&Corpus, Option<&Corpus>),
-    options: &Options,
-    done: u64,
-) -> (Counts, Load) {
+pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
+    let Ahead { plan, train, eval, done, most } = ahead;
     let total = plan.total_steps();
     let mut c = Counts {
         steps: total,
@@ -61,10 +74,10 @@ pub fn count(
         let sizes: Vec<u32> = planned.iter().map(tokens).collect();
         c.microbatches += sizes.len() as u64;
         c.tokens += sizes.iter().map(|n| u64::from(*n)).sum::<u64>();
-        let (least, most) = c.microbatches_per_step;
-        c.microbatches_per_step = (least.min(sizes.len()), most.max(sizes.len()));
+        let (fewest, largest) = c.microbatches_per_step;
+        c.microbatches_per_step = (fewest.min(sizes.len()), largest.max(sizes.len()));
         load.steps.push(sizes);
-        if c.microbatches as usize > MOST && step < total {
+        if c.microbatches as usize > most && step < total {
             let by = (total - done) as f64 / (step - done) as f64;
             let grow = |n: u64| (n as f64 * by).round() as u64;
             (c.microbatches, c.tokens, c.rows) = (grow(c.microbatches), grow(c.tokens), grow(c.rows));

@@ -8,7 +8,7 @@ mod forecast;
 mod link;
 mod tell;
 
-pub use counts::{Counts, count};
+pub use counts::{ALL, Ahead, Counts, SOME, count};
 pub use forecast::{Forecast, Load, Worker, forecast};
 
 use super::auto;
@@ -62,7 +62,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let mut prepared = prepare::prepare_dry(settings, &options)?;
     let plan = auto::plan(settings, &options, (&mut prepared, chosen.as_ref()), auto::Look::Only)?;
     notes.extend(prepared.remarks.clone());
-    let (counts, mut load) = count(&plan, (&prepared.train, prepared.eval.as_ref()), &options, done);
+    let (train, eval) = (&prepared.train, prepared.eval.as_ref());
+    let ahead = Ahead { plan: &plan, train, eval, done, most: ALL };
+    let (counts, mut load) = count(ahead, &options);
     let p = &prepared;
     let shape = shape(p, &options);
     load.trained = shape.trained;
@@ -100,7 +102,7 @@ pub fn team(
     (profiles, longest): (&Profiles, usize),
 ) -> Result<Vec<Expected>, Refusal> {
     let mut team = here(chosen, p, shape, (profiles, longest))?;
-    let others = elsewhere(options, team.len(), shape, profiles);
+    let others = elsewhere(options, &team, shape, profiles);
     team.extend(others);
     Ok(team)
 }
@@ -152,17 +154,21 @@ fn here(
 }
 
 /// Devices that are waited for: as those that came before, else as a guess.
-fn elsewhere(options: &Options, here: usize, shape: &Shape, profiles: &Profiles) -> Vec<Expected> {
+fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Profiles) -> Vec<Expected> {
+    let here = team.len();
+    let first = team.iter().find_map(|e| e.worker.as_ref()).map(|w| w.pace.clone());
+    let like = first.unwrap_or_else(|| Pace::guess(shape, link::UNKNOWN));
     if options.cluster.role != Role::Coordinator {
         return vec![];
     }
     let min = options.cluster.min_workers;
     let all = options.cluster.expect_workers.unwrap_or(min.max(here));
     let mut known = profiles.elsewhere(shape).into_iter();
-    let one = |_| {
+    let one = |at: usize| {
         let (name, pace) = match known.next() {
             Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
-            None => ("a device to come".into(), Pace::guess(shape, link::UNKNOWN)),
+            // Nobody knows anything of it: as fast as the first one here, if there is one.
+            None => (format!("device {}, to come", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
         };
         let (link, said) = match pace.link {
             Some(link) => (link, "measured"),

@@ -187,7 +187,7 @@ pub fn advice(o: &Outlook) -> Vec<String> {
     for (at, gain) in &o.useless {
         let name = &o.team[*at].name;
         advice.push(match gain {
-            g if *g >= 1.0 => format!("leave {name} out: without it the run takes {} less", duration(*g)),
+            g if *g >= 1.0 => format!("leave {name} out: the run takes {} less without it", duration(*g)),
             _ => format!("leave {name} out: the run takes no longer without it"),
         });
     }
@@ -199,7 +199,8 @@ pub fn advice(o: &Outlook) -> Vec<String> {
     let (least, _) = o.counts.microbatches_per_step;
     if devices > 1 && least < 2 * devices {
         let why = "some devices will wait: raise --batch-size or lower --micro-batch-tokens";
-        advice.push(format!("steps of {least} microbatches are few for {devices} devices: {why}"));
+        let plural = if least == 1 { "" } else { "es" };
+        advice.push(format!("steps of {least} microbatch{plural} are few for {devices} devices: {why}"));
     }
     advice
 }
