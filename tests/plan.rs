@@ -191,3 +191,27 @@ fn auto_fixes_a_size_and_a_resume_keeps_it() {
     b.ok(&format!("{run} --micro-batch-tokens 300 -o four"));
     b.ok(&format!("{run} --micro-batch-tokens auto --resume=four"));
 }
+
+/// On the demonstration's model, because theirs are not here.
+#[test]
+fn every_recipe_is_planned() {
+    let b = Bench::new();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut planned = 0;
+    for entry in std::fs::read_dir(root.join("recipes")).unwrap() {
+        let path = entry.unwrap().path();
+        // What a machine needs is no run.
+        if path.extension().is_none_or(|e| e != "yaml") || path.ends_with("gpu-training.yaml") {
+            continue;
+        }
+        let out = b.path("out").display().to_string();
+        let args =
+            format!("plan demo --max-seq-len 128 --gpus cpu --json -o {out} --config {}", path.display());
+        let said = b.command(&args).current_dir(root).output().unwrap();
+        assert!(said.status.success(), "{}: {}", path.display(), stderr(&said));
+        let plan: Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert!(plan["steps"]["total"].as_u64().unwrap() > 0, "{}", path.display());
+        planned += 1;
+    }
+    assert!(planned >= 5, "{planned}");
+}

@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What the devices of this process are called, as a worker.
-const HERE: &str = "here";
+pub const HERE: &str = "here";
 /// Who has not been heard for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long devices of this process may take to end.

@@ -2,6 +2,7 @@
 //! events and the clock beside them, and kept for the next plan. It says what is expected before the first step, so
 //! that the report can show it beside what came.
 
+use super::coordinator::HERE;
 use super::plan::{Counts, Load, Worker, forecast};
 use super::profile::{self, Basis, Measured, Pace, Profiles, Shape};
 use crate::numeric::line::Points;
@@ -78,7 +79,7 @@ impl Learner {
                 return (known.basis == Basis::Measured).then(|| self.expect(&[known], 0)).flatten();
             }
             Event::Speed(speed) => {
-                self.others |= !speed.worker.is_empty() && !self.is_here(speed);
+                self.others |= !speed.worker.is_empty() && !is_here(speed);
                 self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
                 if self.steps == 0 && speed.worker.is_empty() {
                     return self.say(speed.step);
@@ -100,15 +101,10 @@ impl Learner {
         self.besides += step.shared.as_ref().map_or(0.0, |s| (step.seconds - longest(&s.devices)).max(0.0));
     }
 
-    fn is_here(&self, speed: &Speed) -> bool {
-        speed.worker.is_empty()
-            || self.here.iter().any(|(name, _)| *name == speed.device) && speed.link.is_none()
-    }
-
     /// What this process calls its hardware.
     fn device(&self, speed: &Speed) -> String {
         let named = |(name, _): &&(String, String)| name.is_empty() || *name == speed.device;
-        let hardware = self.here.iter().find(named).filter(|_| self.is_here(speed));
+        let hardware = self.here.iter().find(named).filter(|_| is_here(speed));
         match hardware {
             Some((_, hardware)) => profile::device(&speed.class, hardware),
             None => profile::device(&speed.class, &speed.device),
@@ -117,7 +113,7 @@ impl Learner {
 
     /// Whose profile it is: nobody's in particular where it is this machine's.
     fn owner(&self, speed: &Speed) -> String {
-        if self.is_here(speed) { String::new() } else { machine(&speed.worker) }
+        if is_here(speed) { String::new() } else { machine(&speed.worker) }
     }
 
     /// Once, before the first step, of all devices that are known then.
@@ -145,7 +141,7 @@ impl Learner {
         let trials: f64 = trials.map(|s| 2.0 * s.points.y).sum();
         let basis = "measured".to_string();
         let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + trials);
-        (tokens_per_second > 0.0).then_some(Event::Forecast(Forecast {
+        (tokens_per_second > 0.0 && seconds.is_finite()).then_some(Event::Forecast(Forecast {
             step,
             tokens_per_second,
             seconds,
@@ -168,7 +164,7 @@ impl Learner {
             if !self.others && steps > 0.0 {
                 measured.step.add(self.shape.trained as f64, besides / steps);
             }
-            if self.is_here(speed) {
+            if is_here(speed) {
                 let each = if alone { self.eval } else { self.eval.slower(self.speeds.len() as f64) };
                 (measured.eval, measured.save, measured.answer) = (each, self.save, self.answer);
             }
@@ -176,6 +172,11 @@ impl Learner {
             Profiles::keep(&owner, &device, &self.shape, &measured);
         }
     }
+}
+
+/// Whether it is of this process.
+fn is_here(speed: &Speed) -> bool {
+    speed.worker.is_empty() || speed.worker == HERE
 }
 
 /// A worker's name without what is new at every start of it: `box-4711 (2)` is of `box`.
