@@ -163,10 +163,23 @@ pub fn topology(history: &History) -> Topology {
     let nodes = history.members().into_iter().map(|(name, member)| Node {
         name: name.into(),
         detail: if member.gone { member.reason.into() } else { member.devices.join(", ") },
-        link: format!("{:.0} %", 100.0 * tokens(name) as f64 / all as f64),
+        link: format!("{:.0} %{}", 100.0 * tokens(name) as f64 / all as f64, bandwidth(history, name)),
         here: !member.gone,
     });
     Topology { centre, nodes: nodes.collect() }
+}
+
+/// How fast the way to a worker was measured to be.
+fn bandwidth(history: &History, worker: &str) -> String {
+    let links = history.progress.speeds.iter().filter(|((w, _), _)| w == worker).find_map(|(_, s)| s.link);
+    links.map_or(String::new(), |link| format!(", {:.0} MB/s", link.bandwidth / 1e6))
+}
+
+/// What a microbatch takes on a device, as it was fitted.
+fn fit(history: &History, worker: &str, device: &str) -> String {
+    let speed = history.progress.speeds.get(&(worker.to_string(), device.to_string()));
+    let fitted = speed.map(|s| format!("{:.1} + {:.3}", 1e3 * s.line.fixed, 1e3 * s.line.each));
+    fitted.unwrap_or_else(|| "–".into())
 }
 
 pub fn devices(history: &History) -> String {
@@ -176,18 +189,19 @@ pub fn devices(history: &History) -> String {
     let (lanes, topology) = (lanes(history), topology(history));
     let row = |(worker, device, work): (&str, &str, &crate::report::team::Work)| {
         format!(
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{:.0} %</td></tr>",
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{:.0} %</td></tr>",
             escape(worker),
             escape(device),
             work.microbatches,
             compact(work.tokens as f64),
             work.tokens as f64 / work.busy.max(1e-9),
+            fit(history, worker, device),
             work.idle()
         )
     };
     let rows: String = history.progress.team.devices().map(row).collect();
     format!(
-        r#"<div class="panels"><div class="panel full">{}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table><tr><th>worker</th><th>device</th><th>microbatches</th><th>tokens</th><th>tokens/s</th><th>idle</th></tr>{rows}</table></div></div>"#,
+        r#"<div class="panels"><div class="panel full">{}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table><tr><th>worker</th><th>device</th><th>microbatches</th><th>tokens</th><th>tokens/s</th><th>ms + ms a token</th><th>idle</th></tr>{rows}</table></div></div>"#,
         both(&lanes.draw(WIDE * 1.4), &lanes.draw(NARROW)),
         both(&topology.draw(HALF), &topology.draw(NARROW)),
     )
