@@ -1,10 +1,12 @@
 //! GFLOP/s of each verb on an adapter, variant by variant: `cargo bench --bench wgsl -- llvmpipe`. Best of a few
 //! repeats by the clock, and by the processor time of this process, which a busy machine disturbs less.
 //!
-//! `-- NAME step` gives what the verbs of one microbatch of the demonstration model take, in their numbers.
+//! `-- NAME step` gives what the verbs of one microbatch of the demonstration model take, in their numbers; `-- NAME blocks`
+//! what a product takes from blocks of each type, next to one from bf16.
 
 use finetune::backend::wgpu::{Adapter, Options, Precision, Variant, Wgpu, adapters};
 use finetune::backend::*;
+use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
 use std::time::Instant;
 
@@ -118,6 +120,22 @@ fn frozen(b: &mut Bench, (t, n, k): (usize, usize, usize), dtype: Dtype, (forwar
     }
 }
 
+/// The same from blocks.
+fn blocks(b: &mut Bench, (t, n, k): (usize, usize, usize), block: Block) {
+    let (x, mut out) = (b.memory(t * n.max(k)), b.memory(t * n.max(k)));
+    let numbers: Vec<f32> = (0..n * k).map(|i| ((i * 104_729 % 4099) as f32 - 2049.0) / 60_000.0).collect();
+    let bytes = quantise(block, &numbers).unwrap_or_default();
+    let Some(blocks) = Blocks::new((n, k), block, bytes.into()) else { return };
+    let w = b.device.weight_of_blocks(&blocks).unwrap_or_else(|fault| panic!("{fault}"));
+    let flops = 2.0 * (t * n * k) as f64;
+    b.row(&format!("linear {t} x {k} -> {n} {block:?}"), (flops, 1), &mut out, |device, out| {
+        device.linear(view_mut(out, t, n), Write::Set, view(&x, t, k), &w);
+    });
+    b.row(&format!("linear_grad {t} x {n} -> {k} {block:?}"), (flops, 1), &mut out, |device, out| {
+        device.linear_grad(view_mut(out, t, k), Write::Set, view(&x, t, n), &w);
+    });
+}
+
 fn attention(b: &mut Bench, t: usize, heads: Heads, count: usize) {
     let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
     let [q, dout, saved] = [wide, wide, wide].map(|c| b.memory(t * c));
@@ -217,6 +235,11 @@ fn main() {
     let repeats = 3;
     if words.get(1).is_some_and(|w| w == "step") {
         return step(&mut Bench { device: open(&adapter, None), repeats, total: 0.0 });
+    }
+    if words.get(1).is_some_and(|w| w == "blocks") {
+        let (b, size) = (&mut Bench { device: open(&adapter, None), repeats, total: 0.0 }, (1024, 1536, 512));
+        frozen(b, size, Dtype::Bf16, (1, 1));
+        return Block::ALL.iter().for_each(|block| blocks(b, size, *block));
     }
     let offered = Variant::offered(&adapter, Precision::F16);
     table(&mut Bench { device: open(&adapter, Some(Vec::new())), repeats, total: 0.0 });

@@ -224,6 +224,7 @@ impl Toy {
             weight: scalars.weight,
             targets: scalars.targets,
             parameters: self.hash,
+            traffic: Traffic { submissions: 1, ..Traffic::default() },
         });
         self.sum.reset(self.fake.layout().len());
     }

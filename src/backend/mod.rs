@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod cuda;
 mod fault;
 mod fused;
+mod shapes;
 pub mod timed;
 mod traffic;
 mod view;

@@ -21,6 +21,24 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// What another device, or the same one later, counted is counted too; the longest submission is that of all.
+    pub fn add(&mut self, other: &Traffic) {
+        for (sum, more) in [
+            (&mut self.submissions, other.submissions),
+            (&mut self.read_backs, other.read_backs),
+            (&mut self.uploaded, other.uploaded),
+            (&mut self.read, other.read),
+            (&mut self.dispatches, other.dispatches),
+            (&mut self.made, other.made),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        // Of a stranger's numbers only those that are some.
+        if other.longest_submission.is_finite() {
+            self.longest_submission = self.longest_submission.max(other.longest_submission);
+        }
+    }
+
     /// What was counted after `before`; the longest submission is that of the whole time.
     pub fn since(&self, before: &Traffic) -> Traffic {
         Traffic {

@@ -7,7 +7,7 @@
 
 use super::link::codec::in_place;
 use crate::model::lora::LoraSpec;
-use crate::model::stage::{LossSums, Microbatch, Sampling};
+use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
 use crate::numeric::line::Points;
 use crate::train::event::Link;
 use bytes::Bytes;
@@ -93,6 +93,8 @@ pub enum ToCoordinator {
         targets: u64,
         /// Hash of the parameters they were computed with.
         parameters: Hash,
+        /// What went to devices and back for them.
+        traffic: Traffic,
     },
     /// An evaluation microbatch is finished.
     Score {

@@ -76,7 +76,7 @@ pub trait Compute {
 pub struct Effort {
     /// How it was shared out; None where one device did it all.
     pub shared: Option<Shared>,
-    /// What went to that one device and back; None of what computes in place.
+    /// What went to devices and back; None of what computes in place.
     pub traffic: Option<Traffic>,
 }
 

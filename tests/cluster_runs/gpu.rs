@@ -75,6 +75,10 @@ fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
     let of = |start: &str| classes.keys().any(|class| class.starts_with(start));
     assert!(of("wgpu-") && of("cpu-"), "both took part: {classes:?}\n{}", fleet.all());
     assert!(fleet.said("coordinator").contains("2 classes"), "{}", fleet.all());
+    let events = finetune::report::read(&fleet.bench.path("out/metrics.jsonl")).unwrap();
+    let traffic = events.iter().filter_map(|e| if let Event::Step(step) = e { step.traffic } else { None });
+    let on_wgpu: u64 = classes.iter().filter(|(class, _)| class.starts_with("wgpu-")).map(|(_, n)| n).sum();
+    assert_eq!(traffic.map(|t| t.read_backs).sum::<u64>(), on_wgpu, "one read-back for each that counts");
 }
 
 /// The specification's two lines, with this program's name in them.

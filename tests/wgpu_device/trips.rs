@@ -2,7 +2,7 @@
 
 use crate::case::Case;
 use crate::devices;
-use finetune::backend::wgpu::Options;
+use finetune::backend::wgpu::{Options, Wgpu};
 use finetune::backend::{Backend, Frozen, Write, view, view_mut};
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::stage::{Output, Stage, Want};
@@ -68,21 +68,30 @@ fn what_takes_long_is_cut_and_read_once() {
         let w = gpu.weight(Frozen { rows: n, cols: n, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
         let [mut x, mut y] = [t * n, t * n].map(|len| gpu.memory(len));
         gpu.fill(view_mut(&mut x, t, n), 1.0);
-        gpu.linear(view_mut(&mut y, 64, n), Write::Set, view(&x, 64, n), &w);
-        gpu.read(view(&y, 1, 8), &mut [0.0; 8]).unwrap();
-        let (before, started) = (gpu.traffic(), std::time::Instant::now());
+        let mut round = |gpu: &mut Wgpu, verbs: usize| {
+            for _ in 0..verbs {
+                gpu.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, n), &w);
+                gpu.linear(view_mut(&mut x, t, n), Write::Set, view(&y, t, n), &w);
+            }
+            gpu.read(view(&y, 1, 8), &mut [0.0; 8]).unwrap();
+        };
+        // Until the rate is known.
+        (0..3).for_each(|_| round(&mut gpu, 1));
+        gpu.longest();
         // 8.6 GFLOP: a second or more on any processor that pretends to be a GPU here.
-        for _ in 0..8 {
-            gpu.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, n), &w);
-            gpu.linear(view_mut(&mut x, t, n), Write::Set, view(&y, t, n), &w);
-        }
-        gpu.read(view(&y, 1, 8), &mut [0.0; 8]).unwrap();
-        let taken = gpu.traffic().since(&before);
-        println!("{}: {taken:?}", gpu.class());
+        let before = gpu.traffic();
+        round(&mut gpu, 8);
+        let (taken, longest) = (gpu.traffic().since(&before), gpu.longest());
+        println!("{}: {taken:?}, {longest:?}", gpu.class());
         assert_eq!(taken.read_backs, 1);
         assert!(taken.submissions > 2, "{}: {taken:?}", gpu.class());
-        // On average: the machine is shared, and a stranger may take the processor away for a while.
-        let each = started.elapsed().as_secs_f64() / taken.submissions as f64;
-        assert!(each <= tolerance("submission_seconds"), "{}: {taken:?}, {each} s each", gpu.class());
+        assert!(longest.work > 0.0 && longest.rate > 0.0, "something was measured");
+        let most = tolerance("submission_seconds");
+        if longest.seconds > most {
+            // These drivers compute on a processor that others use too, and then the clock says how busy it is.
+            println!("the machine is busy: judged by the rate of the fastest submission");
+        }
+        let seconds = longest.seconds.min(longest.undisturbed());
+        assert!(seconds <= most, "{}: {longest:?}, {seconds} s", gpu.class());
     }
 }

@@ -1,16 +1,12 @@
 //! What the verbs have in common: shapes that must agree, and launches of one form.
 
 use super::{Arg, Cuda, Driver, Launch, Memory, Tokens, at, at_mut, blocks, size};
-use crate::backend::{Heads, Qkv, View, ViewMut, Write};
+use crate::backend::{View, ViewMut, Write};
 
 /// Threads of kernels without sums.
 pub(super) const THREADS: usize = 256;
 /// Edge of a product's tile.
 const TILE: usize = 64;
-
-pub(super) fn same_shape(a: (usize, usize), b: (usize, usize)) {
-    assert_eq!(a, b, "both matrices have one shape");
-}
 
 pub(super) fn adds(write: Write) -> Arg {
     Arg::U32(u32::from(write == Write::Add))
@@ -84,12 +80,4 @@ impl<D: Driver> Cuda<D> {
         ];
         self.rows("rope.ptx", "rope", (x.rows, x.cols / 2), &args);
     }
-}
-
-/// `tokens` is (queries, keys).
-pub(super) fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
-    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
-    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
-    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
-    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
 }

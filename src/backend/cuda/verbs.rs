@@ -1,11 +1,12 @@
 //! The verbs: shapes are checked, and one kernel (seldom two) is launched. Files and entries carry the verb's stem.
 
-use super::launches::{Shape, THREADS, adds, check_heads, same_shape};
+use super::launches::{Shape, THREADS, adds};
 use super::memory;
 use super::tensor::Direction;
 use super::{
     Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
 };
+use crate::backend::shapes::{check_heads, check_product, same_shape};
 use crate::backend::*;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::rng;
@@ -210,15 +211,14 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
+        let k = check_product(&product, (out.rows, out.cols));
         let Product { a, b, transpose, scale } = product;
-        let (entry, a_shape, b_shape) = match transpose {
-            Transpose::Neither => ("matmul_nn", (a.rows, a.cols), (b.rows, b.cols)),
-            Transpose::Right => ("matmul_nt", (a.rows, a.cols), (b.cols, b.rows)),
-            Transpose::Left => ("matmul_tn", (a.cols, a.rows), (b.rows, b.cols)),
+        let entry = match transpose {
+            Transpose::Neither => "matmul_nn",
+            Transpose::Right => "matmul_nt",
+            Transpose::Left => "matmul_tn",
         };
-        assert_eq!(a_shape.1, b_shape.0, "the inner dimensions are equal");
-        same_shape((out.rows, out.cols), (a_shape.0, b_shape.1));
-        let s = Shape { m: out.rows, n: out.cols, k: a_shape.1, lda: a.cols, ldb: b.cols };
+        let s = Shape { m: out.rows, n: out.cols, k, lda: a.cols, ldb: b.cols };
         self.product(("matmul.ptx", entry), (at_mut(&out), write), (at(&a), at(&b)), scale, s);
     }
 

@@ -5,9 +5,11 @@
 //! At most one submission is in flight, so that each is measured by itself: operating systems reset a GPU that
 //! hangs for two seconds. What is recorded is submitted as soon as its estimate reaches [`Pace::limit`].
 
+mod transfer;
+
 use super::faults::Faults;
 use super::kernel::{Constant, Kernel, PARAMS};
-use super::pace::Pace;
+use super::pace::{Longest, Pace};
 use super::pipelines::{Pipelines, Slot};
 use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
@@ -18,8 +20,6 @@ use wgpu::{BufferUsages, PollError, PollType, SubmissionIndex};
 const DISPATCHES: u64 = 16_384;
 /// Without an answer for so long, a device is given up.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Frozen bytes that may wait on the host before they are sent.
-const PENDING: usize = 64 << 20;
 
 /// A dispatch that is asked for.
 pub struct Call<'a> {
@@ -78,6 +78,8 @@ pub struct Gpu {
     pub pace: Pace,
     /// Counted since it was opened.
     pub traffic: Traffic,
+    /// Of the submissions since somebody asked.
+    pub longest: Longest,
     ops: Vec<Op>,
     params: Vec<u8>,
     staged: Vec<u8>,
@@ -130,6 +132,7 @@ impl Gpu {
             faults,
             pace,
             traffic: Traffic::default(),
+            longest: Longest::default(),
             ops: Vec::new(),
             params: Vec::new(),
             staged: Vec::new(),
@@ -212,40 +215,6 @@ impl Gpu {
         self.traffic.dispatches += 1;
         let grid = (x as u32, y as u32);
         self.ops.push(Op::Dispatch { verb, pipeline: built.pipeline, group, at: at as u32, grid });
-    }
-
-    /// Records that `bytes` are written to a buffer; they are copied at once.
-    pub fn upload(&mut self, to: &Storage, offset: u64, bytes: &[u8]) {
-        if self.faults.raised() || bytes.is_empty() {
-            return;
-        }
-        let from = self.staged.len() as u64;
-        self.staged.extend_from_slice(bytes);
-        self.traffic.uploaded += bytes.len() as u64;
-        self.ops.push(Op::Stage { from, to: to.buffer.clone(), offset, bytes: bytes.len() as u64 });
-    }
-
-    /// Writes a buffer that no operation has used yet, in pieces, so that the host never holds much of it a second
-    /// time.
-    pub fn write_new(&mut self, to: &Storage, bytes: &[u8]) {
-        // Nothing but whole words can be written.
-        let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
-        let mut last = [0; 4];
-        last[..rest.len()].copy_from_slice(rest);
-        let pieces = words.chunks(PENDING).zip((0..).step_by(PENDING));
-        for (piece, at) in pieces.chain([(&last[..], words.len() as u64)]) {
-            if self.faults.raised() || at >= bytes.len() as u64 {
-                return;
-            }
-            if self.pending + piece.len() > PENDING {
-                self.pending = 0;
-                let index = self.queue.submit([]);
-                self.wait(Some(index));
-            }
-            self.queue.write_buffer(&to.buffer, at, piece);
-            self.traffic.uploaded += piece.len() as u64;
-            self.pending += piece.len();
-        }
     }
 
     /// Sends what is recorded.
@@ -345,6 +314,7 @@ impl Gpu {
             (false, true) => self.pace.learn_at_most(flight.work, seconds),
             (false, false) => {
                 self.pace.learn(flight.work, seconds);
+                self.longest.add(flight.work, seconds);
                 self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
             }
         }
@@ -356,55 +326,6 @@ impl Gpu {
             let _ = self.device.poll(PollType::Poll);
         }
         self.faults.check()
-    }
-
-    /// Everything before is computed; then those parts (buffer, first byte, bytes) come back, in one piece.
-    pub fn read(&mut self, parts: &[(&Storage, u64, u64)], out: &mut [u8]) -> Result<(), Fault> {
-        self.check()?;
-        let total: u64 = parts.iter().map(|p| p.2).sum();
-        if total == 0 {
-            return Ok(());
-        }
-        self.faults.doing("read");
-        if total > self.read_buffer.size() {
-            self.faults.wanting(total);
-            self.read_buffer = buffer(&self.device, self.pool.class(total), READ);
-        }
-        let mut at = 0;
-        for (storage, from, bytes) in parts {
-            let (from_buffer, to) = (storage.buffer.clone(), self.read_buffer.clone());
-            self.ops.push(Op::Copy { from: from_buffer, at: *from, to, offset: at, bytes: *bytes });
-            at += bytes;
-        }
-        self.submit();
-        self.check()?;
-        let got = self.map(total, out);
-        if got.is_err() {
-            // It may still be mapped, or be about to.
-            self.read_buffer = buffer(&self.device, 1 << 16, READ);
-        }
-        got
-    }
-
-    /// Copies what the read buffer will hold.
-    fn map(&mut self, total: u64, out: &mut [u8]) -> Result<(), Fault> {
-        let (send, arrived) = std::sync::mpsc::channel();
-        self.read_buffer.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(send.send(mapped)));
-        self.finish();
-        self.check()?;
-        match arrived.try_recv() {
-            Ok(Ok(())) => {}
-            _ => self.faults.raise("the results could not be mapped"),
-        }
-        self.check()?;
-        match self.read_buffer.get_mapped_range(0..total) {
-            Ok(bytes) => out.copy_from_slice(&bytes),
-            Err(error) => self.faults.raise(&error.to_string()),
-        }
-        self.read_buffer.unmap();
-        self.traffic.read_backs += 1;
-        self.traffic.read += total;
-        self.check()
     }
 }
 

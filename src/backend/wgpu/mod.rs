@@ -41,6 +41,7 @@ use device::Gpu;
 pub use instance::{Adapter, adapters};
 pub use memory::{Ids, Memory, Tokens};
 pub use open::Options;
+pub use pace::Longest;
 use pool::Leased;
 use variants::Variants;
 pub use variants::{Precision, Variant};

@@ -5,7 +5,7 @@ use super::cache::{self, Cache};
 use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
-use super::pace::{Kind, Pace};
+use super::pace::{Kind, Longest, Pace};
 use super::variants::{Precision, Variant, Variants};
 use crate::backend::Fault;
 use wgpu::Features;
@@ -96,6 +96,11 @@ impl Wgpu {
         let numbers = if reduced { "f16" } else { "f32" };
         device.class = format!("wgpu-{}-{numbers}-{}", device.variants.names(), slug(adapter));
         Ok(device)
+    }
+
+    /// The longest submission since this was asked last.
+    pub fn longest(&mut self) -> Longest {
+        std::mem::take(&mut self.gpu.longest)
     }
 
     /// Bytes of all its buffers.

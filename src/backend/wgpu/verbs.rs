@@ -2,18 +2,8 @@
 
 use super::pool::Leased;
 use super::{Ids, Memory, Tokens, Weight, Wgpu};
+use crate::backend::shapes::{check_heads, check_product, same_shape};
 use crate::backend::*;
-
-fn same_shape(a: (usize, usize), b: (usize, usize)) {
-    assert_eq!(a, b, "both matrices have one shape");
-}
-
-fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
-    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
-    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
-    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
-    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
-}
 
 impl Wgpu {
     /// Integers in a buffer that goes back by itself.
@@ -176,14 +166,7 @@ impl Backend for Wgpu {
 
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
         self.gpu.faults.doing("matmul");
-        let (a, b) = (product.a, product.b);
-        let (a_shape, b_shape) = match product.transpose {
-            Transpose::Neither => ((a.rows, a.cols), (b.rows, b.cols)),
-            Transpose::Right => ((a.rows, a.cols), (b.cols, b.rows)),
-            Transpose::Left => ((a.cols, a.rows), (b.rows, b.cols)),
-        };
-        assert_eq!(a_shape.1, b_shape.0, "the inner dimensions are equal");
-        same_shape((out.rows, out.cols), (a_shape.0, b_shape.1));
+        check_product(&product, (out.rows, out.cols));
         self.trained(out, write, product);
     }
 

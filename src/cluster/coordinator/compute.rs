@@ -6,7 +6,7 @@ use super::parameters::Coming;
 use super::round::Task;
 use super::{Coordinator, notes};
 use crate::model::layout::Layout;
-use crate::model::stage::{Microbatch, Sampling};
+use crate::model::stage::{Microbatch, Sampling, Traffic};
 use crate::train::event::Speed;
 use crate::train::sum::Sums;
 use crate::train::{Compute, Effort, Say, Scoring, TrainError};
@@ -74,6 +74,7 @@ impl Compute for Coordinator<'_> {
         say: Say,
     ) -> Result<Option<Effort>, TrainError> {
         self.accounts.begin(self.machine.devices());
+        self.traffic = Traffic::default();
         let tokens = work.iter().map(|batch| batch.ids.len() as u64).collect();
         let item = |index: usize| Work::Train(work[index].clone());
         let mut nothing = |_, _| Ok(());
@@ -81,7 +82,8 @@ impl Compute for Coordinator<'_> {
         let Some(tally) = self.round(tokens, &mut task)? else { return Ok(None) };
         self.reducer.total(sums);
         let shared = Some(self.accounts.finish(tally, self.machine.devices()));
-        Ok(Some(Effort { shared, traffic: None }))
+        let traffic = Some(self.traffic).filter(|t| t.submissions > 0);
+        Ok(Some(Effort { shared, traffic }))
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {

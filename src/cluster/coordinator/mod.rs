@@ -32,6 +32,7 @@ use super::machine::{Machine, MemberId};
 use super::message::{Bye, ToCoordinator, ToWorker};
 use super::reduce::{Reducer, Report};
 use crate::model::layout::Layout;
+use crate::model::stage::Traffic;
 use crate::train::stop::Stop;
 use notes::Accounts;
 use outbox::Outbox;
@@ -111,6 +112,8 @@ pub struct Coordinator<'a> {
     /// Numeric classes of devices that are or were here.
     present: BTreeSet<String>,
     accounts: Accounts,
+    /// Of the sums of this step.
+    traffic: Traffic,
     waiting: Waiting,
     company: Company,
     /// Somebody has been here.
@@ -146,6 +149,7 @@ impl<'a> Coordinator<'a> {
             classes: BTreeSet::new(),
             present: BTreeSet::new(),
             accounts: Accounts::default(),
+            traffic: Traffic::default(),
             waiting: Waiting::default(),
             company: setup.company,
             met: false,

@@ -206,7 +206,12 @@ impl Coordinator<'_> {
                     self.say(device.member, ToWorker::Lease(Box::new(lease)));
                 }
                 Action::Say { member, message } => self.say(member, message),
-                Action::TakeSum { member, sum } => drop(self.reducer.take(member.0, sum)),
+                Action::TakeSum { member, sum } => {
+                    if let Some(ToCoordinator::Sum { traffic, .. }) = &said {
+                        self.traffic.add(traffic);
+                    }
+                    self.reducer.take(member.0, sum);
+                }
                 Action::TakeBack { member } => {
                     self.pending.retain(|(of, _), _| *of != member);
                     self.reducer.take_back(member.0);

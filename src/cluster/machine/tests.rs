@@ -2,6 +2,7 @@
 
 use super::super::message::{Bye, Device, LeaseId, ToCoordinator as From, ToWorker as To, Trouble};
 use super::*;
+use crate::model::stage::Traffic;
 
 const HASH: Hash = [7; 32];
 
@@ -48,7 +49,16 @@ impl Bed {
         let leases = leases.to_vec();
         self.said(
             member,
-            From::Sum { sum, step: 5, leases, loss: 0, weight: 0, targets: 0, parameters: HASH },
+            From::Sum {
+                sum,
+                step: 5,
+                leases,
+                loss: 0,
+                weight: 0,
+                targets: 0,
+                parameters: HASH,
+                traffic: Traffic::default(),
+            },
         )
     }
 
@@ -144,6 +154,7 @@ fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
         weight: 0,
         targets: 0,
         parameters,
+        traffic: Traffic::default(),
     };
     let device = Device { name: "x".into(), class: "a".into() };
     let cases = [

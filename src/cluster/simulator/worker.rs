@@ -6,6 +6,7 @@ use super::super::message::{
 };
 use super::truth::{self, Plan, Values, WIDTH};
 use super::{MILLI, Micros};
+use crate::model::stage::Traffic;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a worker does.
@@ -319,7 +320,16 @@ impl Worker {
         let pieces = [piece(0, first), piece(WIDTH / 2, second)];
         pieces.into_iter().for_each(|p| self.send(p));
         let parameters = truth::hash(&parameters);
-        self.send(ToCoordinator::Sum { sum, step, leases, loss, weight: 0, targets, parameters });
+        self.send(ToCoordinator::Sum {
+            sum,
+            step,
+            leases,
+            loss,
+            weight: 0,
+            targets,
+            parameters,
+            traffic: Traffic::default(),
+        });
     }
 
     /// Twice a second: what is not answered is said again, and idle devices ask again.

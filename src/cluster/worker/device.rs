@@ -331,7 +331,9 @@ impl Worker {
             return Err(Failed::Device("an injected error".into()));
         }
         let mut gradient = self.shared.buffers.take(self.layout.len());
+        let before = self.model()?.traffic();
         let computed = self.model()?.gradient(batch, &mut gradient);
+        let traffic = self.model()?.traffic().since(&before);
         let cap = fixed::cap(of as usize);
         if let (true, Some(value)) = (inject.strikes(What::Nan, batch.step), gradient.first_mut()) {
             *value = f32::NAN;
@@ -346,7 +348,7 @@ impl Worker {
             Ok(scalars)
         });
         match computed.and_then(|scalars| self.throttle(began).map(|()| scalars)) {
-            Ok(scalars) => Ok(Finished { gradient, scalars }),
+            Ok(scalars) => Ok(Finished { gradient, scalars, traffic }),
             Err(failed) => {
                 self.shared.buffers.give_back(gradient);
                 Err(failed)

@@ -3,7 +3,7 @@
 
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator};
 use crate::cluster::piece;
-use crate::model::stage::LossSums;
+use crate::model::stage::{LossSums, Traffic};
 use crate::numeric::fixed::{self, BadValue, CELL};
 use crate::train::sum::{Scalars, Sums};
 use rayon::prelude::*;
@@ -21,6 +21,8 @@ pub fn scalars(sums: &LossSums) -> Result<Scalars, BadValue> {
 pub(super) struct Finished {
     pub gradient: Vec<f32>,
     pub scalars: Scalars,
+    /// What it took.
+    pub traffic: Traffic,
 }
 
 #[derive(Debug)]
@@ -30,6 +32,7 @@ pub(super) struct Running {
     parameters: Hash,
     leases: Vec<LeaseId>,
     scalars: Scalars,
+    traffic: Traffic,
     /// The gradient that was granted last: it is added when the next one comes, or while the sum is packed, so that
     /// what is waited for is one pass over memory.
     last: Option<Vec<f32>>,
@@ -47,6 +50,7 @@ impl Running {
             parameters: [0; 32],
             leases: Vec::new(),
             scalars: Scalars::default(),
+            traffic: Traffic::default(),
             last: None,
             sums: Sums::new(0),
             next: 1,
@@ -64,6 +68,7 @@ impl Running {
     fn forget(&mut self) {
         self.leases.clear();
         self.scalars = Scalars::default();
+        self.traffic = Traffic::default();
         self.last = None;
     }
 
@@ -74,6 +79,7 @@ impl Running {
         s.loss += finished.scalars.loss;
         s.weight += finished.scalars.weight;
         s.targets += finished.scalars.targets;
+        self.traffic.add(&finished.traffic);
         let before = self.last.replace(finished.gradient)?;
         // The first of all overwrites what another sum has left.
         let first = self.leases.len() == 2;
@@ -121,6 +127,7 @@ impl Running {
             weight: self.scalars.weight,
             targets: self.scalars.targets,
             parameters: self.parameters,
+            traffic: self.traffic,
         });
         self.forget();
         (self.kept.entry(sum).or_insert(messages), Some(last))
@@ -150,7 +157,11 @@ mod tests {
         let value =
             |i: usize| ((i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8) as f32 * 1e-6 - 8.0;
         let loss = LossSums { loss: f64::from(seed) + 0.5, weight: 3.0, targets: 3, predictions: Vec::new() };
-        Finished { gradient: (0..len).map(value).collect(), scalars: scalars(&loss).unwrap() }
+        Finished {
+            gradient: (0..len).map(value).collect(),
+            scalars: scalars(&loss).unwrap(),
+            traffic: Traffic { submissions: 1, ..Traffic::default() },
+        }
     }
 
     /// What the messages of a sum add up to.
@@ -163,7 +174,8 @@ mod tests {
                     assert_eq!(cell.len(), *len as usize);
                     piece::add(packed, cell, i64::MAX).unwrap();
                 }
-                ToCoordinator::Sum { leases, loss, weight, targets, .. } => {
+                ToCoordinator::Sum { leases, loss, weight, targets, traffic, .. } => {
+                    assert_eq!(traffic.submissions, leases.len() as u64, "what each of them took");
                     sums.set_scalars(Scalars { loss: *loss, weight: *weight, targets: *targets });
                     of = leases.clone();
                 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::cluster::message::{Device, Packed, Trouble};
 use crate::cluster::simulator::fate::End;
+use crate::model::stage::Traffic;
 
 impl World {
     pub(super) fn blow(&mut self, blow: Blow) {
@@ -115,7 +116,16 @@ impl World {
             4 => ToCoordinator::SumPiece { sum, offset: 0, len: 1, packed: Packed::Fixed(vec![1; 8].into()) },
             5 => {
                 let leases = vec![lease, lease + 1];
-                ToCoordinator::Sum { sum, step, leases, loss: 1, weight: 1, targets: 1, parameters: hash }
+                ToCoordinator::Sum {
+                    sum,
+                    step,
+                    leases,
+                    loss: 1,
+                    weight: 1,
+                    targets: 1,
+                    parameters: hash,
+                    traffic: Traffic::default(),
+                }
             }
             6 => ToCoordinator::Fallback { device: 3, now: device, reason: String::new() },
             // A device that never asks for work.
