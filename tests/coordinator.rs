@@ -11,7 +11,7 @@ use finetune::cluster::message::{
 };
 use finetune::cluster::piece;
 use finetune::model::lora::LoraSpec;
-use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Want};
+use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Traffic, Want};
 use finetune::numeric::fixed;
 use finetune::train::event::{Event, What};
 use finetune::train::stop::Stop;
