@@ -120,12 +120,7 @@ fn read(
     if let Some(labels) = &train.labels {
         config = config.into_classifier(labels.names.clone())?;
     }
-    if let (Some(w), Some(l)) = (&options.data.class_weights, &config.labels)
-        && w.len() != l.len()
-    {
-        let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
-        return Err(settings.refuse("class-weights", why));
-    }
+    check_weights(settings, options, &config)?;
     Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
 }
 
@@ -204,6 +199,17 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
         max_dropped: None,
         limit: plan_options(options).rows_needed().filter(|_| data.eval_split.is_none()),
         threads: options.devices.threads.unwrap_or(0),
+    }
+}
+
+/// One weight for each class.
+fn check_weights(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
+    match (&options.data.class_weights, &config.labels) {
+        (Some(w), Some(l)) if w.len() != l.len() => {
+            let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
+            Err(settings.refuse("class-weights", why))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -5,4 +5,5 @@
 mod cli_fixture;
 mod metrics;
 mod recipes;
+mod terminal;
 mod verbs;

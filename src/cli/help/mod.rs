@@ -1,6 +1,6 @@
 //! `finetune help [TOPIC]`, shell completions and man pages: all of them from the tables of verbs and options, so that
-//! none knows a flag that another does not. What a topic explains beyond the table is a file of `topics/`, part of
-//! the binary.
+//! none knows a flag that another does not. (No other verb speaks of the others.) What a topic explains beyond the
+//! table is a file of `topics/`, part of the binary.
 
 mod pages;
 

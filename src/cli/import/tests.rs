@@ -146,6 +146,10 @@ eval_strategy: steps
         ],
         &["trust_remote_code", "template", "dataset"],
     );
+}
+
+#[test]
+fn llama_factory_has_defaults_of_its_own() {
     check(
         "model_name_or_path: m\nstage: dpo\nfinetuning_type: full\nlora_target: q_proj,v_proj\n",
         Dialect::LlamaFactory,

@@ -1,0 +1,61 @@
+//! A run on a terminal, which `script` pretends to be: what is drawn over, what stays, and colours only where they are
+//! wanted. Without `script` (util-linux) it says `skipped`.
+
+use crate::cli_fixture::Bench;
+use std::process::{Command, Stdio};
+
+/// All that a terminal of 100 columns is sent.
+fn shown(bench: &Bench, out: &str, variables: &[(&str, &str)]) -> Option<String> {
+    let run = format!(
+        "stty cols 100 rows 30; '{}' demo --data rows.jsonl --eval-data eval.jsonl --max-steps 12 --eval-steps 6 --batch-size 8 \
+         --micro-batch-tokens 64 --gpus 0,1 --gpu-backend cpu -o {out}",
+        env!("CARGO_BIN_EXE_finetune")
+    );
+    let mut script = Command::new("script");
+    // Only to take its environment, without settings from outside.
+    for (name, value) in bench.command("").get_envs() {
+        match value {
+            Some(value) => script.env(name, value),
+            None => script.env_remove(name),
+        };
+    }
+    script.env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
+    let script = script.current_dir(bench.path("")).args(["-q", "-e", "-c", &run, "/dev/null"]);
+    let Ok(output) = script.stdin(Stdio::null()).output() else {
+        eprintln!("skipped: no script");
+        return None;
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    Some(text)
+}
+
+#[test]
+fn a_terminal_is_drawn_over_and_keeps_what_happened() {
+    let bench = Bench::new();
+    let Some(text) = shown(&bench, "a", &[]) else { return };
+    for part in [
+        "joined   ",
+        "eval after step 6: ",
+        "12/12",
+        "loss ",
+        "grad norm ",
+        "memory ",
+        "cpu 0 ",
+        "cpu 1 ",
+        "% idle",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    // Up a line, and the colours of a state and of the bar.
+    for sequence in ["\x1b[1A", "\x1b[32mrunning", "\x1b[36m"] {
+        assert!(text.contains(sequence), "{sequence:?} in {text:?}");
+    }
+    assert!(!text.contains("step 1/12"), "plain lines are for pipes: {text}");
+    let Some(plain) = shown(&bench, "b", &[("NO_COLOR", "1")]) else { return };
+    assert!(plain.contains("\x1b[1A") && plain.contains("running"), "{plain:?}");
+    assert!(!plain.contains("\x1b[32m") && !plain.contains("\x1b[36m"), "{plain:?}");
+    // A terminal that cannot move its cursor gets the lines of a pipe.
+    let Some(dumb) = shown(&bench, "c", &[("TERM", "dumb")]) else { return };
+    assert!(dumb.contains("12/12  loss") && !dumb.contains("\x1b["), "{dumb:?}");
+}
