@@ -152,7 +152,8 @@ fn blocks_of_every_type_on_wgpu() {
                         // An embedding is the numbers themselves: one product and one sum.
                         let bound = f64::from(scale) * if i == 2 { 2e-7 } else { rig.least };
                         let off = |(g, w): (&f32, &f32)| (f64::from(*g) - f64::from(*w)).abs();
-                        let bad = got.iter().zip(want).position(|pair| !(off(pair) <= bound));
+                        let near = |pair| off(pair) <= bound;
+                        let bad = got.iter().zip(want).position(|pair| !near(pair));
                         let at = |j: usize| (j, got[j], want[j]);
                         assert!(scale > 0.0 && bad.is_none(), "{name}: result {i}: {:?}", bad.map(at));
                     }

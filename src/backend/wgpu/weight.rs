@@ -115,7 +115,9 @@ impl Wgpu {
 /// What the device got wrong: a number is one product and one sum, each of which it may round once more or not at all.
 fn wrong(block: Block, got: &[f32], want: &[f32]) -> Option<String> {
     let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-    let off = got.iter().zip(want).position(|(g, w)| !((g - w).abs() <= 1e-6 * largest))?;
+    // A NaN is never within a bound.
+    let near = |(g, w): (&f32, &f32)| (g - w).abs() <= 1e-6 * largest;
+    let off = got.iter().zip(want).position(|pair| !near(pair))?;
     Some(format!("unpacks {} wrong: number {off} is {}, not {}", block.name(), got[off], want[off]))
 }
 
