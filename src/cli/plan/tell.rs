@@ -140,9 +140,14 @@ fn rate(pace: &Pace, tokens: f64) -> String {
 
 /// Three figures: nobody knows a speed better.
 fn figures(v: f64) -> String {
-    let places = (2 - v.abs().max(1e-9).log10().floor() as i32).clamp(0, 3);
-    let unit = 10f64.powi((v.abs().max(1e-9).log10().floor() as i32 - 2).max(0));
-    format!("{:.*}", places as usize, (v / unit).round() * unit)
+    let digits = v.abs().max(1e-9).log10().floor() as i32;
+    match digits {
+        ..2 => format!("{v:.*}", (2 - digits).clamp(0, 3) as usize),
+        _ => {
+            let unit = 10f64.powi(digits - 2);
+            format!("{:.0}", (v / unit).round() * unit)
+        }
+    }
 }
 
 fn basis(pace: &Pace) -> String {
