@@ -331,10 +331,9 @@ impl Worker {
             return Err(Failed::Device("an injected error".into()));
         }
         let mut gradient = self.shared.buffers.take(self.layout.len());
-        let before = self.model()?.traffic();
+        let (cap, before) = (fixed::cap(of as usize), self.model()?.traffic());
         let computed = self.model()?.gradient(batch, &mut gradient);
         let traffic = self.model()?.traffic().since(&before);
-        let cap = fixed::cap(of as usize);
         if let (true, Some(value)) = (inject.strikes(What::Nan, batch.step), gradient.first_mut()) {
             *value = f32::NAN;
         }
@@ -344,8 +343,7 @@ impl Worker {
         let computed = computed.map_err(Failed::from).and_then(|sums| {
             // A bad loss is named before what it did to the gradient.
             let scalars = scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
-            self.check(&gradient, cap)?;
-            Ok(scalars)
+            self.check(&gradient, cap).map(|()| scalars)
         });
         match computed.and_then(|scalars| self.throttle(began).map(|()| scalars)) {
             Ok(scalars) => Ok(Finished { gradient, scalars, traffic }),
