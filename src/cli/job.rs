@@ -225,16 +225,7 @@ impl Job {
             Err(e) if complete => Event::Fault(Halt { step, code: e.code(), reason: e.line.clone() }),
             _ => Event::Done(Done { step, complete, path, seconds }),
         });
-        match (outcome, watch.end()) {
-            (Ok(()), ended) => ended,
-            // How the run ended is what a caller must learn; a log that could not be written is a warning beside it.
-            (Err(outcome), ended) => {
-                if let Err(e) = ended {
-                    eprintln!("warning: {}", e.line);
-                }
-                Err(outcome)
-            }
-        }
+        first(outcome, watch.end())
     }
 
     fn steps(
@@ -367,6 +358,14 @@ impl Job {
         }
         facts
     }
+}
+
+/// How the run ended is what a caller must learn; a log that could not be written is a warning beside it.
+fn first(outcome: Result<(), Refusal>, logged: Result<(), Refusal>) -> Result<(), Refusal> {
+    if let (Err(_), Err(e)) = (&outcome, &logged) {
+        eprintln!("warning: {}", e.line);
+    }
+    outcome.and(logged)
 }
 
 /// The end of a run that a signal stopped.

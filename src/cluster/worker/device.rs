@@ -95,8 +95,7 @@ pub(super) struct Buffers(Arc<Mutex<Vec<Vec<f32>>>>);
 
 impl Buffers {
     fn take(&self, len: usize) -> Vec<f32> {
-        let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut buffer = free.unwrap_or_default();
+        let mut buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         buffer.resize(len, 0.0);
         buffer
     }
@@ -274,8 +273,7 @@ impl Worker {
         self.take_parameters(&job.parameters)?;
         match work {
             Work::Train(batch) => {
-                let finished = self.gradient(batch, of, began)?;
-                let micros = micros(began);
+                let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));
                 Ok(Report::Trained { lease, after, finished, parameters, micros })
             }
             // One of an evaluation is of the step that the parameters are of.
