@@ -69,8 +69,8 @@ fn the_command_line() {
         ),
         ("--target-modules lm_head", 78, "lm_head .. q_proj"),
         ("--neftune-noise-alpha 5", 78, "--neftune-noise-alpha .. not built"),
-        ("--load-in-4bit true", 78, "--load-in-4bit .. quantize: nf4"),
-        ("--quantize int3", 78, "--quantize .. int3 .. nf4 and q8_0"),
+        ("--load-in-8bit true", 78, "--load-in-8bit .. quantize: q8_0"),
+        ("--quantize int3", 78, "--quantize .. int3 .. nf4, nf4-double and q8_0"),
         ("--class-weights 1,2", 78, "--class-weights .. --task classify"),
         ("--resume --overwrite -o out", 78, "--resume or --overwrite"),
         ("--resume=nowhere", 1, "nowhere .. nothing to resume"),
@@ -97,7 +97,8 @@ fn names_of_other_trainers() {
         ("--lora-alpha", 2, "--lora-alpha .. needs a value"),
         ("--lr --rank 8", 2, "--lr .. needs a value"),
         ("--bf16 elsewhere", 2, "--bf16 .. \"elsewhere\" is neither true nor false"),
-        ("--load-in-4bit", 78, "--load-in-4bit .. quantize: nf4"),
+        ("--load-in-4bit --quantize nf4", 78, "--load-in-4bit .. leave it out"),
+        ("--bnb-4bit-quant-type fp4", 78, "--bnb-4bit-quant-type .. only nf4"),
         ("--use-dora", 78, "--use-dora .. not built"),
     ] {
         check(&b, command, code, parts);

@@ -163,6 +163,22 @@ fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
     assert!(ours.blocks("model.embed_tokens.weight").unwrap().is_none());
 }
 
+/// bitsandbytes has quantised the magnitudes of layer 1 once more.
+#[test]
+fn magnitudes_are_quantised_once_more_as_by_bitsandbytes() {
+    let theirs = open("nf4", "model");
+    let plain = format::open(&golden("nf4/plain")).unwrap().tensors;
+    let ours = Quantised::new(plain, Recipe::Nf4Double).unwrap();
+    let layer = |name: &&String| name.contains("layers.1.") && name.contains("proj");
+    let names = ours.names();
+    assert_eq!(names.iter().filter(layer).count(), 7);
+    for name in names.iter().filter(layer) {
+        let (got, want) =
+            (ours.blocks(name).unwrap().unwrap(), theirs.tensors.blocks(name).unwrap().unwrap());
+        assert!(got.bytes == want.bytes, "{name}");
+    }
+}
+
 #[test]
 fn what_cannot_be_quantised_is_refused_by_name() {
     let again = Quantised::new(open("nf4", "model").tensors, Recipe::Q8).err().unwrap();
@@ -172,7 +188,7 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     let parity = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity/llama");
     let ragged = Quantised::new(Case::open(&parity).tensors, Recipe::Q8).err().unwrap();
     assert!(ragged.to_string().contains("48 numbers are not whole blocks of 32"), "{ragged}");
-    assert!(Recipe::named("int3").err().unwrap().to_string().contains("nf4 and q8_0"));
+    assert!(Recipe::named("int3").err().unwrap().to_string().contains("nf4, nf4-double and q8_0"));
 }
 
 #[test]

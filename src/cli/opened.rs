@@ -11,6 +11,7 @@ use crate::format::{self, FormatError, ModelFiles};
 use crate::model::config::Config;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use serde_json::Value;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// A base model, opened but not read.
@@ -158,6 +159,22 @@ impl Opened {
     }
 }
 
+/// A file's bytes, hashed on all threads. It is read, not mapped: pages of a file that nobody needs again would count
+/// as memory of this process.
+fn hash_file(hasher: &mut blake3::Hasher, path: &Path) -> std::io::Result<()> {
+    const PART: usize = 16 << 20;
+    let mut file = std::fs::File::open(path)?;
+    let mut part = Vec::with_capacity(PART);
+    loop {
+        part.clear();
+        file.by_ref().take(PART as u64).read_to_end(&mut part)?;
+        if part.is_empty() {
+            return Ok(());
+        }
+        hasher.update_rayon(&part);
+    }
+}
+
 /// blake3 of the weights' files and config.json: what a resumed run must have in common with the first.
 pub fn hash(model: &Path) -> Result<String, Refusal> {
     let mut files = match model.is_dir() {
@@ -172,8 +189,7 @@ pub fn hash(model: &Path) -> Result<String, Refusal> {
     files.sort();
     let mut hasher = blake3::Hasher::new();
     for path in files {
-        let file = std::fs::File::open(&path).map_err(refusal::at(&path))?;
-        hasher.update_reader(file).map_err(refusal::at(&path))?;
+        hash_file(&mut hasher, &path).map_err(refusal::at(&path))?;
     }
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }

@@ -62,6 +62,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     job.train((settings, &options), &place, claim, &mut team)
 }
 
+/// Tokens of the first row that the adapter on disk is compared by.
+const COMPARED: usize = 32;
+
 /// One model in this process.
 struct Alone {
     model: OwnThread<'static>,
@@ -84,9 +87,9 @@ impl Team for Alone {
         vec![(String::new(), self.hardware.clone())]
     }
 
-    /// By what both say of the first row.
+    /// By what both say of the beginning of the first row.
     fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
-        let batch = train::microbatch(&job.prepared.train.samples, &[0], 0);
+        let batch = train::microbatch(&job.prepared.train.samples, &[0], 0).beginning(COMPARED);
         let mut logits = |flat: &[f32]| -> Result<Vec<f32>, Refusal> {
             self.model.set_parameters(flat)?;
             match self.model.forward(&batch, None, Want::Logits)? {

@@ -60,7 +60,9 @@ pub enum LoraError {
         name: String,
     },
     /// A tensor that has no place in this configuration.
-    #[error("the adapter's tensor {name} has no place in this model with these target modules")]
+    #[error(
+        "the adapter's tensor {name} has no place in this model: it was trained on another base or with other target modules; name its base with --model"
+    )]
     Extra {
         /// PEFT name.
         name: String,

@@ -3,9 +3,10 @@
 
 use super::lora::MODULES;
 use super::weights::ModelError;
-use crate::numeric::block::{Block, Blocks, Encoding, quantise};
+use crate::numeric::block::{Block, Blocks, Encoding, nest, quantise};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
+use rayon::prelude::*;
 use std::borrow::Cow;
 
 /// What becomes of a base's weights.
@@ -13,6 +14,8 @@ use std::borrow::Cow;
 pub enum Recipe {
     /// Projections to bitsandbytes' NF4 in blocks of 64; embedding and head stay as they are.
     Nf4,
+    /// The same with magnitudes that are quantised once more, as bitsandbytes' `bnb_4bit_use_double_quant` asks.
+    Nf4Double,
     /// All matrices to ggml's Q8_0.
     Q8,
 }
@@ -21,7 +24,7 @@ pub enum Recipe {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantiseError {
     /// Nothing of that name.
-    #[error("{0:?} is no way to quantise: there are nf4 and q8_0")]
+    #[error("{0:?} is no way to quantise: there are nf4, nf4-double and q8_0")]
     Unknown(String),
     /// Once is enough.
     #[error("the model's weights are quantised already ({tensor} is {encoding}): leave --quantize out")]
@@ -54,6 +57,7 @@ impl Recipe {
     pub fn named(name: &str) -> Result<Self, QuantiseError> {
         match name.to_lowercase().as_str() {
             "nf4" => Ok(Recipe::Nf4),
+            "nf4-double" => Ok(Recipe::Nf4Double),
             "q8_0" => Ok(Recipe::Q8),
             _ => Err(QuantiseError::Unknown(name.to_owned())),
         }
@@ -63,6 +67,7 @@ impl Recipe {
     pub fn name(self) -> &'static str {
         match self {
             Recipe::Nf4 => "nf4",
+            Recipe::Nf4Double => "nf4-double",
             Recipe::Q8 => "q8_0",
         }
     }
@@ -70,7 +75,7 @@ impl Recipe {
     /// The type of block.
     pub fn block(self) -> Block {
         match self {
-            Recipe::Nf4 => Block::NF4,
+            Recipe::Nf4 | Recipe::Nf4Double => Block::NF4,
             Recipe::Q8 => Block::Q8_0,
         }
     }
@@ -125,11 +130,14 @@ impl Tensors for Quantised {
         let Some(tensor) = self.base.tensor(name)? else { return Ok(None) };
         let &[rows, cols] = &tensor.shape[..] else { return Ok(None) };
         let numbers = tensor.dtype.widen(&tensor.bytes);
-        if let Some(index) = numbers.iter().position(|x| !x.is_finite()) {
+        if let Some(index) = numbers.par_iter().position_first(|x| !x.is_finite()) {
             return Err(ModelError::NonFinite { name: name.to_owned(), index }.to_string());
         }
-        let bytes = quantise(self.recipe.block(), &numbers).map(Into::into);
-        Ok(bytes.and_then(|bytes| Blocks::new((rows, cols), self.recipe.block(), bytes)))
+        let mut bytes = quantise(self.recipe.block(), &numbers);
+        if let (Recipe::Nf4Double, Some(blocks)) = (self.recipe, &mut bytes) {
+            nest(blocks);
+        }
+        Ok(bytes.map(Into::into).and_then(|bytes| Blocks::new((rows, cols), self.recipe.block(), bytes)))
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {

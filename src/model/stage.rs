@@ -34,6 +34,21 @@ pub struct Microbatch {
     pub targets: Targets,
 }
 
+impl Microbatch {
+    /// The first tokens of the first row, at most so many.
+    pub fn beginning(mut self, most: usize) -> Self {
+        let end = self.bounds.get(1).map_or(0, |&end| end as usize).min(most);
+        self.rows.truncate(1);
+        self.ids.truncate(end);
+        self.bounds = vec![0, end as u32];
+        match &mut self.targets {
+            Targets::Tokens(all) => all.truncate(end),
+            Targets::Labels(all) => all.truncate(1),
+        }
+        self
+    }
+}
+
 /// How much of a forward pass is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {

@@ -46,7 +46,7 @@ pub enum ModelError {
     },
     /// A value that is NaN or infinite.
     #[error(
-        "tensor {name} holds a value that is not finite at element {index}: the model's files are damaged"
+        "tensor {name} holds a value that is not finite at element {index}: the model's files are damaged; download them again"
     )]
     NonFinite {
         /// Its Hugging Face name.
@@ -182,10 +182,12 @@ fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
 /// The same of a matrix in blocks, whose scales can make any of their numbers so.
 fn first_not_finite_in(blocks: &Blocks) -> Option<usize> {
     let bad = |r: usize| {
+        if blocks.block.finite(blocks.row(r)) {
+            return None;
+        }
         let mut row = vec![0.0; blocks.cols];
         blocks.block.widen(&mut row, blocks.row(r));
-        let finite = row.iter().fold(true, |all, x| all & x.is_finite());
-        if finite { None } else { row.iter().position(|x| !x.is_finite()) }
+        row.iter().position(|x| !x.is_finite())
     };
     let rows = (0..blocks.rows).into_par_iter();
     rows.find_map_first(|r| bad(r).map(|at| r * blocks.cols + at))

@@ -1,5 +1,7 @@
 //! How bytes encode numbers.
 
+use std::borrow::Cow;
+
 /// An element type, little endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
@@ -32,6 +34,14 @@ impl Dtype {
             Dtype::Bf16 => {
                 bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
             }
+        }
+    }
+
+    /// As [`Dtype::narrow`], but without a copy where the numbers lie in memory as their bytes lie in files.
+    pub fn bytes_of(self, values: &[f32]) -> Cow<'_, [u8]> {
+        match self {
+            Dtype::F32 if cfg!(target_endian = "little") => Cow::Borrowed(bytemuck::cast_slice(values)),
+            _ => Cow::Owned(self.narrow(values)),
         }
     }
 

@@ -29,7 +29,6 @@ pub struct Means {
 /// The state after a step that is being made.
 #[derive(Debug)]
 pub struct Next {
-    gradient: Vec<f32>,
     /// The next parameters, once [`Next::update`] has made them.
     pub parameters: Vec<f32>,
     optimizer: AdamW,
@@ -40,17 +39,17 @@ impl Next {
     pub fn new(state: &State) -> Self {
         let len = state.parameters.len();
         let optimizer = AdamW::new(*state.optimizer.options(), len);
-        Next { gradient: vec![0.0; len], parameters: vec![0.0; len], optimizer }
+        Next { parameters: vec![0.0; len], optimizer }
     }
 
-    /// First pass: the one division, and the norm of what it gives.
-    pub fn mean(&mut self, sums: &Sums) -> Means {
-        assert_eq!(sums.cells().iter().map(Vec::len).sum::<usize>(), self.gradient.len(), "one layout");
-        let cells = self.gradient.par_chunks_mut(CELL).enumerate();
-        let squares = cells.map(|(index, out)| {
-            let blocks = out.chunks_mut(BLOCK).enumerate().map(|(block, out)| {
-                sums.mean_of(index, block * BLOCK, out);
-                optim::squares(out)
+    /// First pass: the one division, and the norm of what it gives. The mean itself is made again where it is used.
+    pub fn mean(&self, sums: &Sums) -> Means {
+        let squares = sums.cells().par_iter().enumerate().map(|(index, cell)| {
+            let mut mean = [0.0; BLOCK];
+            let blocks = (0..cell.len()).step_by(BLOCK).map(|from| {
+                let mean = &mut mean[..BLOCK.min(cell.len() - from)];
+                sums.mean_of(index, from, mean);
+                optim::squares(mean)
             });
             blocks.collect::<Vec<f64>>()
         });
@@ -64,17 +63,19 @@ impl Next {
     /// nothing from the stretch that it lies in on.
     pub fn update(
         &mut self,
-        state: &State,
+        (state, sums): (&State, &Sums),
         grad_norm: f64,
         rate: f64,
         made: Made,
     ) -> Result<(), (usize, f32)> {
+        assert_eq!(sums.cells().iter().map(Vec::len).sum::<usize>(), self.parameters.len(), "one layout");
         let clip = optim::coefficient(grad_norm, state.optimizer.options().max_grad_norm);
         self.optimizer.step = state.optimizer.step + 1;
         let scalars = state.optimizer.scalars(self.optimizer.step, rate);
         for from in (0..self.parameters.len()).step_by(STRETCH) {
             let stretch = from..(from + STRETCH).min(self.parameters.len());
-            self.stretch(state, &scalars, clip, stretch.clone()).map_err(|(at, value)| (from + at, value))?;
+            self.stretch((state, sums), &scalars, clip, stretch.clone())
+                .map_err(|(at, value)| (from + at, value))?;
             made(from, &self.parameters[stretch]);
         }
         Ok(())
@@ -82,7 +83,7 @@ impl Next {
 
     fn stretch(
         &mut self,
-        state: &State,
+        (state, sums): (&State, &Sums),
         scalars: &optim::Scalars,
         clip: Option<f32>,
         range: Range<usize>,
@@ -95,9 +96,11 @@ impl Next {
         let old = old_m.par_chunks(BLOCK).zip(old_v.par_chunks(BLOCK));
         let (p, old_p) = (&mut self.parameters[range.clone()], &state.parameters[range.clone()]);
         let values = p.par_chunks_mut(BLOCK).zip(old_p.par_chunks(BLOCK));
-        let gradient = self.gradient[range].par_chunks_mut(BLOCK);
-        let blocks = values.zip(gradient).zip(moments.zip(old)).enumerate();
-        let bad = blocks.filter_map(|(index, (((p, old_p), g), ((m, v), (old_m, old_v))))| {
+        let blocks = values.zip(moments.zip(old)).enumerate();
+        let bad = blocks.filter_map(|(index, ((p, old_p), ((m, v), (old_m, old_v))))| {
+            let (at, mut mean) = (range.start + index * BLOCK, [0.0; BLOCK]);
+            let g = &mut mean[..p.len()];
+            sums.mean_of(at / CELL, at % CELL, g);
             p.copy_from_slice(old_p);
             m.copy_from_slice(old_m);
             v.copy_from_slice(old_v);
@@ -171,7 +174,7 @@ mod tests {
                 assert_eq!(at, made.len(), "in order");
                 made.extend_from_slice(stretch);
             };
-            next.update(&fast, means.grad_norm, 1e-3, &mut see).unwrap();
+            next.update((&fast, &sums), means.grad_norm, 1e-3, &mut see).unwrap();
             assert!(made == next.parameters, "all of them are shown");
             next.commit(&mut fast);
             assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
@@ -191,7 +194,8 @@ mod tests {
         let mut sums = Sums::new(3 * BLOCK);
         sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
         let means = next.mean(&sums);
-        let update = next.update(&state, means.grad_norm, 1e-3, &mut |_, _| panic!("nothing is shown"));
+        let update =
+            next.update((&state, &sums), means.grad_norm, 1e-3, &mut |_, _| panic!("nothing is shown"));
         assert_eq!(update, Err((BLOCK + 7, f32::INFINITY)));
         assert_eq!(bits(&state), bits(&before));
     }

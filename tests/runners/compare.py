@@ -5,6 +5,7 @@ same-tensors OURS THEIRS             adapters: the same tensors, bit for bit, an
 same-model OURS THEIRS               models: the same tensors, bit for bit, and the same metadata where both speak
 readable OURS BASE                   a merged file in the base's own kinds: names, kinds and shapes are the base's
 logits BASE PEFT MERGED              PEFT on the base against transformers on the merged model
+                                     (a BASE that is a .gguf is dequantised by transformers and the gguf package)
 tokens BASE RUN GGUF [LORA]          llama.cpp's greedy tokens against `finetune generate`
 close BASE RUN MERGED GGUF [LORA]    the same up to where MERGED's two best logits are within 0.2
 """
@@ -79,14 +80,16 @@ def logits(base, adapter, merged):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(merged)
-    load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    def load(path):
+        where, file = (os.path.dirname(path), os.path.basename(path)) if path.endswith(".gguf") else (path, None)
+        return AutoModelForCausalLM.from_pretrained(where, gguf_file=file, dtype=torch.float32).eval()
     one, two, worst = PeftModel.from_pretrained(load(base), adapter).eval(), load(merged), 0.0
     with torch.no_grad():
         for prompt in PROMPTS:
             ids = ids_of(tokenizer, prompt)
             worst = max(worst, (one(ids).logits - two(ids).logits).abs().max().item())
     assert worst < 1e-2, worst
-    print(f"PEFT on the base, transformers on the merged model: logits within {worst:.1e}")
+    print(f"PEFT on {os.path.basename(base)}, transformers on the merged model: logits within {worst:.1e}")
 
 
 def ours(base, run):

@@ -46,7 +46,8 @@ const SWITCHES: &[&str] = &[
     "gradient_checkpointing",
     "bf16",
     "fp16",
-    "load_in_4bit",
+    FOUR_BITS,
+    DOUBLE,
     "load_in_8bit",
     "use_dora",
     "group_by_length",
@@ -54,6 +55,10 @@ const SWITCHES: &[&str] = &[
 
 /// Computed: a fraction becomes a percentage of `warmup_steps`.
 pub const WARMUP_RATIO: &str = "warmup_ratio";
+
+/// Computed: what transformers calls `quantize: nf4`, and with the second one `nf4-double`.
+const FOUR_BITS: &str = "load_in_4bit";
+const DOUBLE: &str = "bnb_4bit_use_double_quant";
 
 /// What a value of a foreign key means here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +85,10 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
     ("report_to", &["none", "[]", ""], Explained("metrics.jsonl is always written"), Explained("nothing is sent anywhere; metrics.jsonl is written")),
     ("adapter", &["lora"], Explained("LoRA is what is trained"), NotBuilt("LoRA is the only kind of adapter")),
-    ("load_in_4bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("this is `quantize: nf4` here: say that instead")),
+    (FOUR_BITS, &["false", "no"], Explained("weights stay as they are"), NotBuilt("beside quantize it says the same twice: leave it out")),
+    (DOUBLE, &["false", "no"], Explained("magnitudes stay f32"), NotBuilt("it belongs to load_in_4bit; here that is `quantize: nf4-double`")),
+    ("bnb_4bit_quant_type", &["nf4"], Explained("NF4 is what 4 bits are"), NotBuilt("only nf4 is built")),
+    ("bnb_4bit_compute_dtype", &[], Explained("--dtype says what products are computed in"), NotBuilt("")),
     ("load_in_8bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("this is `quantize: q8_0` here: say that instead")),
     ("neftune_noise_alpha", &["0", "null"], Explained("no noise"), NotBuilt("noise on embeddings is not built; leave it out")),
     ("use_dora", &["false", "no"], Explained("plain LoRA"), NotBuilt("DoRA is not built; leave it out for plain LoRA")),
@@ -129,6 +137,25 @@ pub(super) fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<
             notes.push(format!("{} ({}): warmup_steps counts instead", dropped.key, dropped.source));
         }
     }
+    layer
+}
+
+/// load_in_4bit, and what belongs to it, where it is asked for.
+pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let asked = |key: &str| {
+        let is =
+            |t: &Typed| t.key == key && matches!(t.values.concat().to_lowercase().as_str(), "true" | "yes");
+        layer.iter().position(is)
+    };
+    let (Some(four), false) = (asked(FOUR_BITS), layer.iter().any(|t| t.key == "quantize")) else {
+        return layer;
+    };
+    let double = asked(DOUBLE);
+    let name = if double.is_some() { "nf4-double" } else { "nf4" };
+    notes.push(format!("{FOUR_BITS} ({}): quantize {name}", layer[four].source));
+    layer[four] =
+        Typed { key: "quantize".into(), values: vec![name.into()], source: layer[four].source.clone() };
+    double.into_iter().for_each(|at| drop(layer.remove(at)));
     layer
 }
 

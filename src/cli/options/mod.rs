@@ -215,7 +215,7 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
-    for mut t in alias::one_warmup(layer, notes) {
+    for mut t in alias::four_bits(alias::one_warmup(layer, notes), notes) {
         if options.iter().any(|o| o.key() == t.key) {
             // A verb may have an option of its own by a name that means something else in a file.
             out.push(t);
@@ -328,12 +328,18 @@ mod tests {
         check("warmup_ratio: 0.1\nwarmup_steps: 7", "warmup-steps", "7");
         check("optim: adamw_torch_xla\noptimizer: paged_adamw", "rank", "16");
         check("bf16: true\nload_in_4bit: false\noptim: adamw_torch", "rank", "16");
+        check("load_in_4bit: true\nbnb_4bit_quant_type: nf4", "quantize", "nf4");
+        check("load_in_4bit: true\nbnb_4bit_use_double_quant: true", "quantize", "nf4-double");
+        check("load_in_4bit: false\nbnb_4bit_use_double_quant: false", "quantize", "");
+        check("quantize: q8_0\nload_in_4bit: false", "quantize", "q8_0");
         check("lora_target: q_proj, v_proj", "target-modules", "q_proj|v_proj");
         check("target_modules: [q_proj, v_proj]", "target-modules", "q_proj|v_proj");
     }
 
     #[test]
     fn mistakes() {
+        let twice = "c.yaml:2: load_in_4bit: beside quantize it says the same twice: leave it out";
+        check("quantize: q8_0\nload_in_4bit: true", "quantize", twice);
         check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");
         check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
         check(

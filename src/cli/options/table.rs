@@ -98,7 +98,7 @@ use Takes::{Commas, Many, One, Optional, Switch};
 pub const TABLE: &[Opt] = &[
     opt(Model, "model", One("MODEL"), "demo", "Hugging Face directory, .gguf file or Hub id (owner/name[@revision]); also the first argument"),
     opt(Model, "chat-template", One("FILE|chatml"), "", "Jinja chat template to use instead of the model's own"),
-    opt(Model, "quantize", One("none|nf4|q8_0"), "", "put the weights of an unquantised base into blocks while it is loaded"),
+    opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "put the weights of an unquantised base into blocks while it is loaded"),
     opt(Model, "base-id", One("ID"), "", "what the adapter's config names as its base (default: the Hub id, where one is known)"),
 
     opt(Data, "task", One("sft|classify"), "sft", "what is learnt: the supervised tokens of rows, or their label"),

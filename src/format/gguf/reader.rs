@@ -295,7 +295,10 @@ fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Resu
     let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     let row = shape.last().copied().unwrap_or(1);
     if !row.is_multiple_of(kind.elements() as u64) {
-        return Err(bad(format!("rows of {row} are not whole blocks of {}", kind.name())));
+        return Err(bad(format!(
+            "rows of {row} are not whole blocks of {}: the file is damaged; download it again",
+            kind.name()
+        )));
     }
     let bytes = elements.and_then(|n| (n / kind.elements() as u64).checked_mul(kind.bytes() as u64));
     if offset % alignment != 0 {

@@ -117,11 +117,10 @@ pub fn write(
             let what = format!("{} values for shape [{}, {}]", t.values.len(), t.rows, t.cols);
             return Err(FormatError::tensor(&path, t.name, what));
         }
-        let bytes: Vec<u8> = t.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let bytes = Dtype::F32.bytes_of(t.values);
         data.push((Spec { name: t.name.into(), dtype: Dtype::F32, shape: vec![t.rows, t.cols] }, bytes));
     }
-    let data: Vec<(Spec, &[u8])> =
-        data.iter().map(|(spec, bytes)| (spec.clone(), bytes.as_slice())).collect();
+    let data: Vec<(Spec, &[u8])> = data.iter().map(|(spec, bytes)| (spec.clone(), &**bytes)).collect();
     safetensors::write(&path, &data)?;
     for (name, bytes) in &extras.files {
         atomic::write_file(&dir.join(name), bytes)?;

@@ -7,11 +7,13 @@
 //! `tests/golden/nf4` hold random blocks of every type).
 
 mod kquant;
+mod nested;
 mod nf4;
 mod plain;
 mod quantise;
 mod quantise_k;
 
+pub use nested::nest;
 pub use nf4::LEVELS as NF4_LEVELS;
 pub use quantise::quantise;
 
@@ -219,6 +221,27 @@ impl Block {
     }
 }
 
+impl Block {
+    /// Whether all numbers of whole blocks are finite: they are where their scales are, because the largest half times
+    /// the largest code is far from the end of f32, and levels are at most 1.
+    pub fn finite(self, blocks: &[u8]) -> bool {
+        struct Finite<'a>(&'a [u8]);
+        impl Visitor for Finite<'_> {
+            type Result = bool;
+            fn visit<P: Packed>(self) -> bool {
+                self.0.chunks_exact(P::BYTES).all(|block| {
+                    (0..P::ELEMENTS / RUN).fold(true, |all, run| {
+                        let finite = |(by, plus): Scale| by.is_finite() & plus.is_finite();
+                        let [first, second] = P::scales(block, run, widen_half);
+                        all & finite(first) & finite(second)
+                    })
+                })
+            }
+        }
+        self.visit(Finite(blocks))
+    }
+}
+
 /// How the numbers of a tensor are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Encoding {
@@ -328,6 +351,24 @@ mod tests {
             assert_eq!(Block::named(&block.name().to_lowercase()), Some(block));
         }
         assert_eq!(Block::named("IQ4_NL"), None);
+    }
+
+    #[test]
+    fn blocks_are_finite_where_every_number_is() {
+        for &block in Block::ALL {
+            for seed in 0..2000usize {
+                let byte = |i: usize| (seed * 7919 + i * 104_729 + (seed * i) % 251) >> 3;
+                let mut bytes: Vec<u8> = (0..block.bytes()).map(|i| byte(i) as u8 & 0x7b).collect();
+                // Infinities and NaN where scales are, in some of them.
+                let size = bytes.len();
+                let at = [0, 1, 2, 3, size - 4, size - 3, size - 2, size - 1][seed % 8];
+                bytes[at] = [0x7c, 0xff, 0x7f, 0x80, 0x00][seed / 8 % 5];
+                let mut numbers = vec![0.0; block.elements()];
+                block.widen(&mut numbers, &bytes);
+                let want = numbers.iter().all(|x| x.is_finite());
+                assert_eq!(block.finite(&bytes), want, "{block:?} {seed}");
+            }
+        }
     }
 
     #[test]

@@ -87,8 +87,8 @@ impl Saving<'_> {
 
 fn moments(path: &Path, state: &State) -> Result<(), FormatError> {
     let optimizer = &state.optimizer;
-    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    let (first, second) = (bytes(&optimizer.exp_avg), bytes(&optimizer.exp_avg_sq));
+    let (first, second) =
+        (Dtype::F32.bytes_of(&optimizer.exp_avg), Dtype::F32.bytes_of(&optimizer.exp_avg_sq));
     let spec =
         |name: &str| Spec { name: name.into(), dtype: Dtype::F32, shape: vec![state.parameters.len()] };
     safetensors::write(path, &[(spec("exp_avg"), &first), (spec("exp_avg_sq"), &second)])
