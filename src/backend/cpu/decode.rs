@@ -9,7 +9,7 @@ use super::avx512::COLS;
 use super::blocks::Rounded;
 use super::few::{PANELS, Sums};
 use super::unpack::{Rows, widen_half};
-use crate::numeric::block::{Lie, Packed, RUN, Scales, Visitor};
+use crate::numeric::block::{Bits, Lie, Packed, RUN, Scales, Split, Visitor};
 use std::arch::x86_64::*;
 
 /// The chains over x of at most four times 32 rows, see [`super::few::Chains`].
@@ -149,18 +149,31 @@ unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usiz
                 wide[..4].copy_from_slice(&turned(blocks, at + 32 * run));
                 wide[4..].copy_from_slice(&turned(blocks, at + 32 * run + 16));
             }
-            Lie::Apart => {
-                let mut bytes = [[0i8; RUN]; 16];
-                for (bytes, &block) in bytes.iter_mut().zip(blocks) {
-                    P::codes(bytes, std::slice::from_raw_parts(block, P::BYTES), run);
+            Lie::Split => {
+                let split = P::split(run);
+                for half in [0, 1] {
+                    let low = turned(blocks, split.low.at + 16 * half);
+                    let high = turned(blocks, split.high.at + 16 * half);
+                    for (wide, (low, high)) in wide[4 * half..].iter_mut().zip(low.into_iter().zip(high)) {
+                        *wide = together(&split, low, high);
+                    }
                 }
-                let rows = std::array::from_fn(|i| bytes[i].as_ptr().cast());
-                wide[..4].copy_from_slice(&turned(&rows, 0));
-                wide[4..].copy_from_slice(&turned(&rows, 16));
             }
         }
     }
     wide
+}
+
+/// Four codes in each lane, of bytes of either part.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn together(split: &Split, low: __m512i, high: __m512i) -> __m512i {
+    let bits = |x, bits: Bits| {
+        let down = _mm512_srl_epi32(x, _mm_cvtsi32_si128(bits.down as i32));
+        _mm512_and_si512(down, _mm512_set1_epi8(bits.mask as i8))
+    };
+    let up = _mm512_sll_epi32(bits(high, split.high), _mm_cvtsi32_si128(split.up as i32));
+    _mm512_sub_epi8(_mm512_or_si512(bits(low, split.low), up), _mm512_set1_epi8(split.less))
 }
 
 /// Sixteen bytes of sixteen rows, from byte `at` on: lane i of vector j has bytes 4 j .. 4 j + 4 of row i.
@@ -206,8 +219,16 @@ unsafe fn scales<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usi
         if P::SCALES == Scales::SixBits {
             return six_bits(turned(blocks, 0), run);
         }
-        let words = _mm512_i32gather_epi32::<1>(offsets, blocks[0].cast());
+        let words = |at| _mm512_i32gather_epi32::<1>(offsets, blocks[0].add(at).cast());
         let half = |words| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
+        if let Scales::Signed { at } = P::SCALES {
+            let (two, none) = (words(at + 2 * run), _mm512_setzero_ps());
+            let d = half(_mm512_srli_epi32::<16>(words(at + P::ELEMENTS / 16 - 2)));
+            let times_d = |top| _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)));
+            let [first, second] = [_mm512_slli_epi32::<24>(two), _mm512_slli_epi32::<16>(two)];
+            return [(times_d(first), none), (times_d(second), none)];
+        }
+        let words = words(0);
         match P::SCALES {
             Scales::Float => [(_mm512_castsi512_ps(words), _mm512_setzero_ps()); 2],
             Scales::Half => [(half(words), _mm512_setzero_ps()); 2],
@@ -261,7 +282,7 @@ unsafe fn chain<P: Packed, B: Become>(
         _mm512_permutex2var_ps(levels, code, upper)
     };
     match P::LIE {
-        Lie::Apart | Lie::Bytes { .. } => {
+        Lie::Split | Lie::Bytes { .. } => {
             for (j, &codes) in codes.iter().enumerate() {
                 for b in 0..4 {
                     let up = _mm512_sll_epi32(codes, _mm_cvtsi32_si128(24 - 8 * b));

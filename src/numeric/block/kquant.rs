@@ -1,7 +1,7 @@
 //! The K types: super-blocks of 256 with small integer scales of their own (ggml's `ggml-quants.c`).
 //! The order of operations is the contract, as in [`super`].
 
-use super::{Lie, NOTHING, Packed, RUN, Scale, Scales, bits};
+use super::{Bits, Lie, NOTHING, Packed, RUN, Scale, Scales, Split, bits};
 
 /// 16 scales (low nibble) and minima (high nibble), 64 bytes of 2-bit numbers, d, dmin:
 /// y = (d s) q - (dmin m), in runs of 16.
@@ -11,6 +11,13 @@ impl Packed for Q2K {
     const NAME: &'static str = "Q2_K";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 84;
+
+    #[inline(always)]
+    fn split(run: usize) -> Split {
+        let low = Bits { at: 16 + run / 4 * 32, down: 2 * (run % 4), mask: 3 };
+        let high = Bits { at: 16, down: 0, mask: 0 };
+        Split { low, high, up: 0, less: 0 }
+    }
 
     #[inline(always)]
     fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
@@ -35,6 +42,13 @@ impl Packed for Q3K {
     const NAME: &'static str = "Q3_K";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 110;
+
+    #[inline(always)]
+    fn split(run: usize) -> Split {
+        let low = Bits { at: 32 + run / 4 * 32, down: 2 * (run % 4), mask: 3 };
+        let high = Bits { at: 0, down: run, mask: 1 };
+        Split { low, high, up: 2, less: 4 }
+    }
 
     #[inline(always)]
     fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
@@ -108,6 +122,13 @@ impl Packed for Q5K {
     const SCALES: Scales = Scales::SixBits;
 
     #[inline(always)]
+    fn split(run: usize) -> Split {
+        let low = Bits { at: 48 + run / 2 * 32, down: 4 * (run % 2), mask: 15 };
+        let high = Bits { at: 16, down: run, mask: 1 };
+        Split { low, high, up: 4, less: 0 }
+    }
+
+    #[inline(always)]
     fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {
         let shift = 4 * (run % 2);
         for (c, (&q, &h)) in codes.iter_mut().zip(b[48 + run / 2 * 32..][..32].iter().zip(&b[16..48])) {
@@ -129,6 +150,14 @@ impl Packed for Q6K {
     const NAME: &'static str = "Q6_K";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 210;
+    const SCALES: Scales = Scales::Signed { at: 192 };
+
+    #[inline(always)]
+    fn split(run: usize) -> Split {
+        let low = Bits { at: run / 4 * 64 + run % 2 * 32, down: run % 4 / 2 * 4, mask: 15 };
+        let high = Bits { at: 128 + run / 4 * 32, down: 2 * (run % 4), mask: 3 };
+        Split { low, high, up: 4, less: 32 }
+    }
 
     #[inline(always)]
     fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {

@@ -7,12 +7,14 @@
 //! `tests/golden/nf4` hold random blocks of every type).
 
 mod kquant;
+mod lie;
 mod nested;
 mod nf4;
 mod plain;
 mod quantise;
 mod quantise_k;
 
+pub use lie::{Bits, Lie, Scales, Split};
 pub use nested::nest;
 pub use nf4::LEVELS as NF4_LEVELS;
 pub use quantise::quantise;
@@ -38,9 +40,13 @@ pub trait Packed {
     /// scale and then two codes in each byte, the first in the upper bits.
     const LEVELS: Option<[f32; 16]> = None;
     /// How codes lie, for those who take them as they lie.
-    const LIE: Lie = Lie::Apart;
+    const LIE: Lie = Lie::Split;
     /// Where the scales of a whole block stand as they are, at its beginning.
     const SCALES: Scales = Scales::Computed;
+    /// Where [`Packed::LIE`] is [`Lie::Split`], how a run's codes are put together.
+    fn split(_run: usize) -> Split {
+        Split::default()
+    }
     /// The codes of numbers `32 run .. 32 run + 32` of a block.
     fn codes(codes: &mut [i8; RUN], block: &[u8], run: usize);
     /// What they are multiplied by and what is added then, the first sixteen and the other ones. `half` widens a
@@ -57,66 +63,6 @@ pub trait Packed {
             let level = Self::LEVELS.map_or(f32::from(code), |levels| levels[code as usize & 15]);
             *out = level * scales[i / 16].0 + scales[i / 16].1;
         }
-    }
-}
-
-/// How codes lie, from byte `at` of a block on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lie {
-    /// [`Packed::codes`] finds them.
-    Apart,
-    /// A byte for each.
-    Bytes {
-        /// First byte.
-        at: usize,
-    },
-    /// Sixteen bytes for a run: its first sixteen numbers in the lower bits, the others in the upper ones.
-    Halves {
-        /// First byte.
-        at: usize,
-        /// What four bits are more than their code.
-        less: i8,
-    },
-    /// The same, and 32 bits above them.
-    Fifths {
-        /// First byte.
-        at: usize,
-        /// First byte of the bits.
-        bits: usize,
-        /// What five bits are more than their code.
-        less: i8,
-    },
-    /// Sixteen bytes for a run: two numbers in each byte, the first in the upper bits.
-    Pairs {
-        /// First byte.
-        at: usize,
-    },
-    /// 32 bytes for two runs: the first in the lower bits.
-    Planes {
-        /// First byte.
-        at: usize,
-    },
-}
-
-/// How the scales of a block lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scales {
-    /// [`Packed::scales`] makes them.
-    Computed,
-    /// An f32.
-    Float,
-    /// A half.
-    Half,
-    /// A half, and another one that is added.
-    Halves,
-    /// Two halves, and in twelve bytes six bits for each run of both: the second product is subtracted.
-    SixBits,
-}
-
-impl Scales {
-    /// Whether anything is added.
-    pub const fn add(self) -> bool {
-        !matches!(self, Scales::Float | Scales::Half)
     }
 }
 
