@@ -10,6 +10,8 @@ use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng;
 use finetune::numeric::tensor::Tensors;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tokenizers::{PreTokenizedString, PreTokenizer, Tokenizer};
 
@@ -31,6 +33,26 @@ fn random_blocks_of_every_kind_have_the_reference_bits() {
         let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&values), bits(&expected), "{name}");
     }
+}
+
+/// A file that somebody runs, beside what `tests/gguf/real_blocks.py` says of it.
+#[test]
+fn real_blocks_have_the_bits_of_the_package() {
+    let Some(path) = std::env::var_os("FINETUNE_REAL_BLOCKS").map(PathBuf::from) else {
+        return eprintln!("skipped: no FINETUNE_REAL_BLOCKS (a .gguf, see tests/gguf/real_blocks.py)");
+    };
+    let (file, mut kinds) = (Gguf::open(&path).unwrap(), BTreeMap::new());
+    let sums = std::fs::read_to_string(path.with_extension("sums")).unwrap();
+    assert_eq!(sums.lines().count(), file.tensors().len());
+    for line in sums.lines() {
+        let [kind, sum, name] = line.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        assert_eq!(file.tensors()[name].kind.name(), kind, "{name}");
+        let bytes = Dtype::F32.narrow(&file.values(name).unwrap());
+        let ours: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(ours, sum, "{name}");
+        *kinds.entry(kind).or_insert(0) += 1;
+    }
+    println!("{}: {kinds:?} have the package's bits", path.display());
 }
 
 /// Every tensor of `a` is in `b` with the same values, and the other way round.
