@@ -85,6 +85,9 @@ struct Sixteen {
     offsets: __m512i,
 }
 
+/// A run's codes of sixteen rows in lanes.
+type Codes = [__m512i; 8];
+
 /// What sixteen rows are multiplied by and what is added then: the first sixteen numbers of a run, and the others.
 type Scaled = [(__m512, __m512); 2];
 
@@ -124,7 +127,7 @@ fn sixteen(rows: &Rows, first: usize) -> Sixteen {
 /// The codes of a run, sixteen rows in lanes: four of eight bits or eight of four bits in each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usize) -> [__m512i; 8] {
+unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usize) -> Codes {
     let mut wide = [_mm512_setzero_si512(); 8];
     // SAFETY: the caller's promise, and the table's: a block has the bytes that its row of the table names.
     unsafe {
@@ -255,71 +258,68 @@ fn six_bits([d, s, m, low]: [__m512i; 4], run: usize) -> Scaled {
     [(scale, minus); 2]
 }
 
+/// What four bits are worth, and five with the upper one set.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn levels<P: Packed>() -> (__m512, __m512) {
+    let less = if let Lie::Halves { less, .. } | Lie::Fifths { less, .. } = P::LIE { less } else { 0 };
+    let levels = P::LEVELS.unwrap_or_else(|| std::array::from_fn(|i| i as f32 - f32::from(less)));
+    // SAFETY: sixteen levels.
+    let levels = unsafe { _mm512_loadu_ps(levels.as_ptr()) };
+    (levels, _mm512_add_ps(levels, _mm512_set1_ps(16.0)))
+}
+
 /// The chain of a run, begun with a sum.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn chain<P: Packed, B: Become>(
-    mut sum: __m512,
+    from: __m512,
     x: &[f32; RUN],
-    codes: &[__m512i; 8],
+    codes: &Codes,
     scales: &Scaled,
 ) -> __m512 {
+    let mut sum = from;
     let mut add = |k: usize, level: __m512| {
         let (by, plus) = scales[k / 16];
         let product = _mm512_mul_ps(level, by);
         let number = if P::SCALES.add() { _mm512_add_ps(product, plus) } else { product };
         sum = _mm512_fmadd_ps(_mm512_set1_ps(x[k]), B::of(number), sum);
     };
-    let less = if let Lie::Halves { less, .. } | Lie::Fifths { less, .. } = P::LIE { less } else { 0 };
-    let levels = P::LEVELS.unwrap_or_else(|| std::array::from_fn(|i| i as f32 - f32::from(less)));
-    // SAFETY: sixteen levels.
-    let levels = unsafe { _mm512_loadu_ps(levels.as_ptr()) };
+    let (levels, upper) = levels::<P>();
     // A lookup heeds the lowest four bits alone, one of 32 levels five.
-    let level = |codes| _mm512_permutexvar_ps(codes, levels);
-    let upper = _mm512_add_ps(levels, _mm512_set1_ps(16.0));
-    let level_of_five = |low, high| {
-        let code = _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(15), low, high);
-        _mm512_permutex2var_ps(levels, code, upper)
+    let level = |codes, down: i32| match P::LIE {
+        Lie::Split | Lie::Bytes { .. } => {
+            let top = _mm512_sll_epi32(codes, _mm_cvtsi32_si128(24 - down));
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+        }
+        _ => _mm512_permutexvar_ps(_mm512_srl_epi32(codes, _mm_cvtsi32_si128(down)), levels),
     };
     match P::LIE {
-        Lie::Split | Lie::Bytes { .. } => {
+        Lie::Split | Lie::Bytes { .. } | Lie::Planes { .. } => {
             for (j, &codes) in codes.iter().enumerate() {
-                for b in 0..4 {
-                    let up = _mm512_sll_epi32(codes, _mm_cvtsi32_si128(24 - 8 * b));
-                    add(4 * j + b as usize, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(up)));
-                }
+                (0..4).for_each(|b| add(4 * j + b, level(codes, 8 * b as i32)));
             }
         }
         Lie::Halves { .. } => {
             for (half, down) in [0, 4].into_iter().enumerate() {
                 for (j, &codes) in codes[..4].iter().enumerate() {
-                    for b in 0..4 {
-                        let down = _mm_cvtsi32_si128(8 * b + down);
-                        add(16 * half + 4 * j + b as usize, level(_mm512_srl_epi32(codes, down)));
-                    }
+                    (0..4).for_each(|b| add(16 * half + 4 * j + b, level(codes, 8 * b as i32 + down)));
                 }
             }
         }
         Lie::Fifths { .. } => {
             for k in 0..RUN {
-                let down = 8 * (k % 4) + k / 16 * 4;
-                let low = _mm512_srl_epi32(codes[k % 16 / 4], _mm_cvtsi32_si128(down as i32));
-                let up = _mm512_rolv_epi32(codes[4], _mm512_set1_epi32((36 - k as i32) % 32));
-                add(k, level_of_five(low, up));
+                let down = _mm_cvtsi32_si128((8 * (k % 4) + k / 16 * 4) as i32);
+                let low = _mm512_srl_epi32(codes[k % 16 / 4], down);
+                let fifth = _mm512_rolv_epi32(codes[4], _mm512_set1_epi32((36 - k as i32) % 32));
+                let code = _mm512_ternarylogic_epi32::<0xca>(_mm512_set1_epi32(15), low, fifth);
+                add(k, _mm512_permutex2var_ps(levels, code, upper));
             }
         }
         Lie::Pairs { .. } => {
             for (j, &codes) in codes[..4].iter().enumerate() {
-                for (i, down) in [4, 0, 12, 8, 20, 16, 28, 24].into_iter().enumerate() {
-                    add(8 * j + i, level(_mm512_srl_epi32(codes, _mm_cvtsi32_si128(down))));
-                }
-            }
-        }
-        Lie::Planes { .. } => {
-            for (j, &codes) in codes.iter().enumerate() {
-                for b in 0..4 {
-                    add(4 * j + b as usize, level(_mm512_srl_epi32(codes, _mm_cvtsi32_si128(8 * b))));
-                }
+                let downs = [4, 0, 12, 8, 20, 16, 28, 24].into_iter().enumerate();
+                downs.for_each(|(i, down)| add(8 * j + i, level(codes, down)));
             }
         }
     }
