@@ -112,7 +112,7 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     let mut norm = 0.0;
     let mean = seconds(repeat, || norm = next.mean(&sums).grad_norm);
     let update = seconds(repeat, || {
-        next.update(&state, norm, 1e-6, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e:?}"));
+        next.update((&state, &sums), norm, 1e-6, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e:?}"));
         next.commit(&mut state);
     });
     let mut bytes = Bytes::new();
