@@ -85,7 +85,7 @@ pub struct Point {
     pub began: f64,
     /// Seconds of sums and parameters under way.
     pub sync: f64,
-    /// What each device did, by its place in [`History::devices`]; of the last [`LANE_STEPS`] steps.
+    /// What each device did, by its place in [`History::devices`]; of the last `LANE_STEPS` steps.
     pub parts: Vec<(usize, Part)>,
 }
 
