@@ -125,6 +125,7 @@ mod tests {
             microbatches: 1,
             tokens,
             busy: 0.25,
+            spans: vec![],
         };
         let shared =
             Shared { devices: vec![part("a\"\\\n", 64), part("b", 36)], bytes_in: 1000, ..Shared::default() };

@@ -224,6 +224,7 @@ mod tests {
             microbatches: 1,
             tokens: *tokens,
             busy: *busy,
+            spans: vec![],
         };
         let shared = Shared { devices: parts.iter().map(part).collect(), ..Shared::default() };
         Event::Step(Step { seconds: 2.0, shared: Some(shared), ..Step::default() })

@@ -141,6 +141,7 @@ mod tests {
             microbatches: 2,
             tokens,
             busy,
+            spans: vec![],
         };
         let step = |devices| Step {
             step: 1,

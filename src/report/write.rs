@@ -97,6 +97,7 @@ mod tests {
             microbatches: 2,
             tokens: 100,
             busy: 0.4,
+            spans: vec![],
         };
         let shared =
             Shared { devices: parts.iter().map(part).collect(), sync_seconds: 0.05, ..Shared::default() };
@@ -222,6 +223,24 @@ mod tests {
         events.extend([change(2, What::Joined, "c"), run(3), step(3, &[("c", "cpu")])]);
         assert_eq!(names(&events), [here("c", false)]);
         assert_eq!(History::of(&events).devices.len(), 1);
+    }
+
+    #[test]
+    fn lanes_have_a_block_for_each_microbatch_and_links_their_speed() {
+        let mut events = run(&[("a", "gpu 0"), ("b", "cpu")]);
+        let Some(Event::Step(last)) = events.last_mut() else { panic!() };
+        last.shared.as_mut().unwrap().devices[0].spans = vec![(0.0, 0.1), (0.1, 0.25), (0.3, 0.4)];
+        let link = Some(crate::train::event::Link { bandwidth: 118e6, round_trip: 2e-4 });
+        let (worker, device) = ("a".to_string(), "gpu 0".to_string());
+        let speed = crate::train::event::Speed { worker, device, link, ..Default::default() };
+        events.push(Event::Speed(speed));
+        let history = History::of(&events);
+        let lanes = page::lanes(&history);
+        let compute = |lane: usize| lanes.lanes[lane].blocks.iter().filter(|b| b.kind == "compute").count();
+        assert_eq!((compute(0), compute(1)), (2 + 3, 3), "a block a step, and three of the last");
+        assert!(lanes.lanes[0].blocks.windows(2).all(|w| w[0].to <= w[1].from), "{:?}", lanes.lanes[0]);
+        let links: Vec<String> = page::topology(&history).nodes.into_iter().map(|n| n.link).collect();
+        assert!(links.iter().any(|l| l.ends_with(", 118 MB/s")), "{links:?}");
     }
 
     #[test]

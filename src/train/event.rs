@@ -140,6 +140,9 @@ pub struct Part {
     pub tokens: u64,
     /// Seconds that it computed, what did not count included.
     pub busy: f64,
+    /// When, a pair of seconds for each microbatch, since the step's work was given out; rounded to milliseconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<(f64, f64)>,
 }
 
 /// One evaluation.

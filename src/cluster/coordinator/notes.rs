@@ -198,7 +198,16 @@ impl Accounts {
 
     /// What the step came to.
     pub fn finish(&mut self, tally: Tally, devices: Vec<DeviceReport>) -> Shared {
+        let spans = |place: &Place| {
+            let of = tally
+                .spans
+                .iter()
+                .filter(|(other, _)| other.member == place.member && other.device == place.device);
+            let milli = |at: Duration| at.as_millis() as f64 / 1e3;
+            of.map(|(_, span)| (milli(span.from), milli(span.to))).collect()
+        };
         let part = |now: DeviceReport| {
+            let spans = spans(&now.place);
             let (before, here) = (self.before.get(&now.place), now.id.is_some());
             let part = Part {
                 worker: now.place.member,
@@ -206,13 +215,15 @@ impl Accounts {
                 microbatches: now.microbatches.saturating_sub(before.map_or(0, |b| b.microbatches)),
                 tokens: now.tokens.saturating_sub(before.map_or(0, |b| b.tokens)),
                 busy: now.busy.saturating_sub(before.map_or(Duration::ZERO, |b| b.busy)).as_secs_f64(),
+                spans,
             };
             (here || part.microbatches > 0).then_some(part)
         };
+        let devices = devices.into_iter().filter_map(part).collect();
         let sync = tally.hidden + tally.exposed + self.transfer.unwrap_or_default();
         Shared {
             classes: tally.classes,
-            devices: devices.into_iter().filter_map(part).collect(),
+            devices,
             repeats: tally.repeats,
             cancels: tally.cancels,
             wasted_tokens: tally.wasted_tokens,

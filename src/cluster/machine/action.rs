@@ -109,6 +109,29 @@ pub struct Tally {
     pub exposed: Duration,
     /// From the first request for a sum to the last grant: sums that travelled while others computed.
     pub hidden: Duration,
+    /// When items were computed, by what devices say of how long; the first [`SPANS`] of a round.
+    pub spans: Vec<(Place, Span)>,
+}
+
+/// So many are kept of a round: they are for pictures.
+pub const SPANS: usize = 4096;
+
+/// Computing, since the round began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Its beginning.
+    pub from: Duration,
+    /// Its end.
+    pub to: Duration,
+}
+
+impl Tally {
+    /// Notes that a device computed from `from` to `to`.
+    pub fn computed(&mut self, place: Place, from: Duration, to: Duration) {
+        if self.spans.len() < SPANS {
+            self.spans.push((place, Span { from, to }));
+        }
+    }
 }
 
 /// A bad value, and what a second device found.

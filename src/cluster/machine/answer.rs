@@ -231,6 +231,8 @@ impl Machine {
         let micros = result.micros.map_or(elapsed, |m| m.min(whole));
         device.speed.measure(kind, tokens, micros);
         device.busy += Duration::from_micros(micros);
+        self.note_span(held.device, micros);
+        let Some(device) = self.fleet.device_mut(held.device) else { return };
         if held.alone == Alone::Waiting && result.micros.is_some() {
             device.overhead.add((whole - micros) as f64);
         }
@@ -305,6 +307,14 @@ impl Machine {
         }
     }
 
+    /// For pictures: the device computed for so long, until now.
+    fn note_span(&mut self, device: DeviceId, micros: u64) {
+        let place = self.fleet.place(device);
+        let Some(round) = &mut self.round else { return };
+        let to = self.now.saturating_sub(round.began);
+        round.tally.computed(place, to.saturating_sub(Duration::from_micros(micros)), to);
+    }
+
     /// Adds what was computed of a lease and will not count to the round's waste.
     fn waste(&mut self, held: &Held, micros: u64) {
         let Some(round) = &mut self.round else { return };
@@ -312,6 +322,10 @@ impl Machine {
         let Some(device) = self.fleet.device_mut(held.device) else { return };
         let whole = self.now.saturating_sub(held.sent).as_micros() as u64;
         device.busy += Duration::from_micros(micros.min(whole));
+        let place = self.fleet.place(held.device);
+        let to = self.now.saturating_sub(round.began);
+        round.tally.computed(place, to.saturating_sub(Duration::from_micros(micros.min(whole))), to);
+        let Some(device) = self.fleet.device_mut(held.device) else { return };
         let each = device.speed.known(round.kind);
         if micros > 0 && each.is_none_or(|each| micros as f64 > each * tokens as f64) {
             // So slow at least: else a device that never ends first would be taken for a fast one for ever.

@@ -109,6 +109,11 @@ fn a_round_of_one_member_is_announced_granted_summed_and_over() {
     assert_eq!(out[0], Action::TakeSum { member: MemberId(0), sum: 1 });
     assert_eq!(said(&out, 0), [To::SumTaken { sum: 1 }]);
     assert!(done(&out) && !bed.machine.wants_sum(MemberId(0), 1));
+    let Some(Action::RoundDone(tally)) = out.last() else { panic!("{out:?}") };
+    let spans: Vec<(&str, u128, u128)> =
+        tally.spans.iter().map(|(p, s)| (p.device.as_str(), s.from.as_millis(), s.to.as_millis())).collect();
+    // Each says that it took a millisecond, which is also all the time there was.
+    assert_eq!(spans, [("cpu 0", 0, 1), ("cpu 0", 1, 1)]);
 }
 
 #[test]

@@ -122,7 +122,7 @@ pub fn both(wide: &Svg, narrow: &Svg) -> String {
     format!(r#"<div class="wide">{}</div><div class="narrow">{}</div>"#, wide.inline(), narrow.inline())
 }
 
-/// What devices did in the last steps. Where the coordinator did not note single microbatches, a step is one
+/// What devices did in the last steps, a block for each microbatch. Where single ones were not noted, a step is one
 /// block as long as the device computed in it.
 pub fn lanes(history: &History) -> Lanes {
     let steps = &history.steps[history.steps.len().saturating_sub(LANE_STEPS)..];
@@ -136,8 +136,17 @@ pub fn lanes(history: &History) -> Lanes {
                 "step {}: {} microbatches, {} tokens, {:.2} s of {:.2} s",
                 point.step, part.microbatches, part.tokens, busy, point.seconds
             );
-            let to = point.began + busy;
-            lanes[*place].blocks.push(Block { from: point.began, to, kind: "compute", tip });
+            let mut to = point.began;
+            let whole = [(0.0, busy)];
+            for (from, until) in if part.spans.is_empty() { &whole[..] } else { &part.spans } {
+                // What a device says of its time and when its answer came may overlap by a little.
+                let from = (point.began + from).max(to);
+                let end = (point.began + until).min(point.began + point.seconds);
+                if end > from {
+                    lanes[*place].blocks.push(Block { from, to: end, kind: "compute", tip: tip.clone() });
+                    to = end;
+                }
+            }
             let end = (to + point.sync).min(point.began + point.seconds);
             if end > to {
                 let tip = format!("step {}: {:.3} s of sums and parameters", point.step, point.sync);
