@@ -69,6 +69,9 @@ impl Driver {
     }
 }
 
+/// Most threads of a process: no machine has as many cores, and threads without a core only wait.
+const MOST_THREADS: usize = 512;
+
 /// Most devices of a process.
 const MOST_DEVICES: usize = 64;
 
@@ -92,7 +95,11 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
         "bf16" => Precision::Bf16,
         _ => Precision::Auto,
     };
-    Ok(DeviceOptions { threads: whole(s, "threads", 1)?, memory_limit: memory(s)?, dtype, gpus, backend })
+    let threads = whole(s, "threads", 1)?;
+    if let Some(n) = threads.filter(|n| *n > MOST_THREADS) {
+        return Err(s.refuse("threads", format!("{n} cannot be; at most {MOST_THREADS}")));
+    }
+    Ok(DeviceOptions { threads, memory_limit: memory(s)?, dtype, gpus, backend })
 }
 
 fn backend(s: &Settings) -> Result<Driver, Refusal> {

@@ -212,6 +212,9 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
     };
     let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
+    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
+        return Err(s.refuse("class-weights", "all are 0: nothing would be learnt"));
+    }
     if task == Task::Sft && s.is_given("num-classes") {
         return Err(s.refuse("num-classes", "goes with --task classify"));
     }
@@ -364,6 +367,11 @@ mod tests {
         check("eval-split", "5 %", 2, "percentage");
         check("eval-split", "1.5", 78, "fraction below 1");
         check("quantize", "none", 0, "");
+        check("output", "", 78, "is empty");
+        check("threads", "512", 0, "");
+        check("threads", "513", 78, "at most 512");
+        check("batch-size", "99999999999999999999", 78, "at most 9223372036854775807");
+        check("class-weights", "0", 78, "all are 0");
         check("dashboard", "8080", 0, "");
         check("dashboard", "::1", 0, "");
         check("dashboard", "a/b", 2, "not a host");

@@ -147,6 +147,10 @@ impl Settings {
         match self.get(name) {
             None => Ok(None),
             Some(s) if s.values.len() > 1 => Err(s.refuse(name, "one value was expected")),
+            // `-o "$OUT"` with nothing in OUT means no folder, and must not mean this one.
+            Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Source::Flag => {
+                Err(self.refuse(name, "is empty: give a value, or leave it out"))
+            }
             Some(s) => Ok(s.values.first().map(String::as_str)),
         }
     }
@@ -241,6 +245,11 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
         notes.push(format!("{} ({}): batch_size counts the rows of all processes", only.key, only.source));
         factors.clear();
     }
+    // Two trainers' names for the same number.
+    let same = |key: &str| factors.iter().find(|f| f.key == key);
+    if let (Some(one), Some(other)) = (same("per_device_train_batch_size"), same("micro_batch_size")) {
+        return Err(place(other, &format!("{} ({}) says the same: leave one out", one.key, one.source)));
+    }
     if !factors.is_empty() {
         out.push(batch(factors, notes)?);
     }
@@ -322,6 +331,9 @@ mod tests {
         check("per_device_train_batch_size: 4\ngradient_accumulation_steps: 8", "batch-size", "32");
         check("micro_batch_size: 2\n", "batch-size", "2");
         check("micro_batch_size: 2\nnum_processes: 4", "batch-size", "8");
+        let both =
+            "c.yaml:2: micro_batch_size: per_device_train_batch_size (c.yaml:1) says the same: leave one out";
+        check("per_device_train_batch_size: 2\nmicro_batch_size: 4", "batch-size", both);
         check("num_processes: 4", "batch-size", "8");
         check("num_processes: 4\nbatch_size: 5", "batch-size", "5");
         check("warmup_steps: 0\nwarmup_ratio: 0.1", "warmup-steps", "10%");

@@ -35,8 +35,9 @@ pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
 pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
     match s.parse::<i128>(name, "a whole number")? {
         None => Ok(None),
-        Some(n) if n < least as i128 || n > i64::MAX as i128 => {
-            Err(s.refuse(name, format!("{n} cannot be; at least {least}")))
+        Some(n) if n < least as i128 => Err(s.refuse(name, format!("{n} cannot be; at least {least}"))),
+        Some(n) if n > i64::MAX as i128 => {
+            Err(s.refuse(name, format!("{n} cannot be; at most {}", i64::MAX)))
         }
         Some(n) => Ok(Some(n as usize)),
     }
