@@ -11,11 +11,10 @@ use crate::numeric::dtype::Dtype;
 use half::bf16;
 use std::num::NonZero;
 
-/// Bytes that a frozen matrix of that many numbers takes on any device, rows that are padded left aside: blocks are
-/// widened.
-pub fn matrix_bytes(encoding: Encoding, numbers: usize, bf16: bool) -> usize {
+/// Bytes that a frozen matrix of that many numbers takes on any device of the f32 class: blocks are widened. The bf16
+/// class has two for each number, rows that are padded left aside.
+pub fn matrix_bytes(encoding: Encoding, numbers: usize) -> usize {
     match encoding {
-        _ if bf16 => 2 * numbers,
         Encoding::Plain(dtype) => numbers * dtype.size(),
         Encoding::Blocks(_) => numbers * Dtype::F32.size(),
     }

@@ -86,7 +86,10 @@ pub struct Card {
 impl Card {
     fn load<'a>(&self, whole: &Whole<'a>, dtype: Precision) -> Result<Load<'a>, ModelError> {
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
-        let packing = |encoding, numbers| matrix_bytes(encoding, numbers, dtype == Precision::Bf16);
+        let packing = |encoding, numbers| match dtype {
+            Precision::Bf16 => 2 * numbers,
+            Precision::Auto | Precision::F32 => matrix_bytes(encoding, numbers),
+        };
         Whole { tokens, ..*whole }.load_as(&packing)
     }
 

@@ -22,34 +22,7 @@ impl Warp {
                 }
                 self.set(&args[0], [value.bits; 32], active)
             }
-            Op::Load(_, bytes) | Op::LoadConstant(bytes) => {
-                let (space, constant) = match *op {
-                    Op::Load(space, _) => (space, false),
-                    _ => (Space::Global, true),
-                };
-                let address = self.addresses(&args[1], active, block)?;
-                let parts = if let Arg::Vector(v) = &args[0] { v.len() } else { 1 };
-                let mut out = vec![[0u64; 32]; parts];
-                for lane in (0..32).filter(|l| active >> l & 1 == 1) {
-                    let who = self.who(block, lane);
-                    let (region, at) = pick(memory, space, address[lane as usize])?;
-                    let read = region.read(at, bytes * parts, who);
-                    let read = read.and_then(|read| match constant {
-                        true => region.constant(at, bytes * parts, who).map(|()| read),
-                        false => Ok(read),
-                    });
-                    let read = read.map_err(|e| thread(who, &e))?;
-                    for (i, out) in out.iter_mut().enumerate() {
-                        let mut word = [0; 8];
-                        word[..bytes].copy_from_slice(&read[i * bytes..][..bytes]);
-                        out[lane as usize] = u64::from_le_bytes(word);
-                    }
-                }
-                match &args[0] {
-                    Arg::Vector(v) => v.iter().zip(out).try_for_each(|(r, x)| self.set(r, x, active)),
-                    r => self.set(r, out[0], active),
-                }
-            }
+            Op::Load(..) | Op::LoadConstant(_) => self.load(op, args, active, (block, memory)),
             Op::Store(space, bytes) => {
                 let address = self.addresses(&args[0], active, block)?;
                 let values = match &args[1] {
@@ -68,6 +41,41 @@ impl Warp {
                 Ok(())
             }
             _ => self.copy_async(op, args, active, (block, memory)),
+        }
+    }
+
+    fn load(
+        &mut self,
+        op: &Op,
+        args: &[Arg],
+        active: u32,
+        (block, memory): (&Block, &mut Memories),
+    ) -> Result<(), String> {
+        let (space, bytes, constant) = match *op {
+            Op::Load(space, bytes) => (space, bytes, false),
+            Op::LoadConstant(bytes) => (Space::Global, bytes, true),
+            _ => return Err("a load is expected".into()),
+        };
+        let address = self.addresses(&args[1], active, block)?;
+        let parts = if let Arg::Vector(v) = &args[0] { v.len() } else { 1 };
+        let mut out = vec![[0u64; 32]; parts];
+        for lane in (0..32).filter(|l| active >> l & 1 == 1) {
+            let who = self.who(block, lane);
+            let (region, at) = pick(memory, space, address[lane as usize])?;
+            let mut read = region.read(at, bytes * parts, who);
+            if constant && read.is_ok() {
+                read = region.constant(at, bytes * parts, who).and(read);
+            }
+            let read = read.map_err(|e| thread(who, &e))?;
+            for (i, out) in out.iter_mut().enumerate() {
+                let mut word = [0; 8];
+                word[..bytes].copy_from_slice(&read[i * bytes..][..bytes]);
+                out[lane as usize] = u64::from_le_bytes(word);
+            }
+        }
+        match &args[0] {
+            Arg::Vector(v) => v.iter().zip(out).try_for_each(|(r, x)| self.set(r, x, active)),
+            r => self.set(r, out[0], active),
         }
     }
 
