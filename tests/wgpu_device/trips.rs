@@ -78,13 +78,13 @@ fn what_takes_long_is_cut_and_read_once() {
         // Until the rate is known.
         (0..3).for_each(|_| round(&mut gpu, 1));
         gpu.longest();
-        // 8.6 GFLOP: a second or more on any processor that pretends to be a GPU here.
+        // 8.6 GFLOP: more than one submission on any processor that pretends to be a GPU here.
         let before = gpu.traffic();
         round(&mut gpu, 8);
         let (taken, longest) = (gpu.traffic().since(&before), gpu.longest());
         println!("{}: {taken:?}, {longest:?}", gpu.class());
         assert_eq!(taken.read_backs, 1);
-        assert!(taken.submissions > 2, "{}: {taken:?}", gpu.class());
+        assert!(taken.submissions >= 2, "{}: {taken:?}", gpu.class());
         assert!(longest.work > 0.0 && longest.rate > 0.0, "something was measured");
         let most = tolerance("submission_seconds");
         if longest.seconds > most {
