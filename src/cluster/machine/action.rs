@@ -109,7 +109,7 @@ pub struct Tally {
     pub exposed: Duration,
     /// From the first request for a sum to the last grant: sums that travelled while others computed.
     pub hidden: Duration,
-    /// When items were computed, by what devices say of how long; the first [`SPANS`] of a round.
+    /// When items were computed, by what devices say of how long; the first few thousand of a round.
     pub spans: Vec<(Place, Span)>,
 }
 
