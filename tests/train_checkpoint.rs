@@ -157,7 +157,10 @@ fn a_signal_asks_for_a_checkpoint_and_the_run_goes_on() {
     }));
     let outcome = Setup::new(4, &stop, out.path()).run(&mut model);
     assert!(outcome.end.as_ref().unwrap().complete);
-    assert_eq!(outcome.kinds(), "run0 eval0 step1 step2 checkpoint2 step3 eval3 step4 eval4 checkpoint4");
+    assert_eq!(
+        outcome.kinds(),
+        "run0 eval0 step1 step2 checkpoint2 step3 eval3 step4 eval4 speed4 checkpoint4"
+    );
 }
 
 /// A file system of 64 KiB, gone when dropped.

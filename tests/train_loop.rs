@@ -29,7 +29,7 @@ fn the_order_of_microbatches_does_not_change_a_bit() {
 #[test]
 fn events_come_in_order() {
     let outcome = train(&mut Fake::new(), Rows::new(4), &Stop::new());
-    let want = "run0 eval0 step1 step2 step3 eval3 step4 eval4 checkpoint4";
+    let want = "run0 eval0 step1 step2 step3 eval3 step4 eval4 speed4 checkpoint4";
     assert_eq!(outcome.kinds(), want);
 }
 
@@ -96,7 +96,7 @@ fn stopping_after_the_step_finishes_it() {
     let outcome = train(&mut model, Rows::new(9), &stop);
     let end = outcome.end.unwrap();
     assert_eq!((end.complete, end.state.step, model.forwards), (false, 3, 12));
-    let kinds = "run0 eval0 step1 step2 step3 checkpoint3";
+    let kinds = "run0 eval0 step1 step2 step3 speed3 checkpoint3";
     assert_eq!(
         Outcome { end: Ok(end), events: outcome.events }.kinds(),
         kinds,
@@ -131,7 +131,7 @@ fn stopping_now_does_not_wait_for_a_microbatch() {
         serde_yaml::from_str(include_str!("../contracts/F-FT-004.yaml")).unwrap();
     let allowed = Duration::from_secs_f64(contract["tolerance"]["seconds"].as_f64().unwrap());
     assert!(began.elapsed() < allowed, "{:?}", began.elapsed());
-    assert_eq!(outcome.kinds(), "run0 eval0 step1 step2 checkpoint2");
+    assert_eq!(outcome.kinds(), "run0 eval0 step1 step2 speed2 checkpoint2");
     assert!(!outcome.end.unwrap().complete);
 }
 

@@ -64,7 +64,7 @@ fn bash_understands_its_completions() {
     let asks = "source finetune.bash; COMP_WORDS=(finetune --quantize ''); COMP_CWORD=2; \
                 _finetune finetune '' --quantize; echo \"${COMPREPLY[*]}\"";
     match std::process::Command::new("bash").current_dir(bench.path("")).args(["-c", asks]).output() {
-        Ok(said) => assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "none nf4 q8_0"),
+        Ok(said) => assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "none nf4 nf4-double q8_0"),
         Err(_) => eprintln!("skipped: no bash"),
     }
 }
