@@ -147,23 +147,30 @@ fn a_plan_as_json_has_every_part() {
 #[test]
 fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
     let b = Bench::new();
-    // A shape that no other test has, so that nobody measured it yet.
+    // A cache of its own: nobody measured anything yet.
+    let own = |args: &str| {
+        let out = b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
+        assert!(out.status.success(), "{}", stderr(&out));
+        out
+    };
+    let plan = |args: &str| -> Value {
+        serde_json::from_slice(&own(&format!("plan {args} --json")).stdout).unwrap()
+    };
     let run = "demo --data rows.jsonl --gpus cpu --rank 5 --target-modules q_proj,up_proj --max-steps 6";
-    assert_eq!(plan(&b, run)["devices"][0]["basis"].as_str().filter(|b| *b == "measured"), None);
-    let out = b.run(&format!("{run} -o out"));
-    assert!(out.status.success(), "{}", stderr(&out));
+    assert_eq!(plan(run)["devices"][0]["basis"].as_str().filter(|b| *b == "measured"), None);
+    let out = own(&format!("{run} -o out"));
     for part in ["\nmeasured ", "\nexpected ", ", measured "] {
         assert!(stderr(&out).contains(part), "{part:?} in {}", stderr(&out));
     }
     let (speeds, forecasts) = (events(&b, "out", "speed"), events(&b, "out", "forecast"));
     let microbatches = |e: &Value| e["points"]["n"].as_f64().unwrap() - e["trials"].as_f64().unwrap();
     assert_eq!(microbatches(&speeds[0]), 0.0, "before the first step there are trials alone");
-    let planned = plan(&b, run);
+    let planned = plan(run);
     let last = speeds.last().unwrap();
     assert_eq!(Some(microbatches(last) as u64), planned["steps"]["microbatches"].as_u64(), "{last}");
     assert_eq!((forecasts.len(), forecasts[0]["step"].as_u64()), (1, Some(0)));
     assert_eq!(planned["devices"][0]["basis"], "measured");
-    let other = plan(&b, &run.replace("--rank 5", "--rank 6"));
+    let other = plan(&run.replace("--rank 5", "--rank 6"));
     assert_eq!(other["devices"][0]["basis"], "scaled by FLOPs");
     let html = String::from_utf8(b.read("out/report.html")).unwrap();
     assert!(html.contains(" expected</em>"), "the report shows what was expected");

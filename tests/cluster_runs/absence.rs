@@ -98,7 +98,7 @@ fn a_worker_that_froze_and_goes_on_comes_back() {
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    fleet.faulty("slow", "--threads 1", "slow=40"); // so that the run is not over before
+    fleet.faulty("slow", "--threads 1", "slow=120"); // so that the run is not over before
     fleet.worker("frozen", "--threads 1");
     fleet.wait_for_step(1);
     fleet.signal("frozen", "STOP");
