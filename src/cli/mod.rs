@@ -56,9 +56,12 @@ pub fn main() -> ExitCode {
 }
 
 /// A panic is a bug of ours, never an answer to bad input; still it gets one line and no backtrace. A reader
-/// that closed the pipe (`| head`) is no error.
+/// that closed the pipe (`| head`) is no error; what a device's thread catches is that device's end, not the process's.
 fn one_line_panic(info: &std::panic::PanicHookInfo) {
     let text = info.payload_as_str().unwrap_or("no message").replace('\n', "; ");
+    if crate::numeric::caught::heard(info) {
+        return;
+    }
     if text.starts_with("failed printing to std") {
         std::process::exit(141);
     }

@@ -28,6 +28,8 @@ pub enum What {
     Huge,
     /// The device gives an error; in step 0 it cannot even be opened.
     Error,
+    /// The device's thread panics, as a library may that has no other way to say that a card is gone.
+    Panic,
     /// The device is taken away, as a driver that is reset does; only one that is a device of its own can be.
     Lost,
     /// The parameters are damaged before anything is computed with them.
@@ -36,10 +38,11 @@ pub enum What {
     Die,
 }
 
-const STEPS: [(&str, What); 6] = [
+const STEPS: [(&str, What); 7] = [
     ("nan", What::Nan),
     ("huge", What::Huge),
     ("error", What::Error),
+    ("panic", What::Panic),
     ("lost", What::Lost),
     ("hash", What::Hash),
     ("die", What::Die),
@@ -96,8 +99,8 @@ impl std::str::FromStr for Inject {
                 (_, _, Some(factor)) if (1.0..=1e6).contains(&factor) => faults.slow = Some(factor),
                 _ => {
                     return Err(format!(
-                        "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, lost@STEP, hash@STEP, die@STEP, \
-                         selftest, slow=FACTOR, pretend=wgpu and pretend=cuda"
+                        "{part:?} is no fault: there are nan@STEP, huge@STEP, error@STEP, panic@STEP, lost@STEP, \
+                         hash@STEP, die@STEP, selftest, slow=FACTOR, pretend=wgpu and pretend=cuda"
                     ));
                 }
             }

@@ -1,6 +1,7 @@
 //! Floor 0: numbers. Nothing here knows of tokens, files or devices.
 
 pub mod block;
+pub mod caught;
 pub mod dtype;
 pub mod fixed;
 pub mod line;

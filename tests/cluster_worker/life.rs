@@ -83,6 +83,7 @@ fn a_device_that_fails_falls_back_and_the_adapter_is_the_same() {
         ("pretend=wgpu,error@2", "cpu"),
         ("pretend=cuda,error@0", "this build"),
         ("pretend=wgpu,error@0", "cpu"),
+        ("pretend=wgpu,panic@2", "an injected panic"),
     ];
     for (i, (inject, said)) in cases.iter().enumerate() {
         let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out{i}"));

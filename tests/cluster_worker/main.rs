@@ -1,6 +1,7 @@
 //! What a worker says to a coordinator that says what the test wants: the whole conversation, with real models on
 //! real threads, and every fault that can be injected.
 
+mod chains;
 mod document;
 mod files;
 mod life;

@@ -41,8 +41,10 @@ fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
 
 #[test]
 fn a_lost_device_is_a_fault() {
-    for (_, fault) in after(|gpu| gpu.breaker().strike()) {
-        assert!(fault.to_string().contains("lost"), "{fault}");
+    for harm in [|gpu: &mut Wgpu| gpu.breaker().strike(), |gpu: &mut Wgpu| gpu.breaker().vanish()] {
+        for (_, fault) in after(harm) {
+            assert!(fault.to_string().contains("the device was lost"), "{fault}");
+        }
     }
 }
 

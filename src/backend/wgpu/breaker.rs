@@ -4,15 +4,22 @@
 use super::Wgpu;
 use super::device::Call;
 use super::kernel::Kernel;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Takes a device away.
 #[derive(Debug, Clone)]
-pub struct Breaker(wgpu::Device);
+pub struct Breaker(wgpu::Device, Arc<AtomicBool>);
 
 impl Breaker {
     /// From now on the device computes nothing.
     pub fn strike(&self) {
         self.0.destroy();
+    }
+
+    /// The same as most drivers do it: wgpu knows no way to say it but a panic.
+    pub fn vanish(&self) {
+        self.1.store(true, Ordering::Relaxed);
     }
 }
 
@@ -28,6 +35,6 @@ impl Wgpu {
 
     /// What could take this device away.
     pub fn breaker(&self) -> Breaker {
-        Breaker(self.gpu.device.clone())
+        Breaker(self.gpu.device.clone(), self.gpu.gone.clone())
     }
 }

@@ -13,8 +13,11 @@ use super::pace::{Longest, Pace};
 use super::pipelines::{Pipelines, Slot};
 use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
+use crate::numeric::caught::caught;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use wgpu::{BufferUsages, PollError, PollType, SubmissionIndex};
+use wgpu::{BufferUsages, PollError, PollStatus, PollType, SubmissionIndex};
 
 /// Dispatches whose parameters one submission holds.
 const DISPATCHES: u64 = 16_384;
@@ -91,6 +94,8 @@ pub struct Gpu {
     pending: usize,
     /// Kernels that were compiled when something was sent last.
     known: usize,
+    /// Says nothing but that it is gone from now on: for tests.
+    pub(super) gone: Arc<AtomicBool>,
 }
 
 /// What was sent and has not been waited for.
@@ -143,6 +148,7 @@ impl Gpu {
             in_flight: None,
             pending: 0,
             known: 0,
+            gone: Arc::default(),
         }
     }
 
@@ -183,7 +189,7 @@ impl Gpu {
     fn settle(&mut self) {
         self.submit();
         self.finish();
-        let _ = self.device.poll(PollType::Poll);
+        self.look();
     }
 
     /// Records a dispatch.
@@ -292,26 +298,39 @@ impl Gpu {
 
     fn wait(&self, submission_index: Option<SubmissionIndex>) {
         let patience = PollType::Wait { submission_index, timeout: Some(PATIENCE) };
-        match self.device.poll(patience) {
-            Ok(_) => {}
-            Err(PollError::Timeout) => {
+        match self.poll(patience) {
+            Some(Err(PollError::Timeout)) => {
                 self.faults.raise(&format!("no answer within {} s", PATIENCE.as_secs()))
             }
             // What it was given it has not taken.
-            Err(error) => self.faults.raise(&format!("the device is lost: {error}")),
+            Some(Err(error)) => self.faults.raise(&format!("the device is lost: {error}")),
+            Some(Ok(_)) | None => {}
         }
+    }
+
+    /// Whether everything that was sent is done; handlers are called.
+    fn look(&self) -> bool {
+        matches!(self.poll(PollType::Poll), Some(Ok(status)) if status.is_queue_empty())
+    }
+
+    /// A device that its driver has given up makes wgpu panic here, and nowhere says it otherwise: None.
+    fn poll(&self, kind: PollType) -> Option<Result<PollStatus, PollError>> {
+        let polled = caught(|| match self.gone.load(Ordering::Relaxed) {
+            true => panic!("Error in Device::poll: Parent device is lost"),
+            false => self.device.poll(kind),
+        });
+        polled.map_err(|text| self.faults.lost(&text)).ok()
     }
 
     /// Waits for what was sent, and learns from it.
     pub fn finish(&mut self) {
         let Some(flight) = self.in_flight.take() else { return };
         // What was done before anybody looked took some part of the time, and nobody knows which.
-        let looked_late = self.device.poll(PollType::Poll).is_ok_and(|status| status.is_queue_empty());
+        let looked_late = self.look();
         self.wait(Some(flight.index));
         let seconds = flight.started.elapsed().as_secs_f64();
         match (flight.first, looked_late) {
-            (true, _) => {}
-            (false, true) => self.pace.learn_at_most(flight.work, seconds),
+            (true, _) | (false, true) => self.pace.learn_at_most(flight.work, seconds),
             (false, false) => {
                 self.pace.learn(flight.work, seconds);
                 self.longest.add(flight.work, seconds);
@@ -323,7 +342,7 @@ impl Gpu {
     /// The first fault. A device that is gone says so when it is asked, perhaps after what that led to.
     pub fn check(&self) -> Result<(), Fault> {
         if self.faults.raised() {
-            let _ = self.device.poll(PollType::Poll);
+            self.look();
         }
         self.faults.check()
     }

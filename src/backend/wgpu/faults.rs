@@ -49,11 +49,16 @@ impl Faults {
         let own = self.clone();
         device.set_device_lost_callback(move |reason, message| {
             // Dropping a device says `destroyed` too; nobody asks it for results any more.
-            let reason = format!("the device was lost ({reason:?}): {}", one_line(&message));
-            let device = own.0.device.clone();
-            own.state().lost.get_or_insert(Fault::Device { device, reason });
-            own.0.raised.store(true, Ordering::Release);
+            own.lost(&format!("({reason:?}): {message}"));
         });
+    }
+
+    /// Latches that the device is gone.
+    pub fn lost(&self, why: &str) {
+        let reason = format!("the device was lost: {}", one_line(why));
+        let device = self.0.device.clone();
+        self.state().lost.get_or_insert(Fault::Device { device, reason });
+        self.0.raised.store(true, Ordering::Release);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

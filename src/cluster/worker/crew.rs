@@ -7,6 +7,7 @@ use super::device::{Buffers, Shared, Worker};
 use super::selftest::Reference;
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Device, LeaseId};
+use crate::numeric::caught::caught;
 use crate::numeric::line::Points;
 use std::sync::{Arc, mpsc};
 
@@ -137,8 +138,7 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
             match Worker::open(candidate, desk.clone(), shared) {
                 Ok((mut worker, lines)) => {
                     // A panic in it is found again by the first lease, where it has consequences.
-                    let measure = std::panic::AssertUnwindSafe(|| worker.measure());
-                    let points = std::panic::catch_unwind(measure).unwrap_or_default();
+                    let points = caught(|| worker.measure()).unwrap_or_default();
                     let device = worker.device();
                     desk.stands(device.clone());
                     let told = opened.send((i, Ok((device, desk, lines, points))));

@@ -2,8 +2,9 @@
 //! not the worker: the lease goes back, and the next backend of the chain takes over. A value that no exact sum can
 //! hold is no error of the device: it is reported with its address, and nothing falls back.
 
+mod chain;
 mod trial;
-use super::blueprint::{Begin, Blueprint, Candidate};
+use super::blueprint::{Blueprint, Candidate};
 use super::desk::{Desk, Job};
 use super::parameters::Parameters;
 use super::selftest::Reference;
@@ -11,12 +12,10 @@ use super::sum::{Finished, scalars};
 use crate::cluster::inject::{Inject, What};
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
 use crate::model::layout::Layout;
-use crate::model::memory::size;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Output, Want};
-use crate::model::weights::ModelError;
+use crate::numeric::caught::caught;
 use crate::numeric::fixed::{self, CELL};
 use rayon::prelude::*;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -145,59 +144,6 @@ impl Worker {
         Device { name: self.candidate.name.clone(), class }
     }
 
-    /// Opens the next backend from `from` on. One that computes wrong numbers ends the chain: a device that lies
-    /// is refused, not replaced.
-    fn next_backend(&mut self, from: usize) -> Result<Vec<String>, String> {
-        let (name, mut lines) = (self.candidate.name.clone(), Vec::new());
-        self.model = None;
-        self.holds = None;
-        for at in from..self.candidate.chain.len() {
-            let opener = &self.candidate.chain[at];
-            let tested = self.shared.reference.check(&**opener, &self.shared.inject);
-            let opened = tested.map_err(|wrong| format!("{name}: {wrong}"))?;
-            let opened = opened.and_then(|()| match at == 0 && self.shared.inject.strikes(What::Error, 0) {
-                true => Err(ModelError::Source("an injected error".into())),
-                false => opener.open(&self.shared.blueprint),
-            });
-            match opened {
-                Ok(mut model) => {
-                    model.heed(self.desk.flag());
-                    (self.model, self.at) = (Some(model), at);
-                    return Ok(lines);
-                }
-                Err(ModelError::Memory { needed, limit, .. }) => {
-                    return Err(self.too_small(at, needed, limit));
-                }
-                Err(e) if at == 0 && self.candidate.begin == Begin::Named => {
-                    return Err(format!("{name}: {}: {e} (it was asked for by name)", opener.backend()));
-                }
-                Err(e) => {
-                    let next = self.candidate.chain.get(at + 1).map(|next| next.backend());
-                    let then = next.map(|next| format!("; falls back to {next}")).unwrap_or_default();
-                    lines.push(format!("{name}: {}: {e}{then}", opener.backend()));
-                }
-            }
-        }
-        Err(lines.last().cloned().unwrap_or_else(|| format!("{name}: no backend is left")))
-    }
-
-    /// Nobody makes microbatches smaller by itself: they are the plan's, the same for every device.
-    fn too_small(&self, at: usize, needed: u64, limit: u64) -> String {
-        let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
-        let (needed, limit) = (size(needed), size(limit));
-        match self.candidate.chain[at].largest(&self.shared.blueprint) {
-            0 => format!(
-                "{name}: not even the model fits into its memory ({needed}, it has {limit}): leave it out, take a \
-                 quantised base, or raise --memory-limit"
-            ),
-            most => format!(
-                "{name}: too small for microbatches of {tokens} tokens: {most} would fit (needs {needed}, it has \
-                 {limit}): set --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator, or take a \
-                 quantised base"
-            ),
-        }
-    }
-
     /// Until the desk is closed, or no backend is left.
     pub fn work(mut self) {
         while let Some(job) = self.desk.next() {
@@ -206,8 +152,8 @@ impl Worker {
                 continue;
             }
             let began = Instant::now();
-            let computed = catch_unwind(AssertUnwindSafe(|| self.compute(&job, began)));
-            let outcome = computed.unwrap_or_else(|_| Err(Failed::Device("an internal error".into())));
+            let internal = |text| Err(Failed::Device(format!("an internal error: {text}")));
+            let outcome = caught(|| self.compute(&job, began)).unwrap_or_else(internal);
             let lease = job.lease.lease;
             let report = match outcome {
                 Ok(report) => report,
@@ -324,6 +270,9 @@ impl Worker {
         }
         if inject.strikes(What::Lost, batch.step) {
             self.candidate.chain[self.at].lose();
+        }
+        if inject.strikes(What::Panic, batch.step) {
+            panic!("an injected panic");
         }
         if inject.strikes(What::Error, batch.step) {
             return Err(Failed::Device("an injected error".into()));

@@ -1,0 +1,76 @@
+//! The backends of a device, one after the other: what cannot be opened, or panics while it is, leaves its turn to the
+//! next. Two things end the chain: wrong numbers always, and at the start of a run too little memory.
+
+use super::Worker;
+use crate::cluster::inject::What;
+use crate::cluster::worker::blueprint::Begin;
+use crate::model::memory::size;
+use crate::model::stage::Model;
+use crate::model::weights::ModelError;
+use crate::numeric::caught::caught;
+
+impl Worker {
+    /// Opens the next backend from `from` on. One that computes wrong numbers ends the chain: a device that lies
+    /// is refused, not replaced.
+    pub(super) fn next_backend(&mut self, from: usize) -> Result<Vec<String>, String> {
+        let (name, mut lines) = (self.candidate.name.clone(), Vec::new());
+        // What is left of a device that is gone may panic once more.
+        let _ = caught(|| drop(self.model.take()));
+        self.holds = None;
+        for at in from..self.candidate.chain.len() {
+            let opener = &self.candidate.chain[at];
+            // What panics there is as good as what says that it cannot be opened.
+            let opened = caught(|| self.tested(at)).unwrap_or_else(|text| {
+                Ok(Err(ModelError::Source(format!("an internal error while it was opened: {text}"))))
+            });
+            match opened.map_err(|wrong| format!("{name}: {wrong}"))? {
+                Ok(mut model) => {
+                    model.heed(self.desk.flag());
+                    (self.model, self.at) = (Some(model), at);
+                    return Ok(lines);
+                }
+                // In the middle of a run the next backend may have more; at its start a smaller microbatch is better
+                // than a slower device.
+                Err(ModelError::Memory { needed, limit, .. }) if from == 0 => {
+                    return Err(self.too_small(at, needed, limit));
+                }
+                Err(e) if at == 0 && self.candidate.begin == Begin::Named => {
+                    return Err(format!("{name}: {}: {e} (it was asked for by name)", opener.backend()));
+                }
+                Err(e) => {
+                    let next = self.candidate.chain.get(at + 1).map(|next| next.backend());
+                    let then = next.map(|next| format!("; falls back to {next}")).unwrap_or_default();
+                    lines.push(format!("{name}: {}: {e}{then}", opener.backend()));
+                }
+            }
+        }
+        Err(lines.last().cloned().unwrap_or_else(|| format!("{name}: no backend is left")))
+    }
+
+    /// A model on that backend of the chain, once it has proved that it counts right; the outer error is wrong numbers.
+    fn tested(&self, at: usize) -> Result<Result<Box<dyn Model>, ModelError>, String> {
+        let opener = &self.candidate.chain[at];
+        let tested = self.shared.reference.check(&**opener, &self.shared.inject)?;
+        Ok(tested.and_then(|()| match at == 0 && self.shared.inject.strikes(What::Error, 0) {
+            true => Err(ModelError::Source("an injected error".into())),
+            false => opener.open(&self.shared.blueprint),
+        }))
+    }
+
+    /// Nobody makes microbatches smaller by itself: they are the plan's, the same for every device.
+    fn too_small(&self, at: usize, needed: u64, limit: u64) -> String {
+        let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
+        let (needed, limit) = (size(needed), size(limit));
+        match self.candidate.chain[at].largest(&self.shared.blueprint) {
+            0 => format!(
+                "{name}: not even the model fits into its memory ({needed}, it has {limit}): leave it out, take a \
+                 quantised base, or raise --memory-limit"
+            ),
+            most => format!(
+                "{name}: too small for microbatches of {tokens} tokens: {most} would fit (needs {needed}, it has \
+                 {limit}): set --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator, or take a \
+                 quantised base"
+            ),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Chains of backends that are broken in other ways than by an error.
+
+use crate::script::*;
+use finetune::cluster::message::{ToCoordinator, Trouble};
+use finetune::cluster::worker::{Begin, Blueprint, Candidate, Equipment, Opener};
+use finetune::model::stage::Model;
+use finetune::model::weights::ModelError;
+use std::sync::Arc;
+
+/// A backend that never opens.
+#[derive(Clone, Copy)]
+enum Broken {
+    /// As wgpu's fatal errors do.
+    Panics,
+    TooSmall,
+}
+
+impl Opener for Broken {
+    fn backend(&self) -> &str {
+        "broken"
+    }
+
+    fn open(&self, _: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        match self {
+            Broken::Panics => panic!("the card is gone"),
+            Broken::TooSmall => {
+                Err(ModelError::Memory { needed: 3_000_000, limit: 2_000_000, way_out: String::new() })
+            }
+        }
+    }
+
+    fn largest(&self, _: &Blueprint) -> usize {
+        0
+    }
+}
+
+fn cpu() -> Arc<dyn Opener> {
+    Arc::new(OnCpu { name: "cpu", threads: 1, limit: u64::MAX })
+}
+
+fn one(chain: Vec<Arc<dyn Opener>>, inject: &str) -> Equipment {
+    let candidates = vec![Candidate { name: "card 0".into(), chain, begin: Begin::Anywhere }];
+    Equipment { candidates, reference: cpu(), inject: inject.parse().unwrap() }
+}
+
+#[test]
+fn a_backend_that_panics_while_it_is_opened_leaves_its_turn_to_the_next() {
+    with(one(vec![Arc::new(Broken::Panics), cpu()], ""), |script| {
+        script.welcome(manifest());
+        assert_eq!(script.devices.len(), 1, "{:?}", script.refused);
+        done(script);
+    });
+    with(one(vec![Arc::new(Broken::Panics)], ""), |script| {
+        script.welcome(manifest());
+        assert!(
+            script.devices.is_empty() && script.refused[0].contains("the card is gone"),
+            "{:?}",
+            script.refused
+        );
+    });
+}
+
+/// What fails in the middle of a run goes on with whatever of its chain still opens.
+fn check_falls_to_the_last(chain: Vec<Arc<dyn Opener>>, inject: &str, said: &str) {
+    with(one(chain, inject), |script| {
+        script.welcome(manifest());
+        let hash = script.parameters();
+        script.train(&[0]);
+        match script.hear() {
+            ToCoordinator::Fault { lease: 0, fault: Trouble::Device { reason } } => {
+                assert!(reason.contains(said), "{reason}")
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(script.hear(), ToCoordinator::Fallback { device: 0, .. }));
+        assert_eq!(script.hear(), ToCoordinator::Ask { device: 0, room: ROOM });
+        script.train(&[0]);
+        assert_eq!(script.announced(1, hash), [0]);
+        done(script);
+    });
+}
+
+#[test]
+fn in_the_middle_of_a_run_memory_ends_no_chain() {
+    check_falls_to_the_last(vec![cpu(), Arc::new(Broken::TooSmall), cpu()], "error@1", "injected");
+}
+
+#[test]
+fn a_panic_is_the_devices_end_and_keeps_its_reason() {
+    check_falls_to_the_last(vec![cpu(), Arc::new(Broken::Panics), cpu()], "panic@1", "an injected panic");
+}
