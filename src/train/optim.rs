@@ -119,27 +119,45 @@ impl AdamW {
     }
 }
 
-/// The update itself: each line is one operation of torch's.
-pub(super) fn block(
+/// Parameters, first and second moments.
+pub(super) type Moved<T> = (T, T, T);
+
+/// The update of a block in place.
+fn block(
     s: &Scalars,
     parameters: &mut [f32],
     gradient: &[f32],
     (exp_avg, exp_avg_sq): (&mut [f32], &mut [f32]),
 ) {
     for (((p, &g), m), v) in parameters.iter_mut().zip(gradient).zip(exp_avg).zip(exp_avg_sq) {
-        if let Some(shrink) = s.shrink {
-            *p *= shrink;
-        }
-        *m = lerp(*m, g, s.blend);
-        *v *= s.beta2;
-        *v += s.fresh * g * g;
-        let denominator = v.sqrt() / s.correction + s.eps;
-        *p += s.minus_step * *m / denominator;
+        (*p, *m, *v) = one(s, g, (*p, *m, *v));
     }
 }
 
+/// The update of a block beside what it is made from.
+pub(super) fn block_from(s: &Scalars, (p, m, v): Moved<&mut [f32]>, gradient: &[f32], old: Moved<&[f32]>) {
+    let old = old.0.iter().zip(old.1).zip(old.2).zip(gradient);
+    for (((p, m), v), (((&old_p, &old_m), &old_v), &g)) in p.iter_mut().zip(m).zip(v).zip(old) {
+        (*p, *m, *v) = one(s, g, (old_p, old_m, old_v));
+    }
+}
+
+/// The update itself: each line is one operation of torch's.
+#[inline(always)]
+fn one(s: &Scalars, g: f32, (mut p, mut m, mut v): Moved<f32>) -> Moved<f32> {
+    if let Some(shrink) = s.shrink {
+        p *= shrink;
+    }
+    m = lerp(m, g, s.blend);
+    v *= s.beta2;
+    v += s.fresh * g * g;
+    let denominator = v.sqrt() / s.correction + s.eps;
+    p += s.minus_step * m / denominator;
+    (p, m, v)
+}
+
 /// at::native::lerp: which end it starts from depends on the weight, for accuracy.
-#[inline]
+#[inline(always)]
 fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
 }

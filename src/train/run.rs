@@ -192,9 +192,9 @@ impl Trainer<'_, '_> {
     /// New parameters and moments, taken over together, and only if every parameter is finite and the model has
     /// them: whatever fails, the state stays that of the last finished step.
     fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<Option<()>, TrainError> {
-        let Trainer { run: Run { state, compute, .. }, next, sums, .. } = self;
+        let Trainer { run: Run { state, compute, .. }, next, .. } = self;
         let mut ahead = |from: usize, stretch: &[f32]| compute.parameters_ahead(step, from, stretch);
-        if let Err((index, value)) = next.update((state, sums), grad_norm, lr, &mut ahead) {
+        if let Err((index, value)) = next.update(state, grad_norm, lr, &mut ahead) {
             let tensor = tensor(compute.layout(), index);
             return Err(TrainError::Update { step, tensor, value: f64::from(value) });
         }

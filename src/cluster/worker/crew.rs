@@ -5,6 +5,7 @@ use super::blueprint::{Blueprint, Candidate, Opener, Shape};
 use super::desk::{Desk, Job};
 use super::device::{Buffers, Shared, Worker};
 use super::selftest::Reference;
+use super::sum::Devices;
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Device, LeaseId};
 use crate::numeric::caught::caught;
@@ -108,6 +109,12 @@ impl Crew {
     /// The lease that a device works on.
     pub fn running(&self, device: u16) -> Option<LeaseId> {
         self.desks.get(usize::from(device)).and_then(|desk| desk.running())
+    }
+
+    /// Whether any device works on something.
+    pub fn busy(&self) -> Devices {
+        let busy = self.desks.iter().any(|desk| desk.running().is_some());
+        if busy { Devices::Busy } else { Devices::Idle }
     }
 
     /// Takes a lease away from whoever has it; true where it had not been begun.

@@ -120,10 +120,9 @@ impl<'a, 'w> Session<'a, 'w> {
             ToWorker::Parameters { step, hash } => self.begin(step, hash)?,
             ToWorker::Lease(lease) => self.leased(*lease),
             ToWorker::Grant { lease } => {
-                if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease)
-                    && let Some(free) = self.running.add(lease, finished)
-                {
-                    self.crew.buffers.give_back(free);
+                if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
+                    let free = self.running.add(lease, finished, self.crew.busy());
+                    self.free(free);
                 }
                 self.flush_now();
             }
@@ -163,7 +162,8 @@ impl<'a, 'w> Session<'a, 'w> {
         for lease in self.waiting.keys().copied().collect::<Vec<_>>() {
             self.forget(lease);
         }
-        self.running.begin(step + 1, parameters.hash);
+        let free = self.running.begin(step + 1, parameters.hash);
+        self.free(free);
         self.parameters = Some(Arc::new(parameters));
         self.flush = None;
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
@@ -281,9 +281,13 @@ impl<'a, 'w> Session<'a, 'w> {
         if self.running.is_empty() {
             return;
         }
-        let (messages, free) = self.running.flush();
-        messages.iter().for_each(|message| self.wire.say(message.clone()));
-        free.into_iter().for_each(|buffer| self.crew.buffers.give_back(buffer));
+        let Session { running, wire, .. } = self;
+        let free = running.flush(&mut |message| wire.say(message.clone()));
+        self.free(free);
+    }
+
+    fn free(&self, gradients: Vec<Vec<f32>>) {
+        gradients.into_iter().for_each(|gradient| self.crew.buffers.give_back(gradient));
     }
 
     /// A sum that was sent whole, and asked for nevertheless.

@@ -1,5 +1,9 @@
 //! The running sum of a process: what its devices were granted and the coordinator has not got yet. Devices add up
 //! here before anything is sent; one lone microbatch stays as it came, in f32, which is half the work on both sides.
+//!
+//! Gradients wait as they are, and are added several at a time: a cell of the sum is then read and written once for
+//! all of them. What still waits when the sum is asked for is added while it is packed, and what is packed is said
+//! while the rest is being packed: nobody waits for more than one pass over memory.
 
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator};
 use crate::cluster::piece;
@@ -25,6 +29,21 @@ pub(super) struct Finished {
     pub traffic: Traffic,
 }
 
+/// Gradients that are added in one pass.
+const TOGETHER: usize = 3;
+
+/// Cells that are packed before the first of them is said.
+const GROUP: usize = 8;
+
+/// Whether the devices of a process have something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Devices {
+    /// One of them computes: what is done meanwhile delays no sum.
+    Busy,
+    /// The sum may be asked for next.
+    Idle,
+}
+
 #[derive(Debug)]
 pub(super) struct Running {
     /// Step and parameters of everything in it.
@@ -33,11 +52,12 @@ pub(super) struct Running {
     leases: Vec<LeaseId>,
     scalars: Scalars,
     traffic: Traffic,
-    /// The gradient that was granted last: it is added when the next one comes, or while the sum is packed, so that
-    /// what is waited for is one pass over memory.
-    last: Option<Vec<f32>>,
-    /// All before it.
+    /// Gradients that were granted last and are not in `sums`.
+    waiting: Vec<Vec<f32>>,
+    /// All before them, if there are any: else what another sum has left.
     sums: Sums,
+    /// How many are in `sums`.
+    folded: usize,
     next: u64,
     /// Sent and not taken yet, by number.
     kept: BTreeMap<u64, Vec<ToCoordinator>>,
@@ -51,47 +71,63 @@ impl Running {
             leases: Vec::new(),
             scalars: Scalars::default(),
             traffic: Traffic::default(),
-            last: None,
+            waiting: Vec::new(),
             sums: Sums::new(0),
+            folded: 0,
             next: 1,
             kept: BTreeMap::new(),
         }
     }
 
-    /// Nothing of this step yet; what is left of another one is forgotten.
-    pub fn begin(&mut self, step: u64, parameters: Hash) {
+    /// Nothing of this step yet; what is left of another one is forgotten. Returns gradients' memory that is free
+    /// again.
+    pub fn begin(&mut self, step: u64, parameters: Hash) -> Vec<Vec<f32>> {
         (self.step, self.parameters) = (step, parameters);
-        self.forget();
         self.kept.clear();
+        self.forget()
     }
 
-    fn forget(&mut self) {
+    fn forget(&mut self) -> Vec<Vec<f32>> {
         self.leases.clear();
         self.scalars = Scalars::default();
         self.traffic = Traffic::default();
-        self.last = None;
+        self.folded = 0;
+        std::mem::take(&mut self.waiting)
     }
 
-    /// Adds what was granted; returns a gradient's memory that is free again.
-    pub fn add(&mut self, lease: LeaseId, finished: Finished) -> Option<Vec<f32>> {
+    /// Adds what was granted; returns gradients' memory that is free again.
+    pub fn add(&mut self, lease: LeaseId, finished: Finished, devices: Devices) -> Vec<Vec<f32>> {
         self.leases.push(lease);
         let s = &mut self.scalars;
         s.loss += finished.scalars.loss;
         s.weight += finished.scalars.weight;
         s.targets += finished.scalars.targets;
         self.traffic.add(&finished.traffic);
-        let before = self.last.replace(finished.gradient)?;
-        // The first of all overwrites what another sum has left.
-        let first = self.leases.len() == 2;
-        if first && self.sums.cells().iter().map(Vec::len).sum::<usize>() != before.len() {
-            self.sums = Sums::new(before.len());
-        }
-        let cells = self.sums.cells_mut().par_iter_mut().zip(before.par_chunks(CELL));
-        cells.for_each(|(cell, values)| match first {
-            true => fixed::set_checked(cell, values),
-            false => fixed::add_checked(cell, values),
+        self.waiting.push(finished.gradient);
+        // While nobody computes this may have been the last, and the sum is about to be asked for.
+        let most = if devices == Devices::Busy { TOGETHER } else { 2 * TOGETHER };
+        if self.waiting.len() < most { Vec::new() } else { self.fold() }
+    }
+
+    /// One pass for all that wait.
+    fn fold(&mut self) -> Vec<Vec<f32>> {
+        let gradients = std::mem::take(&mut self.waiting);
+        self.sums.reset_len(gradients.first().map_or(0, Vec::len));
+        let before = self.folded;
+        self.folded += gradients.len();
+        let cells = self.sums.cells_mut().par_iter_mut().enumerate();
+        cells.for_each(|(index, cell)| {
+            let span = span(index, cell.len());
+            let mut parts = gradients.iter().map(|gradient| &gradient[span.clone()]);
+            // The first of all overwrites what another sum has left.
+            if before == 0
+                && let Some(first) = parts.next()
+            {
+                fixed::set_checked(cell, first);
+            }
+            parts.for_each(|values| fixed::add_checked(cell, values));
         });
-        Some(before)
+        gradients
     }
 
     /// Whether there is something that was not sent.
@@ -99,27 +135,30 @@ impl Running {
         self.leases.is_empty()
     }
 
-    /// Everything that was added since the last time, as messages, which are kept until they are taken; and a
-    /// gradient's memory that is free again.
-    pub fn flush(&mut self) -> (&[ToCoordinator], Option<Vec<f32>>) {
+    /// Says everything that was added since the last time, as messages, which are kept until they are taken; returns
+    /// gradients' memory that is free again.
+    pub fn flush(&mut self, say: &mut dyn FnMut(&ToCoordinator)) -> Vec<Vec<f32>> {
         let sum = self.next;
         self.next += 1;
-        let last = self.last.take().unwrap_or_default();
-        let values = last.par_chunks(CELL);
-        let mut messages: Vec<ToCoordinator> = match self.leases.len() {
-            1 => values.enumerate().map(|(i, cell)| piece::single(sum, i, cell)).collect(),
-            _ => {
-                let cells = self.sums.cells().par_iter().zip(values).enumerate();
-                // The total is packed out of a thread's own cell, which stays in its cache: nobody needs it after.
-                let packed = |total: &mut Vec<i64>, (i, (cell, values)): (usize, (&Vec<i64>, &[f32]))| {
-                    let total = &mut total[..cell.len()];
-                    fixed::total_checked(total, cell, values);
-                    piece::fixed(sum, i, total)
-                };
-                cells.map_init(|| vec![0; CELL], packed).collect()
+        let (waiting, folded) = (&self.waiting, self.folded);
+        let cells = if folded == 0 { &[][..] } else { self.sums.cells() };
+        let len = waiting.first().map_or_else(|| cells.iter().map(Vec::len).sum(), Vec::len);
+        let pack = |total: &mut Vec<i64>, index| {
+            let span = span(index, piece::cell_len(len, index));
+            let mut parts = waiting.iter().map(|gradient| &gradient[span.clone()]);
+            let total = &mut total[..span.len()];
+            match (cells.get(index), parts.next()) {
+                (None, Some(lone)) if waiting.len() == 1 => return piece::single(sum, index, lone),
+                (Some(cell), None) => return piece::fixed(sum, index, cell),
+                (Some(cell), Some(first)) => fixed::total_checked(total, cell, first),
+                (None, Some(first)) => fixed::set_checked(total, first),
+                (None, None) => total.fill(0),
             }
+            parts.for_each(|values| fixed::add_checked(total, values));
+            piece::fixed(sum, index, total)
         };
-        messages.push(ToCoordinator::Sum {
+        let mut messages = packed(len.div_ceil(CELL), pack, say);
+        let end = ToCoordinator::Sum {
             sum,
             step: self.step,
             leases: std::mem::take(&mut self.leases),
@@ -128,9 +167,11 @@ impl Running {
             targets: self.scalars.targets,
             parameters: self.parameters,
             traffic: self.traffic,
-        });
-        self.forget();
-        (self.kept.entry(sum).or_insert(messages), Some(last))
+        };
+        say(&end);
+        messages.push(end);
+        self.kept.insert(sum, messages);
+        self.forget()
     }
 
     /// It has arrived.
@@ -147,6 +188,38 @@ impl Running {
     pub fn step(&self) -> u64 {
         self.step
     }
+}
+
+/// Where a cell of so many values lies in a flat layout.
+fn span(index: usize, len: usize) -> std::ops::Range<usize> {
+    index * CELL..index * CELL + len
+}
+
+/// Packs so many cells, in groups, and says those of one while those of the next are being packed. What is packed out
+/// of more than one place is added up in a thread's own cell, which stays in its cache: nobody needs it after.
+fn packed(
+    count: usize,
+    pack: impl Fn(&mut Vec<i64>, usize) -> ToCoordinator + Sync,
+    say: &mut dyn FnMut(&ToCoordinator),
+) -> Vec<ToCoordinator> {
+    let (done, ready) = std::sync::mpsc::channel::<Vec<ToCoordinator>>();
+    let mut messages = Vec::with_capacity(count + 1);
+    let group = GROUP.max(2 * rayon::current_num_threads());
+    rayon::in_place_scope(|scope| {
+        scope.spawn(|_| {
+            let done = done;
+            for from in (0..count).step_by(group) {
+                let cells = (from..count.min(from + group)).into_par_iter();
+                // Whoever takes them does so to the end.
+                let _ = done.send(cells.map_init(|| vec![0; CELL], &pack).collect());
+            }
+        });
+        for message in ready.iter().flatten() {
+            say(&message);
+            messages.push(message);
+        }
+    });
+    messages
 }
 
 #[cfg(test)]
@@ -187,11 +260,18 @@ mod tests {
 
     #[test]
     fn any_number_of_microbatches_arrives_as_its_sum() {
-        for len in [1, 63, CELL, CELL + 1, 3 * CELL + 17] {
-            let mut running = Running::new();
-            running.begin(1, [7; 32]);
-            let mut first = 0;
-            for count in [1u32, 2, 5, 1] {
+        for len in [1, 63, CELL, CELL + 1, 20 * CELL + 17] {
+            [Devices::Busy, Devices::Idle].map(|devices| sums_of(len, devices));
+        }
+    }
+
+    /// Sums of fewer than are added together, of as many, of more; each after one that has left its cells full.
+    fn sums_of(len: usize, devices: Devices) {
+        let mut running = Running::new();
+        running.begin(1, [7; 32]);
+        let (mut first, counts) = (0, [1u32, 2, 3, 8, 4, 1, 6]);
+        {
+            for count in counts {
                 let mut expected = Sums::new(len);
                 for i in first..first + count {
                     let one = finished(i, len);
@@ -202,19 +282,58 @@ mod tests {
                         weight: s.0.weight + s.1.weight,
                         targets: s.0.targets + s.1.targets,
                     });
-                    running.add(i.into(), one);
+                    running.add(i.into(), one, devices);
                 }
-                let (sums, leases) = total(running.flush().0, len);
+                let mut messages = Vec::new();
+                let free = running.flush(&mut |message| messages.push(message.clone()));
+                assert!(free.iter().all(|gradient| gradient.len() == len));
+                let (sums, leases) = total(&messages, len);
+                assert_eq!(running.kept().last().map(|(_, kept)| kept), Some(messages.as_slice()));
                 assert!(sums == expected, "{count} of {len}");
                 assert_eq!(leases, (first..first + count).map(u64::from).collect::<Vec<_>>());
                 assert!(running.is_empty());
                 first += count;
             }
-            assert_eq!(running.kept().map(|(sum, _)| sum).collect::<Vec<_>>(), [1, 2, 3, 4]);
+            assert_eq!(running.kept().map(|(sum, _)| sum).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6, 7]);
             running.taken(2);
-            assert_eq!(running.kept().count(), 3);
+            assert_eq!(running.kept().count(), 6);
             running.begin(2, [8; 32]);
             assert_eq!(running.kept().count(), 0);
         }
+    }
+
+    /// What is granted while others compute costs no pass over memory when the sum is asked for; what is granted last
+    /// costs none before.
+    #[test]
+    fn gradients_are_added_together_and_the_last_ones_while_they_are_packed() {
+        let mut running = Running::new();
+        running.begin(1, [7; 32]);
+        let mut freed =
+            |devices| (0..6).map(|i| running.add(i, finished(9, 40), devices).len()).collect::<Vec<_>>();
+        assert_eq!(freed(Devices::Busy), [0, 0, 3, 0, 0, 3]);
+        assert_eq!(freed(Devices::Idle), [0, 0, 0, 0, 0, 6]);
+        running.add(9, finished(9, 40), Devices::Idle);
+        assert_eq!(running.flush(&mut |_| ()).len(), 1);
+    }
+
+    /// The second group is packed when something of the first was said, or never.
+    #[test]
+    fn what_is_packed_is_said_before_the_rest_is() {
+        let group = GROUP.max(2 * rayon::current_num_threads());
+        let (tell, told) = std::sync::mpsc::channel();
+        let told = std::sync::Mutex::new(told);
+        let pack = |_: &mut Vec<i64>, index| {
+            if index == group {
+                let said = told.lock().unwrap().recv_timeout(std::time::Duration::from_secs(20));
+                said.expect("the first group was not said");
+            }
+            piece::single(1, index, &[])
+        };
+        let mut said = Vec::new();
+        let messages = packed(2 * group, pack, &mut |message| {
+            tell.send(()).unwrap();
+            said.push(message.clone());
+        });
+        assert!(messages.len() == 2 * group && messages == said, "in order");
     }
 }

@@ -25,9 +25,14 @@ impl<'a> Wire<'a> {
         Wire { link, outbox: VecDeque::new(), stop }
     }
 
-    /// Sent as soon as there is room for it.
+    /// Sent as soon as there is room for it: at once, where there is.
     pub fn say(&mut self, message: ToCoordinator) {
         self.outbox.push_back(message);
+        while let Ok(room) = self.link.to.try_reserve()
+            && let Some(message) = self.outbox.pop_front()
+        {
+            room.send(message);
+        }
     }
 
     /// Whether the end of that sum still waits to be sent.
