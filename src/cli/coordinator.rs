@@ -14,7 +14,7 @@ use super::prepare;
 use super::refusal::{Kind, Refusal};
 use super::signals;
 use crate::cluster::coordinator::{
-    Company, Coordinator, Gate, Home, HomeError, Lock, Longest, ModelFiles, Port, Setup, call,
+    Company, Coordinator, Counts, Gate, Home, HomeError, Lock, Longest, ModelFiles, Port, Setup, call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
@@ -65,6 +65,9 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     hall.coordinator.recall(job.classes());
     let port = open(&hall, options, &secured)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
+    if !options.output.quiet {
+        counted(port.refused(), hall.coordinator.counts()).into_iter().for_each(|line| eprintln!("{line}"));
+    }
     let outcome = hall.close(outcome);
     // Until here, for workers that lost their connection and have not heard how it ended.
     drop(port);
@@ -177,6 +180,17 @@ impl Hall {
             (_, outcome) => outcome,
         }
     }
+}
+
+/// What was turned away, where anything was.
+fn counted(strangers: u64, counts: Counts) -> Option<String> {
+    let Counts { expelled, refused, ignored } = counts;
+    (strangers + refused + expelled > 0).then(|| {
+        format!(
+            "turned away: {strangers} connections without the token, {refused} workers that do not fit; taken out: \
+             {expelled} workers; messages that came late or again: {ignored}"
+        )
+    })
 }
 
 /// How the devices of this process ended, if they have, or do in a moment.

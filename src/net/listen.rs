@@ -119,6 +119,11 @@ impl Listener {
         self.address
     }
 
+    /// The number of connections that were refused, as it grows.
+    pub fn counter(&self) -> Arc<AtomicU64> {
+        self.refused.clone()
+    }
+
     /// Connections that were refused so far.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)

@@ -54,6 +54,8 @@ struct Seat {
     member: MemberId,
     identity: [u8; 16],
     name: String,
+    /// Where it is, unless in this process.
+    peer: Option<String>,
 }
 
 /// How a conversation ended.
@@ -154,7 +156,7 @@ impl Reception {
             let _ = link.to.send(ToWorker::Bye(bye)).await;
             return;
         }
-        let seat = self.seat(&hello, &link.end);
+        let seat = Seat { peer, ..self.seat(&hello, &link.end) };
         let manifest = Manifest { name: seat.name.clone(), ..self.gate.manifest.clone() };
         link.end.set_silence(Duration::from_millis(manifest.silence_millis));
         let parting = match link.to.send(ToWorker::Welcome(Box::new(manifest))).await {
@@ -162,7 +164,8 @@ impl Reception {
             Err(_) => Parting::Lost,
         };
         // What is lost within a process does not dial again.
-        self.rise(seat, peer.map_or(Parting::Proper, |_| parting));
+        let parting = if seat.peer.is_some() { parting } else { Parting::Proper };
+        self.rise(seat, parting);
     }
 
     fn let_in(&self, hello: &Hello) -> Result<(), Bye> {
@@ -189,7 +192,7 @@ impl Reception {
         let mut names = std::iter::once(asked.clone()).chain(others);
         let name = names.find(|name| !known.names.contains(name)).unwrap_or(asked);
         known.names.insert(name.clone());
-        Seat { member, identity: hello.identity, name }
+        Seat { member, identity: hello.identity, name, peer: None }
     }
 
     fn rise(&self, seat: Seat, parting: Parting) {
@@ -223,9 +226,10 @@ impl Reception {
     }
 
     fn joined(&self, seat: &Seat, outbox: Outbox) {
-        let (member, name) = (seat.member, seat.name.clone());
+        let Seat { member, name, peer, .. } = seat;
+        let (member, name, peer) = (*member, name.clone(), peer.clone());
         // Without a driver there is nobody to serve; the dropped outbox ends the conversation.
-        let _ = self.events.send(Incoming::Joined { member, name, outbox });
+        let _ = self.events.send(Incoming::Joined { member, name, peer, outbox });
     }
 
     async fn listen(

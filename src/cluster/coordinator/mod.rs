@@ -48,7 +48,7 @@ use waiting::Waiting;
 #[derive(Debug)]
 enum Incoming {
     /// A connection was welcomed.
-    Joined { member: MemberId, name: String, outbox: Outbox },
+    Joined { member: MemberId, name: String, peer: Option<String>, outbox: Outbox },
     /// It said something; the permit bounds how much of it waits here.
     Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
     /// It is gone.
@@ -66,6 +66,17 @@ pub enum Company {
     Open,
     /// Nobody: when those who are here leave, the run is over.
     Closed,
+}
+
+/// What was not as it should be, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Workers that were taken out.
+    pub expelled: u64,
+    /// Workers that said who they are and may not take part.
+    pub refused: u64,
+    /// Messages that came late or again, and changed nothing.
+    pub ignored: u64,
 }
 
 /// What a coordinator is made of.
@@ -99,6 +110,9 @@ pub struct Coordinator<'a> {
     incoming: Receiver<Incoming>,
     reception: Arc<Reception>,
     members: BTreeMap<MemberId, Outbox>,
+    /// Name and address of those that came over the network.
+    peers: BTreeMap<MemberId, (String, String)>,
+    counts: Counts,
     /// What everybody computes with.
     parameters: Option<Broadcast>,
     /// The next ones, of which some are there.
@@ -142,6 +156,8 @@ impl<'a> Coordinator<'a> {
             incoming,
             reception: Arc::new(reception),
             members: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            counts: Counts::default(),
             parameters: None,
             coming: None,
             served: BTreeSet::new(),
@@ -170,6 +186,11 @@ impl<'a> Coordinator<'a> {
     /// So many devices of this process will come as a member of that name: they count as here until they do.
     pub fn opens_here(&mut self, name: &str, devices: usize) {
         self.waiting.opens(name, devices);
+    }
+
+    /// What was not as it should be, so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Tells everybody how the run ended, and waits a little for them to hear it.

@@ -6,15 +6,22 @@ use super::Reception;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
 /// Between two attempts to dial a worker that listens.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// The same, where a person has to do something there first: longer and longer, up to this.
+const LONGEST: Duration = Duration::from_secs(30);
+
+type Counter = Arc<AtomicU64>;
+
 /// An open port. Dropping it closes it; connections go on.
 pub struct Port {
     address: SocketAddr,
+    refused: Counter,
     task: tokio::task::AbortHandle,
 }
 
@@ -34,7 +41,7 @@ impl Port {
             book.turned_away(refusal.peer.to_string(), format!("{}{more}", refusal.reason));
         });
         let mut listener = runtime.block_on(bound)?;
-        let address = listener.address();
+        let (address, refused) = (listener.address(), listener.counter());
         // A network without multicast: whoever is not found so is given the address.
         let _ = listener.show();
         let handle = runtime.clone();
@@ -44,12 +51,17 @@ impl Port {
                 reception.receive(link(&handle, connection), peer);
             }
         });
-        Ok(Port { address, task: task.abort_handle() })
+        Ok(Port { address, refused, task: task.abort_handle() })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Connections that were turned away before they had proved anything.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 
@@ -60,7 +72,8 @@ impl Drop for Port {
 }
 
 /// Dials a worker that listens, and again whenever the conversation has ended, until the runtime goes. What is
-/// wrong is told once for each reason.
+/// wrong is told once for each reason; what a person has to mend there is no reason to give up: it is mended there,
+/// and this side is not started again for it.
 pub fn call(
     runtime: &Handle,
     node: Endpoint,
@@ -70,11 +83,12 @@ pub fn call(
 ) {
     let handle = runtime.clone();
     runtime.spawn(async move {
-        let mut told = String::new();
+        let (mut told, mut pause) = (String::new(), PAUSE);
         loop {
             match dial(&node, &security, DIAL_TIMEOUT).await {
                 Ok(connection) => {
                     told.clear();
+                    pause = PAUSE;
                     let link = link(&handle, connection);
                     let end = link.end.clone();
                     reception.receive(link, node.to_string());
@@ -86,12 +100,10 @@ pub fn call(
                         told.clone_from(&line);
                         tell(line);
                     }
-                    if e.is_final() {
-                        return;
-                    }
+                    pause = if e.is_final() { (2 * pause).min(LONGEST) } else { PAUSE };
                 }
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
     });
 }

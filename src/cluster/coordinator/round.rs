@@ -57,6 +57,7 @@ impl Coordinator<'_> {
                 return Err(error);
             }
             if let Some(tally) = task.done.take() {
+                self.counts.ignored += tally.ignored;
                 self.classes.extend(tally.classes.keys().cloned());
                 return Ok(Some(tally));
             }
@@ -104,8 +105,9 @@ impl Coordinator<'_> {
 
     fn take(&mut self, incoming: Incoming, task: &mut Task) {
         match incoming {
-            Incoming::Joined { member, name, outbox } => {
+            Incoming::Joined { member, name, peer, outbox } => {
                 self.members.insert(member, outbox);
+                self.peers.extend(peer.map(|peer| (member, (name.clone(), peer))));
                 self.met = true;
                 self.waiting.met(&name, member);
                 self.tick(Event::Joined { member, name }, task);
@@ -115,9 +117,11 @@ impl Coordinator<'_> {
                 self.served.remove(&member);
                 let waits = self.waiting.gone(member);
                 self.tick(Event::Lost { member, reason }, task);
+                self.peers.remove(&member);
                 self.tell(waits, What::Note, task);
             }
             Incoming::Refused { name, reason } => {
+                self.counts.refused += 1;
                 let (step, what, devices) = (task.after, What::Refused, vec![]);
                 task.change(Change { step, what, worker: name, devices, reason });
             }
@@ -224,6 +228,7 @@ impl Coordinator<'_> {
                 Action::Close { member } => {
                     self.members.remove(&member);
                     self.served.remove(&member);
+                    self.peers.remove(&member);
                     let waits = self.waiting.gone(member);
                     self.tell(waits, What::Note, task);
                 }
@@ -253,7 +258,13 @@ impl Coordinator<'_> {
     }
 
     fn tell(&mut self, note: Option<Note>, gone: What, task: &mut Task) {
-        let Some(note) = note else { return };
+        let Some(mut note) = note else { return };
+        if let Note::Left { member, reason, .. } = &mut note {
+            self.counts.expelled += u64::from(gone == What::Expelled);
+            // Its name is what it says; this is where it is.
+            let at = self.peers.values().find(|(name, _)| name == member);
+            at.into_iter().for_each(|(_, peer)| *reason = format!("{reason} (it was at {peer})"));
+        }
         // Where nobody else may come there is nothing to wait for.
         if self.company == Company::Closed && matches!(note, Note::Waiting { .. }) {
             return;

@@ -2,13 +2,11 @@
 //! was before and changes nothing; one that no honest worker sends takes the member out.
 
 use super::super::message::{Device as Named, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
-use super::action::{Action, DeviceReport, Note, Purpose};
+use super::Machine;
+use super::action::{Action, Note, Purpose};
 use super::event::{DeviceId, Kind, MemberId};
 use super::fleet::{self, Device, Stopping};
 use super::ledger::{Alone, Found, Held, Status};
-use super::{Machine, fleet::report};
-use crate::numeric::line::Points;
-use crate::train::event::Link;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -40,7 +38,7 @@ impl Machine {
                 self.lost(member, reason);
                 self.out.push(Action::Close { member });
             }
-            ToCoordinator::SumPiece { .. } => (m.flushed, m.reasked) = (m.flushed.map(|_| self.now), 0),
+            &ToCoordinator::SumPiece { sum, offset, .. } => m.comes((sum, offset), self.now),
             _ if m.devices.is_none() => self.expel(member, "it spoke of work before it was ready"),
             &ToCoordinator::Ask { device, room } => self.asked(DeviceId { member, index: device }, room),
             &ToCoordinator::Announce { lease, parameters, micros } => {
@@ -75,23 +73,6 @@ impl Machine {
         let name = m.name.clone();
         self.note(Note::Joined { member: name, devices, refused: refused.to_vec() });
         self.send_parameters(member);
-    }
-
-    /// What was measured of its devices before they took part.
-    fn came_measured(&mut self, member: MemberId, measured: &[Points], link: Option<Link>) {
-        let Some(m) = self.fleet.members.get_mut(&member) else { return };
-        let devices = m.devices.as_deref_mut().unwrap_or_default();
-        if devices.len() != measured.len() {
-            return self.expel(member, "it measured other devices than it has");
-        }
-        m.link = link.filter(|l| l.bandwidth.is_normal() && l.bandwidth > 0.0 && l.round_trip >= 0.0);
-        devices.iter_mut().zip(measured).for_each(|(device, points)| device.speed.admit(points));
-        let reports = self.fleet.reports().into_iter();
-        let devices = reports.filter(|r| r.id.is_some_and(|id| id.member == member) && r.trials > 0);
-        let devices: Vec<DeviceReport> = devices.collect();
-        if !devices.is_empty() {
-            self.note(Note::Measured { devices });
-        }
     }
 
     fn asked(&mut self, id: DeviceId, room: u16) {
@@ -360,33 +341,5 @@ impl Machine {
                 self.bad_value(lease, &held, (tensor, *value));
             }
         }
-    }
-
-    /// A device works on nothing any more: its other leases are for others.
-    fn stand_down(&mut self, id: DeviceId) {
-        let Some(device) = self.fleet.device_mut(id) else { return };
-        device.up = false;
-        let leases: Vec<LeaseId> = device.queue.drain(..).collect();
-        for lease in leases {
-            if let Some(round) = &mut self.round {
-                round.tally.reopened += u64::from(round.ledger.cancel(lease));
-                self.call_back(lease);
-            }
-        }
-    }
-
-    fn fell_back(&mut self, id: DeviceId, named: &Named, reason: &str) {
-        if self.fleet.device(id).is_none() {
-            return self.expel(id.member, "it spoke of a device that it does not have");
-        }
-        let before = self.fleet.place(id);
-        self.stand_down(id);
-        let Some(m) = self.fleet.members.get_mut(&id.member) else { return };
-        let Some(device) = m.devices.as_mut().and_then(|d| d.get_mut(usize::from(id.index))) else { return };
-        let (room, old) = (device.room, std::mem::replace(device, fleet::Device::new(named)));
-        device.room = room;
-        let done = report(None, m, &old);
-        self.fleet.keep(done);
-        self.note(Note::Fallback { before, now: named.clone(), reason: reason.to_string() });
     }
 }

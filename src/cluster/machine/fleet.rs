@@ -13,6 +13,12 @@ use std::time::Duration;
 /// Most devices of one member.
 pub(super) const MOST: usize = 64;
 
+/// Most times that one device falls back: more than any chain of backends is long.
+pub(super) const CHAIN: u8 = 8;
+
+/// Devices that are gone of which it is kept what they have done; that of others is added up under one name.
+const PAST: usize = 1024;
+
 /// The same devices, no two of one name: accounts are kept by name.
 pub(super) fn distinct(devices: &[message::Device]) -> Vec<message::Device> {
     let mut all: Vec<message::Device> = Vec::with_capacity(devices.len());
@@ -46,6 +52,8 @@ pub(super) struct Device {
     pub microbatches: u64,
     pub tokens: u64,
     pub busy: Duration,
+    /// How often it became another one.
+    pub fallbacks: u8,
 }
 
 /// A lease that is to be stopped.
@@ -77,6 +85,10 @@ pub(super) struct Member {
     pub flushed: Option<Duration>,
     /// How often it was asked again since.
     pub reasked: u32,
+    /// The furthest piece of a sum that came: number and offset.
+    furthest: Option<(u64, u64)>,
+    /// It has said what its devices were measured to need.
+    pub measured: bool,
 }
 
 impl Member {
@@ -91,6 +103,17 @@ impl Member {
             granted: 0,
             flushed: None,
             reasked: 0,
+            furthest: None,
+            measured: false,
+        }
+    }
+
+    /// A piece of a sum: what is new of one it was asked for is waited for longer. What came before shows nothing:
+    /// whoever began again and again would hold up the step.
+    pub fn comes(&mut self, piece: (u64, u64), now: Duration) {
+        if self.furthest.is_none_or(|furthest| piece > furthest) {
+            self.furthest = Some(piece);
+            (self.flushed, self.reasked) = (self.flushed.map(|_| now), 0);
         }
     }
 
@@ -121,6 +144,7 @@ impl Device {
             microbatches: 0,
             tokens: 0,
             busy: Duration::ZERO,
+            fallbacks: 0,
         }
     }
 
@@ -191,7 +215,12 @@ impl Fleet {
     }
 
     /// Puts what a device has done so far under the name that it had.
-    pub fn keep(&mut self, report: DeviceReport) {
+    pub fn keep(&mut self, mut report: DeviceReport) {
+        if self.past.len() >= PAST && !self.past.contains_key(&report.place) {
+            let others = |of: &str| format!("{of} that are gone");
+            report.place =
+                Place { member: others("workers"), device: others("devices"), class: String::new() };
+        }
         match self.past.get_mut(&report.place) {
             Some(past) => {
                 past.microbatches += report.microbatches;
@@ -247,6 +276,19 @@ pub(super) fn micros(span: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whoever comes and goes under ever new names takes no more memory than so many devices.
+    #[test]
+    fn what_is_kept_of_the_gone_is_bounded_and_loses_no_microbatch() {
+        let mut fleet = Fleet::default();
+        for i in 0..PAST as u64 + 50 {
+            let named = message::Device { name: "cpu 0".into(), class: format!("class {i}") };
+            let device = Device { microbatches: 1, ..Device::new(&named) };
+            fleet.keep(report(None, &Member::new("w".into()), &device));
+        }
+        assert_eq!(fleet.past.len(), PAST + 1);
+        assert_eq!(fleet.reports().iter().map(|r| r.microbatches).sum::<u64>(), PAST as u64 + 50);
+    }
 
     #[test]
     fn devices_of_one_name_are_told_apart() {

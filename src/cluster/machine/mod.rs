@@ -18,6 +18,7 @@ mod answer;
 mod assign;
 #[cfg(test)]
 mod check;
+mod device;
 mod event;
 mod fleet;
 mod gather;
@@ -161,10 +162,13 @@ impl Machine {
     }
 
     fn take_out(&mut self, member: MemberId, reason: &str, bye: Bye) {
-        if !self.fleet.members.contains_key(&member) {
-            return;
+        let Some(m) = self.fleet.members.get(&member) else { return };
+        let (unready, name, reason) = (m.devices.is_none(), m.name.clone(), format!("taken out: {reason}"));
+        self.lost(member, &reason);
+        if unready {
+            // Nobody has heard that it came; why it went is to be read nevertheless.
+            self.note(Note::Left { member: name, reason, reopened: 0 });
         }
-        self.lost(member, &format!("taken out: {reason}"));
         self.say(member, ToWorker::Bye(bye));
         self.out.push(Action::Close { member });
     }

@@ -54,6 +54,11 @@ impl Speed {
     /// What it was measured to need before it took part: an estimate to begin with, and how times go with sizes.
     pub fn admit(&mut self, trials: &Points) {
         let Some(Line { fixed, each }) = trials.line() else { return };
+        // Finite too: they are written down, and added to.
+        let Points { n: _, x, y, xx, xy } = trials;
+        if ![x, y, xx, xy].iter().all(|sum| (0.0..1e24).contains(*sum)) {
+            return;
+        }
         if !(1.0..=1e6).contains(&trials.n) || !(1e-9..=1e3).contains(&each) {
             return;
         }

@@ -77,7 +77,7 @@ fn leased(out: &[Action], to: u64) -> Vec<LeaseId> {
     out.iter().filter_map(lease).collect()
 }
 
-fn said(out: &[Action], to: u64) -> Vec<To> {
+pub(super) fn said(out: &[Action], to: u64) -> Vec<To> {
     let say = |a: &Action| match a {
         Action::Say { member, message } if *member == MemberId(to) => Some(message.clone()),
         _ => None,
@@ -85,7 +85,7 @@ fn said(out: &[Action], to: u64) -> Vec<To> {
     out.iter().filter_map(say).collect()
 }
 
-fn expelled(out: &[Action], member: u64) -> bool {
+pub(super) fn expelled(out: &[Action], member: u64) -> bool {
     out.contains(&Action::Close { member: MemberId(member) })
         && out.contains(&Action::TakeBack { member: MemberId(member) })
         && said(out, member).iter().any(|m| matches!(m, To::Bye(Bye::Out { again: false, .. })))

@@ -44,7 +44,8 @@ impl Cache {
         let whole = self.root.join(&manifest.model_hash);
         let _lock = self.lock(&manifest.model_hash, wire, say).await?;
         if whole.is_dir() {
-            match manifest.files.iter().find(|file| !holds(&whole, file)) {
+            let (dir, files) = (whole.clone(), manifest.files.clone());
+            match wire.meanwhile(move || files.into_iter().find(|file| !holds(&dir, file))).await? {
                 None => return Ok(opens(&whole, manifest)),
                 Some(file) => {
                     say(&format!("{}: {} is damaged: fetched again", whole.display(), file.name));
@@ -105,7 +106,8 @@ impl Cache {
             for attempt in 0..2 {
                 let path = dir.join(&file.name);
                 one_file(&path, index, file, wire).await?;
-                match hash(&path) {
+                let read = path.clone();
+                match wire.meanwhile(move || hash(&read)).await? {
                     Ok(found) if found == file.hash => break,
                     Ok(_) if attempt == 0 => std::fs::remove_file(&path).map_err(|e| fail(&path, e))?,
                     Ok(_) => return Err(fail(&path, "what came from the coordinator has another hash")),

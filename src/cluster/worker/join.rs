@@ -147,10 +147,13 @@ impl Worker<'_> {
                 heard = wire.hear() => match heard {
                     Ok(_) => {}
                     Err(Outcome::Left) => return Err(Outcome::Left),
-                    Err(outcome) => {
-                        self.crew = opened.await.ok();
-                        return Err(outcome);
-                    }
+                    Err(outcome) => tokio::select! {
+                        crew = opened => {
+                            self.crew = crew.ok();
+                            return Err(outcome);
+                        }
+                        () = wire.stopped() => return Err(Outcome::Left),
+                    },
                 },
             }
         }

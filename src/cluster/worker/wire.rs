@@ -74,6 +74,31 @@ impl<'a> Wire<'a> {
         }
     }
 
+    /// Does what takes long on a thread of its own, while the conversation may end. What is heard meanwhile was not
+    /// asked for.
+    pub async fn meanwhile<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Outcome> {
+        let (send, mut done) = tokio::sync::oneshot::channel();
+        let failed = |e: &dyn std::fmt::Display| Outcome::Failed { reason: format!("a thread: {e}") };
+        let thread = std::thread::Builder::new().name("aside".into());
+        thread.spawn(move || drop(send.send(work()))).map_err(|e| failed(&e))?;
+        loop {
+            tokio::select! {
+                result = &mut done => return result.map_err(|e| failed(&e)),
+                heard = self.hear() => drop(heard?),
+            }
+        }
+    }
+
+    /// Completes once this side was told to stop.
+    pub async fn stopped(&self) {
+        while self.stop.urgency() == Urgency::Run {
+            tokio::time::sleep(GLANCE).await;
+        }
+    }
+
     /// Says everything that waits, and closes.
     pub async fn finish(mut self) {
         let said = async {
