@@ -11,7 +11,7 @@ use super::left::{self, Precision, Side};
 use super::tiled::{Right, Tiled};
 use super::unpack;
 use crate::numeric::block::{Blocks, RUN};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 /// N x K numbers.
 pub struct InBlocks {
@@ -43,10 +43,12 @@ impl InBlocks {
         InBlocks { blocks: blocks.clone(), rounded }
     }
 
-    /// out = rows from .. from + out.len() / K: the whole matrix, for its slow twin.
-    pub fn widen(&self, out: &mut [f32], from: usize) {
-        for (i, out) in out.chunks_exact_mut(self.cols).enumerate() {
-            self.row(out, from + i);
+    /// out = columns `cols` of row `row`; `cols` begins and ends where blocks do.
+    pub fn part(&self, out: &mut [f32], row: usize, cols: Range<usize>) {
+        let bytes = self.block.size_of(cols.start)..self.block.size_of(cols.end);
+        self.block.widen(out, &self.blocks.row(row)[bytes]);
+        if self.rounded == Rounded::Bf16 {
+            out.iter_mut().for_each(|x| *x = left::round(*x));
         }
     }
 
@@ -68,10 +70,7 @@ impl Tiled for InBlocks {
     }
 
     fn row(&self, out: &mut [f32], id: usize) {
-        self.block.widen(out, self.blocks.row(id));
-        if self.rounded == Rounded::Bf16 {
-            out.iter_mut().for_each(|x| *x = left::round(*x));
-        }
+        self.part(out, id, 0..self.cols);
     }
 
     fn upright<'a>(

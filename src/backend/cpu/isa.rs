@@ -1,6 +1,6 @@
 //! Instruction set variants. A kernel is written once, over [`Lanes`], and compiled for each variant by
 //! [`kernel!`]; which one runs is found out when it starts. The variant is part of the numeric class: with
-//! fused multiply-add (AVX2, AVX-512) results differ from those without.
+//! fused multiply-add (AVX2, AVX-512, NEON) results differ from those without.
 //!
 //! Kernel bodies do not reorder sums by themselves, and neither does LLVM: wherever a sum is to be
 //! vectorised, its body spells the sixteen partial sums.
@@ -36,6 +36,8 @@ pub enum Isa {
     Avx512,
     /// AVX2 and FMA.
     Avx2,
+    /// NEON, which every 64-bit ARM has, with its fused multiply-add.
+    Neon,
     /// What Rust compiles for by default.
     Generic,
 }
@@ -58,7 +60,7 @@ impl Isa {
                 return Isa::Avx2;
             }
         }
-        Isa::Generic
+        if cfg!(target_arch = "aarch64") { Isa::Neon } else { Isa::Generic }
     }
 
     /// Its part of the class string.
@@ -66,6 +68,7 @@ impl Isa {
         match self {
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
             Isa::Generic => std::env::consts::ARCH,
         }
     }
@@ -119,8 +122,13 @@ macro_rules! kernel {
                     Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    Isa::Generic => {}
+                    Isa::Neon | Isa::Generic => {}
                 }
+            }
+            // What Rust compiles for has NEON there.
+            #[cfg(target_arch = "aarch64")]
+            if isa == $crate::backend::cpu::isa::Isa::Neon {
+                return body::<$crate::backend::cpu::isa::Once>($($arg),*);
             }
             let _ = isa;
             body::<$crate::backend::cpu::isa::Twice>($($arg),*)

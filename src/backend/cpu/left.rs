@@ -62,6 +62,14 @@ impl<'a> Left<'a> {
         }
     }
 
+    /// Its numbers one by one, which is what they are wherever the `gemm` crate multiplies.
+    pub fn numbers(self) -> Strided<'a> {
+        match self.side {
+            Side::Floats(numbers) => numbers,
+            Side::Pairs(..) => unreachable!("pairs are for our own kernels"),
+        }
+    }
+
     /// From row `row` and term `k` on; k is even.
     pub fn from(self, row: usize, k: usize) -> Self {
         let side = match self.side {

@@ -42,6 +42,7 @@ mod product;
 mod product_crate;
 mod product_own;
 mod rope;
+mod rows;
 #[cfg(target_arch = "x86_64")]
 mod stored;
 #[cfg(not(target_arch = "x86_64"))]

@@ -3,8 +3,11 @@
 //! may depend on the sizes of a call, so the output is cut into tiles of a fixed size.
 
 use super::Context;
-use super::product::{Factors, Sizes, Target};
+use super::memory::Memory;
+use super::product::{Factors, Sizes, Strided, Target};
 use crate::backend::Write;
+use std::cell::RefCell;
+use std::ops::Range;
 
 /// Inner dimension per call.
 const SLICE: usize = 512;
@@ -24,27 +27,83 @@ pub fn product(cx: Context, target: Target, sizes: Sizes, f: Factors) {
     });
 }
 
+/// Distances between the rows and the columns of a right factor.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// Between terms.
+    pub row: usize,
+    /// Between outputs.
+    pub col: usize,
+}
+
+/// Writes the right factor of those terms and outputs, and says how it lies.
+pub type Right<'a> = &'a (dyn Fn(&mut [f32], Range<usize>, Range<usize>) -> Terms + Sync);
+
+thread_local! {
+    static ROOM: RefCell<Memory> = RefCell::new(Memory::zeros(SLICE * COLS));
+}
+
+/// out[m, n] (=|+=) a b on all threads, a [m, k]; b is made where it is needed. The same bits as [`product`]'s.
+pub fn frozen(cx: Context, target: Target, (a, m): (Strided, usize), (n, k): (usize, usize), right: Right) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(a.holds(m, k), "the left factor is as large as the product says");
+    target.pointer(m, n);
+    // A column of tiles is one task: what is widened serves all of them.
+    cx.threads.each(n.div_ceil(COLS), |task| {
+        let j = task * COLS;
+        let cols = COLS.min(n - j);
+        ROOM.with_borrow_mut(|room| {
+            for (from, terms) in slices(k) {
+                let room = &mut room.values_mut()[..terms * cols];
+                let lies = right(room, from..from + terms, j..j + cols);
+                let b = Strided { data: room, row: lies.row, col: lies.col };
+                assert!(b.holds(terms, cols), "the right factor is as large as the product says");
+                for i in (0..m).step_by(ROWS) {
+                    let sizes = Sizes { m: ROWS.min(m - i), n: cols, k: terms };
+                    let add = target.write == Write::Add || from > 0;
+                    let f = Factors { a: a.from(i, from), b, scale: 1.0 };
+                    // SAFETY: factors were checked; columns of the output are disjoint, and each is one task's.
+                    unsafe { slice((target.from(i, j), add), sizes, f) };
+                }
+            }
+        });
+    });
+}
+
+/// The slices of an inner dimension.
+fn slices(k: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..k.max(1)).step_by(SLICE).map(move |from| (from, SLICE.min(k - from)))
+}
+
 /// See [`super::product::tile`], which has checked the sizes.
 ///
 /// # Safety
 /// As there.
 pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
-    let Sizes { m, n, k } = sizes;
-    let out = target.pointer(m, n);
-    for from in (0..k.max(1)).step_by(SLICE) {
+    for (from, k) in slices(sizes.k) {
         let add = target.write == Write::Add || from > 0;
-        let slice = SLICE.min(k - from);
-        let (a, b) = (f.a.from(0, from), f.b.from(from, 0));
-        let (rows, cols) = (target.stride as isize, 1);
-        let (a_rows, a_cols, b_rows, b_cols) =
-            (a.row as isize, a.col as isize, b.row as isize, b.col as isize);
-        let (a, b, no, one) = (a.data.as_ptr(), b.data.as_ptr(), false, gemm::Parallelism::None);
-        // SAFETY: the caller has checked the factors, `Target::pointer` the output. Strides are in elements.
-        unsafe {
-            gemm::gemm(
-                m, n, slice, out, cols, rows, add, a, a_cols, a_rows, b, b_cols, b_rows, 1.0, f.scale, no,
-                no, no, one,
-            );
-        }
+        let f = Factors { a: f.a.from(0, from), b: f.b.from(from, 0), scale: f.scale };
+        // SAFETY: the caller's promise.
+        unsafe { slice((target, add), Sizes { k, ..sizes }, f) };
+    }
+}
+
+/// One slice of a tile.
+///
+/// # Safety
+/// As [`tile`].
+unsafe fn slice((target, add): (Target, bool), Sizes { m, n, k }: Sizes, f: Factors) {
+    let out = target.pointer(m, n);
+    let (rows, cols) = (target.stride as isize, 1);
+    let Factors { a, b, scale } = f;
+    let (a_rows, a_cols, b_rows, b_cols) = (a.row as isize, a.col as isize, b.row as isize, b.col as isize);
+    let (a, b, no, one) = (a.data.as_ptr(), b.data.as_ptr(), false, gemm::Parallelism::None);
+    // SAFETY: the caller has checked the factors, `Target::pointer` the output. Strides are in elements.
+    unsafe {
+        gemm::gemm(
+            m, n, k, out, cols, rows, add, a, a_cols, a_rows, b, b_cols, b_rows, 1.0, scale, no, no, no, one,
+        );
     }
 }

@@ -46,11 +46,7 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
-        match (self.products, self.precision) {
-            (Products::Own, Precision::F32) => dtype.size(),
-            (Products::Own, _) => Dtype::Bf16.size(),
-            (Products::Crate, _) => Dtype::F32.size(),
-        }
+        if self.precision == Precision::F32 { dtype.size() } else { Dtype::Bf16.size() }
     }
 
     fn memory(&mut self, len: usize) -> Memory {

@@ -1,18 +1,18 @@
-//! Frozen matrices: in panels for our own kernel, in rows for the `gemm` crate, or in the blocks of their file.
+//! Frozen matrices: in panels or in the blocks of their file for our own kernel, in rows for the `gemm` crate.
 
 use super::Context;
 use super::blocks::InBlocks;
 use super::head::{self, Question};
-use super::left::{self, Left, Precision, Side};
+use super::left::{self, Left, Precision};
 use super::panels::Panels;
 use super::product::{Factors, Products, Sizes, Strided, Target, product};
+use super::rows::Rows;
 use super::threads::Shared;
 use super::tiled::{Added, RANK, Tiled};
 use crate::backend::{Fault, Frozen, Write};
 use crate::numeric::block::Blocks;
 use crate::numeric::dtype::Dtype;
 use half::{bf16, f16};
-use std::borrow::Cow;
 
 /// A frozen matrix [N, K].
 pub struct Weight {
@@ -22,13 +22,11 @@ pub struct Weight {
 }
 
 enum Values {
-    Rows(Vec<f32>),
+    Rows(Rows),
     F32(Panels<f32>),
     F16(Panels<f16>),
     Bf16(Panels<bf16>),
     Blocks(InBlocks),
-    /// For the `gemm` crate: widened as a whole, every time.
-    Packed(InBlocks),
 }
 
 /// A low-rank product [T, R] x [R, outputs] that is added in the same pass.
@@ -65,8 +63,7 @@ impl Weight {
         let short = |x: f32| bf16::from_bits((x.to_bits() >> 16) as u16);
         let exact = dtype == Dtype::F32 && bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0);
         let values = match (cx.products, cx.precision, dtype) {
-            (Products::Crate, Precision::F32, _) => Values::Rows(dtype.widen(bytes)),
-            (Products::Crate, ..) => Values::Rows((0..rows * cols).map(|i| left::round(number(i))).collect()),
+            (Products::Crate, ..) => Values::Rows(Rows::pack(cx, source)),
             (_, Precision::F32, Dtype::F16) => {
                 Values::F16(Panels::pack(cx.threads, shape, |i| f16::from_le_bytes(half(i))))
             }
@@ -82,32 +79,19 @@ impl Weight {
         let blocks = InBlocks::new(source, cx.precision);
         let values = match cx.products {
             Products::Own => Values::Blocks(blocks),
-            Products::Crate => Values::Packed(blocks),
+            Products::Crate => Values::Rows(Rows::of_blocks(blocks)),
         };
         Weight { rows: source.rows, cols: source.cols, values }
-    }
-
-    /// The numbers as the `gemm` crate reads them, where it multiplies.
-    fn plain(&self) -> Option<Cow<'_, [f32]>> {
-        match &self.values {
-            Values::Rows(values) => Some(Cow::Borrowed(values)),
-            Values::Packed(blocks) => {
-                let mut wide = vec![0.0; self.rows * self.cols];
-                blocks.widen(&mut wide, 0);
-                Some(Cow::Owned(wide))
-            }
-            _ => None,
-        }
     }
 
     /// out = row `id`
     pub fn row(&self, out: &mut [f32], id: usize) {
         match &self.values {
-            Values::Rows(v) => out.copy_from_slice(&v[id * self.cols..][..self.cols]),
+            Values::Rows(p) => p.part(out, id, 0..self.cols),
             Values::F32(p) => p.row(out, id),
             Values::F16(p) => p.row(out, id),
             Values::Bf16(p) => p.row(out, id),
-            Values::Blocks(p) | Values::Packed(p) => p.row(out, id),
+            Values::Blocks(p) => p.row(out, id),
         }
     }
 
@@ -125,13 +109,7 @@ impl Weight {
     pub(super) fn forward(&self, cx: Context, y: (&mut [f32], Write), x: Left, low: Option<LowRank>) {
         let (y, write) = y;
         let t = x.rows;
-        if let (Some(values), Side::Floats(a)) = (self.plain(), x.side) {
-            let sizes = Sizes { m: t, n: self.rows, k: self.cols };
-            let b = Strided::rows(&values, self.cols).transposed();
-            product(cx, (&mut *y, self.rows), write, sizes, Factors { a, b, scale: 1.0 });
-            return self.add_low(cx, (y, self.rows), t, low);
-        }
-        let (fits, rest) = split(low);
+        let (fits, rest) = self.split(low);
         let out = Shared::new(&mut *y);
         let target = Target { out: &out, at: 0, stride: self.rows, write };
         match &self.values {
@@ -139,7 +117,7 @@ impl Weight {
             Values::F16(p) => p.forward(cx, target, x, fits),
             Values::Bf16(p) => p.forward(cx, target, x, fits),
             Values::Blocks(p) => p.forward(cx, target, x, fits),
-            Values::Rows(_) | Values::Packed(_) => {}
+            Values::Rows(p) => p.forward(cx, target, (x.numbers(), t), self.rows),
         }
         self.add_low(cx, (y, self.rows), t, rest);
     }
@@ -148,13 +126,7 @@ impl Weight {
     pub(super) fn backward(&self, cx: Context, dx: (&mut [f32], Write), dy: Left, low: Option<LowRank>) {
         let (dx, write) = dx;
         let t = dy.rows;
-        if let (Some(values), Side::Floats(a)) = (self.plain(), dy.side) {
-            let sizes = Sizes { m: t, n: self.cols, k: self.rows };
-            let b = Strided::rows(&values, self.cols);
-            product(cx, (&mut *dx, self.cols), write, sizes, Factors { a, b, scale: 1.0 });
-            return self.add_low(cx, (dx, self.cols), t, low);
-        }
-        let (fits, rest) = split(low);
+        let (fits, rest) = self.split(low);
         let out = Shared::new(&mut *dx);
         let target = Target { out: &out, at: 0, stride: self.cols, write };
         match &self.values {
@@ -162,7 +134,7 @@ impl Weight {
             Values::F16(p) => p.backward(cx, target, dy, fits),
             Values::Bf16(p) => p.backward(cx, target, dy, fits),
             Values::Blocks(p) => p.backward(cx, target, dy, fits),
-            Values::Rows(_) | Values::Packed(_) => {}
+            Values::Rows(p) => p.backward(cx, target, (dy.numbers(), t), self.rows),
         }
         self.add_low(cx, (dx, self.cols), t, rest);
     }
@@ -180,7 +152,7 @@ impl Weight {
             Values::F16(p) => head::loss(cx, p, out, question, room),
             Values::Bf16(p) => head::loss(cx, p, out, question, room),
             Values::Blocks(p) => head::loss(cx, p, out, question, room),
-            Values::Rows(_) | Values::Packed(_) => {
+            Values::Rows(_) => {
                 unreachable!("the spelling in verbs serves the crate's products")
             }
         }
@@ -192,14 +164,15 @@ impl Weight {
         let f = Factors { a: Strided::rows(low.left, low.rank), b: low.right, scale: low.scale };
         product(cx, out, Write::Add, sizes, f);
     }
-}
 
-/// A low-rank product goes along with the frozen one unless its rank is enormous.
-fn split(low: Option<LowRank>) -> (Option<Added>, Option<LowRank>) {
-    match low {
-        Some(LowRank { left, right, rank, scale }) if rank <= RANK => {
-            (Some(Added { left: Strided::rows(left, rank), right, rank, scale }), None)
+    /// A low-rank product goes along with the frozen one, unless its rank is enormous or the crate multiplies.
+    fn split<'a>(&self, low: Option<LowRank<'a>>) -> (Option<Added<'a>>, Option<LowRank<'a>>) {
+        match (low, &self.values) {
+            (
+                Some(LowRank { left, right, rank, scale }),
+                Values::F32(_) | Values::F16(_) | Values::Bf16(_) | Values::Blocks(_),
+            ) if rank <= RANK => (Some(Added { left: Strided::rows(left, rank), right, rank, scale }), None),
+            (other, _) => (None, other),
         }
-        other => (None, other),
     }
 }
