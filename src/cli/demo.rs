@@ -81,8 +81,38 @@ fn lay(root: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The user's folder for what can be made or fetched again.
+/// The user's folder for what can be made or fetched again, where each system has it; XDG_CACHE_HOME moves it anywhere.
 pub fn cache() -> Option<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    var("XDG_CACHE_HOME").or_else(|| var("HOME").map(|h| h.join(".cache"))).map(|c| c.join("finetune"))
+    cache_by(std::env::consts::OS, |name| std::env::var_os(name).map(PathBuf::from))
+}
+
+fn cache_by(system: &str, read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    // A relative one means nothing (so the specification of these folders says).
+    let folder = |name: &str| read(name).filter(|path| path.is_absolute());
+    let of_system = || match system {
+        "windows" => folder("LOCALAPPDATA"),
+        "macos" => folder("HOME").map(|home| home.join("Library/Caches")),
+        _ => folder("HOME").map(|home| home.join(".cache")),
+    };
+    folder("XDG_CACHE_HOME").or_else(of_system).map(|caches| caches.join("finetune"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_system_has_its_own_place_for_caches() {
+        let of = |system: &str, set: &[(&str, &str)]| {
+            cache_by(system, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+        };
+        assert_eq!(of("linux", &[("HOME", "/h")]), Some("/h/.cache/finetune".into()));
+        assert_eq!(of("macos", &[("HOME", "/h")]), Some("/h/Library/Caches/finetune".into()));
+        assert_eq!(of("windows", &[("HOME", "/h"), ("LOCALAPPDATA", "/l")]), Some("/l/finetune".into()));
+        for system in ["linux", "macos", "windows"] {
+            let both = [("HOME", "/h"), ("LOCALAPPDATA", "/l"), ("XDG_CACHE_HOME", "/x")];
+            assert_eq!(of(system, &both), Some("/x/finetune".into()));
+            assert_eq!(of(system, &[("XDG_CACHE_HOME", "x")]), None);
+        }
+    }
 }

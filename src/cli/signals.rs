@@ -20,20 +20,55 @@ pub fn listen(look: Look) -> Result<(), std::io::Error> {
                 SIGTERM => {
                     STOP.ask(Urgency::Now);
                 }
-                _ if STOP.ask(Urgency::AfterStep) == Urgency::Run => {
-                    if look != Look::Quiet {
-                        eprintln!("stopping after this step, with a checkpoint; once more stops at once");
-                    }
+                _ => {
+                    after_this_step(look);
                 }
-                _ => std::process::exit(130),
             }
         }
     });
     Ok(())
 }
 
+/// The first time it is asked politely; the second time it ends here.
+#[cfg(any(unix, windows))]
+fn after_this_step(look: Look) -> Urgency {
+    let before = STOP.ask(Urgency::AfterStep);
+    if before != Urgency::Run {
+        std::process::exit(130);
+    }
+    if look != Look::Quiet {
+        eprintln!("stopping after this step, with a checkpoint; once more stops at once");
+    }
+    before
+}
+
+/// Windows has events of the console in place of signals: Ctrl-C after this step, a second one at once; Ctrl-Break, a
+/// closed window and a shutdown now. There is none for a checkpoint on the way.
+#[cfg(windows)]
+pub fn listen(look: Look) -> Result<(), std::io::Error> {
+    use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_shutdown};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let entered = runtime.enter();
+    let (mut c, mut brk, mut close, mut end) = (ctrl_c()?, ctrl_break()?, ctrl_close()?, ctrl_shutdown()?);
+    drop(entered);
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    Some(()) = c.recv() => after_this_step(look),
+                    Some(()) = brk.recv() => STOP.ask(Urgency::Now),
+                    Some(()) = close.recv() => STOP.ask(Urgency::Now),
+                    Some(()) = end.recv() => STOP.ask(Urgency::Now),
+                    else => return,
+                };
+            }
+        });
+    });
+    Ok(())
+}
+
 /// Elsewhere the system's own behaviour stands.
-#[cfg(not(unix))]
+#[cfg(not(any(unix, windows)))]
 pub fn listen(_: Look) -> Result<(), std::io::Error> {
     Ok(())
 }
