@@ -11,7 +11,7 @@ use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};
 use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
-use finetune::model::memory::{self, Load};
+use finetune::model::memory::{self, Home, Load};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::model::weights::{ModelError, Weights};
@@ -240,7 +240,8 @@ fn memory_is_estimated_from_shapes() {
         "tie_word_embeddings": true}"#;
     let config = Config::from_json(&serde_json::from_str(json).unwrap()).unwrap();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let load = Load { config: &config, lora: &lora, tokens: 1024, weights: 2 * 134_515_008 };
+    let load =
+        Load { config: &config, lora: &lora, tokens: 1024, weights: 2 * 134_515_008, home: Home::Host };
     let all = memory::estimate(load, Keep::Everything);
     assert_eq!(all.weights, 2 * 134_515_008, "SmolLM2's number of parameters");
     for (encoding, bytes) in [
@@ -255,6 +256,11 @@ fn memory_is_estimated_from_shapes() {
     }
     assert_eq!(layout::of(&config, &lora, 0..30).len(), 4_884_480, "PEFT prints this number");
     assert_eq!(all.adapter, 48 * 4_884_480);
+    // On a card neither moments nor sums; through a driver on the machine's memory all of it, and copies on the way.
+    for (home, bytes) in [(Home::Own, 16), (Home::Shared, 66)] {
+        let there = memory::estimate(Load { home, ..load }, Keep::Everything);
+        assert_eq!((there.adapter, there.kept), (bytes * 4_884_480, all.kept), "{home:?}");
+    }
     // x, mid, q, attended, k, v, gate, up, the small ones, and a quarter that waits to be used again.
     let values = 1024 * 30 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536 + 9 + 4 + 7 * 16);
     assert_eq!(all.kept, 5 * values);

@@ -15,7 +15,8 @@ use super::weights::ModelError;
 pub struct Estimate {
     /// Frozen weights, as the backend packs them.
     pub weights: u64,
-    /// Adapter: parameters and gradient on the device; on the host those, two moments and the exact sum.
+    /// Adapter: parameters and gradient, and what they travel through; where the device computes in the machine's own
+    /// memory, also what the host holds of each: those, two moments, the exact sum.
     pub adapter: u64,
     /// What blocks keep between forward and backward.
     pub kept: u64,
@@ -41,11 +42,41 @@ pub struct Load<'a> {
     pub tokens: usize,
     /// Bytes of the frozen weights, as the backend packs them: [`super::weights::Weights::packed`].
     pub weights: u64,
+    /// Whose memory it is.
+    pub home: Home,
+}
+
+/// Whose memory a device computes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// The machine's, directly: the CPU.
+    Host,
+    /// The machine's, through a driver: what is sent and read lies there a second time.
+    Shared,
+    /// Its own.
+    Own,
+}
+
+impl Home {
+    /// Bytes for each trained parameter.
+    fn adapter(self) -> u64 {
+        // On the device two values; on the host four and a sum of 8 bytes, and up to four more values that are
+        // copies, while a step ends or is saved.
+        let (device, host) = (4 * 2, 4 * 4 + 8 + 4 * 4);
+        // Upload: one value on its way and one in a buffer of the device.
+        let sent = 4 * 2;
+        match self {
+            Home::Host => device + host,
+            Home::Own => device + sent,
+            // Two values more wait to be read; buffers are a quarter larger at most.
+            Home::Shared => device + host + sent + 4 * 2 + 2,
+        }
+    }
 }
 
 /// What it takes.
 pub fn estimate(load: Load, keep: Keep) -> Estimate {
-    let Load { config, lora, tokens, weights } = load;
+    let Load { config, lora, tokens, weights, home } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
@@ -72,9 +103,7 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     let recycled = |bytes: u64| bytes + bytes / 4;
     Estimate {
         weights,
-        // On the device two values; on the host four and a sum of 8 bytes, and up to four more values that are
-        // copies, while a step ends or is saved.
-        adapter: trained * (4 * 2 + 4 * 4 + 8 + 4 * 4),
+        adapter: trained * home.adapter(),
         kept: recycled(4 * kept),
         scratch: recycled(4 * in_block.max(in_head)),
     }

@@ -5,7 +5,7 @@ use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::Load;
+use crate::model::memory::{Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
@@ -47,7 +47,7 @@ impl<'a> Whole<'a> {
     /// What it takes where `packing` says how many bytes a matrix of that many numbers does.
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
         let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
-        Ok(Load { config: self.config, lora: self.lora, tokens: self.tokens, weights })
+        Ok(Load { config: self.config, lora: self.lora, tokens: self.tokens, weights, home: Home::Host })
     }
 }
 

@@ -6,7 +6,7 @@ use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
 use crate::backend::wgpu::{Breaker, Options, Precision, Wgpu, matrix_bytes};
 use crate::cluster::worker::{Blueprint, Opener};
-use crate::model::memory::{self, Load};
+use crate::model::memory::{self, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use std::sync::{Mutex, PoisonError};
@@ -44,18 +44,27 @@ impl Card {
     }
 
     /// What a run takes on it.
-    fn load<'a>(whole: &Whole<'a>) -> Result<Load<'a>, ModelError> {
+    fn load<'a>(&self, whole: &Whole<'a>) -> Result<Load<'a>, ModelError> {
         // What only speaks needs little beside its weights, and keeps nothing.
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
-        Whole { tokens, ..*whole }.load_as(&matrix_bytes)
+        let load = Whole { tokens, ..*whole }.load_as(&matrix_bytes)?;
+        Ok(Load { home: home(self.found.facts.kind), ..load })
     }
 
     /// A whole model on it; whether it fits is asked before the device is opened.
     pub fn whole(&self, whole: &Whole, dtype: Option<&str>) -> Result<Box<dyn Model>, ModelError> {
-        let keep = memory::choose(Self::load(whole)?, self.budget)?.0;
+        let keep = memory::choose(self.load(whole)?, self.budget)?.0;
         let device = device(self.found, dtype, Some(self.budget))?;
         *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
         building::built(device, whole, keep)
+    }
+}
+
+/// Whose memory an adapter computes in.
+pub fn home(kind: Kind) -> Home {
+    match kind {
+        Kind::Software | Kind::Integrated => Home::Shared,
+        Kind::Discrete | Kind::Virtual | Kind::Unknown => Home::Own,
     }
 }
 
@@ -93,7 +102,7 @@ impl Opener for Card {
     }
 
     fn largest(&self, blueprint: &Blueprint) -> usize {
-        let load = Self::load(&Whole::of(blueprint));
+        let load = self.load(&Whole::of(blueprint));
         load.map_or(0, |load| memory::largest(load, self.budget))
     }
 }

@@ -9,7 +9,7 @@ use crate::backend::wgpu::adapters::{Facts, Kind};
 use crate::cli::options::groups::Precision;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
-use crate::model::memory::{self, Load};
+use crate::model::memory::{self, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use std::collections::BTreeMap;
@@ -90,7 +90,7 @@ impl Card {
             Precision::Bf16 => 2 * numbers,
             Precision::Auto | Precision::F32 => matrix_bytes(encoding, numbers),
         };
-        Whole { tokens, ..*whole }.load_as(&packing)
+        Ok(Load { home: Home::Own, ..Whole { tokens, ..*whole }.load_as(&packing)? })
     }
 
     /// A whole model on it; whether it fits is asked before anything is uploaded.

@@ -13,7 +13,7 @@ use crate::backend::wgpu::adapters::{self, Kind};
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Load};
+use crate::model::memory::{self, Estimate, Home, Load};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 
@@ -55,7 +55,7 @@ pub fn prospects(
             let opened = gpu::device(found, None, None);
             let class = opened.as_ref().map(|d| d.class()).map_err(ToString::to_string);
             let (takes, unfit) = match &opened {
-                Ok(device) => fits(whole.load(device)?, budget),
+                Ok(device) => fits(Load { home: gpu::home(found.facts.kind), ..whole.load(device)? }, budget),
                 Err(fault) => (None, Some(fault.clone().into())),
             };
             return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
@@ -68,7 +68,7 @@ pub fn prospects(
             let opened = nvidia::device(found, chosen.options.dtype);
             let class = opened.as_ref().map(|d| d.class()).map_err(ToString::to_string);
             let (takes, unfit) = match &opened {
-                Ok(device) => fits(whole.load(device)?, budget),
+                Ok(device) => fits(Load { home: Home::Own, ..whole.load(device)? }, budget),
                 Err(fault) => (None, Some(fault.clone().into())),
             };
             return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
