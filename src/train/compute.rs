@@ -170,7 +170,7 @@ impl<'a> Local<'a> {
             rows: batch.rows.clone(),
             tensor: tensor_of(self.model.layout(), at),
             value: bad.value,
-            finding: Box::new(Finding { place, again }),
+            finding: Box::new(Finding { class: place.clone(), place, again }),
         }
     }
 

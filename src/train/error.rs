@@ -115,6 +115,8 @@ pub enum TrainError {
 pub struct Finding {
     /// Worker and device: `worker a, cpu 0`.
     pub place: String,
+    /// Its numeric class.
+    pub class: String,
     /// None where there was nobody to compute it again.
     pub again: Option<Again>,
 }
@@ -148,6 +150,18 @@ impl Finding {
     /// What to do: values that are bad wherever they are computed come from the rows or the rate, others from
     /// the device. A device that says the same twice has shown neither.
     fn advice(&self) -> String {
+        let advice = self.suspects();
+        match self.class.split('-').any(|word| word == "f16") {
+            true => {
+                format!(
+                    "factors are rounded to f16 there, which ends at 65504: try --dtype f32; else {advice}"
+                )
+            }
+            false => advice,
+        }
+    }
+
+    fn suspects(&self) -> String {
         match &self.again {
             Some(Again { bad: false, .. }) => format!("the device is at fault: leave {} out", self.place),
             Some(Again { place, .. }) if *place == self.place => {
@@ -186,5 +200,26 @@ fn standing(kept: &Option<PathBuf>) -> String {
     match kept {
         Some(path) => format!("; {} stands: free space and go on with --resume", path.display()),
         None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Again, Finding};
+
+    #[test]
+    fn where_factors_are_rounded_to_f16_the_first_advice_is_f32() {
+        let advice = |class: &str, bad| {
+            let again = Some(Again { place: "b".into(), bad });
+            Finding { place: "a".into(), class: class.into(), again }.advice()
+        };
+        for bad in [true, false] {
+            assert!(
+                advice("wgpu-coop16+tiled-f16-card", bad).contains("try --dtype f32; else the "),
+                "{bad}"
+            );
+            assert!(!advice("wgpu-tiled+flash-f32-card", bad).contains("--dtype"));
+        }
+        assert_eq!(advice("cpu-avx2-f32", false), "the device is at fault: leave a out");
     }
 }

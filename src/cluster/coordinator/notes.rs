@@ -131,7 +131,7 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
         machine::Again::Also(bad) => Again { place: at(&bad.place), bad: true },
         machine::Again::Not(place) => Again { place: at(place), bad: false },
     });
-    let finding = Box::new(Finding { place: at(place), again });
+    let finding = Box::new(Finding { place: at(place), class: place.class.clone(), again });
     let rows = match (task.work)(found.item) {
         Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => batch.rows,
         Work::Prompt { .. } => vec![],
