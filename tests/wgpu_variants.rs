@@ -247,7 +247,7 @@ fn blocks_by_every_variant() {
 #[test]
 fn a_variant_that_is_wrong_is_dropped_by_name() {
     for (adapter, offered) in devices() {
-        for wrong in offered {
+        for wrong in offered.into_iter().chain([Variant::Split]) {
             let name = format!("{} {}", adapter.name(), wrong.name());
             let variants = Some(vec![wrong, Variant::Tiled]);
             let options = Options { variants: variants.clone(), spoiled: Some(wrong), ..Options::default() };
@@ -262,6 +262,80 @@ fn a_variant_that_is_wrong_is_dropped_by_name() {
             linear(&mut device, &name, false, (17, 40, 24), Encoding::Plain(Dtype::Bf16));
         }
     }
+}
+
+/// Right when the device is opened, wrong for what a model brings: other heads, other encodings, longer sums.
+#[test]
+fn what_is_wrong_only_for_a_model_is_dropped_before_it_is_used() {
+    for (adapter, _) in devices() {
+        for wrong in [Variant::Flash, Variant::Tiled] {
+            let (variants, spoiled) = (Some(vec![wrong]), Some(wrong));
+            let options = Options { variants, spoiled, spoiled_beyond: 96, ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap();
+            let name = format!("{} {}", adapter.name(), wrong.name());
+            assert!(device.dropped().is_empty(), "{name}: {:?}", device.dropped());
+            assert!(device.class().contains(wrong.name()), "{}", device.class());
+            let submissions = device.traffic().submissions;
+            device.prepare(Heads { query: 2, kv: 1, size: 64 }).unwrap();
+            linear(&mut device, &name, false, (17, 40, 72), Encoding::Plain(Dtype::F16));
+            assert!(device.dropped().is_empty(), "{name}: {:?}", device.dropped());
+            // One read for each matrix that `linear` asked for, twice: trials count nothing.
+            assert!(device.traffic().submissions - submissions <= 16, "{name}: {:?}", device.traffic());
+            device.prepare(Heads { query: 2, kv: 1, size: 128 }).unwrap();
+            linear(&mut device, &name, false, (17, 40, 128), Encoding::Plain(Dtype::F32));
+            let [(dropped, seen)] = device.dropped() else { panic!("{name} was not noticed") };
+            assert!(*dropped == wrong && seen.contains(", not "), "{name}: {seen}");
+            assert!(device.class().starts_with("wgpu-plain-f32-"), "{}", device.class());
+            assert_eq!(device.used(), 0, "{name}: a verdict keeps nothing");
+        }
+    }
+}
+
+/// Few outputs of long sums: in parts on cards, in one piece where nothing is cut. Both are right, and do not round
+/// alike, which shows that both were computed.
+#[test]
+fn long_sums_of_few_outputs_are_cut_in_parts() {
+    for (adapter, _) in devices() {
+        let mut got = Vec::new();
+        for variants in [vec![Variant::Tiled], vec![Variant::Tiled, Variant::Split]] {
+            let options = Options { poison: true, variants: Some(variants), ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap();
+            let name = format!("{} {}", adapter.name(), device.class());
+            // A last part that is shorter, tiles that are not full, a sum that is just long enough.
+            for size in [(16, 131, 1_037), (70, 16, 600), (3, 5, 512), (65, 40, 300)] {
+                own(&mut device, &name, size);
+            }
+            got.push(long(&mut device));
+        }
+        let [whole, parts] = &got[..] else { panic!("two devices") };
+        assert_ne!(whole, parts, "{}: nothing was cut", adapter.name());
+        // The same again, and where dispatches are cut to windows: bits follow from the shape.
+        for rate in [None, Some(1e6)] {
+            let variants = Some(vec![Variant::Tiled, Variant::Split]);
+            let options = Options { rate, steady: rate.is_some(), variants, ..Options::default() };
+            let mut device = Wgpu::open(&adapter, options).unwrap();
+            assert_eq!(&long(&mut device), parts, "{} {rate:?}", adapter.name());
+        }
+    }
+}
+
+/// 40 x 131 sums of 2,000 terms, added to what is there, between guard words.
+fn long(device: &mut Wgpu) -> Vec<f32> {
+    let (m, n, k, offset) = (40, 131, 2_000, 5);
+    let (a, b) = (numbers(k * m, 4), numbers(k * n, 5));
+    let (ma, mb) = (held(device, &a, 0), held(device, &b, 0));
+    let mut out = held(device, &vec![0.5; m * n], offset);
+    let product = Product { a: view(&ma, k, m), b: view(&mb, k, n), transpose: Transpose::Left, scale: 0.25 };
+    device.matmul(ViewMut { memory: &mut out, offset, rows: m, cols: n }, Write::Add, product);
+    let got = taken(device, out, m * n, offset);
+    device.recycle(ma);
+    device.recycle(mb);
+    let want: Vec<_> = formula((&a, 1, m), (&b, n, 1), (m, n, k))
+        .into_iter()
+        .map(|(w, s)| (0.25 * w + 0.5, 0.25 * s + 0.5))
+        .collect();
+    compare("added", &got, &want, (tolerance("relative"), false));
+    got
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // A workgroup owns BM x BN outputs and walks k in slices of BK that it stages in workgroup memory; a lane owns TM x TN
 // outputs in registers and adds its terms in ascending k, so the order of a sum depends on nothing. HALF: factors
 // are rounded to f16 there, which halves what is moved; their products are exact in f32 and so are sums kept.
+// SPLIT: there are so many workgroups for each part of the sum, and each part has an output of its own.
 #if HALF
 alias Four = vec4<f16>;
 #else
@@ -23,13 +24,34 @@ fn b_number(k: u32, col: u32) -> f32 {
 }
 #end
 
+#if SPLIT
+fn put_part(part: u32, row: u32, col: u32, value: f32) {
+    if (row < p.m && col < p.n) {
+        out[p.out_at + (part * p.m + row) * p.n + col] = value;
+    }
+}
+#end
+
 @compute @workgroup_size(${BM / TM * (BN / TN)})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let across = (p.n + ${BN - 1}u) / ${BN}u;
-    let number = flat(group, groups);
-    if (number >= across * ((p.m + ${BM - 1}u) / ${BM}u)) {
+    let tiles = across * ((p.m + ${BM - 1}u) / ${BM}u);
+#if SPLIT
+    let part = flat(group, groups) / tiles;
+    let number = flat(group, groups) % tiles;
+    if (part >= p.parts) {
         return;
     }
+    let first = part * p.terms;
+    let end = min(first + p.terms, p.k);
+#else
+    let number = flat(group, groups);
+    if (number >= tiles) {
+        return;
+    }
+    let first = 0u;
+    let end = p.k;
+#end
     let row0 = number / across * ${BM}u;
     let col0 = number % across * ${BN}u;
     let my_row = lane / ${BN / TN}u;
@@ -39,7 +61,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var sum${i}_$j = vec4<f32>();
 #end
 #end
-    for (var k0 = 0u; k0 < p.k; k0 += ${BK}u) {
+    for (var k0 = first; k0 < end; k0 += ${BK}u) {
         // Neighbouring lanes read neighbouring numbers, whichever way a factor lies.
         for (var e = lane; e < ${BK * BM / 4}u; e += ${BM / TM * (BN / TN)}u) {
 #if LEFT_ACROSS
@@ -104,11 +126,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
         workgroupBarrier();
     }
+#if SPLIT == 0
     let by = p.scale / p.lift;
+#end
 #for i in 0..TM
 #for j in 0..TN / 4
 #for l in 0..4
+#if SPLIT
+    put_part(part, row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l]);
+#else
     put(row0 + (my_row + ${i / 4 * (BM / TM)}u) * 4u + ${i % 4}u, col0 + (my_col + ${j * (BN / TN)}u) * 4u + ${l}u, sum${i}_$j[$l] * by);
+#end
 #end
 #end
 #end

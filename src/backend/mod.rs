@@ -74,6 +74,13 @@ pub trait Backend {
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }
+    /// Between two blocks of a model: where work is submitted in pieces, a piece had better end here.
+    fn border(&mut self) {}
+    /// Says what attention will be asked for. Who has a fast way for it tries it now, while it may still be dropped.
+    fn prepare(&mut self, heads: Heads) -> Result<(), Fault> {
+        let _ = heads;
+        Ok(())
+    }
     /// Packs a frozen matrix as the backend likes it.
     fn weight(&mut self, source: Frozen) -> Result<Self::Weight, Fault>;
     /// The same of a matrix in blocks. A backend that computes from blocks overrides this; here they are widened.

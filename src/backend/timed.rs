@@ -112,6 +112,12 @@ impl<B: Backend> Backend for Timed<B> {
     fn traffic(&self) -> Traffic {
         self.inner.traffic()
     }
+    fn border(&mut self) {
+        self.inner.border();
+    }
+    fn prepare(&mut self, heads: Heads) -> Result<(), Fault> {
+        self.inner.prepare(heads)
+    }
     fn weight(&mut self, source: Frozen) -> Result<B::Weight, Fault> {
         self.count(Encoding::Plain(source.dtype), source.rows * source.cols);
         self.inner.weight(source)

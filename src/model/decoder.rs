@@ -122,6 +122,7 @@ impl<B: Fused> Decoder<B> {
         build: Build,
     ) -> Result<Self, ModelError> {
         lora.check()?;
+        backend.prepare(config.heads)?;
         let weights = Weights::new(tensors)?;
         let layers = build.layers;
         let layout = layout::of(config, lora, layers.clone());
@@ -232,6 +233,7 @@ impl<B: Fused> Decoder<B> {
                 _ => saved.recycle(&mut self.backend),
             }
             x = out;
+            self.backend.border();
         }
         (x, self.cancel.check())
     }

@@ -7,6 +7,7 @@
 
 #[path = "../parity/case.rs"]
 mod case;
+mod compiled;
 mod faults;
 mod lengths;
 mod sizes;

@@ -3,11 +3,12 @@
 use crate::case::Case;
 use crate::devices;
 use finetune::backend::wgpu::{Options, Wgpu};
-use finetune::backend::{Backend, Frozen, Write, view, view_mut};
-use finetune::model::decoder::{Build, Decoder};
+use finetune::backend::{Backend, Frozen, Traffic, Write, view, view_mut};
+use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::numeric::dtype::Dtype;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 
 fn tolerance(key: &str) -> f64 {
     let text = include_str!("../../contracts/F-WGPU-002.yaml");
@@ -56,6 +57,69 @@ fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
             };
             stage.backward(None, &mut gradient).unwrap();
             assert_eq!(last, Some((sums, gradient)), "{class} {name}: two passes give the bits of one");
+        }
+    }
+}
+
+/// The gradient of a small model, what it took, and how many of its submissions ended inside a block.
+fn at_pace(gpu: Wgpu, case: &Case) -> (Vec<f32>, Traffic, u64) {
+    let inside = gpu.cut_inside();
+    let build = Build { keep: Keep::Inputs, ..Build::whole(&case.config) };
+    let mut stage = Decoder::load(gpu, &case.config, &case.tensors, &case.lora, build).unwrap();
+    let parameters = case.adapter("adapter_init");
+    stage.set_parameters(&parameters).unwrap();
+    let (batch, mut gradient) = (case.microbatch(0, 3), vec![f32::NAN; parameters.len()]);
+    // How long a whole pass is estimated at is known after the first.
+    stage.gradient(&batch, &mut gradient).unwrap();
+    let before = (stage.traffic(), inside.load(Relaxed));
+    stage.gradient(&batch, &mut gradient).unwrap();
+    (gradient, stage.traffic().since(&before.0), inside.load(Relaxed) - before.1)
+}
+
+#[test]
+fn submissions_end_between_blocks_where_blocks_are_short_enough() {
+    let case = Case::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity/llama"));
+    let (mut whole, mut clean, mut cut) = (None, 0, 0);
+    // From a device that does all in no time to one on which a block takes many submissions.
+    for power in [36.0, 26.0, 25.25, 25.0, 24.75, 24.5, 23.0] {
+        let options = Options { rate: Some(2f64.powf(power)), steady: true, ..Options::default() };
+        // One driver is enough: where work is cut is decided before any of them sees it.
+        for gpu in devices(options).into_iter().take(1) {
+            let (gradient, taken, inside) = at_pace(gpu, &case);
+            println!("{power}: {} submissions, {inside} of them ended inside a block", taken.submissions);
+            assert!(whole.get_or_insert(gradient.clone()) == &gradient, "a cut changes no bit");
+            assert_eq!(taken.read_backs, 1);
+            clean += u64::from(taken.submissions > 1 && inside == 0);
+            cut += u64::from(inside > 0);
+        }
+    }
+    let none = whole.is_none() && std::env::var_os("FINETUNE_NEED_VULKAN").is_none();
+    assert!(none || (clean > 0 && cut > 0), "{clean} {cut}");
+}
+
+/// Where the rate is known, no submission is estimated at more than the contract allows, whatever a clock says.
+#[test]
+fn no_submission_is_given_more_than_it_may_take() {
+    let (t, n, rate) = (64, 512, 1e8);
+    for mut gpu in devices(Options { rate: Some(rate), steady: true, ..Options::default() }) {
+        let w =
+            gpu.weight(Frozen { rows: n, cols: n, dtype: Dtype::Bf16, bytes: &vec![0; n * n * 2] }).unwrap();
+        let [mut x, mut y] = [t * n, t * n].map(|len| gpu.memory(len));
+        gpu.fill(view_mut(&mut x, t, n), 1.0);
+        for round in 0..3 {
+            let before = gpu.traffic();
+            gpu.longest();
+            for _ in 0..4 {
+                gpu.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, n), &w);
+                gpu.linear_grad(view_mut(&mut x, t, n), Write::Set, view(&y, t, n), &w);
+                gpu.border();
+            }
+            gpu.read(view(&x, 1, 8), &mut [0.0; 8]).unwrap();
+            let (taken, most) = (gpu.traffic().since(&before), gpu.longest().work / rate);
+            let all = 8.0 * 2.0 * (t * n * n) as f64 / rate;
+            assert!(most > 0.0 && most <= tolerance("submission_seconds"), "{round}: {most} s");
+            assert!(taken.submissions as f64 >= all / tolerance("submission_seconds"), "{round}: {taken:?}");
+            assert_eq!(taken.read_backs, 1);
         }
     }
 }

@@ -28,7 +28,14 @@ fn trouble(text: &str) -> Option<String> {
     if let Err(error) = msl::write_string(&module, &info, &options, &Default::default()) {
         return Some(format!("MSL: {error}"));
     }
-    workgroup_memory(&module)
+    storage_buffers(&module).or_else(|| workgroup_memory(&module))
+}
+
+/// The least that WebGPU promises of these, too.
+fn storage_buffers(module: &naga::Module) -> Option<String> {
+    let storage = |v: &naga::GlobalVariable| matches!(v.space, naga::AddressSpace::Storage { .. });
+    let count = module.global_variables.iter().filter(|(_, v)| storage(v)).count();
+    (count > 8).then(|| format!("{count} storage buffers"))
 }
 
 /// The least that WebGPU promises; every device that is opened has it.
@@ -77,11 +84,18 @@ fn no_file_of_the_folder_is_left_out() {
 
 #[test]
 fn what_is_wrong_is_found() {
+    let buffers = |count: u32| -> String {
+        (0..count)
+            .map(|i| format!("@group(0) @binding({i}) var<storage, read> b{i}: array<f32>;\n"))
+            .collect()
+    };
     let head = "@compute @workgroup_size(64) fn main(@builtin(local_invocation_index) lane: u32)";
     let cases = [
         (format!("{head} {{ let x = lane; }}"), true),
         (format!("{head} {{ let x = ; }}"), false),
         (format!("{head} {{ let x: f32 = lane; }}"), false),
+        (format!("{} {head} {{ let x = lane; }}", buffers(8)), true),
+        (format!("{} {head} {{ let x = lane; }}", buffers(9)), false),
         (format!("var<workgroup> tile: array<f32, 5000>; {head} {{ tile[lane] = 1.0; }}"), false),
     ];
     for (text, good) in cases {

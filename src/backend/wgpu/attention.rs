@@ -26,7 +26,7 @@ pub(super) const KERNELS: &[&Kernel] =
     &[&ATTENTION, &CACHED, &DELTA, &GRAD_Q, &GRAD_KV, &FLASH, &FLASH_Q, &FLASH_KV];
 
 /// The largest head whose sums flash attention keeps in registers.
-const FLASH_SIZE: usize = 256;
+pub(super) const FLASH_SIZE: usize = 256;
 
 /// Over scalar loops: what an operation costs beside one of a tiled product.
 const SCALAR: f64 = 4.0;
@@ -71,7 +71,7 @@ impl Wgpu {
 
     /// 1/sqrt(D), as bits.
     fn scale(&self, heads: Heads) -> u32 {
-        let spoil = if self.variants.flash { self.variants.spoil(Variant::Flash) } else { 1.0 };
+        let spoil = if self.variants.flash { self.variants.spoil(Variant::Flash, heads.size) } else { 1.0 };
         ((heads.size as f32).sqrt().recip() * spoil).to_bits()
     }
 

@@ -23,8 +23,7 @@ impl std::fmt::Debug for Cache {
 }
 
 /// The driver's cache, begun with what was kept.
-pub(super) fn begin(device: &wgpu::Device, cache: &Cache) -> wgpu::PipelineCache {
-    let data = cache.found.as_deref();
+pub(super) fn begin(device: &wgpu::Device, data: Option<&[u8]>) -> wgpu::PipelineCache {
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
     // SAFETY: the bytes are those that `get_data` gave for this adapter: whoever keeps them checks their hash, and
     // wgpu that they are of this driver; what does not fit is left out (`fallback`).

@@ -65,9 +65,10 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
         }
         "product_tiled" => {
             let tiles = |rows: &'static [u32], tm: &'static [u32]| {
-                let axes: [(&str, &[u32]); 7] = [
+                let axes: [(&str, &[u32]); 8] = [
                     ("VECTOR", &[0]),
                     ("HALF", &[0, 1]),
+                    ("SPLIT", &[0]),
                     ("BM", rows),
                     ("BN", &[16, 64]),
                     ("BK", &[16]),
@@ -76,7 +77,13 @@ fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
                 ];
                 product(&[&frozen[..], &axes[..]].concat())
             };
-            [tiles(&[64], &[8]), tiles(&[16], &[4])].concat()
+            let whole = [tiles(&[64], &[8]), tiles(&[16], &[4])].concat();
+            let own = |set: &Vec<Constant>| set.contains(&("ENCODING", 0)) && set.contains(&("HALF", 0));
+            let cut = |set: &Vec<Constant>| {
+                set.iter().map(|&(n, v)| (n, if n == "SPLIT" { 1 } else { v })).collect::<Vec<_>>()
+            };
+            let parts = whole.iter().filter(|set| own(set)).map(cut).collect::<Vec<_>>();
+            [whole, parts].concat()
         }
         "product_coop" => product(&[&frozen[..], &[("VECTOR", &[0][..]), ("SIDE", &[8, 16])]].concat()),
         "product_lanes" => variants::lanes_sets(),

@@ -1,10 +1,13 @@
 //! A variant is used on a device only after it was right there: products and rows against formulas in f64 on the host,
 //! flash attention against the plain kernels. What is wrong, or does not compile, is dropped by name, and what comes
-//! after it in the list has its turn; the plain kernels are always left.
+//! after it in the list has its turn; the plain kernels are always left. What a model brings (its heads, how its matrices are
+//! encoded) makes other kernels, so a variant is tried once more on that before anything is computed with it.
 
 use super::variants::{LIFT, Variant, Variants};
-use super::{Memory, Wgpu};
+use super::weight::Part;
+use super::{Memory, Weight, Wgpu};
 use crate::backend::*;
+use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use half::{bf16, f16};
 use std::collections::HashSet;
@@ -13,61 +16,123 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// F-WGPU-001: of the largest expected value; of the sum of absolute terms where factors are rounded.
 const BOUND: f64 = 1e-4;
 
-/// What was right in this process.
-fn right() -> MutexGuard<'static, HashSet<(String, &'static str)>> {
-    static RIGHT: OnceLock<Mutex<HashSet<(String, &'static str)>>> = OnceLock::new();
+/// What a variant is tried on.
+enum Trial<'a> {
+    /// What every device is asked when it is opened.
+    Usual,
+    /// Heads of the size that a model has.
+    Heads(usize),
+    /// The first rows of a matrix of a model, and the numbers in them.
+    Matrix(&'a Weight, &'a [f32]),
+}
+
+impl Trial<'_> {
+    fn name(&self) -> String {
+        match self {
+            Trial::Usual => "usual".into(),
+            Trial::Heads(size) => format!("heads {size}"),
+            Trial::Matrix(w, _) => format!("matrix {}", w.encoding.name()),
+        }
+    }
+}
+
+/// What was right in this process: card and driver, variant, trial. A driver may take seconds to compile it.
+fn right() -> MutexGuard<'static, HashSet<String>> {
+    static RIGHT: OnceLock<Mutex<HashSet<String>>> = OnceLock::new();
     RIGHT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Wgpu {
-    /// Takes into use what is right of `offered`. `card` says which device and driver this is: what was right on it is
-    /// not asked again by this process, because a driver may take seconds to compile it.
-    pub(super) fn choose(&mut self, offered: &[Variant], card: &str) -> Result<(), Fault> {
-        let (pace, traffic) = (self.gpu.pace.clone(), self.gpu.traffic);
-        for &variant in offered.iter() {
-            if self.variants.covers(variant) {
-                continue;
-            }
-            let known = (card.to_string(), variant.name());
-            if self.variants.spoiled.is_none() && right().contains(&known) {
+    /// Takes into use what is right of what is offered, and names the class.
+    pub(super) fn choose(&mut self) -> Result<(), Fault> {
+        for variant in self.origin.offered.clone() {
+            if !self.variants.covers(variant) && self.is_right(variant, &Trial::Usual) {
                 self.variants.take(variant);
-                continue;
-            }
-            let Variants { spoiled, lanes, .. } = self.variants;
-            let mut alone = Variants { spoiled, lanes, ..Variants::default() };
-            alone.take(variant);
-            let used = std::mem::replace(&mut self.variants, alone);
-            let verdict = self.judge(variant);
-            self.variants = used;
-            match verdict {
-                Ok(()) => {
-                    self.variants.take(variant);
-                    right().insert(known);
-                }
-                Err(seen) => {
-                    // What was recorded is let go; a device that is lost says so again below.
-                    self.gpu.submit();
-                    self.gpu.faults.forgive();
-                    self.variants.dropped.push((variant, seen));
-                }
             }
         }
         if !self.variants.dropped.is_empty() {
+            // A device that is lost says so here.
             let mut one = self.memory(1);
             self.fill(view_mut(&mut one, 1, 1), 1.0);
             self.read(view(&one, 1, 1), &mut [0.0])?;
             self.recycle(one);
         }
-        (self.gpu.pace, self.gpu.traffic) = (pace, traffic);
+        let reduced = self.variants.products.iter().any(|v| v.is_reduced());
+        let numbers = if reduced { "f16" } else { "f32" };
+        self.class = format!("wgpu-{}-{numbers}-{}", self.variants.names(), self.origin.slug);
         Ok(())
     }
 
-    fn judge(&mut self, variant: Variant) -> Result<(), String> {
-        match variant {
-            Variant::Flash => self.judge_attention(),
-            Variant::Subgroups => self.judge_rows(),
-            product => self.judge_products(product),
+    /// Tries flash attention on the heads that a model has: other sizes are other kernels.
+    pub(super) fn try_heads(&mut self, size: usize) -> Result<(), Fault> {
+        let flash = self.variants.flash && size <= super::attention::FLASH_SIZE;
+        if flash && !self.is_right(Variant::Flash, &Trial::Heads(size)) {
+            self.choose()?;
         }
+        Ok(())
+    }
+
+    /// Tries what computes products with frozen matrices on the first one of an encoding: others are other kernels.
+    pub(super) fn try_matrix(&mut self, w: &Weight, bytes: &[u8]) -> Result<(), Fault> {
+        const ENOUGH: usize = 1 << 17;
+        let Some(part) = w.parts.first().filter(|_| w.cols > 0 && !self.tried.contains(&w.encoding)) else {
+            return Ok(());
+        };
+        self.tried.push(w.encoding);
+        let rows = (ENOUGH / w.cols).clamp(1, 96).min(part.rows);
+        let bytes = &bytes[..w.encoding.size_of(rows * w.cols)];
+        let values = match w.encoding {
+            Encoding::Plain(dtype) => dtype.widen(bytes),
+            Encoding::Blocks(block) => {
+                let mut values = vec![0.0; rows * w.cols];
+                block.widen(&mut values, bytes);
+                values
+            }
+        };
+        let parts = vec![Part { storage: part.storage.clone(), from: 0, rows }];
+        let first = Weight { rows, cols: w.cols, encoding: w.encoding, parts };
+        while let Some(&variant) = self.variants.products.first() {
+            if self.is_right(variant, &Trial::Matrix(&first, &values)) {
+                break;
+            }
+            // The next one has its turn.
+            self.choose()?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is; else it is dropped by name. What it took is not counted.
+    fn is_right(&mut self, variant: Variant, trial: &Trial) -> bool {
+        let known = format!("{} {} {}", self.origin.card, variant.name(), trial.name());
+        if self.variants.spoiled.is_none() && right().contains(&known) {
+            return true;
+        }
+        let (pace, traffic) = (self.gpu.pace.clone(), self.gpu.traffic);
+        let Variants { spoiled, spoiled_beyond, lanes, .. } = self.variants;
+        let mut alone = Variants { spoiled, spoiled_beyond, lanes, ..Variants::default() };
+        alone.take(variant);
+        let used = std::mem::replace(&mut self.variants, alone);
+        let verdict = match (variant, trial) {
+            (_, Trial::Matrix(w, values)) => {
+                [33, 3].iter().try_for_each(|&t| self.judge_frozen(t, w, values, variant.is_reduced()))
+            }
+            (Variant::Flash, Trial::Heads(size)) => self.judge_attention(*size),
+            (Variant::Flash, _) => self.judge_attention(20),
+            (Variant::Subgroups, _) => self.judge_rows(),
+            (Variant::Split, _) => self.judge_split(),
+            (product, _) => self.judge_products(product),
+        };
+        self.variants = used;
+        if let Err(seen) = &verdict {
+            // What was recorded is let go.
+            self.gpu.submit();
+            self.gpu.faults.forgive();
+            self.variants.drop_one(variant, seen.clone());
+        } else {
+            right().insert(known);
+        }
+        (self.gpu.pace, self.gpu.traffic) = (pace, traffic);
+        verdict.is_ok()
     }
 
     fn loaded(&mut self, values: &[f32]) -> Memory {
@@ -86,34 +151,59 @@ impl Wgpu {
 
     fn judge_products(&mut self, variant: Variant) -> Result<(), String> {
         let reduced = variant.is_reduced();
-        // Rows that vectors fit, then rows that they do not.
-        for (t, n, k) in [(33, 96, 72), (19, 35, 21)] {
+        // Rows that vectors fit, rows that they do not, and tiles for few rows or columns.
+        for (t, n, k) in [(33, 96, 72), (19, 35, 21), (40, 70, 12), (9, 12, 40)] {
             let (x, dy, w) = (numbers(t * k, 1), numbers(t * n, 2), numbers(n * k, 3));
             let bytes: Vec<u8> = w.iter().flat_map(|v| bf16::from_f32(*v).to_bits().to_le_bytes()).collect();
-            let frozen = Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes };
-            let frozen = self.weight(frozen).map_err(|f| f.to_string())?;
-            let w: Vec<f32> = w.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
-            let (mx, mdy) = (self.loaded(&x), self.loaded(&dy));
-            let (mut y, mut dx) = (self.memory(t * n), self.memory(t * k));
-            self.linear(view_mut(&mut y, t, n), Write::Set, view(&mx, t, k), &frozen);
-            self.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&mdy, t, n), &frozen);
-            // Everything is read, and its memory given back, before anything is compared.
-            let (y, dx) = (self.taken(y), self.taken(dx));
-            let own = if reduced { Ok(()) } else { self.judge_own((t, n, k), [&x, &dy], [&mx, &mdy]) };
-            self.recycle(mx);
-            self.recycle(mdy);
-            let (y, dx) = (y?, dx?);
-            let round = |x: &[f32], lift| if reduced { rounded(x, lift) } else { x.to_vec() };
-            let rw = round(&w, 1.0);
-            near("linear", &y, &Host { a: (&round(&x, 1.0), k, 1), b: (&rw, 1, k), sizes: (t, n, k) })?;
-            near(
-                "linear_grad",
-                &dx,
-                &Host { a: (&round(&dy, LIFT), n, 1), b: (&rw, k, 1), sizes: (t, k, n) },
-            )?;
-            own?;
+            let frozen =
+                self.sent((n, k), Encoding::Plain(Dtype::Bf16), &bytes).map_err(|f| f.to_string())?;
+            self.judge_frozen(t, &frozen, &Dtype::Bf16.widen(&bytes), reduced)?;
+            if !reduced {
+                let (mx, mdy) = (self.loaded(&x), self.loaded(&dy));
+                let own = self.judge_own((t, n, k), [&x, &dy], [&mx, &mdy]);
+                self.recycle(mx);
+                self.recycle(mdy);
+                own?;
+            }
         }
         Ok(())
+    }
+
+    /// `t` rows by a frozen matrix whose numbers are `w`, and back.
+    fn judge_frozen(&mut self, t: usize, frozen: &Weight, w: &[f32], reduced: bool) -> Result<(), String> {
+        let (n, k) = (frozen.rows, frozen.cols);
+        let (x, dy) = (numbers(t * k, 1), numbers(t * n, 2));
+        let (mx, mdy) = (self.loaded(&x), self.loaded(&dy));
+        let (mut y, mut dx) = (self.memory(t * n), self.memory(t * k));
+        self.linear(view_mut(&mut y, t, n), Write::Set, view(&mx, t, k), frozen);
+        self.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&mdy, t, n), frozen);
+        // Everything is read, and its memory given back, before anything is compared.
+        let (y, dx) = (self.taken(y), self.taken(dx));
+        self.recycle(mx);
+        self.recycle(mdy);
+        let (y, dx) = (y?, dx?);
+        let round = |x: &[f32], lift| if reduced { rounded(x, lift) } else { x.to_vec() };
+        let rw = round(w, 1.0);
+        near("linear", &y, &Host { a: (&round(&x, 1.0), k, 1), b: (&rw, 1, k), sizes: (t, n, k) })?;
+        near("linear_grad", &dx, &Host { a: (&round(&dy, LIFT), n, 1), b: (&rw, k, 1), sizes: (t, k, n) })
+    }
+
+    /// An adapter's gradient over so many tokens that its sums are cut, the last part shorter than the others.
+    fn judge_split(&mut self) -> Result<(), String> {
+        let (r, n, t) = (12, 70, 1100);
+        self.variants.take(Variant::Tiled);
+        let (dy, x) = (numbers(t * r, 1), numbers(t * n, 2));
+        let (mdy, mx) = (self.loaded(&dy), self.loaded(&x));
+        let mut out = self.memory(r * n);
+        for write in [Write::Set, Write::Add] {
+            let (a, b) = (view(&mdy, t, r), view(&mx, t, n));
+            let product = Product { a, b, transpose: Transpose::Left, scale: 0.5 };
+            self.matmul(view_mut(&mut out, r, n), write, product);
+        }
+        let out = self.taken(out);
+        self.recycle(mdy);
+        self.recycle(mx);
+        near("matmul aT b in parts", &out?, &Host { a: (&dy, 1, r), b: (&x, n, 1), sizes: (r, n, t) })
     }
 
     /// Products of two f32 matrices, each transpose: x [T, K] and dy [T, N].
@@ -175,10 +265,10 @@ impl Wgpu {
         close("cross_entropy", &losses?, &want.2)
     }
 
-    fn judge_attention(&mut self) -> Result<(), String> {
-        let flash = self.attention_case()?;
+    fn judge_attention(&mut self, size: usize) -> Result<(), String> {
+        let flash = self.attention_case(size)?;
         let variants = std::mem::take(&mut self.variants);
-        let plain = self.attention_case();
+        let plain = self.attention_case(size);
         self.variants = variants;
         for ((name, got), (_, want)) in flash.iter().zip(&plain?) {
             close(name, got, &want.iter().map(|v| f64::from(*v)).collect::<Vec<_>>())?;
@@ -187,8 +277,8 @@ impl Wgpu {
     }
 
     /// Two rows over more than one tile, grouped heads; every output and gradient.
-    fn attention_case(&mut self) -> Result<Vec<(&'static str, Vec<f32>)>, String> {
-        let (t, heads) = (45, Heads { query: 2, kv: 1, size: 20 });
+    fn attention_case(&mut self, size: usize) -> Result<Vec<(&'static str, Vec<f32>)>, String> {
+        let (t, heads) = (45, Heads { query: 2, kv: 1, size });
         let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
         let ids = vec![0; t];
         let tokens = self.tokens(TokenRows { ids: &ids, bounds: &[0, 7, t as u32], past: 0 });

@@ -3,7 +3,8 @@
 //! submission, in one piece.
 //!
 //! At most one submission is in flight, so that each is measured by itself: operating systems reset a GPU that
-//! hangs for two seconds. What is recorded is submitted as soon as its estimate reaches [`Pace::limit`].
+//! hangs for two seconds. What is recorded is submitted at the border of a block before its estimate passes
+//! what [`Pace::ends`] allows, and anywhere before it passes [`Pace::bound`].
 
 mod transfer;
 
@@ -15,7 +16,7 @@ use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
 use crate::numeric::caught::caught;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wgpu::{BufferUsages, PollError, PollStatus, PollType, SubmissionIndex};
 
@@ -90,6 +91,14 @@ pub struct Gpu {
     stage_buffer: wgpu::Buffer,
     read_buffer: wgpu::Buffer,
     work: f64,
+    /// Work that was recorded since the last read, and how much of it before the last border.
+    passed: f64,
+    border_at: f64,
+    /// The work of each block since the last read, and of each before that.
+    blocks: Vec<f64>,
+    before: Vec<f64>,
+    /// Submissions that ended inside a block because they had grown too long.
+    pub inside: Arc<AtomicU64>,
     in_flight: Option<Flight>,
     pending: usize,
     /// Kernels that were compiled when something was sent last.
@@ -145,6 +154,11 @@ impl Gpu {
             stage_buffer,
             read_buffer,
             work: 0.0,
+            passed: 0.0,
+            border_at: 0.0,
+            blocks: Vec::new(),
+            before: Vec::new(),
+            inside: Arc::default(),
             in_flight: None,
             pending: 0,
             known: 0,
@@ -199,10 +213,10 @@ impl Gpu {
         }
         let verb = call.kernel.name;
         self.faults.doing(verb);
-        let seconds = self.pace.seconds(self.work + call.work);
-        if self.params.len() as u64 + stride(&self.limits) > DISPATCHES * stride(&self.limits)
-            || (seconds > self.pace.limit() && !self.ops.is_empty())
-        {
+        let long = self.pace.seconds(self.work + call.work) > self.pace.bound();
+        let full = self.params.len() as u64 + stride(&self.limits) > DISPATCHES * stride(&self.limits);
+        if full || (long && !self.ops.is_empty()) {
+            self.inside.fetch_add(1, Ordering::Relaxed);
             self.submit();
         }
         let built = self.pipelines.kernel(&self.device, &self.faults, call.kernel, call.constants);
@@ -218,9 +232,33 @@ impl Gpu {
         self.params.extend_from_slice(bytemuck::cast_slice(call.params));
         self.params.resize(at + stride(&self.limits) as usize, 0);
         self.work += call.work;
+        self.passed += call.work;
         self.traffic.dispatches += 1;
         let grid = (x as u32, y as u32);
         self.ops.push(Op::Dispatch { verb, pipeline: built.pipeline, group, at: at as u32, grid });
+    }
+
+    /// A block ends: what is recorded is sent where the next one would make it too much. That one is taken to be what
+    /// it was in the last microbatch, beside the block that ends here.
+    pub fn border(&mut self) {
+        let block = self.passed - std::mem::replace(&mut self.border_at, self.passed);
+        let at = self.blocks.len();
+        self.blocks.push(block);
+        let next = match self.before.get(at..at + 2) {
+            Some(&[same, next]) if same > 0.0 => next * block / same,
+            _ => block,
+        };
+        if !self.ops.is_empty() && self.pace.ends(self.work, next, self.passed) {
+            self.submit();
+        }
+    }
+
+    /// A microbatch has come back.
+    pub fn lap(&mut self) {
+        self.pace.lap();
+        (self.passed, self.border_at) = (0.0, 0.0);
+        std::mem::swap(&mut self.blocks, &mut self.before);
+        self.blocks.clear();
     }
 
     /// Sends what is recorded.
@@ -330,7 +368,10 @@ impl Gpu {
         self.wait(Some(flight.index));
         let seconds = flight.started.elapsed().as_secs_f64();
         match (flight.first, looked_late) {
-            (true, _) | (false, true) => self.pace.learn_at_most(flight.work, seconds),
+            (true, _) | (false, true) => {
+                self.pace.learn_at_most(flight.work, seconds);
+                self.longest.add(flight.work, 0.0);
+            }
             (false, false) => {
                 self.pace.learn(flight.work, seconds);
                 self.longest.add(flight.work, seconds);

@@ -33,7 +33,7 @@ mod verbs;
 mod vulkan;
 mod weight;
 
-use crate::numeric::block::Block;
+use crate::numeric::block::Encoding;
 pub use breaker::Breaker;
 pub use cache::{Cache, Keep};
 pub use catalogue::{Entry, catalogue};
@@ -53,16 +53,27 @@ pub struct Wgpu {
     class: String,
     /// What computes faster than the plain kernels.
     variants: Variants,
+    origin: Origin,
     /// Bytes that one binding holds.
     binding_limit: u64,
     poison: bool,
-    /// Types of blocks that it has shown to unpack right.
-    unpacked: Vec<Block>,
+    /// How the numbers of matrices are encoded that its products were tried on.
+    tried: Vec<Encoding>,
     /// Hashes of the rows of the tokens that dropout came for last.
     masks: Option<Masks>,
     keep: Option<Keep>,
     /// Kernels that were compiled when they were kept last.
     kept: usize,
+}
+
+/// What is known of a device before anything is computed on it.
+struct Origin {
+    /// Which card and driver it is.
+    card: String,
+    /// The same, as a class names it.
+    slug: String,
+    /// Variants that it could run, the best first.
+    offered: Vec<Variant>,
 }
 
 /// What keys masks before module, token and channel.

@@ -1,13 +1,15 @@
 //! Opening a device.
 
-use super::Wgpu;
 use super::cache::{self, Cache};
 use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
 use super::pace::{Kind, Longest, Pace};
 use super::variants::{Precision, Variant, Variants};
+use super::{Origin, Wgpu};
 use crate::backend::Fault;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use wgpu::Features;
 
 /// How a device is opened.
@@ -17,6 +19,8 @@ pub struct Options {
     pub memory: Option<u64>,
     /// Pretends that this is how much it does in a second, until it was measured: for tests.
     pub rate: Option<f64>,
+    /// Goes on pretending so, whatever is measured: for tests.
+    pub steady: bool,
     /// Keeps no more bind groups than this: for tests.
     pub bind_groups: Option<usize>,
     /// Pretends that a binding holds no more bytes than this: for tests.
@@ -29,6 +33,8 @@ pub struct Options {
     pub variants: Option<Vec<Variant>>,
     /// A variant that is made wrong on purpose: for tests.
     pub spoiled: Option<Variant>,
+    /// And only for heads, or sums, that are longer than this.
+    pub spoiled_beyond: usize,
     /// The driver's compiled kernels, from run to run.
     pub cache: Option<Cache>,
 }
@@ -62,39 +68,44 @@ impl Wgpu {
         };
         let opened = futures::executor::block_on(adapter.inner.request_device(&descriptor))
             .map_err(|e| fault(format!("cannot be opened: {e}")))?;
-        let binding = options.binding_limit.unwrap_or(u64::MAX).min(limits.max_storage_buffer_binding_size);
+        let binding = options.binding_limit.unwrap_or(u64::MAX).min(binding(&limits));
         let kind = if adapter.is_software() { Kind::Software } else { Kind::Hardware };
-        let pace = options.rate.map_or_else(|| Pace::guess(kind), Pace::of);
+        let mut pace = options.rate.map_or_else(|| Pace::guess(kind), Pace::of);
+        pace.steady = options.steady;
         let budget = options.memory.unwrap_or(u64::MAX);
         let mut gpu = Gpu::new(opened, (limits, budget), Faults::new(name.clone()), pace);
         gpu.pipelines.most = options.bind_groups.unwrap_or(gpu.pipelines.most);
         if let Some(cache) =
             options.cache.as_ref().filter(|_| descriptor.required_features.contains(Features::PIPELINE_CACHE))
         {
-            gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache));
+            gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache.found.as_deref()));
+            // What another driver kept is as good as nothing.
+            if gpu.faults.raised() && gpu.faults.forgive().is_some() {
+                gpu.pipelines.cache = Some(cache::begin(&gpu.device, None));
+            }
         }
         gpu.faults.check()?;
         let lanes = super::variants::lanes(adapter);
-        let variants = Variants { spoiled: options.spoiled, lanes, ..Variants::default() };
+        let (spoiled, spoiled_beyond) = (options.spoiled, options.spoiled_beyond);
+        let variants = Variants { spoiled, spoiled_beyond, lanes, ..Variants::default() };
+        let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
+        let slug = slug(adapter);
+        let origin = Origin { card: format!("{} {slug}", adapter.info.device_pci_bus_id), slug, offered };
         let (class, poison) = (String::new(), options.poison);
         let keep = options.cache.map(|cache| cache.keep);
         let mut device = Wgpu {
             gpu,
             class,
             variants,
+            origin,
             binding_limit: binding,
             poison,
-            unpacked: vec![],
+            tried: vec![],
             masks: None,
             keep,
             kept: 0,
         };
-        let offered = options.variants.unwrap_or_else(|| Variant::offered(adapter, options.precision));
-        let card = format!("{} {}", adapter.info.device_pci_bus_id, slug(adapter));
-        device.choose(&offered, &card)?;
-        let reduced = device.variants.products.iter().any(|v| v.is_reduced());
-        let numbers = if reduced { "f16" } else { "f32" };
-        device.class = format!("wgpu-{}-{numbers}-{}", device.variants.names(), slug(adapter));
+        device.choose()?;
         Ok(device)
     }
 
@@ -118,10 +129,21 @@ impl Wgpu {
         self.gpu.pipelines.groups_kept()
     }
 
+    /// Submissions that had to end inside a block of a model, counted on.
+    pub fn cut_inside(&self) -> Arc<AtomicU64> {
+        self.gpu.inside.clone()
+    }
+
     /// Variants that this device got wrong, each with what was seen.
     pub fn dropped(&self) -> &[(Variant, String)] {
         &self.variants.dropped
     }
+}
+
+/// Bytes that a kernel can be given at a time. It counts them in 32 bits, and where a driver allows more (Metal does)
+/// what it is told ends at the last of those.
+fn binding(limits: &wgpu::Limits) -> u64 {
+    limits.max_storage_buffer_binding_size.min(u64::from(u32::MAX - 3))
 }
 
 /// Device model and driver, as a class names them.
@@ -131,4 +153,16 @@ fn slug(adapter: &Adapter) -> String {
     let words: String = text.chars().map(word).collect();
     let words: Vec<&str> = words.split_whitespace().collect();
     words.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_binding_is_counted_in_32_bits() {
+        for (offered, used) in [(1 << 27, 1 << 27), ((1 << 32) - 4, (1 << 32) - 4), (1 << 34, (1 << 32) - 4)]
+        {
+            let limits = wgpu::Limits { max_storage_buffer_binding_size: offered, ..Default::default() };
+            assert_eq!(super::binding(&limits), used);
+        }
+    }
 }

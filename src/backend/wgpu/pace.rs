@@ -2,12 +2,15 @@
 //! measured on earlier ones, so nothing has to be known of a device beforehand.
 //!
 //! Where a whole pass over a microbatch takes under a second, it is cut once at most; where it takes longer, what
-//! is submitted is cut so that it should take [`SLOW`], well under the half second that nothing may exceed.
+//! is submitted is cut so that it should take [`SLOW`], well under the half second that nothing may exceed. Borders of
+//! blocks are the better places to cut, so inside a block it is done only where much more would come together.
 
 /// Seconds of a submission on a device that needs many of them.
 const SLOW: f64 = 0.2;
+/// Seconds at which one of those ends even inside a block.
+const INSIDE: f64 = 0.35;
 /// Seconds of a submission where a microbatch takes few of them.
-const FAST: f64 = 0.3;
+const FAST: f64 = 0.48;
 /// A microbatch that takes less is cut in two at most.
 const SHORT: f64 = 0.95;
 /// Under this a measurement is mostly overhead.
@@ -23,6 +26,8 @@ pub struct Pace {
     /// Work since the last read-back, and of the one before.
     since: f64,
     last: f64,
+    /// Believes what it was told, whatever is measured: for tests.
+    pub steady: bool,
 }
 
 impl Pace {
@@ -39,7 +44,7 @@ impl Pace {
 
     /// A guess of that much work in a second.
     pub fn of(rate: f64) -> Pace {
-        Pace { rate, least: rate / 20.0, since: 0.0, last: f64::INFINITY }
+        Pace { rate, least: rate / 20.0, since: 0.0, last: f64::INFINITY, steady: false }
     }
 
     /// What `work` should take.
@@ -52,17 +57,36 @@ impl Pace {
         SLOW * self.rate
     }
 
-    /// Seconds that a submission may be estimated at.
-    pub fn limit(&self) -> f64 {
-        let last = self.seconds(self.last);
-        // A little more than the half, so that the rest is not left over.
-        if last < SHORT { (0.52 * last).max(FAST) } else { SLOW }
+    /// Whether a microbatch is cut in two at most.
+    fn is_short(&self) -> bool {
+        self.seconds(self.last) < SHORT
+    }
+
+    /// Seconds at which a submission is cut where it stands. What nobody has measured yet cannot be left to blocks.
+    pub fn bound(&self) -> f64 {
+        match self.last.is_finite() {
+            // A little more than the half, so that the rest is not left over.
+            true if self.is_short() => (0.52 * self.seconds(self.last)).max(FAST),
+            true => INSIDE,
+            false => SLOW,
+        }
+    }
+
+    /// Whether a submission of that much work ends at the border of a block, where the next block takes `next` more
+    /// and `passed` was recorded of the microbatch so far.
+    pub fn ends(&self, work: f64, next: f64, passed: f64) -> bool {
+        let more = self.seconds(work + next);
+        match self.is_short() {
+            // Not so early that the rest would be too much for one.
+            true => more > self.bound() && self.seconds(self.last - passed) <= self.bound(),
+            false => more > SLOW,
+        }
     }
 
     /// A submission was measured.
     pub fn learn(&mut self, work: f64, seconds: f64) {
         self.since += work;
-        if work <= 0.0 {
+        if work <= 0.0 || self.steady {
             return;
         }
         let measured = work / seconds.max(LEAST);
@@ -148,14 +172,21 @@ mod tests {
     #[test]
     fn a_slow_device_is_cut_finely_and_a_fast_one_once() {
         let mut pace = Pace::of(2e11);
-        assert_eq!(pace.limit(), SLOW, "nothing is known yet");
+        assert_eq!(pace.bound(), SLOW, "nothing is known yet");
         (0..9).for_each(|_| pace.learn(1e10, 0.1));
-        pace.since = 8e10;
+        pace.since = 9.4e10;
         pace.lap();
-        assert!((pace.limit() - 0.416).abs() < 1e-9, "0.8 s: two submissions, not {}", pace.limit());
+        assert!((pace.bound() - 0.4888).abs() < 1e-9, "0.94 s: two submissions, not {}", pace.bound());
+        for (work, next, ends) in [(3e10, 1e10, false), (4.7e10, 1e10, true), (4.4e10, 1e10, false)] {
+            assert_eq!(pace.ends(work, next, work), ends, "{work}: {next} more, and the rest in one");
+        }
         pace.since = 2e11;
         pace.lap();
-        assert_eq!(pace.limit(), SLOW, "2 s: many");
+        assert_eq!(pace.bound(), INSIDE, "2 s: many");
+        assert!(
+            pace.ends(1.5e10, 6e9, 0.0) && !pace.ends(1.5e10, 4e9, 0.0),
+            "so that none takes more than 0.2 s"
+        );
         pace.learn(1.0, 1e-4);
         assert_eq!(pace.seconds(1e11), 1.0, "overhead is not believed");
         pace.learn(1e10, 1e4);

@@ -8,7 +8,7 @@ use super::kernel::Access::{Read, Write as Written};
 use super::kernel::{Constant, Kernel};
 use super::memory::Place;
 use super::rows::kernel;
-use super::variants::{Asked, Role};
+use super::variants::{Asked, Chosen, Role, Variant};
 use super::weight::Part;
 use super::{Memory, Weight, Wgpu};
 use crate::backend::{Backend, Product, Transpose, View, ViewMut, Write, view};
@@ -17,9 +17,10 @@ use crate::numeric::block::Encoding;
 kernel!(LINEAR, "linear", ["packed", "product"], [Written, Read, Read]);
 kernel!(LINEAR_GRAD, "linear_grad", ["packed", "product"], [Written, Read, Read]);
 kernel!(MATMUL, "matmul", ["product"], [Written, Read, Read]);
+kernel!(FOLD, "fold", [], [Written, Read]);
 
 /// The plain kernels.
-pub(super) const KERNELS: &[&Kernel] = &[&LINEAR, &LINEAR_GRAD, &MATMUL];
+pub(super) const KERNELS: &[&Kernel] = &[&LINEAR, &LINEAR_GRAD, &MATMUL, &FOLD];
 
 /// Rows and columns of the output that a workgroup makes.
 const TILE: usize = 64;
@@ -131,21 +132,54 @@ impl Wgpu {
             b_stride: right.out.max(right.k),
             role,
         };
-        let Some((variant, chosen)) = self.variants.product(&asked) else { return false };
-        let scale = window.scale * self.variants.spoil(variant);
-        let mut params = vec![out, window.stride as u32, a];
+        let Some((variant, mut chosen)) = self.variants.product(&asked) else { return false };
+        let scale = window.scale * self.variants.spoil(variant, window.sizes.2);
+        let (parts, terms) = self.cut(&asked, (variant, &mut chosen)).unwrap_or((1, window.sizes.2));
+        let partial = (parts > 1).then(|| self.memory(parts * rows * cols));
+        let place = partial.as_ref().map(|m| self.at(view(m, parts * rows, cols)));
+        let (slot, at) = place.as_ref().map_or((&window.out.slot, out), |place| (&place.slot, place.base));
+        let mut params = vec![at, window.stride as u32, a];
         params.extend([left.out, left.k].map(|x| x as u32));
         params.extend([b, right.k as u32, right.out as u32, rows as u32, cols as u32, window.sizes.2 as u32]);
         params.extend([scale.to_bits(), u32::from(window.write == Write::Add), chosen.lift.to_bits()]);
+        params.extend([parts as u32, terms as u32]);
         self.gpu.dispatch(Call {
             kernel: chosen.kernel,
             constants: &chosen.constants,
             params: &params,
-            slots: &[window.out.slot.clone(), left.place.slot.clone(), right.place.slot.clone()],
-            groups: (rows.div_ceil(chosen.tile.0) * cols.div_ceil(chosen.tile.1)) as u64,
+            slots: &[slot.clone(), left.place.slot.clone(), right.place.slot.clone()],
+            groups: (parts * rows.div_ceil(chosen.tile.0) * cols.div_ceil(chosen.tile.1)) as u64,
             work: 2.0 * (rows * cols) as f64 * window.sizes.2 as f64,
         });
+        if let (Some(memory), Some(place)) = (partial, place) {
+            self.fold(window, (out, rows, cols), (&place, parts, scale));
+            self.recycle(memory);
+        }
         true
+    }
+
+    /// Parts of a product's sums and terms of a part, where it is cut and one binding holds all parts.
+    fn cut(&self, asked: &Asked, (variant, chosen): (Variant, &mut Chosen)) -> Option<(usize, usize)> {
+        let (m, n, _) = asked.sizes;
+        let (parts, terms) = self.variants.parts(asked, (variant, chosen))?;
+        if 4 * (parts * m * n) as u64 > self.binding_limit {
+            return None;
+        }
+        chosen.constants.iter_mut().filter(|(name, _)| *name == "SPLIT").for_each(|(_, value)| *value = 1);
+        Some((parts, terms))
+    }
+
+    /// The parts of a window's sums, in their order.
+    fn fold(
+        &mut self,
+        window: &Window,
+        (out, rows, cols): (u32, usize, usize),
+        (parts, count, scale): (&Place, usize, f32),
+    ) {
+        let scale = scale * self.variants.spoil(Variant::Split, window.sizes.2);
+        let params = [out, window.stride as u32, parts.base, cols as u32, (rows * cols) as u32, count as u32];
+        let params = [&params[..], &[scale.to_bits(), u32::from(window.write == Write::Add)]].concat();
+        self.each(&FOLD, rows * cols, &params, &[&window.out, parts]);
     }
 
     pub(super) fn frozen(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {

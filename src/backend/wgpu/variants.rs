@@ -34,6 +34,9 @@ pub enum Variant {
     Flash,
     /// Rows folded by subgroups of any size.
     Subgroups,
+    /// Long sums of few outputs, as an adapter's gradients are, in parts that are added up in order: beside
+    /// [`Variant::Tiled`], whose tiles of so few outputs would leave most of a card idle.
+    Split,
 }
 
 impl Variant {
@@ -48,6 +51,7 @@ impl Variant {
             Variant::Lanes(_) => "lanes8",
             Variant::Flash => "flash",
             Variant::Subgroups => "subgroups",
+            Variant::Split => "split",
         }
     }
 
@@ -58,7 +62,7 @@ impl Variant {
 
     /// Whether it computes products.
     pub fn is_product(self) -> bool {
-        !matches!(self, Variant::Flash | Variant::Subgroups)
+        !matches!(self, Variant::Flash | Variant::Subgroups | Variant::Split)
     }
 
     /// What an adapter could run, the best first.
@@ -74,6 +78,7 @@ impl Variant {
         }
         all.extend(Some(lanes(adapter)).filter(|&lanes| lanes > 0).map(Variant::Lanes));
         all.extend([Variant::Tiled, Variant::Flash]);
+        all.extend((lanes(adapter) == 0).then_some(Variant::Split));
         if subgroups && info.subgroup_min_size >= 4 && info.subgroup_max_size <= 64 {
             all.push(Variant::Subgroups);
         }
@@ -135,6 +140,13 @@ pub(super) struct Asked {
     pub role: Role,
 }
 
+/// Workgroups that keep a large card busy.
+const BUSY: usize = 256;
+/// Terms of a part of a sum at least.
+const TERMS: usize = 256;
+/// Terms that a tile stages at a time.
+const BK: u32 = 16;
+
 /// What may be rounded, and what is a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
@@ -164,12 +176,15 @@ pub(super) struct Variants {
     pub products: Vec<Variant>,
     pub flash: bool,
     pub subgroups: bool,
+    pub split: bool,
     /// Dropped because they were wrong, each with what was seen.
     pub dropped: Vec<(Variant, String)>,
     /// Lanes of every subgroup of a software adapter; 0 of a card, which loads for all lanes at once.
     pub lanes: u32,
     /// Made wrong on purpose: for tests.
     pub spoiled: Option<Variant>,
+    /// Only for heads, or sums, that are longer.
+    pub spoiled_beyond: usize,
 }
 
 impl Variants {
@@ -178,15 +193,36 @@ impl Variants {
         match variant {
             Variant::Flash => self.flash = true,
             Variant::Subgroups => self.subgroups = true,
+            Variant::Split => self.split = true,
             product => self.products.push(product),
         }
     }
 
-    /// Whether something that is used leaves nothing for this variant to do.
+    /// Takes it out of use by name.
+    pub fn drop_one(&mut self, variant: Variant, seen: String) {
+        match variant {
+            Variant::Flash => self.flash = false,
+            Variant::Subgroups => self.subgroups = false,
+            Variant::Split => self.split = false,
+            product => self.products.retain(|v| *v != product),
+        }
+        self.dropped.push((variant, seen));
+    }
+
+    /// Whether there is nothing for this variant to do: it was wrong, or what is used leaves nothing.
     pub fn covers(&self, variant: Variant) -> bool {
+        if self.dropped.iter().any(|(v, _)| *v == variant) {
+            return true;
+        }
+        match variant {
+            Variant::Flash => return self.flash,
+            Variant::Subgroups => return self.subgroups,
+            Variant::Split => return self.split,
+            _ => {}
+        }
         let exact = self.products.iter().any(|v| !v.is_reduced());
         let any = !self.products.is_empty();
-        variant.is_product() && (exact || (any && variant.is_reduced()))
+        exact || (any && variant.is_reduced())
     }
 
     /// The names of what is used, as the class says them: of products what may round, and what does the others.
@@ -196,12 +232,27 @@ impl Variants {
         let mut names: Vec<&str> = reduced.into_iter().chain(exact).map(|v| v.name()).collect();
         names.extend(self.flash.then_some(Variant::Flash.name()));
         names.extend(self.subgroups.then_some(Variant::Subgroups.name()));
+        names.extend(self.split.then_some(Variant::Split.name()));
         if names.is_empty() { "plain".into() } else { names.join("+") }
     }
 
-    /// What multiplies the scale of a product by this variant: one, unless a test spoiled it.
-    pub fn spoil(&self, variant: Variant) -> f32 {
-        if self.spoiled == Some(variant) { 1.01 } else { 1.0 }
+    /// What multiplies the scale of what this variant computes with heads or sums of that length: one, unless a test
+    /// spoiled it.
+    pub fn spoil(&self, variant: Variant, length: usize) -> f32 {
+        if self.spoiled == Some(variant) && length > self.spoiled_beyond { 1.01 } else { 1.0 }
+    }
+
+    /// Into how many parts of how many terms the sums of a product are cut, where that pays: by its shape alone.
+    pub fn parts(&self, asked: &Asked, (variant, chosen): (Variant, &Chosen)) -> Option<(usize, usize)> {
+        let (m, n, k) = asked.sizes;
+        let tiles = m.div_ceil(chosen.tile.0) * n.div_ceil(chosen.tile.1);
+        let parts = (BUSY / tiles.max(1)).min(k / TERMS);
+        if !self.split || variant != Variant::Tiled || asked.role != Role::Own || parts < 2 {
+            return None;
+        }
+        // Whole slices of k, so that no part reads into the next.
+        let terms = k.div_ceil(parts).next_multiple_of(BK as usize);
+        Some((k.div_ceil(terms), terms))
     }
 
     /// Whether what computes products with a frozen matrix would unpack each number many times, lane by lane: then
@@ -262,8 +313,8 @@ fn tiled_kernel(asked: &Asked, variant: Variant) -> Chosen {
     let (bm, tm): (u32, u32) = if m <= 16 { (16, 4) } else { (64, 8) };
     let bn: u32 = if n <= 16 { 16 } else { 64 };
     let mut constants = basics(asked);
-    constants.extend([("VECTOR", 0), ("HALF", u32::from(half))]);
-    constants.extend([("BM", bm), ("BN", bn), ("BK", 16), ("TM", tm), ("TN", 4)]);
+    constants.extend([("VECTOR", 0), ("HALF", u32::from(half)), ("SPLIT", 0)]);
+    constants.extend([("BM", bm), ("BN", bn), ("BK", BK), ("TM", tm), ("TN", 4)]);
     let lift = if half { lift(asked) } else { 1.0 };
     Chosen { kernel: &TILED, constants, tile: (bm as usize, bn as usize), lift }
 }

@@ -66,7 +66,7 @@ impl Backend for Wgpu {
             out.copy_from_slice(own);
             rest = after;
         }
-        self.gpu.pace.lap();
+        self.gpu.lap();
         self.keep_compiled();
         Ok(())
     }
@@ -74,6 +74,14 @@ impl Backend for Wgpu {
     fn traffic(&self) -> Traffic {
         let made = self.gpu.pool.made + self.gpu.pipelines.groups_made + self.gpu.pipelines.compiled() as u64;
         Traffic { made, ..self.gpu.traffic }
+    }
+
+    fn border(&mut self) {
+        self.gpu.border();
+    }
+
+    fn prepare(&mut self, heads: Heads) -> Result<(), Fault> {
+        self.try_heads(heads.size)
     }
 
     fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {

@@ -44,21 +44,23 @@ impl Wgpu {
             let reason = format!("a {rows} x {cols} matrix takes {whole} bytes, not {}", bytes.len());
             return Err(Fault::Device { device: self.gpu.faults.device().to_string(), reason });
         }
-        self.sent((rows, cols), Encoding::Plain(dtype), bytes)
+        let weight = self.sent((rows, cols), Encoding::Plain(dtype), bytes)?;
+        self.try_matrix(&weight, bytes)?;
+        Ok(weight)
     }
 
     /// The same of blocks. Before the first matrix of a type is used, the device shows that it unpacks the type right.
     pub(super) fn freeze_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
         let shape = (source.rows, source.cols);
         let weight = self.sent(shape, Encoding::Blocks(source.block), &source.bytes)?;
-        if !self.unpacked.contains(&source.block) && source.rows * source.cols > 0 {
+        if !self.tried.contains(&weight.encoding) && source.rows * source.cols > 0 {
             self.judge_blocks(source, &weight)?;
-            self.unpacked.push(source.block);
+            self.try_matrix(&weight, &source.bytes)?;
         }
         Ok(weight)
     }
 
-    fn sent(
+    pub(super) fn sent(
         &mut self,
         (rows, cols): (usize, usize),
         encoding: Encoding,

@@ -108,6 +108,8 @@ impl<B: Fused> Decoder<B> {
         let key = dropout(&self.lora, (tape.step, &tape.rows));
         let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
         let batch = Batch { rows: t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
+        // The head is over.
+        self.backend.border();
         while let Some(kept) = tape.kept.pop() {
             let i = tape.kept.len();
             let block = &self.blocks[i];
@@ -125,6 +127,7 @@ impl<B: Fused> Decoder<B> {
             let below = if i == 0 { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch);
+            self.backend.border();
         }
         Ok((residual, tape.below))
     }
