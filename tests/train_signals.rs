@@ -1,5 +1,6 @@
 //! Signals to the real program on the demonstration: SIGUSR1 saves and goes on, SIGINT stops after the step,
-//! SIGTERM at once; and the resumed run gives the bytes of one that nobody interrupted.
+//! SIGTERM at once, SIGHUP too; and the resumed run gives the bytes of one that nobody interrupted. That nobody reads
+//! what it says any more changes nothing.
 #![cfg(unix)]
 
 use finetune::report::read;
@@ -89,4 +90,41 @@ fn an_interrupted_run_is_resumed_to_the_same_bytes() {
     for name in ["INT", "TERM"] {
         assert!(check(dir.path(), name) == adapter(&whole), "SIG{name}: other bytes");
     }
+}
+
+/// `2>&1 | tee log` and Ctrl-C, which ends tee first; an ssh connection that drops, and its terminal with it.
+#[test]
+fn a_run_is_saved_though_its_reader_went_first() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["INT", "HUP"] {
+        let out = dir.path().join(name);
+        let mut child = from_a_shell(&out, "default");
+        wait(&mut child, &out, |e| step(e) == Some(2));
+        drop(child.stderr.take());
+        signal(&child, name);
+        assert_eq!(child.wait().unwrap().code(), Some(75), "SIG{name}");
+        let steps = events(&out).iter().filter_map(step).max();
+        assert_eq!(events(&out).iter().filter_map(saved).max(), steps, "SIG{name}");
+        assert!(out.join("report.html").exists(), "SIG{name}");
+    }
+}
+
+/// As `nohup` starts it.
+#[test]
+fn a_hang_up_that_was_ignored_at_the_start_stays_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let mut child = from_a_shell(&out, "ignore");
+    wait(&mut child, &out, |e| step(e) == Some(2));
+    signal(&child, "HUP");
+    let whole = child.wait_with_output().unwrap();
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+}
+
+/// The run with SIGHUP as asked, however the tests themselves were started.
+fn from_a_shell(out: &Path, hang_up: &str) -> Child {
+    let run = command(out, &[]);
+    let mut env = Command::new("env");
+    env.arg(format!("--{hang_up}-signal=HUP")).arg(run.get_program()).args(run.get_args());
+    env.current_dir(out.parent().unwrap()).stderr(Stdio::piped()).spawn().unwrap()
 }

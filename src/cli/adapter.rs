@@ -8,6 +8,7 @@ use crate::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use crate::model::config::Config;
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
+use crate::numeric::say::say;
 use std::path::Path;
 
 /// An adapter that fits a base.
@@ -27,7 +28,7 @@ pub fn load(dir: &Path, base: &Opened) -> Result<Loaded, Refusal> {
     if let (Some(own), Some(other)) = (&base.files.base_id, &adapter.config.base_model_name_or_path)
         && own != other
     {
-        eprintln!("warning: {}: was trained on {other}, the model is {own}", dir.display());
+        say!("warning: {}: was trained on {other}, the model is {own}", dir.display());
     }
     let config = match adapter.config.task {
         TaskType::CausalLm => base.config.clone(),

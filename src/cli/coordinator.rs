@@ -23,6 +23,7 @@ use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source, Worker};
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::fixed::FRACTION_BITS;
+use crate::numeric::say::say;
 use crate::train::Finished;
 use crate::train::stop::Stop;
 use std::collections::BTreeMap;
@@ -49,7 +50,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
         settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
     }
     let chosen = if named { Some(devices::choose(&options.devices)?) } else { None };
-    chosen.iter().flat_map(|c| &c.notes).for_each(|note| eprintln!("{note}"));
+    chosen.iter().flat_map(|c| &c.notes).for_each(|note| say!("{note}"));
     let (place, lock, job) = begin(settings, options, chosen.as_ref())?;
     let wishes = Wishes {
         token_file: options.cluster.token_file.as_deref(),
@@ -66,7 +67,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let port = open(&hall, options, &secured)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
     if !options.output.quiet {
-        counted(port.refused(), hall.coordinator.counts()).into_iter().for_each(|line| eprintln!("{line}"));
+        counted(port.refused(), hall.coordinator.counts()).into_iter().for_each(|line| say!("{line}"));
     }
     let outcome = hall.close(outcome);
     // Until here, for workers that lost their connection and have not heard how it ended.
@@ -222,10 +223,10 @@ fn work_here(
         before: None,
     };
     Ok(std::thread::spawn(move || {
-        let say = |line: &str| eprintln!("{line}");
+        let say = |line: &str| say!("{line}");
         let outcome = Worker::new(equipment, Source::Here(blueprint), &say).serve(theirs, hello, &NEVER);
         if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome {
-            eprintln!("warning: the devices of this process: {reason}");
+            say!("warning: the devices of this process: {reason}");
         }
         outcome
     }))
@@ -236,10 +237,10 @@ fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refus
     let (runtime, coordinator) = (hall.runtime.handle(), &hall.coordinator);
     let say = |line: &str| {
         if !options.output.quiet {
-            eprintln!("{line}");
+            say!("{line}");
         }
     };
-    let warn = |line: String| eprintln!("warning: {line}");
+    let warn = |line: String| say!("warning: {line}");
     secured.notes.iter().for_each(|note| say(note));
     let (reception, at) = (coordinator.reception(), (&secured.at, secured.security.clone()));
     let port = Port::open(runtime, at, reception)?;

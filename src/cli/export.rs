@@ -24,6 +24,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::model::quantised::Recipe;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
+use crate::numeric::say::say;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -95,7 +96,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         replace::replaceable_file(&out, &source.base.path)?;
     }
     for note in runners::notes(to, &source)? {
-        eprintln!("note: {note}");
+        say!("note: {note}");
     }
     let facts = match to {
         To::Merged => merged::write(&source, &out, dtype)?,

@@ -24,6 +24,7 @@ use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
+use crate::numeric::say::say;
 use crate::report::{self, Look};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
@@ -130,7 +131,7 @@ impl Job {
         let Some(path) = &place.resume else { return Ok(()) };
         place.recover()?;
         let checkpoint = checkpoint::find(path)?;
-        checkpoint.passed_over.iter().for_each(|line| eprintln!("warning: {line}"));
+        checkpoint.passed_over.iter().for_each(|line| say!("warning: {line}"));
         self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
         self.from = Some(checkpoint.path);
         Ok(())
@@ -363,7 +364,7 @@ impl Job {
 /// How the run ended is what a caller must learn; a log that could not be written is a warning beside it.
 fn first(outcome: Result<(), Refusal>, logged: Result<(), Refusal>) -> Result<(), Refusal> {
     if let (Err(_), Err(e)) = (&outcome, &logged) {
-        eprintln!("warning: {}", e.line);
+        say!("warning: {}", e.line);
     }
     outcome.and(logged)
 }

@@ -35,6 +35,7 @@ mod train;
 mod watch;
 mod worker;
 
+use crate::numeric::say::say;
 use std::process::ExitCode;
 
 /// Runs the command line; the last line on stderr is the error.
@@ -49,7 +50,7 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(refusal) => {
-            eprintln!("error: {refusal}");
+            say!("error: {refusal}");
             ExitCode::from(refusal.code())
         }
     }
@@ -66,6 +67,6 @@ fn one_line_panic(info: &std::panic::PanicHookInfo) {
         std::process::exit(141);
     }
     let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
-    eprintln!("error: internal error{place}: {text}; please report it with the command that was run");
+    say!("error: internal error{place}: {text}; please report it with the command that was run");
     std::process::exit(1);
 }

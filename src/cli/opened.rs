@@ -10,6 +10,7 @@ use crate::format::hub::Progress;
 use crate::format::{self, FormatError, ModelFiles};
 use crate::model::config::Config;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
+use crate::numeric::say::say;
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -83,7 +84,7 @@ fn downloads() -> impl FnMut(&Progress) {
     move |p| {
         let now = (p.file.clone(), p.done * 4 / p.total.max(1));
         if now != said {
-            eprintln!("{}: {:.1} of {:.1} MB", p.file, p.done as f64 / 1e6, p.total as f64 / 1e6);
+            say!("{}: {:.1} of {:.1} MB", p.file, p.done as f64 / 1e6, p.total as f64 / 1e6);
             said = now;
         }
     }

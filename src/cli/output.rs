@@ -6,6 +6,7 @@
 use super::options::groups::{OutputOptions, Resume};
 use super::refusal::{self, Refusal};
 use crate::cluster::coordinator::{HomeError, Lock, home};
+use crate::numeric::say::say;
 use crate::train::checkpoint;
 use std::path::{Path, PathBuf};
 
@@ -133,7 +134,7 @@ pub fn place_to_begin(options: &OutputOptions, model: &str) -> Result<Place, Ref
 
 /// The note that nothing is resumed, and why.
 pub fn begins_again(dir: &Path, fact: &str) {
-    eprintln!("note: {}: {fact}: the run begins again at step 0", dir.display());
+    say!("note: {}: {fact}: the run begins again at step 0", dir.display());
 }
 
 fn exists(path: &Path) -> Result<(), Refusal> {

@@ -14,6 +14,7 @@ use crate::data::{self, Corpus, DataError, LabelMap};
 use crate::format::peft;
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
+use crate::numeric::say::say;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -100,9 +101,7 @@ fn read(
     check_classes(&train)?;
     if !options.output.quiet {
         let stop = base.stop_ids(&tokenizer);
-        suspect::of_a_run(&train, &tokenizer, (&stop, max_seq_len))
-            .iter()
-            .for_each(|w| eprintln!("warning: {w}"));
+        suspect::of_a_run(&train, &tokenizer, (&stop, max_seq_len)).iter().for_each(|w| say!("warning: {w}"));
     }
     let fraction = match eval_paths.is_empty() {
         true => held_back(settings, options, train.samples.len())?,
@@ -178,7 +177,7 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
             settings.put("max-seq-len", vec![n.to_string()], source);
             let window = config.window.filter(|w| *w == n && *w < config.max_positions);
             if let Some(window) = window.filter(|_| !options.output.quiet) {
-                eprintln!("note: rows are cut at the model's sliding window of {window} tokens");
+                say!("note: rows are cut at the model's sliding window of {window} tokens");
             }
             n
         }

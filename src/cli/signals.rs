@@ -1,7 +1,9 @@
 //! Signals become requests to the run (`train::stop`): SIGINT after this step, and a second one at once;
-//! SIGTERM now, with the last finished step; SIGUSR1 a checkpoint, and on it goes. They are watched only while
-//! there is something to save: before that the system's own answer to a signal is the right one.
+//! SIGTERM now, with the last finished step, and SIGHUP too, because a connection that drops takes its terminal with
+//! it; SIGUSR1 a checkpoint, and on it goes. They are watched only while there is something to save: before that the
+//! system's own answer to a signal is the right one. A SIGHUP that was ignored at the start (nohup) stays ignored.
 
+use crate::numeric::say::say;
 use crate::report::Look;
 use crate::train::stop::{Stop, Urgency};
 
@@ -11,13 +13,16 @@ pub static STOP: Stop = Stop::new();
 /// Starts to listen, on a thread of its own; a quiet run says nothing of it.
 #[cfg(unix)]
 pub fn listen(look: Look) -> Result<(), std::io::Error> {
-    use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
+    if !ignored(SIGHUP) {
+        signals.add_signal(SIGHUP)?;
+    }
     std::thread::spawn(move || {
         for signal in signals.forever() {
             match signal {
                 SIGUSR1 => STOP.ask_checkpoint(),
-                SIGTERM => {
+                SIGTERM | SIGHUP => {
                     STOP.ask(Urgency::Now);
                 }
                 _ => {
@@ -29,6 +34,18 @@ pub fn listen(look: Look) -> Result<(), std::io::Error> {
     Ok(())
 }
 
+/// Whether the process was started with this signal ignored, as nohup does.
+#[cfg(unix)]
+fn ignored(signal: i32) -> bool {
+    let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action nothing changes; the present one is written, or else stays the zeroes of a default.
+    let now = unsafe {
+        libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr());
+        now.assume_init()
+    };
+    now.sa_sigaction == libc::SIG_IGN
+}
+
 /// The first time it is asked politely; the second time it ends here.
 #[cfg(any(unix, windows))]
 fn after_this_step(look: Look) -> Urgency {
@@ -37,7 +54,7 @@ fn after_this_step(look: Look) -> Urgency {
         std::process::exit(130);
     }
     if look != Look::Quiet {
-        eprintln!("stopping after this step, with a checkpoint; once more stops at once");
+        say!("stopping after this step, with a checkpoint; once more stops at once");
     }
     before
 }

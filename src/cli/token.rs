@@ -6,6 +6,7 @@ use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
+use crate::numeric::say::say;
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 
@@ -37,14 +38,14 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         return inv.say(&line.to_string());
     }
     if set && keyring.is_overruled() {
-        eprintln!("warning: {VARIABLE} is set and comes before it");
+        say!("warning: {VARIABLE} is set and comes before it");
     }
     if set {
         return inv.say(&format!("kept in {}, fingerprint {fingerprint}", found.source));
     }
     inv.say(&found.token.text())?;
     let kept = if found.made { "made and kept in" } else { "kept in" };
-    eprintln!("fingerprint {fingerprint}, {kept} {}; on another machine: finetune token --set", found.source);
+    say!("fingerprint {fingerprint}, {kept} {}; on another machine: finetune token --set", found.source);
     Ok(())
 }
 

@@ -17,6 +17,7 @@ use super::signals;
 use super::verb::Invocation;
 use super::worker;
 use crate::model::stage::{Microbatch, Output, Stage, Want};
+use crate::numeric::say::say;
 use crate::train::{self, Finished, Local, OwnThread};
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
     if !options.output.quiet {
-        settings.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        settings.notes.iter().for_each(|note| say!("note: {note}"));
     }
     match options.cluster.role {
         Role::Coordinator => return coordinator::run(settings, &options),
@@ -34,7 +35,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
     let chosen = devices::choose(&options.devices)?;
     if !options.output.quiet {
-        chosen.notes.iter().for_each(|note| eprintln!("{note}"));
+        chosen.notes.iter().for_each(|note| say!("{note}"));
     }
     if !chosen.is_one_cpu() {
         return coordinator::run_here(settings, &options, &chosen);

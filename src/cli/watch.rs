@@ -7,6 +7,7 @@ use super::refusal::Refusal;
 use super::report::surroundings;
 use crate::net::keyring::Keyring;
 use crate::net::{Endpoint, Token, default_route};
+use crate::numeric::say::say;
 use crate::report::page::Surroundings;
 use crate::report::{self, Console, Dashboard, Live, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::State;
@@ -86,7 +87,7 @@ impl Watch {
             return;
         }
         if let Err(e) = report::write(&self.dir, &history, &surroundings(&self.dir)) {
-            eprintln!("warning: no report: {e}");
+            say!("warning: no report: {e}");
         }
     }
 }
@@ -122,7 +123,7 @@ fn dashboard(
         a => a,
     };
     let query = key.map(|key| format!("?key={key}")).unwrap_or_default();
-    eprintln!("page     http://{shown}/{query}");
+    say!("page     http://{shown}/{query}");
     Ok(page)
 }
 

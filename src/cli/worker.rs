@@ -13,6 +13,7 @@ use super::signals;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Cache, Ending, Life, Source, Way, Worker};
 use crate::net::{Party, Wishes, secure};
+use crate::numeric::say::say;
 use crate::report::Look;
 use std::path::PathBuf;
 
@@ -36,7 +37,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let quiet = options.output.quiet;
     let say = |line: &str| {
         if !quiet {
-            eprintln!("{line}");
+            say!("{line}");
         }
     };
     secured.notes.iter().for_each(|note| say(note));

@@ -1,6 +1,7 @@
 //! Faults on purpose, so that tests of real processes can show what a broken machine does to a run. They come from
 //! one environment variable, are said aloud when they are set, and each happens once in a process.
 
+use crate::numeric::say::say;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,7 +54,7 @@ impl Inject {
     pub fn from_environment() -> Result<Self, String> {
         match std::env::var(VARIABLE) {
             Ok(text) if !text.trim().is_empty() => {
-                eprintln!("warning: {VARIABLE}={text}: faults are injected on purpose");
+                say!("warning: {VARIABLE}={text}: faults are injected on purpose");
                 text.parse().map_err(|e| format!("{VARIABLE}: {e}"))
             }
             _ => Ok(Inject::default()),

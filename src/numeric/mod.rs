@@ -7,4 +7,5 @@ pub mod fixed;
 pub mod line;
 pub mod pack;
 pub mod rng;
+pub mod say;
 pub mod tensor;

@@ -61,6 +61,19 @@ pub fn machine_paths(tree: &Tree) -> Vec<String> {
     found
 }
 
+/// Shipped code that prints by a macro that panics once the reader is gone; `numeric::say` does not.
+pub fn prints(tree: &Tree) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in tree.rust("src/") {
+        for word in ["eprintln", "eprint", "println", "print"] {
+            let calls =
+                words(&file.shipped, word).filter(|at| file.shipped[at + word.len()..].starts_with('!'));
+            found.extend(calls.map(|at| format!("{}:{}: {word}!", file.path, file.line(at))));
+        }
+    }
+    found
+}
+
 #[test]
 fn each_absence_can_be_violated() {
     let dir = "ro".to_string() + "ot";
@@ -74,6 +87,8 @@ fn each_absence_can_be_violated() {
     ];
     let of = |i: usize| Tree::of(&[("src/a.rs", texts[i].as_str())]);
     assert_eq!([markers(&of(0)).len(), markers(&of(1)).len(), markers(&of(2)).len()], [1, 1, 1]);
+    let printing = ["fn f() { eprintln!(\"x\") }", "// eprintln!()\nfn f() { writeln!(x) }"];
+    assert_eq!(printing.map(|text| prints(&Tree::of(&[("src/a/b.rs", text)])).len()), [1, 0]);
     assert_eq!([machine_paths(&of(3)).len(), machine_paths(&of(4)).len()], [1, 1]);
     assert_eq!(unsafe_outside(&of(5), &[]).len(), 1);
     assert_eq!(unsafe_outside(&of(5), &[("src/a.rs", "why")]).len(), 0);

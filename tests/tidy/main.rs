@@ -59,6 +59,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
     ("src/format/map.rs", "mmap"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
+    ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),
 ];
 
 #[track_caller]
@@ -95,6 +96,7 @@ fn what_must_not_be_there_is_not() {
     check("module names that say nothing", absences::vague_names(&tree));
     check("unfinished markers and ignored tests", absences::markers(&tree));
     check("paths of one machine", absences::machine_paths(&tree));
+    check("what panics where nobody reads", absences::prints(&tree));
 }
 
 #[test]

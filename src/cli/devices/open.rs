@@ -17,6 +17,7 @@ use crate::model::lora::LoraSpec;
 use crate::model::memory;
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
+use crate::numeric::say::say;
 use crate::numeric::tensor::Tensors;
 
 /// What a model is built for.
@@ -44,7 +45,7 @@ pub fn open(
         match card.whole(&whole, Some("f32")) {
             Ok(model) => return Ok(model),
             Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {
-                eprintln!("warning: {}: {e}; computes on the CPU", pick.name);
+                say!("warning: {}: {e}; computes on the CPU", pick.name);
             }
             Err(e) => {
                 let refusal: Refusal = e.into();

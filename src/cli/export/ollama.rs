@@ -6,6 +6,7 @@ use super::super::refusal::Refusal;
 use super::{Outtype, Source, gguf, go, lora};
 use crate::format::atomic;
 use crate::format::gguf::{Gguf, Value as Meta};
+use crate::numeric::say::say;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -56,7 +57,7 @@ fn modelfile(source: &Source, from: &str, adapter: Option<&str>, carried: Option
         lines.push(format!("PARAMETER num_ctx {}", source.base.config.max_positions));
     }
     match tokenizer.template() {
-        None => eprintln!("note: the model has no chat template, so Ollama gives it prompts as they are"),
+        None => say!("note: the model has no chat template, so Ollama gives it prompts as they are"),
         Some(template) if carried == Some(template.source()) => {}
         Some(template) => match go::family_of(template, tokenizer.bos_token()) {
             Some(found) => {
@@ -64,7 +65,7 @@ fn modelfile(source: &Source, from: &str, adapter: Option<&str>, carried: Option
                 lines.push(format!("TEMPLATE \"\"\"{}\"\"\"", found.family.template));
                 lines.extend(found.system.map(|s| format!("SYSTEM \"\"\"{s}\"\"\"")));
             }
-            None => eprintln!(
+            None => say!(
                 "warning: the chat template that was trained with is in no family that is written for Ollama \
                  (ChatML, Llama 3, Mistral), and the base's file does not carry it: chats will look otherwise \
                  than in training; --outtype f16 writes a merged model that carries it"

@@ -7,6 +7,7 @@ use super::devices::{self, Listed};
 use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::cluster::inject::Inject;
+use crate::numeric::say::say;
 use serde_json::json;
 use std::path::Path;
 
@@ -34,9 +35,7 @@ pub fn selftest(inv: &mut Invocation) -> Result<(), Refusal> {
             Some(path) => path,
         };
         report::write(Path::new(path), &found)?;
-        eprintln!(
-            "{path}: attach it to an issue about this machine; it names no user, host or folder of yours"
-        );
+        say!("{path}: attach it to an issue about this machine; it names no user, host or folder of yours");
     }
     verdict(&found)
 }

@@ -10,6 +10,7 @@ use super::options::table::{self, Section, TABLE};
 use super::options::{Settings, alias, yaml};
 use super::refusal::{self, Refusal};
 use super::verb::Invocation;
+use crate::numeric::say::say;
 use serde_json::{Map, Value};
 use std::path::Path;
 use tables::{Becomes, Dialect, Rule};
@@ -45,7 +46,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let result = import.render(path, dialect);
     check(&result, path)?;
     for (key, value, why) in &import.lost {
-        eprintln!("not carried over: {key}: {value}: {why}");
+        say!("not carried over: {key}: {value}: {why}");
     }
     match inv.settings.text("output")? {
         Some(output) if inv.settings.is_given("output") => {

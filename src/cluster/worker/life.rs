@@ -7,6 +7,7 @@ use crate::cluster::link::{WorkerLink, connected};
 use crate::cluster::message::{Hello, PROTOCOL};
 use crate::net::discovery::find_and_dial;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
+use crate::numeric::say::say;
 use crate::train::stop::{Stop, Urgency};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
@@ -192,7 +193,7 @@ impl<'a> Road<'a> {
             Way::Dial(target) => Ok(Road::Dial(target, handle)),
             Way::Find => Ok(Road::Find(handle)),
             Way::Listen(at) => {
-                let refused = |refusal: crate::net::Refusal| eprintln!("warning: {refusal}");
+                let refused = |refusal: crate::net::Refusal| say!("warning: {refusal}");
                 let listener = runtime.block_on(Listener::bind(at, life.security.clone(), refused))?;
                 (life.say)(&format!("listens on {} for its coordinator", listener.address()));
                 Ok(Road::Listen(listener, handle))
