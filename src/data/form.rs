@@ -84,8 +84,12 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn get(&self, field: &str) -> Option<&'a Value> {
-        let column =
-            self.renamed.iter().find(|(f, _)| f == field).map_or(field, |(_, column)| column.as_str());
+        let column = match self.renamed.iter().find(|(f, _)| f == field) {
+            Some((_, column)) => column.as_str(),
+            // Under that name it is another field's.
+            None if self.renamed.iter().any(|(_, column)| column == field) => return None,
+            None => field,
+        };
         self.row.get(column).filter(|v| !v.is_null())
     }
 
@@ -146,6 +150,11 @@ const FIELDS: [&str; 14] = [
     "chosen",
     "rejected",
 ];
+
+/// Whether some form has a field of this name.
+pub fn is_field(name: &str) -> bool {
+    FIELDS.contains(&name)
+}
 
 /// Refuses names in --data-fields that no form has; the error names the nearest.
 pub fn check_fields(fields: &[(String, String)]) -> Result<(), DataError> {

@@ -4,13 +4,14 @@
 
 mod rows;
 mod tables;
+mod turns;
 
 use super::options::groups::Options;
 use super::options::table::{self, Section, TABLE};
 use super::options::{Settings, alias, yaml};
 use super::refusal::{self, Refusal};
 use super::verb::Invocation;
-use crate::numeric::say::say;
+use crate::numeric::say::{inline, say};
 use serde_json::{Map, Value};
 use std::path::Path;
 use tables::{Becomes, Dialect, Rule};
@@ -46,7 +47,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let result = import.render(path, dialect);
     check(&result, path)?;
     for (key, value, why) in &import.lost {
-        say!("not carried over: {key}: {value}: {why}");
+        say!("{}", inline(&format!("not carried over: {key}: {value}: {why}")));
     }
     match inv.settings.text("output")? {
         Some(output) if inv.settings.is_given("output") => {
@@ -115,6 +116,10 @@ impl Import {
                     // The value as it stands, under our key.
                     Becomes::Set(ours, "") => self.set(ours, yaml_value(value), key),
                     Becomes::Set(ours, v) => self.set(ours, v, format!("{key}: {}", shown(value))),
+                    Becomes::Near(ours, v, why) => {
+                        self.set(ours, v, format!("{key}: {}", shown(value)));
+                        self.lose(key, value, why);
+                    }
                     Becomes::Same => {}
                     Becomes::Lost(why) => self.lose(key, value, why),
                 }
@@ -211,13 +216,13 @@ impl Import {
             }
             text += &format!("\n# {}\n", section.name());
             for l in lines {
-                text += &format!("{}: {}  # {}\n", l.key, l.value, l.from);
+                text += &format!("{}: {}  # {}\n", l.key, l.value, inline(&l.from));
             }
         }
         if !self.lost.is_empty() {
             text += "\n# not carried over\n";
             for (key, value, why) in &self.lost {
-                text += &format!("# {key}: {value}: {why}\n");
+                text += &format!("# {}\n", inline(&format!("{key}: {value}: {why}")));
             }
         }
         text

@@ -1,9 +1,10 @@
 //! Where the rows of another trainer's configuration are. Files carry over; what has to be fetched from the Hub does
 //! not, and the entry of LLaMA-Factory's `dataset_info.json` is looked up where that file is.
 
-use super::{Dialect, Import, is_empty, scalar, word};
+use super::{Dialect, Import, is_empty, scalar, turns, word};
+use crate::data::form::is_field;
 use serde_json::{Map, Value};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Keys that are dealt with here.
 pub const KEYS: &[&str] =
@@ -21,8 +22,7 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
     for (key, ours) in [("dataset", "data"), ("eval_dataset", "eval_data")] {
         if let Some(value) = keys.get(key).filter(|v| !is_empty(v)) {
             let folder = keys.get("dataset_dir").map_or("data".into(), scalar);
-            let info = path.parent().unwrap_or(Path::new(".")).join(&folder).join("dataset_info.json");
-            llama_factory(import, (key, ours), (value, &folder), &info);
+            llama_factory(import, (key, ours), value, &info(path, &folder));
         }
     }
     if let Some(name) = keys.get("dataset_name").filter(|v| !is_empty(v)) {
@@ -37,6 +37,13 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
         let why = "TRL leaves it to PEFT, mostly q_proj and v_proj; all-linear is meant here unless you say otherwise";
         import.lost.push(("lora_target_modules".into(), "nothing".into(), why.into()));
     }
+}
+
+/// LLaMA-Factory is started above its folder of rows; its own examples lie elsewhere.
+fn info(path: &Path, folder: &str) -> PathBuf {
+    let beside = path.parent().unwrap_or(Path::new(".")).join(folder).join("dataset_info.json");
+    let here = Path::new(folder).join("dataset_info.json");
+    if !beside.is_file() && here.is_file() { here } else { beside }
 }
 
 fn is_file(name: &str) -> bool {
@@ -64,40 +71,38 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
             None if is_file(&path) => files.push(path),
             None => import.lose(&format!("{key}: path"), &Value::from(path), HUB),
         }
-        let kind = match set.get("type") {
-            Some(custom @ Value::Object(_)) => {
-                import.lose(
-                    &format!("{key}: type"),
-                    custom,
-                    "the chat template makes the prompt, or the Alpaca prompt",
-                );
-                "alpaca".into()
-            }
-            _ => text("type").unwrap_or_default(),
-        };
+        custom_prompt(import, key, set);
+        let Some(map) = set.as_object() else { continue };
+        let turns = turns::axolotl(import, key, map);
+        let messages = text("field_messages").unwrap_or_else(|| match text("type") {
+            Some(kind) if kind.starts_with("sharegpt") => "conversations".into(),
+            _ => "messages".into(),
+        });
+        if messages != turns {
+            fields.push(format!("{turns}={messages}"));
+        }
         let inner = |name: &str| set.get("type").and_then(|t| t.get(name)).map(scalar).or_else(|| text(name));
-        for (theirs, form) in [
-            ("field_messages", if kind == "sharegpt" { "conversations" } else { "messages" }),
-            ("field_instruction", "instruction"),
-            ("field_input", "input"),
-            ("field_output", "output"),
-            ("field_system", "system"),
-            ("field", "text"),
-        ] {
+        for (theirs, form) in FIELDS {
             if let Some(name) = inner(theirs).filter(|name| name != form) {
                 fields.push(format!("{form}={name}"));
             }
         }
-        for lost in
-            ["roles_to_train", "train_on_eos", "message_field_training", "split", "shards", "conversation"]
-        {
-            let usual = [("roles_to_train", "assistant"), ("train_on_eos", "turn"), ("split", "train")];
-            if let Some(value) = text(lost).filter(|v| !usual.contains(&(lost, v))) {
-                import.lose(
+        for (lost, value) in map.iter().filter(|(name, value)| !is_known(name) && !is_empty(value)) {
+            match (lost.as_str(), scalar(value).as_str()) {
+                ("roles_to_train", "assistant") | ("train_on_eos", "turn") | ("split", "train") => {}
+                ("ds_type", kind) if files.iter().all(|f| f.trim_end_matches('l').ends_with(kind)) => {}
+                ("roles_to_train" | "train_on_eos" | "message_field_training", _) => {
+                    import.lose(
+                        &format!("{key}: {lost}"),
+                        value,
+                        "assistant turns and their ends are trained on",
+                    );
+                }
+                _ => import.lose(
                     &format!("{key}: {lost}"),
-                    &Value::from(value),
-                    "assistant turns and their ends are trained on",
-                );
+                    value,
+                    "rows are what their file and their fields say",
+                ),
             }
         }
     }
@@ -113,37 +118,44 @@ fn axolotl(import: &mut Import, (key, ours): (&str, &str), sets: &[Value]) {
     }
 }
 
+/// Fields of a set, and ours.
+const FIELDS: &[(&str, &str)] = &[
+    ("field_instruction", "instruction"),
+    ("field_input", "input"),
+    ("field_output", "output"),
+    ("field_system", "system"),
+    ("field", "text"),
+];
+
+/// Keys of a set that are carried over, or change nothing.
+fn is_known(name: &str) -> bool {
+    let carried = ["path", "data_files", "type", "name", "trust_remote_code", "revision", "field_messages"];
+    let turns = ["message_property_mappings", "message_field_role", "message_field_content"];
+    carried.contains(&name) || turns.contains(&name) || FIELDS.iter().any(|(theirs, _)| *theirs == name)
+}
+
+fn custom_prompt(import: &mut Import, key: &str, set: &Value) {
+    if let Some(custom @ Value::Object(_)) = set.get("type") {
+        let why = "the chat template makes the prompt, or the Alpaca prompt";
+        import.lose(&format!("{key}: type"), custom, why);
+    }
+}
+
 /// Names, each an entry of dataset_info.json, which says the file and what its columns are called.
-fn llama_factory(
-    import: &mut Import,
-    (key, ours): (&str, &str),
-    (names, folder): (&Value, &str),
-    info: &Path,
-) {
+fn llama_factory(import: &mut Import, (key, ours): (&str, &str), names: &Value, info: &Path) {
     let known: Option<Value> = std::fs::read_to_string(info).ok().and_then(|t| serde_json::from_str(&t).ok());
     let (mut files, mut fields) = (Vec::new(), Vec::new());
     for name in scalar(names).split(',').map(str::trim).filter(|n| !n.is_empty()) {
         let entry = known.as_ref().and_then(|all| all.get(name));
-        match entry.and_then(|e| e.get("file_name")).and_then(Value::as_str) {
-            Some(file) => {
-                let path = info.parent().unwrap_or(Path::new(folder)).join(file);
+        let file = entry.and_then(|e| e.get("file_name")).and_then(Value::as_str);
+        match (entry, file) {
+            (Some(entry), Some(file)) => {
+                let path = info.parent().unwrap_or(Path::new(".")).join(file);
                 files.push(word(&path.display().to_string()));
-                let columns = entry.and_then(|e| e.get("columns")).and_then(Value::as_object);
-                for (theirs, column) in columns.into_iter().flatten() {
-                    let form = match theirs.as_str() {
-                        "prompt" => "instruction",
-                        "query" => "input",
-                        "response" => "output",
-                        same => same,
-                    };
-                    let column = scalar(column);
-                    if column != form {
-                        fields.push(word(&format!("{form}={column}")));
-                    }
-                }
+                fields.extend(columns(import, name, entry));
             }
-            None if is_file(name) => files.push(word(name)),
-            None => {
+            _ if is_file(name) => files.push(word(name)),
+            _ => {
                 let why = "an entry of dataset_info.json: name the file that it stands for under data";
                 import.lose(key, &Value::from(name), why);
             }
@@ -157,4 +169,35 @@ fn llama_factory(
     if !fields.is_empty() && ours == "data" {
         import.set("data_fields", format!("[{}]", fields.join(", ")), format!("{key}: columns"));
     }
+}
+
+/// FORM=ROW of an entry; what has no field here is lost.
+fn columns(import: &mut Import, name: &str, entry: &Value) -> Vec<String> {
+    let mut fields = Vec::new();
+    let columns = entry.get("columns").and_then(Value::as_object);
+    let turns = turns::llama_factory(import, name, entry);
+    for (theirs, column) in columns.into_iter().flatten() {
+        let form = match theirs.as_str() {
+            "prompt" => "instruction",
+            "query" => "input",
+            "response" => "output",
+            "messages" => turns,
+            same => same,
+        };
+        let column = scalar(column);
+        if !is_field(form) {
+            import.lose(&format!("dataset: {name}: {theirs}"), &Value::from(column), "rows are text alone");
+        } else if column != form {
+            fields.push(word(&format!("{form}={column}")));
+        }
+    }
+    for (lost, value) in entry.as_object().into_iter().flatten() {
+        let usual = ["file_name", "columns", "tags", "hf_hub_url", "ms_hub_url", "formatting"];
+        let said = !usual.contains(&lost.as_str()) && !is_empty(value) && *value != Value::Bool(false);
+        if said {
+            let why = "rows are what their file and their fields say";
+            import.lose(&format!("dataset: {name}: {lost}"), value, why);
+        }
+    }
+    fields
 }

@@ -31,13 +31,15 @@ pub enum Rule {
 pub enum Becomes {
     /// This key with this value.
     Set(&'static str, &'static str),
+    /// This key with this value, which is nearest; what is lost is a sentence.
+    Near(&'static str, &'static str, &'static str),
     /// Nothing: it is so anyway.
     Same,
     /// A sentence.
     Lost(&'static str),
 }
 
-use Becomes::{Lost as No, Same, Set};
+use Becomes::{Lost as No, Near, Same, Set};
 use Rule::{Key, Lost, Needless, When};
 
 /// (key, rule)
@@ -50,13 +52,17 @@ const EPOCHS: &str = "a number of steps is wanted here: eval_steps, save_steps";
 const TOKENS: &str = "tokens and their meaning are the model's own";
 const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
 
+const COSINE: &str = "the cosine ends at 0, once";
+#[rustfmt::skip]
+const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("there are constant, linear and cosine"));
+
 /// What comes from transformers' TrainingArguments.
 #[rustfmt::skip]
 pub const SHARED: Table = &[
     ("load_in_4bit", When(&[("true", Set("quantize", "nf4"))], Same)),
     ("load_in_8bit", When(&[("true", Set("quantize", "q8_0"))], Same)),
-    ("lr_scheduler_type", When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant"))], No("there are constant, linear and cosine"))),
-    ("lr_scheduler", When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant"))], No("there are constant, linear and cosine"))),
+    ("lr_scheduler_type", SCHEDULE),
+    ("lr_scheduler", SCHEDULE),
     ("lr_scheduler_kwargs", Lost("schedules have no settings but their warm-up")),
     ("lora_target_linear", When(&[("true", Set("target_modules", "all-linear"))], Same)),
     ("overwrite_output_dir", Key("overwrite")),

@@ -84,7 +84,7 @@ fn axolotl() {
     check(
         "base_model: m\nlr_scheduler: one_cycle\nchat_template: llama3\nmystery: 3\nnum_epochs: 1.5\n",
         Dialect::Axolotl,
-        &["epochs: 1"],
+        &["epochs: 1", "lr_scheduler: cosine"],
         &["lr_scheduler", "chat_template", "mystery", "num_epochs"],
     );
     check(
@@ -220,6 +220,62 @@ fn an_entry_of_dataset_info_is_looked_up() {
     assert_eq!(line("data_fields"), "[\"instruction=q\", \"output=a\"]");
 }
 
+/// Rows of {from, value} under any name, as LLaMA-Factory has them unless tags say otherwise; and of {role, content}.
+#[test]
+fn conversations_become_the_field_that_their_turns_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (entry, field, lost) in [
+        (r#""formatting": "sharegpt", "columns": {"messages": "conversations"}"#, "", vec![]),
+        (
+            r#""formatting": "sharegpt", "columns": {"messages": "messages"}"#,
+            "[\"conversations=messages\"]",
+            vec![],
+        ),
+        (
+            r#""formatting": "sharegpt", "columns": {"messages": "talk", "images": "image_paths"},
+               "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "oracle"},
+               "num_samples": 9, "ranking": false"#,
+            "[\"messages=talk\"]",
+            vec!["dataset: mine: assistant_tag", "dataset: mine: images", "dataset: mine: num_samples"],
+        ),
+    ] {
+        let info = format!(r#"{{"mine": {{"file_name": "mine.json", {entry}}}}}"#);
+        std::fs::create_dir_all(dir.path().join("data")).unwrap();
+        std::fs::write(dir.path().join("data/dataset_info.json"), info).unwrap();
+        let text = "model_name_or_path: m\nstage: sft\ndataset: mine\n";
+        let (_, import) = convert(text, &dir.path().join("c.yaml"), None).unwrap();
+        let found = import.lines.iter().find(|l| l.key == "data_fields").map_or("", |l| l.value.as_str());
+        assert_eq!(found, field, "{entry}");
+        assert_eq!(import.lost.iter().map(|(key, ..)| key.as_str()).collect::<Vec<_>>(), lost, "{entry}");
+    }
+    let axolotl = "
+base_model: m
+datasets:
+  - path: a.jsonl
+    ds_type: json
+    type: chat_template
+    field_messages: talk
+    message_property_mappings: {role: from, content: value}
+    split: test
+";
+    check(axolotl, Dialect::Axolotl, &["data_fields: [\"conversations=talk\"]"], &["datasets: split"]);
+    check(
+        "base_model: m\ndatasets:\n  - path: a.jsonl\n    type: chat_template\n    field_messages: conversations\n    \
+         message_field_role: who\n    tags: {x: 1}\n",
+        Dialect::Axolotl,
+        &["data_fields: [\"messages=conversations\"]"],
+        &["datasets: message_property_mappings", "datasets: tags"],
+    );
+}
+
+#[test]
+fn a_key_of_two_lines_stays_in_its_comment() {
+    let path = Path::new("c.yaml");
+    let (found, import) = convert("base_model: m\n\"x\\nepochs\": 7\n", path, None).unwrap();
+    let result = import.render(path, found);
+    assert!(result.contains("\n# x\\nepochs: 7: not known here\n"), "{result}");
+}
+
 #[test]
 fn what_is_none_of_theirs_is_refused() {
     let refused = |text: &str, from| convert(text, Path::new("c.yaml"), from).map(|_| ()).unwrap_err().line;
@@ -242,8 +298,11 @@ fn tables_name_options_that_exist_and_no_key_twice() {
                 Rule::Key(ours) => vec![*ours],
                 Rule::When(cases, otherwise) => {
                     let all = cases.iter().map(|(_, b)| b).chain([otherwise]);
-                    all.filter_map(|b| if let Becomes::Set(ours, _) = b { Some(*ours) } else { None })
-                        .collect()
+                    let ours = |b: &Becomes| match b {
+                        Becomes::Set(ours, _) | Becomes::Near(ours, ..) => Some(*ours),
+                        _ => None,
+                    };
+                    all.filter_map(ours).collect()
                 }
                 _ => vec![],
             };
