@@ -1,8 +1,10 @@
 //! The page of a run, in a real browser: as a file after the run, and live from the running process. The browser is
 //! Debian's chromium, headless; where there is none the tests that need it say `skipped: no chromium`, unless
-//! FINETUNE_NEED_CHROMIUM is set. FINETUNE_PICTURES=DIR keeps the screenshots.
+//! FINETUNE_NEED_CHROMIUM is set. FINETUNE_PICTURES=DIR keeps the pictures (those of docs/guide.md are of this test).
 
+#[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
+mod leaves;
 
 use cli_fixture::Bench;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -85,42 +87,54 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
     let packed = zipped(&std::fs::read(&page).unwrap());
     assert!(packed < 100_000, "{packed} bytes compressed");
     let address = format!("file://{}", page.display());
-    let log = bench.path("net.json");
-    let dump = format!("--log-net-log={}", log.display());
-    let Some(shown) = chromium(&["--dump-dom", &dump, &address]) else { return };
-    let text = String::from_utf8_lossy(&shown.stdout);
+    let Some((text, hosts)) = leaves::shown(&bench, &address) else { return };
+    assert!(hosts.is_empty(), "{hosts:?}");
     for part in ["complete", "cpu 0", "cpu 1", "What &lt;is&gt; it?", "evaluation", "F-DP-001", "topology"] {
         assert!(text.contains(part), "{part} is not on the page");
     }
-    let asked = std::fs::read_to_string(&log).unwrap();
-    // The browser asks its maker for the time and for dictionaries, whatever it shows.
-    let its_own =
-        |url: &str| [".google.com/", ".gvt1.com/", ".googleapis.com/"].iter().any(|host| url.contains(host));
-    let urls = asked.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next());
-    let strangers: Vec<&str> = urls.filter(|url| url.starts_with("http") && !its_own(url)).collect();
-    assert!(strangers.is_empty(), "{strangers:?}");
+    for name in ["loss.svg", "timeline.svg", "topology.svg"] {
+        kept(name, &bench.read(&format!("b/{name}")));
+    }
     screenshots(&bench, &address);
 }
 
-/// Light, dark and narrow: three pictures of the sizes that were asked for, none like another.
+/// Light, dark and narrow: pictures of the sizes that were asked for, none like another.
 fn screenshots(bench: &Bench, address: &str) {
+    // A window is never narrower than 500 pixels; a frame in it is.
+    let style = "body{margin:0}iframe{border:0;display:block;width:390px;height:3000px}";
+    let frame = format!(r#"<!doctype html><style>{style}</style><iframe src="{address}"></iframe>"#);
+    let narrow = format!("file://{}", bench.file("narrow.html", &frame).display());
+    let (light, dark) = ("1", "0");
     let looks = [
-        ("light.png", "--blink-settings=preferredColorScheme=1", (1200, 1500)),
-        ("dark.png", "--blink-settings=preferredColorScheme=0", (1200, 1500)),
-        ("narrow.png", "--blink-settings=preferredColorScheme=1", (500, 2400)),
+        ("light.png", light, (1200, 1500), address),
+        ("dark.png", dark, (1200, 1500), address),
+        ("narrow.png", light, (390, 3000), &narrow),
     ];
     let mut all: Vec<Vec<u8>> = Vec::new();
-    for (name, look, (width, height)) in looks {
-        let file = bench.path(name);
-        let shot = format!("--screenshot={}", file.display());
-        chromium(&[look, &shot, &format!("--window-size={width},{height}"), address]);
-        let bytes = std::fs::read(&file).unwrap();
-        assert_eq!(png(&bytes), (width, height), "{name}");
+    for (name, scheme, size, address) in looks {
+        let bytes = screenshot(bench, (name, scheme, size), address);
         assert!(bytes.len() > 20_000, "{name}: {} bytes, an empty page", bytes.len());
-        kept(name, &bytes);
         all.push(bytes);
     }
     assert!(all[0] != all[1], "dark looks like light");
+}
+
+/// A picture of what stands at `address`: its name, 1 for light or 0 for dark, and its size.
+fn screenshot(
+    bench: &Bench,
+    (name, scheme, (width, height)): (&str, &str, (u32, u32)),
+    address: &str,
+) -> Vec<u8> {
+    let file = bench.path(name);
+    let (shot, look) = (
+        format!("--screenshot={}", file.display()),
+        format!("--blink-settings=preferredColorScheme={scheme}"),
+    );
+    chromium(&[&look, &shot, "--timeout=5000", &format!("--window-size={width},{height}"), address]);
+    let bytes = std::fs::read(&file).unwrap();
+    assert_eq!(png(&bytes), (width, height), "{name}");
+    kept(name, &bytes);
+    bytes
 }
 
 #[test]
@@ -203,9 +217,12 @@ fn a_running_process_shows_its_page_and_its_metrics() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(get("/").contains("running") && get("/body").contains("of 20000"));
-    if let Some(shown) = chromium(&["--dump-dom", "--timeout=5000", &format!("http://{address}/")]) {
-        let text = String::from_utf8_lossy(&shown.stdout);
+    let page = format!("http://{address}/");
+    if let Some((text, hosts)) = leaves::shown(&bench, &page) {
         assert!(text.contains("of 20000") && text.contains("configuration"), "{text}");
+        // Its script ran: the body was asked for again, and no policy was broken.
+        assert_eq!(hosts.into_iter().collect::<Vec<_>>(), ["127.0.0.1"], "{page}");
+        screenshot(&bench, ("live.png", "0", (1200, 1500)), &page);
     }
     Command::new("kill").args(["-TERM", &child.0.id().to_string()]).status().unwrap();
     assert_eq!(child.0.wait().unwrap().code(), Some(75));
