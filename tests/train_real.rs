@@ -120,6 +120,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
             saving,
             sampler,
             stop: stop.0,
+            labels: vec![],
             notes: vec![],
         },
         &mut |event| events.push(event.clone()),

@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What the devices of this process are called, as a worker.
-pub const HERE: &str = "here";
+pub use crate::train::event::HERE;
 /// Who has not been heard for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long devices of this process may take to end.

@@ -14,8 +14,9 @@ use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
+use crate::numeric::say::printable;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Continues every prompt.
@@ -32,6 +33,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     sampling.stop = speaker.base.stop_ids(&speaker.tokenizer);
     let prompts = prompts(s)?;
     let system = s.text("system")?.map(str::to_string);
+    let on_terminal = std::io::stdout().is_terminal();
     for prompt in &prompts {
         let ids = match chat {
             true => chat_ids(&speaker.tokenizer, system.as_deref(), prompt)?,
@@ -52,7 +54,11 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
             inv.say(&format!("> {prompt}"))?;
         }
         let answer = speaker.answer(&ids, &sampling, |piece| {
-            if json_wanted { true } else { write!(inv.out, "{piece}").and_then(|()| inv.out.flush()).is_ok() }
+            if json_wanted {
+                return true;
+            }
+            let piece = if on_terminal { printable(piece) } else { piece.to_string() };
+            write!(inv.out, "{piece}").and_then(|()| inv.out.flush()).is_ok()
         })?;
         match json_wanted {
             true => {

@@ -25,7 +25,7 @@ use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
-use crate::report::{self, Look};
+use crate::report::Look;
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
@@ -260,6 +260,7 @@ impl Job {
             saving,
             sampler: self.sampler(options, &decode)?,
             stop: &signals::STOP,
+            labels: p.config.labels.clone().unwrap_or_default(),
             notes,
         };
         Ok(train::run(run, events)?)
@@ -326,8 +327,6 @@ impl Job {
             rows,
             format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
         ];
-        let few = p.config.labels.as_ref().filter(|labels| labels.len() <= report::SHOWN_CLASSES);
-        notes.extend(few.map(|labels| format!("{}{}", report::CLASSES, labels.join(", "))));
         notes.extend(p.remarks.clone());
         notes
     }

@@ -10,6 +10,7 @@ use super::{
     bench, contracts, doctor, export, generate, hardware, help, import, inspect, plan, predict, report,
     token, train,
 };
+use crate::numeric::say::printable;
 use std::io::Write;
 use std::path::Path;
 
@@ -44,14 +45,23 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// One line of the verb's result.
+    /// One line of the verb's result; JSON has its own way with control characters.
     pub fn say(&mut self, line: &str) -> Result<(), Refusal> {
-        writeln!(self.out, "{line}").map_err(|e| match e.kind() {
-            // Its reader has seen enough (`| head`): the code is what a shell shows for SIGPIPE.
-            std::io::ErrorKind::BrokenPipe => std::process::exit(141),
-            _ => Refusal::failure(format!("stdout: {e}")),
-        })
+        if self.json { self.say_as_it_is(line) } else { self.say_as_it_is(&printable(line)) }
     }
+
+    /// A line with colours of our own.
+    pub fn say_as_it_is(&mut self, line: &str) -> Result<(), Refusal> {
+        written(writeln!(self.out, "{line}"))
+    }
+}
+
+fn written(outcome: std::io::Result<()>) -> Result<(), Refusal> {
+    outcome.map_err(|e| match e.kind() {
+        // Its reader has seen enough (`| head`): the code is what a shell shows for SIGPIPE.
+        std::io::ErrorKind::BrokenPipe => std::process::exit(141),
+        _ => Refusal::failure(format!("stdout: {e}")),
+    })
 }
 
 const fn own(name: &'static str, takes: Takes, default: &'static str, help: &'static str) -> Opt {
@@ -169,14 +179,12 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "man", about: "the man page, or all of them into a folder", positional: "DIR", most: 1, own: &[], shared: Some(&[]), run: help::man },
 ];
 
-/// Verbs that the design has and this build has not.
-const NOT_BUILT: [&str; 1] = ["dashboard"];
-
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
     let named = args.first().and_then(|a| VERBS.iter().find(|v| v.name == a));
-    if let Some(word) = args.first().filter(|a| NOT_BUILT.contains(&a.as_str()) && !Path::new(a).exists()) {
-        return Err(Refusal::usage(format!("`finetune {word}` is not built yet ({})", list())));
+    if args.first().is_some_and(|a| a == "dashboard" && !Path::new(a).exists()) {
+        let way = "the page is a training command's: add --dashboard to it (`finetune help watch`)";
+        return Err(Refusal::usage(format!("there is no `finetune dashboard`: {way}")));
     }
     let (verb, rest) = match named {
         Some(verb) => (verb, &args[1..]),
@@ -189,7 +197,7 @@ pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
             let mut out = std::io::stdout().lock();
             let coloured = anstream_wanted();
             let text = if coloured { text.ansi().to_string() } else { text.to_string() };
-            return out.write_all(text.as_bytes()).or(Ok(()));
+            return written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
         }
     };
     let (positional, layers) = verb.layers(positional, typed)?;
@@ -232,6 +240,10 @@ impl Verb {
             let usage = format!("finetune {} {}", self.name, self.positional);
             return Err(Refusal::usage(format!("unexpected argument {extra:?} (usage: {})", usage.trim())));
         }
+        let page = flags.iter().any(|t| t.key == "dashboard");
+        if let Some(address) = positional.first().filter(|word| page && is_address(word)) {
+            return Err(Refusal::usage(format!("{address} is no model: write --dashboard={address}")));
+        }
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
         }
@@ -255,6 +267,11 @@ impl Verb {
         }
         Ok((positional, layers))
     }
+}
+
+/// HOST:PORT, and no file of that name.
+fn is_address(word: &str) -> bool {
+    word.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) && !Path::new(word).exists()
 }
 
 fn epilogue() -> String {

@@ -6,7 +6,22 @@ use std::io::Write;
 
 /// Writes one line, at one go, so that lines of several threads stay whole.
 pub fn line(text: Arguments<'_>) {
-    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("{}\n", printable(&text.to_string())).as_bytes());
+}
+
+/// Text for a terminal: rows, labels, models and strangers may hold control characters, which would move its cursor,
+/// name its window or wipe it; they are shown escaped. Ends of lines and tabs stay.
+pub fn printable(text: &str) -> String {
+    escaped(text, |c| c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+/// The same on one line, whatever the text says.
+pub fn inline(text: &str) -> String {
+    escaped(text, char::is_control)
+}
+
+fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
+    text.chars().flat_map(|c| if which(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// As `eprintln!`, but nothing happens where nobody listens.

@@ -129,7 +129,7 @@ impl Drawn {
         let bar = all.add(ProgressBar::new(progress.total_steps));
         let colour = if paint == Paint::Colours { ".cyan" } else { "" };
         // Cut at the terminal's edge, whatever its width becomes.
-        let template = format!("{{bar:24{colour}}} {{pos}}/{{len}}  {{wide_msg}}");
+        let template = format!("{{bar:16{colour}}} {{pos}}/{{len}}  {{wide_msg}}");
         bar.set_style(style(&template).progress_chars("=> "));
         bar.set_position(progress.step);
         let numbers = all.add(ProgressBar::new(0));
@@ -164,7 +164,7 @@ impl Drawn {
     }
 }
 
-/// The state is the last word of a line.
+/// The state stands behind the name: a narrow terminal cuts numbers first.
 fn painted(line: &str, state: State, paint: Paint) -> String {
     let colour = match state {
         State::Running => "32",
@@ -172,8 +172,9 @@ fn painted(line: &str, state: State, paint: Paint) -> String {
         State::Failed | State::Lost => "31",
         State::Ready | State::Left => "2",
     };
-    match (paint, line.strip_suffix(state.word())) {
-        (Paint::Colours, Some(start)) => format!("{start}\x1b[{colour}m{}\x1b[0m", state.word()),
+    let word = state.word();
+    match (paint, line.rsplit_once(&format!("  {word}"))) {
+        (Paint::Colours, Some((name, rest))) => format!("{name}  \x1b[{colour}m{word}\x1b[0m{rest}"),
         _ => line.into(),
     }
 }
@@ -187,6 +188,8 @@ mod tests {
         let line = "  a, cpu  lost";
         assert_eq!(painted(line, State::Lost, Paint::Plain), line);
         assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m");
+        let line = "  a, cpu  lost  50.0 %";
+        assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m  50.0 %");
         assert_eq!(painted("  and 3 more", State::Running, Paint::Colours), "  and 3 more");
     }
 }

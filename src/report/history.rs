@@ -83,7 +83,7 @@ pub struct Point {
     pub seconds: f64,
     /// Wall time of all steps before it.
     pub began: f64,
-    /// Seconds of sums and parameters under way.
+    /// Seconds of sums and parameters under way while nobody computed: they end the step.
     pub sync: f64,
     /// What each device did, by its place in [`History::devices`]; of the last `LANE_STEPS` steps.
     pub parts: Vec<(usize, Part)>,
@@ -173,7 +173,7 @@ impl History {
             tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
             seconds: step.seconds,
             began,
-            sync: shared.map_or(0.0, |s| s.sync_seconds),
+            sync: shared.map_or(0.0, |s| (s.sync_seconds - s.hidden_seconds).max(0.0)),
             parts,
         });
         if let Some(old) = self.steps.len().checked_sub(LANE_STEPS + 1) {
@@ -227,6 +227,25 @@ impl History {
     pub fn note(&self, name: &str) -> Option<&str> {
         let notes = &self.start.as_ref()?.notes;
         notes.iter().find_map(|note| Some(note.strip_prefix(name)?.trim())).filter(|text| !text.is_empty())
+    }
+
+    /// From when until when a worker was there, in seconds of the run; None where that was before or is not over.
+    pub fn presence(&self, worker: &str) -> (Option<f64>, Option<f64>) {
+        use crate::train::event::What;
+        let (mut from, mut to) = (None, None);
+        for change in self.changes[self.since..].iter().filter(|c| c.worker == worker) {
+            // What happened after a step happened in the next one.
+            let began = || {
+                let next = self.steps.iter().rev().take(LANE_STEPS + 1).find(|p| p.step == change.step + 1);
+                next.map_or_else(|| self.steps.last().map_or(0.0, |p| p.began + p.seconds), |p| p.began)
+            };
+            match change.what {
+                What::Joined if to.is_some() || from.is_none() => (from, to) = (Some(began()), None),
+                What::Left | What::Lost | What::Expelled => to = Some(began()),
+                _ => {}
+            }
+        }
+        (from, to)
     }
 
     /// Whoever takes part now, by worker, with its devices.

@@ -3,16 +3,13 @@
 
 use super::confusion;
 use super::team::Team;
-use super::words::{change_line, duration, eval_line, inline, run_lines, size, speed_line};
+use super::words::{SHOWN_CLASSES, change_line, duration, eval_line, run_lines, size, speed_line};
+use crate::numeric::say::inline;
 use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step};
 use std::collections::BTreeMap;
 
-/// A note that begins so names a classifier's classes.
-pub const CLASSES: &str = "classes  ";
 /// Weight of the past in smoothed numbers.
 pub const MEMORY: f64 = 0.9;
-/// A confusion matrix of more classes than this fits no terminal; the report has it.
-pub const SHOWN_CLASSES: usize = 12;
 /// Plain output has about so many step lines, however long the run.
 const LINES: u64 = 50;
 
@@ -71,8 +68,7 @@ impl Progress {
                 self.total_steps = run.total_steps;
                 self.step = run.first_step.saturating_sub(1);
                 (self.since, self.forecast) = ((0, 0.0), None);
-                let classes = run.notes.iter().find_map(|note| note.strip_prefix(CLASSES));
-                self.labels = classes.into_iter().flat_map(|c| c.split(", ")).map(String::from).collect();
+                self.labels = run.labels.clone();
             }
             Event::Forecast(forecast) => self.forecast = Some(forecast.clone()),
             Event::Speed(speed) => {
@@ -124,7 +120,7 @@ impl Progress {
     pub fn pace(&self) -> String {
         let percent = 100 * self.step.min(self.total_steps) / self.total_steps.max(1);
         match (self.speed(), self.remaining()) {
-            (Some(speed), Some(left)) => format!("{percent} %  {speed:.0} tokens/s  {} left", duration(left)),
+            (Some(speed), Some(left)) => format!("{} left  {percent} %  {speed:.0} tokens/s", duration(left)),
             _ => format!("{percent} %"),
         }
     }
@@ -240,9 +236,7 @@ impl Progress {
             }
             lines.push(line);
             if let Some(matrix) = after.confusion.as_ref().filter(|m| m.len() <= SHOWN_CLASSES) {
-                // A name that holds a comma makes two of it.
-                let named = if self.labels.len() == matrix.len() { &self.labels[..] } else { &[] };
-                lines.extend(confusion::lines(named, matrix));
+                lines.extend(confusion::lines(&self.labels, matrix));
             }
         }
         if self.seconds > 0.0 {

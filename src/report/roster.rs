@@ -2,6 +2,7 @@
 //! ten steps), so that a worker that has come or slowed down shows soon; shares over a whole run are [`super::Team`]'s.
 
 use super::progress::MEMORY;
+use crate::numeric::say::inline;
 use crate::train::event::{Change, Event, Part, What};
 use std::collections::BTreeMap;
 
@@ -166,16 +167,16 @@ impl Roster {
     /// A line for each, and one for those that find no room.
     pub fn lines(&self) -> Vec<(State, String)> {
         let rows = self.rows();
-        let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).min(36);
+        let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).min(24);
         let line = |row: &Row| {
             let Row { name, share, tokens_per_second, idle, state } = row;
-            let name = short(name, width);
+            let name = short(&inline(name), width);
             let word = state.word();
             match state {
                 s if s.is_gone() => format!("  {name:<width$}  {word}"),
-                State::Ready => format!("  {name:<width$}  {:>5}    {:>15}  {:>10}  {word}", "-", "-", "-"),
+                State::Ready => format!("  {name:<width$}  {word}"),
                 _ => format!(
-                    "  {name:<width$}  {share:>5.1} %  {tokens_per_second:>6.0} tokens/s  {idle:>3.0} % idle  {word}"
+                    "  {name:<width$}  {word:<8}  {share:>5.1} %  {tokens_per_second:>6.0} tokens/s  {idle:>3.0} % idle"
                 ),
             }
         };
@@ -246,12 +247,12 @@ mod tests {
     fn a_line_for_every_device_and_what_becomes_of_it() {
         let joined = |w| change(What::Joined, w, &["cpu 0 (cpu-avx512-f32)"]);
         check(&[], &[]);
-        check(&[joined("a")], &["  a, cpu 0      -                  -           -  ready"]);
+        check(&[joined("a")], &["  a, cpu 0  ready"]);
         let both = [joined("a"), joined("b"), step(&[("a", 300, 2.0), ("b", 100, 1.0)])];
-        let two = "  b, cpu 0   25.0 %      50 tokens/s   50 % idle  running";
-        check(&both, &["  a, cpu 0   75.0 %     150 tokens/s    0 % idle  running", two]);
+        let two = "  b, cpu 0  running    25.0 %      50 tokens/s   50 % idle";
+        check(&both, &["  a, cpu 0  running    75.0 %     150 tokens/s    0 % idle", two]);
         let lost = [&both[..], &[change(What::Lost, "a", &[])]].concat();
-        check(&lost, &["  b, cpu 0  100.0 %      50 tokens/s   50 % idle  running", "  a, cpu 0  lost"]);
+        check(&lost, &["  b, cpu 0  running   100.0 %      50 tokens/s   50 % idle", "  a, cpu 0  lost"]);
         let after = [&lost[..], &[step(&[("a", 50, 0.5), ("b", 100, 1.0)])]].concat();
         let mut roster = Roster::default();
         after.iter().for_each(|event| roster.see(event));
@@ -261,8 +262,8 @@ mod tests {
             "its last part is no return"
         );
         let back = [&lost[..], &[joined("a")]].concat();
-        let first = "  a, cpu 0      -                  -           -  ready";
-        check(&back, &[first, "  b, cpu 0  100.0 %      50 tokens/s   50 % idle  running"]);
+        let first = "  a, cpu 0  ready";
+        check(&back, &[first, "  b, cpu 0  running   100.0 %      50 tokens/s   50 % idle"]);
         let paused = [&both[..], &[change(What::Paused, "", &[])]].concat();
         let mut roster = Roster::default();
         paused.iter().for_each(|event| roster.see(event));

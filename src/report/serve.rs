@@ -4,6 +4,7 @@
 //! makes a name resolve to), and off loopback know the key.
 
 use super::history::Live;
+use super::packing::Packing;
 use super::page::{self, Form, Surroundings};
 use super::prometheus;
 use bytes::Bytes;
@@ -38,8 +39,8 @@ type Answer = Response<BoxBody<Bytes, Infallible>>;
 /// What a page needs, shared with the threads that show it.
 struct Shown {
     history: Live,
-    /// The body as it was drawn last, and for how many events: readers share it.
-    drawn: Mutex<Option<(u64, Bytes)>>,
+    /// The body as it was drawn last, for how many events and how packed: readers share it.
+    drawn: Mutex<Option<(u64, Packing, Bytes)>>,
     around: Surroundings,
     /// None: anybody who reaches the port may look.
     key: Option<String>,
@@ -49,15 +50,15 @@ struct Shown {
 }
 
 impl Shown {
-    fn body(&self) -> Bytes {
+    fn body(&self, packing: Packing) -> Bytes {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         // Counted before it is drawn: what comes in between is drawn again.
         let events = *self.news.borrow();
         match &*drawn {
-            Some((of, body)) if *of == events => body.clone(),
+            Some((of, packed, body)) if (*of, *packed) == (events, packing) => body.clone(),
             _ => {
-                let body = Bytes::from(page::body(&self.history.now(), &self.around));
-                *drawn = Some((events, body.clone()));
+                let body = packing.pack(page::body(&self.history.now(), &self.around));
+                *drawn = Some((events, packing, body.clone()));
                 body
             }
         }
@@ -163,10 +164,12 @@ fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
             "the address of this page ends in ?key=..., as the run printed it",
         );
     }
+    let packing = Packing::of(request.headers());
+    let history = || shown.history.now();
     match request.uri().path() {
-        "/" => text(HTML, page::document(&shown.history.now(), &shown.around, Form::Live)),
-        "/body" => with(HTML, StatusCode::OK, Full::new(shown.body()).boxed()),
-        "/metrics" => text(prometheus::CONTENT_TYPE, prometheus::text(&shown.history.now())),
+        "/" => text(HTML, packing, packing.pack(page::document(&history(), &shown.around, Form::Live))),
+        "/body" => text(HTML, packing, shown.body(packing)),
+        "/metrics" => text(prometheus::CONTENT_TYPE, packing, packing.pack(prometheus::text(&history()))),
         NEWS => news(shown),
         _ => plain(StatusCode::NOT_FOUND, "there is nothing here"),
     }
@@ -201,8 +204,14 @@ fn news(shown: &Arc<Shown>) -> Answer {
     with("text/event-stream", StatusCode::OK, BodyExt::boxed(StreamBody::new(first.chain(lines))))
 }
 
-fn text(kind: &'static str, text: String) -> Answer {
-    with(kind, StatusCode::OK, Full::new(Bytes::from(text)).boxed())
+fn text(kind: &'static str, packing: Packing, bytes: Bytes) -> Answer {
+    let mut answer = with(kind, StatusCode::OK, Full::new(bytes).boxed());
+    let headers = answer.headers_mut();
+    headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if packing == Packing::Gzip {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    answer
 }
 
 fn plain(status: StatusCode, line: &'static str) -> Answer {
@@ -279,6 +288,34 @@ mod tests {
         assert!(status.contains("421"), "no host: {status}");
         let (status, _) = ask(free.address(), "\u{1}\u{2} garbage\r\n\r\n");
         assert!(status.contains("400"), "{status}");
+    }
+
+    #[test]
+    fn whoever_accepts_gzip_gets_it() {
+        let history = Live::default();
+        let board = open(None, history.clone());
+        let fetch = |path: &str, more: &str| {
+            let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n").unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+            let head = String::from_utf8(answer[..end].to_vec()).unwrap().to_lowercase();
+            (head, answer[end + 4..].to_vec())
+        };
+        for path in ["/", "/body", "/metrics"] {
+            let (head, plain) = fetch(path, "");
+            assert!(!head.contains("content-encoding") && head.contains("vary: accept-encoding"), "{head}");
+            let (head, packed) = fetch(path, "Accept-Encoding: br, gzip;q=0.5\r\n");
+            assert!(head.contains("content-encoding: gzip"), "{head}");
+            assert!(packed.len() < plain.len(), "{path}: {} of {}", packed.len(), plain.len());
+            let mut text = Vec::new();
+            flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut text).unwrap();
+            assert!(text == plain, "{path}");
+        }
+        let (head, _) = fetch("/body", "Accept-Encoding: gzip;q=0\r\n");
+        assert!(!head.contains("content-encoding"), "{head}");
     }
 
     #[test]

@@ -1,11 +1,18 @@
 //! One event in words, one line for each thing that it says. Whatever a model, a prompt or a stranger said stays on
 //! that line.
 
+use crate::numeric::say::inline;
 use crate::train::event::{Change, Eval, RunStart, Speed, What};
+
+/// A confusion matrix of more classes than this fits no terminal; the report has it.
+pub const SHOWN_CLASSES: usize = 12;
 
 /// The lines of a run's beginning.
 pub fn run_lines(run: &RunStart) -> Vec<String> {
-    let mut lines = run.notes.clone();
+    let mut lines: Vec<String> = run.notes.iter().map(|note| inline(note)).collect();
+    if (1..=SHOWN_CLASSES).contains(&run.labels.len()) {
+        lines.push(inline(&format!("classes  {}", run.labels.join(", "))));
+    }
     let evaluated =
         if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
     let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
@@ -71,11 +78,6 @@ pub fn change_line(change: &Change) -> String {
     let parts = [worker, &change.devices.join(", "), &change.reason];
     let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     inline(&format!("{what:<8} {}", parts.join(": ")))
-}
-
-/// One line, whatever the model or the prompt said; control characters would move the cursor.
-pub fn inline(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// `0:07`, `12:30`, `3:05:00`

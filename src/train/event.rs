@@ -69,6 +69,9 @@ pub struct RunStart {
     pub parameters: u64,
     /// Numeric classes that take part; two only where a checkpoint came from another one.
     pub classes: Vec<String>,
+    /// Names of a classifier's classes, by their number.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
     /// Lines about the run that its starter wants shown (model, counts of truncated and dropped rows ...).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -126,6 +129,9 @@ pub struct Shared {
     /// Bytes of parameters that were sent.
     pub bytes_out: u64,
 }
+
+/// What the coordinator's own process is called where it computes too.
+pub const HERE: &str = "here";
 
 /// A device's part in a step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -33,6 +33,8 @@ pub struct Run<'a> {
     pub sampler: Option<Sampler<'a>>,
     /// Raised by signals.
     pub stop: &'a Stop,
+    /// Names of a classifier's classes.
+    pub labels: Vec<String>,
     /// Lines to be shown with the run's first event.
     pub notes: Vec<String>,
 }
@@ -153,7 +155,7 @@ impl Trainer<'_, '_> {
 /// The rim of the loop: what surrounds a step.
 impl Trainer<'_, '_> {
     fn start(&self) -> event::RunStart {
-        let Run { work, compute, state, notes, .. } = &self.run;
+        let Run { work, compute, state, labels, notes, .. } = &self.run;
         let mut classes = state.classes.clone();
         for class in compute.classes() {
             if !classes.contains(&class) {
@@ -173,6 +175,7 @@ impl Trainer<'_, '_> {
             eval_rows: work.eval_rows(),
             parameters: state.parameters.len() as u64,
             classes,
+            labels: labels.clone(),
             notes,
         }
     }

@@ -212,8 +212,9 @@ impl<'a> Setup<'a> {
         let (output, every, limit) = (self.output.clone(), self.every, self.limit);
         let saving = Saving { output, every, limit, identity, adapter: &adapter, last };
         let (work, stop) = (&self.work, self.stop);
+        let (labels, notes) = (vec![], vec![]);
         let run =
-            Run { compute, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, notes: vec![] };
+            Run { compute, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, labels, notes };
         train::run(run, events)
     }
 }

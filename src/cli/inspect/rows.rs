@@ -8,6 +8,7 @@ use super::super::verb::Invocation;
 use super::{options, print};
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
+use crate::numeric::say::printable;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -41,7 +42,7 @@ pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
         inv.say(&headline(&sample, &corpus))?;
         let pieces = preview::preview(&sample, &tokenizer)?;
         let text: String = pieces.iter().map(|p| paint.piece(p)).collect();
-        inv.say(&text)?;
+        inv.say_as_it_is(&text)?;
     }
     for warning in &warnings {
         inv.say(&format!("warning: {warning}"))?;
@@ -141,12 +142,12 @@ impl Paint {
     }
 
     fn piece(&self, piece: &Piece) -> String {
-        let text = &piece.text;
+        let text = printable(&piece.text);
         match (self, piece.supervised) {
             (Paint::Colours, true) => format!("\x1b[32m{text}\x1b[0m"),
             (Paint::Colours, false) => format!("\x1b[2m{text}\x1b[0m"),
             (Paint::Brackets, true) => format!("⟦{text}⟧"),
-            (Paint::Brackets, false) => text.clone(),
+            (Paint::Brackets, false) => text,
         }
     }
 }

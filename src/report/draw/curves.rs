@@ -118,7 +118,10 @@ fn axes(svg: &mut Svg, (x, y): (Scale, Scale), (left, top, right, bottom): (f64,
         svg.text("label", (left - 6.0, y.at(value) + 3.5), "end", &compact(value));
     }
     svg.line("axis", (left, bottom), (right, bottom));
-    for value in ticks(x.domain(), ((right - left) / 90.0).max(2.0) as usize) {
+    let count = ((right - left) / 90.0).max(2.0) as usize;
+    // One number at an edge says nothing of its scale.
+    let some = Some(ticks(x.domain(), count)).filter(|values| values.len() > 2);
+    for value in some.unwrap_or_else(|| ticks(x.domain(), 2 * count)) {
         if value.fract() == 0.0 {
             svg.text("label", (x.at(value), bottom + 15.0), "middle", &compact(value));
         }

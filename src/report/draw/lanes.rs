@@ -27,6 +27,8 @@ pub struct Lane {
     pub name: String,
     /// Ascending, without overlaps; what lies between them is idle.
     pub blocks: Vec<Block>,
+    /// From when until when it was there; None where that was before the picture, or is not over.
+    pub there: (Option<f64>, Option<f64>),
 }
 
 /// Lanes with a common clock.
@@ -61,7 +63,10 @@ impl Lanes {
         for (i, lane) in self.lanes.iter().enumerate() {
             let y = TOP + ROW * i as f64 + 4.0;
             svg.text("label", (left - 8.0, y + 12.5), "end", &fitting(&lane.name, left - 8.0));
-            svg.block("idle", (left, y, width - 8.0 - left, ROW - 8.0), "");
+            let (a, b) = lane.presence((from, to));
+            if b > a {
+                svg.block("idle", (x.at(a), y, x.at(b) - x.at(a), ROW - 8.0), "");
+            }
             for block in &lane.blocks {
                 let (a, b) = (x.at(block.from), x.at(block.to));
                 svg.block(block.kind, (a, y, (b - a).max(0.4), ROW - 8.0), &block.tip);
@@ -71,8 +76,13 @@ impl Lanes {
             svg.line("mark", (x.at(*mark), TOP), (x.at(*mark), bottom));
         }
         svg.line("axis", (left, bottom), (width - 8.0, bottom));
-        for value in ticks((from, to), ((width - left) / 90.0).max(2.0) as usize) {
-            svg.text("label", (x.at(value), bottom + 15.0), "middle", &clock(value));
+        let values = ticks((from, to), ((width - left) / 90.0).max(2.0) as usize);
+        let clock = clock_of(&values);
+        for value in values {
+            let text = clock(value);
+            // The last one ends with the picture, instead of beyond it.
+            let half = text.chars().count() as f64 * 3.3;
+            svg.text("label", (x.at(value).min(width - half), bottom + 15.0), "middle", &text);
         }
         svg
     }
@@ -88,15 +98,31 @@ impl Lanes {
     }
 }
 
-/// `0:07`, `12:30`, `1.25 s` where seconds are not enough.
-fn clock(seconds: f64) -> String {
-    if seconds.fract() != 0.0 {
-        return format!("{} s", super::compact(seconds));
+impl Lane {
+    /// The part of a picture in which it was there; what it did proves that it was.
+    fn presence(&self, (from, to): (f64, f64)) -> (f64, f64) {
+        let first = self.blocks.first().map_or(to, |b| b.from);
+        let last = self.blocks.last().map_or(from, |b| b.to);
+        (
+            self.there.0.map_or(from, |t| t.max(from).min(first)),
+            self.there.1.map_or(to, |t| t.min(to).max(last)),
+        )
     }
-    let s = seconds as u64;
-    match s / 3600 {
-        0 => format!("{}:{:02}", s / 60, s % 60),
-        hours => format!("{hours}:{:02}:{:02}", s / 60 % 60, s % 60),
+}
+
+/// How the times of one axis are written, all alike: `0:07`, `12:30`, and `0:07.5` where one of them needs it.
+fn clock_of(values: &[f64]) -> impl Fn(f64) -> String + use<> {
+    let step = values.windows(2).map(|pair| pair[1] - pair[0]).fold(1.0, f64::min);
+    let digits = if step < 1.0 { (-step.log10()).ceil().clamp(1.0, 3.0) as usize } else { 0 };
+    move |seconds| {
+        let power = 10u64.pow(digits as u32);
+        let parts = (seconds * power as f64).round() as u64;
+        let (s, rest) = (parts / power, parts % power);
+        let tail = if digits == 0 { String::new() } else { format!(".{rest:0digits$}") };
+        match s / 3600 {
+            0 => format!("{}:{:02}{tail}", s / 60, s % 60),
+            hours => format!("{hours}:{:02}:{:02}{tail}", s / 60 % 60, s % 60),
+        }
     }
 }
 
@@ -107,7 +133,8 @@ mod tests {
     #[test]
     fn a_block_lies_where_its_time_lies() {
         let block = |from, to| Block { from, to, kind: "compute", tip: "step 1".into() };
-        let lane = Lane { name: "gpu 0".into(), blocks: vec![block(0.0, 2.0), block(5.0, 10.0)] };
+        let blocks = vec![block(0.0, 2.0), block(5.0, 10.0)];
+        let lane = Lane { name: "gpu 0".into(), blocks, there: (None, None) };
         let lanes = Lanes { title: "devices".into(), lanes: vec![lane], marks: vec![10.0] };
         let svg = lanes.draw(450.0).inline();
         let left = "gpu 0".len() as f64 * 6.5 + 10.0;
@@ -116,5 +143,29 @@ mod tests {
         assert!(svg.contains(&want), "{want} in {svg}");
         let none = Lanes { title: "devices".into(), lanes: vec![], marks: vec![] };
         assert!(none.draw(300.0).inline().contains("nothing yet"));
+    }
+
+    #[test]
+    fn times_of_one_axis_are_written_alike() {
+        for (values, want) in [
+            (&[0.0, 5.0, 10.0][..], "0:00 0:05 0:10"),
+            (&[15.0, 15.5, 16.0], "0:15.0 0:15.5 0:16.0"),
+            (&[3600.0, 5400.0], "1:00:00 1:30:00"),
+            (&[0.25, 0.3], "0:00.25 0:00.30"),
+            (&[59.95, 60.0], "0:59.95 1:00.00"),
+        ] {
+            let clock = clock_of(values);
+            assert_eq!(values.iter().map(|v| clock(*v)).collect::<Vec<_>>().join(" "), want);
+        }
+    }
+
+    #[test]
+    fn who_is_gone_is_not_idle() {
+        let block = Block { from: 2.0, to: 4.0, kind: "compute", tip: String::new() };
+        let lane = |there| Lane { name: "a".into(), blocks: vec![block.clone()], there };
+        assert_eq!(lane((None, None)).presence((0.0, 9.0)), (0.0, 9.0));
+        assert_eq!(lane((Some(1.0), Some(3.0))).presence((0.0, 9.0)), (1.0, 4.0), "what it did counts");
+        assert_eq!(lane((Some(5.0), None)).presence((0.0, 9.0)), (2.0, 9.0));
+        assert_eq!(lane((None, Some(20.0))).presence((0.0, 9.0)), (0.0, 9.0));
     }
 }

@@ -69,6 +69,14 @@ impl Svg {
         );
     }
 
+    /// Without what shows when it is pointed at.
+    pub fn without_tips(mut self) -> Self {
+        let pieces = self.body.split("<title>");
+        self.body =
+            pieces.map(|piece| piece.split_once("</title>").map_or(piece, |(_, rest)| rest)).collect();
+        self
+    }
+
     /// For the page: its style sheet gives the colours.
     pub fn inline(&self) -> String {
         format!(

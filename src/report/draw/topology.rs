@@ -2,7 +2,7 @@
 
 use super::svg::{Svg, fitting};
 
-const CARD: f64 = 54.0;
+const CARD: f64 = 66.0;
 const GAP: f64 = 14.0;
 const TOP: f64 = 30.0;
 
@@ -13,8 +13,8 @@ pub struct Node {
     pub name: String,
     /// Its devices, or why it is gone.
     pub detail: String,
-    /// What stands on its link.
-    pub link: String,
+    /// What stands on its link, above and below it: its part of the work, and how fast it is.
+    pub link: (String, String),
     /// False once it is gone.
     pub here: bool,
 }
@@ -35,7 +35,7 @@ impl Topology {
         let height = TOP + rows * CARD + (rows - 1.0) * GAP + 8.0;
         let mut svg = Svg::new(width, height, "topology");
         svg.text("heading", (0.0, 13.0), "start", "topology");
-        let card = (width * 0.36).min(240.0);
+        let card = (width * 0.38).min(240.0);
         let middle = TOP + (height - 8.0 - TOP) / 2.0;
         let right = width - card;
         for (i, node) in self.nodes.iter().enumerate() {
@@ -44,7 +44,10 @@ impl Topology {
             let (from, to) = ((card, middle), (right, y + CARD / 2.0));
             let bend = (card + right) / 2.0;
             svg.path(class, &curve(from, to));
-            svg.text("label", (bend, (from.1 + to.1) / 2.0 - 6.0), "middle", &node.link);
+            let on = (from.1 + to.1) / 2.0;
+            for (y, text) in [(on - 5.0, &node.link.0), (on + 14.0, &node.link.1)] {
+                svg.text("over", (bend, y), "middle", &fitting(text, right - card - 8.0));
+            }
             let class = if node.here { "card" } else { "card gone" };
             put(&mut svg, class, (right, y, card), (&node.name, &node.detail));
         }
@@ -55,8 +58,40 @@ impl Topology {
 
 fn put(svg: &mut Svg, class: &str, (x, y, width): (f64, f64, f64), (name, detail): (&str, &str)) {
     svg.block(class, (x + 1.0, y, width - 2.0, CARD), &format!("{name}: {detail}"));
-    svg.text("name", (x + 12.0, y + 23.0), "start", &fitting(name, width - 36.0));
-    svg.text("label", (x + 12.0, y + 41.0), "start", &fitting(detail, width - 20.0));
+    svg.text("name", (x + 12.0, y + 22.0), "start", &fitting(name, width - 36.0));
+    let (first, second) = halves(detail, width - 20.0);
+    svg.text("label", (x + 12.0, y + 40.0), "start", &first);
+    svg.text("label", (x + 12.0, y + 54.0), "start", &second);
+}
+
+/// Two lines of whole words, as far as they go; the second one is cut.
+fn halves(text: &str, width: f64) -> (String, String) {
+    let fits = |line: &str| fitting(line, width) == line;
+    let ends = text.match_indices(' ').map(|(at, _)| at).chain([text.len()]);
+    let at = ends.take_while(|at| fits(&text[..*at])).last();
+    match at {
+        Some(at) => (text[..at].into(), fitting(text[at..].trim_start(), width)),
+        None => (fitting(text, width), String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_detail_takes_two_lines() {
+        for (text, want) in [
+            ("cpu 0", ("cpu 0", "")),
+            ("172 MB in, 1.2 GB out", ("172 MB in,", "1.2 GB out")),
+            ("incomprehensibilities", ("incomprehe…", "")),
+            ("the other side closed the connection", ("the other", "side close…")),
+            ("", ("", "")),
+        ] {
+            let (first, second) = halves(text, 72.0);
+            assert_eq!((first.as_str(), second.as_str()), want);
+        }
+    }
 }
 
 /// A smooth step from one side to the other, as points.

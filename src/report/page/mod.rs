@@ -48,25 +48,32 @@ pub enum Form {
 
 /// The whole document.
 pub fn document(history: &History, around: &Surroundings, form: Form) -> String {
-    let script = match form {
-        Form::File => String::new(),
-        Form::Live => format!("<script>{SCRIPT}</script>"),
+    let (script, allowed) = match form {
+        Form::File => (String::new(), String::new()),
+        Form::Live => (format!("<script>{SCRIPT}</script>"), live_only()),
     };
     let name = history.note("model").map_or("run", model_name);
     let all = format!(r#"<main id="run">{}</main>{script}"#, body(history, around));
-    shell(&format!("{name} · finetune"), &all)
+    shell(&format!("{name} · finetune"), &all, &allowed)
 }
 
 /// A document with one body.
 pub fn frame(title: &str, body: &str) -> String {
-    shell(title, &format!("<main>{body}</main>"))
+    shell(title, &format!("<main>{body}</main>"), "")
 }
 
-fn shell(title: &str, body: &str) -> String {
+/// The one script, by its hash, and the host that it asks for news: nothing else may run or be asked.
+fn live_only() -> String {
+    use base64::{Engine, prelude::BASE64_STANDARD};
+    use sha2::{Digest, Sha256};
+    format!(" script-src 'sha256-{}'; connect-src 'self';", BASE64_STANDARD.encode(Sha256::digest(SCRIPT)))
+}
+
+fn shell(title: &str, body: &str, allowed: &str) -> String {
     format!(
         r#"<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:;{allowed} base-uri 'none'; form-action 'none'">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>{}</title>
 <style>{COLOURS}{SHAPES}{STYLE}</style></head>
 <body>{body}</body></html>
@@ -102,5 +109,14 @@ pub fn body(history: &History, around: &Surroundings) -> String {
 /// The first word of a model's note: its path without the folders above it.
 fn model_name(note: &str) -> &str {
     let path = note.split(" (").next().unwrap_or(note);
-    path.trim_end_matches('/').rsplit('/').next().unwrap_or(path)
+    let mut parts = path.trim_end_matches('/').rsplit('/');
+    match (parts.next(), parts.next()) {
+        // The demonstration's folder: what is above it says more.
+        (Some("model"), Some(above)) => above,
+        (Some(name), _) => name,
+        _ => path,
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,8 @@
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, State};
-use crate::report::words::duration;
+use crate::report::words::{duration, size};
+use crate::train::event::HERE;
 
 /// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;
@@ -61,6 +62,9 @@ pub fn tiles(history: &History) -> String {
             let (value, from) = (format!("{:.1} %", 100.0 * b), format!("from {:.1} %", 100.0 * a));
             tiles.insert(3, tile("accuracy", &value, &from));
         }
+        if let (Some(a), Some(b)) = (before.macro_f1, after.macro_f1) {
+            tiles.insert(4, tile("macro F1", &format!("{b:.3}"), &format!("from {a:.3}")));
+        }
     }
     format!(r#"<div class="tiles">{}</div>"#, tiles.concat())
 }
@@ -118,7 +122,9 @@ pub fn curves(history: &History) -> String {
     )
 }
 
+/// Narrow windows are those of telephones, which point at nothing: tips would be carried for nobody.
 pub fn both(wide: &Svg, narrow: &Svg) -> String {
+    let narrow = narrow.clone().without_tips();
     format!(r#"<div class="wide">{}</div><div class="narrow">{}</div>"#, wide.inline(), narrow.inline())
 }
 
@@ -127,8 +133,11 @@ pub fn both(wide: &Svg, narrow: &Svg) -> String {
 pub fn lanes(history: &History) -> Lanes {
     let steps = &history.steps[history.steps.len().saturating_sub(LANE_STEPS)..];
     let name = |(worker, device): &(String, String)| format!("{worker}, {device}");
-    let mut lanes: Vec<Lane> =
-        history.devices.iter().map(|d| Lane { name: name(d), blocks: vec![] }).collect();
+    let mut lanes: Vec<Lane> = history
+        .devices
+        .iter()
+        .map(|d| Lane { name: name(d), blocks: vec![], there: history.presence(&d.0) })
+        .collect();
     for point in steps {
         for (place, part) in &point.parts {
             let busy = part.busy.min(point.seconds);
@@ -147,10 +156,14 @@ pub fn lanes(history: &History) -> Lanes {
                     to = end;
                 }
             }
-            let end = (to + point.sync).min(point.began + point.seconds);
-            if end > to {
+            // What nobody's computing hid ends the step, for all whom a link connects and who were still there.
+            let lane = &mut lanes[*place];
+            let end = point.began + point.seconds;
+            let from = (end - point.sync).max(to);
+            let linked = history.devices[*place].0 != HERE && lane.there.1.is_none_or(|gone| gone >= end);
+            if linked && end > from && point.sync > 0.0 {
                 let tip = format!("step {}: {:.3} s of sums and parameters", point.step, point.sync);
-                lanes[*place].blocks.push(Block { from: to, to: end, kind: "transfer", tip });
+                lane.blocks.push(Block { from, to: end, kind: "transfer", tip });
             }
         }
     }
@@ -161,10 +174,7 @@ pub fn lanes(history: &History) -> Lanes {
 /// Who takes part.
 pub fn topology(history: &History) -> Topology {
     let (bytes_in, bytes_out) = history.progress.team.bytes();
-    let centre = (
-        "coordinator".into(),
-        format!("{:.1} MB in, {:.1} MB out", bytes_in as f64 / 1e6, bytes_out as f64 / 1e6),
-    );
+    let centre = ("coordinator".into(), format!("{} in, {} out", size(bytes_in), size(bytes_out)));
     let tokens = |worker: &str| -> u64 {
         history.progress.team.devices().filter(|(w, ..)| *w == worker).map(|(_, _, work)| work.tokens).sum()
     };
@@ -172,7 +182,7 @@ pub fn topology(history: &History) -> Topology {
     let nodes = history.members().into_iter().map(|(name, member)| Node {
         name: name.into(),
         detail: if member.gone { member.reason.into() } else { member.devices.join(", ") },
-        link: format!("{:.0} %{}", 100.0 * tokens(name) as f64 / all as f64, bandwidth(history, name)),
+        link: (format!("{:.0} %", 100.0 * tokens(name) as f64 / all as f64), bandwidth(history, name)),
         here: !member.gone,
     });
     Topology { centre, nodes: nodes.collect() }
@@ -181,7 +191,7 @@ pub fn topology(history: &History) -> Topology {
 /// How fast the way to a worker was measured to be.
 fn bandwidth(history: &History, worker: &str) -> String {
     let links = history.progress.speeds.iter().filter(|((w, _), _)| w == worker).find_map(|(_, s)| s.link);
-    links.map_or(String::new(), |link| format!(", {:.0} MB/s", link.bandwidth / 1e6))
+    links.map_or(String::new(), |link| format!("{:.0} MB/s", link.bandwidth / 1e6))
 }
 
 /// What a microbatch takes on a device, as it was fitted.
@@ -198,7 +208,7 @@ pub fn devices(history: &History) -> String {
     let (lanes, topology) = (lanes(history), topology(history));
     let row = |(worker, device, work): (&str, &str, &crate::report::team::Work)| {
         format!(
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{:.0} %</td></tr>",
+            r#"<tr><td>{}</td><td>{}</td><td class="less">{}</td><td>{}</td><td>{:.0}</td><td class="less">{}</td><td>{:.0} %</td></tr>"#,
             escape(worker),
             escape(device),
             work.microbatches,
@@ -210,7 +220,7 @@ pub fn devices(history: &History) -> String {
     };
     let rows: String = history.progress.team.devices().map(row).collect();
     format!(
-        r#"<div class="panels"><div class="panel full">{}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table><tr><th>worker</th><th>device</th><th>microbatches</th><th>tokens</th><th>tokens/s</th><th>ms + ms a token</th><th>idle</th></tr>{rows}</table></div></div>"#,
+        r#"<div class="panels"><div class="panel full">{}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">batches</th><th>tokens</th><th>tokens/s</th><th class="less">ms + ms a token</th><th>idle</th></tr>{rows}</table></div></div>"#,
         both(&lanes.draw(WIDE * 1.4), &lanes.draw(NARROW)),
         both(&topology.draw(HALF), &topology.draw(NARROW)),
     )

@@ -1,6 +1,7 @@
 //! What the page says in words and tables: samples, events, confusion, configuration, contracts.
 
 use super::{HALTS, Surroundings};
+use crate::report::confusion;
 use crate::report::draw::escape;
 use crate::report::history::{History, State};
 use crate::report::words::change_line;
@@ -46,14 +47,15 @@ pub fn changes(history: &History) -> String {
 
 pub fn confusion(history: &History) -> String {
     let Some(matrix) = history.evals.last().and_then(|e| e.confusion.as_ref()) else { return String::new() };
-    let head: String = (0..matrix.len()).map(|j| format!("<th>{j}</th>")).collect();
+    let name = |i: usize| escape(&confusion::name(&history.progress.labels, i));
+    let head: String = (0..matrix.len()).map(|j| format!("<th>{}</th>", name(j))).collect();
     let row = |(i, row): (usize, &Vec<u64>)| {
         let all = row.iter().sum::<u64>().max(1) as f64;
         let cell = |(j, n): (usize, &u64)| {
             let (share, class) = (*n as f64 / all, if i == j { "right" } else { "wrong" });
             format!(r#"<td class="{class}" style="--share:{share:.2}">{n}</td>"#)
         };
-        format!("<tr><th>{i}</th>{}</tr>", row.iter().enumerate().map(cell).collect::<String>())
+        format!("<tr><th>{}</th>{}</tr>", name(i), row.iter().enumerate().map(cell).collect::<String>())
     };
     let rows: String = matrix.iter().enumerate().map(row).collect();
     format!(

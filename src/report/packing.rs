@@ -1,0 +1,39 @@
+//! How texts go over the wire: a page of many devices is a megabyte, and a twentieth of that compressed.
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderMap};
+use std::io::Read;
+
+/// How a text goes over the wire, as its reader asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// As it is.
+    Plain,
+    /// Compressed.
+    Gzip,
+}
+
+impl Packing {
+    /// `gzip` among what is accepted, unless it has no weight.
+    pub fn of(headers: &HeaderMap) -> Self {
+        let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|h| h.to_str().ok());
+        let gzip = accepted.into_iter().flat_map(|all| all.split(',')).any(|one| {
+            let (name, weight) = one.split_once(';').unwrap_or((one, ""));
+            let none = weight.trim().strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0));
+            name.trim().eq_ignore_ascii_case("gzip") && !none
+        });
+        if gzip { Packing::Gzip } else { Packing::Plain }
+    }
+
+    /// The text as it was asked for.
+    pub fn pack(self, text: String) -> Bytes {
+        match self {
+            Packing::Plain => text.into(),
+            Packing::Gzip => {
+                let packer = flate2::read::GzEncoder::new(text.as_bytes(), flate2::Compression::new(4));
+                // Of bytes that lie in memory: nothing can fail.
+                packer.bytes().map_while(Result::ok).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the page says of a run: names, times that were measured, and what may run in it.
+
+use super::*;
+use crate::train::event::{Change, Eval, Event, HERE, Part, RunStart, Shared, Step, What};
+
+fn step(step: u64, workers: &[&str], hidden_seconds: f64) -> Event {
+    let part = |worker: &&str| Part {
+        worker: (*worker).into(),
+        device: "cpu 0".into(),
+        microbatches: 1,
+        tokens: 100,
+        busy: 0.5,
+        spans: vec![(0.0, 0.5)],
+    };
+    let devices = workers.iter().map(part).collect();
+    let shared = Shared { devices, sync_seconds: 0.4, hidden_seconds, ..Shared::default() };
+    Event::Step(Step { step, seconds: 1.0, shared: Some(shared), ..Step::default() })
+}
+
+fn change(step: u64, what: What, worker: &str) -> Event {
+    Event::Device(Change { step, what, worker: worker.into(), devices: vec![], reason: "why".into() })
+}
+
+/// From when until when links were busy, by lane.
+fn transfers(events: &[Event]) -> Vec<Vec<(f64, f64)>> {
+    let round = |v: f64| (v * 1e3).round() / 1e3;
+    let of = |lane: crate::report::draw::Lane| {
+        let blocks = lane.blocks.iter().filter(|b| b.kind == "transfer");
+        blocks.map(|b| (round(b.from), round(b.to))).collect()
+    };
+    lanes(&History::of(events)).lanes.into_iter().map(of).collect()
+}
+
+#[test]
+fn a_transfer_is_drawn_where_it_kept_a_link_and_nobody_computing() {
+    let two = [HERE, "a"];
+    assert_eq!(
+        transfers(&[step(1, &two, 0.0)]),
+        [vec![], vec![(0.6, 1.0)]],
+        "the process itself has no link"
+    );
+    assert_eq!(transfers(&[step(1, &two, 0.3)]), [vec![], vec![(0.9, 1.0)]], "most of it was hidden");
+    assert_eq!(transfers(&[step(1, &two, 0.4)]), [vec![], vec![]]);
+    let lost = [
+        change(0, What::Joined, "a"),
+        Event::Run(RunStart { total_steps: 3, first_step: 1, ..RunStart::default() }),
+        step(1, &two, 0.3),
+        step(2, &two, 0.3),
+        change(1, What::Lost, "a"),
+        step(3, &[HERE], 0.3),
+    ];
+    assert_eq!(transfers(&lost), [vec![], vec![(0.9, 1.0)]], "nothing after it was lost");
+    let gone = &lanes(&History::of(&lost)).lanes[1];
+    assert_eq!(gone.there, (Some(0.0), Some(1.0)), "the second step was its last");
+}
+
+#[test]
+fn classes_have_their_names_whatever_stands_in_them() {
+    let labels = vec!["safe, mostly".to_string(), "<bad>".to_string()];
+    let eval = Eval {
+        step: 1,
+        accuracy: Some(0.5),
+        macro_f1: Some(0.25),
+        confusion: Some(vec![vec![1, 0], vec![1, 0]]),
+        ..Eval::default()
+    };
+    let events = [Event::Run(RunStart { labels, ..RunStart::default() }), Event::Eval(eval)];
+    let html = body(&History::of(&events), &Surroundings::default());
+    for part in ["<th>safe, mostly</th>", "<th>&lt;bad&gt;</th>", "macro F1", "0.250"] {
+        assert!(html.contains(part), "{part} in {html}");
+    }
+}
+
+#[test]
+fn only_the_one_script_of_a_live_page_may_run() {
+    let page = |form| document(&History::default(), &Surroundings::default(), form);
+    let (file, live) = (page(Form::File), page(Form::Live));
+    for html in [&file, &live] {
+        assert!(html.contains("base-uri 'none'; form-action 'none'") && html.contains("default-src 'none'"));
+        assert!(!html.contains("script-src 'unsafe-inline'"));
+    }
+    assert!(!file.contains("script-src") && !file.contains("connect-src"));
+    assert!(live.contains("script-src 'sha256-") && live.contains("connect-src 'self'"));
+}
+
+#[test]
+fn a_model_has_the_name_of_its_folder() {
+    for (note, want) in [
+        ("models/tiny (Llama, bf16 safetensors)", "tiny"),
+        ("/x/demo-1/model (Llama)", "demo-1"),
+        ("model", "model"),
+        ("base.gguf (Llama)", "base.gguf"),
+    ] {
+        assert_eq!(model_name(note), want);
+    }
+}
