@@ -5,5 +5,6 @@
 mod cli_fixture;
 mod metrics;
 mod recipes;
+mod sized;
 mod terminal;
 mod verbs;

@@ -165,3 +165,48 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
     assert_eq!(json["warnings"].as_array().unwrap().len(), 1, "{json}");
     assert_eq!(json["rows_shown"][0]["pieces"][1]["supervised"], true, "{json}");
 }
+
+/// A row may name a window or wipe a terminal: it is shown what it would send.
+#[test]
+fn control_characters_of_rows_are_shown_and_not_sent() {
+    let bench = Bench::new();
+    let row = r#"{"prompt": "a\u001b]0;title\u0007", "completion": "b\u001b[2Jc"}"#;
+    bench.file("bad.jsonl", &format!("{row}\n{row}\n"));
+    let (code, out, err) = run(&bench, &["inspect", "bad.jsonl", "--model", "demo"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains(r"a\u{1b}]0;title\u{7}") && out.contains(r"b\u{1b}[2Jc"), "{out}");
+    assert!(!out.contains(|c: char| c.is_control() && c != '\n'), "{out:?}");
+    let labelled =
+        r#"{"text": "a", "label": "x\u001b[2J"}"#.to_string() + "\n" + r#"{"text": "b", "label": "y"}"#;
+    bench.file("labels.jsonl", &labelled);
+    let (code, out, err) = run(&bench, &["inspect", "labels.jsonl", "--model", "demo", "--task", "classify"]);
+    assert!(code == 0 && out.contains(r"x\u{1b}[2J") && !out.contains('\u{1b}'), "{out:?}{err}");
+}
+
+#[test]
+fn help_that_could_not_be_written_is_a_failure() {
+    let bench = Bench::new();
+    let Ok(full) = std::fs::File::create("/dev/full") else { return eprintln!("skipped: no /dev/full") };
+    let output = bench.command("--help").stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.starts_with("error: stdout: "), "{said}");
+}
+
+/// As LLaMA-Factory lays it out and is started: rows and their names in `data`, the YAML elsewhere, {from, value} turns.
+#[test]
+fn what_is_imported_can_be_planned() {
+    let bench = Bench::new();
+    let row =
+        r#"{"conversations": [{"from": "human", "value": "List files"}, {"from": "gpt", "value": "ls"}]}"#;
+    bench.file("data/mine.jsonl", &format!("{row}\n{}\n", row.replace("ls", "ls -a")));
+    let info = r#"{"mine": {"file_name": "mine.jsonl", "formatting": "sharegpt", "columns": {"messages": "conversations"}}}"#;
+    bench.file("data/dataset_info.json", info);
+    let theirs =
+        "model_name_or_path: demo\nstage: sft\nfinetuning_type: lora\ndataset: mine\ncutoff_len: 256\n";
+    bench.file("examples/x/theirs.yaml", theirs);
+    check(&bench, &["import", "examples/x/theirs.yaml", "-o", "ours.yaml"], (0, "ours.yaml", ""));
+    let (code, out, err) = run(&bench, &["plan", "--config", "ours.yaml", "--gpus", "none", "--json"]);
+    assert_eq!(code, 0, "{err}");
+    let plan: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(plan["rows"]["read"], 2, "{out}");
+}

@@ -17,7 +17,7 @@ const ITS_OWN: [&str; 6] = [
     "content-autofill.googleapis.com",
 ];
 
-/// The document after its scripts ran, and the hosts that were asked for anything on its behalf.
+/// The document after its scripts ran, and what was asked for on its behalf: host, port and path.
 pub fn shown(bench: &Bench, address: &str) -> Option<(String, BTreeSet<String>)> {
     let log = bench.path("net.json");
     let dump = format!("--log-net-log={}", log.display());
@@ -25,9 +25,10 @@ pub fn shown(bench: &Bench, address: &str) -> Option<(String, BTreeSet<String>)>
     let asked = std::fs::read_to_string(&log).unwrap();
     assert!(asked.contains("\"constants\""), "the browser wrote no log");
     let urls = asked.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next());
-    let hosts = urls.filter_map(|url| url.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")));
-    let names = hosts.map(|(_, rest)| rest.split(['/', ':', '?']).next().unwrap_or_default().to_string());
-    let strangers = names.filter(|name| !ITS_OWN.contains(&name.as_str())).collect();
+    let urls = urls.filter_map(|url| url.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")));
+    let host = |rest: &str| rest.split(['/', ':', '?']).next().unwrap_or_default().to_string();
+    let strangers = urls.map(|(_, rest)| rest).filter(|rest| !ITS_OWN.contains(&host(rest).as_str()));
+    let strangers = strangers.map(|rest| rest.split('?').next().unwrap_or_default().to_string()).collect();
     Some((String::from_utf8_lossy(&shown.stdout).into_owned(), strangers))
 }
 
@@ -36,8 +37,8 @@ fn a_font_from_elsewhere_would_be_found() {
     let bench = Bench::new();
     let planted = r#"<!doctype html><style>@font-face{font-family:x;src:url(https://fonts.googleapis.com/x)}p{font-family:x}</style><p>x"#;
     let address = format!("file://{}", bench.file("planted.html", planted).display());
-    let Some((_, hosts)) = shown(&bench, &address) else { return };
-    assert_eq!(hosts, BTreeSet::from(["fonts.googleapis.com".to_string()]));
+    let Some((_, asked)) = shown(&bench, &address) else { return };
+    assert_eq!(asked, BTreeSet::from(["fonts.googleapis.com/x".to_string()]));
 }
 
 /// In a network of its own, where every packet for anywhere goes through one interface that counts.

@@ -87,8 +87,8 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
     let packed = zipped(&std::fs::read(&page).unwrap());
     assert!(packed < 100_000, "{packed} bytes compressed");
     let address = format!("file://{}", page.display());
-    let Some((text, hosts)) = leaves::shown(&bench, &address) else { return };
-    assert!(hosts.is_empty(), "{hosts:?}");
+    let Some((text, asked)) = leaves::shown(&bench, &address) else { return };
+    assert!(asked.is_empty(), "{asked:?}");
     for part in ["complete", "cpu 0", "cpu 1", "What &lt;is&gt; it?", "evaluation", "F-DP-001", "topology"] {
         assert!(text.contains(part), "{part} is not on the page");
     }
@@ -218,10 +218,11 @@ fn a_running_process_shows_its_page_and_its_metrics() {
     }
     assert!(get("/").contains("running") && get("/body").contains("of 20000"));
     let page = format!("http://{address}/");
-    if let Some((text, hosts)) = leaves::shown(&bench, &page) {
+    if let Some((text, asked)) = leaves::shown(&bench, &page) {
         assert!(text.contains("of 20000") && text.contains("configuration"), "{text}");
-        // Its script ran: the body was asked for again, and no policy was broken.
-        assert_eq!(hosts.into_iter().collect::<Vec<_>>(), ["127.0.0.1"], "{page}");
+        assert!(asked.iter().all(|url| url.starts_with(&address)), "{asked:?}");
+        // Its script may run, or nobody had asked for news.
+        assert!(asked.contains(&format!("{address}/news")), "{asked:?}");
         screenshot(&bench, ("live.png", "0", (1200, 1500)), &page);
     }
     Command::new("kill").args(["-TERM", &child.0.id().to_string()]).status().unwrap();

@@ -65,12 +65,11 @@ fn table(topic: &str) -> String {
         "output" => Section::Output,
         _ => return String::new(),
     };
-    let mut text = String::from("\n\noptions:\n");
-    for o in TABLE.iter().filter(|o| o.section == section) {
-        let default = if o.default.is_empty() { String::new() } else { format!(" [{}]", o.default) };
-        text += &format!("  --{:<20} {}{default}\n", o.name, o.help);
-    }
-    text.trim_end().into()
+    let options = TABLE.iter().filter(|o| o.section == section).collect();
+    let accepts =
+        flags::Accepts { name: String::new(), about: "", positional: "", options, epilogue: String::new() };
+    let shown = flags::command(&accepts).disable_help_flag(true).disable_version_flag(true);
+    format!("\n\n{}", shown.help_template("{all-args}").render_help().to_string().trim_end())
 }
 
 fn all_options(inv: &mut Invocation) -> Result<(), Refusal> {
@@ -98,6 +97,16 @@ fn verb_or_nothing(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_a_topic_are_wrapped() {
+        for (topic, ..) in TOPICS {
+            let text = table(topic);
+            assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+            assert!(!text.contains("other trainers"), "{text}");
+        }
+        assert!(table("data").contains("--data-fields"));
+    }
 
     #[test]
     fn topics_are_short_and_speak_of_options_that_exist() {

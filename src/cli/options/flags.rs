@@ -53,7 +53,9 @@ pub fn command(accepts: &Accepts) -> Command {
         .about(accepts.about)
         .version(env!("CARGO_PKG_VERSION"))
         .after_help(accepts.epilogue.clone())
-        .args_override_self(false);
+        .args_override_self(false)
+        // Beside the names there would be room for a word.
+        .next_line_help(terminal_size::terminal_size().is_some_and(|(width, _)| width.0 < 70));
     if !accepts.positional.is_empty() {
         c = c.arg(Arg::new("").value_name(accepts.positional).num_args(0..).help_heading("arguments"));
     }
