@@ -44,6 +44,23 @@ fn quantised_blocks_have_the_bits_of_gguf_and_ggml() {
     assert!(encode(Encoding::Blocks(Block::Q8_0), &numbers[..31]).is_err());
 }
 
+/// A GGUF with other metadata.
+fn written_again(from: &Path, to: &Path, change: impl Fn(&mut Metadata)) {
+    let from = Gguf::open(from).unwrap();
+    let mut metadata = Metadata::default();
+    from.raw_metadata().for_each(|(key, raw)| metadata.set(key, Meta::Raw(raw.to_vec())));
+    change(&mut metadata);
+    let mut order: Vec<_> = from.tensors().iter().collect();
+    order.sort_by_key(|(_, info)| from.bytes(info).as_ptr());
+    let plan = |(name, info): &(&String, &gguf::Info)| Planned {
+        name: (*name).clone(),
+        shape: info.shape.clone(),
+        kind: info.kind,
+    };
+    let plans: Vec<_> = order.iter().map(plan).collect();
+    gguf::write(to, &metadata, &plans, |t| Ok(from.bytes(&from.tensors()[&t.name]).to_vec())).unwrap();
+}
+
 /// Read and written again, a file of the `gguf` package is the same file.
 #[test]
 fn the_container_is_laid_out_as_the_gguf_package_lays_it_out() {
@@ -183,10 +200,11 @@ fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
             assert!(same || &own == value, "{key}: {own} {value}");
         }
     }
-    // What it leaves to a runner's guess is said: whether tokens are put around a text.
+    // What it leaves to a runner's guess is said: whether tokens are put around a text. And whose file it is.
     for key in ours.metadata().keys().filter(|k| theirs["metadata"].get(k.as_str()).is_none()) {
         assert!(
-            ["tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"].contains(&key.as_str()),
+            ["tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "finetune.export"]
+                .contains(&key.as_str()),
             "{key}"
         );
     }
@@ -248,11 +266,23 @@ fn every_form_says_what_the_adapter_says() {
 fn a_gguf_base_keeps_what_it_has() {
     let b = Bench::new();
     nothing(&b, "nothing");
-    b.ok("export nothing --model demo --to merged-gguf --outtype q8_0 -o base.gguf");
+    b.ok("export nothing --model demo --to merged-gguf --outtype q8_0 -o ours.gguf");
+    // As others write it: a mix whose name no tensor says, and blocks of an importance matrix.
+    let others = |all: &mut Metadata| {
+        all.set("general.file_type", Meta::U32(14));
+        all.set("quantize.imatrix.file", Meta::Text("calibration".into()));
+        all.remove(|key| key == "finetune.export");
+    };
+    written_again(&b.path("ours.gguf"), &b.path("base.gguf"), others);
     b.ok("./base.gguf --data rows.jsonl --max-steps 2 --target-modules v_proj -q -o out");
     b.ok("export out --to merged-gguf -o m.gguf");
     let (base, merged) = (Gguf::open(&b.path("base.gguf")).unwrap(), Gguf::open(&b.path("m.gguf")).unwrap());
-    assert!(base.metadata() == merged.metadata());
+    let without = |file: &Gguf, key: &str| {
+        let mut all = file.metadata().clone();
+        assert!(all.remove(key).is_some(), "{key}");
+        all
+    };
+    assert!(without(&base, "quantize.imatrix.file") == without(&merged, "finetune.export"));
     for (name, info) in base.tensors() {
         let now = &merged.tensors()[name];
         assert_eq!((now.kind, &now.shape), (info.kind, &info.shape), "{name}");
@@ -300,6 +330,18 @@ fn bad_input_gets_one_line() {
     b.file("notes.txt", "hi");
     std::fs::create_dir(b.path("folder")).unwrap();
     b.ok("export one --model demo --to merged-gguf -o base.gguf");
+    written_again(&b.path("base.gguf"), &b.path("foreign.gguf"), |all| {
+        all.remove(|key| key == "finetune.export")
+    });
+    b.model("foreign");
+    // as PEFT writes it: the same, but for the mark
+    b.ok("export one --model demo --to peft -o theirs");
+    let weights = b.read("theirs/adapter_model.safetensors");
+    let (from, to) = ("written_by_finetune", "written_by_another_");
+    let at = weights.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+    let mut other = weights.clone();
+    other[at..at + from.len()].copy_from_slice(to.as_bytes());
+    b.bytes("theirs/adapter_model.safetensors", &other);
     b.model_with("odd", "tokenizer.json", |t| t["pre_tokenizer"]["use_regex"] = json!(false));
     let before = std::fs::read_dir(b.dir.path()).unwrap().count();
     for (command, code, parts) in [
@@ -316,6 +358,21 @@ fn bad_input_gets_one_line() {
         ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", 78, "is the base itself"),
         ("export one --model demo --to gguf-lora --overwrite -o notes.txt", 78, "notes.txt: is no GGUF"),
         ("export one --model demo --to gguf-lora --overwrite -o folder", 78, "folder: is a folder"),
+        (
+            "export one --model demo --to gguf-lora --overwrite -o foreign.gguf",
+            78,
+            "a model that no export wrote",
+        ),
+        (
+            "export one --model demo --to merged --overwrite -o foreign",
+            78,
+            "foreign: holds model.safetensors",
+        ),
+        (
+            "export one --model demo --to peft --overwrite -o theirs",
+            78,
+            "theirs: holds adapter_model.safetensors",
+        ),
     ] {
         let out = b.run(command);
         let said = stderr(&out);
@@ -329,4 +386,19 @@ fn bad_input_gets_one_line() {
     b.ok("export labels --to merged -o whole");
     let out = b.run("export labels --to peft -o head");
     assert!(out.status.success() && stderr(&out).contains("note: vLLM and llama.cpp's converter refuse"));
+}
+
+/// Of the same shape, so nothing but run.yaml tells that it is another.
+#[test]
+fn an_adapter_of_another_base_is_told() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
+    b.model_weights("other", |_, data| data[0] ^= 1);
+    for (model, told) in [("demo", false), ("./other", true)] {
+        let out = b.run(&format!("export out --model {model} --to gguf-lora --overwrite -o a.gguf"));
+        let said = stderr(&out);
+        assert!(out.status.success(), "{said}");
+        assert_eq!(said.lines().count(), usize::from(told), "{said}");
+        assert_eq!(said.contains("warning: out: was trained on other files than ./other"), told, "{said}");
+    }
 }

@@ -316,3 +316,23 @@ fn a_full_disk_says_so() {
     let error = FormatError::io(Path::new("out/checkpoint-3"), cause);
     refusal(&error, false, &["out/checkpoint-3: disk full", "-o"]);
 }
+
+#[test]
+fn adapters_of_a_base_that_was_changed_are_refused_by_name() {
+    let read = |init: Value| {
+        let v = json!({
+            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": init,
+        });
+        AdapterConfig::from_json(Path::new("adapter_config.json"), &v)
+    };
+    for init in [json!(null), json!(true), json!(false), json!("gaussian"), json!("eva"), json!("orthogonal")]
+    {
+        assert!(read(init.clone()).is_ok(), "{init}");
+    }
+    for init in ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "what comes next"] {
+        let error = read(json!(init)).unwrap_err();
+        let said = error.to_string();
+        assert!(error.is_configuration() && said.lines().count() == 1, "{said}");
+        assert!(said.contains(init) && said.contains("path_initial_model_for_weight_conversion"), "{said}");
+    }
+}

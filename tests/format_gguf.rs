@@ -5,7 +5,7 @@
 mod build;
 
 use build::{File, Meta, llama};
-use finetune::format::{self, FormatError, ModelFiles, gguf::Gguf, rounded::Bf16};
+use finetune::format::{self, FormatError, ModelFiles, gguf::Gguf, gguf::Value as Stored, rounded::Bf16};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng;
 use finetune::numeric::tensor::Tensors;
@@ -283,6 +283,12 @@ fn damaged_files_are_named() {
     check(base().tensor("x", &[1 << 40, 1 << 40], 0, 0), false, "outside the file");
     check(base().tensor("x", &[4; 5], 0, 0), false, "5 dimensions");
     check(base().tensor("x", &[33], 8, 0), false, "whole blocks of Q8_0");
+    // No numbers, but dimensions that somebody would count up to, or divide by.
+    for dims in [&[][..], &[0], &[0, 1 << 62], &[32, 0]] {
+        check(base().tensor("blk.0.attn_q.weight", dims, 8, 64), false, "'blk.0.attn_q.weight': has shape [");
+    }
+    let unknown = [99u32.to_le_bytes().to_vec(), 1u64.to_le_bytes().to_vec(), vec![0; 8]].concat();
+    check(base().set("x", Meta::Raw(9, unknown)), false, "an array of unknown type 99");
     check(base().without("llama.block_count"), false, "llama.block_count is missing");
     check(base().set("llama.attention.head_count", Meta::U32(0)), false, "head_count");
     check(base().set("llama.attention.layer_norm_rms_epsilon", Meta::F32(f32::NAN)), false, "epsilon");
@@ -294,6 +300,28 @@ fn damaged_files_are_named() {
     let mut bare = base();
     bare.tensors.clear();
     check(bare, false, "'token_embd.weight': is missing");
+}
+
+/// Arrays that nothing is made of stay as they are: a file of bytes must not become thirty times as large in memory.
+#[test]
+fn other_arrays_stay_packed() {
+    let array = |kind: u32, n: u64, bytes: &[u8]| {
+        Meta::Raw(9, [&kind.to_le_bytes()[..], &n.to_le_bytes(), bytes].concat())
+    };
+    let inner = [0u32.to_le_bytes().to_vec(), 2u64.to_le_bytes().to_vec(), vec![5, 6]].concat();
+    let file =
+        llama(&words(&["a", "b"])).set("bytes", array(0, 3, &[1, 2, 3])).set("wide", array(10, 1, &[7; 8]));
+    let file = file.set("nested", array(9, 2, &inner.repeat(2))).set("last", Meta::U32(9));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    let read = Gguf::open(&path).unwrap();
+    for (key, kind, packed) in
+        [("bytes", 0, vec![1, 2, 3]), ("wide", 10, vec![7; 8]), ("nested", 9, inner.repeat(2))]
+    {
+        assert_eq!(read.get(key), Some(&Stored::Others { kind, packed }), "{key}");
+    }
+    assert_eq!(read.get("last").and_then(Stored::as_u64), Some(9));
 }
 
 /// Cut anywhere and with any byte changed: an error or a model, never a panic and no great allocation.

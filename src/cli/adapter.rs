@@ -1,8 +1,10 @@
 //! Adapters between files and the flat layout: written after training and into checkpoints, read for
 //! generate, predict, export and --init-adapter. Shapes are checked against the base, never trusted.
 
-use super::opened::Opened;
+use super::opened::{self, Opened};
+use super::output::{RUN_FILE, run_of};
 use super::refusal::{Kind, Refusal, in_file};
+use super::run_file;
 use crate::format::FormatError;
 use crate::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use crate::model::config::Config;
@@ -51,6 +53,20 @@ pub fn load(dir: &Path, base: &Opened) -> Result<Loaded, Refusal> {
     let layout = layout::of(&config, &spec, 0..config.layers);
     let flat = flat(&layout, &adapter.tensors).map_err(here)?;
     Ok(Loaded { config, spec, flat })
+}
+
+/// What to say of an adapter whose run.yaml knows other weights than the base has. No error: a GGUF of the model that was
+/// trained on is another file, and the right one.
+pub fn trained_on_another(dir: &Path, base: &Opened) -> Result<Option<String>, Refusal> {
+    let Some(trained) = run_file::fact(&run_of(dir).join(RUN_FILE), "model_hash") else { return Ok(None) };
+    if opened::hash(&base.path)? == trained {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "{}: was trained on other files than {}: right for another form of the same model, wrong for any other",
+        dir.display(),
+        base.path.display()
+    )))
 }
 
 fn flat(layout: &Layout, tensors: &[peft::AdapterTensor]) -> Result<Vec<f32>, Refusal> {

@@ -6,7 +6,7 @@ use super::options::{Settings, yaml};
 use crate::format::{FormatError, atomic};
 use crate::train::event::{Event, Step};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The file of a run that has begun here.
 pub struct RunFile<'a> {
@@ -75,6 +75,14 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
         text += &format!("  {key}: {}\n", quoted(value));
     }
     text
+}
+
+/// A fact of the run that the run.yaml at `path` describes, where it says so: written by [`text`], one in a line.
+pub fn fact(path: &Path, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let (_, facts) = text.split_once(&format!("\n{}:", yaml::FACTS))?;
+    let value = facts.lines().find_map(|line| line.trim_start().strip_prefix(key)?.strip_prefix(": "))?;
+    Some(value.trim_matches(['"', '\'']).to_owned())
 }
 
 /// A scalar that YAML reads back as the same text.

@@ -143,8 +143,11 @@ impl<'a> Weights<'a> {
         if let Some(blocks) = self.tensors.blocks(name).map_err(ModelError::Source)? {
             let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
             let name = name.to_owned();
+            // Before any number is looked at: how many there are is the file's word.
+            if expected != found {
+                return Err(ModelError::Shape { name, expected, found });
+            }
             return match first_not_finite_in(&blocks) {
-                _ if expected != found => Err(ModelError::Shape { name, expected, found }),
                 Some(index) => Err(ModelError::NonFinite { name, index }),
                 None => Ok(backend.weight_of_blocks(&blocks)?),
             };

@@ -117,6 +117,8 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn sixteen(rows: &Rows, first: usize) -> Sixteen {
+    // No matrix has rows of 128 MB, but a gather is not checked.
+    assert!(rows.size <= i32::MAX as usize / 16, "sixteen rows lie within reach of an i32");
     let row = |i: usize| (first + i).min(rows.count - 1) * rows.size;
     let offsets: [i32; 16] = std::array::from_fn(|i| row(i) as i32 - row(0) as i32);
     // SAFETY: sixteen numbers.

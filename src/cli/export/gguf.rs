@@ -22,6 +22,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// The key that says that the file was written here, so that a later export may replace it.
+pub const MARK: &str = "finetune.export";
 /// Beyond it a block's scale, or a number in half precision, is infinite.
 const LARGEST: f32 = 65504.0;
 /// Texts that every way of cutting text treats in its own way; the last is how a chat looks.
@@ -64,7 +66,7 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
         false => Some(Gguf::open(&base.path)?),
     };
     let plans = plans(base, stored.as_ref(), &merged, outtype)?;
-    let metadata = metadata(base, stored.as_ref(), main_kind(&plans))?;
+    let metadata = metadata(base, stored.as_ref(), &plans, outtype)?;
     let rounded = Rounded { merged: &merged, kinds: kinds(&plans) };
     atomic::write_checked(out, |path| {
         let table: Vec<Planned> = plans.iter().map(|p| p.table.clone()).collect();
@@ -132,10 +134,17 @@ pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
 }
 
 /// What is said of the model and its tokens.
-fn metadata(base: &Opened, stored: Option<&Gguf>, kind: Encoding) -> Result<Metadata, Refusal> {
+fn metadata(
+    base: &Opened,
+    stored: Option<&Gguf>,
+    plans: &[Plan],
+    outtype: Outtype,
+) -> Result<Metadata, Refusal> {
     let files = &base.files.tokenizer;
+    let mark = Meta::Text("merged".into());
     let Some(stored) = stored else {
-        let mut all = shape(base)?.metadata(kind);
+        let mut all = shape(base)?.metadata(main_kind(plans));
+        all.set(MARK, mark);
         gguf::add_tokenizer(&mut all, files, &base.files.config, base.config.vocab).map_err(|why| {
             let way = "use --to merged and llama.cpp's convert_hf_to_gguf.py";
             Refusal::configuration(format!("{}: {why}: {way}", base.path.display()))
@@ -148,8 +157,17 @@ fn metadata(base: &Opened, stored: Option<&Gguf>, kind: Encoding) -> Result<Meta
     }
     // Tensors are laid out anew, at the default alignment.
     all.remove(|key| key == "general.alignment" || key.starts_with("split."));
-    all.set("general.file_type", Meta::U32(gguf::file_type_of(kind)));
-    all.set("general.quantization_version", Meta::U32(2));
+    // Kinds that stay are called what they were: which mix of them it is (`Q4_K_S`) no tensor says.
+    if outtype != Outtype::Base {
+        all.set("general.file_type", Meta::U32(gguf::file_type_of(main_kind(plans))));
+        all.set("general.quantization_version", Meta::U32(2));
+    }
+    let anew = |p: &Plan| matches!((&p.from, p.table.kind), (From::Merged(..), Encoding::Blocks(_)));
+    if plans.iter().any(anew) {
+        // Its blocks were made with one, ours are not.
+        all.remove(|key| key.starts_with("quantize.imatrix."));
+    }
+    all.set(MARK, mark);
     if let Some(template) = &files.chat_template {
         all.set("tokenizer.chat_template", Meta::Text(template.clone()));
     }

@@ -13,6 +13,9 @@ use std::path::Path;
 /// What Ollama reads at most at once where nothing says otherwise.
 const CONTEXT: usize = 4096;
 
+/// By it an earlier export is known.
+pub const FIRST_LINE: &str = "# ollama create NAME -f Modelfile";
+
 /// Writes the folder; what is in it is compared with what is in memory.
 pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let base = &source.base;
@@ -43,7 +46,7 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
 }
 
 fn modelfile(source: &Source, from: &str, adapter: Option<&str>, carried: Option<&str>) -> String {
-    let mut lines = vec!["# ollama create NAME -f Modelfile".to_owned(), format!("FROM {from}")];
+    let mut lines = vec![FIRST_LINE.to_owned(), format!("FROM {from}")];
     lines.extend(adapter.map(|path| format!("ADAPTER {path}")));
     let tokenizer = &source.tokenizer;
     for id in source.base.stop_ids(tokenizer) {

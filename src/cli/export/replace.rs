@@ -1,8 +1,10 @@
 //! What an export may replace: an earlier export, and nothing else.
 
 use super::super::refusal::{Refusal, at};
-use crate::format::gguf::Gguf;
-use crate::format::peft;
+use super::gguf::MARK;
+use super::ollama;
+use crate::format::gguf::{Gguf, Value};
+use crate::format::{peft, safetensors};
 use std::path::Path;
 
 /// Refuses a folder that holds something, unless that was allowed.
@@ -55,7 +57,7 @@ pub fn replaceable(out: &Path, sources: &[(&Path, &str)]) -> Result<(), Refusal>
     if !place.is_dir() {
         return refuse("is no folder".into());
     }
-    let mut exports = 0;
+    let mut ours = 0;
     for entry in std::fs::read_dir(&place).map_err(at(out))? {
         let entry = entry.map_err(at(out))?;
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -65,16 +67,36 @@ pub fn replaceable(out: &Path, sources: &[(&Path, &str)]) -> Result<(), Refusal>
                 "holds {name}, which no export wrote, so --overwrite does not replace it"
             ));
         }
-        exports += usize::from(["config.json", peft::CONFIG, "Modelfile"].contains(&name.as_str()));
+        match written_here(&entry.path(), &name) {
+            Some(false) => {
+                return refuse(format!(
+                    "holds {name}, which no export wrote, so --overwrite does not replace it"
+                ));
+            }
+            written => ours += usize::from(written.is_some()),
+        }
     }
     let empty = std::fs::read_dir(&place).map_err(at(out))?.next().is_none();
-    if exports == 0 && !empty {
+    if ours == 0 && !empty {
         return refuse("holds no export, so --overwrite does not replace it".into());
     }
     Ok(())
 }
 
-/// The same for an export that is one file: only another GGUF goes, and never the base.
+/// Whether a file carries the mark of an export, None for the kinds that carry none.
+fn written_here(path: &Path, name: &str) -> Option<bool> {
+    match name {
+        "Modelfile" => {
+            Some(std::fs::read_to_string(path).is_ok_and(|text| text.starts_with(ollama::FIRST_LINE)))
+        }
+        name if name.ends_with(".safetensors") => {
+            Some(safetensors::open(path).is_ok_and(|file| file.metadata().contains_key(safetensors::MARK)))
+        }
+        _ => None,
+    }
+}
+
+/// The same for an export that is one file: only an adapter or what `merged-gguf` wrote goes, and never the base.
 pub fn replaceable_file(out: &Path, base: &Path) -> Result<(), Refusal> {
     let refuse =
         |why: &str| Err(Refusal::configuration(format!("{}: {why}: choose another --output", out.display())));
@@ -86,7 +108,9 @@ pub fn replaceable_file(out: &Path, base: &Path) -> Result<(), Refusal> {
         return refuse("is the base itself, which --overwrite does not replace");
     }
     match Gguf::open(&place) {
-        Ok(_) => Ok(()),
+        Ok(file) if file.get(MARK).is_some() => Ok(()),
+        Ok(file) if file.get("general.type").and_then(Value::as_str) == Some("adapter") => Ok(()),
+        Ok(_) => refuse("is a model that no export wrote, so --overwrite does not replace it"),
         Err(_) => refuse("is no GGUF file, so --overwrite does not replace it"),
     }
 }

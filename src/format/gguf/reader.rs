@@ -195,7 +195,14 @@ impl<'a> Cursor<'a> {
             8 => Value::Texts((0..n).map(|_| self.string()).collect::<Result<_, _>>()?),
             6 => Value::Floats(self.take(4 * n as u64)?.chunks_exact(4).map(f32_of).collect()),
             4 | 5 => Value::Ints(self.take(4 * n as u64)?.chunks_exact(4).map(|b| int_of(b, kind)).collect()),
-            _ => Value::Others((0..n).map(|_| self.value(kind, depth + 1)).collect::<Result<_, _>>()?),
+            9 => {
+                let from = self.at;
+                // Read past, because only that says where they end.
+                (0..n).try_for_each(|_| self.value(kind, depth + 1).map(drop))?;
+                Value::Others { kind, packed: self.bytes[from..self.at].into() }
+            }
+            0..=12 => Value::Others { kind, packed: self.take(least * n as u64)?.into() },
+            _ => return Err(Fault::Bad(format!("an array of unknown type {kind} at byte {}", self.at))),
         })
     }
 }
@@ -292,6 +299,11 @@ fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Resu
             "use a file in one of F32, F16, BF16, Q8_0, Q4_0 .. Q5_1, Q2_K .. Q6_K".into(),
         )
     })?;
+    if shape.is_empty() || shape.contains(&0) {
+        return Err(bad(format!(
+            "has shape {shape:?}, which holds no numbers: the file is damaged; download it again"
+        )));
+    }
     let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     let row = shape.last().copied().unwrap_or(1);
     if !row.is_multiple_of(kind.elements() as u64) {

@@ -18,8 +18,14 @@ pub enum Value {
     Floats(Vec<f32>),
     /// An array of u32 or i32.
     Ints(Vec<i64>),
-    /// Any other array.
-    Others(Vec<Value>),
+    /// Any other array, as it lies in the file: nothing of ours is made of one, and one of bytes would be thirty
+    /// times as large in values.
+    Others {
+        /// The format's number of their type.
+        kind: u32,
+        /// Their bytes.
+        packed: Vec<u8>,
+    },
 }
 
 impl Value {

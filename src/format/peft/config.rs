@@ -140,6 +140,7 @@ fn refuse(path: &Path, v: &Value) -> Result<(), FormatError> {
     if let Some(key) = NOT_BUILT.iter().find(|key| is_set(&v[**key])) {
         return no(format!("{key}: {}", v[*key]));
     }
+    begins_on_the_base(path, &v["init_lora_weights"])?;
     if let Some(bias) = v["bias"].as_str().filter(|&b| b != "none") {
         return no(format!("bias: {bias}"));
     }
@@ -150,6 +151,20 @@ fn refuse(path: &Path, v: &Value) -> Result<(), FormatError> {
         }
     }
     Ok(())
+}
+
+/// Beginnings that leave the base as it is. PiSSA's, OLoRA's, CorDA's, LoftQ's and LoRA-GA's take out of it what they
+/// put into the adapter, which then belongs to what is left: beside the base itself it would be added twice.
+const BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+fn begins_on_the_base(path: &Path, init: &Value) -> Result<(), FormatError> {
+    let known = |name: &str| BEGINNINGS.contains(&name.to_lowercase().as_str());
+    if matches!(init, Value::Null | Value::Bool(_)) || init.as_str().is_some_and(known) {
+        return Ok(());
+    }
+    let what = format!("init_lora_weights: {init} belongs to a base that was changed");
+    let way = "save it with PEFT's path_initial_model_for_weight_conversion, or merge it with PEFT";
+    Err(FormatError::unsupported(path, what, way))
 }
 
 /// `rank_pattern` and `alpha_pattern` may repeat the common value, not differ from it.

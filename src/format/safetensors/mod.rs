@@ -8,7 +8,7 @@
 mod header;
 mod write;
 
-pub use write::{Spec, write, write_sharded, write_streamed};
+pub use write::{MARK, Spec, write, write_sharded, write_streamed};
 
 use super::error::FormatError;
 use super::map::Map;

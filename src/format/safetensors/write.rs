@@ -8,6 +8,10 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::path::Path;
 
+/// The key in a file's metadata that says that it was written here. Whoever loads a model and saves it leaves it out, so
+/// what has it may be replaced.
+pub const MARK: &str = "written_by_finetune";
+
 /// A tensor that is to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
@@ -26,7 +30,7 @@ impl Spec {
     }
 }
 
-/// One file, atomically, with metadata `{"format":"pt"}`; tensors in the order given. `bytes(i)` gives the
+/// One file, atomically, with metadata `{"format":"pt"}` and [`MARK`]; tensors in the order given. `bytes(i)` gives the
 /// bytes of `specs[i]`, little endian, and is called once for each, in order.
 pub fn write_streamed<'a>(
     path: &Path,
@@ -97,7 +101,7 @@ fn split(specs: &[Spec], most: usize) -> Vec<std::ops::Range<usize>> {
 
 fn header(specs: &[Spec]) -> Vec<u8> {
     let mut map = Map::new();
-    map.insert("__metadata__".into(), json!({"format": "pt"}));
+    map.insert("__metadata__".into(), json!({"format": "pt", MARK: "yes"}));
     let mut at = 0;
     for spec in specs {
         let dtype = match spec.dtype {
