@@ -93,16 +93,11 @@ impl<B: Fused> Block<B> {
 
     /// What [`Block::forward`] kept, from the block's input alone: all of it but the last frozen product.
     pub fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
-        let (t, c) = (batch.rows, self.hidden);
         let mut saved = self.attention(backend, x, batch);
         if self.linears[DOWN].adapter.is_some() {
             let act = self.activation(backend, (&saved.gate, &saved.up), batch);
-            let mut thrown_away = backend.memory(t * c);
-            let act_view = view(&act, t, self.feed_forward);
-            saved.h[DOWN] =
-                self.linears[DOWN].adapt(backend, view_mut(&mut thrown_away, t, c), act_view, batch);
+            saved.h[DOWN] = self.linears[DOWN].h(backend, view(&act, batch.rows, self.feed_forward), batch);
             backend.recycle(act);
-            backend.recycle(thrown_away);
         }
         saved
     }

@@ -2,7 +2,9 @@
 //! With dropout the adapter's input is masked anew wherever it is needed, never kept: the key gives it back.
 
 use super::weights::{ModelError, Weights};
-use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, ViewMut, Write, view, view_mut};
+use crate::backend::{
+    Backend, DropoutKey, Fused, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view, view_mut,
+};
 
 /// A projection y[T, N] = x[T, K] wᵀ (+ bias) (+ scale * (dropout(x) aᵀ) bᵀ).
 pub struct Linear<B: Backend> {
@@ -110,21 +112,16 @@ impl<B: Fused> Linear<B> {
         h
     }
 
-    /// Only the adapter's part: y += scale * h bᵀ. A recomputed block ends here, where y is thrown away.
-    pub fn adapt(
-        &self,
-        backend: &mut B,
-        y: ViewMut<B::Memory>,
-        x: View<B::Memory>,
-        batch: &Batch<B>,
-    ) -> Option<B::Memory> {
+    /// Only h, as [`Linear::forward`] returns it. A recomputed block ends here: nobody wants its y.
+    pub fn h(&self, backend: &mut B, x: View<B::Memory>, batch: &Batch<B>) -> Option<B::Memory> {
         let adapter = self.adapter?;
         let mut h = backend.memory(batch.rows * adapter.rank);
-        let out = view_mut(&mut h, batch.rows, adapter.rank);
-        let ab = adapter.views(batch.params, self.shape);
+        let (a, _) = adapter.views(batch.params, self.shape);
         let masked = self.masked(backend, x, batch);
         let x = masked.as_ref().map_or(x, |m| view(m, x.rows, x.cols));
-        backend.lora(y, out, x, ab, adapter.scale);
+        let out = view_mut(&mut h, batch.rows, adapter.rank);
+        let product = Product { a: x, b: a, transpose: Transpose::Right, scale: 1.0 };
+        backend.matmul(out, Write::Set, product);
         masked.into_iter().for_each(|m| backend.recycle(m));
         Some(h)
     }

@@ -1,0 +1,133 @@
+//! A whole model on the interpreter, from its weights to the gradient that is read back: what no test of one verb
+//! shows, that verbs fit together, that nothing reads what another one left unwritten, and that training comes out
+//! where the CPU's does.
+
+use crate::case::{Case, golden};
+use crate::device::{device, device_at};
+use crate::train;
+use finetune::backend::cpu::Cpu;
+use finetune::backend::cuda::{Cuda, Driver};
+use finetune::backend::{Backend, Fused};
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::stage::{LossSums, Stage};
+use finetune::train::optim::{self, AdamW, Options};
+
+/// The case of that name, with dropout, which PEFT's numbers are without.
+fn open(name: &str, dropout: f32) -> Case {
+    let mut case = Case::open(golden().iter().find(|dir| dir.ends_with(name)).unwrap());
+    case.lora.dropout = dropout;
+    case
+}
+
+fn load<B: Fused>(backend: B, case: &Case, keep: Keep) -> Decoder<B> {
+    let classes = case.config.labels.as_ref().map(Vec::len);
+    let class_weights = classes.map(|n| (0..n).map(|i| 0.5 + i as f32).collect());
+    let build = Build { keep, class_weights, ..Build::whole(&case.config) };
+    Decoder::load(backend, &case.config, &case.tensors, &case.lora, build).unwrap()
+}
+
+/// Of the case's first rows, at an adapter that has been trained.
+fn gradient(stage: &mut dyn Stage, case: &Case) -> (LossSums, Vec<f32>) {
+    stage.set_parameters(&case.adapter("adapter_final")).unwrap();
+    let mut gradient = vec![f32::NAN; stage.layout().len()];
+    let sums = stage.gradient(&case.microbatch(0, 3), &mut gradient).unwrap();
+    (sums, gradient)
+}
+
+/// Of the difference of two vectors, in parts of the second.
+fn off(got: &[f32], want: &[f32]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - f64::from(*w)));
+    apart / norm(&mut want.iter().map(|w| f64::from(*w)))
+}
+
+/// Written so that NaN fails.
+fn near(name: &str, got: &(LossSums, Vec<f32>), want: &(LossSums, Vec<f32>), (loss, grad): (f64, f64)) {
+    let (l, g) = ((got.0.loss / want.0.loss - 1.0).abs(), off(&got.1, &want.1));
+    println!("{name}: loss off by {l:e}, gradient by {g:e}");
+    assert!(l <= loss, "{name}: loss {} for {}", got.0.loss, want.0.loss);
+    assert!(g <= grad, "{name}: a gradient off by {g:e} of its length");
+    assert_eq!((got.0.targets, got.0.weight), (want.0.targets, want.0.weight), "{name}");
+}
+
+/// On tensor cores, where the device has them.
+fn bf16() -> Option<Cuda<Box<dyn Driver>>> {
+    let device = device_at((8, 0), 0).bf16().ok();
+    if device.is_none() {
+        println!("skipped: no tensor cores for bf16");
+    }
+    device
+}
+
+#[test]
+fn a_whole_model_has_the_gradient_of_the_cpu() {
+    // Biases; norms of heads; a classifier with class weights.
+    for name in ["llama", "qwen2", "qwen3", "llamacls"] {
+        let case = open(name, 0.3);
+        let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
+        let mut stage = load(device(0), &case, Keep::Everything);
+        let got = gradient(&mut stage, &case);
+        near(name, &got, &want, (1e-4, 1e-4));
+
+        let made = stage.traffic().made;
+        assert!(gradient(&mut stage, &case) == got, "{name}: the same microbatch gives the same bits");
+        assert_eq!(stage.traffic().made, made, "{name}: memory is made in the steady state");
+        let other = gradient(&mut load(device(7), &case, Keep::Inputs), &case);
+        assert!(other == got, "{name}: bits depend on the order of warps, or on what blocks keep");
+    }
+}
+
+#[test]
+fn a_whole_model_on_tensor_cores_is_near() {
+    let case = open("qwen3", 0.3);
+    let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
+    let Some(device) = bf16() else { return };
+    near("bf16", &gradient(&mut load(device, &case, Keep::Everything), &case), &want, (1e-2, 5e-2));
+}
+
+#[test]
+fn training_gives_what_peft_gives() {
+    // Four steps each.
+    for name in ["llama", "qwen3", "llamacls"] {
+        let case = open(name, 0.0);
+        let build = Build::whole(&case.config);
+        let mut stage = Decoder::load(device(0), &case.config, &case.tensors, &case.lora, build).unwrap();
+        println!("{name}: {:?}", train::train(&case, &mut stage, &train::CPU));
+    }
+}
+
+/// The mean loss of each of 30 steps, of two rows each.
+fn thirty<B: Backend + Fused>(backend: B, case: &Case) -> Vec<f64> {
+    let mut stage = load(backend, case, Keep::Everything);
+    let mut parameters = case.adapter("adapter_init");
+    let mut adamw = AdamW::new(Options::default(), parameters.len());
+    let mut gradient = vec![0.0; parameters.len()];
+    let mut step = |step: usize| {
+        stage.set_parameters(&parameters).unwrap();
+        let batch = case.microbatch(2 * step % 16, 2);
+        let sums = stage.gradient(&batch, &mut gradient).unwrap();
+        gradient.iter_mut().for_each(|g| *g = (f64::from(*g) / sums.weight) as f32);
+        let norm = optim::norm(&gradient);
+        optim::clip(&mut gradient, norm, 1.0);
+        adamw.update(&mut parameters, &gradient, 5e-3);
+        sums.loss / sums.weight
+    };
+    (0..30).map(&mut step).collect()
+}
+
+#[test]
+fn thirty_steps_end_within_a_hundredth_of_the_cpu() {
+    let case = open("llama", 0.1);
+    let want = thirty(Cpu::new(1), &case);
+    let runs = [("f32", Some(device(0))), ("bf16", bf16())];
+    for (name, device) in runs {
+        let Some(device) = device else { continue };
+        let got = thirty(device, &case);
+        for (step, (g, w)) in got.iter().zip(&want).enumerate() {
+            assert!((g / w - 1.0).abs() <= 1e-2, "{name}, step {}: loss {g} for {w}", step + 1);
+        }
+        println!("{name}: {:.4} to {:.4}, the CPU's {:.4}", got[0], got[29], want[29]);
+    }
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&want[22..]) < 0.9 * mean(&want[..8]), "nothing is learnt: {want:?}");
+}
