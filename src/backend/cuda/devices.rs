@@ -53,6 +53,14 @@ pub enum Absent {
         /// The driver's name for it.
         reason: String,
     },
+    /// The driver counts a device and says nothing else of it.
+    #[error("the NVIDIA driver does not describe device {ordinal}: {reason}; `nvidia-smi` says more")]
+    Card {
+        /// The driver's number.
+        ordinal: usize,
+        /// The driver's name for it.
+        reason: String,
+    },
     /// The driver cannot read the kernels.
     #[error("the NVIDIA driver is too old: CUDA {}, which reads PTX {}, and the kernels are PTX {}; CUDA 11.0 (driver 450) is enough",
         dotted(.driver / 1000 * 10 + .driver % 1000 / 10), dotted(*.reads), dotted(*.needed))]
@@ -105,7 +113,7 @@ pub fn ptx_version(driver: u32) -> u32 {
     PTX.iter().rev().find(|(cuda, _)| *cuda <= driver).map_or(0, |(_, ptx)| *ptx)
 }
 
-/// All devices, or the one reason why there are none.
+/// All devices that the driver counts, or the one reason why it counts none.
 pub fn devices() -> Result<Found, Absent> {
     let driver = u32::try_from(libcuda::start()?).unwrap_or(0);
     let (reads, needed) = (ptx_version(driver), SOURCES.iter().map(|s| s.version()).max().unwrap_or(0));
@@ -119,14 +127,10 @@ pub fn devices() -> Result<Found, Absent> {
             Err(why) => broken.push((ordinal, why)),
         }
     }
-    match (devices.is_empty(), broken.pop()) {
-        (true, Some((_, why))) => Err(why),
-        (true, None) => Err(Absent::Device),
-        (false, last) => {
-            broken.extend(last);
-            Ok(Found { driver, devices, broken })
-        }
+    if devices.is_empty() && broken.is_empty() {
+        return Err(Absent::Device);
     }
+    Ok(Found { driver, devices, broken })
 }
 
 /// Bytes that are free on a device; None where the driver does not tell.

@@ -37,6 +37,8 @@ pub const SOURCES: &[Source] = sources![
     "rope.ptx",
     "swiglu.ptx",
     "swiglu_grad.ptx",
+    "widen.ptx",
+    "widen_sm80.ptx",
 ];
 
 /// The text of a file.

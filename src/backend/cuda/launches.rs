@@ -19,6 +19,7 @@ pub(super) struct Shape {
     pub k: usize,
     pub lda: usize,
     pub ldb: usize,
+    pub ldo: usize,
 }
 
 impl<D: Driver> Cuda<D> {
@@ -57,6 +58,7 @@ impl<D: Driver> Cuda<D> {
             size(s.k),
             size(s.lda),
             size(s.ldb),
+            size(s.ldo),
             Arg::F32(scale),
             adds(out.1),
         ];

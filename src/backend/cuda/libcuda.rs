@@ -49,6 +49,7 @@ pub(super) fn count() -> Result<usize, Absent> {
 
 /// Name, compute capability, bytes of memory, PCI address.
 pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
+    let refused = |code: CUresult| Absent::Card { ordinal, reason: format!("{code:?}") };
     let device = handle(ordinal).map_err(refused)?;
     let mut name = [0u8; 256];
     let mut pci = [0u8; 32];
@@ -137,8 +138,10 @@ impl Libcuda {
         let fault = |reason: String| Fault::Device { device: format!("cuda:{ordinal}"), reason };
         let all = devices::devices().map_err(|e| fault(e.to_string()))?;
         let of = |d: &devices::Device| d.ordinal == ordinal;
+        let broken = all.broken.iter().find(|(n, _)| *n == ordinal).map(|(_, why)| why.to_string());
         let Some(found) = all.devices.into_iter().find(of) else {
-            return Err(fault("there is no such device: `finetune devices` lists them".into()));
+            let none = "there is no such device: `finetune devices` lists them";
+            return Err(fault(broken.unwrap_or_else(|| none.into())));
         };
         if let Some(reason) = found.unusable() {
             return Err(fault(reason));

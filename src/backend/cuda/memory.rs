@@ -1,6 +1,7 @@
 //! What lies on the device: frozen matrices and the integers of a microbatch.
 
 pub use super::pool::Memory;
+use crate::numeric::block::Block;
 
 /// How the numbers of a frozen matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,13 +12,15 @@ pub(super) enum Stored {
     Bf16,
     /// 2 bytes.
     F16,
+    /// As a file has it.
+    Blocks(Block),
 }
 
 impl Stored {
-    /// As entries are named.
+    /// As entries are named that read it, or what it was widened to.
     pub fn name(self) -> &'static str {
         match self {
-            Stored::F32 => "f32",
+            Stored::F32 | Stored::Blocks(_) => "f32",
             Stored::Bf16 => "bf16",
             Stored::F16 => "f16",
         }

@@ -5,6 +5,7 @@
 mod attention;
 mod devices;
 mod driver;
+mod frozen;
 pub mod kernels;
 mod launches;
 mod libcuda;
@@ -16,11 +17,13 @@ mod verbs;
 mod weight;
 
 use super::{Fault, Traffic, View, ViewMut};
+use crate::numeric::block::Block;
 pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
 pub use driver::{Arg, Driver, Launch};
+pub use frozen::slab_bytes;
 pub use libcuda::Libcuda;
 pub use memory::{Ids, Memory, Tokens, Weight};
-pub use weight::matrix_bytes;
+pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
 /// One device.
 pub struct Cuda<D: Driver> {
@@ -29,6 +32,10 @@ pub struct Cuda<D: Driver> {
     fault: Option<Fault>,
     traffic: Traffic,
     tier: Tier,
+    /// Numbers of a part of a matrix that lies in blocks.
+    slab: usize,
+    /// Types of blocks that it has widened right.
+    unpacked: Vec<Block>,
 }
 
 /// What products of frozen weights are computed with.
@@ -49,7 +56,21 @@ impl<D: Driver> Cuda<D> {
             fault: None,
             traffic: Traffic::default(),
             tier: Tier::F32,
+            slab: frozen::SLAB,
+            unpacked: Vec::new(),
         }
+    }
+
+    /// The same device, which holds at most that many bytes.
+    pub fn within(mut self, bytes: u64) -> Self {
+        self.pool.within(bytes);
+        self
+    }
+
+    /// The same device, which widens that many numbers of blocks at a time: tests have small matrices.
+    pub fn slab(mut self, numbers: usize) -> Self {
+        self.slab = numbers;
+        self
     }
 
     /// The same device in the bf16 class, where it has tensor cores for bf16 (sm_80 and later).

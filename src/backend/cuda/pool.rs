@@ -2,7 +2,9 @@
 //! asks for that size: in the steady state nothing is allocated. Everything runs in order on one stream, so a buffer
 //! may be written again before what reads it has run. Sizes are rounded to classes, four to a doubling; on a miss spare
 //! buffers are given back, the largest first, until what is held is within half as much again as the most that was ever
-//! in use at once, and a little more: microbatches of many lengths must not fill the card.
+//! in use at once, and a little more: microbatches of many lengths must not fill the card; nor may they fill more of it
+//! than its budget, because another device of the same process may be on the same card. Frozen matrices have exactly
+//! the size that they need, and are in no class: they stay.
 
 use super::Driver;
 use crate::backend::Fault;
@@ -19,7 +21,17 @@ const LEAST: usize = 512;
 pub struct Memory {
     address: u64,
     bytes: usize,
+    lasts: Lasts,
     home: Arc<Mutex<Held>>,
+}
+
+/// What becomes of memory that nobody needs any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lasts {
+    /// It is used again.
+    Verb,
+    /// It goes back to the device.
+    Model,
 }
 
 impl Memory {
@@ -37,22 +49,38 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        lock(&self.home).give(self.address, self.bytes);
+        lock(&self.home).give(self.address, self.bytes, self.lasts);
     }
 }
 
 /// What the device holds for one owner.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
     /// Addresses that nobody uses, by size.
     spare: BTreeMap<usize, Vec<u64>>,
     spare_bytes: usize,
     live: usize,
     peak: usize,
+    /// Bytes of frozen matrices.
+    frozen: usize,
+    /// Frozen matrices that nobody needs any more, until somebody has the driver at hand.
+    over: Vec<(u64, usize)>,
+    /// Bytes that may be held, whatever for.
+    budget: usize,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        let (spare, over) = (BTreeMap::new(), Vec::new());
+        Held { spare, spare_bytes: 0, live: 0, peak: 0, frozen: 0, over, budget: usize::MAX }
+    }
 }
 
 impl Held {
-    fn give(&mut self, address: u64, bytes: usize) {
+    fn give(&mut self, address: u64, bytes: usize, lasts: Lasts) {
+        if lasts == Lasts::Model {
+            return self.over.push((address, bytes));
+        }
         self.live = self.live.saturating_sub(bytes);
         self.spare_bytes += bytes;
         self.spare.entry(bytes).or_default().push(address);
@@ -68,11 +96,34 @@ impl Held {
         found
     }
 
-    /// The largest spare buffer, if more is held than may be once `wanted` comes.
-    fn too_much(&mut self, wanted: usize) -> Option<u64> {
-        let most = self.peak + self.peak / 2 + SPARE;
-        let (&bytes, _) = self.spare.last_key_value()?;
-        if self.live + self.spare_bytes + wanted <= most { None } else { self.pop(bytes) }
+    fn all(&self) -> usize {
+        self.live + self.spare_bytes + self.frozen
+    }
+
+    /// Gives spare buffers back, the largest first, until at most `most` bytes are held once `wanted` come.
+    fn shrink(&mut self, driver: &mut impl Driver, most: usize, wanted: usize) {
+        for (address, bytes) in std::mem::take(&mut self.over) {
+            self.frozen -= bytes;
+            driver.free(address);
+        }
+        while self.all().saturating_add(wanted) > most {
+            let Some((&bytes, _)) = self.spare.last_key_value() else { return };
+            self.pop(bytes).into_iter().for_each(|address| driver.free(address));
+        }
+    }
+
+    /// New memory, within the budget. Where the device has no more, everything spare is given back first.
+    fn make(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<u64, Fault> {
+        if self.all().saturating_add(bytes) > self.budget {
+            return Err(Fault::OutOfMemory { device: driver.name().into(), needed: bytes as u64 });
+        }
+        match driver.alloc(bytes) {
+            Err(Fault::OutOfMemory { .. }) => {
+                self.shrink(driver, 0, bytes);
+                driver.alloc(bytes)
+            }
+            other => other,
+        }
     }
 
     fn uses(&mut self, bytes: usize) {
@@ -118,30 +169,39 @@ impl Pool {
             None => self.make(driver, bytes)?,
         };
         lock(&self.held).uses(bytes);
-        Ok(Memory { address, bytes, home: self.held.clone() })
+        Ok(Memory { address, bytes, lasts: Lasts::Verb, home: self.held.clone() })
     }
 
     fn make(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<u64, Fault> {
         let mut held = lock(&self.held);
         held.peak = held.peak.max(held.live + bytes);
-        while let Some(address) = held.too_much(bytes) {
-            driver.free(address);
-        }
-        let address = match driver.alloc(bytes) {
-            Err(Fault::OutOfMemory { .. }) => {
-                held.spare_bytes = 0;
-                std::mem::take(&mut held.spare).into_values().flatten().for_each(|a| driver.free(a));
-                driver.alloc(bytes)?
-            }
-            other => other?,
-        };
+        let most = (held.peak + held.peak / 2 + SPARE).saturating_add(held.frozen).min(held.budget);
+        held.shrink(driver, most, bytes);
+        let address = held.make(driver, bytes)?;
         self.made += 1;
         Ok(address)
     }
 
+    /// Memory of exactly so many bytes, for a frozen matrix.
+    pub fn freeze(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<Memory, Fault> {
+        let bytes = bytes.max(4);
+        let mut held = lock(&self.held);
+        let budget = held.budget;
+        held.shrink(driver, budget, bytes);
+        let address = held.make(driver, bytes)?;
+        held.frozen += bytes;
+        self.made += 1;
+        Ok(Memory { address, bytes, lasts: Lasts::Model, home: self.held.clone() })
+    }
+
+    /// So many bytes may be held from now on.
+    pub fn within(&mut self, bytes: u64) {
+        lock(&self.held).budget = usize::try_from(bytes).unwrap_or(usize::MAX);
+    }
+
     /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.
     pub fn nothing(&self) -> Memory {
-        Memory { address: 0, bytes: 0, home: Arc::default() }
+        Memory { address: 0, bytes: 0, lasts: Lasts::Verb, home: Arc::default() }
     }
 }
 
@@ -230,5 +290,39 @@ mod tests {
         assert!(matches!(pool.take(&mut card, 8 << 20), Err(Fault::OutOfMemory { .. })));
         drop(large);
         assert!(pool.take(&mut card, 8 << 20).is_ok(), "and a pool goes on after it");
+    }
+
+    #[test]
+    fn a_frozen_matrix_takes_what_it_needs_and_counts_for_no_peak() {
+        let (mut card, mut pool) = (Card::of(1 << 40), Pool::default());
+        let exact = (1 << 30) + 512;
+        let frozen: Vec<Memory> = (0..4).map(|_| pool.freeze(&mut card, exact).unwrap()).collect();
+        assert_eq!(card.bytes(), 4 * exact, "no class of sizes");
+        for i in 0..40 {
+            pool.take(&mut card, (8 + i) << 20).unwrap();
+        }
+        assert!(card.bytes() <= 4 * exact + (48 << 20) * 3 / 2 + SPARE, "{} bytes", card.bytes());
+        drop(frozen);
+        pool.take(&mut card, 100 << 20).unwrap();
+        assert!(card.bytes() < 1 << 30, "a model that is gone has given its memory back");
+    }
+
+    #[test]
+    fn two_devices_of_a_card_stay_within_their_budgets() {
+        let mut card = Card::of(32 << 20);
+        let mut pools = [Pool::default(), Pool::default()];
+        for pool in &mut pools {
+            pool.within(16 << 20);
+        }
+        let [one, two] = &mut pools;
+        let _weights = one.freeze(&mut card, 6 << 20).unwrap();
+        // One after the other: what lies spare would add up to more than the budget.
+        for bytes in [4 << 20, 6 << 20, 8 << 20] {
+            one.take(&mut card, bytes).unwrap();
+        }
+        assert!(card.bytes() <= 16 << 20, "{} bytes", card.bytes());
+        assert!(matches!(one.take(&mut card, 12 << 20), Err(Fault::OutOfMemory { .. })));
+        assert!(matches!(one.freeze(&mut card, 12 << 20), Err(Fault::OutOfMemory { .. })));
+        assert!(two.take(&mut card, 16 << 20).is_ok(), "the other one has its half");
     }
 }

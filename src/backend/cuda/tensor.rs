@@ -1,9 +1,11 @@
 //! Products of frozen weights on tensor cores: activations are narrowed to bf16 rows that begin at multiples of 16
 //! bytes, then one kernel for every way that operands lie. LoRA's own products stay in f32.
 
+use super::frozen::Direction;
+use super::launches::{Shape, adds};
 use super::memory::Memory;
-use super::{Arg, Cuda, Driver, Launch, at, at_mut, blocks, size};
-use crate::backend::{View, ViewMut, Write};
+use super::{Arg, Cuda, Driver, Launch, at, blocks, size};
+use crate::backend::{View, Write};
 
 const FILE: &str = "product_sm80.ptx";
 /// Edge of the tile.
@@ -14,18 +16,9 @@ pub(super) fn padded(cols: usize) -> usize {
     cols.next_multiple_of(8)
 }
 
-/// Which weight product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// x w^T, sums over the weight's columns.
-    Forward,
-    /// dy w, sums over its rows.
-    Backward,
-}
-
 impl<D: Driver> Cuda<D> {
     /// x as bf16, rows [`padded`].
-    fn narrow(&mut self, x: View<Memory>) -> Memory {
+    pub(super) fn narrow(&mut self, x: View<Memory>) -> Memory {
         let stride = padded(x.cols);
         let out = self.take(2 * x.rows * stride);
         let args = [Arg::Address(out.at(0)), at(&x), size(x.cols), size(stride)];
@@ -34,27 +27,28 @@ impl<D: Driver> Cuda<D> {
         out
     }
 
+    /// Of operands that are bf16 both, in rows of [`padded`] numbers.
     pub(super) fn product_bf16(
         &mut self,
-        (out, write): (ViewMut<Memory>, Write),
-        x: View<Memory>,
-        (w, stride): (&Memory, usize),
+        (out, write): (Arg, Write),
+        (a, b): (Arg, Arg),
+        s: Shape,
         direction: Direction,
     ) {
-        let narrowed = self.narrow(x);
         let args = [
-            at_mut(&out),
-            Arg::Address(narrowed.at(0)),
-            Arg::Address(w.at(0)),
-            size(out.rows),
-            size(out.cols),
-            size(x.cols),
-            size(padded(x.cols)),
-            size(stride),
+            out,
+            a,
+            b,
+            size(s.m),
+            size(s.n),
+            size(s.k),
+            size(s.lda),
+            size(s.ldb),
+            size(s.ldo),
             Arg::F32(1.0),
-            Arg::U32(u32::from(write == Write::Add)),
+            adds(write),
         ];
-        let grid = [blocks(out.cols, TILE), blocks(out.rows, TILE), 1];
+        let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
         let entry = if direction == Direction::Forward { "product_sm80_nt" } else { "product_sm80_nn" };
         self.launch(Launch { file: FILE, entry, grid, threads: 256, args: &args });
     }

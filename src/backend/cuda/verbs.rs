@@ -1,13 +1,14 @@
 //! The verbs: shapes are checked, and one kernel (seldom two) is launched. Files and entries carry the verb's stem.
 
+use super::frozen::Direction;
 use super::launches::{Shape, THREADS, adds};
-use super::memory;
-use super::tensor::Direction;
+use super::memory::{self, Stored};
 use super::{
     Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
 };
 use crate::backend::shapes::{check_heads, check_product, same_shape};
 use crate::backend::*;
+use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::rng;
 
@@ -27,6 +28,13 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {
         if self.tier == Tier::Sm80 { 2 } else { dtype.size() }
+    }
+
+    fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
+        match self.tier {
+            Tier::F32 => super::matrix_bytes(encoding, numbers),
+            Tier::Sm80 => super::matrix_bytes_bf16(encoding, numbers),
+        }
     }
 
     fn memory(&mut self, len: usize) -> Memory {
@@ -76,6 +84,10 @@ impl<D: Driver> Backend for Cuda<D> {
         self.pack(source)
     }
 
+    fn weight_of_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
+        self.pack_blocks(source)
+    }
+
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
         assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         let lengths = || rows.bounds.windows(2).map(|w| w[1] - w[0]);
@@ -122,6 +134,9 @@ impl<D: Driver> Backend for Cuda<D> {
         same_shape((out.rows, out.cols), (tokens.count, table.cols));
         if tokens.count > 0 && tokens.largest.0 as usize >= table.rows {
             return self.refuse(format!("token id {} of a table of {}", tokens.largest.0, table.rows));
+        }
+        if let Stored::Blocks(block) = table.stored {
+            return self.embed_blocks(out, table, block, tokens);
         }
         let args = [
             at_mut(&out),
@@ -189,25 +204,13 @@ impl<D: Driver> Backend for Cuda<D> {
     fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
         same_shape((y.rows, y.cols), (x.rows, w.rows));
         assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
-        if self.tier == Tier::Sm80 {
-            return self.product_bf16((y, write), x, (&w.memory, w.stride), Direction::Forward);
-        }
-        let s = Shape { m: y.rows, n: y.cols, k: x.cols, lda: x.cols, ldb: w.stride };
-        let entry = format!("linear_{}", w.stored.name());
-        let ab = (at(&x), Arg::Address(w.memory.at(0)));
-        self.product(("linear.ptx", &entry), (at_mut(&y), write), ab, 1.0, s);
+        self.frozen((y, write), x, w, Direction::Forward);
     }
 
     fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
         assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
-        if self.tier == Tier::Sm80 {
-            return self.product_bf16((dx, write), dy, (&w.memory, w.stride), Direction::Backward);
-        }
-        let s = Shape { m: dx.rows, n: dx.cols, k: dy.cols, lda: dy.cols, ldb: w.stride };
-        let entry = format!("linear_grad_{}", w.stored.name());
-        let ab = (at(&dy), Arg::Address(w.memory.at(0)));
-        self.product(("linear_grad.ptx", &entry), (at_mut(&dx), write), ab, 1.0, s);
+        self.frozen((dx, write), dy, w, Direction::Backward);
     }
 
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
@@ -218,7 +221,7 @@ impl<D: Driver> Backend for Cuda<D> {
             Transpose::Right => "matmul_nt",
             Transpose::Left => "matmul_tn",
         };
-        let s = Shape { m: out.rows, n: out.cols, k, lda: a.cols, ldb: b.cols };
+        let s = Shape { m: out.rows, n: out.cols, k, lda: a.cols, ldb: b.cols, ldo: out.cols };
         self.product(("matmul.ptx", entry), (at_mut(&out), write), (at(&a), at(&b)), scale, s);
     }
 

@@ -1,6 +1,6 @@
 //! Frozen matrices go to the device as the file has them; f32 numbers that are all bf16 numbers go as such, which is
 //! exact and takes half the memory. For tensor cores everything is rounded to bf16, and rows are padded so that each
-//! begins at a multiple of 16 bytes.
+//! begins at a multiple of 16 bytes. Blocks stay blocks in every tier ([`super::frozen`]).
 
 use super::memory::{Memory, Stored, Weight};
 use super::tensor::padded;
@@ -11,12 +11,16 @@ use crate::numeric::dtype::Dtype;
 use half::bf16;
 use std::num::NonZero;
 
-/// Bytes that a frozen matrix of that many numbers takes on any device of the f32 class: blocks are widened. The bf16
-/// class has two for each number, rows that are padded left aside.
+/// Bytes that a frozen matrix of that many numbers takes on any device of the f32 class.
 pub fn matrix_bytes(encoding: Encoding, numbers: usize) -> usize {
+    encoding.size_of(numbers)
+}
+
+/// The same of the bf16 class, rows that are padded left aside.
+pub fn matrix_bytes_bf16(encoding: Encoding, numbers: usize) -> usize {
     match encoding {
-        Encoding::Plain(dtype) => numbers * dtype.size(),
-        Encoding::Blocks(_) => numbers * Dtype::F32.size(),
+        Encoding::Plain(_) => 2 * numbers,
+        Encoding::Blocks(block) => block.size_of(numbers),
     }
 }
 
@@ -64,11 +68,11 @@ impl<D: Driver> Cuda<D> {
         Ok(Weight { memory, rows, cols, stride, stored: Stored::Bf16 })
     }
 
-    fn uploaded(&mut self, bytes: &[u8]) -> Result<Memory, Fault> {
+    pub(super) fn uploaded(&mut self, bytes: &[u8]) -> Result<Memory, Fault> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
-        let memory = self.pool.take(&mut self.driver, bytes.len())?;
+        let memory = self.pool.freeze(&mut self.driver, bytes.len())?;
         self.driver.write(memory.at(0), bytes)?;
         Ok(memory)
     }

@@ -1,10 +1,11 @@
-//! Writes the kernels whose text follows from a tile: products and attention. What it writes lies in
+//! Writes the kernels whose text follows from a tile: products, attention, blocks. What it writes lies in
 //! kernels/ptx, and [`kernels_are_what_the_generator_writes`] compares; FINETUNE_WRITE_KERNELS=1 writes anew.
 
 mod attention;
 mod attention_grad;
 mod product;
 mod tensor;
+mod widen;
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -57,6 +58,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     out.extend(attention::files());
     out.extend(tensor::files());
     out.extend(attention_grad::files());
+    out.extend(widen::files());
     out.sort_by_key(|f| f.0);
     out
 }

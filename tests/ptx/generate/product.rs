@@ -32,7 +32,7 @@ every tile shape gives the same bits.
   out = scale * acc (+ out where add is not 0)
 
 launch: grid (ceil(N / 64), ceil(M / 64)), 256 threads; tx = thread % 16, ty = thread / 16.
-lda, ldb: numbers between rows of a and b as they lie; out has N.
+lda, ldb, ldo: numbers between rows of a, b and out as they lie.
 registers: 16 sums, 4 + 4 operands, 4 + 4 fetched numbers, 8 addresses of 64 bits, predicates of the edges.
 Rows of a tile are 68 numbers apart: 16-byte reads stay aligned and stores of a column meet few banks twice.
 budget: 80 registers, 8704 bytes of shared memory
@@ -62,7 +62,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     ]
 }
 
-const PARAMS: [(&str, &str); 10] = [
+const PARAMS: [(&str, &str); 11] = [
     ("u64", "out"),
     ("u64", "a"),
     ("u64", "b"),
@@ -71,6 +71,7 @@ const PARAMS: [(&str, &str); 10] = [
     ("u32", "k"),
     ("u32", "lda"),
     ("u32", "ldb"),
+    ("u32", "ldo"),
     ("f32", "scale"),
     ("u32", "add"),
 ];
@@ -198,12 +199,12 @@ fn multiply(t: &mut Text) {
 }
 
 fn store(t: &mut Text) {
-    t.code("setp.ne.u32 %adding, %add, 0; shl.b32 %x, %tx, 2; add.u32 %n0, %n0, %x");
+    t.code("ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; shl.b32 %x, %tx, 2; add.u32 %n0, %n0, %x");
     t.code("shl.b32 %x, %ty, 2; add.u32 %m0, %m0, %x");
     (0..4).for_each(|j| t.code(format!("add.u32 %x, %n0, {j}; setp.lt.u32 %col{j}, %x, %n")));
     for i in 0..4 {
         t.code(format!(
-            "add.u32 %x, %m0, {i}; setp.lt.u32 %r, %x, %m; mul.wide.u32 %row, %x, %n;
+            "add.u32 %x, %m0, {i}; setp.lt.u32 %r, %x, %m; mul.wide.u32 %row, %x, %k;
              cvt.u64.u32 %wide, %n0; add.u64 %row, %row, %wide; shl.b64 %row, %row, 2; add.u64 %row, %row, %out"
         ));
         for j in 0..4 {

@@ -37,7 +37,7 @@ budget: 168 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
-const PARAMS: [(&str, &str); 10] = [
+const PARAMS: [(&str, &str); 11] = [
     ("u64", "out"),
     ("u64", "a"),
     ("u64", "b"),
@@ -46,6 +46,7 @@ const PARAMS: [(&str, &str); 10] = [
     ("u32", "k"),
     ("u32", "lda"),
     ("u32", "ldb"),
+    ("u32", "ldo"),
     ("f32", "scale"),
     ("u32", "add"),
 ];
@@ -292,12 +293,12 @@ fn address(t: &mut Text, (lane, half): (&str, usize), lies: Lies, ahead: usize) 
 
 fn store(t: &mut Text) {
     t.code(
-        "setp.ne.u32 %adding, %add, 0; add.u32 %m0, %m0, %wm; add.u32 %n0, %n0, %wn;
+        "ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; add.u32 %m0, %m0, %wm; add.u32 %n0, %n0, %wn;
          shr.u32 %x, %lane, 2; add.u32 %m0, %m0, %x; and.b32 %x, %lane, 3; shl.b32 %x, %x, 1; add.u32 %n0, %n0, %x",
     );
     for (i, high) in (0..8).map(|x| (x / 2, x % 2)) {
         t.code(format!(
-            "add.u32 %x, %m0, {}; cvt.u64.u32 %wide, %n0; mad.wide.u32 %row, %x, %n, %wide; shl.b64 %row, %row, 2;
+            "add.u32 %x, %m0, {}; cvt.u64.u32 %wide, %n0; mad.wide.u32 %row, %x, %k, %wide; shl.b64 %row, %row, 2;
              add.u64 %row, %row, %out; setp.lt.u32 %p, %x, %m",
             16 * i + 8 * high
         ));

@@ -70,6 +70,7 @@ fn integers(opcode: &str) -> Option<Op> {
         "or.pred" => Op::Two(|x, y| (x | y) & 1),
         "shl.b32" => Op::Two(|x, y| w(u(x).checked_shl(u(y)).unwrap_or(0))),
         "shr.u32" | "shr.b32" => Op::Two(|x, y| w(u(x).checked_shr(u(y)).unwrap_or(0))),
+        "shr.s32" => Op::Two(|x, y| w((i(x) >> u(y).min(31)) as u32)),
         "add.u64" | "add.s64" => Op::Two(u64::wrapping_add),
         "sub.u64" | "sub.s64" => Op::Two(u64::wrapping_sub),
         "mul.lo.u64" => Op::Two(u64::wrapping_mul),

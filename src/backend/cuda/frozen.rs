@@ -1,0 +1,220 @@
+//! Products of frozen weights, in whichever way those are stored and the tier computes. Blocks stay blocks: a part of a
+//! matrix at a time is widened into a slab that every part uses again, and multiplied from there. Parts lie side by side
+//! in the output and never along the sum, so they give the bits of the whole matrix widened.
+
+use super::launches::Shape;
+use super::memory::{Memory, Stored, Weight};
+use super::tensor::padded;
+use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, size};
+use crate::backend::{Fault, View, ViewMut, Write};
+use crate::numeric::block::{Block, Blocks};
+use half::bf16;
+
+/// Numbers of a slab, where a strip as wide as a tile is not more.
+pub(super) const SLAB: usize = 4 << 20;
+/// Edge of the largest tile.
+const EDGE: usize = 128;
+/// Threads of the kernels that widen; each makes four numbers.
+const THREADS: usize = 128;
+/// Rows that a device widens to show that it can.
+const SHOWN: usize = 4;
+
+/// Bytes of the largest slab for matrices whose longer side is `longest`, in numbers of so many bytes.
+pub fn slab_bytes(longest: usize, number: usize) -> usize {
+    SLAB.max(longest * EDGE) * number
+}
+
+/// Which product of a frozen weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// x w^T, sums over the weight's columns.
+    Forward,
+    /// dy w, sums over its rows.
+    Backward,
+}
+
+/// Rows and columns of a matrix, each as the first and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    rows: (usize, usize),
+    cols: (usize, usize),
+}
+
+fn parts(w: &Weight, direction: Direction, slab: usize) -> Vec<Part> {
+    let whole = Part { rows: (0, w.rows), cols: (0, w.cols) };
+    let (outputs, sums) = match direction {
+        Direction::Forward => (w.rows, w.cols),
+        Direction::Backward => (w.cols, w.rows),
+    };
+    let step = match w.stored {
+        Stored::Blocks(_) => (slab / sums.max(1) / EDGE * EDGE).max(EDGE),
+        Stored::F32 | Stored::Bf16 | Stored::F16 => outputs.max(1),
+    };
+    let part = |first: usize| match (direction, (first, step.min(outputs - first))) {
+        (Direction::Forward, rows) => Part { rows, ..whole },
+        (Direction::Backward, cols) => Part { cols, ..whole },
+    };
+    (0..outputs).step_by(step).map(part).collect()
+}
+
+/// Blocks and what is to be made of them.
+struct Widening<'a> {
+    weight: &'a Weight,
+    block: Block,
+    part: Part,
+    /// Where the rows' numbers lie that come instead of the first ones; 0 for none.
+    ids: u64,
+    tier: Tier,
+}
+
+impl<D: Driver> Cuda<D> {
+    /// y[T, N] (=|+=) x[T, K] w^T, or dx[T, K] (=|+=) dy[T, N] w.
+    pub(super) fn frozen(
+        &mut self,
+        (out, write): (ViewMut<Memory>, Write),
+        x: View<Memory>,
+        w: &Weight,
+        direction: Direction,
+    ) {
+        let narrowed = (self.tier == Tier::Sm80).then(|| self.narrow(x));
+        let (left, lda) = match &narrowed {
+            Some(narrowed) => (Arg::Address(narrowed.at(0)), padded(x.cols)),
+            None => (at(&x), x.cols),
+        };
+        for part in parts(w, direction, self.slab) {
+            let (first, n) = if direction == Direction::Forward { part.rows } else { part.cols };
+            let slab = match w.stored {
+                Stored::Blocks(block) => Some(self.widened(w, block, part)),
+                Stored::F32 | Stored::Bf16 | Stored::F16 => None,
+            };
+            let (right, ldb) = match &slab {
+                Some(slab) => (slab.at(0), part.cols.1),
+                None => (w.memory.at(0), w.stride),
+            };
+            let Arg::Address(begin) = at_mut(&out) else { return };
+            let out_at = Arg::Address(begin + 4 * first as u64);
+            let s = Shape { m: out.rows, n, k: x.cols, lda, ldb, ldo: out.cols };
+            let ab = (left, Arg::Address(right));
+            match (self.tier, direction) {
+                (Tier::Sm80, _) => self.product_bf16((out_at, write), ab, s, direction),
+                (Tier::F32, Direction::Forward) => {
+                    let entry = format!("linear_{}", w.stored.name());
+                    self.product(("linear.ptx", &entry), (out_at, write), ab, 1.0, s);
+                }
+                (Tier::F32, Direction::Backward) => {
+                    let entry = format!("linear_grad_{}", w.stored.name());
+                    self.product(("linear_grad.ptx", &entry), (out_at, write), ab, 1.0, s);
+                }
+            }
+        }
+    }
+
+    /// out[T, C] = `table[ids[T]]` of a table in blocks, in f32 in every tier.
+    pub(super) fn embed_blocks(
+        &mut self,
+        out: ViewMut<Memory>,
+        table: &Weight,
+        block: Block,
+        tokens: &Tokens,
+    ) {
+        let part = Part { rows: (0, tokens.count), cols: (0, table.cols) };
+        let widening = Widening { weight: table, block, part, ids: tokens.ids(), tier: Tier::F32 };
+        self.widen(at_mut(&out), &widening);
+    }
+
+    /// A matrix goes to the device in its blocks. Before the first of a type is used, the device shows that it widens
+    /// the type right: no kernel has a slower one beside it there.
+    pub(super) fn pack_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
+        let Blocks { rows, cols, block, .. } = *source;
+        let memory = self.uploaded(&source.bytes)?;
+        let weight = Weight { memory, rows, cols, stride: cols, stored: Stored::Blocks(block) };
+        if !self.unpacked.contains(&block) && rows * cols > 0 {
+            self.show(source, &weight)?;
+            self.unpacked.push(block);
+        }
+        Ok(weight)
+    }
+
+    fn show(&mut self, source: &Blocks, weight: &Weight) -> Result<(), Fault> {
+        let Blocks { rows, cols, block, .. } = *source;
+        let n = rows.min(SHOWN) * cols;
+        let mut want = vec![0.0; n];
+        block.widen(&mut want, &source.bytes[..block.size_of(n)]);
+        let part = Part { rows: (0, rows.min(SHOWN)), cols: (0, cols) };
+        for tier in [Tier::F32, self.tier] {
+            let size = if tier == Tier::Sm80 { 2 } else { 4 };
+            let slab = self.take(size * n);
+            let widening = Widening { weight, block, part, ids: 0, tier };
+            self.widen(Arg::Address(slab.at(0)), &widening);
+            if let Some(fault) = &self.fault {
+                return Err(fault.clone());
+            }
+            let mut got = vec![0u8; size * n];
+            self.driver.read(slab.at(0), &mut got)?;
+            let same = want.iter().zip(got.chunks_exact(size)).all(|(want, got)| match (tier, got) {
+                (Tier::Sm80, &[a, b]) => bf16::from_f32(*want).to_le_bytes() == [a, b],
+                (Tier::F32, &[a, b, c, d]) => want.to_le_bytes() == [a, b, c, d],
+                _ => false,
+            });
+            // A damaged file's own infinities are told where the file is read.
+            if !same && want.iter().all(|x| x.is_finite()) {
+                let reason = format!("widens {} wrong: check its driver", block.name());
+                return Err(Fault::Device { device: self.driver.name().into(), reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// A part of a matrix as numbers of this tier, rows without room between them.
+    fn widened(&mut self, weight: &Weight, block: Block, part: Part) -> Memory {
+        let tier = self.tier;
+        let size = if tier == Tier::Sm80 { 2 } else { 4 };
+        let slab = self.take(size * part.rows.1 * part.cols.1);
+        self.widen(Arg::Address(slab.at(0)), &Widening { weight, block, part, ids: 0, tier });
+        slab
+    }
+
+    fn widen(&mut self, out: Arg, what: &Widening) {
+        let Widening { weight, block, part, ids, tier } = *what;
+        let args = [
+            out,
+            Arg::Address(weight.memory.at(0)),
+            Arg::Address(ids),
+            size(part.rows.0),
+            size(block.size_of(weight.cols)),
+            size(part.cols.0),
+            size(part.cols.1),
+        ];
+        let (file, stem) = match tier {
+            Tier::F32 => ("widen.ptx", "widen"),
+            Tier::Sm80 => ("widen_sm80.ptx", "widen_sm80"),
+        };
+        let entry = format!("{stem}_{}", block.name().to_lowercase());
+        let grid = [blocks(part.rows.1, 1), blocks(part.cols.1 / 4, THREADS), 1];
+        self.launch(Launch { file, entry: &entry, grid, threads: THREADS as u32, args: &args });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pool::Pool;
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_outputs_and_fit_the_slab() {
+        for (rows, cols) in [(9728, 2560), (2560, 9728), (151_936, 2560), (4, 256), (0, 256)] {
+            let memory = Pool::default().nothing();
+            let w = Weight { memory, rows, cols, stride: cols, stored: Stored::Blocks(Block::Q4_K) };
+            for direction in [Direction::Forward, Direction::Backward] {
+                let mut next = 0;
+                for part in parts(&w, direction, SLAB) {
+                    let (first, count) = if direction == Direction::Forward { part.rows } else { part.cols };
+                    assert!(first == next && count > 0, "{part:?}");
+                    assert!(4 * part.rows.1 * part.cols.1 <= slab_bytes(rows.max(cols), 4), "{part:?}");
+                    next = first + count;
+                }
+                assert_eq!(next, if direction == Direction::Forward { rows } else { cols });
+            }
+        }
+    }
+}
