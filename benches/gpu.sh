@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# For a machine with an NVIDIA GPU: every verb of every tier on the device against the CPU backend, by the same tests
-# that run on the interpreter elsewhere.
+# For a machine with an NVIDIA GPU: every verb of every tier, and whole models, on the device against the CPU backend, by
+# the same tests that run on the interpreter elsewhere; then memcheck and racecheck, timings, and the peer.
 #   benches/gpu.sh            builds here and runs here
 #   benches/gpu.sh PROGRAM    runs the test program `ptx` that was built elsewhere
-# It leaves gpu-report.txt: device, driver, one line per test. Timings are not in it yet.
+# FINETUNE_GPU_PEER="python gpu_peer.py": a program that prints what PyTorch makes of the same products and attention
+# (`--only gemm`, `--only attention`); FINETUNE_PTX_DEVICE: which device, 0 where nothing is said.
+# It leaves gpu-report.txt: device, driver, one line per test, per check, per timing. It has run on no card yet.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v nvidia-smi >/dev/null || { echo "skipped: no nvidia-smi, so no NVIDIA driver here"; exit 0; }
@@ -12,7 +14,38 @@ if [ -z "$program" ]; then
   program=$(cargo test --release --locked --test ptx --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\/ptx-[^"]*\)".*/\1/p' | tail -1)
 fi
+export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
+verbs="products:: rows:: attention:: tensor:: widen::"
+
+# One of the sanitizer's tools over every verb; each goes on after a failure of another, and says how it ended.
+sanitized() {
+  local tool=$1 sanitizer
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+  if [ -z "$sanitizer" ]; then
+    echo "$tool: skipped: no compute-sanitizer (pip: nvidia-cuda-sanitizer-api)"
+  # shellcheck disable=SC2086
+  elif timeout 150 "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --test-threads 1 $verbs; then
+    echo "$tool: clean"
+  else
+    echo "$tool: NOT clean, or did not end within 150 s (exit $?)"
+  fi
+}
+
+failed=0
 {
   nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv
-  FINETUNE_PTX_DEVICE=0 "$program" --test-threads 1 products:: rows:: attention:: tensor::
-} | tee gpu-report.txt
+  # shellcheck disable=SC2086
+  timeout 200 "$program" --test-threads 1 $verbs model:: || failed=1
+  timeout 60 "$program" --nocapture --ignored timings::timings | grep -E '^(timing|skipped|test )' || failed=1
+  if [ -n "${FINETUNE_GPU_PEER:-}" ]; then
+    for part in gemm attention; do
+      # shellcheck disable=SC2086
+      timeout 60 $FINETUNE_GPU_PEER --only $part || echo "peer: $part did not run"
+    done
+  else
+    echo "peer: skipped: FINETUNE_GPU_PEER names none"
+  fi
+  sanitized memcheck
+  sanitized racecheck
+} > >(tee gpu-report.txt) 2>&1
+exit $failed

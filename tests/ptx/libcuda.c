@@ -64,7 +64,7 @@ R cuInit(unsigned f) {
 R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : 12080, 0; }
 R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") ? 2 : 1, 0; }
 R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 101; }
-R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 ? 999 : 0; }
+R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 || is("broken") ? 999 : 0; }
 R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0A:00.0"), 0; }
 R cuDeviceTotalMem_v2(size_t *n, int d) { return *n = (size_t)16 << 30, 0; }
 R cuDeviceGetAttribute(int *v, int a, int d) { return *v = a == 75 ? (is("pascal") ? 6 : 8) : (is("pascal") ? 1 : 6), 0; }

@@ -7,13 +7,21 @@
 mod assemble;
 mod attention;
 mod bench;
+#[path = "../parity/case.rs"]
+mod case;
 mod device;
 mod files;
 mod generate;
 mod interpreter;
+mod model;
 mod mutations;
 mod opcodes;
 mod products;
 mod rows;
 mod standin;
 mod tensor;
+mod timings;
+#[allow(dead_code)] // other files use the rest
+#[path = "../parity/train.rs"]
+mod train;
+mod widen;

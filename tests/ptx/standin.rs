@@ -10,6 +10,7 @@ use std::process::Command;
 const CASES: &[(&str, &str)] = &[
     ("fine", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0] cuda-sm86-f32-stand-in-"),
     ("one-broken", "8.6 Stand-in 0000:0a:00.0 17179869184 | read [0.0, 0.0, 0.0]"),
+    ("broken", "the NVIDIA driver does not describe device 0: CUDA_ERROR_UNKNOWN; `nvidia-smi` says more"),
     (
         "pascal",
         "cuda:0: compute capability 6.1, and the kernels need 7.0 (Volta): --gpu-backend wgpu drives it through Vulkan",
@@ -38,7 +39,8 @@ const CASES: &[(&str, &str)] = &[
 /// One case, inside its process: what happened, in one line.
 fn happens() -> Result<String, String> {
     let found = devices().map_err(|e| e.to_string())?;
-    let d = &found.devices[0];
+    let broken = || found.broken.iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>().join(", ");
+    let d = found.devices.first().ok_or_else(broken)?;
     let listed = format!("{}.{} {} {} {}", d.capability.0, d.capability.1, d.name, d.pci, d.memory);
     let mut cuda = Cuda::open(0).map_err(|e| e.to_string())?;
     let (mut x, other) = (cuda.memory(3), cuda.memory(3));
@@ -109,6 +111,12 @@ fn every_failure_of_a_driver_has_a_name() {
 const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "devices", 0, "Stand-in"),
     ("pascal", "devices", 0, "compute capability 6.1, and the kernels need 7.0"),
+    ("one-broken", "devices", 0, "cannot be opened: the NVIDIA driver does not describe device 1"),
+    ("broken", "devices", 0, "cannot be opened: the NVIDIA driver does not describe device 0"),
+    ("broken", "--gpu-backend cuda -o out", 78, "does not describe device 0: CUDA_ERROR_UNKNOWN"),
+    // Somebody else has the card: that is said, not that it has no memory.
+    ("busy", "--gpu-backend cuda -o out", 78, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    ("busy", "devices", 0, "cannot be opened: cuda:0 (Stand-in): CUDA_ERROR_DEVICE_UNAVAILABLE"),
     ("fine", "devices --check", 1, "cuda 0: computes wrong numbers"),
     ("fine", "generate --gpu-backend cuda --prompt hi", 1, "cuda 0 Stand-in: computes wrong numbers"),
     // Its kernels do nothing: the self-test finds that out before a step is taken.

@@ -1,12 +1,11 @@
 //! Every chosen device with the backends that may drive it, best first: an adapter, then the CPU. Where a backend was
 //! asked for by name, a device begins with it or not at all; one that fails later falls back all the same, and says so.
 
+use super::card::{Card, Found, Room};
 use super::choose::{Chosen, Device, Picked};
 use super::cpu::{self, Processor, Twin, cores};
-use super::gpu::{self, Card};
-use super::nvidia;
 use super::pretend::{NotBuilt, Pretended};
-use crate::backend::wgpu::adapters::{self, Found};
+use crate::backend::wgpu::adapters;
 use crate::cli::options::groups::Driver;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Begin, Candidate, Equipment, Opener};
@@ -33,23 +32,18 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
     if inject.pretend() == Some("cuda") {
         chain.push(Arc::new(NotBuilt("wgpu")));
     }
-    let card = match device {
-        Device::Cuda(index) => nvidia::all().ok().and_then(|all| all.get(*index)),
-        Device::Cpu | Device::Gpu(_) => None,
-    };
-    if let Some(found) = card {
-        chain.push(Arc::new(nvidia_card(chosen, at, found)));
-    }
+    let card = found(*device);
     // The same card through Vulkan comes next.
-    let adapter = match (device, card) {
-        (Device::Gpu(index), _) => Some(*index),
-        (_, Some(card)) => adapters::all().iter().position(|found| found.facts.card == card.facts.card),
+    let next = match card {
+        Some(Found::Cuda(card)) => {
+            let same = |adapter: &adapters::Found| adapter.facts.card == card.facts.card;
+            adapters::all().iter().position(same).and_then(Found::adapter)
+        }
         _ => None,
     };
-    if let Some(index) = adapter
-        && let Some(found) = adapters::all().get(index)
-    {
-        chain.push(Arc::new(Card::new(found, budget(chosen, at, found, machine))));
+    for found in card.into_iter().chain(next) {
+        let budget = budget(chosen, at, found, machine);
+        chain.push(Arc::new(Card::new(found, budget, chosen.options.dtype)));
     }
     chain.push(cpu);
     let begin = match chosen.options.backend {
@@ -59,19 +53,21 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
     Candidate { name: name.clone(), chain, begin }
 }
 
-/// The device `at`, on NVIDIA's own driver, with its share of what is free on the card.
-pub fn nvidia_card(chosen: &Chosen, at: usize, found: &'static nvidia::Found) -> nvidia::Card {
-    let bytes = chosen.options.memory_limit.unwrap_or_else(|| nvidia::free(found));
-    let budget = bytes / chosen.picks[at].sharing as u64;
-    nvidia::Card { found, budget, dtype: chosen.options.dtype }
+/// The card that a device is, where it is one.
+pub fn found(device: Device) -> Option<Found> {
+    match device {
+        Device::Cpu => None,
+        Device::Gpu(index) => Found::adapter(index),
+        Device::Cuda(index) => Found::cuda(index),
+    }
 }
 
-/// Bytes that the device `at`, on an adapter, may use where `machine` bytes of the machine's memory are free.
-pub fn budget(chosen: &Chosen, at: usize, found: &Found, machine: u64) -> u64 {
+/// Bytes that the device `at`, on a card, may use where `machine` bytes of the machine's memory are free.
+pub fn budget(chosen: &Chosen, at: usize, found: Found, machine: u64) -> u64 {
     let among = Among { adapter: chosen.picks[at].sharing as u64, machine: chosen.picks.len() as u64 };
     match chosen.options.memory_limit {
         Some(limit) => limit / among.adapter,
-        None => among.share(machine, &|machine| gpu::free(found, machine)),
+        None => among.share(machine, found.room()),
     }
 }
 
@@ -84,9 +80,9 @@ struct Among {
 }
 
 impl Among {
-    /// Bytes for one of them; `free` says what is free on its adapter in a machine that has so much.
-    fn share(&self, machine: u64, free: &dyn Fn(u64) -> u64) -> u64 {
-        (free(u64::MAX) / self.adapter).min(free(machine / self.machine))
+    /// Bytes for one of them, of a card's `room` in a machine with so much.
+    fn share(&self, machine: u64, room: Room) -> u64 {
+        (room.own / self.adapter).min(room.within(machine / self.machine))
     }
 }
 
@@ -107,18 +103,17 @@ pub fn threads(chosen: &Chosen, at: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::Among;
+    use super::{Among, Room};
 
     #[test]
     fn what_is_free_is_divided_once() {
         let (card, host) = (24, 16);
-        let discrete = |_: u64| card;
-        let software = |machine: u64| machine.min(card);
+        let (discrete, software) = (Room { own: card, shared: false }, Room { own: card, shared: true });
         let two = Among { adapter: 2, machine: 2 };
-        assert_eq!(two.share(host, &discrete), 12, "both get the same, whichever opens first");
-        assert_eq!(two.share(host, &software), 8);
+        assert_eq!(two.share(host, discrete), 12, "both get the same, whichever opens first");
+        assert_eq!(two.share(host, software), 8);
         let beside_the_cpu = Among { adapter: 1, machine: 2 };
-        assert_eq!(beside_the_cpu.share(host, &software), 8, "the CPU has the other half");
-        assert_eq!(beside_the_cpu.share(host, &discrete), 24);
+        assert_eq!(beside_the_cpu.share(host, software), 8, "the CPU has the other half");
+        assert_eq!(beside_the_cpu.share(host, discrete), 24);
     }
 }

@@ -3,11 +3,11 @@
 
 use super::super::options::groups::Precision;
 use super::super::refusal::Refusal;
-use super::gpu::{self, Card};
+use super::card::{Card, Found};
 use super::{cpu, nvidia, speed};
 use crate::backend::Backend;
 use crate::backend::wgpu::absence;
-use crate::backend::wgpu::adapters::{self, Found, Kind};
+use crate::backend::wgpu::adapters::{self, Kind};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Deviation, Opener, Reference};
 use serde::Serialize;
@@ -69,46 +69,21 @@ pub struct Checked {
 
 /// All devices of this machine.
 pub fn list() -> Vec<Listed> {
-    let gpus = adapters::all().iter().enumerate().map(|(index, found)| adapter(index, found));
-    let cards = nvidia::all().unwrap_or_default().iter().enumerate().map(|(index, found)| card(index, found));
-    cards.chain(gpus).chain([processor()]).collect()
+    let cards = nvidia::all().unwrap_or_default().iter().map(Found::Cuda).enumerate();
+    let gpus = adapters::all().iter().map(Found::Wgpu).enumerate();
+    let cards = cards.map(|(index, found)| card("cuda", index, found));
+    let gpus = gpus.map(|(index, found)| card("wgpu", index, found));
+    cards.chain(nvidia::broken().iter().map(broken)).chain(gpus).chain([processor()]).collect()
 }
 
-fn card(index: usize, found: &nvidia::Found) -> Listed {
-    let facts = &found.facts;
-    let class = match found.device.unusable() {
-        Some(reason) => Err(reason),
-        None => nvidia::device(found, Precision::Auto).map(|d| d.class()).map_err(|e| e.to_string()),
-    };
-    Listed {
-        name: format!("cuda {index}"),
-        backend: "cuda",
-        index: Some(index),
-        model: facts.name.clone(),
-        kind: "discrete",
-        api: Some(facts.api.clone()),
-        driver: Some(facts.driver.clone()),
-        pci: Some(facts.pci.clone()),
-        card: Some(facts.card.clone()),
-        cores: None,
-        memory_total: Some(found.device.memory),
-        memory_free: Some(nvidia::free(found)),
-        features: facts.features.clone(),
-        limits: BTreeMap::new(),
-        class: class.as_ref().ok().cloned(),
-        error: class.err(),
-        check: None,
-    }
-}
-
-fn adapter(index: usize, found: &Found) -> Listed {
-    let facts = &found.facts;
-    let opened = gpu::device(found, None, None).map(|device| device.class());
-    let memory = found.memory();
+fn card(backend: &'static str, index: usize, found: Found) -> Listed {
+    let facts = found.facts();
+    let class = found.class(Precision::Auto).map_err(|e| e.to_string());
+    let total = found.total();
     let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     Listed {
-        name: format!("wgpu {index}"),
-        backend: "wgpu",
+        name: format!("{backend} {index}"),
+        backend,
         index: Some(index),
         model: facts.name.clone(),
         kind: match facts.kind {
@@ -123,12 +98,35 @@ fn adapter(index: usize, found: &Found) -> Listed {
         pci: filled(&facts.pci),
         card: filled(&facts.card),
         cores: None,
-        memory_total: memory.map(|memory| memory.total),
-        memory_free: memory.map(|_| gpu::free(found, cpu::free_memory())),
+        memory_total: total,
+        memory_free: total.and_then(|_| found.free(cpu::free_memory())),
         features: facts.features.clone(),
         limits: facts.limits.clone(),
-        class: opened.as_ref().ok().cloned(),
-        error: opened.err().map(|e| e.to_string()),
+        class: class.as_ref().ok().cloned(),
+        error: class.err(),
+        check: None,
+    }
+}
+
+/// No index: `--gpus` cannot name it.
+fn broken(card: &nvidia::Broken) -> Listed {
+    Listed {
+        name: "cuda".into(),
+        backend: "cuda",
+        index: None,
+        model: format!("device {} of NVIDIA's driver, which cannot describe it", card.ordinal),
+        kind: "discrete",
+        api: Some("cuda".into()),
+        driver: None,
+        pci: None,
+        card: None,
+        cores: None,
+        memory_total: None,
+        memory_free: None,
+        features: vec![],
+        limits: BTreeMap::new(),
+        class: None,
+        error: Some(card.why.clone()),
         check: None,
     }
 }
@@ -176,20 +174,18 @@ pub fn drivers() -> Value {
 pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<(), Refusal> {
     let reference = Reference::new(&cpu::Twin)?;
     for device in found {
-        if device.backend == "cuda" {
-            let found = nvidia::all().ok().and_then(|all| all.get(device.index?));
-            device.check = found.map(|found| {
-                let (dtype, budget) = (Precision::Auto, nvidia::free(found));
-                let card = nvidia::Card { found, budget, dtype };
-                checked(&reference, &card, inject, || nvidia::device(found, dtype).and_then(speed::of))
-            });
-            continue;
-        }
-        let card = device.index.and_then(|index| adapters::all().get(index));
+        let card = match (device.backend, device.index) {
+            ("cuda", Some(index)) => Found::cuda(index),
+            (_, Some(index)) => Found::adapter(index),
+            // What cannot be described has its error already.
+            ("cuda", None) => continue,
+            (_, None) => None,
+        };
         device.check = Some(match card {
             Some(found) => {
-                let card = Card::new(found, gpu::free(found, cpu::free_memory()));
-                checked(&reference, &card, inject, || gpu::device(found, None, None).and_then(speed::of))
+                let budget = found.room().within(cpu::free_memory());
+                let card = Card::new(found, budget, Precision::Auto);
+                checked(&reference, &card, inject, || found.speed())
             }
             None => {
                 let processor = cpu::Processor { dtype: Precision::Auto, threads, limit: cpu::free_memory() };

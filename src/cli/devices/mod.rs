@@ -2,6 +2,7 @@
 //! whole model gets onto it. Everything outside sees `Model`, `Opener` and strings.
 
 mod building;
+mod card;
 mod chain;
 pub mod choose;
 mod compiled;

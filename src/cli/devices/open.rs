@@ -1,16 +1,15 @@
 //! A whole model on the one device that a verb computes on: the first that was chosen.
 
-use super::super::options::groups::Driver;
+use super::super::options::groups::{Driver, Precision};
 use super::super::refusal::Refusal;
 use super::building::{self, Whole};
+use super::card::Card;
+use super::chain;
 use super::choose::{Chosen, Device};
 use super::cpu::{self, cores};
-use super::gpu::{self, Card};
 use super::prospect::hardware;
-use super::{chain, nvidia};
 use crate::backend::cpu::Peaks;
 use crate::backend::timed::{Notes, Timed};
-use crate::backend::wgpu::adapters;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
@@ -37,12 +36,16 @@ pub fn open(
     let (config, tensors, lora) = model;
     let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens: need.tokens };
     if let Some(pick) = chosen.picks.first()
-        && let Device::Gpu(index) = pick.device
-        && let Some(found) = adapters::all().get(index)
+        && let Some(found) = chain::found(pick.device)
     {
-        let free = || gpu::free(found, cpu::free_memory());
-        let card = Card::new(found, chosen.options.memory_limit.unwrap_or_else(free));
-        match card.whole(&whole, Some("f32")) {
+        let free = || found.room().within(cpu::free_memory());
+        // What is said by one device is said in full precision, where nobody asks for less.
+        let dtype = match chosen.options.dtype {
+            Precision::Auto => Precision::F32,
+            typed => typed,
+        };
+        let card = Card::new(found, chosen.options.memory_limit.unwrap_or_else(free), dtype);
+        match card.proved(&whole) {
             Ok(model) => return Ok(model),
             Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {
                 say!("warning: {}: {e}; computes on the CPU", pick.name);
@@ -52,17 +55,6 @@ pub fn open(
                 return Err(Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal });
             }
         }
-    }
-    if let Some(pick) = chosen.picks.first()
-        && let Device::Cuda(index) = pick.device
-        && let Some(found) = nvidia::all().ok().and_then(|all| all.get(index))
-    {
-        // It was asked for by name: there is nothing to fall back to.
-        let model = chain::nvidia_card(chosen, 0, found).proved(&whole, chosen.options.dtype);
-        return model.map_err(|e| {
-            let refusal: Refusal = e.into();
-            Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
-        });
     }
     let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
     let keep = match need.tokens {

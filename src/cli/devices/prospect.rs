@@ -2,18 +2,15 @@
 //! that decides it when a run opens them, and how fast they are likely to be where nobody has measured them.
 
 use super::building::Whole;
-use super::chain::nvidia_card;
-use super::chain::{budget, threads};
-use super::choose::{Chosen, Device};
-use super::gpu;
-use super::nvidia;
+use super::chain::{budget, found, threads};
+use super::choose::Chosen;
 use super::{cpu, cpu::cores};
 use crate::backend::Backend;
-use crate::backend::wgpu::adapters::{self, Kind};
+use crate::backend::wgpu::adapters::Kind;
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Home, Load};
+use crate::model::memory::{self, Estimate, Load};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 
@@ -47,30 +44,15 @@ pub fn prospects(
         let pick = &chosen.picks[at];
         let (name, hardware) = (pick.name.clone(), hardware(chosen, at));
         let limit = |bytes: u64| (bytes < u64::MAX / 2).then_some(bytes);
-        if let Device::Gpu(index) = pick.device
-            && let Some(found) = adapters::all().get(index)
-        {
+        if let Some(found) = found(pick.device) {
             let budget = budget(chosen, at, found, cpu::free_memory());
-            let guess = guess(found.facts.kind) / pick.sharing as f64;
-            let opened = gpu::device(found, None, None);
-            let class = opened.as_ref().map(|d| d.class()).map_err(ToString::to_string);
-            let (takes, unfit) = match &opened {
-                Ok(device) => fits(Load { home: gpu::home(found.facts.kind), ..whole.load(device)? }, budget),
+            let guess = guess(found.facts().kind) / pick.sharing as f64;
+            let class = found.class(chosen.options.dtype);
+            let (takes, unfit) = match &class {
+                Ok(_) => fits(found.load(&whole, chosen.options.dtype)?, budget),
                 Err(fault) => (None, Some(fault.clone().into())),
             };
-            return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
-        }
-        if let Device::Cuda(index) = pick.device
-            && let Some(found) = nvidia::all().ok().and_then(|all| all.get(index))
-        {
-            let budget = nvidia_card(chosen, at, found).budget;
-            let guess = guess(Kind::Discrete) / pick.sharing as f64;
-            let opened = nvidia::device(found, chosen.options.dtype);
-            let class = opened.as_ref().map(|d| d.class()).map_err(ToString::to_string);
-            let (takes, unfit) = match &opened {
-                Ok(device) => fits(Load { home: Home::Own, ..whole.load(device)? }, budget),
-                Err(fault) => (None, Some(fault.clone().into())),
-            };
+            let class = class.map_err(|fault| fault.to_string());
             return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
         }
         let threads = threads(chosen, at);
@@ -95,20 +77,13 @@ fn fits(load: Load, limit: u64) -> (Option<(Keep, Estimate)>, Option<ModelError>
 /// Of device `at`.
 pub fn hardware(chosen: &Chosen, at: usize) -> String {
     let pick = &chosen.picks[at];
-    match pick.device {
-        Device::Gpu(index) => {
-            let name = adapters::all().get(index).map_or("an adapter", |found| &found.facts.name);
-            if pick.sharing > 1 { format!("{name}, one of {} on it", pick.sharing) } else { name.into() }
+    match (found(pick.device), threads(chosen, at)) {
+        (Some(found), _) if pick.sharing > 1 => {
+            format!("{}, one of {} on it", found.facts().name, pick.sharing)
         }
-        Device::Cuda(index) => {
-            let found = nvidia::all().ok().and_then(|all| all.get(index));
-            let name = found.map_or("a card", |found| &found.facts.name);
-            if pick.sharing > 1 { format!("{name}, one of {} on it", pick.sharing) } else { name.into() }
-        }
-        Device::Cpu => match threads(chosen, at) {
-            1 => format!("{}, 1 thread", cpu::processor()),
-            n => format!("{}, {n} threads", cpu::processor()),
-        },
+        (Some(found), _) => found.facts().name.clone(),
+        (None, 1) => format!("{}, 1 thread", cpu::processor()),
+        (None, n) => format!("{}, {n} threads", cpu::processor()),
     }
 }
 
