@@ -46,7 +46,8 @@ fn products(tier: &str, device: &mut Device) {
         let blocks = device.weight_of_blocks(&blocks).unwrap();
         let (mut x, mut y) = (filled(device, t, k), filled(device, t, n));
         for (stored, w) in [("bf16", &plain), ("Q4_K", &blocks)] {
-            let forward = seconds(device, |d| d.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, k), w));
+            let forward =
+                seconds(device, |d| d.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, k), w));
             let backward =
                 seconds(device, |d| d.linear_grad(view_mut(&mut x, t, k), Write::Set, view(&y, t, n), w));
             let rate = |seconds: f64| 2.0 * (t * n * k) as f64 / seconds / 1e12;
