@@ -288,15 +288,7 @@ impl Driver for Libcuda {
 
     fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> Result<(), Fault> {
         self.current()?;
-        let copied = parts.iter_mut().try_for_each(|(from, out)| {
-            // SAFETY: `out` outlives the wait that follows.
-            check(unsafe {
-                sys::cuMemcpyDtoHAsync_v2(out.as_mut_ptr().cast(), *from, out.len(), self.stream)
-            })
-        });
-        // SAFETY: the stream lives as long as self. It is waited for even after an error: every `out` is borrowed.
-        let waited = unsafe { sys::cuStreamSynchronize(self.stream) };
-        check(waited).and(copied).map_err(|code| self.fault("read", code))
+        self.staging.read(parts, self.stream).map_err(|code| self.fault("read", code))
     }
 
     fn variant(&self) -> String {

@@ -72,6 +72,69 @@ impl Staging {
         Ok(())
     }
 
+    /// Reads parts of the device's memory, after all that is queued on `stream`; waits for it even after an error.
+    pub fn read(&mut self, parts: &mut [(u64, &mut [u8])], stream: sys::CUstream) -> Result<(), CUresult> {
+        let pieces = parts.iter_mut().flat_map(|(from, out)| {
+            let from = *from;
+            out.chunks_mut(HALF).enumerate().map(move |(i, piece)| (from + (i * HALF) as u64, piece))
+        });
+        // Copies out of these halves are before those into them, on the same stream.
+        let mut filling: [Option<&mut [u8]>; 2] = [None, None];
+        let mut queued = Ok(());
+        for (i, (from, piece)) in pieces.enumerate() {
+            let side = i % 2;
+            queued = self
+                .emptied(side, filling[side].take())
+                .and_then(|()| self.fill(side, (from, piece.len()), stream));
+            if queued.is_err() {
+                break;
+            }
+            filling[side] = Some(piece);
+        }
+        // SAFETY: the stream lives.
+        let waited = check(unsafe { sys::cuStreamSynchronize(stream) });
+        waited.and(queued)?;
+        for (side, piece) in filling.into_iter().enumerate() {
+            self.empty(side, piece);
+        }
+        (self.side, self.used) = (0, 0);
+        Ok(())
+    }
+
+    /// Queues a copy into a half, and an event behind it.
+    fn fill(
+        &mut self,
+        side: usize,
+        (from, len): (u64, usize),
+        stream: sys::CUstream,
+    ) -> Result<(), CUresult> {
+        // SAFETY: a piece is no longer than a half, which nobody reads any more.
+        unsafe {
+            let at = self.memory.cast::<u8>().add(side * HALF);
+            check(sys::cuMemcpyDtoHAsync_v2(at.cast(), from, len, stream))?;
+            check(sys::cuEventRecord(self.events[side], stream))
+        }
+    }
+
+    /// Waits until a half is filled, and empties it.
+    fn emptied(&mut self, side: usize, out: Option<&mut [u8]>) -> Result<(), CUresult> {
+        if out.is_some() {
+            // SAFETY: the event lives.
+            check(unsafe { sys::cuEventSynchronize(self.events[side]) })?;
+        }
+        self.empty(side, out);
+        Ok(())
+    }
+
+    fn empty(&self, side: usize, out: Option<&mut [u8]>) {
+        let Some(out) = out else { return };
+        // SAFETY: the copy into this half is over; it has at least as many bytes.
+        unsafe {
+            let at = self.memory.cast::<u8>().add(side * HALF);
+            out.as_mut_ptr().copy_from_nonoverlapping(at, out.len());
+        }
+    }
+
     /// Gives all back; nothing is under way and the context is current.
     pub fn free(&mut self) {
         for event in &mut self.events {
