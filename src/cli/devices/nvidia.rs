@@ -26,9 +26,12 @@ pub struct Broken {
     pub why: String,
 }
 
+/// What the driver lists.
+type Cards = (Vec<Found>, Vec<Broken>);
+
 /// What the driver said, asked once; or the one line that says why it said nothing.
-fn asked() -> Result<&'static (Vec<Found>, Vec<Broken>), &'static str> {
-    static ASKED: OnceLock<Result<(Vec<Found>, Vec<Broken>), String>> = OnceLock::new();
+fn asked() -> Result<&'static Cards, &'static str> {
+    static ASKED: OnceLock<Result<Cards, String>> = OnceLock::new();
     let asked = ASKED.get_or_init(|| cuda::devices().map(described).map_err(|e| e.to_string()));
     asked.as_ref().map_err(String::as_str)
 }
@@ -47,7 +50,7 @@ pub fn broken() -> &'static [Broken] {
     asked().map_or(&[], |(_, broken)| broken)
 }
 
-fn described(found: cuda::Found) -> (Vec<Found>, Vec<Broken>) {
+fn described(found: cuda::Found) -> Cards {
     let driver = format!("NVIDIA {}", cuda::build(found.driver));
     let one = |device: cuda::Device| {
         let (major, minor) = device.capability;
