@@ -114,7 +114,7 @@ impl Wgpu {
         let used = std::mem::replace(&mut self.variants, alone);
         let verdict = match (variant, trial) {
             (_, Trial::Matrix(w, values)) => {
-                [33, 3].iter().try_for_each(|&t| self.judge_frozen(t, w, values, variant.is_reduced()))
+                [33, 3].iter().try_for_each(|&t| self.judge_frozen(t, w, values, variant))
             }
             (Variant::Flash, Trial::Heads(size)) => self.judge_attention(*size),
             (Variant::Flash, _) => self.judge_attention(20),
@@ -150,15 +150,14 @@ impl Wgpu {
     }
 
     fn judge_products(&mut self, variant: Variant) -> Result<(), String> {
-        let reduced = variant.is_reduced();
         // Rows that vectors fit, rows that they do not, and tiles for few rows or columns.
         for (t, n, k) in [(33, 96, 72), (19, 35, 21), (40, 70, 12), (9, 12, 40)] {
             let (x, dy, w) = (numbers(t * k, 1), numbers(t * n, 2), numbers(n * k, 3));
             let bytes: Vec<u8> = w.iter().flat_map(|v| bf16::from_f32(*v).to_bits().to_le_bytes()).collect();
             let frozen =
                 self.sent((n, k), Encoding::Plain(Dtype::Bf16), &bytes).map_err(|f| f.to_string())?;
-            self.judge_frozen(t, &frozen, &Dtype::Bf16.widen(&bytes), reduced)?;
-            if !reduced {
+            self.judge_frozen(t, &frozen, &Dtype::Bf16.widen(&bytes), variant)?;
+            if !variant.is_reduced() {
                 let (mx, mdy) = (self.loaded(&x), self.loaded(&dy));
                 let own = self.judge_own((t, n, k), [&x, &dy], [&mx, &mdy]);
                 self.recycle(mx);
@@ -170,8 +169,8 @@ impl Wgpu {
     }
 
     /// `t` rows by a frozen matrix whose numbers are `w`, and back.
-    fn judge_frozen(&mut self, t: usize, frozen: &Weight, w: &[f32], reduced: bool) -> Result<(), String> {
-        let (n, k) = (frozen.rows, frozen.cols);
+    fn judge_frozen(&mut self, t: usize, frozen: &Weight, w: &[f32], variant: Variant) -> Result<(), String> {
+        let (n, k, reduced) = (frozen.rows, frozen.cols, variant.is_reduced());
         let (x, dy) = (numbers(t * k, 1), numbers(t * n, 2));
         let (mx, mdy) = (self.loaded(&x), self.loaded(&dy));
         let (mut y, mut dx) = (self.memory(t * n), self.memory(t * k));

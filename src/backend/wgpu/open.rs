@@ -75,15 +75,7 @@ impl Wgpu {
         let budget = options.memory.unwrap_or(u64::MAX);
         let mut gpu = Gpu::new(opened, (limits, budget), Faults::new(name.clone()), pace);
         gpu.pipelines.most = options.bind_groups.unwrap_or(gpu.pipelines.most);
-        if let Some(cache) =
-            options.cache.as_ref().filter(|_| descriptor.required_features.contains(Features::PIPELINE_CACHE))
-        {
-            gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache.found.as_deref()));
-            // What another driver kept is as good as nothing.
-            if gpu.faults.raised() && gpu.faults.forgive().is_some() {
-                gpu.pipelines.cache = Some(cache::begin(&gpu.device, None));
-            }
-        }
+        begin(&mut gpu, options.cache.as_ref().filter(|_| features.contains(Features::PIPELINE_CACHE)));
         gpu.faults.check()?;
         let lanes = super::variants::lanes(adapter);
         let (spoiled, spoiled_beyond) = (options.spoiled, options.spoiled_beyond);
@@ -137,6 +129,15 @@ impl Wgpu {
     /// Variants that this device got wrong, each with what was seen.
     pub fn dropped(&self) -> &[(Variant, String)] {
         &self.variants.dropped
+    }
+}
+
+/// Goes on with what was kept of compiled kernels; what another driver kept is as good as nothing.
+fn begin(gpu: &mut Gpu, kept: Option<&Cache>) {
+    let Some(cache) = kept else { return };
+    gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache.found.as_deref()));
+    if gpu.faults.raised() && gpu.faults.forgive().is_some() {
+        gpu.pipelines.cache = Some(cache::begin(&gpu.device, None));
     }
 }
 
