@@ -157,7 +157,7 @@ fn open(s: &Settings, from: &Path) -> Result<Source, Refusal> {
     let tokenizer = base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;
     let loaded = adapter::load(from, &base)?;
     if let Some(line) = adapter::trained_on_another(from, &base)? {
-        eprintln!("warning: {line}");
+        say!("warning: {line}");
     }
     let recipe = recipe_of(s, Some(from))?;
     Ok(Source { base, tokenizer, loaded, devices, recipe })

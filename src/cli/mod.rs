@@ -43,16 +43,18 @@ pub fn main() -> ExitCode {
     devices::drivers::prepare();
     std::panic::set_hook(Box::new(one_line_panic));
     let args: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|a| a.into_string()).collect();
-    let outcome = match args {
+    let outcome = std::panic::catch_unwind(|| match args {
         Ok(args) => verb::dispatch(&args),
         Err(a) => Err(refusal::Refusal::usage(format!("argument {a:?} is not UTF-8"))),
-    };
+    });
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(refusal) => {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(refusal)) => {
             say!("error: {refusal}");
             ExitCode::from(refusal.code())
         }
+        // One of rayon's threads has said it.
+        Err(_) => ExitCode::FAILURE,
     }
 }
 
@@ -68,5 +70,8 @@ fn one_line_panic(info: &std::panic::PanicHookInfo) {
     }
     let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
     say!("error: internal error{place}: {text}; please report it with the command that was run");
-    std::process::exit(1);
+    // rayon hands a panic to whoever waits for the work, which may be a device's thread that goes on without it.
+    if rayon::current_thread_index().is_none() {
+        std::process::exit(1);
+    }
 }

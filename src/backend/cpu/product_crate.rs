@@ -50,9 +50,11 @@ pub fn frozen(cx: Context, target: Target, (a, m): (Strided, usize), (n, k): (us
     }
     assert!(a.holds(m, k), "the left factor is as large as the product says");
     target.pointer(m, n);
-    // A column of tiles is one task: what is widened serves all of them.
-    cx.threads.each(n.div_ceil(COLS), |task| {
-        let j = task * COLS;
+    // What is widened serves a column of tiles, or a part of one where there are fewer columns than threads.
+    let (across, down) = (n.div_ceil(COLS), m.div_ceil(ROWS));
+    let parts = cx.threads.count().div_ceil(across).min(down);
+    cx.threads.each(across * parts, |task| {
+        let (j, part) = (task / parts * COLS, task % parts);
         let cols = COLS.min(n - j);
         ROOM.with_borrow_mut(|room| {
             for (from, terms) in slices(k) {
@@ -60,11 +62,11 @@ pub fn frozen(cx: Context, target: Target, (a, m): (Strided, usize), (n, k): (us
                 let lies = right(room, from..from + terms, j..j + cols);
                 let b = Strided { data: room, row: lies.row, col: lies.col };
                 assert!(b.holds(terms, cols), "the right factor is as large as the product says");
-                for i in (0..m).step_by(ROWS) {
+                for i in (part * ROWS..m).step_by(parts * ROWS) {
                     let sizes = Sizes { m: ROWS.min(m - i), n: cols, k: terms };
                     let add = target.write == Write::Add || from > 0;
                     let f = Factors { a: a.from(i, from), b, scale: 1.0 };
-                    // SAFETY: factors were checked; columns of the output are disjoint, and each is one task's.
+                    // SAFETY: factors were checked; tiles of the output are disjoint, and each is one task's.
                     unsafe { slice((target.from(i, j), add), sizes, f) };
                 }
             }

@@ -5,8 +5,8 @@
 //! for a while before it sleeps, because the next verb is a few microseconds away. (rayon's `install` hands
 //! the work to other threads and sleeps: 50 microseconds for each of 2,400 verbs of a step.)
 
+use crate::numeric::caught::caught;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 
@@ -25,7 +25,8 @@ struct Board {
     tasks: AtomicUsize,
     /// The job, valid from its opening until the last worker has left it.
     job: Mutex<Option<Job>>,
-    panicked: AtomicBool,
+    /// What the panic of a worker's task said.
+    panicked: Mutex<Option<String>>,
     stop: AtomicBool,
     asleep: AtomicUsize,
     bed: Mutex<()>,
@@ -83,8 +84,9 @@ impl Board {
             seen = number;
             // SAFETY: we are in the job, so its caller waits, and what it borrows is alive.
             let task = unsafe { &*job.0 };
-            if catch_unwind(AssertUnwindSafe(|| self.take_tasks(task))).is_err() {
-                self.panicked.store(true, SeqCst);
+            // The caller goes on with it, in its own thread: the process's hook is not to end everything here.
+            if let Err(text) = caught(|| self.take_tasks(task)) {
+                *self.panicked.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
             }
             self.state.fetch_sub(1, SeqCst);
         }
@@ -139,7 +141,7 @@ impl Threads {
             next: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
             job: Mutex::new(None),
-            panicked: AtomicBool::new(false),
+            panicked: Mutex::new(None),
             stop: AtomicBool::new(false),
             asleep: AtomicUsize::new(0),
             bed: Mutex::new(()),
@@ -176,7 +178,8 @@ impl Threads {
         *board.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         board.tasks.store(tasks, SeqCst);
         board.next.store(0, SeqCst);
-        board.panicked.store(false, SeqCst);
+        // Where a caller has panicked itself, nobody has taken it.
+        board.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
         let number = board.state.load(SeqCst) / JOB + 1;
         board.state.store(number * JOB + OPEN, SeqCst);
         board.wake();
@@ -184,9 +187,11 @@ impl Threads {
             let _closing = Closing(board);
             board.take_tasks(task);
         }
-        let panicked = board.panicked.load(SeqCst);
+        let panicked = board.panicked.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(free);
-        assert!(!panicked, "a task panicked on another thread");
+        if let Some(text) = panicked {
+            panic!("a task panicked on another thread: {text}");
+        }
     }
 
     /// Runs `task(i, chunk i of out)` for chunks of `size` values.
@@ -304,12 +309,12 @@ mod tests {
         let threads = Threads::new(3);
         for _ in 0..20 {
             let run = || threads.each(8, |i| assert!(i != 5, "five"));
-            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+            assert!(caught(run).unwrap_err().contains("five"), "whoever's thread it was");
             threads.each(8, |_| ());
         }
         let caller = || threads.each(2, |_| assert!(std::thread::current().name() == Some("cpu-1")));
         for _ in 0..20 {
-            let _ = catch_unwind(AssertUnwindSafe(caller)); // panics on the caller's own thread
+            let _ = caught(caller); // panics on the caller's own thread
         }
         assert_eq!(who(&threads), 3, "all threads go on working");
     }
