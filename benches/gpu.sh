@@ -28,6 +28,7 @@ sanitized() {
     echo "$tool: clean"
   else
     echo "$tool: NOT clean, or did not end within 150 s (exit $?)"
+    failed=1
   fi
 }
 

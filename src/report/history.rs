@@ -83,7 +83,7 @@ pub struct Point {
     pub seconds: f64,
     /// Wall time of all steps before it.
     pub began: f64,
-    /// Seconds of sums and parameters under way while nobody computed: they end the step.
+    /// Seconds of sums and parameters under way while nobody computed: sums end a step, parameters begin the next one.
     pub sync: f64,
     /// What each device did, by its place in [`History::devices`]; of the last `LANE_STEPS` steps.
     pub parts: Vec<(usize, Part)>,
@@ -236,7 +236,7 @@ impl History {
         for change in self.changes[self.since..].iter().filter(|c| c.worker == worker) {
             // What happened after a step happened in the next one.
             let began = || {
-                let next = self.steps.iter().rev().take(LANE_STEPS + 1).find(|p| p.step == change.step + 1);
+                let next = self.steps.get(self.steps.partition_point(|p| p.step <= change.step));
                 next.map_or_else(|| self.steps.last().map_or(0.0, |p| p.began + p.seconds), |p| p.began)
             };
             match change.what {

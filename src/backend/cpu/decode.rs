@@ -120,7 +120,7 @@ fn sixteen(rows: &Rows, first: usize) -> Sixteen {
     // No matrix has rows of 128 MB, but a gather is not checked.
     assert!(rows.size <= i32::MAX as usize / 16, "sixteen rows lie within reach of an i32");
     let row = |i: usize| (first + i).min(rows.count - 1) * rows.size;
-    let offsets: [i32; 16] = std::array::from_fn(|i| row(i) as i32 - row(0) as i32);
+    let offsets: [i32; 16] = std::array::from_fn(|i| (row(i) - row(0)) as i32);
     // SAFETY: sixteen numbers.
     let offsets = unsafe { _mm512_loadu_si512(offsets.as_ptr().cast()) };
     Sixteen { rows: std::array::from_fn(|i| rows.bytes[row(i)..].as_ptr()), offsets }

@@ -156,7 +156,8 @@ pub fn lanes(history: &History) -> Lanes {
                     to = end;
                 }
             }
-            // What nobody's computing hid ends the step, for all whom a link connects and who were still there.
+            // What nobody's computing hid, for all whom a link connects and who were still there. All of it is drawn at
+            // the step's end; parameters, which pass before the first microbatch, make it begin too early by theirs.
             let lane = &mut lanes[*place];
             let end = point.began + point.seconds;
             let from = (end - point.sync).max(to);
