@@ -49,11 +49,11 @@ pub enum ToCoordinator {
         /// Devices that do not, each with one line that says why.
         refused: Vec<String>,
     },
-    /// The device can take that many more leases now (its queue has room).
+    /// The device takes leases from now on; the newest of these counts.
     Ask {
         /// Its index in [`ToCoordinator::Ready`].
         device: u16,
-        /// At most.
+        /// Leases that may wait behind the one that it works on.
         room: u16,
     },
     /// A training microbatch is finished, checked, and waits to be granted. Said again until it is answered.

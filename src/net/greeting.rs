@@ -10,7 +10,8 @@ use super::error::{NetError, Side};
 use super::token::Fingerprint;
 use std::fmt;
 
-/// The version of everything that machines say to each other; both ends must have the same one.
+/// The version of everything that machines say to each other; both ends must have the same one. It is raised with
+/// every change once somebody else can have this one: nothing was released so far.
 pub const PROTOCOL: u16 = 1;
 
 /// Bytes of a greeting.

@@ -83,6 +83,14 @@ mod tests {
         assert_ne!(permutation(100, &[7, 3]), permutation(100, &[7, 4]));
     }
 
+    /// What docs/protocol.md says of a dropout mask: seed, step, row, module, token; then channels.
+    #[test]
+    fn the_draws_of_the_protocol() {
+        let base = hash(&[7, 1, 42, 3, 0]);
+        assert_eq!(base, 0x3cdc_d1d1);
+        assert_eq!([0, 1, 2].map(|channel| mix(base, channel)), [0x2dbd_e9b6, 0xc7e3_f053, 0x4cbc_f2eb]);
+    }
+
     #[test]
     fn draws_are_uniform_in_every_bit() {
         let n = 1 << 16;

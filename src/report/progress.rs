@@ -259,7 +259,7 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::event::RunStart;
+    use crate::train::event::{Part, RunStart, Shared};
 
     fn step(step: u64, loss: f64) -> Event {
         Event::Step(Step {
@@ -313,6 +313,32 @@ mod tests {
                 "adapter  out",
             ],
         );
+    }
+
+    /// A run that learnt nothing has no speed worth naming; the same run whose loss fell says it.
+    #[test]
+    fn a_run_whose_loss_did_not_fall_prints_no_speed_up() {
+        let shared = |loss: f64, number| {
+            let part = |worker: &str| Part {
+                worker: worker.into(),
+                device: "cpu 0".into(),
+                microbatches: 2,
+                tokens: 200,
+                busy: 0.5,
+                ..Part::default()
+            };
+            let devices = vec![part("a"), part("b")];
+            let Event::Step(taken) = step(number, loss) else { unreachable!("it is one") };
+            Event::Step(Step { shared: Some(Shared { devices, ..Shared::default() }), ..taken })
+        };
+        for (last, named) in [(2.0, true), (3.0, false), (4.0, false)] {
+            let mut progress = Progress::default();
+            [shared(3.0, 1), shared(last, 2)].iter().for_each(|event| progress.see(event));
+            let done = Done { step: 2, complete: true, path: "out".into(), seconds: 1.0 };
+            let lines = progress.summary(&done);
+            let said = lines.iter().any(|line| line.starts_with("speed-up"));
+            assert_eq!(said, named, "{last}: {lines:?}");
+        }
     }
 
     #[test]

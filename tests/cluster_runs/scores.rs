@@ -1,16 +1,16 @@
 //! What a run says of itself beside the adapter is a pure function too: losses of evaluations, and for a classifier
-//! what it made of every row, have the same bits whoever computed them.
+//! what it made of every row, have the same bits whoever computed them; so have the samples of a run with prompts.
 
 use crate::cli_fixture::classes;
 use crate::fleet::{Fleet, RUN};
 use serde_json::Value;
 
-/// Every evaluation that a run wrote down, without the time that it took; a number is compared as its text, which
-/// metrics.jsonl writes so that it reads back to the same bits.
-fn evaluations(fleet: &Fleet, out: &str) -> Vec<Value> {
+/// Every evaluation, or every sample, that a run wrote down, without the time that it took; a number is compared as its
+/// text, which metrics.jsonl writes so that it reads back to the same bits.
+fn written(fleet: &Fleet, out: &str, kind: &str) -> Vec<Value> {
     let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let evals = lines.filter(|event| event["event"] == "eval");
+    let evals = lines.filter(|event| event["event"] == kind);
     let timeless = evals.map(|mut event| {
         let fields = event.as_object_mut().unwrap();
         fields.retain(|name, _| name != "seconds" && name != "time");
@@ -23,7 +23,9 @@ fn check(run: &str, field: &str) {
     let alone = Fleet::new();
     alone.bench.file("classes.jsonl", &classes(60));
     let adapter = alone.alone(run);
-    let expected = evaluations(&alone, "alone");
+    let expected = written(&alone, "alone", "eval");
+    let samples = written(&alone, "alone", "sample");
+    assert_eq!(samples.is_empty(), !run.contains("--sample-prompt"), "{samples:?}");
     assert!(expected.len() >= 3 && expected.iter().all(|e| !e[field].is_null()), "{expected:?}");
     for count in [2usize, 3] {
         let mut fleet = Fleet::new();
@@ -33,13 +35,17 @@ fn check(run: &str, field: &str) {
         names.iter().for_each(|name| fleet.worker(name, "--threads 1"));
         fleet.all_end(&["coordinator"], 0);
         assert!(fleet.adapter("out") == adapter, "{count} workers: the adapter\n{}", fleet.all());
-        assert_eq!(evaluations(&fleet, "out"), expected, "{count} workers\n{}", fleet.all());
+        assert_eq!(written(&fleet, "out", "eval"), expected, "{count} workers\n{}", fleet.all());
+        assert_eq!(written(&fleet, "out", "sample"), samples, "{count} workers\n{}", fleet.all());
     }
 }
 
 #[test]
 fn the_loss_of_an_evaluation_has_the_same_bits_for_any_workers() {
-    check(&format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2"), "eval_loss");
+    check(
+        &format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2 --sample-prompt Hello"),
+        "eval_loss",
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! docs/protocol.md numbers every message as the wire does.
+//! docs/protocol.md numbers every message, and has every field of it with its type, as the wire does.
 
 /// The variants of an enum in the order of its definition.
 fn variants(source: &str, name: &str) -> Vec<String> {
@@ -32,4 +32,77 @@ fn documented_numbers_are_the_wires() {
     assert_eq!(variants(source, "Work"), ["Train", "Recheck", "Eval", "Prompt"]);
     assert_eq!(variants(source, "Trouble"), ["Device", "Value"]);
     assert_eq!(variants(source, "Packed"), ["Fixed", "Single"]);
+}
+
+/// A declaration's body.
+fn body<'a>(source: &'a str, what: &str) -> &'a str {
+    let from = source.split(&format!("pub {what} {{\n")).nth(1).unwrap_or_else(|| panic!("no {what}"));
+    from.split("\n}\n").next().unwrap()
+}
+
+/// `name: Type` of every line with that indentation.
+fn fields(body: &str, indent: usize) -> String {
+    let field = |line: &str| {
+        let line = line.strip_prefix(&" ".repeat(indent))?.strip_suffix(',')?;
+        let line = line.strip_prefix("pub ").unwrap_or(line);
+        let name = line.split_once(": ")?.0;
+        name.chars().all(|c| c.is_alphanumeric() || c == '_').then(|| line.to_string())
+    };
+    body.lines().filter_map(field).collect::<Vec<_>>().join(", ")
+}
+
+fn structure(source: &str, name: &str) -> String {
+    format!("{name} {{ {} }}", fields(body(source, &format!("struct {name}")), 4))
+}
+
+fn enumeration(source: &str, name: &str) -> Vec<String> {
+    let body = body(source, &format!("enum {name}"));
+    let one = |variant: String| {
+        let begins = |line: &&str| {
+            let rest = line.strip_prefix("    ").and_then(|line| line.strip_prefix(variant.as_str()));
+            rest.is_some_and(|rest| rest.starts_with([' ', '(', ',']))
+        };
+        let from = body.lines().position(|line| begins(&line)).unwrap();
+        let first = body.lines().nth(from).unwrap().trim().trim_end_matches(',');
+        if first.ends_with('{') {
+            let lines: Vec<&str> = body.lines().skip(from + 1).take_while(|line| *line != "    },").collect();
+            return format!("{name}::{variant} {{ {} }}", fields(&lines.join("\n"), 8));
+        }
+        format!("{name}::{}", first.replace("#[serde(with = \"in_place\")] ", ""))
+    };
+    variants(source, name).into_iter().map(one).collect()
+}
+
+/// What the wire carries, line by line, as the section `Every field` has it.
+fn declared() -> Vec<String> {
+    let message = include_str!("../../src/cluster/message.rs");
+    let stage = include_str!("../../src/model/stage.rs");
+    let enums = ["ToCoordinator", "ToWorker", "Work", "Packed", "Trouble", "Bye"];
+    let mut all: Vec<String> = enums.iter().flat_map(|name| enumeration(message, name)).collect();
+    all.extend(enumeration(stage, "Targets"));
+    let structs = [
+        (message, "Hello"),
+        (message, "Manifest"),
+        (message, "ModelFile"),
+        (message, "Device"),
+        (message, "Lease"),
+        (stage, "Microbatch"),
+        (stage, "LossSums"),
+        (stage, "Sampling"),
+        (include_str!("../../src/model/lora.rs"), "LoraSpec"),
+        (include_str!("../../src/numeric/line.rs"), "Points"),
+        (include_str!("../../src/train/event.rs"), "Link"),
+        (include_str!("../../src/backend/traffic.rs"), "Traffic"),
+    ];
+    all.extend(structs.iter().map(|(source, name)| structure(source, name)));
+    all
+}
+
+#[test]
+fn documented_fields_are_the_wires() {
+    let text = include_str!("../../docs/protocol.md");
+    let section = text.split("### Every field").nth(1).unwrap();
+    let block = section.split("```\n").nth(1).unwrap();
+    let documented: Vec<&str> = block.lines().collect();
+    assert_eq!(documented, declared());
 }

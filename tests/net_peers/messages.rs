@@ -1,20 +1,27 @@
 //! The decoder of messages on bytes of any kind: what `fuzz/` does without end, here for a bounded number of
 //! cases. Damaged bytes are an error or another message, never a panic and never memory beyond their size.
 
+use finetune::cluster::link::codec::{Bulky, decode, encode};
 use finetune::cluster::message::{Bye, Packed, ToCoordinator, ToWorker};
 use proptest::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Decodes, and where something comes out, encodes and decodes it again: the same.
-fn check<M: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
-    if let Ok((message, _)) = postcard::take_from_bytes::<M>(bytes) {
-        let again = postcard::to_stdvec(&message).unwrap();
-        let (decoded, rest) = postcard::take_from_bytes::<M>(&again).unwrap();
-        assert!(rest.is_empty());
-        // Compared as bytes: a loss that is NaN equals nothing.
-        assert_eq!(postcard::to_stdvec(&decoded).unwrap(), again);
+/// Decodes as a connection does, and where something comes out, encodes and decodes it again: the same. Bytes that are
+/// left over are refused, and bulk is a part of the frame.
+fn check<M: Serialize + DeserializeOwned + Bulky>(bytes: &[u8]) {
+    let frame = bytes.to_vec().into();
+    let plain = postcard::take_from_bytes::<M>(bytes);
+    let whole = matches!(&plain, Ok((_, [])));
+    let decoded = decode::<M>(&frame);
+    assert_eq!(decoded.is_ok(), whole, "what is left over is no message");
+    let Ok(message) = decoded else { return };
+    if let Some(bulk) = message.bulk().filter(|bulk| !bulk.is_empty()) {
+        assert!(frame.as_ptr_range().contains(&bulk.as_ptr()), "it was copied");
     }
+    let again = encode(&message).unwrap().whole();
+    // Compared as bytes: a loss that is NaN equals nothing.
+    assert_eq!(encode(&decode::<M>(&again).unwrap()).unwrap().whole(), again);
 }
 
 fn samples() -> Vec<Vec<u8>> {
@@ -69,9 +76,29 @@ fn every_cut_of_a_good_message_is_an_error() {
     }
 }
 
-/// A list that announces four thousand million entries in five bytes.
+/// Lists that announce four thousand million entries in five bytes, wherever a message of any kind may hold one; what
+/// is reserved for them would be seen in the memory of this process.
 #[test]
 fn announced_lengths_reserve_nothing() {
+    let reserved = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line =
+            status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap_or(" 0 kB").to_string();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    };
+    let before = reserved();
+    lengths();
+    // Other tests of this process run beside it; a list of that length takes 16,000 MB.
+    let more = reserved() - before;
+    assert!(more < 4000, "{more} MB were reserved");
+}
+
+fn lengths() {
+    for (kind, at) in (0u8..16).flat_map(|kind| (1..12).map(move |at| (kind, at))) {
+        let bytes = [&[kind][..], &vec![0; at], &[0xff, 0xff, 0xff, 0xff, 0x0f], &[1; 8]].concat();
+        check::<ToCoordinator>(&bytes);
+        check::<ToWorker>(&bytes);
+    }
     for kind in 0u8..16 {
         for fill in [0xffu8, 0x80, 0] {
             let bytes = [&[kind][..], &[fill; 8], &[0xff, 0xff, 0xff, 0xff, 0x0f], &[0; 8]].concat();

@@ -143,9 +143,15 @@ impl Reception {
     async fn converse(&self, mut link: MemberLink, peer: Option<String>) {
         let hello = match tokio::time::timeout(HELLO, link.from.recv()).await {
             Ok(Some(ToCoordinator::Hello(hello))) => hello,
-            Ok(None) => return,
-            Ok(Some(_)) => return link.end.cut("it did not say who it is"),
-            Err(_) => return link.end.cut("it did not say who it is in time"),
+            Ok(None) => return self.nobody(&link.end, peer),
+            Ok(Some(_)) => {
+                link.end.cut("it did not say who it is");
+                return self.nobody(&link.end, peer);
+            }
+            Err(_) => {
+                link.end.cut("it did not say who it is in time");
+                return self.nobody(&link.end, peer);
+            }
         };
         if let Err(bye) = self.let_in(&hello) {
             if let Bye::Refused { reason } | Bye::Later { reason } = &bye {
@@ -166,6 +172,12 @@ impl Reception {
         // What is lost within a process does not dial again.
         let parting = if seat.peer.is_some() { parting } else { Parting::Proper };
         self.rise(seat, parting);
+    }
+
+    /// Somebody proved the token and did not say who he is.
+    fn nobody(&self, end: &End, peer: Option<String>) {
+        let reason = end.reason().unwrap_or_else(|| "it closed the connection".into());
+        peer.into_iter().for_each(|peer| self.turned_away(peer, reason.clone()));
     }
 
     fn let_in(&self, hello: &Hello) -> Result<(), Bye> {

@@ -128,3 +128,26 @@ fn ended(bye: Bye) -> Outcome {
         Bye::Out { reason, again: false } => Outcome::Out { reason },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::link::pair;
+
+    /// Hashing a large model takes longer than anybody waits for the end of a worker.
+    #[test]
+    fn what_takes_long_keeps_nobody_from_stopping() {
+        let stop = Stop::new();
+        let (link, _other) = pair(4);
+        let mut wire = Wire::new(link, &stop);
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            assert_eq!(wire.meanwhile(|| 7).await, Ok(7));
+            stop.ask(Urgency::Now);
+            let work = move || drop(held.recv_timeout(Duration::from_secs(20)));
+            assert_eq!(wire.meanwhile(work).await, Err(Outcome::Left));
+        });
+        drop(let_go);
+    }
+}
