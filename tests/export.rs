@@ -3,8 +3,10 @@
 //! vLLM's `peft_helper`. And the command itself: every form, and what bad input is told.
 
 mod cli_fixture;
+#[path = "export/refused.rs"]
+mod refused;
 
-use cli_fixture::{Bench, classes, demo, stderr};
+use cli_fixture::{Bench, stderr};
 use finetune::format::gguf::adapter::{self, About, Part};
 use finetune::format::gguf::{self, Gguf, Meta, Metadata, Planned, Value as Stored, encode};
 use finetune::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
@@ -216,23 +218,6 @@ fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
     }
 }
 
-/// The rules of vLLM's `peft_helper`, read from its source.
-#[test]
-fn vllm_would_take_the_adapter() {
-    let b = Bench::new();
-    nothing(&b, "nothing");
-    b.ok("export nothing --model demo --to peft -o out");
-    let config = read_json(&b.path("out/adapter_config.json"));
-    for key in ["r", "lora_alpha", "target_modules"] {
-        assert!(!config[key].is_null(), "{key} is required");
-    }
-    assert!(config["r"].is_u64() && config["lora_alpha"].is_u64());
-    assert!(config["target_modules"].is_array() && config["modules_to_save"].is_null());
-    assert_eq!((&config["use_dora"], &config["bias"]), (&json!(false), &json!("none")));
-    let out = b.run("export nothing --model demo --to peft --overwrite -o out");
-    assert!(out.status.success() && stderr(&out).is_empty(), "{}", stderr(&out));
-}
-
 #[test]
 fn every_form_says_what_the_adapter_says() {
     let b = Bench::new();
@@ -318,87 +303,4 @@ fn a_gguf_base_keeps_what_it_has() {
     b.ok("export out --to ollama --outtype f16 -o whole");
     assert!(String::from_utf8(b.read("whole/Modelfile")).unwrap().contains("FROM ./model.gguf\n"));
     assert!(b.path("whole/model.gguf").exists() && !b.path("whole/adapter.gguf").exists());
-}
-
-#[test]
-fn bad_input_gets_one_line() {
-    let b = Bench::new();
-    nothing(&b, "one");
-    b.file("classes.jsonl", &classes(8));
-    b.ok("demo --task classify --data classes.jsonl --max-steps 1 --rank 2 -q -o labels");
-    b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
-    b.file("notes.txt", "hi");
-    std::fs::create_dir(b.path("folder")).unwrap();
-    b.ok("export one --model demo --to merged-gguf -o base.gguf");
-    written_again(&b.path("base.gguf"), &b.path("foreign.gguf"), |all| {
-        all.remove(|key| key == "finetune.export")
-    });
-    b.model("foreign");
-    // as PEFT writes it: the same, but for the mark
-    b.ok("export one --model demo --to peft -o theirs");
-    let weights = b.read("theirs/adapter_model.safetensors");
-    let (from, to) = ("written_by_finetune", "written_by_another_");
-    let at = weights.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
-    let mut other = weights.clone();
-    other[at..at + from.len()].copy_from_slice(to.as_bytes());
-    b.bytes("theirs/adapter_model.safetensors", &other);
-    b.model_with("odd", "tokenizer.json", |t| t["pre_tokenizer"]["use_regex"] = json!(false));
-    let before = std::fs::read_dir(b.dir.path()).unwrap().count();
-    for (command, code, parts) in [
-        ("export one --model demo --to gguf-lra", 78, "did you mean gguf-lora?"),
-        ("export one --model demo --to gguf-lora --outtype q4", 78, "--outtype .. base, f32"),
-        ("export one --model demo --to gguf-lora --save-dtype f32", 78, "--save-dtype .. --outtype"),
-        ("export one --model demo --to peft --outtype f16", 78, "--outtype .. GGUF"),
-        ("export labels --to gguf-lora", 78, "score head: use --to merged"),
-        ("export labels --to merged-gguf", 78, "score head: use --to merged"),
-        ("export labels --to ollama", 78, "score head: use --to merged"),
-        ("export one --model ./wide --to gguf-lora", 78, "one .. no place in this model"),
-        ("export one --model ./odd --to merged-gguf", 78, "odd: .. no name in llama.cpp: use --to merged"),
-        ("export one --model demo --to gguf-lora -o base.gguf", 78, "base.gguf: is not empty"),
-        ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", 78, "is the base itself"),
-        ("export one --model demo --to gguf-lora --overwrite -o notes.txt", 78, "notes.txt: is no GGUF"),
-        ("export one --model demo --to gguf-lora --overwrite -o folder", 78, "folder: is a folder"),
-        (
-            "export one --model demo --to gguf-lora --overwrite -o foreign.gguf",
-            78,
-            "a model that no export wrote",
-        ),
-        (
-            "export one --model demo --to merged --overwrite -o foreign",
-            78,
-            "foreign: holds model.safetensors",
-        ),
-        (
-            "export one --model demo --to peft --overwrite -o theirs",
-            78,
-            "theirs: holds adapter_model.safetensors",
-        ),
-    ] {
-        let out = b.run(command);
-        let said = stderr(&out);
-        assert_eq!(out.status.code(), Some(code), "{command}: {said}");
-        assert_eq!(said.lines().count(), 1, "{command}: {said}");
-        assert!(parts.split(" .. ").all(|part| said.contains(part)), "{command}: {said}");
-    }
-    assert_eq!(std::fs::read_dir(b.dir.path()).unwrap().count(), before, "nothing is left behind");
-    assert!(demo().join("model").is_dir());
-    // classifiers have other ways out
-    b.ok("export labels --to merged -o whole");
-    let out = b.run("export labels --to peft -o head");
-    assert!(out.status.success() && stderr(&out).contains("note: vLLM and llama.cpp's converter refuse"));
-}
-
-/// Of the same shape, so nothing but run.yaml tells that it is another.
-#[test]
-fn an_adapter_of_another_base_is_told() {
-    let b = Bench::new();
-    b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
-    b.model_weights("other", |_, data| data[0] ^= 1);
-    for (model, told) in [("demo", false), ("./other", true)] {
-        let out = b.run(&format!("export out --model {model} --to gguf-lora --overwrite -o a.gguf"));
-        let said = stderr(&out);
-        assert!(out.status.success(), "{said}");
-        assert_eq!(said.lines().count(), usize::from(told), "{said}");
-        assert_eq!(said.contains("warning: out: was trained on other files than ./other"), told, "{said}");
-    }
 }

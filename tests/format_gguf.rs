@@ -35,14 +35,27 @@ fn random_blocks_of_every_kind_have_the_reference_bits() {
     }
 }
 
-/// A file that somebody runs, beside what `tests/gguf/real_blocks.py` says of it.
+/// Files that somebody runs, beside what `tests/gguf/real_blocks.py` says of them: SmolLM2's, and whichever else is there.
 #[test]
 fn real_blocks_have_the_bits_of_the_package() {
-    let Some(path) = std::env::var_os("FINETUNE_REAL_BLOCKS").map(PathBuf::from) else {
-        return eprintln!("skipped: no FINETUNE_REAL_BLOCKS (a .gguf, see tests/gguf/real_blocks.py)");
-    };
-    let (file, mut kinds) = (Gguf::open(&path).unwrap(), BTreeMap::new());
-    let sums = std::fs::read_to_string(path.with_extension("sums")).unwrap();
+    let of = |key: &str| std::env::var_os(key).map(PathBuf::from);
+    let (smollm2, other) = (of("FINETUNE_SMOLLM2_GGUF"), of("FINETUNE_REAL_BLOCKS"));
+    if smollm2.is_none() && other.is_none() {
+        return eprintln!(
+            "skipped: no FINETUNE_SMOLLM2_GGUF and no FINETUNE_REAL_BLOCKS (a .gguf with its .sums)"
+        );
+    }
+    if let Some(path) = smollm2 {
+        real_blocks(&path, &golden("SmolLM2-135M-Instruct.Q4_1.sums"));
+    }
+    if let Some(path) = other {
+        real_blocks(&path, &path.with_extension("sums"));
+    }
+}
+
+fn real_blocks(path: &Path, sums: &Path) {
+    let (file, mut kinds) = (Gguf::open(path).unwrap(), BTreeMap::new());
+    let sums = std::fs::read_to_string(sums).unwrap();
     assert_eq!(sums.lines().count(), file.tensors().len());
     for line in sums.lines() {
         let [kind, sum, name] = line.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{line}") };

@@ -7,6 +7,8 @@
 
 #[path = "parity/case.rs"]
 mod case;
+#[path = "quantised/drawn.rs"]
+mod drawn;
 #[path = "parity/train.rs"]
 mod train;
 
@@ -16,9 +18,9 @@ use finetune::backend::wgpu::{Options as Opening, Wgpu, adapters};
 use finetune::format::{self, safetensors};
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::quantised::{QuantiseError, Quantised, Recipe};
-use finetune::model::stage::{Generate, Output, Sampling, Stage, Want};
-use finetune::numeric::block::{Block, Encoding};
-use finetune::numeric::tensor::{Tensor, Tensors};
+use finetune::model::stage::{Generate, Microbatch, Output, Sampling, Stage, Want};
+use finetune::numeric::block::{Block, Blocks, Encoding};
+use finetune::numeric::tensor::{About, Tensor, Tensors};
 use std::path::{Path, PathBuf};
 
 fn golden(name: &str) -> PathBuf {
@@ -53,11 +55,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// Loss and gradient of the first rows, and what is said after them.
-fn answers(mut stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
-    let parameters = case.adapter("adapter_init");
-    stage.set_parameters(&parameters).unwrap();
-    let batch = case.microbatch(0, 4);
-    let Output::Loss(sums) = stage.forward(&batch, None, Want::Gradient).unwrap() else {
+fn answers(stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
+    said(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
+}
+
+fn said(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
+    stage.set_parameters(parameters).unwrap();
+    let Output::Loss(sums) = stage.forward(batch, None, Want::Gradient).unwrap() else {
         panic!("a whole model gives a loss");
     };
     let mut gradient = vec![f32::NAN; parameters.len()];
@@ -109,6 +113,58 @@ fn training_from_blocks_is_training_from_what_they_are_worth() {
             let got = answers(stage(open(2), &case, &case.tensors), &case);
             let want = answers(stage(open(2), &case, &Widened(&case.tensors)), &case);
             assert!(got == want, "{folder}: {} {}", got.0, want.0);
+        }
+    }
+}
+
+/// Never asked for the numbers of what has blocks.
+struct OnlyBlocks<'a>(&'a dyn Tensors);
+
+impl Tensors for OnlyBlocks<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        assert!(self.0.blocks(name)?.is_none(), "{name} was widened");
+        self.0.tensor(name)
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        self.0.blocks(name)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        self.0.about(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.names()
+    }
+}
+
+#[test]
+fn no_matrix_that_has_blocks_is_widened_on_its_way_in() {
+    for (folder, model) in CASES {
+        let case = open(folder, model);
+        for open in [Cpu::new, Cpu::bf16] {
+            let got = answers(stage(open(2), &case, &OnlyBlocks(&case.tensors)), &case);
+            assert!(got == answers(stage(open(2), &case, &case.tensors), &case), "{folder}");
+        }
+    }
+}
+
+/// What the cases of PEFT leave out: biases, norms of heads and windows over blocks of every type.
+#[test]
+fn every_family_trains_from_blocks_of_every_type() {
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        let model = drawn::Drawn::new(family);
+        let lora = model.lora();
+        let parameters = model.parameters(&lora);
+        let load = |cpu: Cpu, tensors: &dyn Tensors| {
+            Decoder::load(cpu, &model.config, tensors, &lora, Build::whole(&model.config)).unwrap()
+        };
+        for open in [Cpu::new, Cpu::bf16] {
+            let got = said(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());
+            let want = said(load(open(2), &Widened(&model)), &parameters, &model.batch());
+            assert!(got.0.is_finite() && got.1.iter().any(|&g| f32::from_bits(g) != 0.0), "{family}");
+            assert!(got == want, "{family}: {} {}", got.0, want.0);
         }
     }
 }

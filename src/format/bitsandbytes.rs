@@ -9,6 +9,7 @@ use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
 use serde::Deserialize;
 use std::borrow::Cow;
+use std::path::Path;
 
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
 /// What belongs to a matrix.
@@ -122,5 +123,9 @@ impl Tensors for Quantised {
         names.extend(self.0.raw_names().filter(|name| plain_name(name)).map(str::to_owned));
         names.sort();
         names
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.0.file_of(name)
     }
 }

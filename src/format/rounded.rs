@@ -4,6 +4,7 @@
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use std::borrow::Cow;
+use std::path::Path;
 
 /// The tensors of another source, as bf16.
 pub struct Bf16(pub Box<dyn Tensors>);
@@ -21,5 +22,9 @@ impl Tensors for Bf16 {
 
     fn names(&self) -> Vec<String> {
         self.0.names()
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.0.file_of(name)
     }
 }

@@ -4,10 +4,12 @@
 use super::config::Config;
 use super::layout::{Entry, Layout, SCORE, module_path};
 use super::lora::{LoraSpec, MODULES};
+use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{Tensor, Tensors};
+use crate::numeric::tensor::{About, Tensor, Tensors};
 use rayon::prelude::*;
 use std::borrow::Cow;
+use std::path::Path;
 
 /// The merged model. A tensor is computed when it is asked for.
 pub struct Merged<'a> {
@@ -103,6 +105,33 @@ impl Tensors for Merged<'_> {
             Some(adapter) => self.merge(tensor, adapter).map(Some).map_err(|e| format!("{name}: {e}")),
             None => Ok(Some(self.encode(tensor))),
         }
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        let numbers_stay = matches!(self.dtype, None | Some(Dtype::F32));
+        if self.touches(name) || !numbers_stay || self.config.labels.is_some() && name == "lm_head.weight" {
+            return Ok(None);
+        }
+        self.base.blocks(name)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        if self.config.labels.is_some() && ["score.weight", "lm_head.weight"].contains(&name) {
+            let tensor = self.tensor(name)?;
+            return Ok(tensor.map(|t| About { shape: t.shape, encoding: Encoding::Plain(t.dtype) }));
+        }
+        let Some(about) = self.base.about(name)? else { return Ok(None) };
+        let encoding = match (about.encoding, self.dtype) {
+            (Encoding::Blocks(_), None | Some(Dtype::F32)) if !self.touches(name) => about.encoding,
+            // What was in blocks is widened to f32.
+            (Encoding::Blocks(_), dtype) => Encoding::Plain(dtype.unwrap_or(Dtype::F32)),
+            (Encoding::Plain(own), dtype) => Encoding::Plain(dtype.unwrap_or(own)),
+        };
+        Ok(Some(About { encoding, ..about }))
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.base.file_of(name)
     }
 
     fn names(&self) -> Vec<String> {

@@ -8,6 +8,7 @@ use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
 use rayon::prelude::*;
 use std::borrow::Cow;
+use std::path::Path;
 
 /// What becomes of a base's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,5 +149,9 @@ impl Tensors for Quantised {
 
     fn names(&self) -> Vec<String> {
         self.base.names()
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.base.file_of(name)
     }
 }

@@ -10,6 +10,7 @@ use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use rayon::prelude::*;
+use std::path::PathBuf;
 
 /// Why a model cannot be built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -26,20 +27,28 @@ pub enum ModelError {
     /// A file could not give a tensor.
     #[error("{0}")]
     Source(String),
+    /// What is wrong with a file's tensor.
+    #[error("{}: {cause}", path.display())]
+    In {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: Box<ModelError>,
+    },
     /// A tensor is not there.
     #[error(
-        "the model's files have no tensor {name}: they are incomplete, or config.json belongs to another model"
+        "the model's files have no tensor {name}: they are incomplete, or their configuration belongs to another model"
     )]
     Missing {
         /// Its Hugging Face name.
         name: String,
     },
-    /// A tensor of another shape than config.json implies.
-    #[error("tensor {name} is {found:?}, config.json implies {expected:?}")]
+    /// A tensor of another shape than the configuration implies.
+    #[error("tensor {name} is {found:?}, the model's configuration implies {expected:?}")]
     Shape {
         /// Its Hugging Face name.
         name: String,
-        /// As config.json has it.
+        /// As the configuration has it.
         expected: Vec<usize>,
         /// As the file has it.
         found: Vec<usize>,
@@ -69,7 +78,10 @@ pub enum ModelError {
 impl ModelError {
     /// True where a retry with the same configuration is pointless (exit code 78).
     pub fn is_configuration(&self) -> bool {
-        matches!(self, ModelError::Config(_) | ModelError::Lora(_) | ModelError::Memory { .. })
+        match self {
+            ModelError::In { cause, .. } => cause.is_configuration(),
+            _ => matches!(self, ModelError::Config(_) | ModelError::Lora(_) | ModelError::Memory { .. }),
+        }
     }
 }
 
@@ -91,6 +103,18 @@ impl<'a> Weights<'a> {
         format!("{}{below_model}", self.prefix)
     }
 
+    /// The error with the file that it is about, where there is one.
+    fn fault(&self, name: &str, cause: ModelError) -> ModelError {
+        match self.tensors.file_of(name) {
+            Some(path) => ModelError::In { path: path.to_owned(), cause: Box::new(cause) },
+            None => cause,
+        }
+    }
+
+    fn said<T>(&self, name: &str, answer: Result<T, String>) -> Result<T, ModelError> {
+        answer.map_err(|what| self.fault(name, ModelError::Source(what)))
+    }
+
     /// Bytes of the model's frozen weights, where `packing` says how many a matrix of that many numbers takes; no
     /// weight is read.
     pub fn packed(
@@ -107,8 +131,8 @@ impl<'a> Weights<'a> {
         // Norms and biases are small, and f32 everywhere.
         let mut bytes = 4 * config.hidden * (2 * config.layers + 1);
         for name in names {
-            let about = self.tensors.about(&name).map_err(ModelError::Source)?;
-            let about = about.ok_or(ModelError::Missing { name })?;
+            let about = self.said(&name, self.tensors.about(&name))?;
+            let about = about.ok_or_else(|| self.fault(&name, ModelError::Missing { name: name.clone() }))?;
             bytes += packing(about.encoding, about.shape.iter().product());
         }
         Ok(bytes as u64)
@@ -116,19 +140,20 @@ impl<'a> Weights<'a> {
 
     /// The tensor `name`, as it stands in the files, of that shape and all finite.
     pub fn checked(&self, name: &str, expected: &[usize]) -> Result<Tensor<'a>, ModelError> {
-        self.optional(name, expected)?.ok_or_else(|| ModelError::Missing { name: name.to_owned() })
+        let missing = || self.fault(name, ModelError::Missing { name: name.to_owned() });
+        self.optional(name, expected)?.ok_or_else(missing)
     }
 
     /// As [`Weights::checked`], but None where the files have no such tensor.
     pub fn optional(&self, name: &str, expected: &[usize]) -> Result<Option<Tensor<'a>>, ModelError> {
-        let Some(tensor) = self.tensors.tensor(name).map_err(ModelError::Source)? else { return Ok(None) };
+        let Some(tensor) = self.said(name, self.tensors.tensor(name))? else { return Ok(None) };
         let whole = expected.iter().product::<usize>() * tensor.dtype.size() == tensor.bytes.len();
         if tensor.shape != expected || !whole {
             let (expected, found) = (expected.to_vec(), tensor.shape);
-            return Err(ModelError::Shape { name: name.to_owned(), expected, found });
+            return Err(self.fault(name, ModelError::Shape { name: name.to_owned(), expected, found }));
         }
         match first_not_finite(tensor.dtype, &tensor.bytes) {
-            Some(index) => Err(ModelError::NonFinite { name: name.to_owned(), index }),
+            Some(index) => Err(self.fault(name, ModelError::NonFinite { name: name.to_owned(), index })),
             None => Ok(Some(tensor)),
         }
     }
@@ -140,15 +165,15 @@ impl<'a> Weights<'a> {
         name: &str,
         (rows, cols): (usize, usize),
     ) -> Result<B::Weight, ModelError> {
-        if let Some(blocks) = self.tensors.blocks(name).map_err(ModelError::Source)? {
+        if let Some(blocks) = self.said(name, self.tensors.blocks(name))? {
             let (expected, found) = (vec![rows, cols], vec![blocks.rows, blocks.cols]);
-            let name = name.to_owned();
+            let (full, fault) = (name.to_owned(), |e| Err(self.fault(name, e)));
             // Before any number is looked at: how many there are is the file's word.
             if expected != found {
-                return Err(ModelError::Shape { name, expected, found });
+                return fault(ModelError::Shape { name: full, expected, found });
             }
             return match first_not_finite_in(&blocks) {
-                Some(index) => Err(ModelError::NonFinite { name, index }),
+                Some(index) => fault(ModelError::NonFinite { name: full, index }),
                 None => Ok(backend.weight_of_blocks(&blocks)?),
             };
         }

@@ -3,6 +3,7 @@
 use super::block::{Blocks, Encoding};
 use super::dtype::Dtype;
 use std::borrow::Cow;
+use std::path::Path;
 
 /// Borrowed out of a memory map, or widened.
 #[derive(Debug, Clone)]
@@ -30,6 +31,10 @@ impl<T: Tensors + ?Sized> Tensors for Box<T> {
 
     fn names(&self) -> Vec<String> {
         (**self).names()
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        (**self).file_of(name)
     }
 }
 
@@ -62,4 +67,10 @@ pub trait Tensors: Send + Sync {
 
     /// Every name, sorted.
     fn names(&self) -> Vec<String>;
+
+    /// The file in which the tensor of that name lies, or should lie: for messages. None where there is no file.
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        let _ = name;
+        None
+    }
 }

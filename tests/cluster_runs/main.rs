@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 mod absence;
+mod blocks;
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
 mod fleet;

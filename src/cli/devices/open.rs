@@ -64,6 +64,34 @@ pub fn open(
     Ok(building::built(cpu, &whole, keep)?)
 }
 
+/// One layer on the CPU, with the embedding where it is the first and the head where it is the last.
+pub fn layer(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    layer: usize,
+) -> Result<Box<dyn Model>, Refusal> {
+    let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
+    let build = Build { layers: layer..layer + 1, keep: Keep::Inputs, class_weights: None };
+    Ok(Box::new(Decoder::load(cpu, config, tensors, lora, build)?))
+}
+
+/// Refuses where not even [`layer`] by layer would fit: one with embedding and head, while `tokens` pass.
+pub fn fits_by_layers(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<(), Refusal> {
+    let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
+    let one = Config { layers: 1, ..config.clone() };
+    let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens };
+    let (needed, limit) = (memory::estimate(whole.load(&cpu)?, Keep::Inputs).total(), limit(chosen));
+    if needed <= limit {
+        return Ok(());
+    }
+    let way_out = "raise --memory-limit, or export where there is more".to_owned();
+    Err(ModelError::Memory { needed, limit, way_out }.into())
+}
+
 fn limit(chosen: &Chosen) -> u64 {
     chosen.options.memory_limit.unwrap_or_else(cpu::free_memory)
 }

@@ -2,13 +2,14 @@
 //! byte, tensors that no adapter touches keep their blocks where their kind stays, and only the rest is made
 //! anew; beside a Hugging Face base everything is written as llama.cpp's converter writes it.
 
+mod read_back;
+
 use super::super::opened::{self, Opened};
 use super::super::refusal::Refusal;
 use super::logits::{self, Compared, logits, plain_logits};
 use super::{Outtype, Source};
-use crate::data::tokenizer::Special;
 use crate::format::gguf::{
-    self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, decode, encode, pair_rows, stored_name,
+    self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
 };
 use crate::format::{FormatError, atomic};
 use crate::model::config::{Family, RopeScaling};
@@ -16,9 +17,9 @@ use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
-use crate::numeric::tensor::{Tensor, Tensors};
+use crate::numeric::tensor::Tensors;
+use read_back::{Rounded, same, same_ids};
 use serde_json::{Value, json};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -26,12 +27,8 @@ use std::path::Path;
 pub const MARK: &str = "finetune.export";
 /// Beyond it a block's scale, or a number in half precision, is infinite.
 const LARGEST: f32 = 65504.0;
-/// Texts that every way of cutting text treats in its own way; the last is how a chat looks.
-const TEXTS: [&str; 3] = [
-    "Hello  world, it's 3 33 333 1234567 o'clock!!\n\n\t tabs, we'll SEE\r\n",
-    " \u{e9}t\u{e9} \u{1f680} \u{6211}\u{60f3} \u{41d}\u{435}\u{449}\u{43e} def f(x):\n    return x+1  # ok\n",
-    "<|im_start|>user\nhi<|im_end|>\n<|eot_id|><s>[INST] a [/INST]</s>",
-];
+/// The largest that is rounded down in bf16; what is above becomes infinite.
+const LARGEST_BF16: f32 = f32::from_bits(0x7f7f_7fff);
 
 /// A tensor of the file.
 struct Plan {
@@ -61,6 +58,8 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
         flat: &loaded.flat,
         dtype: Some(Dtype::F32),
     };
+    logits::fits(source, Some(&merged))?;
+    refuse_scaling(base)?;
     let stored = match base.path.is_dir() {
         true => None,
         false => Some(Gguf::open(&base.path)?),
@@ -84,7 +83,8 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
         let compared = Compared {
             adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
             unrounded: plain_logits(devices, (&loaded.config, &merged), &probe)?,
-            source: plain_logits(devices, (&loaded.config, &rounded), &probe)?,
+            // The file holds the numbers of `rounded`: here they speak by the configuration in memory.
+            source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
             read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
         };
         let text = compared
@@ -131,6 +131,22 @@ pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
         scaling,
         window: c.window,
     })
+}
+
+/// llama.cpp would load it; but the file names only what frequencies are divided by, and we could not read it back.
+fn refuse_scaling(base: &Opened) -> Result<(), Refusal> {
+    let RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, original, .. } =
+        base.config.rope.scaling
+    else {
+        return Ok(());
+    };
+    if (low, high, original as f64) == (1.0, 4.0, 8192.0) {
+        return Ok(());
+    }
+    let what =
+        format!("Llama 3's rope scaling by {low}, {high} and {original} positions instead of 1, 4 and 8192");
+    let way = "use --to merged and llama.cpp's convert_hf_to_gguf.py";
+    Err(Refusal::configuration(format!("{}: {what} is not written to GGUF: {way}", base.path.display())))
 }
 
 /// What is said of the model and its tokens.
@@ -211,12 +227,16 @@ fn plans(
         plans.push(Plan { table, from: From::Stored });
     }
     for (as_stored, name) in names {
-        let tensor = merged.base.tensor(&name).map_err(Refusal::failure)?;
-        let Some(tensor) = tensor else { continue };
+        let Some(about) = merged.base.about(&name).map_err(Refusal::failure)? else { continue };
         let info = stored.and_then(|file| file.tensors().get(&as_stored));
-        let own = info.map_or(Encoding::Plain(tensor.dtype), |info| info.kind);
-        let row = tensor.shape.last().copied().unwrap_or(1);
-        let vector = tensor.shape.len() < 2 || as_stored.ends_with("_norm.weight");
+        let own = match (info, about.encoding) {
+            (Some(info), _) => info.kind,
+            (None, Encoding::Plain(dtype)) => Encoding::Plain(dtype),
+            // Blocks that GGUF has no number for are written as the numbers that they are worth.
+            (None, Encoding::Blocks(_)) => F32,
+        };
+        let row = about.shape.last().copied().unwrap_or(1);
+        let vector = about.shape.len() < 2 || as_stored.ends_with("_norm.weight");
         let kind = match outtype {
             Outtype::Base if info.is_some() => own,
             _ if vector => F32,
@@ -231,7 +251,7 @@ fn plans(
                 From::Merged(name, heads)
             }
         };
-        plans.push(Plan { table: Planned { name: as_stored, shape: tensor.shape, kind }, from });
+        plans.push(Plan { table: Planned { name: as_stored, shape: about.shape, kind }, from });
     }
     if stored.is_none()
         && let Some(factors) = shape(base)?.rope_factors()
@@ -283,68 +303,33 @@ fn bytes(plan: &Plan, stored: Option<&Gguf>, merged: &Merged) -> Result<Vec<u8>,
 
 /// Refuses what the kind cannot hold.
 fn checked(values: Vec<f32>, kind: Encoding) -> Result<Vec<f32>, String> {
-    let most = if matches!(kind, Encoding::Plain(Dtype::F32 | Dtype::Bf16)) { f32::MAX } else { LARGEST };
+    let most = match kind {
+        Encoding::Plain(Dtype::F32) => f32::MAX,
+        Encoding::Plain(Dtype::Bf16) => LARGEST_BF16,
+        _ => LARGEST,
+    };
     match values.iter().find(|v| v.is_nan() || v.abs() > most) {
         None => Ok(values),
         Some(v) => Err(format!("holds {v:e} after merging, which {} cannot hold", kind.name())),
     }
 }
 
-/// The merged model with every number as the file's kinds leave it.
-struct Rounded<'a> {
-    merged: &'a Merged<'a>,
-    kinds: BTreeMap<String, Encoding>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::gguf::decode;
 
-impl Tensors for Rounded<'_> {
-    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        let Some(tensor) = self.merged.tensor(name)? else { return Ok(None) };
-        let Some(&kind) = self.kinds.get(name) else { return Ok(Some(tensor)) };
-        let packed = encode(kind, &tensor.dtype.widen(&tensor.bytes))?;
-        let bytes = Cow::Owned(Dtype::F32.narrow(&decode(kind, &packed)));
-        Ok(Some(Tensor { shape: tensor.shape, dtype: Dtype::F32, bytes }))
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.merged.names()
-    }
-}
-
-/// Every number of the file is the one in memory.
-fn same(again: &Opened, rounded: &Rounded, out: &Path) -> Result<(), Refusal> {
-    for name in again.files.tensors.names() {
-        let values = |t: &dyn Tensors| -> Result<Option<Vec<f32>>, Refusal> {
-            Ok(t.tensor(&name).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)))
-        };
-        // A base without a head has no `model.` before its names.
-        let bare = name.strip_prefix("model.").unwrap_or(&name);
-        let one = match values(rounded)? {
-            Some(values) => Some(values),
-            None => rounded.tensor(bare).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)),
-        };
-        if one != values(&*again.files.tensors)? {
-            return Err(Refusal::failure(format!(
-                "{}: not written: {name} reads back otherwise; report this",
-                out.display()
-            )));
+    #[test]
+    fn the_largest_numbers_of_a_kind_stay_finite() {
+        for kind in [F32, Encoding::Plain(Dtype::Bf16), gguf::F16] {
+            let most = match kind {
+                F32 => f32::MAX,
+                Encoding::Plain(Dtype::Bf16) => LARGEST_BF16,
+                _ => LARGEST,
+            };
+            let rounded = |v: f32| decode(kind, &encode(kind, &checked(vec![v], kind).unwrap()).unwrap());
+            assert!(rounded(most)[0].is_finite() && rounded(-most)[0].is_finite(), "{}", kind.name());
+            assert!(checked(vec![most.next_up()], kind).is_err(), "{}", kind.name());
         }
     }
-    Ok(())
-}
-
-/// The file's tokenizer gives the ids of the one that was trained with.
-fn same_ids(source: &Source, mut again: Opened, out: &Path) -> Result<(), Refusal> {
-    let other = again.tokenizer(None)?;
-    for text in TEXTS {
-        for special in [Special::Add, Special::Omit] {
-            if source.tokenizer.encode(text, special)? != other.encode(text, special)? {
-                let way = "use --to merged and llama.cpp's convert_hf_to_gguf.py";
-                return Err(Refusal::configuration(format!(
-                    "{}: not written: its tokenizer would give other ids for {text:?}: {way}",
-                    out.display()
-                )));
-            }
-        }
-    }
-    Ok(())
 }

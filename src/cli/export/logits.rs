@@ -1,11 +1,13 @@
 //! The probe that every export must pass: logits of a short row by what is in memory and by what was written.
 
-use super::super::devices::{self, Need};
+use super::super::devices::{self, Chosen, Need};
 use super::super::options::groups::DeviceOptions;
 use super::super::refusal::Refusal;
+use super::Source;
 use crate::model::config::Config;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;
+use crate::model::merge::Merged;
 use crate::model::stage::{Microbatch, Output, Targets, Want};
 use crate::numeric::tensor::Tensors;
 
@@ -96,7 +98,11 @@ pub fn logits(
     flat: Option<&[f32]>,
     probe: &Microbatch,
 ) -> Result<Vec<f32>, Refusal> {
-    let mut model = devices::open(&devices::choose(devices)?, weights, None, Need { tokens: 0 })?;
+    let chosen = devices::choose(devices)?;
+    if chosen.is_one_cpu() {
+        return by_layers(&chosen, weights, flat, probe);
+    }
+    let mut model = devices::open(&chosen, weights, None, Need { tokens: 0 })?;
     if let Some(flat) = flat {
         model.set_parameters(flat)?;
     }
@@ -104,6 +110,49 @@ pub fn logits(
         Output::Logits(logits) => Ok(logits),
         _ => Err(Refusal::failure("the model gave no logits")),
     }
+}
+
+/// One layer in memory at a time, because merged weights are wide, however narrow the base's are. The bits are those of the
+/// whole model.
+fn by_layers(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    flat: Option<&[f32]>,
+    probe: &Microbatch,
+) -> Result<Vec<f32>, Refusal> {
+    devices::fits_by_layers(chosen, (config, tensors, lora), PROBE as usize)?;
+    let (mut hidden, mut from) = (None, 0);
+    for layer in 0..config.layers {
+        let mut stage = devices::layer(chosen, (config, tensors, lora), layer)?;
+        if let Some(flat) = flat.filter(|_| !stage.layout().is_empty()) {
+            let to = from + stage.layout().len();
+            let own = flat.get(from..to).ok_or_else(|| Refusal::failure("the adapter has too few values"))?;
+            stage.set_parameters(own)?;
+            from = to;
+        }
+        match stage.forward(probe, hidden.as_deref(), Want::Logits)? {
+            Output::Hidden(values) => hidden = Some(values),
+            Output::Logits(logits) => return Ok(logits),
+            Output::Loss(_) => break,
+        }
+    }
+    Err(Refusal::failure("the model gave no logits"))
+}
+
+/// Refuses before anything is written what --memory-limit has no room for, one layer at a time: the base with its adapter,
+/// or the merged weights.
+pub fn fits(source: &Source, merged: Option<&Merged>) -> Result<(), Refusal> {
+    let chosen = devices::choose(&source.devices)?;
+    let loaded = &source.loaded;
+    if !chosen.is_one_cpu() {
+        return Ok(());
+    }
+    let none = LoraSpec::none();
+    let (tensors, lora): (&dyn Tensors, _) = match merged {
+        Some(merged) => (merged, &none),
+        None => (&*source.base.files.tensors, &loaded.spec),
+    };
+    devices::fits_by_layers(&chosen, (&loaded.config, tensors, lora), PROBE as usize)
 }
 
 #[cfg(test)]

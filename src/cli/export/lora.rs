@@ -2,7 +2,7 @@
 
 use super::super::refusal::Refusal;
 use super::gguf::shape;
-use super::logits::{apart, bound, logits, probe};
+use super::logits::{apart, bound, fits, logits, probe};
 use super::{Outtype, Source};
 use crate::format::atomic;
 use crate::format::gguf::adapter::{self, About, Part};
@@ -21,6 +21,7 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
         Outtype::All(kind) => kind,
     };
     let shape = shape(base)?;
+    fits(source, None)?;
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let about = About {
         architecture: shape.architecture.into(),

@@ -9,6 +9,7 @@ use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic};
 use crate::model::layout;
 use crate::model::merge::Merged;
+use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
 use serde_json::{Value, json};
@@ -30,6 +31,7 @@ pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, R
         dtype,
     };
     let source = merged(dtype);
+    logits::fits(from, Some(&source))?;
     atomic::write_dir(out, |dir| {
         files(dir, base, loaded, &source)?;
         same_bytes(dir, &source)?;
@@ -39,7 +41,8 @@ pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, R
         let compared = Compared {
             adapted: logits(devices, weights, Some(&loaded.flat), &probe)?,
             unrounded: plain_logits(devices, (&loaded.config, &merged(Some(Dtype::F32))), &probe)?,
-            source: plain_logits(devices, (&loaded.config, &source), &probe)?,
+            // The files hold the numbers of `source`, byte for byte: here they speak by the configuration in memory.
+            source: plain_logits(devices, (&loaded.config, &*again.files.tensors), &probe)?,
             read: plain_logits(devices, (&again.config, &*again.files.tensors), &probe)?,
         };
         let text = compared
@@ -54,10 +57,13 @@ pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, R
 fn files(dir: &Path, base: &Opened, loaded: &Loaded, source: &Merged) -> Result<(), Refusal> {
     let mut specs = Vec::new();
     for name in source.names() {
-        let tensor = source.tensor(&name).map_err(Refusal::failure)?;
-        if let Some(t) = tensor {
-            specs.push(Spec { name, dtype: t.dtype, shape: t.shape });
-        }
+        let Some(about) = source.about(&name).map_err(Refusal::failure)? else { continue };
+        // Blocks are written as the numbers that they are worth.
+        let dtype = match about.encoding {
+            Encoding::Plain(dtype) => dtype,
+            Encoding::Blocks(_) => Dtype::F32,
+        };
+        specs.push(Spec { name, dtype, shape: about.shape });
     }
     let file = |name: &str| dir.join(name);
     let config = config(base, loaded, &specs);

@@ -3,7 +3,7 @@
 use super::super::adapter::{self, Writer};
 use super::super::refusal::Refusal;
 use super::Source;
-use super::logits::{logits, probe};
+use super::logits::{fits, logits, probe};
 use crate::format::atomic;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -11,6 +11,7 @@ use std::path::Path;
 /// Writes the folder and compares it with what is in memory.
 pub fn write(source: &Source, out: &Path) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
+    fits(source, None)?;
     let writer = Writer::new(base, &loaded.config, &loaded.spec, None);
     atomic::write_dir(out, |dir| {
         writer.write(dir, &loaded.flat)?;

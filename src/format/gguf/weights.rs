@@ -1,18 +1,18 @@
 //! Tensors of a GGUF under Hugging Face names. They stay packed in the map; each is widened when it is asked
-//! for, on all threads, and what is stored as f32, f16 or bf16 is borrowed as it is.
+//! for, on all threads, and what is stored as f32, f16 or bf16 is given as it is.
 //!
 //! llama.cpp turns the rows of q and k for arch `llama`, so that rotary pairs lie side by side; Hugging Face
-//! has them half a head apart. Rows are whole blocks in every kind, so they are put back while widening.
+//! has them half a head apart. Rows are whole blocks in every kind, so they are put back as they are.
 
 use super::reader::{Gguf, Info};
 use crate::format::error::FormatError;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{About, Tensor, Tensors};
-use bytes::Bytes;
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// (GGUF, Hugging Face) below `blk.N` / `model.layers.N`.
 pub(super) const LAYER: [(&str, &str); 11] = [
@@ -121,8 +121,13 @@ impl Tensors for Weights {
         let Some((stored, rows)) = self.names.get(name) else { return Ok(None) };
         let Some(info) = self.file.tensors().get(stored) else { return Ok(None) };
         let shape = info.shape.clone();
-        if let (Encoding::Plain(dtype), Rows::AsTheyAre) = (info.kind, rows) {
-            return Ok(Some(Tensor { shape, dtype, bytes: Cow::Borrowed(self.file.bytes(info)) }));
+        if let Encoding::Plain(dtype) = info.kind {
+            let (bytes, n) = (self.file.bytes(info), shape[0]);
+            let bytes = match rows {
+                Rows::AsTheyAre => Cow::Borrowed(bytes),
+                Rows::Paired(_) => Cow::Owned(reordered(bytes, (n, bytes.len() / n), *rows)),
+            };
+            return Ok(Some(Tensor { shape, dtype, bytes }));
         }
         let bytes = widen(self.file.bytes(info), info, *rows);
         Ok(Some(Tensor { shape, dtype: Dtype::F32, bytes: Cow::Owned(bytes) }))
@@ -134,36 +139,33 @@ impl Tensors for Weights {
         let (Encoding::Blocks(block), &[rows, cols]) = (info.kind, &info.shape[..]) else { return Ok(None) };
         let bytes = match order {
             Rows::AsTheyAre => self.file.shared(info),
-            Rows::Paired(_) => reordered(self.file.bytes(info), (rows, block.size_of(cols)), *order),
+            Rows::Paired(_) => reordered(self.file.bytes(info), (rows, block.size_of(cols)), *order).into(),
         };
         Ok(Blocks::new((rows, cols), block, bytes))
     }
 
     fn about(&self, name: &str) -> Result<Option<About>, String> {
-        let Some((stored, order)) = self.names.get(name) else { return Ok(None) };
-        let about = |info: &Info| {
-            let encoding = match (info.kind, order) {
-                // Widened while they are put back.
-                (Encoding::Plain(_), Rows::Paired(_)) => Encoding::Plain(Dtype::F32),
-                (kind, _) => kind,
-            };
-            About { shape: info.shape.clone(), encoding }
-        };
+        let Some((stored, _)) = self.names.get(name) else { return Ok(None) };
+        let about = |info: &Info| About { shape: info.shape.clone(), encoding: info.kind };
         Ok(self.file.tensors().get(stored).map(about))
     }
 
     fn names(&self) -> Vec<String> {
         self.names.keys().cloned().collect()
     }
+
+    fn file_of(&self, _: &str) -> Option<&Path> {
+        Some(self.file.path())
+    }
 }
 
 /// `rows` rows of `size` bytes, put back.
-fn reordered(packed: &[u8], (rows, size): (usize, usize), order: Rows) -> Bytes {
+fn reordered(packed: &[u8], (rows, size): (usize, usize), order: Rows) -> Vec<u8> {
     let mut out = Vec::with_capacity(packed.len());
     for r in 0..rows {
         out.extend_from_slice(&packed[source_row(r, rows, order) * size..][..size]);
     }
-    out.into()
+    out
 }
 
 impl Gguf {

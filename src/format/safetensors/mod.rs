@@ -200,6 +200,12 @@ impl Tensors for Sharded {
     fn names(&self) -> Vec<String> {
         self.index.keys().cloned().collect()
     }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        let found = self.index.get(name).map(|&i| &self.files[i]);
+        let one = found.or(self.files.first().filter(|_| self.files.len() == 1));
+        one.map(SafeTensors::path).or(self.files.first().and_then(|file| file.path.parent()))
+    }
 }
 
 #[cfg(test)]

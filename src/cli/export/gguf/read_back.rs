@@ -1,0 +1,83 @@
+//! What was written is read again before it takes its name: every number, and the ids of texts. Nothing here is within a
+//! bound: it is the same or it is a fault.
+
+use super::super::super::opened::Opened;
+use super::super::super::refusal::Refusal;
+use super::super::Source;
+use crate::data::tokenizer::Special;
+use crate::format::gguf::{decode, encode};
+use crate::model::merge::Merged;
+use crate::numeric::block::Encoding;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{Tensor, Tensors};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Texts that every way of cutting text treats in its own way; the last is how a chat looks.
+const TEXTS: [&str; 3] = [
+    "Hello  world, it's 3 33 333 1234567 o'clock!!\n\n\t tabs, we'll SEE\r\n",
+    " \u{e9}t\u{e9} \u{1f680} \u{6211}\u{60f3} \u{41d}\u{435}\u{449}\u{43e} def f(x):\n    return x+1  # ok\n",
+    "<|im_start|>user\nhi<|im_end|>\n<|eot_id|><s>[INST] a [/INST]</s>",
+];
+
+/// The merged model with every number as the file's kinds leave it.
+pub struct Rounded<'a> {
+    /// In f32.
+    pub merged: &'a Merged<'a>,
+    /// By Hugging Face names.
+    pub kinds: BTreeMap<String, Encoding>,
+}
+
+impl Tensors for Rounded<'_> {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let Some(tensor) = self.merged.tensor(name)? else { return Ok(None) };
+        let Some(&kind) = self.kinds.get(name) else { return Ok(Some(tensor)) };
+        let packed = encode(kind, &tensor.dtype.widen(&tensor.bytes))?;
+        let bytes = Cow::Owned(Dtype::F32.narrow(&decode(kind, &packed)));
+        Ok(Some(Tensor { shape: tensor.shape, dtype: Dtype::F32, bytes }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.merged.names()
+    }
+}
+
+/// Every number of the file is the one in memory.
+pub fn same(again: &Opened, rounded: &Rounded, out: &Path) -> Result<(), Refusal> {
+    for name in again.files.tensors.names() {
+        let values = |t: &dyn Tensors| -> Result<Option<Vec<f32>>, Refusal> {
+            Ok(t.tensor(&name).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)))
+        };
+        // A base without a head has no `model.` before its names.
+        let bare = name.strip_prefix("model.").unwrap_or(&name);
+        let one = match values(rounded)? {
+            Some(values) => Some(values),
+            None => rounded.tensor(bare).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)),
+        };
+        if one != values(&*again.files.tensors)? {
+            return Err(Refusal::failure(format!(
+                "{}: not written: {name} reads back otherwise; report this",
+                out.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The file's tokenizer gives the ids of the one that was trained with.
+pub fn same_ids(source: &Source, mut again: Opened, out: &Path) -> Result<(), Refusal> {
+    let other = again.tokenizer(None)?;
+    for text in TEXTS {
+        for special in [Special::Add, Special::Omit] {
+            if source.tokenizer.encode(text, special)? != other.encode(text, special)? {
+                let way = "use --to merged and llama.cpp's convert_hf_to_gguf.py";
+                return Err(Refusal::configuration(format!(
+                    "{}: not written: its tokenizer would give other ids for {text:?}: {way}",
+                    out.display()
+                )));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! What no runner takes and what must not be written: said in one line before anything is.
+
+use crate::cli_fixture::{Bench, classes, demo, stderr};
+use crate::{nothing, read_json, written_again};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// The rules of vLLM's `peft_helper` and of its ranks, read from its source, for adapters of every size and a classifier.
+#[test]
+fn vllm_would_take_the_adapter() {
+    let b = Bench::new();
+    b.file("classes.jsonl", &classes(8));
+    for (rank, alpha, more, most) in
+        [(1, 1.0, "", 1), (8, 6.0, "--rslora", 8), (9, 0.5, "", 16), (48, 32.0, "", 64), (400, 16.0, "", 512)]
+    {
+        let task =
+            "demo --data rows.jsonl --max-steps 1 --target-modules q_proj,down_proj -q --overwrite -o run";
+        b.ok(&format!("{task} --rank {rank} --alpha {alpha} {more}"));
+        let out = b.run("export run --to peft --overwrite -o out");
+        let said = stderr(&out);
+        assert!(out.status.success(), "{said}");
+        let config = read_json(&b.path("out/adapter_config.json"));
+        assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(rank), Some(alpha)));
+        let targets: BTreeSet<&str> =
+            config["target_modules"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert_eq!(targets, BTreeSet::from(["down_proj", "q_proj"]));
+        assert!(config["modules_to_save"].is_null() && config["use_rslora"] == json!(!more.is_empty()));
+        assert_eq!((&config["use_dora"], &config["bias"]), (&json!(false), &json!("none")));
+        // It takes this one for any rank; the others must be asked for.
+        let asked = format!("vLLM needs --max-lora-rank {most} for this rank ({rank})");
+        assert_eq!(said.contains(&asked), most > 16, "{said}");
+        let card = String::from_utf8(b.read("out/README.md")).unwrap();
+        assert!(card.contains(&format!("--max-lora-rank {most}")), "{card}");
+    }
+    b.ok("demo --task classify --data classes.jsonl --max-steps 1 --rank 2 -q -o labels");
+    let said = stderr(&b.run("export labels --to peft -o head"));
+    assert!(said.contains("note: vLLM and llama.cpp's converter refuse"), "{said}");
+    let config = read_json(&b.path("head/adapter_config.json"));
+    // What its helper refuses: an adapter that says so is refused, and not served without its head.
+    assert_eq!(config["modules_to_save"], json!(["classifier", "score"]));
+}
+
+#[test]
+fn bad_input_gets_one_line() {
+    let b = Bench::new();
+    nothing(&b, "one");
+    b.file("classes.jsonl", &classes(8));
+    b.ok("demo --task classify --data classes.jsonl --max-steps 1 --rank 2 -q -o labels");
+    b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
+    b.file("notes.txt", "hi");
+    std::fs::create_dir(b.path("folder")).unwrap();
+    b.ok("export one --model demo --to merged-gguf -o base.gguf");
+    written_again(&b.path("base.gguf"), &b.path("foreign.gguf"), |all| {
+        all.remove(|key| key == "finetune.export")
+    });
+    b.model("foreign");
+    // as PEFT writes it: the same, but for the mark
+    b.ok("export one --model demo --to peft -o theirs");
+    let weights = b.read("theirs/adapter_model.safetensors");
+    let (from, to) = ("written_by_finetune", "written_by_another_");
+    let at = weights.windows(from.len()).position(|w| w == from.as_bytes()).unwrap();
+    let mut other = weights.clone();
+    other[at..at + from.len()].copy_from_slice(to.as_bytes());
+    b.bytes("theirs/adapter_model.safetensors", &other);
+    b.model_with("scaled", "config.json", |c| {
+        c["rope_parameters"] = json!({
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        });
+    });
+    b.model_with("odd", "tokenizer.json", |t| t["pre_tokenizer"]["use_regex"] = json!(false));
+    let before = std::fs::read_dir(b.dir.path()).unwrap().count();
+    for (command, code, parts) in [
+        ("export one --model demo --to gguf-lra", 78, "did you mean gguf-lora?"),
+        ("export one --model demo --to gguf-lora --outtype q4", 78, "--outtype .. base, f32"),
+        ("export one --model demo --to gguf-lora --save-dtype f32", 78, "--save-dtype .. --outtype"),
+        ("export one --model demo --to peft --outtype f16", 78, "--outtype .. GGUF"),
+        ("export labels --to gguf-lora", 78, "score head: use --to merged"),
+        ("export labels --to merged-gguf", 78, "score head: use --to merged"),
+        ("export labels --to ollama", 78, "score head: use --to merged"),
+        ("export one --model ./wide --to gguf-lora", 78, "one .. no place in this model"),
+        ("export one --model ./odd --to merged-gguf", 78, "odd: .. no name in llama.cpp: use --to merged"),
+        (
+            "export one --model ./scaled --to merged-gguf",
+            78,
+            "scaled: Llama 3's rope scaling by 1, 4 and 256",
+        ),
+        (
+            "export one --model demo --to merged-gguf --memory-limit 100KB -o small.gguf",
+            78,
+            "raise --memory-limit",
+        ),
+        ("export one --model demo --to merged --memory-limit 100KB -o small", 78, "raise --memory-limit"),
+        ("export one --model demo --to gguf-lora -o base.gguf", 78, "base.gguf: is not empty"),
+        ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", 78, "is the base itself"),
+        ("export one --model demo --to gguf-lora --overwrite -o notes.txt", 78, "notes.txt: is no GGUF"),
+        ("export one --model demo --to gguf-lora --overwrite -o folder", 78, "folder: is a folder"),
+        (
+            "export one --model demo --to gguf-lora --overwrite -o foreign.gguf",
+            78,
+            "a model that no export wrote",
+        ),
+        (
+            "export one --model demo --to merged --overwrite -o foreign",
+            78,
+            "foreign: holds model.safetensors",
+        ),
+        (
+            "export one --model demo --to peft --overwrite -o theirs",
+            78,
+            "theirs: holds adapter_model.safetensors",
+        ),
+    ] {
+        let out = b.run(command);
+        let said = stderr(&out);
+        assert_eq!(out.status.code(), Some(code), "{command}: {said}");
+        assert_eq!(said.lines().count(), 1, "{command}: {said}");
+        assert!(parts.split(" .. ").all(|part| said.contains(part)), "{command}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(b.dir.path()).unwrap().count(), before, "nothing is left behind");
+    assert!(demo().join("model").is_dir());
+    // classifiers have other ways out
+    b.ok("export labels --to merged -o whole");
+    let out = b.run("export labels --to peft -o head");
+    assert!(out.status.success() && stderr(&out).contains("note: vLLM and llama.cpp's converter refuse"));
+}
+
+/// Of the same shape, so nothing but run.yaml tells that it is another.
+#[test]
+fn an_adapter_of_another_base_is_told() {
+    let b = Bench::new();
+    b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
+    b.model_weights("other", |_, data| data[0] ^= 1);
+    for (model, told) in [("demo", false), ("./other", true)] {
+        let out = b.run(&format!("export out --model {model} --to gguf-lora --overwrite -o a.gguf"));
+        let said = stderr(&out);
+        assert!(out.status.success(), "{said}");
+        assert_eq!(said.lines().count(), usize::from(told), "{said}");
+        assert_eq!(said.contains("warning: out: was trained on other files than ./other"), told, "{said}");
+    }
+}

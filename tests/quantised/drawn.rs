@@ -1,0 +1,123 @@
+//! A model of one layer whose numbers are drawn: its matrices in blocks, each type somewhere, the rest one by one.
+
+use finetune::model::config::Config;
+use finetune::model::layout;
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::stage::{IGNORE, Microbatch, Targets};
+use finetune::numeric::block::{Block, Blocks, Encoding, quantise};
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng::Stream;
+use finetune::numeric::tensor::{About, Tensor, Tensors};
+use serde_json::json;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+pub struct Drawn {
+    pub config: Config,
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+fn draw(key: u64, n: usize, size: f32) -> Vec<f32> {
+    let mut stream = Stream::new(&[7, key]);
+    (0..n).map(|_| (stream.unit() - 0.5) * size).collect()
+}
+
+impl Drawn {
+    pub fn new(family: &str) -> Self {
+        let class = match family {
+            "llama" => "LlamaForCausalLM",
+            "mistral" => "MistralForCausalLM",
+            "qwen2" => "Qwen2ForCausalLM",
+            _ => "Qwen3ForCausalLM",
+        };
+        // Rows of whole super blocks.
+        let mut config = json!({
+            "model_type": family, "architectures": [class], "vocab_size": 64, "hidden_size": 256,
+            "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+            "hidden_act": "silu", "tie_word_embeddings": false,
+        });
+        if family == "mistral" {
+            config["sliding_window"] = json!(5);
+        }
+        let config = Config::from_json(&config).unwrap();
+        let mut shapes = BTreeMap::new();
+        let mut add = |name: &str, shape: &[usize]| drop(shapes.insert(name.to_owned(), shape.to_vec()));
+        let (v, c, d) = (config.vocab, config.hidden, config.heads.size);
+        add("model.embed_tokens.weight", &[v, c]);
+        add("lm_head.weight", &[v, c]);
+        add("model.norm.weight", &[c]);
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            add(&format!("model.layers.0.{norm}.weight"), &[c]);
+        }
+        for module in MODULES {
+            let (path, (n, k)) = (layout::module_path(0, module), config.projection(module).unwrap());
+            add(&format!("model.{path}.weight"), &[n, k]);
+            if family == "qwen2" && ["q_proj", "k_proj", "v_proj"].contains(&module) {
+                add(&format!("model.{path}.bias"), &[n]);
+            }
+        }
+        if family == "qwen3" {
+            ["q", "k"].iter().for_each(|x| add(&format!("model.layers.0.self_attn.{x}_norm.weight"), &[d]));
+        }
+        Drawn { config, shapes }
+    }
+
+    pub fn lora(&self) -> LoraSpec {
+        let targets = MODULES.map(str::to_owned).to_vec();
+        LoraSpec { rank: 3, alpha: 6.0, rslora: false, dropout: 0.0, targets, seed: 0 }
+    }
+
+    /// None of them 0, so that every product has a gradient.
+    pub fn parameters(&self, lora: &LoraSpec) -> Vec<f32> {
+        draw(1, layout::of(&self.config, lora, 0..1).len(), 0.1)
+    }
+
+    pub fn batch(&self) -> Microbatch {
+        let ids: Vec<u32> = (0..24).map(|i| (i * 29 + 3) % self.config.vocab as u32).collect();
+        let next = ids[1..].iter().copied().chain([IGNORE]).collect();
+        Microbatch { step: 1, rows: vec![0], bounds: vec![0, 24], ids, targets: Targets::Tokens(next) }
+    }
+
+    fn place(&self, name: &str) -> Option<(u64, &[usize])> {
+        let at = self.shapes.keys().position(|n| n == name)?;
+        Some((at as u64, &self.shapes[name]))
+    }
+}
+
+impl Tensors for Drawn {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        let Some((at, shape)) = self.place(name) else { return Ok(None) };
+        let values = match self.blocks(name)? {
+            Some(blocks) => {
+                let mut values = vec![0.0; blocks.rows * blocks.cols];
+                blocks.block.widen(&mut values, &blocks.bytes);
+                values
+            }
+            // Around 1, as norms are.
+            None => draw(at, shape[0], 0.5).iter().map(|x| 1.0 + x).collect(),
+        };
+        let bytes = Cow::Owned(Dtype::F32.narrow(&values));
+        Ok(Some(Tensor { shape: shape.to_vec(), dtype: Dtype::F32, bytes }))
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        let Some((at, &[rows, cols])) = self.place(name) else { return Ok(None) };
+        let block = Block::ALL[at as usize % Block::ALL.len()];
+        let bytes = quantise(block, &draw(at, rows * cols, 0.2)).unwrap();
+        Ok(Blocks::new((rows, cols), block, bytes.into()))
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        let Some((at, shape)) = self.place(name) else { return Ok(None) };
+        let encoding = match shape.len() {
+            2 => Encoding::Blocks(Block::ALL[at as usize % Block::ALL.len()]),
+            _ => Encoding::Plain(Dtype::F32),
+        };
+        Ok(Some(About { shape: shape.to_vec(), encoding }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.shapes.keys().cloned().collect()
+    }
+}
