@@ -145,7 +145,9 @@ mod tests {
         runtime.block_on(async {
             assert_eq!(wire.meanwhile(|| 7).await, Ok(7));
             stop.ask(Urgency::Now);
-            let work = move || drop(held.recv_timeout(Duration::from_secs(20)));
+            let work = move || {
+                let _ = held.recv_timeout(Duration::from_secs(20));
+            };
             assert_eq!(wire.meanwhile(work).await, Err(Outcome::Left));
         });
         drop(let_go);
