@@ -29,6 +29,13 @@ fn check(bench: &Bench, command: &str, code: i32, parts: &str) {
 }
 
 #[test]
+fn the_address_of_the_page_is_no_model() {
+    let b = Bench::new();
+    let way = "127.0.0.1:9080 is no model .. write --dashboard=127.0.0.1:9080";
+    check(&b, "--dashboard 127.0.0.1:9080", 2, way);
+}
+
+#[test]
 fn the_command_line() {
     let b = Bench::new();
     for (command, code, parts) in [
@@ -42,7 +49,6 @@ fn the_command_line() {
         ("genrate", 2, "\"genrate\" is neither a verb nor a path .. finetune generate"),
         ("qqqqqqq", 2, "\"qqqqqqq\" is neither a verb nor a path .. verbs: train"),
         ("dashboard", 2, "add --dashboard to it"),
-        ("--dashboard 127.0.0.1:9080", 2, "127.0.0.1:9080 is no model .. write --dashboard=127.0.0.1:9080"),
         ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
         ("--role worker", 78, "--role worker .. --coordinator HOST:PORT"),

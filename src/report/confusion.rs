@@ -36,6 +36,6 @@ mod tests {
         ];
         assert_eq!(lines(&labels, &[vec![29, 1], vec![4, 26]]), want);
         assert!(lines(&[], &[vec![1]])[2].starts_with("0 "), "a class without a name is a number");
-        assert_eq!(lines(&["a\x1b[2J, b".into()], &[vec![1]])[2], "a\\u{1b}[2J, b           1");
+        assert_eq!(lines(&["a\x1b[2J, b".into()], &[vec![1]])[2], "a\\u{1b}[2J, b             1");
     }
 }
