@@ -111,7 +111,7 @@ fn who_has_no_room_is_shown_with_the_arithmetic_and_refused() {
     assert_eq!(memory["total"].as_u64(), Some(parts.iter().sum()), "{memory}");
 }
 
-/// The plan counts blocks as blocks: 4 bytes a number, 34 for 32, and 36 for 64 in the projections.
+/// The plan counts blocks as blocks: 34 bytes for 32 numbers, 36 for 64 in the projections, where bf16 has 2 for one.
 #[test]
 fn a_quantised_base_takes_less() {
     let b = Bench::new();
@@ -120,7 +120,7 @@ fn a_quantised_base_takes_less() {
         planned["devices"][0]["memory_bytes"]["weights"].as_u64().unwrap() as f64
     };
     let (wide, q8, nf4) = (weights(""), weights("--quantize q8_0"), weights("--quantize nf4"));
-    assert!(q8 < 0.3 * wide && nf4 < 0.6 * wide, "{wide} {q8} {nf4}");
+    assert!(q8 < 0.55 * wide && nf4 < 0.5 * wide, "{wide} {q8} {nf4}");
 }
 
 #[test]
