@@ -75,6 +75,16 @@ fn halves(text: &str, width: f64) -> (String, String) {
     }
 }
 
+/// A smooth step from one side to the other, as points.
+fn curve((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> Vec<(f64, f64)> {
+    (0..=24)
+        .map(|i| {
+            let t = f64::from(i) / 24.0;
+            (x0 + (x1 - x0) * t, y0 + (y1 - y0) * t * t * (3.0 - 2.0 * t))
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,14 +102,4 @@ mod tests {
             assert_eq!((first.as_str(), second.as_str()), want);
         }
     }
-}
-
-/// A smooth step from one side to the other, as points.
-fn curve((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> Vec<(f64, f64)> {
-    (0..=24)
-        .map(|i| {
-            let t = f64::from(i) / 24.0;
-            (x0 + (x1 - x0) * t, y0 + (y1 - y0) * t * t * (3.0 - 2.0 * t))
-        })
-        .collect()
 }
