@@ -40,8 +40,31 @@ fn vllm_would_take_the_adapter() {
     assert_eq!(config["modules_to_save"], json!(["classifier", "score"]));
 }
 
-#[test]
-fn bad_input_gets_one_line() {
+/// Commands, and what each is told; all are mistakes of configuration.
+const TOLD: [(&str, &str); 19] = [
+    ("export one --model demo --to gguf-lra", "did you mean gguf-lora?"),
+    ("export one --model demo --to gguf-lora --outtype q4", "--outtype .. base, f32"),
+    ("export one --model demo --to gguf-lora --save-dtype f32", "--save-dtype .. --outtype"),
+    ("export one --model demo --to peft --outtype f16", "--outtype .. GGUF"),
+    ("export labels --to gguf-lora", "score head: use --to merged"),
+    ("export labels --to merged-gguf", "score head: use --to merged"),
+    ("export labels --to ollama", "score head: use --to merged"),
+    ("export one --model ./wide --to gguf-lora", "one .. no place in this model"),
+    ("export one --model ./odd --to merged-gguf", "odd: .. no name in llama.cpp: use --to merged"),
+    ("export one --model ./scaled --to merged-gguf", "scaled: Llama 3's rope scaling by 1, 4 and 256"),
+    ("export one --model demo --to merged-gguf --memory-limit 100KB -o small.gguf", "raise --memory-limit"),
+    ("export one --model demo --to merged --memory-limit 100KB -o small", "raise --memory-limit"),
+    ("export one --model demo --to gguf-lora -o base.gguf", "base.gguf: is not empty"),
+    ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", "is the base itself"),
+    ("export one --model demo --to gguf-lora --overwrite -o notes.txt", "notes.txt: is no GGUF"),
+    ("export one --model demo --to gguf-lora --overwrite -o folder", "folder: is a folder"),
+    ("export one --model demo --to gguf-lora --overwrite -o foreign.gguf", "a model that no export wrote"),
+    ("export one --model demo --to merged --overwrite -o foreign", "foreign: holds model.safetensors"),
+    ("export one --model demo --to peft --overwrite -o theirs", "theirs: holds adapter_model.safetensors"),
+];
+
+/// Bases, adapters and files, each wrong in one way.
+fn bench() -> Bench {
     let b = Bench::new();
     nothing(&b, "one");
     b.file("classes.jsonl", &classes(8));
@@ -69,51 +92,17 @@ fn bad_input_gets_one_line() {
         });
     });
     b.model_with("odd", "tokenizer.json", |t| t["pre_tokenizer"]["use_regex"] = json!(false));
+    b
+}
+
+#[test]
+fn bad_input_gets_one_line() {
+    let b = bench();
     let before = std::fs::read_dir(b.dir.path()).unwrap().count();
-    for (command, code, parts) in [
-        ("export one --model demo --to gguf-lra", 78, "did you mean gguf-lora?"),
-        ("export one --model demo --to gguf-lora --outtype q4", 78, "--outtype .. base, f32"),
-        ("export one --model demo --to gguf-lora --save-dtype f32", 78, "--save-dtype .. --outtype"),
-        ("export one --model demo --to peft --outtype f16", 78, "--outtype .. GGUF"),
-        ("export labels --to gguf-lora", 78, "score head: use --to merged"),
-        ("export labels --to merged-gguf", 78, "score head: use --to merged"),
-        ("export labels --to ollama", 78, "score head: use --to merged"),
-        ("export one --model ./wide --to gguf-lora", 78, "one .. no place in this model"),
-        ("export one --model ./odd --to merged-gguf", 78, "odd: .. no name in llama.cpp: use --to merged"),
-        (
-            "export one --model ./scaled --to merged-gguf",
-            78,
-            "scaled: Llama 3's rope scaling by 1, 4 and 256",
-        ),
-        (
-            "export one --model demo --to merged-gguf --memory-limit 100KB -o small.gguf",
-            78,
-            "raise --memory-limit",
-        ),
-        ("export one --model demo --to merged --memory-limit 100KB -o small", 78, "raise --memory-limit"),
-        ("export one --model demo --to gguf-lora -o base.gguf", 78, "base.gguf: is not empty"),
-        ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", 78, "is the base itself"),
-        ("export one --model demo --to gguf-lora --overwrite -o notes.txt", 78, "notes.txt: is no GGUF"),
-        ("export one --model demo --to gguf-lora --overwrite -o folder", 78, "folder: is a folder"),
-        (
-            "export one --model demo --to gguf-lora --overwrite -o foreign.gguf",
-            78,
-            "a model that no export wrote",
-        ),
-        (
-            "export one --model demo --to merged --overwrite -o foreign",
-            78,
-            "foreign: holds model.safetensors",
-        ),
-        (
-            "export one --model demo --to peft --overwrite -o theirs",
-            78,
-            "theirs: holds adapter_model.safetensors",
-        ),
-    ] {
+    for (command, parts) in TOLD {
         let out = b.run(command);
         let said = stderr(&out);
-        assert_eq!(out.status.code(), Some(code), "{command}: {said}");
+        assert_eq!(out.status.code(), Some(78), "{command}: {said}");
         assert_eq!(said.lines().count(), 1, "{command}: {said}");
         assert!(parts.split(" .. ").all(|part| said.contains(part)), "{command}: {said}");
     }
