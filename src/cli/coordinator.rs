@@ -188,7 +188,7 @@ fn counted(strangers: u64, counts: Counts) -> Option<String> {
     let Counts { expelled, refused, ignored } = counts;
     (strangers + refused + expelled > 0).then(|| {
         format!(
-            "turned away: {strangers} connections without the token, {refused} workers that do not fit; taken out: \
+            "turned away: {strangers} connections, {refused} workers that do not fit; taken out: \
              {expelled} workers; messages that came late or again: {ignored}"
         )
     })

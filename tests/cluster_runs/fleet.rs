@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+pub const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const ADAPTER: &str = "adapter_model.safetensors";
 /// No run here takes longer, even on a machine that does many other things.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -39,6 +39,29 @@ impl Fleet {
         let mut fleet = Fleet::new();
         (fleet.address, fleet.hosts) = (format!("{}:9000", Hosts::address(1)), Some(hosts));
         Some(fleet)
+    }
+
+    /// Where the coordinator listens.
+    pub fn at(&self) -> &str {
+        &self.address
+    }
+
+    /// Waits until it does.
+    #[track_caller]
+    pub fn listens(&self) {
+        let began = Instant::now();
+        while !self.said("coordinator").contains("listens on") {
+            assert!(began.elapsed() < PATIENCE, "{}", self.all());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Bytes of memory that a process holds.
+    pub fn resident(&mut self, name: &str) -> u64 {
+        let status = format!("/proc/{}/status", self.child(name).id());
+        let status = std::fs::read_to_string(status).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     pub fn hosts(&self) -> &Hosts {

@@ -8,6 +8,7 @@ mod blocks;
 mod cli_fixture;
 mod fleet;
 mod gpu;
+mod hostile;
 mod hosts;
 mod network;
 mod scores;

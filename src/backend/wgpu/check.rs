@@ -95,7 +95,8 @@ impl Wgpu {
             if self.is_right(variant, &Trial::Matrix(&first, &values)) {
                 break;
             }
-            // The next one has its turn.
+            // The next one has its turn, and has proved nothing yet on what the one before was tried on.
+            self.tried.retain(|encoding| *encoding == w.encoding);
             self.choose()?;
         }
         Ok(())
