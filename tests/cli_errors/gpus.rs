@@ -90,7 +90,7 @@ fn adapters_that_cannot_be_used() {
             "llvmpipe .. not even the model fits .. MB .. it has 1 MB",
         ),
         (
-            "--gpus llvmpipe --memory-limit 12MB --micro-batch-tokens 512",
+            "--gpus llvmpipe --memory-limit 20MB --micro-batch-tokens 512",
             78,
             "llvmpipe .. would fit .. --micro-batch-tokens",
         ),
