@@ -83,7 +83,8 @@ for part in "${parts[@]}"; do
     done ;;
   frozen | thaws)
     coordinator "$part" 2
-    worker a; worker victim; victim=$last
+    # Slow, so that the run is not over before the other one is missed.
+    FINETUNE_INJECT=slow=6 worker a; worker victim; victim=$last
     until_step "$part" 1
     kill -STOP "$victim"
     if [ "$part" = thaws ]; then until_said "$part" "nothing was heard"; kill -CONT "$victim"; fi
