@@ -2,6 +2,7 @@
 
 use crate::cli_fixture::{Bench, classes, demo, stderr};
 use crate::{nothing, read_json, written_again};
+use finetune::format::gguf::Metadata;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -73,9 +74,8 @@ fn bench() -> Bench {
     b.file("notes.txt", "hi");
     std::fs::create_dir(b.path("folder")).unwrap();
     b.ok("export one --model demo --to merged-gguf -o base.gguf");
-    written_again(&b.path("base.gguf"), &b.path("foreign.gguf"), |all| {
-        all.remove(|key| key == "finetune.export")
-    });
+    let unmarked = |all: &mut Metadata| all.remove(|key| key == "finetune.export");
+    written_again(&b.path("base.gguf"), &b.path("foreign.gguf"), unmarked, 0).unwrap();
     b.model("foreign");
     // as PEFT writes it: the same, but for the mark
     b.ok("export one --model demo --to peft -o theirs");

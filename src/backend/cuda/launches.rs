@@ -22,6 +22,14 @@ pub(super) struct Shape {
     pub ldo: usize,
 }
 
+impl Shape {
+    /// What every kernel of products takes.
+    pub fn args(&self, (out, write): (Arg, Write), (a, b): (Arg, Arg), scale: f32) -> [Arg; 11] {
+        let [m, n, k, lda, ldb, ldo] = [self.m, self.n, self.k, self.lda, self.ldb, self.ldo].map(size);
+        [out, a, b, m, n, k, lda, ldb, ldo, Arg::F32(scale), adds(write)]
+    }
+}
+
 impl<D: Driver> Cuda<D> {
     /// A thread per value.
     pub(super) fn each(&mut self, file: &'static str, n: usize, args: &[Arg]) {
@@ -49,19 +57,7 @@ impl<D: Driver> Cuda<D> {
         scale: f32,
         s: Shape,
     ) {
-        let args = [
-            out.0,
-            ab.0,
-            ab.1,
-            size(s.m),
-            size(s.n),
-            size(s.k),
-            size(s.lda),
-            size(s.ldb),
-            size(s.ldo),
-            Arg::F32(scale),
-            adds(out.1),
-        ];
+        let args = s.args(out, ab, scale);
         let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
         self.launch(Launch { file: at_entry.0, entry: at_entry.1, grid, threads: 256, args: &args });
     }

@@ -2,7 +2,7 @@
 //! bytes, then one kernel for every way that operands lie. LoRA's own products stay in f32.
 
 use super::frozen::Direction;
-use super::launches::{Shape, adds};
+use super::launches::Shape;
 use super::memory::Memory;
 use super::{Arg, Cuda, Driver, Launch, at, blocks, size};
 use crate::backend::{View, Write};
@@ -28,26 +28,8 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Of operands that are bf16 both, in rows of [`padded`] numbers.
-    pub(super) fn product_bf16(
-        &mut self,
-        (out, write): (Arg, Write),
-        (a, b): (Arg, Arg),
-        s: Shape,
-        direction: Direction,
-    ) {
-        let args = [
-            out,
-            a,
-            b,
-            size(s.m),
-            size(s.n),
-            size(s.k),
-            size(s.lda),
-            size(s.ldb),
-            size(s.ldo),
-            Arg::F32(1.0),
-            adds(write),
-        ];
+    pub(super) fn product_bf16(&mut self, out: (Arg, Write), ab: (Arg, Arg), s: Shape, direction: Direction) {
+        let args = s.args(out, ab, 1.0);
         let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
         let entry = if direction == Direction::Forward { "product_sm80_nt" } else { "product_sm80_nn" };
         self.launch(Launch { file: FILE, entry, grid, threads: 256, args: &args });
