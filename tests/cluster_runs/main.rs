@@ -77,8 +77,10 @@ fn a_worker_that_freezes_changes_no_byte() {
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    fleet.worker("a", "--threads 1");
-    fleet.faulty("frozen", "--threads 1", "slow=3");
+    // Both slow alike, so that half of every step is the frozen one's, and a step lasts longer than a look at it.
+    for name in ["a", "frozen"] {
+        fleet.faulty(name, "--threads 1", "slow=20");
+    }
     fleet.wait_for_step(2);
     fleet.signal("frozen", "STOP");
     let step = fleet.steps();

@@ -134,11 +134,6 @@ impl Longest {
             self.rate = self.rate.max(work / seconds);
         }
     }
-
-    /// Seconds that the one with the most work takes where nobody else has the processor: by the fastest's rate.
-    pub fn undisturbed(&self) -> f64 {
-        if self.work > 0.0 { self.work / self.rate } else { 0.0 }
-    }
 }
 
 /// Where a device computes.
