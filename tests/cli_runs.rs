@@ -77,7 +77,7 @@ fn end(child: Child) -> (Option<i32>, String) {
 fn a_stopped_run_goes_on_to_the_same_bytes() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(400));
-    let run = "demo --data many.jsonl --eval-data eval.jsonl --max-steps 40 --batch-size 3 --dropout 0.1 --save-steps 0";
+    let run = "demo --data many.jsonl --eval-data eval.jsonl --max-steps 300 --batch-size 3 --dropout 0.1 --save-steps 0";
     b.ok(&format!("{run} -o whole"));
     for signal in ["TERM", "INT"] {
         let _ = std::fs::remove_dir_all(b.path("out"));

@@ -63,7 +63,7 @@ fn a_second_coordinator_gets_one_line() {
 fn devices_that_do_not_come_end_it_with_75_and_leave_nothing() {
     let bench = Bench::new();
     let args =
-        format!("{RUN} {HERE} --gpus 0,1 --bind 127.0.0.1:0 -o out --expect-workers 3 --join-timeout 2s");
+        format!("{RUN} {HERE} --gpus 0,1 --bind 127.0.0.1:0 -o out --expect-workers 3 --join-timeout 10s");
     let said = fails(&bench, &args, 75, "2 of 3 devices");
     assert!(!said.contains("in run "), "what workers say is not said here\n{said}");
     assert!(!said.contains("0 here"), "devices of this process are here from the start\n{said}");

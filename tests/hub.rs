@@ -302,7 +302,7 @@ fn a_machine_without_a_way_to_the_hub_is_told_soon() {
         let text = error.to_string();
         assert!(text.contains("cannot reach") && text.contains("HF_ENDPOINT"), "{text}");
         assert_eq!((text.lines().count(), error.is_configuration()), (1, false), "{text}");
-        assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     }
 }
 

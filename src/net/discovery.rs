@@ -147,7 +147,15 @@ mod tests {
             // Somebody claims the same fingerprint for a port where nobody listens.
             let _false = announce(1, token.fingerprint()).unwrap();
             let time = Duration::from_secs(8);
-            match find_and_dial(&with(Party::Worker, &token), time).await {
+            let worker = with(Party::Worker, &token);
+            let mut found = find_and_dial(&worker, time).await;
+            // Whoever lies may have been heard first, alone. A worker tries again what is not final.
+            for _ in 0..5 {
+                if found.as_ref().is_err_and(|e| !e.is_final()) {
+                    found = find_and_dial(&worker, time).await;
+                }
+            }
+            match found {
                 Ok((at, _)) => assert_eq!(at.port, listener.address().port()),
                 Err(NetError::NotFound { others, .. }) if others.is_empty() => {
                     // Not by a macro: what those say of a test that passes is kept back.

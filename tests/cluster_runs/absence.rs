@@ -2,6 +2,7 @@
 //! on where it belongs, and no byte changes.
 
 use crate::fleet::{Fleet, RUN};
+use rustix::process::Signal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
     fleet.wait_for_step(2);
     fleet.kill("dies");
     until_said(&fleet, "coordinator", "at least 2 wanted");
+    // What was under way ends.
+    std::thread::sleep(Duration::from_secs(1));
     let step = fleet.steps();
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(fleet.steps(), step, "it went on\n{}", fleet.all());
@@ -39,7 +42,7 @@ fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() 
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
-    fleet.coordinator(&format!("{run} --expect-workers 2 --min-workers 2 --join-timeout 15s"));
+    fleet.coordinator(&format!("{run} --expect-workers 2 --min-workers 2 --join-timeout 30s"));
     fleet.faulty("stays", "--threads 1", "slow=6");
     fleet.faulty("dies", "--threads 1", "slow=6");
     fleet.wait_for_step(2);
@@ -98,12 +101,12 @@ fn a_worker_that_froze_and_goes_on_comes_back() {
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    fleet.faulty("slow", "--threads 1", "slow=120"); // so that the run is not over before
+    fleet.faulty("slow", "--threads 1", "slow=500"); // so that the run is not over before
     fleet.worker("frozen", "--threads 1");
     fleet.wait_for_step(1);
-    fleet.signal("frozen", "STOP");
+    fleet.signal("frozen", Signal::STOP);
     until_said(&fleet, "coordinator", "nothing was heard");
-    fleet.signal("frozen", "CONT");
+    fleet.signal("frozen", Signal::CONT);
     fleet.all_end(&["coordinator", "slow", "frozen"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     let text = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();

@@ -3,8 +3,10 @@
 use crate::cli_fixture::{Bench, rows};
 use crate::hosts::{Hosts, Path};
 use finetune::train::event::{Event, What};
+use rustix::process::{Pid, Signal, kill_process};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
@@ -12,8 +14,11 @@ const ADAPTER: &str = "adapter_model.safetensors";
 /// No run here takes longer, even on a machine that does many other things.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// About 12 microbatches a step; dropout is on, so that who computes what would show.
+/// Eight microbatches a step; dropout is on, so that who computes what would show.
 pub const RUN: &str = "demo --data many.jsonl --batch-size 24 --micro-batch-tokens 64 --rank 4 --dropout 0.1";
+
+/// How many fleets there have been in this process.
+static FLEETS: AtomicU32 = AtomicU32::new(0);
 
 /// A folder, a port, and processes that are killed when the test ends, however it ends.
 pub struct Fleet {
@@ -28,7 +33,9 @@ impl Fleet {
     pub fn new() -> Self {
         let bench = Bench::new();
         bench.file("many.jsonl", &rows(240));
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        // An address of its own: the port is free until the coordinator takes it, whatever other tests do.
+        let number = FLEETS.fetch_add(1, Ordering::Relaxed);
+        let free = TcpListener::bind(format!("127.77.{}.{}:0", number / 250, 1 + number % 250)).unwrap();
         let address = free.local_addr().unwrap().to_string();
         Fleet { bench, address, children: Vec::new(), hosts: None }
     }
@@ -141,14 +148,15 @@ impl Fleet {
         &mut found.unwrap_or_else(|| panic!("there is no {name}")).1
     }
 
-    pub fn signal(&mut self, name: &str, signal: &str) {
-        let id = self.child(name).id().to_string();
-        assert!(Command::new("kill").args([format!("-{signal}"), id]).status().unwrap().success());
+    /// At once: a process that is started to send it may come too late.
+    pub fn signal(&mut self, name: &str, signal: Signal) {
+        let id = Pid::from_child(self.child(name));
+        kill_process(id, signal).unwrap();
     }
 
     /// Kills a process so that it can say nothing any more.
     pub fn kill(&mut self, name: &str) {
-        self.signal(name, "KILL");
+        self.signal(name, Signal::KILL);
         self.child(name).wait().unwrap();
     }
 

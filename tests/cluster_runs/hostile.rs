@@ -318,7 +318,8 @@ fn who_has_the_token_and_means_harm_changes_no_byte_and_costs_no_memory() {
         let before = fleet.resident("coordinator");
         flood(enemy, index, 300);
         let grown = fleet.resident("coordinator").saturating_sub(before) >> 20;
-        assert!(grown < 150, "flood {index}: {grown} MB more\n{}", fleet.all());
+        // Whoever keeps what it sends or asks for holds 300 MB and more.
+        assert!(grown < 250, "flood {index}: {grown} MB more\n{}", fleet.all());
     }
     // And nobody else notices it.
     fleet.worker("honest", "--threads 1");

@@ -16,6 +16,7 @@ mod tap;
 
 use finetune::train::event::Event;
 use fleet::{Fleet, RUN};
+use rustix::process::Signal;
 use std::time::Duration;
 
 #[test]
@@ -60,9 +61,9 @@ fn a_worker_that_is_killed_changes_no_byte() {
         for name in ["a", "b", "victim"] {
             fleet.faulty(name, "--threads 1", "slow=6");
         }
-        fleet.wait_for_step(1);
-        // Moments that are spread over the rest of the run, without a pattern.
-        std::thread::sleep(Duration::from_micros(round * 618_034 % 400_000));
+        // Moments that are spread over the run, by its steps and within them, without a pattern.
+        fleet.wait_for_step(1 + round as usize % 4);
+        std::thread::sleep(Duration::from_micros(round * 618_034 % 40_000));
         fleet.kill("victim");
         struck += usize::from(fleet.steps() < 6);
         fleet.all_end(&["coordinator", "a", "b"], 0);
@@ -82,7 +83,7 @@ fn a_worker_that_freezes_changes_no_byte() {
         fleet.faulty(name, "--threads 1", "slow=20");
     }
     fleet.wait_for_step(2);
-    fleet.signal("frozen", "STOP");
+    fleet.signal("frozen", Signal::STOP);
     let step = fleet.steps();
     fleet.all_end(&["coordinator", "a"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
@@ -112,7 +113,7 @@ fn a_worker_that_is_told_to_leave_exits_0_and_changes_no_byte() {
     fleet.worker("stays", "--threads 1");
     fleet.faulty("leaves", "--threads 1", "slow=3");
     fleet.wait_for_step(2);
-    fleet.signal("leaves", "TERM");
+    fleet.signal("leaves", Signal::TERM);
     fleet.all_end(&["leaves", "coordinator", "stays"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
 }
@@ -125,7 +126,7 @@ fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
     for name in ["a", "b"] {
-        fleet.faulty(name, "--threads 1", "slow=4");
+        fleet.faulty(name, "--threads 1", "slow=16");
     }
     for (step, millis) in [(1, 40), (4, 10), (7, 70)] {
         fleet.wait_for_step(step);
@@ -142,7 +143,7 @@ fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
 fn a_nan_in_one_workers_gradient_ends_everybody_with_3() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 2"));
-    fleet.worker("good", "--threads 1");
+    fleet.faulty("good", "--threads 1", "slow=8"); // so that something is left for the other
     fleet.faulty("bad", "--threads 1", "nan@4");
     fleet.all_end(&["coordinator", "good", "bad"], 3);
     let line = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 const GIGABIT: Path = Path { megabits: 1000.0, delay: Duration::ZERO, loss: 0.0 };
 
 /// A coordinator on host 1, workers on 2 to 4, while `trouble` happens after the second step, of which the run learns
-/// that it must do without one of `struck`.
-fn check(run: &str, path: Path, struck: &[&str], trouble: impl FnOnce(&Hosts)) {
+/// that it must do without one of `struck`. Its six steps last as long as `slow` says: 20 take over a second, so that
+/// each worker holds a lease when the trouble comes.
+fn check(slow: u32, path: Path, struck: &[&str], trouble: impl FnOnce(&Hosts)) {
+    let run = &format!("{RUN} --max-steps 6");
     let Some(mut fleet) = Fleet::on_hosts(4, path) else { return };
     let alone = fleet.alone(run);
     fleet.coordinator(&format!("{run} --expect-workers 3"));
     for name in ["two", "three", "four"] {
-        fleet.faulty(name, "--threads 1", "slow=2");
+        fleet.faulty(name, "--threads 1", &format!("slow={slow}"));
     }
     fleet.wait_for_step(2);
     let step = fleet.steps();
@@ -30,18 +32,18 @@ fn check(run: &str, path: Path, struck: &[&str], trouble: impl FnOnce(&Hosts)) {
 
 #[test]
 fn a_network_that_loses_one_frame_in_a_hundred_changes_no_byte() {
-    check(&format!("{RUN} --max-steps 6"), Path { loss: 0.01, ..GIGABIT }, &[], |_| {});
+    check(20, Path { loss: 0.01, ..GIGABIT }, &[], |_| {});
 }
 
 #[test]
 fn forty_milliseconds_of_distance_change_no_byte() {
     let wan = Path { megabits: 91.0, delay: Duration::from_millis(20), loss: 0.0 };
-    check(&format!("{RUN} --max-steps 6"), wan, &[], |_| {});
+    check(20, wan, &[], |_| {});
 }
 
 #[test]
 fn a_host_that_is_unplugged_changes_no_byte() {
-    check(&format!("{RUN} --max-steps 6"), GIGABIT, &["three", "four"], |hosts| {
+    check(150, GIGABIT, &["three", "four"], |hosts| {
         hosts.unplug(4);
         std::thread::sleep(Duration::from_secs(2));
         hosts.heal(); // too short to be missed
@@ -52,7 +54,7 @@ fn a_host_that_is_unplugged_changes_no_byte() {
 /// Nothing says that the way back is gone: only silence does.
 #[test]
 fn a_silent_drop_in_one_direction_changes_no_byte() {
-    check(&format!("{RUN} --max-steps 6"), GIGABIT, &["two", "three"], |hosts| {
+    check(40, GIGABIT, &["two", "three"], |hosts| {
         hosts.drop_silently(1, 2);
         hosts.drop_silently(3, 1);
     });

@@ -11,7 +11,7 @@ fn check_alone(line: &str, code: i32, parts: &[&str]) {
     let (got, last) = place.start("worker", &format!("--role worker {line}")).ends();
     assert_eq!(got, code, "{line}: {last}");
     parts.iter().for_each(|part| assert!(last.contains(part), "{line}: {part:?} in {last:?}"));
-    assert!(began.elapsed() < Duration::from_secs(1 + 5));
+    assert!(began.elapsed() < Duration::from_secs(1 + 8));
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn check_refused(line: &str, parts: &[&str]) {
     let (code, last) = place.start("worker", &format!("--role worker --coordinator {address} {line}")).ends();
     assert_eq!(code, 78, "{line}: {last}");
     parts.iter().for_each(|part| assert!(last.contains(part), "{line}: {part:?} in {last:?}"));
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(8));
     coordinator.says("refused");
 }
 

@@ -77,11 +77,11 @@ fn evaluation_and_prompts_are_leases_too() {
 
 #[test]
 fn what_is_cancelled_stops_at_once_and_the_rest_goes_on() {
-    with(equipment(1, "slow=200"), |script| {
+    with(equipment(1, "slow=1000"), |script| {
         script.welcome(manifest());
         script.parameters();
         script.train(&[0, 1, 2]);
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
         script.say(ToWorker::Cancel { lease: 2 });
         assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 2, micros: 0 });
         let began = Instant::now();
@@ -90,7 +90,7 @@ fn what_is_cancelled_stops_at_once_and_the_rest_goes_on() {
             ToCoordinator::Stopped { lease: 0, micros } => assert!(micros > 10_000),
             other => panic!("{other:?}"),
         }
-        assert!(began.elapsed() < Duration::from_millis(500));
+        assert!(began.elapsed() < Duration::from_millis(900));
         script.say(ToWorker::Cancel { lease: 1 });
         assert!(matches!(script.hear(), ToCoordinator::Stopped { lease: 1, .. }));
         done(script);
@@ -124,7 +124,7 @@ fn a_bad_value_has_an_address_and_nothing_falls_back() {
 
 #[test]
 fn an_error_falls_back_and_the_work_is_done_again() {
-    with(equipment(1, "error@1"), |script| {
+    with(equipment(1, "error@1,slow=20"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
         // Something to do first, so that both microbatches lie before the device when it fails.
@@ -208,11 +208,11 @@ fn a_device_that_is_down_does_not_come_back_with_the_next_conversation() {
 
 #[test]
 fn a_device_that_is_late_gets_nothing_before_it_is_done() {
-    with(equipment(1, "slow=200"), |script| {
+    with(equipment(1, "slow=400"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
         script.train(&[0]);
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(200));
         script.say_parameters();
         script.lease(1, 0, Work::Train(microbatch(1)));
         assert_eq!(script.hear(), ToCoordinator::Stopped { lease: 1, micros: 0 }, "and it did not ask");

@@ -58,7 +58,7 @@ fn prometheus_scrapes_a_run() {
     let bench = Bench::new();
     let mut child = bench
         .command(
-            "demo --data rows.jsonl --max-steps 20000 --batch-size 4 --micro-batch-tokens 64 --save-steps 0",
+            "demo --data rows.jsonl --max-steps 1000000 --batch-size 4 --micro-batch-tokens 64 --save-steps 0",
         )
         .args(["--gpu-backend", "cpu", "--gpus", "0,1", "--dashboard=127.0.0.1:0", "-o", "out"])
         .stderr(Stdio::piped())
@@ -77,7 +77,7 @@ fn prometheus_scrapes_a_run() {
     bench.file(
         "prometheus.yml",
         &format!(
-            "global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}\n\
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\
              scrape_configs:\n- job_name: finetune\n  static_configs: [{{targets: ['{run}']}}]\n"
         ),
     );
@@ -106,7 +106,7 @@ fn prometheus_scrapes_a_run() {
     let mut names: Vec<&str> = devices.iter().map(|(m, _)| m["device"].as_str().unwrap()).collect();
     names.sort();
     assert_eq!(names, ["cpu 0", "cpu 1"]);
-    let running = ask("finetune_state{state=%22running%22}").unwrap();
+    let running = until("no state", || ask("finetune_state{state=%22running%22}"));
     assert_eq!(running[0].1, 1.0);
     // A counter has a rate.
     until("no rate", || ask("rate(finetune_tokens_total[30s])").filter(|r| r[0].1 > 0.0));

@@ -21,7 +21,7 @@ const ITS_OWN: [&str; 6] = [
 pub fn shown(bench: &Bench, address: &str) -> Option<(String, BTreeSet<String>)> {
     let log = bench.path("net.json");
     let dump = format!("--log-net-log={}", log.display());
-    let shown = chromium(&["--dump-dom", "--timeout=5000", &dump, address])?;
+    let shown = chromium(&["--dump-dom", "--timeout=60000", &dump, address])?;
     let asked = std::fs::read_to_string(&log).unwrap();
     assert!(asked.contains("\"constants\""), "the browser wrote no log");
     let urls = asked.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next());

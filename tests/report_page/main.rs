@@ -19,6 +19,7 @@ fn chromium(arguments: &[&str]) -> Option<std::process::Output> {
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"])
         // Nothing but this machine can be reached, whatever a page asks for.
         .args(["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking"])
+        .args(["--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-pings"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(arguments)
         .stderr(Stdio::null())
@@ -130,7 +131,7 @@ fn screenshot(
         format!("--screenshot={}", file.display()),
         format!("--blink-settings=preferredColorScheme={scheme}"),
     );
-    chromium(&[&look, &shot, "--timeout=5000", &format!("--window-size={width},{height}"), address]);
+    chromium(&[&look, &shot, "--timeout=60000", &format!("--window-size={width},{height}"), address]);
     let bytes = std::fs::read(&file).unwrap();
     assert_eq!(png(&bytes), (width, height), "{name}");
     kept(name, &bytes);
@@ -184,7 +185,7 @@ fn a_running_process_shows_its_page_and_its_metrics() {
             "--data",
             "rows.jsonl",
             "--max-steps",
-            "20000",
+            "1000000",
             "--batch-size",
             "2",
             "--save-steps",
@@ -216,10 +217,10 @@ fn a_running_process_shows_its_page_and_its_metrics() {
         assert!(began.elapsed() < Duration::from_secs(120), "no steps were shown");
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(get("/").contains("running") && get("/body").contains("of 20000"));
+    assert!(get("/").contains("running") && get("/body").contains("of 1000000"));
     let page = format!("http://{address}/");
     if let Some((text, asked)) = leaves::shown(&bench, &page) {
-        assert!(text.contains("of 20000") && text.contains("configuration"), "{text}");
+        assert!(text.contains("of 1000000") && text.contains("configuration"), "{text}");
         assert!(asked.iter().all(|url| url.starts_with(&address)), "{asked:?}");
         // Its script may run, or nobody had asked for news.
         assert!(asked.contains(&format!("{address}/news")), "{asked:?}");

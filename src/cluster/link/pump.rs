@@ -314,19 +314,19 @@ mod tests {
         assert!(began.elapsed() >= Duration::from_millis(80));
 
         let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
-        let worker: WorkerLink = over(runtime.handle(), b, c, Duration::from_millis(200));
-        let member: MemberLink = over(runtime.handle(), d, a, Duration::from_millis(200));
-        std::thread::sleep(Duration::from_millis(700));
+        let worker: WorkerLink = over(runtime.handle(), b, c, Duration::from_secs(2));
+        let member: MemberLink = over(runtime.handle(), d, a, Duration::from_secs(2));
+        std::thread::sleep(Duration::from_secs(5));
         assert_eq!((worker.end.reason(), member.end.reason()), (None, None));
     }
 
-    /// Of whose one frame a byte comes every 20 ms.
+    /// Of whose one frame a byte comes every 100 ms.
     struct Slow(mpsc::Receiver<Bytes>, Arc<AtomicU64>);
 
     impl ReadFrames for Slow {
         async fn next(&mut self) -> Result<Option<Bytes>, String> {
             for _ in 0..20 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 self.1.fetch_add(1, Ordering::Relaxed);
             }
             Ok(self.0.recv().await)
@@ -343,7 +343,7 @@ mod tests {
         let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
         let slow = Slow(incoming, Arc::default());
-        let mut worker: WorkerLink = over(runtime.handle(), slow, out, Duration::from_millis(100));
+        let mut worker: WorkerLink = over(runtime.handle(), slow, out, Duration::from_secs(1));
         assert_eq!(worker.from.blocking_recv(), Some(ToWorker::Flush { step: 1 }), "{:?}", worker.end);
         // Nothing came whole that it could have answered.
         let beat: ToCoordinator = decode(&said.blocking_recv().unwrap()).unwrap();
