@@ -60,7 +60,7 @@ fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
     let contract: Value = serde_yaml::from_str(include_str!("../../contracts/F-DP-005.yaml")).unwrap();
     let bound = contract["tolerance"]["loss_relative"].as_f64().unwrap();
     // More microbatches than either of them can be faster than the other: both get some.
-    let run = format!("{RUN} --max-steps 30").replace("--batch-size 8", "--batch-size 24");
+    let run = format!("{RUN} --max-steps 30").replace("--batch-size 8", "--batch-size 16");
     let mut fleet = Fleet::new();
     fleet.bench.ok(&format!("{run} --gpus cpu --dtype f32 --threads 1 -q -o alone"));
     fleet.coordinator(&format!("{run} --expect-workers 2 --gpus {i} --gpu-backend wgpu"));

@@ -22,6 +22,7 @@ use finetune::numeric::pack;
 use finetune::numeric::rng::Stream;
 use finetune::train::stop::Stop;
 use finetune::train::sum::{Scalars, Sums};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -180,6 +181,8 @@ pub struct Script {
     pub link: MemberLink,
     pub devices: Vec<Device>,
     pub refused: Vec<String>,
+    /// Leases that were announced: after a while without an answer they are again, on a machine that is busy.
+    heard: BTreeSet<LeaseId>,
 }
 
 impl Script {
@@ -201,6 +204,7 @@ impl Script {
                 }
                 // What a device needs differs from machine to machine.
                 ToCoordinator::Measured { .. } => {}
+                ToCoordinator::Announce { lease, .. } if !self.heard.insert(lease) => {}
                 other => return other,
             }
         }
@@ -294,7 +298,8 @@ pub fn from(equipment: Equipment, source: Source, stop: &Stop, script: impl FnOn
     let (worker, member): (WorkerLink, MemberLink) = pair(64);
     std::thread::scope(|scope| {
         let served = scope.spawn(|| Worker::new(equipment, source, &|_| ()).serve(worker, hello(), stop));
-        let mut script_side = Script { link: member, devices: Vec::new(), refused: Vec::new() };
+        let mut script_side =
+            Script { link: member, devices: Vec::new(), refused: Vec::new(), heard: BTreeSet::new() };
         script(&mut script_side);
         drop(script_side);
         served.join().unwrap()
@@ -311,7 +316,7 @@ pub fn twice(
     let meet = || {
         let (worker, link): (WorkerLink, MemberLink) = pair(64);
         again.send(worker).unwrap();
-        Script { link, devices: Vec::new(), refused: Vec::new() }
+        Script { link, devices: Vec::new(), refused: Vec::new(), heard: BTreeSet::new() }
     };
     std::thread::scope(|scope| {
         let served = scope.spawn(move || {

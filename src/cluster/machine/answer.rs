@@ -176,6 +176,7 @@ impl Machine {
         }
         if let (Kind::Train, Some(d)) = (result.kind, self.fleet.device_mut(held.device)) {
             d.microbatches += 1;
+            d.idleness.ends();
             d.tokens += tokens;
         }
         others.into_iter().for_each(|lease| self.call_back(lease));
@@ -307,8 +308,9 @@ impl Machine {
         let to = self.now.saturating_sub(round.began);
         round.tally.computed(place, to.saturating_sub(Duration::from_micros(micros.min(whole))), to);
         let Some(device) = self.fleet.device_mut(held.device) else { return };
+        let confirmed = device.speed.confirm();
         let each = device.speed.known(round.kind);
-        if micros > 0 && each.is_none_or(|each| micros as f64 > each * tokens as f64) {
+        if !confirmed && micros > 0 && each.is_none_or(|each| micros as f64 > each * tokens as f64) {
             // So slow at least: else a device that never ends first would be taken for a fast one for ever.
             device.speed.measure(round.kind, tokens, micros.min(whole));
         }

@@ -5,7 +5,7 @@
 
 use super::Machine;
 use super::action::{Action, Purpose};
-use super::event::{DeviceId, MemberId};
+use super::event::{DeviceId, Kind, MemberId};
 use super::fleet::{Device, Member, micros};
 use super::ledger::{Alone, Held, Ledger, Status};
 use super::round::Current;
@@ -171,6 +171,7 @@ impl Machine {
         if device.queue.is_empty() {
             device.began = self.now;
         }
+        device.idleness.used |= round.kind == Kind::Train;
         device.queue.push_back(lease);
         self.out.push(Action::Lease { device: id, lease, item, purpose });
         lease

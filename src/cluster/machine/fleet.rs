@@ -54,6 +54,41 @@ pub(super) struct Device {
     pub busy: Duration,
     /// How often it became another one.
     pub fallbacks: u8,
+    pub idleness: Idleness,
+}
+
+/// Training rounds of which a device had no part, because the others were thought to be done before it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Idleness {
+    /// Whether it was given something in this round.
+    pub used: bool,
+    rounds: u32,
+    /// After so many what is known of its speed is doubted.
+    bound: u32,
+}
+
+/// Rounds without a part after which a device's speed is doubted for the first time, and at most: a slow one that is
+/// tried costs the others a repeat.
+const DOUBT: (u32, u32) = (16, 1024);
+
+impl Idleness {
+    const NONE: Idleness = Idleness { used: false, rounds: 0, bound: DOUBT.0 };
+
+    /// A training round begins: whether the device has been idle so long that its speed should be measured again.
+    /// Twice as long the next time.
+    pub fn doubts(&mut self) -> bool {
+        self.rounds = if std::mem::take(&mut self.used) { 0 } else { self.rounds + 1 };
+        let doubts = self.rounds >= self.bound;
+        if doubts {
+            (self.rounds, self.bound) = (0, (2 * self.bound).min(DOUBT.1));
+        }
+        doubts
+    }
+
+    /// It has done something that counts.
+    pub fn ends(&mut self) {
+        self.bound = DOUBT.0;
+    }
 }
 
 /// A lease that is to be stopped.
@@ -145,6 +180,7 @@ impl Device {
             tokens: 0,
             busy: Duration::ZERO,
             fallbacks: 0,
+            idleness: Idleness::NONE,
         }
     }
 

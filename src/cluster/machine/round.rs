@@ -45,6 +45,12 @@ impl Machine {
                 self.note(Note::Few { microbatches: round.tokens.len(), devices: have });
             }
         }
+        let devices = self.fleet.members.values_mut().flat_map(|m| m.devices.iter_mut().flatten());
+        for device in devices.filter(|d| round.kind == Kind::Train && d.up && d.room.is_some()) {
+            if device.idleness.doubts() {
+                device.speed.doubt();
+            }
+        }
         self.round = Some(Current {
             kind: round.kind,
             after,

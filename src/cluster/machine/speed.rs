@@ -45,6 +45,8 @@ pub(super) struct Speed {
     pub trials: u64,
     /// Tokens that take as long as all that a microbatch takes besides its own.
     lead: f64,
+    /// What was believed before it was doubted, until there is something better to believe.
+    doubted: Option<[Estimate; 3]>,
 }
 
 /// Most tokens that a lead can be: what a worker says of itself is bounded.
@@ -72,9 +74,22 @@ impl Speed {
         // What a worker says is bounded, so that no arithmetic on it can go wrong.
         let each = micros as f64 / self.size(tokens.max(1));
         self.by_kind[kind as usize].add(each.clamp(1e-3, 1e9));
+        self.doubted = None;
         if kind == Kind::Train {
             self.points.add(tokens as f64, micros as f64 / 1e6);
         }
+    }
+
+    /// Believes nothing of it until it has done something: a measurement so bad that nothing falls to a device would
+    /// else be the last one.
+    pub fn doubt(&mut self) {
+        self.doubted = Some(std::mem::take(&mut self.by_kind));
+    }
+
+    /// It was called back before it was done: what was believed before holds again. False where nothing was doubted.
+    pub fn confirm(&mut self) -> bool {
+        let before = self.doubted.take();
+        before.map(|before| self.by_kind = before).is_some()
     }
 
     /// Tokens of a lease, and those that its beginning and end are worth.

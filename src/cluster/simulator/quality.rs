@@ -112,3 +112,28 @@ fn a_worker_that_freezes_costs_a_repeat_and_no_wait_for_silence() {
     assert!(slowest.as_secs_f64() < 4.0, "{slowest:?}");
     assert!(!lived.report.notes.is_empty());
 }
+
+/// A worker that was slow for a while and so got nothing any more is tried again; one that stays slow costs little.
+#[test]
+fn a_device_that_gets_nothing_is_measured_again() {
+    let mut fate = Fate { steps: 80, ..fate(&[100.0, 100.0], 500, 32) };
+    let ideal = fate.ideal();
+    fate.blows = [(ideal / 10, 40.0), (ideal / 4, 1.0 / 40.0)].map(|(at, times)| (at, pace(times))).into();
+    let lived = live(&fate);
+    assert!(lived.share(1) >= 0.3, "after its recovery it has {:.3} of the whole run", lived.share(1));
+
+    let slow = Fate { steps: 200, ..self::fate(&[100.0, 6400.0], 500, 32) };
+    let (lived, alone) = (
+        live(&slow),
+        live(&Fate { workers: slow.workers[..1].to_vec(), dials: vec![0], expect: 1, ..slow.clone() }),
+    );
+    assert!(
+        lived.rate() >= 0.97 * alone.rate(),
+        "{:.3} of what the fast one does alone",
+        lived.rate() / alone.rate()
+    );
+}
+
+fn pace(times: f64) -> Blow {
+    Blow::Pace { worker: 1, times }
+}
