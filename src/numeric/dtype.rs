@@ -37,6 +37,15 @@ impl Dtype {
         }
     }
 
+    /// Whether these numbers are all bf16 numbers, so that two bytes of each are enough.
+    pub fn halves(self, bytes: &[u8]) -> bool {
+        match self {
+            Dtype::F32 => bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0),
+            Dtype::F16 => false,
+            Dtype::Bf16 => true,
+        }
+    }
+
     /// As [`Dtype::narrow`], but without a copy where the numbers lie in memory as their bytes lie in files.
     pub fn bytes_of(self, values: &[f32]) -> Cow<'_, [u8]> {
         match self {

@@ -67,7 +67,11 @@ R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 1
 R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 || is("broken") ? 999 : 0; }
 R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0A:00.0"), 0; }
 R cuDeviceTotalMem_v2(size_t *n, int d) { return *n = (size_t)16 << 30, 0; }
-R cuDeviceGetAttribute(int *v, int a, int d) { return *v = a == 75 ? (is("pascal") ? 6 : 8) : (is("pascal") ? 1 : 6), 0; }
+/* 18: integrated; 75 and 76: compute capability. */
+R cuDeviceGetAttribute(int *v, int a, int d) {
+    if (a == 18) return *v = is("jetson"), 0;
+    return *v = a == 75 ? (is("pascal") ? 6 : 8) : (is("pascal") ? 1 : 6), 0;
+}
 R cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { return 0; }
 R cuDevicePrimaryCtxRetain(void **c, int d) {
     if (is("busy")) return 46;

@@ -6,11 +6,13 @@
 
 mod assemble;
 mod attention;
+mod attention_sm80;
 mod bench;
 #[path = "../parity/case.rs"]
 mod case;
 mod device;
 mod files;
+mod fused;
 mod generate;
 mod interpreter;
 mod model;
@@ -24,4 +26,5 @@ mod timings;
 #[allow(dead_code)] // other files use the rest
 #[path = "../parity/train.rs"]
 mod train;
+mod twin;
 mod widen;

@@ -4,6 +4,7 @@
 use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_of, device_with};
 use crate::files;
+use crate::fused;
 use crate::products::weight;
 use crate::rows::tokens;
 use finetune::backend::cuda::Cuda;
@@ -22,9 +23,13 @@ enum Exercise {
     Norm,
     /// Forward and backward on tensor cores.
     Tensor,
+    /// A projection with its adapter on tensor cores, forward and backward, of a rank beyond one part.
+    Adapter,
+    /// Attention and its gradient on tensor cores, with heads of that size.
+    TensorAttention(usize),
 }
 
-use Exercise::{Attention, CrossEntropy, Linear, Matmul, Norm, Tensor};
+use Exercise::{Adapter, Attention, CrossEntropy, Linear, Matmul, Norm, Tensor, TensorAttention};
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
 
@@ -33,7 +38,9 @@ impl Exercise {
         match self {
             Matmul(transpose) => matmul(device, transpose),
             Linear(dtype) => linear(device, dtype),
-            Attention(size) => attention(device, size),
+            Attention(size) => attention(device, (size, 70)),
+            Adapter => fused::projection(device.bf16().unwrap(), (65, 137, 200, 40), Write::Set),
+            TensorAttention(size) => attention(device.bf16().unwrap(), (size, 135)),
             CrossEntropy => cross_entropy(device),
             Norm => norm(device),
             Tensor => linear(device.bf16().unwrap(), Dtype::Bf16),
@@ -67,9 +74,9 @@ fn linear(mut device: Cuda<Interpreted>, dtype: Dtype) -> Outcome {
     })
 }
 
-fn attention(mut device: Cuda<Interpreted>, size: usize) -> Outcome {
-    // Two query heads of one key head, and more tokens than two blocks have.
-    let (heads, t) = (Heads { query: 2, kv: 1, size }, 70);
+fn attention(mut device: Cuda<Interpreted>, (size, t): (usize, usize)) -> Outcome {
+    // Two query heads of one key head, and more tokens than two tiles have.
+    let heads = Heads { query: 2, kv: 1, size };
     let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
     let dout = Mat::random(t, 2 * size, 4);
     let outs = [2 * size, 2, 2 * size, size, size].map(|c| Out::Poison(t, c));
@@ -120,6 +127,25 @@ const WITH_BARRIERS: &[(&str, &[&str], Exercise)] = &[
     ("attention_grad.ptx", &["attention_grad_q_256", "attention_grad_kv_256"], Attention(132)),
     ("cross_entropy.ptx", &["cross_entropy"], CrossEntropy),
     ("product_sm80.ptx", &["product_sm80_nt", "product_sm80_nn"], Tensor),
+    ("lora_linear_sm80.ptx", &["lora_linear_sm80_nt", "lora_linear_sm80_nn"], Adapter),
+    ("attention_sm80.ptx", &["attention_sm80_64"], TensorAttention(16)),
+    ("attention_sm80.ptx", &["attention_sm80_96"], TensorAttention(72)),
+    ("attention_sm80.ptx", &["attention_sm80_128"], TensorAttention(104)),
+    (
+        "attention_grad_sm80.ptx",
+        &["attention_grad_sm80_q_64", "attention_grad_sm80_kv_64"],
+        TensorAttention(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        &["attention_grad_sm80_q_96", "attention_grad_sm80_kv_96"],
+        TensorAttention(72),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        &["attention_grad_sm80_q_128", "attention_grad_sm80_kv_128"],
+        TensorAttention(104),
+    ),
 ];
 
 /// File, entry, what stands there, what comes in its place; the first such place after the entry's name.
@@ -172,6 +198,60 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ("product_sm80.ptx", "product_sm80_nt", "min.s32 %real, %real, %keepa1", "mov.u32 %real, 8", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "{%fb0, %fb1}", "{%fb1, %fb0}", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "xor.b32 %y, %y, %z", "or.b32 %y, %y, %z", Tensor),
+    (
+        "lora_linear_sm80.ptx",
+        "lora_linear_sm80_nt",
+        "min.u32 %chunk, %rest, 32",
+        "min.u32 %chunk, %rest, 31",
+        Adapter,
+    ),
+    ("lora_linear_sm80.ptx", "lora_linear_sm80_nn", "{%right0, %right1}", "{%right1, %right0}", Adapter),
+    ("lora_linear_sm80.ptx", "lora_linear_sm80_nn", "and.pred %p, %p, %q", "", Adapter),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_64",
+        "setp.lt.s32 %p, %r, 9",
+        "setp.le.s32 %p, %r, 9",
+        TensorAttention(16),
+    ),
+    ("attention_sm80.ptx", "attention_sm80_64", "mul.f32 %acc0, %acc0, %shrink", "", TensorAttention(16)),
+    (
+        "attention_sm80.ptx",
+        "attention_sm80_96",
+        "{%b0, %b1, %b2, %b3}",
+        "{%b0, %b2, %b1, %b3}",
+        TensorAttention(72),
+    ),
+    ("attention_sm80.ptx", "attention_sm80_96", "xor.b32 %x, %x, %y", "mov.u32 %x, %y", TensorAttention(72)),
+    ("attention_sm80.ptx", "attention_sm80_128", "cp.async.wait_group 0", "", TensorAttention(104)),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "setp.gt.s32 %p, %r, 9",
+        "setp.ge.s32 %p, %r, 9",
+        TensorAttention(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_kv_64",
+        "add.u32 %nhead, %head, 1",
+        "add.u32 %nhead, %head, 2",
+        TensorAttention(16),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_128",
+        "sub.f32 %e0, %e0, %delta0",
+        "",
+        TensorAttention(104),
+    ),
+    (
+        "attention_grad_sm80.ptx",
+        "attention_grad_sm80_q_96",
+        "xor.b32 %use, %use, 12288",
+        "",
+        TensorAttention(72),
+    ),
     ("rmsnorm.ptx", "rmsnorm", ", 16, 31", ", 8, 31", Norm),
     ("rmsnorm.ptx", "rmsnorm", "setp.lt.u32 %more", "setp.le.u32 %more", Norm),
 ];

@@ -94,6 +94,7 @@ const STATEMENTS: &[(&str, &str, u32)] = &[
     ("shl.b64", "mov.u64 %w, 7; shl.b64 %w, %w, 2; cvt.u32.u64 %c, %w", 28),
     ("setp.ne.u64", "mov.u64 %w, 0; setp.ne.u64 %p, %w, 0; selp.u32 %c, 1, 2, %p", 2),
     ("selp.u32", "setp.eq.u32 %p, %a, 6; selp.u32 %c, 1, 2, %p", 2),
+    ("selp.s32", "setp.eq.u32 %p, %a, 5; selp.s32 %c, -1, 2, %p", 0xffff_ffff),
     ("selp.u64", "setp.eq.u32 %p, %a, 5; selp.u64 %w, 1, 2, %p; cvt.u32.u64 %c, %w", 1),
     ("selp.f32", "setp.eq.u32 %p, %a, 5; selp.f32 %c, 0f3F800000, 0f00000000, %p", ONE),
     (

@@ -110,6 +110,8 @@ fn every_failure_of_a_driver_has_a_name() {
 /// What STANDIN says, what is typed, the exit code, and a part of the last line.
 const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "devices", 0, "Stand-in"),
+    ("fine", "devices", 0, "discrete, cuda"),
+    ("jetson", "devices", 0, "integrated, cuda"),
     ("pascal", "devices", 0, "compute capability 6.1, and the kernels need 7.0"),
     ("one-broken", "devices", 0, "cannot be opened: the NVIDIA driver does not describe device 1"),
     ("broken", "devices", 0, "cannot be opened: the NVIDIA driver does not describe device 0"),

@@ -1,6 +1,6 @@
 //! Launches of attention: which tile a head size takes, and the blocks of tokens that a launch walks.
 
-use super::memory::{self, BLOCK};
+use super::memory::{self, BLOCK, Width};
 use super::{Arg, Cuda, Driver, Launch, Memory, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
 
@@ -17,7 +17,8 @@ pub(super) struct Walk {
 }
 
 pub(super) fn walk(tokens: &Tokens) -> Walk {
-    Walk { list: tokens.blocks(), blocks: tokens.blocks, past: 0 }
+    let (list, blocks) = tokens.blocks(Width::Baseline);
+    Walk { list, blocks, past: 0 }
 }
 
 impl<D: Driver> Cuda<D> {
@@ -60,7 +61,7 @@ impl<D: Driver> Cuda<D> {
 
     pub(super) fn attend_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
         let (queries, keys) = (qkv.q.rows, qkv.k.rows);
-        let list = memory::blocks(&[0, queries as u32]);
+        let list = memory::blocks(&[0, queries as u32], BLOCK);
         let memory = self.integers(&list);
         let walk = Walk { list: memory.at(0), blocks: list.len() / 4, past: keys - queries };
         self.attend(out, None, qkv, heads, walk);

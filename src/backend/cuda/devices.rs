@@ -16,6 +16,8 @@ pub struct Device {
     pub memory: u64,
     /// As (9, 0).
     pub capability: (u32, u32),
+    /// Its memory is the machine's, as in Jetson and GB10.
+    pub integrated: bool,
 }
 
 impl Device {

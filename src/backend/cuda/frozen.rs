@@ -5,7 +5,7 @@
 use super::launches::Shape;
 use super::memory::{Memory, Stored, Weight};
 use super::tensor::padded;
-use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, size};
+use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, libcuda, pool, size};
 use crate::backend::{Fault, View, ViewMut, Write};
 use crate::numeric::block::{Block, Blocks};
 use half::bf16;
@@ -19,9 +19,10 @@ const THREADS: usize = 128;
 /// Rows that a device widens to show that it can.
 const SHOWN: usize = 4;
 
-/// Bytes of the largest slab for matrices whose longer side is `longest`, in numbers of so many bytes.
+/// Bytes that the largest slab takes on a card, for matrices whose longer side is `longest`, in numbers of so many
+/// bytes: those of its class, which is what the pool gives for it.
 pub fn slab_bytes(longest: usize, number: usize) -> usize {
-    SLAB.max(longest * EDGE) * number
+    pool::class(SLAB.max(longest * EDGE) * number, libcuda::GRANULARITY)
 }
 
 /// Which product of a frozen weight.
@@ -31,6 +32,30 @@ pub(super) enum Direction {
     Forward,
     /// dy w, sums over its rows.
     Backward,
+}
+
+/// An adapter's part, by * left[T, R] right, which is added in the same pass: right [N, R] on the way forward, [R, K]
+/// on the way back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Added {
+    pub left: Arg,
+    pub right: Arg,
+    pub rank: usize,
+    /// Numbers from row to row of right.
+    pub between: usize,
+    pub by: f32,
+}
+
+impl Added {
+    /// What is added to the outputs from `first` on.
+    fn from(self, first: usize, direction: Direction) -> Added {
+        let apart = if direction == Direction::Forward { self.between } else { 1 };
+        let ahead = |arg| match arg {
+            Arg::Address(at) => Arg::Address(at + 4 * (first * apart) as u64),
+            other => other,
+        };
+        Added { right: ahead(self.right), ..self }
+    }
 }
 
 /// Rows and columns of a matrix, each as the first and how many.
@@ -68,13 +93,13 @@ struct Widening<'a> {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// y[T, N] (=|+=) x[T, K] w^T, or dx[T, K] (=|+=) dy[T, N] w.
+    /// y[T, N] (=|+=) x[T, K] w^T, or dx[T, K] (=|+=) dy[T, N] w; on tensor cores with an adapter's part.
     pub(super) fn frozen(
         &mut self,
         (out, write): (ViewMut<Memory>, Write),
         x: View<Memory>,
-        w: &Weight,
-        direction: Direction,
+        (w, direction): (&Weight, Direction),
+        added: Option<Added>,
     ) {
         let narrowed = (self.tier == Tier::Sm80).then(|| self.narrow(x));
         let (left, lda) = match &narrowed {
@@ -96,7 +121,10 @@ impl<D: Driver> Cuda<D> {
             let s = Shape { m: out.rows, n, k: x.cols, lda, ldb, ldo: out.cols };
             let ab = (left, Arg::Address(right));
             match (self.tier, direction) {
-                (Tier::Sm80, _) => self.product_bf16((out_at, write), ab, s, direction),
+                (Tier::Sm80, _) => {
+                    let added = added.map(|added| added.from(first, direction));
+                    self.product_bf16((out_at, write), ab, s, (direction, added));
+                }
                 (Tier::F32, Direction::Forward) => {
                     let entry = format!("linear_{}", w.stored.name());
                     self.product(("linear.ptx", &entry), (out_at, write), ab, 1.0, s);
@@ -137,9 +165,8 @@ impl<D: Driver> Cuda<D> {
 
     fn show(&mut self, source: &Blocks, weight: &Weight) -> Result<(), Fault> {
         let Blocks { rows, cols, block, .. } = *source;
-        let n = rows.min(SHOWN) * cols;
-        let mut want = vec![0.0; n];
-        block.widen(&mut want, &source.bytes[..block.size_of(n)]);
+        let want = source.first(SHOWN);
+        let n = want.len();
         let part = Part { rows: (0, rows.min(SHOWN)), cols: (0, cols) };
         for tier in [Tier::F32, self.tier] {
             let size = if tier == Tier::Sm80 { 2 } else { 4 };
@@ -210,7 +237,8 @@ mod tests {
                 for part in parts(&w, direction, SLAB) {
                     let (first, count) = if direction == Direction::Forward { part.rows } else { part.cols };
                     assert!(first == next && count > 0, "{part:?}");
-                    assert!(4 * part.rows.1 * part.cols.1 <= slab_bytes(rows.max(cols), 4), "{part:?}");
+                    let taken = pool::class(4 * part.rows.1 * part.cols.1, libcuda::GRANULARITY);
+                    assert!(taken <= slab_bytes(rows.max(cols), 4), "{part:?}: {taken} bytes");
                     next = first + count;
                 }
                 assert_eq!(next, if direction == Direction::Forward { rows } else { cols });

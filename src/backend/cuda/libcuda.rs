@@ -13,6 +13,8 @@ use std::ptr::{null_mut, without_provenance_mut};
 
 /// Bytes of the compiler's log that are kept.
 const LOG: usize = 4096;
+/// The driver's own: smaller buffers take as much.
+pub(super) const GRANULARITY: usize = 512;
 
 fn check(code: CUresult) -> Result<(), CUresult> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
@@ -47,17 +49,18 @@ pub(super) fn count() -> Result<usize, Absent> {
     Ok(usize::try_from(n).unwrap_or(0))
 }
 
-/// Name, compute capability, bytes of memory, PCI address.
+/// Name, compute capability, bytes of memory and whose they are, PCI address.
 pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
     let refused = |code: CUresult| Absent::Card { ordinal, reason: format!("{code:?}") };
     let device = handle(ordinal).map_err(refused)?;
     let mut name = [0u8; 256];
     let mut pci = [0u8; 32];
     let mut memory = 0;
-    let mut capability = [0; 2];
+    let mut told = [0; 3];
     let asked = [
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED,
     ];
     // SAFETY: lengths are those of the buffers, and the device is one of cuDeviceGet.
     unsafe {
@@ -65,18 +68,19 @@ pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
         check(sys::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as i32, device))
             .map_err(refused)?;
         check(sys::cuDeviceTotalMem_v2(&mut memory, device)).map_err(refused)?;
-        for (out, attribute) in capability.iter_mut().zip(asked) {
+        for (out, attribute) in told.iter_mut().zip(asked) {
             check(sys::cuDeviceGetAttribute(out, attribute, device)).map_err(refused)?;
         }
     }
     let text = |x: &[u8]| String::from_utf8_lossy(x.split(|b| *b == 0).next().unwrap_or(x)).into_owned();
-    let [major, minor] = capability.map(|x| u32::try_from(x).unwrap_or(0));
+    let [major, minor, integrated] = told.map(|x| u32::try_from(x).unwrap_or(0));
     Ok(devices::Device {
         ordinal,
         name: text(&name),
         pci: text(&pci).to_lowercase(),
         memory: memory as u64,
         capability: (major, minor),
+        integrated: integrated != 0,
     })
 }
 
@@ -251,7 +255,7 @@ impl Driver for Libcuda {
     }
 
     fn granularity(&self) -> usize {
-        512
+        GRANULARITY
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<u64, Fault> {

@@ -46,14 +46,39 @@ pub struct Tokens {
     pub(super) count: usize,
     /// Rows of the microbatch.
     pub(super) rows: usize,
-    /// Blocks of at most [`BLOCK`] tokens.
-    pub(super) blocks: usize,
+    /// Blocks of each [`Width`] that this device walks: where their list begins, and how many there are.
+    pub(super) lists: [(usize, usize); 3],
     /// Largest id and position: what a table must have.
     pub(super) largest: (u32, u32),
 }
 
 /// Tokens of an attention block; kernels with smaller tiles split it.
 pub(super) const BLOCK: usize = 32;
+
+/// Whose blocks of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Width {
+    /// [`BLOCK`] tokens, for the baseline's attention.
+    Baseline,
+    /// 128, for attention on tensor cores.
+    Queries,
+    /// 64, for its gradient.
+    Gradient,
+}
+
+impl Width {
+    /// In the order that a microbatch's lists have.
+    pub const ALL: [Width; 3] = [Width::Baseline, Width::Queries, Width::Gradient];
+
+    /// Tokens of a block.
+    pub fn tokens(self) -> usize {
+        match self {
+            Width::Baseline => BLOCK,
+            Width::Queries => 128,
+            Width::Gradient => 64,
+        }
+    }
+}
 
 impl Tokens {
     pub(super) fn ids(&self) -> u64 {
@@ -68,16 +93,18 @@ impl Tokens {
     pub(super) fn place_in_row(&self) -> u64 {
         self.memory.at(3 * self.count)
     }
-    pub(super) fn blocks(&self) -> u64 {
-        self.memory.at(4 * self.count)
+    /// Where the list of those blocks lies, and how many there are.
+    pub(super) fn blocks(&self, width: Width) -> (u64, usize) {
+        let (at, blocks) = self.lists[width as usize];
+        (self.memory.at(at), blocks)
     }
 }
 
-/// Blocks (first token, tokens, first of its row, end of its row) that cover rows of tokens.
-pub(super) fn blocks(bounds: &[u32]) -> Vec<u32> {
+/// Blocks (first token, tokens, first of its row, end of its row) of `width` tokens that cover rows of tokens.
+pub(super) fn blocks(bounds: &[u32], width: usize) -> Vec<u32> {
     let of_row = |w: &[u32]| {
         let (from, to) = (w[0], w[1]);
-        (from..to).step_by(BLOCK).flat_map(move |i| [i, (to - i).min(BLOCK as u32), from, to])
+        (from..to).step_by(width).flat_map(move |i| [i, (to - i).min(width as u32), from, to])
     };
     bounds.windows(2).flat_map(of_row).collect()
 }

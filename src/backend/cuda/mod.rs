@@ -3,9 +3,11 @@
 //! put together. The first fault stays: nothing is launched after it, and the next read tells it.
 
 mod attention;
+mod attention_sm80;
 mod devices;
 mod driver;
 mod frozen;
+mod fused;
 pub mod kernels;
 mod launches;
 mod libcuda;
@@ -36,6 +38,8 @@ pub struct Cuda<D: Driver> {
     slab: usize,
     /// Types of blocks that it has widened right.
     unpacked: Vec<Block>,
+    /// Nothing is fused.
+    spelled: bool,
 }
 
 /// What products of frozen weights are computed with.
@@ -58,6 +62,7 @@ impl<D: Driver> Cuda<D> {
             tier: Tier::F32,
             slab: frozen::SLAB,
             unpacked: Vec::new(),
+            spelled: false,
         }
     }
 

@@ -138,7 +138,7 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 
 /// The size that a request gets. A driver whose sizes are exact (a test's) keeps them, so that one byte beyond a matrix
 /// is found.
-fn class(bytes: usize, granularity: usize) -> usize {
+pub(super) fn class(bytes: usize, granularity: usize) -> usize {
     match granularity {
         1 => bytes.max(4),
         _ => {

@@ -1,7 +1,7 @@
 //! Products of frozen weights on tensor cores: activations are narrowed to bf16 rows that begin at multiples of 16
 //! bytes, then one kernel for every way that operands lie. LoRA's own products stay in f32.
 
-use super::frozen::Direction;
+use super::frozen::{Added, Direction};
 use super::launches::Shape;
 use super::memory::Memory;
 use super::{Arg, Cuda, Driver, Launch, at, blocks, size};
@@ -28,10 +28,23 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Of operands that are bf16 both, in rows of [`padded`] numbers.
-    pub(super) fn product_bf16(&mut self, out: (Arg, Write), ab: (Arg, Arg), s: Shape, direction: Direction) {
-        let args = s.args(out, ab, 1.0);
+    pub(super) fn product_bf16(
+        &mut self,
+        out: (Arg, Write),
+        ab: (Arg, Arg),
+        s: Shape,
+        (direction, added): (Direction, Option<Added>),
+    ) {
+        let mut args = s.args(out, ab, 1.0).to_vec();
+        let (file, stem) = match added {
+            None => (FILE, "product_sm80"),
+            Some(Added { left, right, rank, between, by }) => {
+                args.extend([left, right, size(rank), size(between), Arg::F32(by)]);
+                ("lora_linear_sm80.ptx", "lora_linear_sm80")
+            }
+        };
         let grid = [blocks(s.n, TILE), blocks(s.m, TILE), 1];
-        let entry = if direction == Direction::Forward { "product_sm80_nt" } else { "product_sm80_nn" };
-        self.launch(Launch { file: FILE, entry, grid, threads: 256, args: &args });
+        let entry = format!("{stem}_{}", if direction == Direction::Forward { "nt" } else { "nn" });
+        self.launch(Launch { file, entry: &entry, grid, threads: 256, args: &args });
     }
 }

@@ -2,7 +2,7 @@
 
 use super::frozen::Direction;
 use super::launches::{Shape, THREADS, adds};
-use super::memory::{self, Stored};
+use super::memory::{self, Stored, Width};
 use super::{
     Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
 };
@@ -95,14 +95,20 @@ impl<D: Driver> Backend for Cuda<D> {
         all.extend(lengths().flat_map(|n| (0..n).map(|i| rows.past + i)));
         all.extend(lengths().enumerate().flat_map(|(r, n)| std::iter::repeat_n(r as u32, n as usize)));
         all.extend(lengths().flat_map(|n| 0..n));
-        let list = memory::blocks(rows.bounds);
-        all.extend(&list);
+        let walked = |w: &Width| *w == Width::Baseline || self.tier == Tier::Sm80;
+        let lists = Width::ALL.map(|width| {
+            let begin = all.len();
+            if walked(&width) {
+                all.extend(memory::blocks(rows.bounds, width.tokens()));
+            }
+            (begin, (all.len() - begin) / 4)
+        });
         let largest = |x: Option<u32>| x.unwrap_or(0);
         Tokens {
             memory: self.integers(&all),
             count: rows.ids.len(),
             rows: rows.bounds.len() - 1,
-            blocks: list.len() / 4,
+            lists,
             largest: (
                 largest(rows.ids.iter().copied().max()),
                 largest(lengths().max()).saturating_sub(1) + rows.past,
@@ -204,13 +210,13 @@ impl<D: Driver> Backend for Cuda<D> {
     fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
         same_shape((y.rows, y.cols), (x.rows, w.rows));
         assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
-        self.frozen((y, write), x, w, Direction::Forward);
+        self.frozen((y, write), x, (w, Direction::Forward), None);
     }
 
     fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
         assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
-        self.frozen((dx, write), dy, w, Direction::Backward);
+        self.frozen((dx, write), dy, (w, Direction::Backward), None);
     }
 
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
@@ -250,7 +256,10 @@ impl<D: Driver> Backend for Cuda<D> {
         check_heads(qkv, heads, (t, t));
         same_shape((out.rows, out.cols), (t, heads.query * heads.size));
         same_shape((logsumexp.rows, logsumexp.cols), (t, heads.query));
-        self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens));
+        match self.tensor_attention(heads) {
+            Some(kernel) => self.attend_sm80((out, logsumexp), qkv, heads, (kernel, tokens)),
+            None => self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens)),
+        }
     }
 
     fn attention_grad(
@@ -267,7 +276,10 @@ impl<D: Driver> Backend for Cuda<D> {
         same_shape((grad.dq.rows, grad.dq.cols), (t, heads.query * heads.size));
         same_shape((grad.dk.rows, grad.dk.cols), (t, heads.kv * heads.size));
         same_shape((grad.dv.rows, grad.dv.cols), (t, heads.kv * heads.size));
-        self.attend_grad(grad, dout, saved, heads, attention::walk(tokens));
+        match self.tensor_attention(heads) {
+            Some(kernel) => self.attend_grad_sm80(grad, dout, saved, heads, (kernel, tokens)),
+            None => self.attend_grad(grad, dout, saved, heads, attention::walk(tokens)),
+        }
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
@@ -359,5 +371,3 @@ impl<D: Driver> Backend for Cuda<D> {
         self.launch(Launch { file, entry, grid, threads: THREADS as u32, args: &args });
     }
 }
-
-impl<D: Driver> Fused for Cuda<D> {}

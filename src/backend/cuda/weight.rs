@@ -35,9 +35,8 @@ impl<D: Driver> Cuda<D> {
         if self.tier == Tier::Sm80 {
             return self.pack_bf16(source);
         }
-        let short = dtype == Dtype::F32 && bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0);
         let (stored, owned) = match dtype {
-            Dtype::F32 if short => {
+            Dtype::F32 if dtype.halves(bytes) => {
                 (Stored::Bf16, Some(bytes.chunks_exact(4).flat_map(|b| [b[2], b[3]]).collect::<Vec<u8>>()))
             }
             Dtype::F32 => (Stored::F32, None),

@@ -80,15 +80,7 @@ impl Wgpu {
         };
         self.tried.push(w.encoding);
         let rows = (ENOUGH / w.cols).clamp(1, 96).min(part.rows);
-        let bytes = &bytes[..w.encoding.size_of(rows * w.cols)];
-        let values = match w.encoding {
-            Encoding::Plain(dtype) => dtype.widen(bytes),
-            Encoding::Blocks(block) => {
-                let mut values = vec![0.0; rows * w.cols];
-                block.widen(&mut values, bytes);
-                values
-            }
-        };
+        let values = w.encoding.first(bytes, rows * w.cols);
         let parts = vec![Part { storage: part.storage.clone(), from: 0, rows }];
         let first = Weight { rows, cols: w.cols, encoding: w.encoding, parts };
         while let Some(&variant) = self.variants.products.first() {

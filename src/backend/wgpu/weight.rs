@@ -95,9 +95,7 @@ impl Wgpu {
         const ENOUGH: usize = 4096;
         let Some(part) = weight.parts.first() else { return Ok(()) };
         let rows = (ENOUGH / source.cols).clamp(1, part.rows);
-        let mut want = vec![0.0; rows * source.cols];
-        let bytes = source.block.size_of(want.len());
-        source.block.widen(&mut want, &source.bytes[..bytes]);
+        let want = source.first(rows);
         let (traffic, pace, mut got) = (self.gpu.traffic, self.gpu.pace.clone(), vec![f32::NAN; want.len()]);
         let mut wide = self.memory(want.len());
         self.gpu.faults.doing("unpack");

@@ -9,6 +9,7 @@ use crate::backend::wgpu::{self, Breaker};
 use crate::backend::{Backend, Fault, cuda};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
+use crate::model::decoder::Keep;
 use crate::model::memory::{self, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
@@ -184,7 +185,15 @@ impl Card {
         {
             return Err(Fault::Device { device: found.facts.name.clone(), reason }.into());
         }
-        let keep = memory::choose(self.found.load(whole, dtype)?, self.budget)?.0;
+        self.kept(whole, dtype, self.choose(whole, dtype)?)
+    }
+
+    /// What its blocks keep within this device's bytes.
+    fn choose(&self, whole: &Whole, dtype: Precision) -> Result<Keep, ModelError> {
+        Ok(memory::choose(self.found.load(whole, dtype)?, self.budget)?.0)
+    }
+
+    fn kept(&self, whole: &Whole, dtype: Precision, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
         match self.found {
             Found::Wgpu(found) => {
                 let device = gpu::device(found, dtype, Some(self.budget))?;
@@ -200,10 +209,10 @@ impl Card {
     /// A whole model on it, once it has proved that it counts right: nobody compares what it says afterwards.
     pub fn proved(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
         // The first question is whether the model fits: a user waits for nothing else.
-        memory::choose(self.found.load(whole, self.dtype)?, self.budget)?;
+        let keep = self.choose(whole, self.dtype)?;
         let deviation = Reference::new(&cpu::Twin)?.measure(self, &Inject::default())?;
         deviation.verdict().map_err(ModelError::Source)?;
-        self.whole(whole, self.dtype)
+        self.kept(whole, self.dtype, keep)
     }
 }
 

@@ -58,7 +58,7 @@ fn described(found: cuda::Found) -> Cards {
         features.extend((major >= 8).then(|| "bf16".to_string()));
         let facts = Facts {
             name: device.name.clone(),
-            kind: Kind::Discrete,
+            kind: if device.integrated { Kind::Integrated } else { Kind::Discrete },
             api: "cuda".into(),
             driver: driver.clone(),
             pci: device.pci.clone(),

@@ -8,7 +8,7 @@ use super::chain;
 use super::choose::{Chosen, Device};
 use super::cpu::{self, cores};
 use super::prospect::hardware;
-use crate::backend::cpu::Peaks;
+use crate::backend::cpu::{Cpu, Peaks};
 use crate::backend::timed::{Notes, Timed};
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
@@ -56,7 +56,7 @@ pub fn open(
             }
         }
     }
-    let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
+    let cpu = processor(chosen);
     let keep = match need.tokens {
         0 => Keep::Inputs,
         _ => memory::choose(whole.load(&cpu)?, limit(chosen))?.0,
@@ -70,7 +70,7 @@ pub fn layer(
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     layer: usize,
 ) -> Result<Box<dyn Model>, Refusal> {
-    let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
+    let cpu = processor(chosen);
     let build = Build { layers: layer..layer + 1, keep: Keep::Inputs, class_weights: None };
     Ok(Box::new(Decoder::load(cpu, config, tensors, lora, build)?))
 }
@@ -81,7 +81,8 @@ pub fn fits_by_layers(
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<(), Refusal> {
-    let cpu = cpu::cpu(chosen.options.dtype, chosen.options.threads.unwrap_or_else(cores));
+    // What it takes is asked of one that starts no threads.
+    let cpu = cpu::cpu(chosen.options.dtype, 1);
     let one = Config { layers: 1, ..config.clone() };
     let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens };
     let (needed, limit) = (memory::estimate(whole.load(&cpu)?, Keep::Inputs).total(), limit(chosen));
@@ -90,6 +91,15 @@ pub fn fits_by_layers(
     }
     let way_out = "raise --memory-limit, or export where there is more".to_owned();
     Err(ModelError::Memory { needed, limit, way_out }.into())
+}
+
+/// The processor with all threads of this process.
+fn processor(chosen: &Chosen) -> Cpu {
+    cpu::cpu(chosen.options.dtype, threads(chosen))
+}
+
+fn threads(chosen: &Chosen) -> usize {
+    chosen.options.threads.unwrap_or_else(cores)
 }
 
 fn limit(chosen: &Chosen) -> u64 {
@@ -120,8 +130,7 @@ pub fn profile(
         let way = "`finetune devices --check` measures GPUs, --gpus cpu profiles the CPU";
         return Err(Refusal::configuration(format!("{}: bench profiles the CPU: {way}", pick.name)));
     }
-    let threads = chosen.options.threads.unwrap_or_else(cores);
-    let cpu = cpu::cpu(chosen.options.dtype, threads);
+    let (cpu, threads) = (processor(chosen), threads(chosen));
     let peaks = cpu.peaks();
     let whole = Whole { config, tensors, lora, class_weights: None, tokens };
     let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;

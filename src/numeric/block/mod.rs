@@ -228,6 +228,19 @@ impl Encoding {
     pub fn size_of(self, elements: usize) -> usize {
         elements / self.elements() * self.bytes()
     }
+
+    /// The first numbers of `bytes`, widened: what a device is compared with.
+    pub fn first(self, bytes: &[u8], numbers: usize) -> Vec<f32> {
+        let bytes = &bytes[..self.size_of(numbers)];
+        match self {
+            Encoding::Plain(dtype) => dtype.widen(bytes),
+            Encoding::Blocks(block) => {
+                let mut values = vec![0.0; numbers];
+                block.widen(&mut values, bytes);
+                values
+            }
+        }
+    }
 }
 
 /// A matrix in blocks, as a file has it: rows of whole blocks, one after the other. A copy shares the bytes.
@@ -249,6 +262,11 @@ impl Blocks {
         let whole = cols.is_multiple_of(block.elements());
         let size = rows.checked_mul(cols).map(|n| block.size_of(n));
         (whole && size == Some(bytes.len())).then_some(Blocks { rows, cols, block, bytes })
+    }
+
+    /// The first rows, or all where there are fewer, widened.
+    pub fn first(&self, rows: usize) -> Vec<f32> {
+        Encoding::Blocks(self.block).first(&self.bytes, rows.min(self.rows) * self.cols)
     }
 
     /// The blocks of row `r`.

@@ -27,15 +27,27 @@ budget: 255 registers, 41728 bytes of shared memory
 pub fn files() -> Vec<(&'static str, String)> {
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_70"));
-    delta(&mut t);
+    delta(&mut t, "attention_grad_delta", Stored::F32);
     BACKWARD.iter().for_each(|tile| grad_q(&mut t, *tile));
     BACKWARD.iter().for_each(|tile| grad_kv(&mut t, *tile));
     vec![("attention_grad.ptx", t.finish())]
 }
 
-fn delta(t: &mut Text) {
+/// What the output's gradient is stored as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    F32,
+    Bf16,
+}
+
+/// delta = dout . out, a warp per (query, head).
+pub fn delta(t: &mut Text, name: &str, stored: Stored) {
+    let (bytes, bits) = if stored == Stored::F32 { (4, 2) } else { (2, 1) };
     let params = [("u64", "delta"), ("u64", "dout"), ("u64", "out"), ("u32", "rows"), ("u32", "d")];
-    t.entry("attention_grad_delta", &params, 128);
+    t.entry(name, &params, 128);
+    if stored == Stored::Bf16 {
+        t.code(".reg .b16 %h; .reg .b32 %w");
+    }
     t.code(
         ".reg .u64 %delta, %dout, %out, %row; .reg .u32 %r, %rows, %d, %lane, %x, %i;
          .reg .f32 %a, %b, %sum, %other; .reg .pred %p;
@@ -44,13 +56,23 @@ fn delta(t: &mut Text) {
          mov.u32 %lane, %tid.x; shr.u32 %r, %lane, 5; and.b32 %lane, %lane, 31; mov.u32 %x, %ctaid.x;
          mad.lo.u32 %r, %x, 4, %r; setp.ge.u32 %p, %r, %rows; @%p ret;
          mul.wide.u32 %row, %r, %d; shl.b64 %row, %row, 2; mad.wide.u32 %row, %lane, 4, %row;
-         add.u64 %dout, %dout, %row; add.u64 %out, %out, %row; mov.f32 %sum, 0f00000000; mov.u32 %i, %lane;
-         setp.ge.u32 %p, %i, %d; @%p bra SUMMED",
+         add.u64 %out, %out, %row; mov.f32 %sum, 0f00000000; mov.u32 %i, %lane",
     );
+    if stored == Stored::Bf16 {
+        t.code(format!(
+            "mul.wide.u32 %row, %r, %d; shl.b64 %row, %row, {bits}; mad.wide.u32 %row, %lane, {bytes}, %row"
+        ));
+    }
+    t.code("add.u64 %dout, %dout, %row; setp.ge.u32 %p, %i, %d; @%p bra SUMMED");
     t.label("SUM");
+    t.code(match stored {
+        Stored::F32 => "ld.global.nc.f32 %a, [%dout]",
+        Stored::Bf16 => "ld.global.nc.b16 %h, [%dout]; mov.b32 %w, {0, %h}; mov.b32 %a, %w",
+    });
+    t.code(format!("add.u64 %dout, %dout, {}", 32 * bytes));
     t.code(
-        "ld.global.nc.f32 %a, [%dout]; ld.global.nc.f32 %b, [%out]; fma.rn.f32 %sum, %a, %b, %sum;
-         add.u64 %dout, %dout, 128; add.u64 %out, %out, 128; add.u32 %i, %i, 32;
+        "ld.global.nc.f32 %b, [%out]; fma.rn.f32 %sum, %a, %b, %sum;
+         add.u64 %out, %out, 128; add.u32 %i, %i, 32;
          setp.lt.u32 %p, %i, %d; @%p bra SUM",
     );
     t.label("SUMMED");

@@ -3,6 +3,10 @@
 
 mod attention;
 mod attention_grad;
+mod attention_grad_sm80;
+mod attention_sm80;
+mod epilogue;
+mod flash;
 mod product;
 mod tensor;
 mod widen;
@@ -41,8 +45,15 @@ impl Text {
     }
     /// The beginning of an entry: name, parameters as (type, name), threads.
     pub fn entry(&mut self, name: &str, params: &[(&str, &str)], threads: usize) {
+        self.entry_within(name, params, (threads, ""));
+    }
+    /// The same with further directives: ptxas would rather spill than give up a block that fits beside others.
+    pub fn entry_within(&mut self, name: &str, params: &[(&str, &str)], (threads, more): (usize, &str)) {
         let params: Vec<String> = params.iter().map(|(t, n)| format!("    .param .{t} {n}")).collect();
-        self.line(format!(".visible .entry {name}(\n{}\n) .reqntid {threads}, 1, 1\n{{", params.join(",\n")));
+        self.line(format!(
+            ".visible .entry {name}(\n{}\n) .reqntid {threads}, 1, 1{more}\n{{",
+            params.join(",\n")
+        ));
     }
     pub fn end(&mut self) {
         self.line("    ret;\n}\n");
@@ -58,6 +69,8 @@ pub fn files() -> Vec<(&'static str, String)> {
     out.extend(attention::files());
     out.extend(tensor::files());
     out.extend(attention_grad::files());
+    out.extend(attention_sm80::files());
+    out.extend(attention_grad_sm80::files());
     out.extend(widen::files());
     out.sort_by_key(|f| f.0);
     out

@@ -1,11 +1,11 @@
 //! The product on tensor cores, sm_80: bf16 operands, f32 sums. 128 x 128 outputs by 256 threads (8 warps as 2 x 4,
 //! each 64 x 32), K in steps of 32 through three stages of shared memory that cp.async fills two steps ahead.
 
-use super::Text;
+use super::{Text, epilogue};
 
 /// How an operand lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lies {
+pub enum Lies {
     /// Rows are outputs, K is contiguous: a tile is 128 rows of 64 bytes.
     AlongK,
     /// Rows are K, outputs are contiguous: a tile is 32 rows of 256 bytes, and ldmatrix transposes.
@@ -37,6 +37,34 @@ budget: 168 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
+const LORA: &str = "
+lora_linear_sm80: out[M, N] (=|+=) scale * a op(b) + by * left op(right), the first product as product_sm80, the second
+in f32: an adapter's, added before the tile is stored, so that out is written once and not read again
+nt: right [N, R], left = x A^T (lora_linear); nn: right [R, N], left = dh (lora_linear_grad)
+
+  the product as product_sm80.ptx has it
+  for r0 in 0..R step 32:
+      left_tile[32][128], right_tile[32][128] where the stages were, zero beyond the edges
+      for r in 0 .. min(32, R - r0):  low[64] += left x right
+  out = scale * acc (+ out where add is not 0);  out = by * low + out
+
+Sums: the product's, then those of the rank in order, one fused multiply-add per term, as matmul.ptx has them: the same
+bits as the two one after the other, where the compiler fuses nothing else.
+between: numbers from row to row of right. Rows of shared memory are 130 numbers apart.
+launch: grid (ceil(N / 128), ceil(M / 128)), 256 threads.
+registers: 64 sums and 64 of the adapter, 16 + 8 fragments, addresses.
+budget: 255 registers, 49152 bytes of shared memory
+promises: HMMA
+";
+
+/// What is done with a tile before it is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Epilogue {
+    Nothing,
+    /// The adapter's part is added.
+    Adapter,
+}
+
 const PARAMS: [(&str, &str); 11] = [
     ("u64", "out"),
     ("u64", "a"),
@@ -59,10 +87,14 @@ pub fn files() -> Vec<(&'static str, String)> {
     use Lies::{AcrossK, AlongK};
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_80"));
-    product(&mut t, "product_sm80_nt", AlongK);
-    product(&mut t, "product_sm80_nn", AcrossK);
+    product(&mut t, "product_sm80_nt", AlongK, Epilogue::Nothing);
+    product(&mut t, "product_sm80_nn", AcrossK, Epilogue::Nothing);
     narrow(&mut t);
-    vec![("product_sm80.ptx", t.finish())]
+    let mut lora = Text::default();
+    lora.head(LORA, ("7.0", "sm_80"));
+    product(&mut lora, "lora_linear_sm80_nt", AlongK, Epilogue::Adapter);
+    product(&mut lora, "lora_linear_sm80_nn", AcrossK, Epilogue::Adapter);
+    vec![("product_sm80.ptx", t.finish()), ("lora_linear_sm80.ptx", lora.finish())]
 }
 
 fn narrow(t: &mut Text) {
@@ -84,10 +116,13 @@ fn narrow(t: &mut Text) {
     t.end();
 }
 
-fn product(t: &mut Text, name: &str, b: Lies) {
+fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
     // Activations are rows of numbers along K.
     let a = Lies::AlongK;
-    t.entry(name, &PARAMS, 256);
+    match epilogue {
+        Epilogue::Nothing => t.entry(name, &PARAMS, 256),
+        Epilogue::Adapter => t.entry(name, &[&PARAMS[..], &epilogue::PARAMS].concat(), 256),
+    }
     t.code(format!(
         ".reg .f32 %acc<64>, %scale, %v, %old;
          .reg .b32 %fa<16>, %fb<8>;
@@ -130,7 +165,10 @@ fn product(t: &mut Text, name: &str, b: Lies) {
         2 * TILE,
         STAGES * 2 * TILE
     ));
-    store(t);
+    if epilogue == Epilogue::Adapter {
+        epilogue::adapter(t, b);
+    }
+    store(t, epilogue);
     t.end();
 }
 
@@ -291,7 +329,7 @@ fn address(t: &mut Text, (lane, half): (&str, usize), lies: Lies, ahead: usize) 
     }
 }
 
-fn store(t: &mut Text) {
+fn store(t: &mut Text, epilogue: Epilogue) {
     t.code(
         "ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; add.u32 %m0, %m0, %wm; add.u32 %n0, %n0, %wn;
          shr.u32 %x, %lane, 2; add.u32 %m0, %m0, %x; and.b32 %x, %lane, 3; shl.b32 %x, %x, 1; add.u32 %n0, %n0, %x",
@@ -309,10 +347,13 @@ fn store(t: &mut Text) {
                  mul.f32 %v, %acc{acc}, %scale; mov.f32 %old, 0f00000000"
             ));
             t.code(format!(
-                "and.pred %r, %q, %adding; @%r ld.global.f32 %old, [%row+{0}]; add.f32 %v, %v, %old;
-                 @%q st.global.f32 [%row+{0}], %v",
+                "and.pred %r, %q, %adding; @%r ld.global.f32 %old, [%row+{0}]; add.f32 %v, %v, %old",
                 4 * column
             ));
+            if epilogue == Epilogue::Adapter {
+                t.code(format!("mul.f32 %old, %low{acc}, %by; add.f32 %v, %old, %v"));
+            }
+            t.code(format!("@%q st.global.f32 [%row+{}], %v", 4 * column));
         }
     }
 }

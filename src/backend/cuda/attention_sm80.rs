@@ -1,0 +1,79 @@
+//! Launches of attention on tensor cores: queries, keys, values and the output's gradient are narrowed to bf16 rows,
+//! and tiles of 128 queries, or of 64 rows in the gradient, are read from those. Heads whose size the kernels are not
+//! written for stay with the baseline.
+
+use super::memory::Width;
+use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at, at_mut, size};
+use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
+
+/// Sizes of heads that kernels are written for.
+const SIZES: [usize; 3] = [64, 96, 128];
+const THREADS: u32 = 128;
+const FORWARD: &str = "attention_sm80.ptx";
+const BACKWARD: &str = "attention_grad_sm80.ptx";
+
+/// The kernel's size for heads of that size: whole pieces of 16 bytes, and no more than it holds.
+fn kernel(heads: Heads) -> Option<usize> {
+    let fits = heads.size.is_multiple_of(8) && heads.size > 0;
+    SIZES.into_iter().find(|d| fits && heads.size <= *d)
+}
+
+/// What is the same for all of a microbatch's attention.
+fn shape(heads: Heads) -> [Arg; 4] {
+    let scale = Arg::F32(1.0 / (heads.size as f32).sqrt());
+    [size(heads.query), size(heads.kv), size(heads.size), scale]
+}
+
+impl<D: Driver> Cuda<D> {
+    /// The size of the kernel that this device has on tensor cores for such heads.
+    pub(super) fn tensor_attention(&self, heads: Heads) -> Option<usize> {
+        if self.tier == Tier::Sm80 { kernel(heads) } else { None }
+    }
+
+    pub(super) fn attend_sm80(
+        &mut self,
+        (out, logsumexp): (ViewMut<Memory>, ViewMut<Memory>),
+        qkv: Qkv<Memory>,
+        heads: Heads,
+        (kernel, tokens): (usize, &Tokens),
+    ) {
+        let narrow = [qkv.q, qkv.k, qkv.v].map(|x| self.narrow(x));
+        let [q, k, v] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
+        let (list, blocks) = tokens.blocks(Width::Queries);
+        let [hq, hkv, d, scale] = shape(heads);
+        let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale];
+        let entry = format!("attention_sm80_{kernel}");
+        let grid = [blocks as u32, heads.query as u32, 1];
+        self.launch(Launch { file: FORWARD, entry: &entry, grid, threads: THREADS, args: &args });
+    }
+
+    pub(super) fn attend_grad_sm80(
+        &mut self,
+        grad: QkvGrad<Memory>,
+        dout: View<Memory>,
+        saved: AttentionSaved<Memory>,
+        heads: Heads,
+        (kernel, tokens): (usize, &Tokens),
+    ) {
+        let rows = dout.rows * heads.query;
+        let Qkv { q, k, v } = saved.qkv;
+        let narrow = [q, k, v, dout].map(|x| self.narrow(x));
+        let [q, k, v, dout] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
+        let delta = self.take(4 * rows);
+        let args = [Arg::Address(delta.at(0)), dout, at(&saved.out), size(rows), size(heads.size)];
+        let grid = [super::blocks(rows, 4), 1, 1];
+        let entry = "attention_grad_sm80_delta";
+        self.launch(Launch { file: BACKWARD, entry, grid, threads: THREADS, args: &args });
+        let (list, blocks) = tokens.blocks(Width::Gradient);
+        let [hq, hkv, d, scale] = shape(heads);
+        let [lse, delta, list] = [at(&saved.logsumexp), Arg::Address(delta.at(0)), Arg::Address(list)];
+        let inputs = [q, k, v, dout, lse, delta, list, hq, hkv, d, scale];
+        let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
+        for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {
+            let args: Vec<Arg> = outs.iter().chain(&inputs).copied().collect();
+            let entry = format!("attention_grad_sm80_{name}_{kernel}");
+            let grid = [blocks as u32, per as u32, 1];
+            self.launch(Launch { file: BACKWARD, entry: &entry, grid, threads: THREADS, args: &args });
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Attention on tensor cores and its gradient: against a twin in f64 that rounds to bf16 where the kernels do, against
+//! the CPU backend in f32, and the heads that it leaves to the baseline.
+
+use crate::bench::{Mat, Out, close, run};
+use crate::device::device_at;
+use crate::rows::tokens;
+use crate::twin::{Case, Value};
+use finetune::backend::cpu::Cpu;
+use finetune::backend::{AttentionSaved, Backend, Fault, Heads, Qkv, QkvGrad};
+
+/// Every size of kernel, whole and padded; shared heads and not.
+const HEADS: [(usize, usize, usize); 6] =
+    [(1, 1, 8), (3, 1, 40), (2, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128)];
+/// Rows of a microbatch: less than a tile, its edges, several of them packed.
+const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
+
+fn inputs(t: usize, heads: Heads) -> [Mat; 4] {
+    let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
+    let random = |cols, key| Mat::random(t, cols, key);
+    [random(wide, 1).map(|x| 3.0 * x), random(narrow, 2), random(narrow, 3), random(wide, 4)]
+}
+
+/// out, logsumexp, dq, dk, dv.
+fn both<B: Backend>(b: &mut B, x: &[Mat; 4], heads: Heads, bounds: &[u32]) -> Result<Vec<Vec<f32>>, Fault> {
+    let (t, wide, narrow) = (x[0].rows, heads.query * heads.size, heads.kv * heads.size);
+    let outs = [wide, heads.query, wide, narrow, narrow].map(|cols| Out::Poison(t, cols));
+    run("attention", b, (&x.each_ref(), &outs), |d, i, o| {
+        let [out, lse, dq, dk, dv] = o else { unreachable!() };
+        let tokens = tokens(d, bounds);
+        let qkv = Qkv { q: i[0], k: i[1], v: i[2] };
+        d.attention(out.view_mut(), lse.view_mut(), qkv, heads, &tokens);
+        let saved = AttentionSaved { qkv, out: out.view(), logsumexp: lse.view() };
+        let grad = QkvGrad { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        d.attention_grad(grad, i[3], saved, heads, &tokens);
+    })
+}
+
+/// Each value within 1e-4 of the sum of its terms' magnitudes, and of what a rounding that is a tie may differ by.
+fn within(name: &str, got: &[f32], want: &[Value]) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let off = (f64::from(*g) - w.value).abs();
+        let bound = 1e-4 * w.terms + w.ties + 1e-7;
+        assert!(off <= bound, "{name}: element {i} is {g}, want {}: off {off:e}, allowed {bound:e}", w.value);
+    }
+}
+
+#[test]
+fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
+    if device_at((8, 0), 0).bf16().is_err() {
+        println!("skipped: no tensor cores for bf16");
+        return;
+    }
+    for (query, kv, size) in HEADS {
+        for bounds in ROWS {
+            let (heads, t) = (Heads { query, kv, size }, *bounds.last().unwrap() as usize);
+            if t > 100 && size == 72 {
+                continue; // the tiles of 96
+            }
+            let name = format!("attention {bounds:?} {query}/{kv}x{size}");
+            let x = inputs(t, heads);
+            let rounded = x.clone().map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
+            let on =
+                |x: &[Mat; 4], order| both(&mut device_at((8, 0), order).bf16().unwrap(), x, heads, bounds);
+            let got = on(&rounded, 0).unwrap_or_else(|e| panic!("{name}: {e}"));
+            for order in [1, 3] {
+                assert!(on(&rounded, order).unwrap() == got, "{name}: the order of warps changes bits");
+            }
+            let case = Case { x: &rounded, heads, bounds, step: if size <= 64 { 64 } else { 32 } };
+            let forward = case.forward();
+            within(&format!("{name} out"), &got[0], &forward[0]);
+            within(&format!("{name} logsumexp"), &got[1], &forward[1]);
+            let backward = case.backward(&got[0], &got[1]);
+            for ((what, got), want) in ["dq", "dk", "dv"].iter().zip(&got[2..]).zip(&backward) {
+                within(&format!("{name} {what}"), got, want);
+            }
+            let want = both(&mut Cpu::new(1), &x, heads, bounds).unwrap();
+            for (got, want) in on(&x, 0).unwrap().iter().zip(&want) {
+                close(&format!("{name} of f32"), got, want, 1.5e-2);
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_that_no_tile_fits_stay_with_the_baseline() {
+    for size in [6, 20, 136] {
+        let heads = Heads { query: 2, kv: 1, size };
+        let (x, bounds) = (inputs(9, heads), [0, 4, 9]);
+        let got = both(&mut device_at((8, 0), 0).bf16().unwrap(), &x, heads, &bounds).unwrap();
+        assert!(got == both(&mut device_at((7, 0), 0), &x, heads, &bounds).unwrap(), "{size}: other bits");
+    }
+}

@@ -1,0 +1,127 @@
+//! Attention in f64 with the roundings of the kernels on tensor cores: probabilities are rounded to bf16 under the
+//! running maximum of their tile, and so are the gradients of scores. What lies so near the middle of two bf16 numbers
+//! that f32 may round it the other way counts as a tie, and the value says how much that is worth.
+
+use crate::bench::Mat;
+use finetune::backend::Heads;
+
+/// How far f32 and approximate functions may take a number from its f64, relative to its terms.
+const NEAR: f64 = 2e-5;
+
+/// A sum of products.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Value {
+    pub value: f64,
+    /// Sum of the magnitudes of its terms.
+    pub terms: f64,
+    /// What its ties may differ by.
+    pub ties: f64,
+}
+
+impl Value {
+    /// += a coefficient that is rounded to bf16, times x. `terms`: the magnitudes that the coefficient is a sum of.
+    fn add(&mut self, (coefficient, terms): (f64, f64), x: f64) {
+        let round = |x: f64| f64::from(half::bf16::from_f32(x as f32).to_f32());
+        let e = NEAR * terms;
+        self.value += round(coefficient) * x;
+        self.terms += terms * x.abs();
+        self.ties += (round(coefficient + e) - round(coefficient - e)) * x.abs();
+    }
+
+    fn times(self, by: f64) -> Value {
+        Value { value: self.value * by, terms: self.terms * by, ties: self.ties * by }
+    }
+}
+
+/// q, k, v and dout, which are bf16 numbers.
+pub struct Case<'a> {
+    pub x: &'a [Mat; 4],
+    pub heads: Heads,
+    pub bounds: &'a [u32],
+    /// Keys of a tile.
+    pub step: usize,
+}
+
+impl Case<'_> {
+    fn row(&self, which: usize, token: usize, head: usize) -> &[f32] {
+        let m = &self.x[which];
+        &m.v[token * m.cols + head * self.heads.size..][..self.heads.size]
+    }
+
+    fn scale(&self) -> f64 {
+        f64::from(1.0 / (self.heads.size as f32).sqrt())
+    }
+
+    fn kv(&self, head: usize) -> usize {
+        head / (self.heads.query / self.heads.kv)
+    }
+
+    /// Of every query and head: where its row begins.
+    fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+        let tokens =
+            self.bounds.windows(2).flat_map(|w| (w[0]..w[1]).map(move |i| (w[0] as usize, i as usize)));
+        tokens.flat_map(|(start, i)| (0..self.heads.query).map(move |h| (start, i, h)))
+    }
+
+    /// out and logsumexp.
+    pub fn forward(&self) -> [Vec<Value>; 2] {
+        let (mut outs, mut lses) = (Vec::new(), Vec::new());
+        for (start, i, h) in self.queries() {
+            let (mut m, mut l) = (f64::NEG_INFINITY, 0.0);
+            let mut acc = vec![Value::default(); self.heads.size];
+            let seen: Vec<usize> = (start..=i).collect();
+            for keys in seen.chunks(self.step) {
+                let s = |j: &usize| dot(self.row(0, i, h), self.row(1, *j, self.kv(h))) * self.scale();
+                let scores: Vec<f64> = keys.iter().map(s).collect();
+                let big = scores.iter().fold(m, |m, s| m.max(*s));
+                let shrink = (m - big).exp();
+                (m, l) = (big, l * shrink);
+                acc.iter_mut().for_each(|a| *a = a.times(shrink));
+                for (j, s) in keys.iter().zip(scores) {
+                    let p = (s - m).exp();
+                    l += p;
+                    let v = self.row(2, *j, self.kv(h));
+                    acc.iter_mut().zip(v).for_each(|(a, v)| a.add((p, p), f64::from(*v)));
+                }
+            }
+            outs.extend(acc.iter().map(|a| a.times(1.0 / l)));
+            lses.push(Value { value: m + l.ln(), terms: 1.0 + m.abs(), ties: 0.0 });
+        }
+        [outs, lses]
+    }
+
+    /// dq, dk and dv, from what the forward pass left.
+    pub fn backward(&self, out: &[f32], lse: &[f32]) -> [Vec<Value>; 3] {
+        let Heads { query, kv, size } = self.heads;
+        let t = self.x[0].rows;
+        let mut grads = [query, kv, kv].map(|heads| vec![Value::default(); t * heads * size]);
+        for (start, i, h) in self.queries() {
+            let (q, dout, g) = (self.row(0, i, h), self.row(3, i, h), self.kv(h));
+            let out = &out[(i * query + h) * size..][..size];
+            let (delta, delta_terms) = (dot(dout, out), dot_terms(dout, out));
+            for j in start..=i {
+                let (k, v) = (self.row(1, j, g), self.row(2, j, g));
+                let p = (dot(q, k) * self.scale() - f64::from(lse[i * query + h])).exp();
+                let ds = p * (dot(dout, v) - delta);
+                let terms = p * (dot_terms(dout, v) + delta_terms);
+                let (at_q, at_k) = ((i * query + h) * size, (j * kv + g) * size);
+                for c in 0..size {
+                    grads[0][at_q + c].add((ds, terms), f64::from(k[c]));
+                    grads[1][at_k + c].add((ds, terms), f64::from(q[c]));
+                    grads[2][at_k + c].add((p, p), f64::from(dout[c]));
+                }
+            }
+        }
+        let [dq, dk, dv] = grads;
+        let scaled = |g: Vec<Value>| g.into_iter().map(|x| x.times(self.scale())).collect();
+        [scaled(dq), scaled(dk), dv]
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn dot_terms(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum()
+}
