@@ -210,8 +210,8 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     (
         "attention_sm80.ptx",
         "attention_sm80_64",
-        "setp.lt.s32 %p, %r, 9",
-        "setp.le.s32 %p, %r, 9",
+        "setp.lt.s32 %p, %r, 1;",
+        "setp.le.s32 %p, %r, 1;",
         TensorAttention(16),
     ),
     ("attention_sm80.ptx", "attention_sm80_64", "mul.f32 %acc0, %acc0, %shrink", "", TensorAttention(16)),
@@ -227,8 +227,8 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     (
         "attention_grad_sm80.ptx",
         "attention_grad_sm80_kv_64",
-        "setp.gt.s32 %p, %r, 9",
-        "setp.ge.s32 %p, %r, 9",
+        "setp.gt.s32 %p, %r, 1;",
+        "setp.ge.s32 %p, %r, 1;",
         TensorAttention(16),
     ),
     (
