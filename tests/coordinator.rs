@@ -197,7 +197,7 @@ impl Toy {
                 }
                 let (loss, gradient) = self.compute(&batch, Want::Gradient);
                 self.waiting.insert(lease, (loss, gradient, of));
-                self.say(ToCoordinator::Announce { lease, parameters, micros: 10 });
+                self.say(ToCoordinator::Announce { lease, parameters, micros: 10, memory: 0 });
             }
             Work::Eval(batch) => {
                 let (sums, _) = self.compute(&batch, Want::Loss);

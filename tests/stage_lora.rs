@@ -11,12 +11,13 @@ use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};
 use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
-use finetune::model::memory::{self, Home, Load};
+use finetune::model::memory::{self, Fit, Home, Load};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::block::{Block, Encoding};
 use finetune::numeric::dtype::Dtype;
+use finetune::numeric::line::Line;
 use finetune::numeric::tensor::{About, Tensor, Tensors};
 use std::borrow::Cow;
 
@@ -233,15 +234,25 @@ impl Tensors for Shapes<'_> {
     }
 }
 
-#[test]
-fn memory_is_estimated_from_shapes() {
+fn smollm2() -> Config {
     let json = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
         "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
         "tie_word_embeddings": true}"#;
-    let config = Config::from_json(&serde_json::from_str(json).unwrap()).unwrap();
+    Config::from_json(&serde_json::from_str(json).unwrap()).unwrap()
+}
+
+#[test]
+fn memory_is_estimated_from_shapes() {
+    let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let load =
-        Load { config: &config, lora: &lora, tokens: 1024, weights: 2 * 134_515_008, home: Home::Host };
+    let load = Load {
+        config: &config,
+        lora: &lora,
+        tokens: 1024,
+        weights: 2 * 134_515_008,
+        home: Home::Host,
+        measured: None,
+    };
     let all = memory::estimate(load, Keep::Everything);
     assert_eq!(all.weights, 2 * 134_515_008, "SmolLM2's number of parameters");
     for (encoding, bytes) in [
@@ -281,4 +292,32 @@ fn memory_is_estimated_from_shapes() {
     assert!(
         matches!(hopeless, ModelError::Memory { way_out, .. } if way_out.contains("smaller or a quantised base"))
     );
+}
+
+#[test]
+fn what_was_measured_decides_before_what_shapes_say() {
+    let config = smollm2();
+    let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
+    let (tokens, weights, home) = (1024, 2 * 134_515_008, Home::Host);
+    let load = Load { config: &config, lora: &lora, tokens, weights, home, measured: None };
+    let (all, frugal) = (memory::estimate(load, Keep::Everything), memory::estimate(load, Keep::Inputs));
+    // What was measured takes the place of what is counted, in the way that it was measured in; another way is scaled
+    // up where that took more, and left alone where it took less.
+    let line = |factor: f64| Line {
+        fixed: 8.0 * 4_884_480.0,
+        each: factor * (all.in_use - 8 * 4_884_480) as f64 / 1024.0,
+    };
+    let with = |factor| Load { measured: Some(Fit { line: line(factor), blocks: 30 }), ..load };
+    let close = |a: u64, b: f64| assert!((a as f64 / b - 1.0).abs() < 1e-6, "{a} {b}");
+    for factor in [0.5, 2.0] {
+        let seen = memory::estimate(with(factor), Keep::Everything);
+        assert_eq!(seen.measured, Some(line(factor)));
+        close(seen.kept, factor * (all.kept + all.scratch) as f64);
+        let other = memory::estimate(with(factor), Keep::Inputs);
+        assert_eq!(other.measured, None);
+        close(other.kept, factor.max(1.0) * frugal.kept as f64);
+    }
+    assert_eq!(memory::stands(with(1.0), all.total()), Ok(true));
+    assert_eq!(memory::stands(with(1.5), all.total()), Ok(false), "blocks have to keep less");
+    assert!(memory::stands(with(1.5), frugal.total()).is_err(), "nothing fits by what was measured");
 }

@@ -74,6 +74,11 @@ pub trait Backend {
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }
+    /// The most bytes that were in use at once since this was last asked, frozen matrices apart; None of who does not
+    /// count them. What is in use now is where the next answer begins.
+    fn peak(&mut self) -> Option<u64> {
+        None
+    }
     /// Between two blocks of a model: where work is submitted in pieces, a piece had better end here.
     fn border(&mut self) {}
     /// Says what attention will be asked for. Who has a fast way for it tries it now, while it may still be dropped.

@@ -112,6 +112,9 @@ impl<B: Backend> Backend for Timed<B> {
     fn traffic(&self) -> Traffic {
         self.inner.traffic()
     }
+    fn peak(&mut self) -> Option<u64> {
+        self.inner.peak()
+    }
     fn border(&mut self) {
         self.inner.border();
     }

@@ -85,6 +85,7 @@ fn choose(
     }
     let profiles = Profiles::read();
     let mut best: Option<(usize, f64, bool)> = None;
+    let mut room = None;
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
         let planned = Plan::new(&p.train.samples, &typed);
@@ -93,6 +94,8 @@ fn choose(
             plan::count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
         load.trained = shape.trained;
         let team = plan::team(options, (p, chosen), &shape, (&profiles, counts.longest))?;
+        let takes = |e: &plan::Expected| Some(e.prospect.as_ref()?.takes?.1.measured.is_some());
+        room = team.iter().filter_map(takes).reduce(|a, b| a && b).or(room);
         // One that has no room for them would be lost to the run.
         if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
             break;
@@ -112,7 +115,12 @@ fn choose(
         true => "the fastest of 256 to 4096, by a guess, because not every device was measured",
         false => "the fastest of 256 to 4096 by what the devices were measured to need",
     };
-    Ok((tokens, why.into()))
+    let room = match room {
+        Some(true) => "; their memory measured",
+        Some(false) => "; their memory estimated",
+        None => "",
+    };
+    Ok((tokens, format!("{why}{room}")))
 }
 
 /// Measures the one device of this process, where nobody did on such a model. Several are measured by what the first
@@ -127,15 +135,20 @@ fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refus
     }
     let longest = rows.iter().map(|batch| batch.ids.len()).max().unwrap_or(0);
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
-    let mut model =
-        devices::open(chosen, weights, options.data.class_weights.clone(), Need { tokens: longest })?;
+    let mut model = devices::open(
+        chosen,
+        weights,
+        options.data.class_weights.clone(),
+        Need { tokens: longest, measured: None },
+    )?;
     let layout = layout::of(&p.config, &p.spec, 0..p.config.layers);
     let flat = initial_parameters(&layout, &p.spec, &*p.base.files.tensors)?;
     let class = model.class();
     let mut local = Local::new(&mut *model, &signals::STOP).measured_with(rows);
     local.set_parameters(0, &flat)?;
     for speed in local.speeds(0) {
-        let measured = Measured { train: speed.points, ..Measured::default() };
+        let memory = speed.memory.unwrap_or_default();
+        let measured = Measured { train: speed.points, memory, ..Measured::default() };
         Profiles::keep("", &profile::device(&class, &devices::hardware(chosen, 0)), &shape, &measured);
     }
     Ok(())

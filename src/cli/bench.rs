@@ -1,5 +1,6 @@
 //! `finetune bench`: what this machine makes of a model. A few microbatches are trained on, and a few tokens
-//! decoded, with a clock around every verb; beside it stand peaks that are measured on the spot.
+//! decoded, with a clock around every verb; beside it stand peaks that are measured on the spot. Of a GPU, whose verbs
+//! return before they have computed, only whole passes are timed.
 //!
 //! The roofline is the time that the frozen products alone take at the measured peak: nothing that computes the
 //! same gradient is faster. Rows are random tokens: time does not depend on what they say.
@@ -15,7 +16,8 @@ use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;
 use crate::model::lora::{LoraSpec, MODULES};
-use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets, Want};
+use crate::model::memory::{InUse, Used};
+use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets};
 use crate::numeric::line::Points;
 use crate::numeric::rng::Stream;
 use serde_json::{Value, json};
@@ -32,6 +34,17 @@ struct Pass {
     seconds: f64,
     tokens: usize,
     verbs: Vec<(&'static str, Taken)>,
+    /// What lay in the device's memory before, and the most that did.
+    memory: Option<(InUse, InUse)>,
+}
+
+impl Pass {
+    fn add_to(&self, used: &mut Used) {
+        if let Some((rest, most)) = self.memory {
+            used.rest(rest);
+            used.add(self.tokens as f64, most);
+        }
+    }
 }
 
 /// Profiles a model.
@@ -55,22 +68,27 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let flat = initial_parameters(&layout, &lora, tensors)?;
     profiled.model.set_parameters(&flat)?;
     let training = train(&mut profiled, &microbatch(config, rows, length), (flat.len(), repeats))?;
-    let mut points = Points::default();
+    let (mut points, mut used) = (Points::default(), Used::default());
     points.add(training.tokens as f64, training.seconds);
+    training.add_to(&mut used);
     for fewer in smaller(rows) {
         let pass = train(&mut profiled, &microbatch(config, fewer, length), (flat.len(), repeats))?;
         points.add(pass.tokens as f64, pass.seconds);
+        pass.add_to(&mut used);
     }
     let model = output::stem(s.text("model")?.unwrap_or(demo::NAME));
     let shape = Shape::of(&model, (config, &lora), &base.files.kind);
     let device = profile::device(&profiled.model.class(), &profiled.hardware);
-    let measured = Measured { train: points, ..Measured::default() };
+    let measured = Measured { train: points, memory: used, ..Measured::default() };
     Profiles::keep("", &device, &shape, &measured);
     let decoding = if config.labels.is_none() { Some(decode(&mut profiled, config)?) } else { None };
     let facts = json!({
-        "model": base.path, "class": profiled.model.class(), "threads": profiled.threads,
+        "model": base.path, "class": profiled.model.class(), "hardware": profiled.hardware,
+        "threads": profiled.peaks.map(|(_, threads)| threads),
         "rows": rows, "length": length,
-        "peak_gflops": profiled.peaks.flops / 1e9, "peak_gbytes": profiled.peaks.bytes / 1e9,
+        "peak_gflops": profiled.peaks.map(|(p, _)| p.flops / 1e9),
+        "peak_gbytes": profiled.peaks.map(|(p, _)| p.bytes / 1e9),
+        "fixed_bytes": used.fit().map(|f| f.line.fixed), "bytes_per_token": used.fit().map(|f| f.line.each),
         "fixed_ms": points.line().map(|l| 1e3 * l.fixed), "ms_per_token": points.line().map(|l| 1e3 * l.each),
         "training": report(&training, &profiled), "decoding": decoding.map(|d| report(&d, &profiled)),
     });
@@ -106,13 +124,14 @@ fn train(p: &mut Profiled, batch: &Microbatch, (len, repeats): (usize, usize)) -
     let mut best: Option<Pass> = None;
     for repeat in 0..=repeats {
         p.notes.take();
+        let rest = p.model.in_use().and_then(|_| p.model.in_use());
         let started = Instant::now();
-        p.model.forward(batch, None, Want::Gradient)?;
-        p.model.backward(None, &mut gradient)?;
+        p.model.gradient(batch, &mut gradient)?;
         let seconds = started.elapsed().as_secs_f64();
+        let memory = rest.zip(p.model.in_use());
         let verbs = p.notes.take().into_iter().collect();
         if repeat > 0 && best.as_ref().is_none_or(|b| seconds < b.seconds) {
-            best = Some(Pass { seconds, tokens: batch.ids.len(), verbs });
+            best = Some(Pass { seconds, tokens: batch.ids.len(), verbs, memory });
         }
     }
     best.ok_or_else(|| Refusal::failure("nothing was measured"))
@@ -134,11 +153,16 @@ fn decode(p: &mut Profiled, config: &Config) -> Result<Pass, Refusal> {
         true
     })?;
     let seconds = started.map_or(f64::NAN, |s: Instant| s.elapsed().as_secs_f64());
-    Ok(Pass { seconds, tokens, verbs: p.notes.take().into_iter().collect() })
+    Ok(Pass { seconds, tokens, verbs: p.notes.take().into_iter().collect(), memory: None })
 }
 
 fn report(pass: &Pass, p: &Profiled) -> Value {
-    let peaks = p.peaks;
+    let tokens_per_second = pass.tokens as f64 / pass.seconds;
+    let Some((peaks, _)) = p.peaks else {
+        return json!({
+            "tokens": pass.tokens, "seconds": pass.seconds, "tokens_per_second": tokens_per_second,
+        });
+    };
     let frozen = pass.verbs.iter().filter(|(name, _)| FROZEN.contains(name));
     // Few rows are bound by the weights' bytes, many by their arithmetic.
     let least: f64 = frozen.map(|(_, t)| (t.flops / peaks.flops).max(t.bytes / peaks.bytes)).sum();
@@ -157,30 +181,58 @@ fn report(pass: &Pass, p: &Profiled) -> Value {
         .collect();
     let inside: f64 = pass.verbs.iter().map(|(_, t)| t.seconds).sum();
     json!({
-        "tokens": pass.tokens, "seconds": pass.seconds, "tokens_per_second": pass.tokens as f64 / pass.seconds,
+        "tokens": pass.tokens, "seconds": pass.seconds, "tokens_per_second": tokens_per_second,
         "roofline_tokens_per_second": pass.tokens as f64 / least, "of_roofline": least / pass.seconds,
         "outside_verbs_seconds": pass.seconds - inside, "verbs": rows,
     })
 }
 
-/// The facts as tables.
-fn tell(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
-    let number = |v: &Value, name: &str| v[name].as_f64().unwrap_or(f64::NAN);
-    inv.say(&format!(
-        "{}, {} threads: at most {:.0} GFLOP/s (its kernel in the first cache), {:.1} GB/s (copying)",
-        facts["class"].as_str().unwrap_or_default(),
-        facts["threads"],
-        number(facts, "peak_gflops"),
-        number(facts, "peak_gbytes"),
-    ))?;
+fn number(v: &Value, name: &str) -> f64 {
+    v[name].as_f64().unwrap_or(f64::NAN)
+}
+
+/// What was measured, and of what.
+fn tell_device(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
+    let text = |name: &str| facts[name].as_str().unwrap_or_default().to_string();
+    match facts["threads"].is_null() {
+        true => inv.say(&format!(
+            "{} on {}: its verbs return before they have computed, so whole passes are timed",
+            text("class"),
+            text("hardware")
+        ))?,
+        false => inv.say(&format!(
+            "{}, {} threads: at most {:.0} GFLOP/s (its kernel in the first cache), {:.1} GB/s (copying)",
+            text("class"),
+            facts["threads"],
+            number(facts, "peak_gflops"),
+            number(facts, "peak_gbytes"),
+        ))?,
+    }
     inv.say(&format!(
         "a microbatch takes {:.1} ms and {:.3} ms a token; `finetune plan` reckons with that",
         number(facts, "fixed_ms"),
         number(facts, "ms_per_token"),
     ))?;
+    if !facts["bytes_per_token"].is_null() {
+        inv.say(&format!(
+            "and has {:.1} MB and {:.1} kB a token in use beside the weights",
+            number(facts, "fixed_bytes") / 1e6,
+            number(facts, "bytes_per_token") / 1e3,
+        ))?;
+    }
+    Ok(())
+}
+
+/// The facts as tables.
+fn tell(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
+    tell_device(inv, facts)?;
     let training = format!("training, {} x {} tokens", facts["rows"], facts["length"]);
     for (what, pass) in [(training.as_str(), &facts["training"]), ("decoding", &facts["decoding"])] {
         if pass.is_null() {
+            continue;
+        }
+        if pass["verbs"].is_null() {
+            inv.say(&format!("{what}: {:.1} tokens/s", number(pass, "tokens_per_second")))?;
             continue;
         }
         inv.say(&format!(

@@ -27,7 +27,7 @@ use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
 use crate::report::Look;
 use crate::train::checkpoint::{self, Identity, Saving, State};
-use crate::train::event::{Done, Event, Halt};
+use crate::train::event::{Done, Event, Halt, Takes};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
@@ -46,6 +46,11 @@ pub trait Team {
 
     /// What the devices of this process are called in events, and which hardware each is.
     fn hardware(&self) -> Vec<(String, String)>;
+
+    /// What the one device of it should take of its memory, where that is known before it is measured.
+    fn takes(&self) -> Option<Takes> {
+        None
+    }
 
     /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
     fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
@@ -185,7 +190,8 @@ impl Job {
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
-        let mut learner = Learner::new(self.shape(options), self.counts(options), team.hardware());
+        let mut learner =
+            Learner::new(self.shape(options), self.counts(options), (team.hardware(), team.takes()));
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {

@@ -6,12 +6,15 @@ use super::coordinator::HERE;
 use super::plan::{Counts, Load, Worker, forecast};
 use super::profile::{self, Basis, Measured, Pace, Profiles, Shape};
 use crate::numeric::line::Points;
-use crate::train::event::{Event, Forecast, Part, Speed, Step};
+use crate::train::event::{Event, Forecast, Part, Speed, Step, Takes};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Least microbatches whose times are worth keeping.
 const FEW: f64 = 3.0;
+
+/// The devices of this process with the hardware that each is, and what the one of a run alone should take.
+type Here = (Vec<(String, String)>, Option<Takes>);
 
 /// Folds a run.
 pub struct Learner {
@@ -20,6 +23,8 @@ pub struct Learner {
     load: Load,
     /// What the devices of this process are called, and which hardware each is.
     here: Vec<(String, String)>,
+    /// What the one device of it should take of its memory, where that is known before it is measured.
+    takes: Option<Takes>,
     profiles: Profiles,
     speeds: BTreeMap<(String, String), Speed>,
     steps: u64,
@@ -36,13 +41,14 @@ pub struct Learner {
 
 impl Learner {
     /// Of a run that takes the steps of `load`.
-    pub fn new(shape: Shape, (counts, mut load): (Counts, Load), here: Vec<(String, String)>) -> Self {
+    pub fn new(shape: Shape, (counts, mut load): (Counts, Load), (here, takes): Here) -> Self {
         load.trained = shape.trained;
         Learner {
             shape,
             counts,
             load,
             here,
+            takes,
             profiles: Profiles::read(),
             speeds: BTreeMap::new(),
             steps: 0,
@@ -141,12 +147,30 @@ impl Learner {
         let trials: f64 = trials.map(|s| 2.0 * s.points.y).sum();
         let basis = "measured".to_string();
         let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + trials);
+        let memory = self.takes.clone().map_or_else(|| self.by_trials(), |takes| vec![takes]);
         (tokens_per_second > 0.0 && seconds.is_finite()).then_some(Event::Forecast(Forecast {
             step,
             tokens_per_second,
             seconds,
             basis,
+            memory,
         }))
+    }
+
+    /// What devices should take of their memory by what their trials took.
+    fn by_trials(&self) -> Vec<Takes> {
+        let longest = self.load.steps.iter().flatten().max().copied().unwrap_or(0);
+        let takes = |speed: &Speed| {
+            let line = speed.memory?.fit()?.line;
+            let (worker, device) = (speed.worker.clone(), speed.device.clone());
+            Some(Takes {
+                worker,
+                device,
+                bytes: line.at(f64::from(longest)) as u64,
+                basis: "measured".into(),
+            })
+        };
+        self.speeds.values().filter_map(takes).collect()
     }
 
     /// Keeps what was learnt.
@@ -155,6 +179,7 @@ impl Learner {
         let alone = self.speeds.len() == 1;
         for speed in self.speeds.values().filter(|s| s.points.n >= FEW) {
             let mut measured = Measured { train: speed.points, link: speed.link, ..Measured::default() };
+            measured.memory = speed.memory.unwrap_or_default();
             let besides = match alone && speed.worker.is_empty() {
                 // Trials were no part of a step.
                 true if speed.trials == 0 => self.all - speed.points.y,

@@ -48,8 +48,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let longest = config.longest_row();
     let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
     let weights = (config, &*base.files.tensors, &spec);
-    let mut model =
-        devices::open(&devices::choose(&groups::devices(s)?)?, weights, None, Need { tokens: 0 })?;
+    let mut model = devices::open(&devices::choose(&groups::devices(s)?)?, weights, None, Need::SPEECH)?;
     match &loaded {
         Some(l) => model.set_parameters(&l.flat)?,
         None => {

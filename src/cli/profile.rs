@@ -7,6 +7,7 @@ use crate::format::atomic;
 use crate::model::config::Config;
 use crate::model::flops;
 use crate::model::lora::LoraSpec;
+use crate::model::memory::{Fit, Used};
 use crate::numeric::line::{Line, Points};
 pub use crate::train::event::Link;
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,8 @@ pub struct Measured {
     pub save: Points,
     /// Seconds of an answer, each counted as one.
     pub answer: Points,
+    /// Bytes of its memory that a training microbatch has in use at once, by its tokens.
+    pub memory: Used,
     /// How it is reached, where it is on another machine.
     pub link: Option<Link>,
 }
@@ -186,6 +189,9 @@ impl Profiles {
                 points.join(&old.faded(OLD));
             }
             m.link = m.link.or(old.link);
+            // Where blocks keep something else now, what is old says nothing.
+            let old = Used { points: old.memory.points.faded(OLD), ..old.memory };
+            m.memory.join(&old);
         }
         self.records.push(new);
         let surplus = self.records.len().saturating_sub(MOST);
@@ -203,6 +209,12 @@ impl Profiles {
         let usable = of_it.rev().filter(|r| r.measured.train.line().is_some() && far(r).is_finite());
         let record = usable.min_by(|a, b| far(a).total_cmp(&far(b)))?;
         record.pace(shape)
+    }
+
+    /// What `device` was measured to take of its memory for models of exactly this shape.
+    pub fn memory(&self, device: &str, shape: &Shape) -> Option<Fit> {
+        let same = |r: &&Record| r.worker.is_empty() && r.device == device && r.shape.key == shape.key;
+        self.records.iter().rev().find(same)?.measured.memory.fit()
     }
 
     /// Workers elsewhere that were measured, the newest first, each with its devices.
@@ -260,6 +272,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::memory::InUse;
 
     fn shape(model: &str, flops: f64) -> Shape {
         Shape { key: model.into(), model: model.into(), flops, trained: 100 }
@@ -288,6 +301,23 @@ mod tests {
         assert!((scaled.train.each - 0.002).abs() < 1e-9);
         assert_eq!(of("a", "other", 4e9).unwrap().basis, Basis::Scaled { from: "large".into() });
         assert_eq!(of("c", "small", 1e9), None);
+    }
+
+    #[test]
+    fn memory_is_that_of_this_device_and_shape_alone() {
+        let mut all = Profiles::default();
+        let mut planted = record("a", shape("small", 1e9), 0.001, 4);
+        let seen = |bytes| InUse { bytes, blocks: 3 };
+        planted.measured.memory.rest(seen(1000));
+        planted.measured.memory.add(10.0, seen(1500));
+        all.learn(planted.clone());
+        all.learn(planted);
+        let fit = all.memory("a", &shape("small", 1e9)).unwrap();
+        assert_eq!((fit.blocks, fit.line), (3, Line { fixed: 1000.0, each: 50.0 }));
+        let text = serde_json::to_string(&all).unwrap();
+        assert_eq!(serde_json::from_str::<Profiles>(&text).unwrap(), all, "it is kept");
+        assert_eq!(all.memory("a", &shape("other", 1e9)), None);
+        assert_eq!(all.memory("b", &shape("small", 1e9)), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::adapter;
 use super::auto;
 use super::coordinator;
 use super::demo;
-use super::devices;
+use super::devices::{self, Need};
 use super::job::{Job, Steps, Team, Values};
 use super::options::groups::{Options, Role};
 use super::options::{Typed, alias, yaml};
@@ -16,8 +16,10 @@ use super::refusal::Refusal;
 use super::signals;
 use super::verb::Invocation;
 use super::worker;
+use crate::model::memory::Estimate;
 use crate::model::stage::{Microbatch, Output, Stage, Want};
 use crate::numeric::say::say;
+use crate::train::event::Takes;
 use crate::train::{self, Finished, Local, OwnThread};
 use std::path::{Path, PathBuf};
 
@@ -48,17 +50,19 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     job.resume(&place)?;
     let p = &job.prepared;
     let weights = (&p.config, &*p.base.files.tensors, &p.spec);
-    let model = devices::open(&chosen, weights, options.data.class_weights.clone(), job.need())?;
+    let (hardware, shape, profiles) = (devices::hardware(&chosen, 0), job.shape(&options), Profiles::read());
+    let device = profile::device(&devices::cpu_class(&chosen), &hardware);
+    let need = Need { measured: profiles.memory(&device, &shape), ..job.need() };
+    let takes = devices::expected(&chosen, weights, need, job.longest(&options))?;
+    let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     let model = OwnThread::new(model, &signals::STOP);
-    let hardware = devices::hardware(&chosen, 0);
-    let device = profile::device(&model.class(), &hardware);
-    let known = Profiles::read().pace("", &device, &job.shape(&options));
+    let known = profiles.pace("", &device, &shape);
     // Who was measured on this model before is measured by the run itself.
     let trials = match known.is_some_and(|pace| pace.basis == Basis::Measured) {
         true => vec![],
         false => job.trials(),
     };
-    let mut team = Alone { model, hardware, trials };
+    let mut team = Alone { model, hardware, trials, takes };
     let claim = Claim::new(&place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)
 }
@@ -72,6 +76,8 @@ struct Alone {
     hardware: String,
     /// What it is measured with before the first step.
     trials: Vec<Microbatch>,
+    /// What it should take of the memory.
+    takes: Estimate,
 }
 
 impl Team for Alone {
@@ -86,6 +92,12 @@ impl Team for Alone {
 
     fn hardware(&self) -> Vec<(String, String)> {
         vec![(String::new(), self.hardware.clone())]
+    }
+
+    fn takes(&self) -> Option<Takes> {
+        let basis = if self.takes.measured.is_some() { "measured" } else { "estimated" };
+        let (worker, device) = (String::new(), self.model.class());
+        Some(Takes { worker, device, bytes: self.takes.in_use, basis: basis.into() })
     }
 
     /// By what both say of the beginning of the first row.

@@ -6,9 +6,9 @@
 //! gone the coordinator gives that work out again, and the worker, however it comes back, begins with nothing.
 
 use super::link::codec::in_place;
+pub use super::trials::Trials;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};
-use crate::numeric::line::Points;
 use crate::train::event::Link;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -64,6 +64,8 @@ pub enum ToCoordinator {
         parameters: Hash,
         /// Time that it took to compute, in microseconds.
         micros: u64,
+        /// The most bytes of the device that it had in use at once, frozen weights apart; 0 where nobody counts.
+        memory: u64,
     },
     /// A part of the running sum; all parts of one sum come in order before their [`ToCoordinator::Sum`].
     SumPiece {
@@ -151,9 +153,8 @@ pub enum ToCoordinator {
     },
     /// What the devices of [`ToCoordinator::Ready`] were measured to need; said once, right after it.
     Measured {
-        /// Tokens and seconds of trial microbatches, for every device in its order; a device that was not measured
-        /// has none.
-        devices: Vec<Points>,
+        /// What trial microbatches took, for every device in its order; a device that was not measured has none.
+        devices: Vec<Trials>,
         /// The way here, where there is one.
         link: Option<Link>,
     },

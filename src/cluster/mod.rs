@@ -10,4 +10,5 @@ pub mod piece;
 pub mod reduce;
 #[cfg(test)]
 mod simulator;
+mod trials;
 pub mod worker;

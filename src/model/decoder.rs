@@ -29,6 +29,16 @@ pub enum Keep {
 }
 
 impl Keep {
+    /// Blocks of so many that keep the outputs of their products.
+    pub fn blocks(self, layers: usize) -> u32 {
+        let blocks = match self {
+            Keep::Everything => layers,
+            Keep::Inputs => 0,
+            Keep::Top(count) => layers.min(count),
+        };
+        blocks as u32
+    }
+
     /// Whether block i of `blocks` keeps the outputs of its products.
     fn outputs(self, i: usize, blocks: usize) -> bool {
         match self {

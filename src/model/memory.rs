@@ -1,17 +1,21 @@
 //! How much memory a stage takes, from shapes alone, so that what blocks keep can be chosen before anything is
 //! loaded. Counts f32 values that exist at the same time at the worst moment, and what the trainer holds of
 //! each parameter. A backend keeps freed memory for the next microbatch, up to a quarter more than was ever in
-//! use; its own packing may add a few per cent.
+//! use; its own packing may add a few per cent. Where a device has computed microbatches of this model before, the
+//! line through what they had in use ([`Fit`]) takes the place of what is counted here.
 
 use super::config::Config;
+pub use super::used::{Fit, InUse, Used};
+
 use super::decoder::Keep;
 use super::head::chunk;
 use super::layout;
 use super::lora::LoraSpec;
 use super::weights::ModelError;
+use crate::numeric::line::Line;
 
 /// Bytes, by what they are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
     /// Frozen weights, as the backend packs them.
     pub weights: u64,
@@ -22,6 +26,10 @@ pub struct Estimate {
     pub kept: u64,
     /// What one block, or the head, needs while it computes.
     pub scratch: u64,
+    /// Of it all, what the device has in use at once besides the weights: what [`InUse`] measures.
+    pub in_use: u64,
+    /// The line that it was measured by; None where it was counted from shapes.
+    pub measured: Option<Line>,
 }
 
 impl Estimate {
@@ -44,6 +52,8 @@ pub struct Load<'a> {
     pub weights: u64,
     /// Whose memory it is.
     pub home: Home,
+    /// What the device was measured to take, where somebody did.
+    pub measured: Option<Fit>,
 }
 
 /// Whose memory a device computes in.
@@ -57,12 +67,15 @@ pub enum Home {
     Own,
 }
 
+/// Bytes that a device has of each trained parameter: two values.
+const ON_DEVICE: u64 = 4 * 2;
+
 impl Home {
     /// Bytes for each trained parameter.
     fn adapter(self) -> u64 {
-        // On the device two values; on the host four and a sum of 8 bytes, and up to four more values that are
+        // On the host four and a sum of 8 bytes, and up to four more values that are
         // copies, while a step ends or is saved.
-        let (device, host) = (4 * 2, 4 * 4 + 8 + 4 * 4);
+        let (device, host) = (ON_DEVICE, 4 * 4 + 8 + 4 * 4);
         // Upload: one value on its way and one in a buffer of the device.
         let sent = 4 * 2;
         match self {
@@ -76,23 +89,50 @@ impl Home {
 
 /// What it takes.
 pub fn estimate(load: Load, keep: Keep) -> Estimate {
-    let Load { config, lora, tokens, weights, home } = load;
+    let Load { config, lora, tokens, weights, home, measured } = load;
+    let trained = layout::of(config, lora, 0..config.layers).len() as u64;
+    let (adapter, resident) = (trained * home.adapter(), trained * ON_DEVICE);
+    let recycled = |bytes: u64| bytes + bytes / 4;
+    let of = |(kept, scratch): (u64, u64), measured: Option<Line>| Estimate {
+        weights,
+        adapter,
+        kept: recycled(kept),
+        scratch: recycled(scratch),
+        in_use: resident + kept + scratch,
+        measured,
+    };
+    let blocks = keep.blocks(config.layers);
+    let seen = |line: Line| {
+        let besides = (line.fixed as u64).saturating_sub(resident);
+        ((line.each * tokens as f64) as u64, besides)
+    };
+    match measured {
+        Some(fit) if fit.blocks == blocks => of(seen(fit.line), Some(fit.line)),
+        // Where one way took more than its shapes say, another does too.
+        Some(fit) => {
+            let ((a, b), (c, d)) = (seen(fit.line), counted(&load, fit.blocks));
+            let more = |bytes: u64| (bytes as f64 * ((a + b) as f64 / (c + d).max(1) as f64).max(1.0)) as u64;
+            let (kept, scratch) = counted(&load, blocks);
+            of((more(kept), more(scratch)), None)
+        }
+        None => of(counted(&load, blocks), None),
+    }
+}
+
+/// Bytes that are kept between forward and backward, and that are needed while something is computed, where so many
+/// blocks keep their activations.
+fn counted(load: &Load, blocks: u32) -> (u64, u64) {
+    let &Load { config, lora, tokens, .. } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
-    let trained = layout::of(config, lora, 0..config.layers).len() as u64;
     // x, mid; q, attended; k, v; gate, up; q and k before their norms; logsumexp, roots and h are small.
     let norms = if config.qk_norm { q + kv } else { 0 };
     let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
     let everything = t * (2 * c + 2 * q + 2 * kv + 2 * f + norms + small);
     let inputs = t * c;
-    let layers = config.layers as u64;
-    let whole = match keep {
-        Keep::Everything => layers,
-        Keep::Inputs => 0,
-        Keep::Top(count) => layers.min(count as u64),
-    };
-    let kept = whole * everything + (layers - whole) * inputs;
+    let (layers, whole) = (config.layers as u64, u64::from(blocks));
+    let kept = whole * everything + layers.saturating_sub(whole) * inputs;
     // The first block that is computed again takes what the topmost have given back.
     let one_block = if whole == 0 { everything } else { 0 };
     let masked = if lora.dropout > 0.0 { t * f } else { 0 };
@@ -100,13 +140,7 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
     let in_head = t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs);
-    let recycled = |bytes: u64| bytes + bytes / 4;
-    Estimate {
-        weights,
-        adapter: trained * home.adapter(),
-        kept: recycled(4 * kept),
-        scratch: recycled(4 * in_block.max(in_head)),
-    }
+    (4 * kept, 4 * in_block.max(in_head))
 }
 
 /// Bytes for people: `3.10 GB`, `15 MB`.
@@ -147,9 +181,19 @@ pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
     Err(ModelError::Memory { needed: least.total(), limit, way_out })
 }
 
+/// Whether the way that a fit was measured with still is the one to take; false where blocks have to keep less, and the
+/// error where nothing fits.
+pub fn stands(load: Load, limit: u64) -> Result<bool, ModelError> {
+    let (keep, _) = choose(load, limit)?;
+    Ok(load.measured.is_none_or(|fit| keep.blocks(load.config.layers) >= fit.blocks))
+}
+
 /// The longest microbatch that stays within `limit` bytes with the most frugal policy; 0 where none does.
 pub fn largest(load: Load, limit: u64) -> usize {
-    let fits = |tokens: usize| estimate(Load { tokens, ..load }, Keep::Inputs).total() <= limit;
+    // What blocks were measured with may be more frugal than what shapes say of the most frugal way.
+    let measured = load.measured.map(|fit| fit.keep(load.config.layers));
+    let ways = || measured.into_iter().chain([Keep::Inputs]);
+    let fits = |tokens: usize| ways().any(|keep| estimate(Load { tokens, ..load }, keep).total() <= limit);
     let (mut low, mut high) = (0, load.tokens.max(1));
     // `low` fits or is 0, `high` does not.
     if fits(high) {

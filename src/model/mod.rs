@@ -13,4 +13,5 @@ pub mod memory;
 pub mod merge;
 pub mod quantised;
 pub mod stage;
+mod used;
 pub mod weights;

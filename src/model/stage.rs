@@ -2,6 +2,7 @@
 //! stage is the whole model.
 
 use super::layout::Layout;
+pub use super::used::InUse;
 pub use crate::backend::{Fault, Traffic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,6 +141,11 @@ pub trait Stage {
     /// What went to the device and came back since it was opened.
     fn traffic(&self) -> Traffic {
         Traffic::default()
+    }
+
+    /// The most that was in use at once since this was last asked; None where nobody counts.
+    fn in_use(&mut self) -> Option<InUse> {
+        None
     }
 
     /// Forward and backward return [`Fault::Cancelled`] at the next block boundary once this is raised. A stage

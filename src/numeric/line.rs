@@ -37,6 +37,13 @@ impl Points {
         }
     }
 
+    /// What it takes where there is nothing at all: a point at x = 0, which [`Points::add`] would not have.
+    pub fn rest(&mut self, y: f64) {
+        if y > 0.0 && y.is_finite() {
+            self.join(&Points { n: 1.0, y, ..Points::default() });
+        }
+    }
+
     /// All of another's.
     pub fn join(&mut self, other: &Points) {
         self.n += other.n;
@@ -112,6 +119,15 @@ mod tests {
         check(&[(1.0, 5.0), (2.0, 4.0)], 0.0, 3.0);
         check(&[(4.0, 8.0)], 0.0, 2.0);
         check(&[(4.0, 8.0), (4.0, 10.0)], 0.0, 2.25);
+    }
+
+    #[test]
+    fn a_point_at_rest_is_the_fixed_part_of_one_other() {
+        let mut sums = Points::default();
+        sums.rest(7.0);
+        assert_eq!(sums.line(), None, "nothing moved yet");
+        sums.add(4.0, 15.0);
+        assert_eq!(sums.line(), Some(Line { fixed: 7.0, each: 2.0 }));
     }
 
     #[test]

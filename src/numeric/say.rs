@@ -21,7 +21,14 @@ pub fn inline(text: &str) -> String {
 }
 
 fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
-    text.chars().flat_map(|c| if which(c) { c.escape_default().collect() } else { vec![c] }).collect()
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match which(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// As `eprintln!`, but nothing happens where nobody listens.

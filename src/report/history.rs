@@ -83,7 +83,9 @@ pub struct Point {
     pub seconds: f64,
     /// Wall time of all steps before it.
     pub began: f64,
-    /// Seconds of sums and parameters under way while nobody computed: sums end a step, parameters begin the next one.
+    /// Seconds of parameters under way before anybody computed: they begin a step.
+    pub parameters: f64,
+    /// Seconds of sums under way while nobody computed: they end it.
     pub sync: f64,
     /// What each device did, by its place in [`History::devices`]; of the last `LANE_STEPS` steps.
     pub parts: Vec<(usize, Part)>,
@@ -162,7 +164,7 @@ impl History {
     fn step(&mut self, step: &Step) {
         let began = self.steps.last().map_or(0.0, |p| p.began + p.seconds);
         let shared = step.shared.as_ref();
-        let parts = shared.map(|s| s.devices.clone()).unwrap_or_default();
+        let parts = shared.map_or_else(|| self.alone(step), |s| s.devices.clone());
         let parts = parts.into_iter().map(|part| (self.place(&part), part)).collect();
         self.steps.push(Point {
             step: step.step,
@@ -173,12 +175,35 @@ impl History {
             tokens_per_second: step.total_tokens as f64 / step.seconds.max(1e-9),
             seconds: step.seconds,
             began,
-            sync: shared.map_or(0.0, |s| (s.sync_seconds - s.hidden_seconds).max(0.0)),
+            parameters: shared.map_or(0.0, |s| s.parameter_seconds.max(0.0)),
+            sync: shared.map_or(0.0, |s| (s.sync_seconds - s.hidden_seconds - s.parameter_seconds).max(0.0)),
             parts,
         });
         if let Some(old) = self.steps.len().checked_sub(LANE_STEPS + 1) {
             self.steps[old].parts = Vec::new();
         }
+    }
+
+    /// The part of the one device that did it all, which has no worker's name.
+    fn alone(&self, step: &Step) -> Vec<Part> {
+        if step.spans.is_empty() {
+            return Vec::new();
+        }
+        let classes = self.start.as_ref().map(|start| &start.classes);
+        let device = classes.and_then(|classes| classes.last().cloned()).unwrap_or_default();
+        vec![Part {
+            worker: String::new(),
+            device,
+            microbatches: step.spans.len() as u64,
+            tokens: step.total_tokens,
+            busy: step.spans.iter().map(|(from, to)| to - from).sum(),
+            spans: step.spans.clone(),
+        }]
+    }
+
+    /// Whether one device in one process does it all.
+    pub fn is_alone(&self) -> bool {
+        self.devices.iter().all(|(worker, _)| worker.is_empty())
     }
 
     fn change(&mut self, change: &Change) {

@@ -26,11 +26,12 @@ impl Packing {
     }
 
     /// The text as it was asked for.
-    pub fn pack(self, text: String) -> Bytes {
+    pub fn pack(self, text: impl Into<Bytes>) -> Bytes {
+        let text = text.into();
         match self {
-            Packing::Plain => text.into(),
+            Packing::Plain => text,
             Packing::Gzip => {
-                let mut packer = flate2::read::GzEncoder::new(text.as_bytes(), flate2::Compression::new(4));
+                let mut packer = flate2::read::GzEncoder::new(&text[..], flate2::Compression::new(4));
                 let mut packed = Vec::new();
                 // Of bytes that lie in memory: nothing can fail.
                 let _ = packer.read_to_end(&mut packed);

@@ -5,7 +5,7 @@ use super::confusion;
 use super::team::Team;
 use super::words::{SHOWN_CLASSES, change_line, duration, eval_line, run_lines, size, speed_line};
 use crate::numeric::say::inline;
-use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step};
+use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step, Takes};
 use std::collections::BTreeMap;
 
 /// Weight of the past in smoothed numbers.
@@ -219,6 +219,26 @@ impl Progress {
         ))
     }
 
+    /// What each device should have taken of its memory beside the most that it took: in use at once, frozen weights
+    /// apart.
+    pub fn memory_compared(&self) -> Vec<String> {
+        let takes = self.forecast.iter().flat_map(|forecast| &forecast.memory);
+        let line = |takes: &Takes| {
+            let key = (takes.worker.clone(), takes.device.clone());
+            let most = self.speeds.get(&key)?.memory?.most;
+            let who = [takes.worker.as_str(), &takes.device].into_iter().filter(|s| !s.is_empty());
+            let off = 100.0 * (most as f64 / takes.bytes.max(1) as f64 - 1.0);
+            Some(inline(&format!(
+                "memory   {}: expected {:.1} MB ({}), at most {:.1} MB ({off:+.0} %), the weights apart",
+                who.collect::<Vec<_>>().join(", "),
+                takes.bytes as f64 / 1e6,
+                takes.basis,
+                most as f64 / 1e6,
+            )))
+        };
+        takes.filter_map(line).collect()
+    }
+
     /// What a run came to.
     pub fn summary(&self, done: &Done) -> Vec<String> {
         let mut lines = Vec::new();
@@ -245,9 +265,13 @@ impl Progress {
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
         }
         lines.extend(self.compared(done.seconds).filter(|_| done.complete));
+        lines.extend(self.memory_compared());
         let learnt = self.loss.zip(self.smooth_loss()).is_some_and(|((first, _), last)| last < first);
         lines.extend(self.team.lines());
         lines.extend(self.team.speed_line().filter(|_| learnt));
+        if done.complete && self.seconds > 0.0 {
+            lines.push(format!("report   {}", done.path.join("report.html").display()));
+        }
         lines.push(match done.complete {
             true => format!("adapter  {}", done.path.display()),
             false => format!("stopped  {} holds the state: go on with --resume", done.path.display()),
@@ -274,6 +298,7 @@ mod tests {
             shared: None,
             traffic: None,
             memory: None,
+            spans: vec![],
         })
     }
 
@@ -310,6 +335,7 @@ mod tests {
                 "loss     3.0000 -> 2.4737  (smoothed; 2 of 2 steps)",
                 "eval     3.0000 -> 1.5000",
                 "speed    200 tokens/s  (200 tokens; 1:01:01 in all)",
+                "report   out/report.html",
                 "adapter  out",
             ],
         );

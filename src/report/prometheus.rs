@@ -59,7 +59,15 @@ pub fn text(history: &History) -> String {
 }
 
 fn devices(out: &mut Text, history: &History) {
-    if history.devices.is_empty() {
+    let seen: Vec<_> = history.progress.speeds.values().filter_map(|s| Some((s, s.memory?))).collect();
+    if !seen.is_empty() {
+        let name = "finetune_device_memory_peak_bytes";
+        out.family(name, "gauge", "Most bytes in use at once for a microbatch, frozen weights apart.");
+        for (speed, memory) in seen {
+            out.sample(name, &[("worker", &speed.worker), ("device", &speed.device)], memory.most as f64);
+        }
+    }
+    if history.is_alone() {
         return;
     }
     let team = &history.progress.team;
@@ -141,6 +149,7 @@ mod tests {
             shared: Some(shared),
             traffic: None,
             memory: None,
+            spans: vec![],
         };
         let run = RunStart { total_steps: 2, first_step: 1, ..RunStart::default() };
         let text = text(&History::of(&[Event::Run(run), Event::Step(step)]));

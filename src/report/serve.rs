@@ -39,8 +39,8 @@ type Answer = Response<BoxBody<Bytes, Infallible>>;
 /// What a page needs, shared with the threads that show it.
 struct Shown {
     history: Live,
-    /// The body as it was drawn last, for how many events and how packed: readers share it.
-    drawn: Mutex<Option<(u64, Packing, Bytes)>>,
+    /// The body as it was drawn last.
+    drawn: Mutex<Drawn>,
     around: Surroundings,
     /// None: anybody who reaches the port may look.
     key: Option<String>,
@@ -49,18 +49,27 @@ struct Shown {
     news: watch::Sender<u64>,
 }
 
+/// A body that readers share: for how many events, and as bytes of each packing that was asked for.
+#[derive(Default)]
+struct Drawn {
+    events: u64,
+    text: Option<Bytes>,
+    packed: Option<Bytes>,
+}
+
 impl Shown {
     fn body(&self, packing: Packing) -> Bytes {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         // Counted before it is drawn: what comes in between is drawn again.
         let events = *self.news.borrow();
-        match &*drawn {
-            Some((of, packed, body)) if (*of, *packed) == (events, packing) => body.clone(),
-            _ => {
-                let body = packing.pack(page::body(&self.history.now(), &self.around));
-                *drawn = Some((events, packing, body.clone()));
-                body
-            }
+        if drawn.events != events {
+            *drawn = Drawn { events, ..Drawn::default() };
+        }
+        let draw = || Bytes::from(page::body(&self.history.now(), &self.around));
+        let text = drawn.text.get_or_insert_with(draw).clone();
+        match packing {
+            Packing::Plain => text,
+            Packing::Gzip => drawn.packed.get_or_insert_with(|| packing.pack(text)).clone(),
         }
     }
 }
@@ -88,7 +97,7 @@ impl Dashboard {
             .build()?;
         let listener = runtime.block_on(TcpListener::bind(address))?;
         let address = listener.local_addr()?;
-        let (drawn, news) = (Mutex::new(None), watch::Sender::new(0));
+        let (drawn, news) = (Mutex::new(Drawn::default()), watch::Sender::new(0));
         let shown = Arc::new(Shown { history, drawn, around, key, address, news });
         runtime.spawn(listen(listener, shown.clone()));
         Ok(Dashboard { shown, _runtime: runtime })

@@ -155,6 +155,7 @@ mod tests {
             shared: Some(Shared { devices, repeats: 1, sync_seconds: 0.5, ..Shared::default() }),
             traffic: None,
             memory: None,
+            spans: vec![],
         };
         let mut team = Team::default();
         assert!(team.lines().is_empty() && team.speed_line().is_none());

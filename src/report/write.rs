@@ -15,10 +15,10 @@ pub fn write(dir: &Path, history: &History, around: &Surroundings) -> Result<Pat
         atomic::write_file(&dir.join(format!("{name}.svg")), chart.draw(WIDTH, 300.0).alone().as_bytes())?;
     }
     if !history.devices.is_empty() {
-        let pictures = [
-            ("timeline", page::lanes(history).draw(WIDTH)),
-            ("topology", page::topology(history).draw(WIDTH)),
-        ];
+        let mut pictures = vec![("timeline", page::lanes(history).draw(WIDTH))];
+        if !history.is_alone() {
+            pictures.push(("topology", page::topology(history).draw(WIDTH)));
+        }
         for (name, picture) in pictures {
             atomic::write_file(&dir.join(format!("{name}.svg")), picture.alone().as_bytes())?;
         }
@@ -115,6 +115,7 @@ mod tests {
             shared,
             traffic: None,
             memory: None,
+            spans: vec![],
         })
     }
 

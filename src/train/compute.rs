@@ -8,6 +8,7 @@ use super::event::{Event, Shared, Speed};
 use super::stop::{Stop, Urgency};
 use super::sum::Sums;
 use crate::model::layout::Layout;
+use crate::model::memory::Used;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Traffic, Want};
 use crate::numeric::fixed::{self, BadValue};
 use crate::numeric::line::Points;
@@ -76,6 +77,8 @@ pub trait Compute {
 pub struct Effort {
     /// How it was shared out; None where one device did it all.
     pub shared: Option<Shared>,
+    /// When the one device computed each microbatch, in seconds since it was given the work.
+    pub spans: Vec<(f64, f64)>,
     /// What went to devices and back; None of what computes in place.
     pub traffic: Option<Traffic>,
 }
@@ -90,6 +93,8 @@ pub struct Local<'a> {
     gradient: Vec<f32>,
     /// Tokens and seconds of every microbatch.
     points: Points,
+    /// Tokens and bytes.
+    used: Used,
     /// Microbatches to be measured with before the first step, and how many were.
     trials: (Vec<Microbatch>, u64),
 }
@@ -98,7 +103,14 @@ impl<'a> Local<'a> {
     /// Looks at `stop` between microbatches.
     pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
         let gradient = vec![0.0; model.layout().len()];
-        Local { model, stop, gradient, points: Points::default(), trials: (Vec::new(), 0) }
+        Local {
+            model,
+            stop,
+            gradient,
+            points: Points::default(),
+            used: Used::default(),
+            trials: (Vec::new(), 0),
+        }
     }
 
     /// Measures the model with `trials`, the small ones first, once it has parameters. Their gradients go nowhere.
@@ -110,6 +122,11 @@ impl<'a> Local<'a> {
     /// Every one of them twice, of which the second counts; no more once that took [`TRIAL_SECONDS`], and once only where
     /// one alone does: what it takes to touch memory first is little of that.
     fn measure(&mut self) -> Result<(), Fault> {
+        // What loading took is no matter of microbatches: the second answer is what lies there now.
+        let lies = self.model.in_use().and_then(|_| self.model.in_use());
+        if let Some(seen) = lies.filter(|_| self.used.points.n == 0.0) {
+            self.used.rest(seen);
+        }
         let began = Instant::now();
         for batch in std::mem::take(&mut self.trials.0) {
             if self.stopped() || began.elapsed().as_secs_f64() > TRIAL_SECONDS {
@@ -122,7 +139,9 @@ impl<'a> Local<'a> {
             };
             let first = once()?;
             let seconds = if first > TRIAL_SECONDS { first } else { once()? };
-            self.points.add(batch.ids.len() as f64, seconds);
+            let tokens = batch.ids.len() as f64;
+            self.points.add(tokens, seconds);
+            self.model.in_use().into_iter().for_each(|seen| self.used.add(tokens, seen));
             self.trials.1 += 1;
         }
         Ok(())
@@ -137,7 +156,11 @@ impl<'a> Local<'a> {
         sums: &mut Sums,
     ) -> Result<Result<(), (BadValue, Option<usize>)>, TrainError> {
         let step = batch.step;
+        // What was done before is no part of it.
+        self.model.in_use();
         let loss = self.model.gradient(batch, &mut self.gradient);
+        let tokens = batch.ids.len() as f64;
+        self.model.in_use().into_iter().for_each(|seen| self.used.add(tokens, seen));
         let loss = loss.map_err(|fault| TrainError::Device { step, fault })?;
         let mut with_loss = Sums::new(0);
         if let Err(bad) = with_loss.add_loss(&loss) {
@@ -211,13 +234,17 @@ impl Compute for Local<'_> {
     ) -> Result<Option<Effort>, TrainError> {
         let (cap, before) = (fixed::cap(work.len()), self.model.traffic());
         sums.reset(self.gradient.len());
+        let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));
+        let since = |at: Instant| at.duration_since(given).as_millis() as f64 / 1e3;
         for (index, batch) in work.iter().enumerate() {
             if self.stopped() {
                 return Ok(None);
             }
             let began = Instant::now();
             let added = self.add(batch, cap, sums);
-            self.points.add(batch.ids.len() as f64, began.elapsed().as_secs_f64());
+            let ended = Instant::now();
+            spans.push((since(began), since(ended)));
+            self.points.add(batch.ids.len() as f64, (ended - began).as_secs_f64());
             match self.unless_stopped(added)? {
                 None => return Ok(None),
                 Some(Ok(())) => {}
@@ -225,7 +252,7 @@ impl Compute for Local<'_> {
             }
         }
         let traffic = Some(self.model.traffic().since(&before)).filter(|t| t.submissions > 0);
-        Ok(Some(Effort { shared: None, traffic }))
+        Ok(Some(Effort { shared: None, spans, traffic }))
     }
 
     fn losses(&mut self, step: u64, scoring: Scoring, _: Say) -> Result<Option<()>, TrainError> {
@@ -258,8 +285,8 @@ impl Compute for Local<'_> {
         let Some(line) = self.points.line() else { return Vec::new() };
         let (class, trials) = (self.model.class(), self.trials.1);
         let device = class.clone();
-        let points = self.points;
-        vec![Speed { step, worker: String::new(), device, class, line, points, trials, link: None }]
+        let (points, memory) = (self.points, Some(self.used).filter(|used| used.fit().is_some()));
+        vec![Speed { step, worker: String::new(), device, class, line, points, trials, link: None, memory }]
     }
 }
 

@@ -2,6 +2,7 @@
 //! its kind under `event`; terminal, page and report are pure functions of it, so an event carries whatever
 //! they need and nothing that only one of them would want.
 
+use crate::model::memory::Used;
 use crate::model::stage::Traffic;
 use crate::numeric::line::{Line, Points};
 use serde::{Deserialize, Serialize};
@@ -99,6 +100,10 @@ pub struct Step {
     /// How it was shared out; None where one device did it all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Shared>,
+    /// When the one device computed each microbatch, a pair of seconds since the step began, rounded to milliseconds;
+    /// of several devices, [`Shared`] says it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<(f64, f64)>,
     /// What went to the device and back for all its microbatches; None of what computes in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<Traffic>,
@@ -124,6 +129,9 @@ pub struct Shared {
     pub sync_seconds: f64,
     /// The part of them in which some device computed.
     pub hidden_seconds: f64,
+    /// Another part: from the parameters' leaving, before the first microbatch, to the first device that has them.
+    #[serde(default)]
+    pub parameter_seconds: f64,
     /// Bytes of sums that arrived.
     pub bytes_in: u64,
     /// Bytes of parameters that were sent.
@@ -264,6 +272,9 @@ pub struct Speed {
     /// How it is reached, where it is on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
+    /// What they took of its memory; None where nobody counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Used>,
 }
 
 /// A network between a worker and its coordinator.
@@ -285,6 +296,23 @@ pub struct Forecast {
     /// Wall time from the beginning of the process's work to the end.
     pub seconds: f64,
     /// How good that is: `measured`, `scaled by FLOPs`, `a guess`.
+    pub basis: String,
+    /// What each device should take of its memory, where that is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<Takes>,
+}
+
+/// What a device should take of its memory.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Takes {
+    /// The worker's name; empty where one device does it all.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub worker: String,
+    /// Its own.
+    pub device: String,
+    /// Bytes in use at once, frozen weights apart, for the longest microbatch of the run.
+    pub bytes: u64,
+    /// How good that is: `measured`, `estimated`.
     pub basis: String,
 }
 

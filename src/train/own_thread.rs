@@ -7,7 +7,7 @@ use super::stop::{Stop, Urgency};
 
 use crate::model::layout::Layout;
 use crate::model::stage::{
-    Cancel, Fault, Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
+    Cancel, Fault, Generate, InUse, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
 };
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
@@ -36,6 +36,7 @@ pub struct OwnThread<'a> {
     gradient: Vec<f32>,
     /// After the last gradient.
     traffic: Traffic,
+    in_use: Option<InUse>,
     cancel: Cancel,
 }
 
@@ -46,7 +47,16 @@ impl<'a> OwnThread<'a> {
         model.heed(cancel.clone());
         let (calls, inbox) = mpsc::channel::<Call>();
         std::thread::spawn(move || inbox.into_iter().for_each(|call| call(&mut *model)));
-        OwnThread { layout, class, stop, calls, gradient: Vec::new(), traffic: Traffic::default(), cancel }
+        OwnThread {
+            layout,
+            class,
+            stop,
+            calls,
+            gradient: Vec::new(),
+            traffic: Traffic::default(),
+            in_use: None,
+            cancel,
+        }
     }
 
     /// Has the thread do `work` and waits for it, or, with [`Patience::Little`], until the run is to stop now.
@@ -114,17 +124,24 @@ impl Stage for OwnThread<'_> {
     fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
         let (batch, mut buffer) = (batch.clone(), std::mem::take(&mut self.gradient));
         buffer.resize(gradient.len(), 0.0);
-        let (sums, buffer, traffic) = self.ask(Patience::Little, move |model| {
+        let (sums, buffer, traffic, in_use) = self.ask(Patience::Little, move |model| {
             let sums = model.gradient(&batch, &mut buffer);
-            (sums, buffer, model.traffic())
+            (sums, buffer, model.traffic(), model.in_use())
         })?;
         gradient.copy_from_slice(&buffer);
-        (self.gradient, self.traffic) = (buffer, traffic);
+        (self.gradient, self.traffic, self.in_use) = (buffer, traffic, in_use);
         sums
     }
 
     fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    /// Of the last gradient; else of what lies there now.
+    fn in_use(&mut self) -> Option<InUse> {
+        let last = self.in_use.take();
+        let now = || self.ask(Patience::Little, |model| model.in_use()).ok().flatten();
+        last.or_else(now)
     }
 }
 

@@ -132,7 +132,7 @@ impl Trainer<'_, '_> {
         let microbatches = self.run.work.step(step);
         let Trainer { run, events, sums, next } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
-        let Some(Effort { shared, traffic }) = taken else { return Ok(None) };
+        let Some(Effort { shared, spans, traffic }) = taken else { return Ok(None) };
         let Means { loss, grad_norm } = next.mean(sums);
         let lr = run.schedule.rate(step);
         let Some(()) = self.update(step, grad_norm, lr)? else { return Ok(None) };
@@ -146,6 +146,7 @@ impl Trainer<'_, '_> {
             seconds: began.elapsed().as_secs_f64(),
             epoch: step as f64 / self.run.work.steps_per_epoch().max(1) as f64,
             shared,
+            spans,
             traffic,
             memory: None,
         }))

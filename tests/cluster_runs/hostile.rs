@@ -102,7 +102,7 @@ impl Enemy {
 
     fn announce(&mut self, lease: LeaseId) {
         let parameters = self.parameters.1;
-        self.say(&ToCoordinator::Announce { lease, parameters, micros: 1 });
+        self.say(&ToCoordinator::Announce { lease, parameters, micros: 1, memory: 0 });
     }
 
     /// As far as something that it may put into a sum.

@@ -3,9 +3,11 @@
 use crate::script::*;
 use finetune::cluster::message::{ToCoordinator, Trouble};
 use finetune::cluster::worker::{Begin, Blueprint, Candidate, Equipment, Opener};
+use finetune::model::memory::Fit;
 use finetune::model::stage::Model;
 use finetune::model::weights::ModelError;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A backend that never opens.
 #[derive(Clone, Copy)]
@@ -29,9 +31,76 @@ impl Opener for Broken {
         }
     }
 
-    fn largest(&self, _: &Blueprint) -> usize {
+    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
         0
     }
+}
+
+/// A device that takes more than its shapes say: by what it was measured to take the run has no room on it, or only
+/// where blocks keep less.
+struct Swollen {
+    inner: OnCpu,
+    room: Room,
+    /// How often it was opened in the other way.
+    again: AtomicUsize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Room {
+    None,
+    Less,
+}
+
+impl Opener for Swollen {
+    fn backend(&self) -> &str {
+        "cpu"
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        self.inner.open(blueprint)
+    }
+
+    fn largest(&self, _: &Blueprint, fit: Option<Fit>) -> usize {
+        // By its shapes it would have room for anything.
+        fit.map_or(1 << 20, |_| 32)
+    }
+
+    fn stands(&self, _: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        assert!(fit.line.each > 0.0 && fit.line.fixed > 0.0, "{fit:?}");
+        match self.room {
+            Room::None => {
+                Err(ModelError::Memory { needed: 3_000_000, limit: 2_000_000, way_out: String::new() })
+            }
+            Room::Less => Ok(false),
+        }
+    }
+
+    fn open_within(&self, blueprint: &Blueprint, _: Fit) -> Result<Box<dyn Model>, ModelError> {
+        self.again.fetch_add(1, Ordering::SeqCst);
+        self.inner.open(blueprint)
+    }
+}
+
+#[test]
+fn a_device_whose_trials_take_too_much_is_told_so_or_keeps_less() {
+    let swollen = |room| {
+        let inner = OnCpu { name: "cpu", threads: 1, limit: u64::MAX };
+        Arc::new(Swollen { inner, room, again: AtomicUsize::new(0) })
+    };
+    with(one(vec![swollen(Room::None)], ""), |script| {
+        script.welcome(manifest());
+        assert!(script.devices.is_empty());
+        let line = &script.refused[0];
+        let (what, way) = ("too small for microbatches of 64 tokens: 32 would fit", "measured");
+        assert!(line.contains(what) && line.ends_with(way), "{line}");
+    });
+    let less = swollen(Room::Less);
+    with(one(vec![less.clone()], ""), |script| {
+        script.welcome(manifest());
+        assert_eq!(script.devices.len(), 1, "{:?}", script.refused);
+        done(script);
+    });
+    assert_eq!(less.again.load(Ordering::SeqCst), 1);
 }
 
 fn cpu() -> Arc<dyn Opener> {

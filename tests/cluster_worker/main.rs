@@ -238,7 +238,7 @@ fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
     // What the whole microbatch needs, less a little.
     let blueprint = blueprint();
     let at = |limit| {
-        finetune::cluster::worker::Opener::largest(&OnCpu { name: "", threads: 1, limit }, &blueprint)
+        finetune::cluster::worker::Opener::largest(&OnCpu { name: "", threads: 1, limit }, &blueprint, None)
     };
     let limit = (0..).map(|i| 1_000_000 + i * 20_000).find(|&limit| at(limit) >= 20).unwrap();
     let most = at(limit);

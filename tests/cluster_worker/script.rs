@@ -14,7 +14,7 @@ use finetune::cluster::worker::{
 };
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
-use finetune::model::memory::{self, Home, Load};
+use finetune::model::memory::{self, Fit, Home, Load};
 use finetune::model::stage::{Microbatch, Model, Output, Targets, Want};
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::fixed::{self, CELL, FRACTION_BITS};
@@ -65,8 +65,13 @@ impl Opener for OnCpu {
         Ok(Box::new(Decoder::load(cpu, config, &**tensors, &shape.lora, Build::whole(config))?))
     }
 
-    fn largest(&self, blueprint: &Blueprint) -> usize {
-        load(&Cpu::new(1), blueprint).map_or(0, |load| memory::largest(load, self.limit))
+    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        memory::stands(Load { measured: Some(fit), ..load(&Cpu::new(1), blueprint)? }, self.limit)
+    }
+
+    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
+        load(&Cpu::new(1), blueprint)
+            .map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit))
     }
 }
 
@@ -74,7 +79,7 @@ fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError>
     let weights = Weights::new(&*blueprint.tensors)?
         .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
-    Ok(Load { config, lora, tokens, weights, home: Home::Host })
+    Ok(Load { config, lora, tokens, weights, home: Home::Host, measured: None })
 }
 
 /// As many devices, each with a chain of two backends.

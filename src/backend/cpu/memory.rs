@@ -51,6 +51,8 @@ pub struct Recycling {
     free_lines: usize,
     live_lines: usize,
     peak_lines: usize,
+    /// The most that was in use since somebody asked.
+    since_lines: usize,
     poison: bool,
 }
 
@@ -77,10 +79,17 @@ impl Recycling {
         };
         self.live_lines += memory.lines.len();
         self.peak_lines = self.peak_lines.max(self.live_lines);
+        self.since_lines = self.since_lines.max(self.live_lines);
         if self.poison {
             memory.values_mut().fill(f32::NAN);
         }
         memory
+    }
+
+    /// The most bytes that were in use at once since this was last asked.
+    pub fn peak(&mut self) -> u64 {
+        let lines = std::mem::replace(&mut self.since_lines, self.live_lines);
+        (lines * size_of::<Line>()) as u64
     }
 
     /// Takes a buffer back.
@@ -136,6 +145,12 @@ mod tests {
             pool.give(m);
             assert!(pool.free_lines * LINE <= 5000 * 5 / 4 + 2 * LINE, "{}", pool.free_lines);
         }
+        pool.peak();
+        assert_eq!(pool.peak(), 0, "nothing is in use");
+        let (one, two) = (pool.take(160), pool.take(320));
+        pool.give(two);
+        assert_eq!((pool.peak(), pool.peak()), (4 * 480, 4 * 160), "the most, then what is left");
+        pool.give(one);
         let none = pool.take(0);
         assert!(none.values().is_empty());
     }

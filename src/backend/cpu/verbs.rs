@@ -57,6 +57,10 @@ impl Backend for Cpu {
         self.recycling.give(memory);
     }
 
+    fn peak(&mut self) -> Option<u64> {
+        Some(self.recycling.peak())
+    }
+
     fn upload(&mut self, mut out: ViewMut<Memory>, values: &[f32]) {
         out.values_mut().copy_from_slice(values);
     }

@@ -61,6 +61,8 @@ struct Held {
     spare_bytes: usize,
     live: usize,
     peak: usize,
+    /// The most that was in use since somebody asked.
+    since: usize,
     /// Bytes of frozen matrices.
     frozen: usize,
     /// Frozen matrices that nobody needs any more, until somebody has the driver at hand.
@@ -72,7 +74,7 @@ struct Held {
 impl Default for Held {
     fn default() -> Self {
         let (spare, over) = (BTreeMap::new(), Vec::new());
-        Held { spare, spare_bytes: 0, live: 0, peak: 0, frozen: 0, over, budget: usize::MAX }
+        Held { spare, spare_bytes: 0, live: 0, peak: 0, since: 0, frozen: 0, over, budget: usize::MAX }
     }
 }
 
@@ -129,6 +131,7 @@ impl Held {
     fn uses(&mut self, bytes: usize) {
         self.live += bytes;
         self.peak = self.peak.max(self.live);
+        self.since = self.since.max(self.live);
     }
 }
 
@@ -197,6 +200,13 @@ impl Pool {
     /// So many bytes may be held from now on.
     pub fn within(&mut self, bytes: u64) {
         lock(&self.held).budget = usize::try_from(bytes).unwrap_or(usize::MAX);
+    }
+
+    /// The most bytes that were in use at once since this was last asked, frozen matrices apart.
+    pub fn peak(&mut self) -> u64 {
+        let mut held = lock(&self.held);
+        let live = held.live;
+        std::mem::replace(&mut held.since, live) as u64
     }
 
     /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.

@@ -80,6 +80,10 @@ impl<D: Driver> Backend for Cuda<D> {
         Traffic { submissions: self.traffic.dispatches, made: self.pool.made, ..self.traffic }
     }
 
+    fn peak(&mut self) -> Option<u64> {
+        Some(self.pool.peak())
+    }
+
     fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
         self.pack(source)
     }

@@ -34,6 +34,8 @@ pub struct Pool {
     free_bytes: u64,
     live_bytes: u64,
     peak_bytes: u64,
+    /// The most that was in use since somebody asked.
+    since_bytes: u64,
     frozen_bytes: u64,
     /// Bytes that may be held, whether they are used or lie free.
     budget: u64,
@@ -95,6 +97,7 @@ impl Pool {
             free_bytes: 0,
             live_bytes: 0,
             peak_bytes: 0,
+            since_bytes: 0,
             frozen_bytes: 0,
             budget,
             largest: device.limits().max_buffer_size / 4 * 4,
@@ -134,6 +137,7 @@ impl Pool {
         };
         self.live_bytes += bytes;
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+        self.since_bytes = self.since_bytes.max(self.live_bytes);
         storage
     }
 
@@ -174,6 +178,11 @@ impl Pool {
     /// Bytes of those that are in use and will come back.
     pub fn used(&self) -> u64 {
         self.live_bytes
+    }
+
+    /// The most bytes that were in use at once since this was last asked.
+    pub fn peak(&mut self) -> u64 {
+        std::mem::replace(&mut self.since_bytes, self.live_bytes)
     }
 
     /// Lets everything go that lies free; says whether there was anything.

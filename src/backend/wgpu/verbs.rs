@@ -76,6 +76,10 @@ impl Backend for Wgpu {
         Traffic { made, ..self.gpu.traffic }
     }
 
+    fn peak(&mut self) -> Option<u64> {
+        Some(self.gpu.pool.peak())
+    }
+
     fn border(&mut self) {
         self.gpu.border();
     }

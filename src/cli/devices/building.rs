@@ -5,7 +5,7 @@ use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{Home, Load};
+use crate::model::memory::{Fit, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
@@ -24,6 +24,8 @@ pub struct Whole<'a> {
     pub class_weights: Option<&'a [f32]>,
     /// Longest microbatch.
     pub tokens: usize,
+    /// What the device was measured to take for such a model, where somebody did.
+    pub measured: Option<Fit>,
 }
 
 impl<'a> Whole<'a> {
@@ -36,6 +38,7 @@ impl<'a> Whole<'a> {
             lora: &shape.lora,
             class_weights: shape.class_weights.as_deref(),
             tokens: shape.tokens,
+            measured: None,
         }
     }
 
@@ -47,7 +50,8 @@ impl<'a> Whole<'a> {
     /// What it takes where `packing` says how many bytes a matrix of that many numbers does.
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
         let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
-        Ok(Load { config: self.config, lora: self.lora, tokens: self.tokens, weights, home: Home::Host })
+        let Whole { config, lora, tokens, measured, .. } = *self;
+        Ok(Load { config, lora, tokens, weights, home: Home::Host, measured })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::backend::{Backend, Fault, cuda};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Home, Load};
+use crate::model::memory::{self, Fit, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::block::Encoding;
@@ -233,9 +233,19 @@ impl Opener for Card {
         opened.iter().for_each(Breaker::strike);
     }
 
-    fn largest(&self, blueprint: &Blueprint) -> usize {
+    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
         let dtype = self.dtype(blueprint);
         let load = dtype.and_then(|dtype| self.found.load(&Whole::of(blueprint), dtype));
-        load.map_or(0, |load| memory::largest(load, self.budget))
+        load.map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.budget))
+    }
+
+    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
+        let load = self.found.load(&whole, self.dtype(blueprint)?)?;
+        memory::stands(load, self.budget)
+    }
+
+    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
+        self.whole(&Whole { measured: Some(fit), ..Whole::of(blueprint) }, self.dtype(blueprint)?)
     }
 }

@@ -6,7 +6,7 @@ use super::building::{self, Whole};
 use crate::backend::cpu::Cpu;
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::decoder::Keep;
-use crate::model::memory;
+use crate::model::memory::{self, Fit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 
@@ -33,6 +33,13 @@ impl Processor {
         };
         Ok(cpu(dtype, self.threads))
     }
+
+    fn whole(&self, blueprint: &Blueprint, measured: Option<Fit>) -> Result<Box<dyn Model>, ModelError> {
+        let cpu = self.cpu(blueprint)?;
+        let whole = Whole { measured, ..Whole::of(blueprint) };
+        let keep = memory::choose(whole.load(&cpu)?, self.limit)?.0;
+        building::built(cpu, &whole, keep)
+    }
 }
 
 impl Opener for Processor {
@@ -41,17 +48,23 @@ impl Opener for Processor {
     }
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
-        let cpu = self.cpu(blueprint)?;
-        let whole = Whole::of(blueprint);
-        let keep = memory::choose(whole.load(&cpu)?, self.limit)?.0;
-        building::built(cpu, &whole, keep)
+        self.whole(blueprint, None)
     }
 
-    fn largest(&self, blueprint: &Blueprint) -> usize {
+    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
         let cpu = self.cpu(blueprint);
         let whole = Whole::of(blueprint);
         let load = cpu.as_ref().ok().and_then(|cpu| whole.load(cpu).ok());
-        load.map_or(0, |load| memory::largest(load, self.limit))
+        load.map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit))
+    }
+
+    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
+        memory::stands(whole.load(&self.cpu(blueprint)?)?, self.limit)
+    }
+
+    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
+        self.whole(blueprint, Some(fit))
     }
 }
 
@@ -67,7 +80,7 @@ impl Opener for Twin {
         building::built(Cpu::twin(1), &Whole::of(blueprint), Keep::Everything)
     }
 
-    fn largest(&self, _: &Blueprint) -> usize {
+    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
         usize::MAX
     }
 }

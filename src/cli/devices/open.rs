@@ -5,15 +5,16 @@ use super::super::refusal::Refusal;
 use super::building::{self, Whole};
 use super::card::Card;
 use super::chain;
-use super::choose::{Chosen, Device};
+use super::choose::Chosen;
 use super::cpu::{self, cores};
 use super::prospect::hardware;
+use crate::backend::Backend;
 use crate::backend::cpu::{Cpu, Peaks};
 use crate::backend::timed::{Notes, Timed};
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory;
+use crate::model::memory::{self, Estimate, Fit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::say::say;
@@ -24,6 +25,13 @@ use crate::numeric::tensor::Tensors;
 pub struct Need {
     /// Longest microbatch, in tokens; 0 where nothing is trained.
     pub tokens: usize,
+    /// What the device was measured to take, where somebody did.
+    pub measured: Option<Fit>,
+}
+
+impl Need {
+    /// To speak.
+    pub const SPEECH: Need = Need { tokens: 0, measured: None };
 }
 
 /// Puts a whole model on the chosen device.
@@ -34,7 +42,8 @@ pub fn open(
     need: Need,
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
-    let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens: need.tokens };
+    let Need { tokens, measured } = need;
+    let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens, measured };
     if let Some(pick) = chosen.picks.first()
         && let Some(found) = chain::found(pick.device)
     {
@@ -64,6 +73,27 @@ pub fn open(
     Ok(building::built(cpu, &whole, keep)?)
 }
 
+/// What the CPU should take for microbatches of `longest` tokens, opened as [`open`] does.
+pub fn expected(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    need: Need,
+    longest: usize,
+) -> Result<Estimate, Refusal> {
+    // What it takes is asked of one that starts no threads.
+    let cpu = cpu::cpu(chosen.options.dtype, 1);
+    let Need { tokens, measured } = need;
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
+    let load = whole.load(&cpu)?;
+    let keep = memory::choose(load, limit(chosen))?.0;
+    Ok(memory::estimate(Load { tokens: longest, ..load }, keep))
+}
+
+/// The numeric class of the CPU, as [`open`] opens it.
+pub fn cpu_class(chosen: &Chosen) -> String {
+    cpu::cpu(chosen.options.dtype, 1).class()
+}
+
 /// One layer on the CPU, with the embedding where it is the first and the head where it is the last.
 pub fn layer(
     chosen: &Chosen,
@@ -84,7 +114,7 @@ pub fn fits_by_layers(
     // What it takes is asked of one that starts no threads.
     let cpu = cpu::cpu(chosen.options.dtype, 1);
     let one = Config { layers: 1, ..config.clone() };
-    let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens };
+    let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
     let (needed, limit) = (memory::estimate(whole.load(&cpu)?, Keep::Inputs).total(), limit(chosen));
     if needed <= limit {
         return Ok(());
@@ -112,30 +142,36 @@ pub struct Profiled {
     pub model: Box<dyn Model>,
     /// What its verbs took.
     pub notes: Notes,
-    /// What the device can do at most.
-    pub peaks: Peaks,
-    /// On how many threads.
-    pub threads: usize,
+    /// What the device can do at most, and on how many threads; None of a GPU, whose verbs nobody times.
+    pub peaks: Option<(Peaks, usize)>,
     /// Of which hardware.
     pub hardware: String,
 }
 
-/// As [`open`], and with a clock. A GPU's verbs return before they have computed: it has another clock.
+/// As a run opens the first device that was chosen, and with a clock. A GPU's verbs return before they have computed:
+/// of one, only whole passes are timed.
 pub fn profile(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
 ) -> Result<Profiled, Refusal> {
-    if let Some(pick) = chosen.picks.first().filter(|pick| pick.device != Device::Cpu) {
-        let way = "`finetune devices --check` measures GPUs, --gpus cpu profiles the CPU";
-        return Err(Refusal::configuration(format!("{}: bench profiles the CPU: {way}", pick.name)));
+    let hardware = hardware(chosen, 0);
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
+    if let Some(pick) = chosen.picks.first()
+        && let Some(found) = chain::found(pick.device)
+    {
+        let budget = chain::budget(chosen, 0, found, cpu::free_memory());
+        let opened = Card::new(found, budget, chosen.options.dtype).proved(&whole);
+        let model = opened.map_err(|e| {
+            let refusal: Refusal = e.into();
+            Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
+        })?;
+        return Ok(Profiled { model, notes: Notes::default(), peaks: None, hardware });
     }
     let (cpu, threads) = (processor(chosen), threads(chosen));
     let peaks = cpu.peaks();
-    let whole = Whole { config, tensors, lora, class_weights: None, tokens };
     let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;
     let (timed, notes) = Timed::new(cpu);
     let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
-    let hardware = hardware(chosen, 0);
-    Ok(Profiled { model: Box::new(model), notes, peaks, threads, hardware })
+    Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })
 }

@@ -3,8 +3,9 @@
 
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::layout::Layout;
+use crate::model::memory::Fit;
 use crate::model::stage::{
-    Cancel, Fault, Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
+    Cancel, Fault, Generate, InUse, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
 };
 use crate::model::weights::ModelError;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ impl Opener for NotBuilt {
         Err(ModelError::Source("this build has not got it".into()))
     }
 
-    fn largest(&self, _: &Blueprint) -> usize {
+    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
         0
     }
 }
@@ -45,8 +46,18 @@ impl Opener for Pretended {
         Ok(Box::new(Renamed { model, class }))
     }
 
-    fn largest(&self, blueprint: &Blueprint) -> usize {
-        self.cpu.largest(blueprint)
+    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
+        self.cpu.largest(blueprint, fit)
+    }
+
+    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        self.cpu.stands(blueprint, fit)
+    }
+
+    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
+        let model = self.cpu.open_within(blueprint, fit)?;
+        let class = model.class().replacen("cpu", &self.name, 1);
+        Ok(Box::new(Renamed { model, class }))
     }
 }
 
@@ -82,6 +93,10 @@ impl Stage for Renamed {
 
     fn traffic(&self) -> Traffic {
         self.model.traffic()
+    }
+
+    fn in_use(&mut self) -> Option<InUse> {
+        self.model.in_use()
     }
 
     fn heed(&mut self, cancel: Cancel) {

@@ -10,7 +10,7 @@ use crate::backend::wgpu::adapters::Kind;
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Load};
+use crate::model::memory::{self, Estimate, Fit, Load};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 
@@ -33,23 +33,27 @@ pub struct Prospect {
     pub guess: f64,
 }
 
-/// Every chosen device.
+/// Every chosen device. `measured` knows what one of that class and hardware was seen to take for this model.
 pub fn prospects(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
+    measured: &dyn Fn(&str, &str) -> Option<Fit>,
 ) -> Result<Vec<Prospect>, ModelError> {
-    let whole = Whole { config, tensors, lora, class_weights: None, tokens };
     let one = |at: usize| -> Result<Prospect, ModelError> {
         let pick = &chosen.picks[at];
         let (name, hardware) = (pick.name.clone(), hardware(chosen, at));
+        let whole = |class: &str| {
+            let measured = measured(class, &hardware);
+            Whole { config, tensors, lora, class_weights: None, tokens, measured }
+        };
         let limit = |bytes: u64| (bytes < u64::MAX / 2).then_some(bytes);
         if let Some(found) = found(pick.device) {
             let budget = budget(chosen, at, found, cpu::free_memory());
             let guess = guess(found.facts().kind) / pick.sharing as f64;
             let class = found.class(chosen.options.dtype);
             let (takes, unfit) = match &class {
-                Ok(_) => fits(found.load(&whole, chosen.options.dtype)?, budget),
+                Ok(class) => fits(found.load(&whole(class), chosen.options.dtype)?, budget),
                 Err(fault) => (None, Some(fault.clone().into())),
             };
             let class = class.map_err(|fault| fault.to_string());
@@ -61,7 +65,7 @@ pub fn prospects(
         let budget = budget / chosen.picks.len() as u64;
         let class = cpu.class();
         let guess = per_thread(&class) * threads as f64;
-        let (takes, unfit) = fits(whole.load(&cpu)?, budget);
+        let (takes, unfit) = fits(whole(&class).load(&cpu)?, budget);
         Ok(Prospect { name, class: Ok(class), hardware, limit: limit(budget), takes, unfit, guess })
     };
     (0..chosen.picks.len()).map(one).collect()

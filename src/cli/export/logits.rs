@@ -102,7 +102,7 @@ pub fn logits(
     if chosen.is_one_cpu() {
         return by_layers(&chosen, weights, flat, probe);
     }
-    let mut model = devices::open(&chosen, weights, None, Need { tokens: 0 })?;
+    let mut model = devices::open(&chosen, weights, None, Need::SPEECH)?;
     if let Some(flat) = flat {
         model.set_parameters(flat)?;
     }

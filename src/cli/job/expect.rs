@@ -22,6 +22,12 @@ impl Job {
         plan::count(Ahead { plan: &self.plan, train, eval, done, most: SOME }, options)
     }
 
+    /// Tokens of the longest microbatch that it has.
+    pub fn longest(&self, options: &Options) -> usize {
+        let (counts, load) = self.counts(options);
+        load.steps.iter().flatten().max().map_or(counts.longest, |tokens| *tokens as usize)
+    }
+
     /// Microbatches of a few sizes, the small ones first, that a device can be measured with.
     pub fn trials(&self) -> Vec<Microbatch> {
         trials(&self.prepared.train.samples, self.plan.micro_batch_tokens())
@@ -32,7 +38,7 @@ impl Job {
         let p = &self.prepared;
         let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
         let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
-        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)) }
+        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `finetune plan`: what a training command line will do, what it takes and how long, without doing any of it. Steps
-//! are counted by the plan that a run follows, memory by the estimate that decides whether a device takes part,
+//! are counted by the plan that a run follows, memory by what the device was measured to take, or else by the estimate that
+//! decides whether it takes part,
 //! options are refused by the code that refuses a run; only times are a forecast, and every number of it says how
 //! good it is. No weight is read and nothing is written.
 
@@ -150,7 +151,8 @@ fn here(
         });
         Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
     };
-    Ok(devices::prospects(chosen, model, longest)?.into_iter().map(expected).collect())
+    let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
+    Ok(devices::prospects(chosen, model, longest, &seen)?.into_iter().map(expected).collect())
 }
 
 /// Devices that are waited for: as those that came before, else as a guess.

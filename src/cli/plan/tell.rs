@@ -85,6 +85,7 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         };
         let fits = if e.worker.is_some() { "fits" } else { "DOES NOT FIT" };
         lines.push(format!("  memory {fits}: {} = {}; {of}", size(takes.total()), sum(&takes)));
+        lines.push(format!("         {}", reckoned(&takes)));
         lines.push(format!("         {}", kept(keep, o.prepared.config.layers)));
     }
     if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
@@ -121,6 +122,23 @@ fn sum(e: &Estimate) -> String {
         size(e.kept),
         size(e.scratch)
     )
+}
+
+/// How good the sum is.
+fn reckoned(e: &Estimate) -> String {
+    match e.measured {
+        Some(line) => format!(
+            "measured: {} + {} a token in use at once beside the weights, and a quarter for what waits to be used again",
+            size(line.fixed as u64),
+            small(line.each)
+        ),
+        None => "estimated from the shapes of the model: the first run measures it".into(),
+    }
+}
+
+/// `690 kB`
+fn small(bytes: f64) -> String {
+    if bytes < 1e6 { format!("{:.1} kB", bytes / 1e3) } else { format!("{:.2} MB", bytes / 1e6) }
 }
 
 fn kept(keep: Keep, layers: usize) -> String {
@@ -246,7 +264,9 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
         json!({
             "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
             "workspace": t.scratch, "keeps": kept(keep, o.prepared.config.layers),
-            "limit": p.and_then(|p| p.limit),
+            "limit": p.and_then(|p| p.limit), "in_use": t.in_use,
+            "basis": if t.measured.is_some() { "measured" } else { "estimated" },
+            "measured_fixed": t.measured.map(|line| line.fixed), "measured_per_token": t.measured.map(|line| line.each),
         })
     });
     let (said, from) = match w.map(|w| &w.pace.basis) {

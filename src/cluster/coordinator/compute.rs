@@ -83,7 +83,7 @@ impl Compute for Coordinator<'_> {
         self.reducer.total(sums);
         let shared = Some(self.accounts.finish(tally, self.machine.devices()));
         let traffic = Some(self.traffic).filter(|t| t.submissions > 0);
-        Ok(Some(Effort { shared, traffic }))
+        Ok(Some(Effort { shared, spans: Vec::new(), traffic }))
     }
 
     fn losses(&mut self, _: u64, scoring: Scoring, say: Say) -> Result<Option<()>, TrainError> {

@@ -76,7 +76,7 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
 
 /// What a device was measured to need; None of one that nobody measured.
 pub(super) fn speed(device: DeviceReport, step: u64) -> Option<Speed> {
-    let DeviceReport { place, points, trials, link, .. } = device;
+    let DeviceReport { place, points, trials, link, memory, .. } = device;
     let line = points.line()?;
     Some(Speed {
         step,
@@ -87,6 +87,7 @@ pub(super) fn speed(device: DeviceReport, step: u64) -> Option<Speed> {
         points,
         trials,
         link,
+        memory: Some(memory).filter(|memory| memory.fit().is_some()),
     })
 }
 
@@ -229,6 +230,7 @@ impl Accounts {
             wasted_tokens: tally.wasted_tokens,
             sync_seconds: sync.as_secs_f64(),
             hidden_seconds: tally.hidden.as_secs_f64(),
+            parameter_seconds: self.transfer.unwrap_or_default().as_secs_f64(),
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
         }

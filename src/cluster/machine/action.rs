@@ -3,6 +3,7 @@
 
 use super::super::message::{Device, LeaseId, ToWorker};
 use super::event::{DeviceId, Kind, MemberId};
+use crate::model::memory::Used;
 use crate::numeric::line::Points;
 use crate::train::event::Link;
 use std::collections::BTreeMap;
@@ -276,6 +277,8 @@ pub struct DeviceReport {
     pub points: Points,
     /// Trials among them.
     pub trials: u64,
+    /// Tokens and bytes of them.
+    pub memory: Used,
     /// How it is reached, where it said so.
     pub link: Option<Link>,
 }

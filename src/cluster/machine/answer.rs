@@ -26,6 +26,7 @@ struct Result {
     kind: Kind,
     parameters: Hash,
     micros: Option<u64>,
+    memory: u64,
 }
 
 impl Machine {
@@ -41,16 +42,19 @@ impl Machine {
             &ToCoordinator::SumPiece { sum, offset, .. } => m.comes((sum, offset), self.now),
             _ if m.devices.is_none() => self.expel(member, "it spoke of work before it was ready"),
             &ToCoordinator::Ask { device, room } => self.asked(DeviceId { member, index: device }, room),
-            &ToCoordinator::Announce { lease, parameters, micros } => {
-                self.announced(member, Result { lease, kind: Kind::Train, parameters, micros: Some(micros) });
+            &ToCoordinator::Announce { lease, parameters, micros, memory } => {
+                let result = Result { lease, kind: Kind::Train, parameters, micros: Some(micros), memory };
+                self.announced(member, result);
             }
             ToCoordinator::Measured { devices, link } => self.came_measured(member, devices, *link),
             ToCoordinator::Sum { .. } => self.summed(member, message),
             &ToCoordinator::Score { lease, parameters, micros, .. } => {
-                self.scored(member, Result { lease, kind: Kind::Eval, parameters, micros: Some(micros) });
+                let result = Result { lease, kind: Kind::Eval, parameters, micros: Some(micros), memory: 0 };
+                self.scored(member, result);
             }
             &ToCoordinator::Answer { lease, parameters, .. } => {
-                self.scored(member, Result { lease, kind: Kind::Prompt, parameters, micros: None });
+                let result = Result { lease, kind: Kind::Prompt, parameters, micros: None, memory: 0 };
+                self.scored(member, result);
             }
             &ToCoordinator::Stopped { lease, micros } => self.stopped(member, lease, micros),
             ToCoordinator::Fault { lease, fault } => self.faulted(member, *lease, fault),
@@ -212,6 +216,7 @@ impl Machine {
         let whole = now.saturating_sub(held.sent).as_micros() as u64;
         let micros = result.micros.map_or(elapsed, |m| m.min(whole));
         device.speed.measure(kind, tokens, micros);
+        device.speed.takes(tokens, result.memory);
         device.busy += Duration::from_micros(micros);
         self.note_span(held.device, micros);
         let Some(device) = self.fleet.device_mut(held.device) else { return };

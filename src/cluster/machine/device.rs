@@ -1,17 +1,16 @@
 //! What members say of their devices themselves: what they were measured to need, and what they have become. It is
 //! believed within bounds, because it is written down and added up.
 
-use super::super::message::{Device as Named, LeaseId};
+use super::super::message::{Device as Named, LeaseId, Trials};
 use super::Machine;
 use super::action::{DeviceReport, Note};
 use super::event::{DeviceId, MemberId};
 use super::fleet::{self, report};
-use crate::numeric::line::Points;
 use crate::train::event::Link;
 
 impl Machine {
     /// What was measured of its devices before they took part.
-    pub(super) fn came_measured(&mut self, member: MemberId, measured: &[Points], link: Option<Link>) {
+    pub(super) fn came_measured(&mut self, member: MemberId, measured: &[Trials], link: Option<Link>) {
         let Some(m) = self.fleet.members.get_mut(&member) else { return };
         if std::mem::replace(&mut m.measured, true) {
             return self.expel(member, "it was measured twice");
@@ -24,7 +23,7 @@ impl Machine {
         let sound =
             |l: &Link| l.bandwidth.is_normal() && l.bandwidth > 0.0 && (0.0..1e9).contains(&l.round_trip);
         m.link = link.filter(sound);
-        devices.iter_mut().zip(measured).for_each(|(device, points)| device.speed.admit(points));
+        devices.iter_mut().zip(measured).for_each(|(device, trials)| device.speed.admit(trials));
         let reports = self.fleet.reports().into_iter();
         let devices = reports.filter(|r| r.id.is_some_and(|id| id.member == member) && r.trials > 0);
         let devices: Vec<DeviceReport> = devices.collect();
@@ -71,6 +70,7 @@ mod tests {
     use super::super::{Action, Config};
     use super::*;
     use crate::cluster::message::{Packed, ToCoordinator as From, ToWorker as To};
+    use crate::numeric::line::Points;
     use std::time::Duration;
 
     fn trials(n: f64) -> Points {
@@ -78,7 +78,8 @@ mod tests {
     }
 
     fn measured(points: Points, link: Link) -> From {
-        From::Measured { devices: vec![points], link: Some(link) }
+        let trials = Trials { time: points, ..Trials::default() };
+        From::Measured { devices: vec![trials], link: Some(link) }
     }
 
     fn noted(out: &[Action]) -> Vec<&DeviceReport> {

@@ -264,6 +264,7 @@ impl Fleet {
                 past.busy += report.busy;
                 past.micros_per_token = report.micros_per_token.or(past.micros_per_token);
                 past.points.join(&report.points);
+                past.memory.join(&report.memory);
                 (past.trials, past.link) = (past.trials + report.trials, report.link.or(past.link));
             }
             None => drop(self.past.insert(report.place.clone(), report)),
@@ -281,6 +282,7 @@ impl Fleet {
                 now.busy += past.busy;
                 now.micros_per_token = now.micros_per_token.or(past.micros_per_token);
                 now.points.join(&past.points);
+                now.memory.join(&past.memory);
                 (now.trials, now.link) = (now.trials + past.trials, now.link.or(past.link));
             }
             here.push(now);
@@ -300,6 +302,7 @@ pub(super) fn report(id: Option<DeviceId>, member: &Member, device: &Device) -> 
         micros_per_token: device.speed.known(Kind::Train),
         points: device.speed.points,
         trials: device.speed.trials,
+        memory: device.speed.memory,
         link: member.link,
     }
 }

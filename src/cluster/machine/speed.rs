@@ -2,7 +2,9 @@
 //! median of its last few microbatches, so that one hiccup moves nothing and a lasting change is seen after half
 //! of them.
 
+use super::super::message::Trials;
 use super::event::Kind;
+use crate::model::memory::{InUse, Used};
 use crate::numeric::line::{Line, Points};
 use std::collections::VecDeque;
 
@@ -43,6 +45,8 @@ pub(super) struct Speed {
     pub points: Points,
     /// Trials among them.
     pub trials: u64,
+    /// Tokens and bytes of its training microbatches, trials included.
+    pub memory: Used,
     /// Tokens that take as long as all that a microbatch takes besides its own.
     lead: f64,
     /// What was believed before it was doubted, until there is something better to believe.
@@ -54,7 +58,11 @@ const LEAD: f64 = 1e5;
 
 impl Speed {
     /// What it was measured to need before it took part: an estimate to begin with, and how times go with sizes.
-    pub fn admit(&mut self, trials: &Points) {
+    pub fn admit(&mut self, trials: &Trials) {
+        if trials.memory.fit().is_some() {
+            self.memory = trials.memory;
+        }
+        let trials = &trials.time;
         let Some(Line { fixed, each }) = trials.line() else { return };
         // Finite too: they are written down, and added to.
         let Points { n: _, x, y, xx, xy } = trials;
@@ -90,6 +98,11 @@ impl Speed {
     pub fn confirm(&mut self) -> bool {
         let before = self.doubted.take();
         before.map(|before| self.by_kind = before).is_some()
+    }
+
+    /// A microbatch of so many tokens had so many bytes in use.
+    pub fn takes(&mut self, tokens: u64, bytes: u64) {
+        self.memory.add(tokens as f64, InUse { bytes, blocks: self.memory.blocks });
     }
 
     /// Tokens of a lease, and those that its beginning and end are worth.
@@ -150,7 +163,8 @@ mod tests {
         let mut trials = Points::default();
         [100.0, 200.0, 400.0].iter().for_each(|&t| trials.add(t, 0.01 + 0.0001 * t));
         let mut s = Speed::default();
-        s.admit(&trials);
+        let of = |time: Points| Trials { time, ..Trials::default() };
+        s.admit(&of(trials));
         // 100 microseconds a token, and as much as 100 tokens take besides.
         let near = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
         assert!(near(s.known(Kind::Train).unwrap(), 100.0) && near(s.size(300), 400.0));
@@ -162,7 +176,7 @@ mod tests {
         assert_eq!((s.points.n, s.trials), (6.0, 3));
         for nonsense in [Points::default(), Points { n: f64::NAN, ..trials }, Points { y: 1e30, ..trials }] {
             let mut s = Speed::default();
-            s.admit(&nonsense);
+            s.admit(&of(nonsense));
             assert_eq!((s.known(Kind::Train), s.size(7)), (None, 7.0));
         }
     }

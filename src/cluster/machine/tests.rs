@@ -42,7 +42,7 @@ impl Bed {
     }
 
     pub fn announce(&mut self, member: u64, lease: LeaseId) -> Vec<Action> {
-        self.said(member, From::Announce { lease, parameters: HASH, micros: 1000 })
+        self.said(member, From::Announce { lease, parameters: HASH, micros: 1000, memory: 0 })
     }
 
     pub fn sum(&mut self, member: u64, sum: u64, leases: &[LeaseId]) -> Vec<Action> {
@@ -150,7 +150,7 @@ fn what_is_said_again_is_answered_again_and_changes_nothing() {
 
 #[test]
 fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
-    let announce = |lease, parameters| From::Announce { lease, parameters, micros: 1 };
+    let announce = |lease, parameters| From::Announce { lease, parameters, micros: 1, memory: 0 };
     let sum = |step, leases, parameters| From::Sum {
         sum: 1,
         step,

@@ -229,7 +229,7 @@ impl Worker {
             Work::Train(batch) | Work::Recheck(batch) if self.plan.is_bad(&batch) => self.send(bad(lease)),
             Work::Train(batch) | Work::Recheck(batch) => {
                 let (loss, values) = (truth::loss(&values, &batch), truth::gradient(&values, &batch));
-                let announce = ToCoordinator::Announce { lease, parameters, micros };
+                let announce = ToCoordinator::Announce { lease, parameters, micros, memory: 0 };
                 self.waiting.insert(lease, Waiting { values, loss, announce: announce.clone(), said: now });
                 self.send(announce);
             }

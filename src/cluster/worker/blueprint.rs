@@ -5,6 +5,7 @@ use crate::format::{self, FormatError};
 use crate::model::config::{Config, ConfigError};
 use crate::model::layout::{self, Layout};
 use crate::model::lora::LoraSpec;
+use crate::model::memory::Fit;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
@@ -107,8 +108,20 @@ pub trait Opener: Send + Sync {
     /// A whole model on it.
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError>;
 
-    /// The longest microbatch, in tokens, that it could be opened for; 0 where not even the model fits.
-    fn largest(&self, blueprint: &Blueprint) -> usize;
+    /// The longest microbatch, in tokens, that it could be opened for, by what it was measured to take where that is
+    /// known; 0 where not even the model fits.
+    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize;
+
+    /// Whether a model that was opened has room for the run's longest microbatch, by what it was measured to take;
+    /// false where blocks have to keep less. The error is that nothing fits.
+    fn stands(&self, _: &Blueprint, _: Fit) -> Result<bool, ModelError> {
+        Ok(true)
+    }
+
+    /// Opens it so that it has room, by what it was measured to take.
+    fn open_within(&self, blueprint: &Blueprint, _: Fit) -> Result<Box<dyn Model>, ModelError> {
+        self.open(blueprint)
+    }
 
     /// Takes away what was opened, so that tests can see what becomes of a run whose device is lost.
     fn lose(&self) {}

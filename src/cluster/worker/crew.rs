@@ -3,13 +3,12 @@
 
 use super::blueprint::{Blueprint, Candidate, Opener, Shape};
 use super::desk::{Desk, Job};
-use super::device::{Buffers, Shared, Worker};
+use super::device::{Buffers, Settled, Shared, Worker};
 use super::selftest::Reference;
 use super::sum::Devices;
 use crate::cluster::inject::Inject;
-use crate::cluster::message::{Device, LeaseId};
+use crate::cluster::message::{Device, LeaseId, Trials};
 use crate::numeric::caught::caught;
-use crate::numeric::line::Points;
 use std::sync::{Arc, mpsc};
 
 /// What a process has to compute with.
@@ -34,11 +33,11 @@ pub(super) struct Crew {
     pub buffers: Buffers,
     desks: Vec<Arc<Desk>>,
     /// What each was measured to need when it was opened.
-    measured: Vec<Points>,
+    measured: Vec<Trials>,
 }
 
 /// A device that is ready and what happened on the way, or why there is none.
-type Opened = Result<(Device, Arc<Desk>, Vec<String>, Points), String>;
+type Opened = Result<(Device, Arc<Desk>, Vec<String>, Trials), String>;
 
 impl Crew {
     /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
@@ -58,8 +57,8 @@ impl Crew {
                 };
                 for opened in start(&equipment.candidates, &shared) {
                     match opened {
-                        Ok((device, desk, said, points)) => {
-                            measured.push(points);
+                        Ok((device, desk, said, trials)) => {
+                            measured.push(trials);
                             devices.push(device);
                             desks.push(desk);
                             lines.extend(said);
@@ -76,11 +75,11 @@ impl Crew {
     /// that has gone down is refused with the reason.
     pub fn mustered(mut self) -> Self {
         let before = std::mem::take(&mut self.devices).into_iter().zip(std::mem::take(&mut self.measured));
-        for ((before, points), desk) in before.zip(std::mem::take(&mut self.desks)) {
+        for ((before, trials), desk) in before.zip(std::mem::take(&mut self.desks)) {
             match desk.muster() {
                 Ok(device) => {
                     // What it was before it fell back says nothing of what it is now.
-                    self.measured.push(if device == before { points } else { Points::default() });
+                    self.measured.push(if device == before { trials } else { Trials::default() });
                     self.devices.push(device);
                     self.desks.push(desk);
                 }
@@ -91,7 +90,7 @@ impl Crew {
     }
 
     /// What each device was measured to need.
-    pub fn measured(&self) -> Vec<Points> {
+    pub fn measured(&self) -> Vec<Trials> {
         self.measured.clone()
     }
 
@@ -145,10 +144,15 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
             match Worker::open(candidate, desk.clone(), shared) {
                 Ok((mut worker, lines)) => {
                     // A panic in it is found again by the first lease, where it has consequences.
-                    let points = caught(|| worker.measure()).unwrap_or_default();
+                    let mut trials = caught(|| worker.measure()).unwrap_or_default();
+                    match worker.settle(&trials.memory) {
+                        Err(line) => return drop(opened.send((i, Err(line)))),
+                        Ok(Settled::Again) => trials = caught(|| worker.measure()).unwrap_or_default(),
+                        Ok(Settled::Stands) => {}
+                    }
                     let device = worker.device();
                     desk.stands(device.clone());
-                    let told = opened.send((i, Ok((device, desk, lines, points))));
+                    let told = opened.send((i, Ok((device, desk, lines, trials))));
                     drop(opened);
                     // Nobody who knows of it: nobody who would give it work.
                     if told.is_ok() {

@@ -15,6 +15,7 @@ use crate::model::layout::Layout;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Output, Want};
 use crate::numeric::caught::caught;
 use crate::numeric::fixed::{self, CELL};
+pub(super) use chain::Settled;
 use rayon::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,6 +33,7 @@ pub(super) enum Report {
         finished: Finished,
         parameters: Hash,
         micros: u64,
+        memory: u64,
     },
     /// Computed once more, and nothing is wrong with it here.
     Fine {
@@ -220,7 +222,8 @@ impl Worker {
         match work {
             Work::Train(batch) => {
                 let (finished, micros) = (self.gradient(batch, of, began)?, micros(began));
-                Ok(Report::Trained { lease, after, finished, parameters, micros })
+                let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
+                Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
             }
             // One of an evaluation is of the step that the parameters are of.
             Work::Recheck(batch) if batch.step == after => {
@@ -277,6 +280,8 @@ impl Worker {
         if inject.strikes(What::Error, batch.step) {
             return Err(Failed::Device("an injected error".into()));
         }
+        // What was done before is no part of it.
+        self.model()?.in_use();
         let mut gradient = self.shared.buffers.take(self.layout.len());
         let (cap, before) = (fixed::cap(of as usize), self.model()?.traffic());
         let computed = self.model()?.gradient(batch, &mut gradient);

@@ -202,8 +202,8 @@ impl<'a, 'w> Session<'a, 'w> {
 
     fn reported(&mut self, device: u16, report: Report) -> Result<(), Outcome> {
         let message = match report {
-            Report::Trained { lease, after, finished, parameters, micros } => {
-                let message = ToCoordinator::Announce { lease, parameters, micros };
+            Report::Trained { lease, after, finished, parameters, micros, memory } => {
+                let message = ToCoordinator::Announce { lease, parameters, micros, memory };
                 let announced = Instant::now();
                 if self.parameters.as_ref().is_some_and(|p| p.step == after) {
                     let waiting = Waiting { finished, after, announced, message: message.clone() };
@@ -214,7 +214,7 @@ impl<'a, 'w> Session<'a, 'w> {
                 message
             }
             Report::Fine { lease, parameters, micros } => {
-                ToCoordinator::Announce { lease, parameters, micros }
+                ToCoordinator::Announce { lease, parameters, micros, memory: 0 }
             }
             Report::Scored { lease, sums, parameters, micros } => {
                 ToCoordinator::Score { lease, sums, parameters, micros }

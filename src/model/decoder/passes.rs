@@ -7,7 +7,7 @@ use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::Layout;
 use crate::model::linear::Batch;
-use crate::model::stage::{Cancel, IGNORE, LossSums, Microbatch, Output, Stage, Targets, Want};
+use crate::model::stage::{Cancel, IGNORE, InUse, LossSums, Microbatch, Output, Stage, Targets, Want};
 
 /// Where a forward pass ends.
 enum Top<M> {
@@ -144,6 +144,11 @@ impl<B: Fused> Stage for Decoder<B> {
 
     fn traffic(&self) -> Traffic {
         self.backend.traffic()
+    }
+
+    fn in_use(&mut self) -> Option<InUse> {
+        let blocks = self.keep.blocks(self.blocks.len());
+        self.backend.peak().map(|bytes| InUse { bytes, blocks })
     }
 
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {

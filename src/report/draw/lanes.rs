@@ -2,6 +2,7 @@
 
 use super::scale::{Scale, ticks};
 use super::svg::{Svg, fitting};
+use crate::report::words::clock;
 
 const ROW: f64 = 26.0;
 const TOP: f64 = 30.0;
@@ -114,16 +115,7 @@ impl Lane {
 fn clock_of(values: &[f64]) -> impl Fn(f64) -> String + use<> {
     let step = values.windows(2).map(|pair| pair[1] - pair[0]).fold(1.0, f64::min);
     let digits = if step < 1.0 { (-step.log10()).ceil().clamp(1.0, 3.0) as usize } else { 0 };
-    move |seconds| {
-        let power = 10u64.pow(digits as u32);
-        let parts = (seconds * power as f64).round() as u64;
-        let (s, rest) = (parts / power, parts % power);
-        let tail = if digits == 0 { String::new() } else { format!(".{rest:0digits$}") };
-        match s / 3600 {
-            0 => format!("{}:{:02}{tail}", s / 60, s % 60),
-            hours => format!("{hours}:{:02}:{:02}{tail}", s / 60 % 60, s % 60),
-        }
-    }
+    move |seconds| clock(seconds, digits)
 }
 
 #[cfg(test)]

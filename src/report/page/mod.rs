@@ -86,7 +86,7 @@ fn shell(title: &str, body: &str, allowed: &str) -> String {
 pub fn panel(chart: &Chart) -> String {
     format!(
         r#"<div class="panel full">{}</div>"#,
-        panels::both(&chart.draw(1008.0, 280.0), &chart.draw(340.0, 200.0))
+        panels::both(chart.draw(1008.0, 280.0), chart.draw(340.0, 200.0))
     )
 }
 

@@ -113,7 +113,7 @@ pub fn curves(history: &History) -> String {
             if i == 0 { ("panel full", WIDE * 1.4, 280.0) } else { ("panel", THIRD, 180.0) };
         format!(
             r#"<div class="{class}">{}</div>"#,
-            both(&chart.draw(width, height), &chart.draw(NARROW, 200.0))
+            both(chart.draw(width, height), chart.draw(NARROW, 200.0))
         )
     };
     format!(
@@ -123,8 +123,8 @@ pub fn curves(history: &History) -> String {
 }
 
 /// Narrow windows are those of telephones, which point at nothing: tips would be carried for nobody.
-pub fn both(wide: &Svg, narrow: &Svg) -> String {
-    let narrow = narrow.clone().without_tips();
+pub fn both(wide: Svg, narrow: Svg) -> String {
+    let narrow = narrow.without_tips();
     format!(r#"<div class="wide">{}</div><div class="narrow">{}</div>"#, wide.inline(), narrow.inline())
 }
 
@@ -132,7 +132,10 @@ pub fn both(wide: &Svg, narrow: &Svg) -> String {
 /// block as long as the device computed in it.
 pub fn lanes(history: &History) -> Lanes {
     let steps = &history.steps[history.steps.len().saturating_sub(LANE_STEPS)..];
-    let name = |(worker, device): &(String, String)| format!("{worker}, {device}");
+    let name = |(worker, device): &(String, String)| match worker.is_empty() {
+        true => device.clone(),
+        false => format!("{worker}, {device}"),
+    };
     let mut lanes: Vec<Lane> = history
         .devices
         .iter()
@@ -145,25 +148,34 @@ pub fn lanes(history: &History) -> Lanes {
                 "step {}: {} microbatches, {} tokens, {:.2} s of {:.2} s",
                 point.step, part.microbatches, part.tokens, busy, point.seconds
             );
+            let lane = &mut lanes[*place];
+            let worker = &history.devices[*place].0;
+            let linked = !worker.is_empty() && worker != HERE;
             let mut to = point.began;
+            // Parameters pass before the first microbatch begins.
+            let first = part.spans.first().map_or(0.0, |span| span.0);
+            let passed = point.began + point.parameters.min(first).min(point.seconds);
+            if linked && passed > to {
+                let tip = format!("step {}: {:.3} s of parameters", point.step, point.parameters);
+                lane.blocks.push(Block { from: to, to: passed, kind: "transfer", tip });
+                to = passed;
+            }
             let whole = [(0.0, busy)];
             for (from, until) in if part.spans.is_empty() { &whole[..] } else { &part.spans } {
                 // What a device says of its time and when its answer came may overlap by a little.
                 let from = (point.began + from).max(to);
                 let end = (point.began + until).min(point.began + point.seconds);
                 if end > from {
-                    lanes[*place].blocks.push(Block { from, to: end, kind: "compute", tip: tip.clone() });
+                    lane.blocks.push(Block { from, to: end, kind: "compute", tip: tip.clone() });
                     to = end;
                 }
             }
-            // What nobody's computing hid, for all whom a link connects and who were still there. All of it is drawn at
-            // the step's end; parameters, which pass before the first microbatch, make it begin too early by theirs.
-            let lane = &mut lanes[*place];
+            // Sums that nobody's computing hid end the step, for all whom a link connects and who were still there.
             let end = point.began + point.seconds;
             let from = (end - point.sync).max(to);
-            let linked = history.devices[*place].0 != HERE && lane.there.1.is_none_or(|gone| gone >= end);
+            let linked = linked && lane.there.1.is_none_or(|gone| gone >= end);
             if linked && end > from && point.sync > 0.0 {
-                let tip = format!("step {}: {:.3} s of sums and parameters", point.step, point.sync);
+                let tip = format!("step {}: {:.3} s of sums", point.step, point.sync);
                 lane.blocks.push(Block { from, to: end, kind: "transfer", tip });
             }
         }
@@ -202,11 +214,27 @@ fn fit(history: &History, worker: &str, device: &str) -> String {
     fitted.unwrap_or_else(|| "–".into())
 }
 
+/// What devices should take of their memory beside what they took.
+fn memory(history: &History) -> String {
+    let lines = history
+        .progress
+        .memory_compared()
+        .into_iter()
+        .map(|line| format!(r#"<p class="quiet">{}</p>"#, escape(&line)));
+    lines.collect()
+}
+
 pub fn devices(history: &History) -> String {
     if history.devices.is_empty() {
         return String::new();
     }
-    let (lanes, topology) = (lanes(history), topology(history));
+    let memory = memory(history);
+    let lanes = both(lanes(history).draw(WIDE * 1.4), lanes(history).draw(NARROW));
+    // One device has nobody to be connected with, and what it did stands above.
+    if history.is_alone() {
+        return format!(r#"<div class="panels"><div class="panel full">{lanes}{memory}</div></div>"#);
+    }
+    let topology = topology(history);
     let row = |(worker, device, work): (&str, &str, &crate::report::team::Work)| {
         format!(
             r#"<tr><td>{}</td><td>{}</td><td class="less">{}</td><td>{}</td><td>{:.0}</td><td class="less">{}</td><td>{:.0} %</td></tr>"#,
@@ -221,8 +249,7 @@ pub fn devices(history: &History) -> String {
     };
     let rows: String = history.progress.team.devices().map(row).collect();
     format!(
-        r#"<div class="panels"><div class="panel full">{}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">batches</th><th>tokens</th><th>tokens/s</th><th class="less">ms + ms a token</th><th>idle</th></tr>{rows}</table></div></div>"#,
-        both(&lanes.draw(WIDE * 1.4), &lanes.draw(NARROW)),
-        both(&topology.draw(HALF), &topology.draw(NARROW)),
+        r#"<div class="panels"><div class="panel full">{lanes}{memory}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">batches</th><th>tokens</th><th>tokens/s</th><th class="less">ms + ms a token</th><th>idle</th></tr>{rows}</table></div></div>"#,
+        both(topology.draw(HALF), topology.draw(NARROW)),
     )
 }

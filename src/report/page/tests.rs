@@ -41,6 +41,12 @@ fn a_transfer_is_drawn_where_it_kept_a_link_and_nobody_computing() {
     );
     assert_eq!(transfers(&[step(1, &two, 0.3)]), [vec![], vec![(0.9, 1.0)]], "most of it was hidden");
     assert_eq!(transfers(&[step(1, &two, 0.4)]), [vec![], vec![]]);
+    let mut alone = step(1, &two, 0.0);
+    if let Event::Step(Step { shared: Some(shared), .. }) = &mut alone {
+        shared.parameter_seconds = 0.1;
+        shared.devices.iter_mut().for_each(|part| part.spans = vec![(0.15, 0.5)]);
+    }
+    assert_eq!(transfers(&[alone]), [vec![], vec![(0.0, 0.1), (0.7, 1.0)]], "parameters begin a step");
     let lost = [
         change(0, What::Joined, "a"),
         Event::Run(RunStart { total_steps: 3, first_step: 1, ..RunStart::default() }),
@@ -52,6 +58,25 @@ fn a_transfer_is_drawn_where_it_kept_a_link_and_nobody_computing() {
     assert_eq!(transfers(&lost), [vec![], vec![(0.9, 1.0)]], "nothing after it was lost");
     let gone = &lanes(&History::of(&lost)).lanes[1];
     assert_eq!(gone.there, (Some(0.0), Some(1.0)), "the second step was its last");
+}
+
+/// One device in one process: its microbatches, and no network that it has none of.
+#[test]
+fn who_computes_alone_has_a_lane_and_no_topology() {
+    let run = RunStart { total_steps: 2, classes: vec!["cpu-avx2-f32".into()], ..RunStart::default() };
+    let step = |step| {
+        let spans = vec![(0.0, 0.4), (0.5, 0.75)];
+        Event::Step(Step { step, seconds: 1.0, total_tokens: 100, spans, ..Step::default() })
+    };
+    let history = History::of(&[Event::Run(run), step(1), step(2)]);
+    let lanes = lanes(&history);
+    let blocks: Vec<(f64, f64)> = lanes.lanes[0].blocks.iter().map(|b| (b.from, b.to)).collect();
+    assert_eq!(lanes.lanes.len(), 1);
+    assert_eq!(lanes.lanes[0].name, "cpu-avx2-f32");
+    assert_eq!(blocks, [(0.0, 0.4), (0.5, 0.75), (1.0, 1.4), (1.5, 1.75)]);
+    assert!(lanes.lanes[0].blocks[0].tip.contains("2 microbatches, 100 tokens, 0.65 s of 1.00 s"));
+    let html = body(&history, &Surroundings::default());
+    assert!(html.contains("cpu-avx2-f32") && !html.contains("coordinator"), "{html}");
 }
 
 #[test]

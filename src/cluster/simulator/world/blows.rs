@@ -109,7 +109,7 @@ impl World {
         let device = Device { name: "x".into(), class: "cpu".into() };
         let (micros, sum, step) = (u64::MAX, d.between(0, 3), d.between(0, 6));
         let message = match d.between(0, 9) {
-            0 => ToCoordinator::Announce { lease, parameters: hash, micros },
+            0 => ToCoordinator::Announce { lease, parameters: hash, micros, memory: 0 },
             1 => ToCoordinator::Stopped { lease, micros },
             2 => ToCoordinator::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: 1.0 } },
             3 => ToCoordinator::Answer { lease, ids: vec![], parameters: hash },

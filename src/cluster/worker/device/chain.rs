@@ -4,12 +4,50 @@
 use super::Worker;
 use crate::cluster::inject::What;
 use crate::cluster::worker::blueprint::Begin;
-use crate::model::memory::size;
+use crate::model::memory::{Fit, Used, size};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::caught::caught;
 
+/// What became of a device once it was measured.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum Settled {
+    /// It is what it was.
+    Stands,
+    /// Its blocks keep less than they did.
+    Again,
+}
+
 impl Worker {
+    /// What trials took decides, where shapes had only said what they should: whether the longest microbatch of the run
+    /// has room, and what blocks keep. The error is why it cannot take part.
+    pub(in super::super) fn settle(&mut self, memory: &Used) -> Result<Settled, String> {
+        let (Some(fit), opener) = (memory.fit(), self.candidate.chain[self.at].clone()) else {
+            return Ok(Settled::Stands);
+        };
+        let told = |worker: &Self, e: ModelError| match e {
+            ModelError::Memory { needed, limit, .. } => {
+                format!("{}, measured", worker.too_small(needed, limit, Some(fit)))
+            }
+            e => format!("{}: {e}", worker.candidate.name),
+        };
+        match opener.stands(&self.shared.blueprint, fit) {
+            Ok(true) => return Ok(Settled::Stands),
+            Ok(false) => {}
+            Err(e) => return Err(told(self, e)),
+        }
+        // Not both at once.
+        let _ = caught(|| drop(self.model.take()));
+        self.holds = None;
+        let opened = caught(|| opener.open_within(&self.shared.blueprint, fit));
+        let opened =
+            opened.unwrap_or_else(|text| Err(ModelError::Source(format!("an internal error: {text}"))));
+        let mut model = opened.map_err(|e| told(self, e))?;
+        model.heed(self.desk.flag());
+        self.model = Some(model);
+        Ok(Settled::Again)
+    }
+
     /// Opens the next backend from `from` on. One that computes wrong numbers ends the chain: a device that lies
     /// is refused, not replaced.
     pub(super) fn next_backend(&mut self, from: usize) -> Result<Vec<String>, String> {
@@ -32,7 +70,8 @@ impl Worker {
                 // In the middle of a run the next backend may have more; at its start a smaller microbatch is better
                 // than a slower device.
                 Err(ModelError::Memory { needed, limit, .. }) if from == 0 => {
-                    return Err(self.too_small(at, needed, limit));
+                    self.at = at;
+                    return Err(self.too_small(needed, limit, None));
                 }
                 Err(e) if at == 0 && self.candidate.begin == Begin::Named => {
                     return Err(format!("{name}: {}: {e} (it was asked for by name)", opener.backend()));
@@ -58,10 +97,10 @@ impl Worker {
     }
 
     /// Nobody makes microbatches smaller by itself: they are the plan's, the same for every device.
-    fn too_small(&self, at: usize, needed: u64, limit: u64) -> String {
+    fn too_small(&self, needed: u64, limit: u64, fit: Option<Fit>) -> String {
         let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
         let (needed, limit) = (size(needed), size(limit));
-        match self.candidate.chain[at].largest(&self.shared.blueprint) {
+        match self.candidate.chain[self.at].largest(&self.shared.blueprint, fit) {
             0 => format!(
                 "{name}: not even the model fits into its memory ({needed}, it has {limit}): leave it out, take a \
                  quantised base, or raise --memory-limit"

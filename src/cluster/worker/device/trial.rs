@@ -1,11 +1,11 @@
-//! Microbatches that a device is measured with before it takes part. What is in them is made up: time does not depend
-//! on what rows say. The small ones come first, and nothing more is measured once it has taken long enough, so that
+//! Microbatches that a device is measured with before it takes part: the time that they take, and the memory. What is
+//! in them is made up: neither depends on what rows say. The small ones come first, and nothing more is measured once it has taken long enough, so that
 //! a slow device is not kept from its work by being asked how slow it is.
 
 use super::{Failed, Worker};
+use crate::cluster::message::Trials;
 use crate::model::config::Config;
-use crate::model::stage::{IGNORE, Microbatch, Targets};
-use crate::numeric::line::Points;
+use crate::model::stage::{IGNORE, InUse, Microbatch, Targets};
 use std::time::{Duration, Instant};
 
 /// Tokens of the longest trial.
@@ -16,22 +16,30 @@ const ROW: usize = 128;
 const ENOUGH: Duration = Duration::from_millis(300);
 
 impl Worker {
-    /// How long trial microbatches of a few sizes take, the small ones first.
-    pub fn measure(&mut self) -> Points {
+    /// What trial microbatches of a few sizes take, the small ones first.
+    pub fn measure(&mut self) -> Trials {
         let trials = sizes(self.shared.blueprint.shape.tokens);
-        let (config, mut points) = (self.shared.blueprint.config.clone(), Points::default());
+        let (config, mut taken) = (self.shared.blueprint.config.clone(), Trials::default());
         let mut gradient = self.shared.buffers.take(self.layout.len());
         gradient.fill(0.0);
-        let mut pass = |worker: &mut Self, batch: &Microbatch| -> Result<Duration, Failed> {
+        let mut pass = |worker: &mut Self, batch: &Microbatch| -> Result<Pass, Failed> {
             let began = Instant::now();
             worker.model()?.gradient(batch, &mut gradient)?;
             worker.throttle(began)?;
-            Ok(began.elapsed())
+            Ok(Pass { took: began.elapsed(), in_use: worker.model()?.in_use() })
         };
+        let at_rest = |worker: &mut Self| {
+            // What loading took is no matter of microbatches: the second answer is what lies there now.
+            let model = worker.model().ok()?;
+            model.in_use().and_then(|_| model.in_use())
+        };
+        if let Some(seen) = at_rest(self) {
+            taken.memory.rest(seen);
+        }
         // The adapter is whatever it was made with: time does not depend on values.
-        measure(&mut points, &config, trials, &mut |batch| pass(self, batch).ok());
+        measure(&mut taken, &config, trials, &mut |batch| pass(self, batch).ok());
         self.shared.buffers.give_back(gradient);
-        points
+        taken
     }
 }
 
@@ -43,18 +51,25 @@ fn sizes(longest: usize) -> Vec<usize> {
     sizes
 }
 
-/// Every size twice, of which the second pass counts: the first one warms up. `pass` says how long one took.
+/// What one pass took.
+struct Pass {
+    took: Duration,
+    in_use: Option<InUse>,
+}
+
+/// Every size twice, of which the second pass counts: the first one warms up.
 fn measure(
-    points: &mut Points,
+    taken: &mut Trials,
     config: &Config,
     sizes: Vec<usize>,
-    pass: &mut dyn FnMut(&Microbatch) -> Option<Duration>,
+    pass: &mut dyn FnMut(&Microbatch) -> Option<Pass>,
 ) {
     let began = Instant::now();
     for tokens in sizes {
         let batch = batch(config, tokens);
-        let (Some(_), Some(took)) = (pass(&batch), pass(&batch)) else { return };
-        points.add(tokens as f64, took.as_secs_f64());
+        let (Some(_), Some(Pass { took, in_use })) = (pass(&batch), pass(&batch)) else { return };
+        taken.time.add(tokens as f64, took.as_secs_f64());
+        in_use.into_iter().for_each(|seen| taken.memory.add(tokens as f64, seen));
         if began.elapsed() > ENOUGH {
             return;
         }

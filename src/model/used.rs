@@ -1,0 +1,146 @@
+//! What microbatches were seen to take of a device's memory, and the line through it by their tokens. It depends on
+//! how many blocks keep their activations, so that number goes with it: points of another number begin anew.
+
+use super::decoder::Keep;
+use crate::numeric::line::{Line, Points};
+use serde::{Deserialize, Serialize};
+
+/// The most that was in use at once, frozen weights apart, while something was computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InUse {
+    /// Bytes.
+    pub bytes: u64,
+    /// Blocks that keep the outputs of all their products between forward and backward.
+    pub blocks: u32,
+}
+
+/// Microbatches as far as the memory goes that they took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Used {
+    /// Bytes in use at once by tokens.
+    pub points: Points,
+    /// Blocks that kept their activations.
+    pub blocks: u32,
+    /// The most bytes of any of them.
+    pub most: u64,
+}
+
+/// Bytes by tokens, for a number of blocks that keep their activations.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fit {
+    /// The line of least squares.
+    pub line: Line,
+    /// That number.
+    pub blocks: u32,
+}
+
+impl Fit {
+    /// What blocks keep, of a model of so many.
+    pub fn keep(&self, layers: usize) -> Keep {
+        match self.blocks as usize {
+            0 => Keep::Inputs,
+            n if n >= layers => Keep::Everything,
+            n => Keep::Top(n),
+        }
+    }
+}
+
+/// More than any device has: what a peer says of itself is bounded.
+const MOST: u64 = 1 << 50;
+
+impl Used {
+    /// What is in use while nothing is computed.
+    pub fn rest(&mut self, seen: InUse) {
+        if let Some(bytes) = self.takes(seen) {
+            self.points.rest(bytes);
+        }
+    }
+
+    /// A microbatch of so many tokens took that.
+    pub fn add(&mut self, tokens: f64, seen: InUse) {
+        if let Some(bytes) = self.takes(seen) {
+            self.points.add(tokens, bytes);
+            self.most = self.most.max(seen.bytes);
+        }
+    }
+
+    fn takes(&mut self, seen: InUse) -> Option<f64> {
+        if seen.bytes == 0 || seen.bytes > MOST {
+            return None;
+        }
+        if seen.blocks != self.blocks {
+            *self = Used { blocks: seen.blocks, ..Used::default() };
+        }
+        Some(seen.bytes as f64)
+    }
+
+    /// All of another's, where blocks keep the same.
+    pub fn join(&mut self, other: &Used) {
+        if self.points.n == 0.0 {
+            self.blocks = other.blocks;
+        }
+        if self.blocks == other.blocks {
+            self.points.join(&other.points);
+            self.most = self.most.max(other.most);
+        }
+    }
+
+    /// The line; None of what nobody measured at two sizes, of which rest may be one, or that cannot be.
+    pub fn fit(&self) -> Option<Fit> {
+        let Points { n, x, y, xx, xy } = self.points;
+        let sound = [x, y, xx, xy].iter().all(|sum| (0.0..1e24).contains(sum))
+            && (2.0..=1e9).contains(&n)
+            && self.most <= MOST;
+        let spread = n * xx - x * x > 1e-9 * n * xx;
+        let line = self.points.line().filter(|_| sound && spread)?;
+        Some(Fit { line, blocks: self.blocks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(bytes: f64, blocks: u32) -> InUse {
+        InUse { bytes: bytes as u64, blocks }
+    }
+
+    #[test]
+    fn a_fit_recovers_what_was_planted() {
+        for (fixed, each, sizes) in
+            [(4e7, 690e3, vec![128.0, 256.0, 512.0]), (1e6, 1e3, vec![7.0]), (9e9, 4e6, vec![1024.0, 64.0])]
+        {
+            let mut used = Used::default();
+            used.rest(seen(fixed, 30));
+            sizes.iter().for_each(|&tokens| used.add(tokens, seen(fixed + each * tokens, 30)));
+            let Fit { line, blocks } = used.fit().unwrap();
+            assert!(
+                (line.fixed / fixed - 1.0).abs() < 1e-6 && (line.each / each - 1.0).abs() < 1e-6,
+                "{line:?}"
+            );
+            assert_eq!(blocks, 30);
+        }
+    }
+
+    #[test]
+    fn one_size_alone_and_nonsense_are_no_fit() {
+        let mut used = Used::default();
+        used.add(128.0, seen(1e6, 2));
+        assert_eq!(used.fit(), None);
+        used.add(128.0, seen(1e6, 2));
+        assert_eq!(used.fit(), None, "the same size again");
+        used.add(256.0, seen(3e18, 2));
+        assert_eq!((used.points.n, used.most), (2.0, 1_000_000));
+        for points in [
+            Points { n: f64::NAN, ..used.points },
+            Points { xy: f64::INFINITY, ..used.points },
+            Points { y: -1.0, ..used.points },
+        ] {
+            assert_eq!(Used { points, ..used }.fit(), None);
+        }
+        used.add(256.0, seen(2e6, 2));
+        assert!(used.fit().is_some());
+        used.add(512.0, seen(1e6, 1));
+        assert_eq!((used.points.n, used.blocks, used.most), (1.0, 1, 1_000_000), "other blocks begin anew");
+    }
+}
