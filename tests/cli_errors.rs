@@ -98,6 +98,20 @@ fn the_command_line() {
 }
 
 #[test]
+fn what_newcomers_type() {
+    let b = Bench::new();
+    for (command, code, parts) in [
+        ("worker", 2, "--role worker --coordinator HOST:9000"),
+        ("coordinator", 2, "--role coordinator"),
+        ("rows.jsonl", 2, "rows.jsonl holds rows .. finetune MODEL --data rows.jsonl"),
+        ("demo --data nowhere.jsonl", 1, "nowhere.jsonl .. check the path from /"),
+        ("generate --adapter nowhere --prompt x", 1, "nowhere .. check the path from /"),
+    ] {
+        check(&b, command, code, parts);
+    }
+}
+
+#[test]
 fn names_of_other_trainers() {
     let b = Bench::new();
     for (command, code, parts) in [

@@ -1,6 +1,6 @@
 //! Models by id, from a server of our own: what is asked for, what lies in the cache, and what a user is told.
 
-use finetune::format::hub::Hub;
+use finetune::format::hub::{Hub, Parts};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -211,6 +211,40 @@ fn a_model_arrives_in_the_cache_and_opens() {
     // Out of reach: what is here serves.
     assert_eq!(get(&gone, None).unwrap(), folder);
     assert_eq!(get(&Hub { offline: true, ..gone }, None).unwrap(), folder);
+}
+
+/// A plan needs no number of the weights: their headers are fetched, and what opens them finds names and shapes.
+#[test]
+fn an_outline_has_the_shapes_of_the_weights_and_none_of_their_bytes() {
+    for no_ranges in [false, true] {
+        let (site, cache, apart) =
+            (Site { no_ranges, ..site() }, tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let hub = hub(&site.serve(), cache.path());
+        let outline =
+            || hub.fetch_parts(("owner/tiny", None), Parts::Outline(apart.path()), &mut |_| {}).unwrap();
+        let folder = outline();
+        assert!(folder.starts_with(apart.path()));
+        let (mut opened, real) = (finetune::format::open(&folder).unwrap(), &site.files["model.safetensors"]);
+        assert_eq!(opened.tensors.names().len(), 20);
+        assert_eq!(
+            (opened.base_id.take().as_deref(), opened.revision.as_deref()),
+            (Some("owner/tiny"), Some(COMMIT))
+        );
+        let file = std::fs::read(folder.join("model.safetensors")).unwrap();
+        let header = 8 + u64::from_le_bytes(*real.first_chunk().unwrap()) as usize;
+        assert_eq!((file.len(), &file[..header]), (real.len(), &real[..header]));
+        assert!(file[header..].iter().all(|byte| *byte == 0), "and nothing else of it");
+        let before = site.log().len();
+        assert_eq!(outline(), folder);
+        let again = site.log()[before..].join("\n");
+        assert!(!again.contains("/resolve/"), "what is here is not asked for again: {again}");
+        // It is no model of the cache, and a whole one takes its place.
+        let offline = Hub { offline: true, ..hub.clone() };
+        assert!(get(&offline, None).is_err());
+        let whole = get(&hub, None).unwrap();
+        assert_eq!(std::fs::read(whole.join("model.safetensors")).unwrap(), *real);
+        assert_eq!(outline(), whole);
+    }
 }
 
 #[test]

@@ -27,7 +27,10 @@ pub struct Opened {
 
 /// Finds and opens a model.
 pub fn open(name: &str) -> Result<Opened, Refusal> {
-    let path = locate(name)?;
+    at(locate(name)?)
+}
+
+fn at(path: PathBuf) -> Result<Opened, Refusal> {
     let files = format::open(&path)?;
     let config = Config::from_json(&files.config)
         .map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))?;
@@ -36,13 +39,27 @@ pub fn open(name: &str) -> Result<Opened, Refusal> {
 
 /// The same, quantised where that was asked for.
 pub fn open_as(name: &str, recipe: Option<Recipe>) -> Result<Opened, Refusal> {
-    let base = open(name)?;
+    quantised(open(name)?, recipe)
+}
+
+fn quantised(base: Opened, recipe: Option<Recipe>) -> Result<Opened, Refusal> {
     let Some(recipe) = recipe else { return Ok(base) };
     let Opened { path, files, config } = base;
     let at = |e: QuantiseError| Refusal::configuration(format!("{}: {e}", path.display()));
     let tensors = Box::new(Quantised::new(files.tensors, recipe).map_err(at)?);
     let kind = format!("{}, quantised to {}", files.kind, recipe.name());
     Ok(Opened { path, files: ModelFiles { tensors, kind, ..files }, config })
+}
+
+/// The same for who reads no weight: of a model of the Hub that is not here, only the shapes are fetched.
+pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<Opened, Refusal> {
+    match (named(name)?, demo::cache()) {
+        (Named::Hub(id, revision), Some(cache)) => {
+            let path = format::hub::outline(id, revision, &cache.join("outlines"), &mut downloads())?;
+            quantised(at(path)?, recipe)
+        }
+        _ => open_as(name, recipe),
+    }
 }
 
 /// What a model's name means.

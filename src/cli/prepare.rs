@@ -14,6 +14,7 @@ use crate::data::{self, Corpus, DataError, LabelMap};
 use crate::format::peft;
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
+use crate::model::quantised::Recipe;
 use crate::numeric::say::say;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -54,15 +55,31 @@ impl Prepared {
 
 /// Opens, reads, checks.
 pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
-    read(settings, options, |path| {
+    read(settings, options, opened::open_as, |path| {
         let path = path.to_path_buf();
         Some(std::thread::spawn(move || opened::hash(&path)))
     })
 }
 
-/// The same without a look at the weights, which nobody waits for who only plans.
+/// The same without a look at the weights, which nobody waits for who only plans, nor fetches them.
 pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
-    read(settings, options, |_| None)
+    read(settings, options, opened::outline_as, |_| None)
+}
+
+/// Refuses where there are no rows, or where they were typed in the place of the model.
+fn has_rows(options: &Options) -> Result<(), Refusal> {
+    let named = &options.model.model;
+    let is_rows = [".jsonl", ".json", ".csv", ".parquet"].iter().any(|end| named.ends_with(end));
+    if is_rows && Path::new(named).is_file() {
+        let line = format!("{named} holds rows, which is no model: finetune MODEL --data {named}");
+        return Err(Refusal::usage(line));
+    }
+    if options.data.data.is_empty() {
+        return Err(Refusal::usage(format!(
+            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .parquet), a folder, or - for stdin"
+        )));
+    }
+    Ok(())
 }
 
 type Hashing = JoinHandle<Result<String, Refusal>>;
@@ -70,16 +87,12 @@ type Hashing = JoinHandle<Result<String, Refusal>>;
 fn read(
     settings: &mut Settings,
     options: &Options,
+    open: fn(&str, Option<Recipe>) -> Result<Opened, Refusal>,
     hash: impl FnOnce(&Path) -> Option<Hashing>,
 ) -> Result<Prepared, Refusal> {
     opened::named(&options.model.model)?;
-    if options.data.data.is_empty() {
-        return Err(Refusal::usage(format!(
-            "no rows to train {} on: give --data FILE (.jsonl, .json, .csv, .parquet), a folder, or - for stdin",
-            options.model.model
-        )));
-    }
-    let mut base = opened::open_as(&options.model.model, options.model.quantize)?;
+    has_rows(options)?;
+    let mut base = open(&options.model.model, options.model.quantize)?;
     let hash = hash(&base.path);
     let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
     if let (Some(labels), false) = (&base.config.labels, options.data.task == Task::Classify) {

@@ -71,7 +71,15 @@ impl Refusal {
 /// Causes sometimes bring line breaks of their own; the promise is one line.
 fn one_line(text: impl fmt::Display) -> String {
     let text = text.to_string();
-    text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
+    let line = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
+    // The commonest cause of all, in words that say what to do.
+    match line.strip_suffix(": No such file or directory (os error 2)") {
+        Some(place) => {
+            let from = std::env::current_dir().map(|dir| format!(" from {}", dir.display()));
+            format!("{place}: no such file or directory: check the path{}", from.unwrap_or_default())
+        }
+        None => line,
+    }
 }
 
 impl From<Fault> for Refusal {
@@ -157,5 +165,10 @@ mod tests {
     #[test]
     fn a_refusal_is_one_line() {
         assert_eq!(Refusal::failure("a\n\n  b\n").line, "a; b");
+        let missing = Refusal::failure("x.jsonl: No such file or directory (os error 2)").line;
+        assert!(
+            missing.starts_with("x.jsonl: no such file or directory: check the path from /"),
+            "{missing}"
+        );
     }
 }

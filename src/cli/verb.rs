@@ -179,12 +179,23 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "man", about: "the man page, or all of them into a folder", positional: "DIR", most: 1, own: &[], shared: Some(&[]), run: help::man },
 ];
 
+/// Words that people try, and what they mean.
+const NO_VERBS: [(&str, &str); 3] = [
+    ("dashboard", "the page is a training command's: add --dashboard to it (`finetune help watch`)"),
+    ("worker", "it is `finetune --role worker --coordinator HOST:9000` (`finetune help cluster`)"),
+    (
+        "coordinator",
+        "it is `finetune --role coordinator`, with the options of a run (`finetune help cluster`)",
+    ),
+];
+
 /// Finds the verb and runs it.
 pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
     let named = args.first().and_then(|a| VERBS.iter().find(|v| v.name == a));
-    if args.first().is_some_and(|a| a == "dashboard" && !Path::new(a).exists()) {
-        let way = "the page is a training command's: add --dashboard to it (`finetune help watch`)";
-        return Err(Refusal::usage(format!("there is no `finetune dashboard`: {way}")));
+    if let Some(word) = args.first().filter(|word| !Path::new(word).exists())
+        && let Some((_, way)) = NO_VERBS.iter().find(|(name, _)| name == word)
+    {
+        return Err(Refusal::usage(format!("there is no `finetune {word}`: {way}")));
     }
     let (verb, rest) = match named {
         Some(verb) => (verb, &args[1..]),

@@ -15,9 +15,9 @@ use std::time::Duration;
 const FRUITLESS_ATTEMPTS: u32 = 3;
 
 /// A file as the Hub lists it.
-struct Listed {
-    name: String,
-    size: u64,
+pub(super) struct Listed {
+    pub name: String,
+    pub size: u64,
     /// The hash of the git object: what a small file's blob is called, and what a partial one is known by.
     oid: String,
     /// Large files are called by the SHA-256 of their content; it is listed or not.
@@ -38,18 +38,25 @@ impl Session<'_> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let request = self.repo.get_paths_info().paths(wanted.clone()).revision(commit).send();
-        let listed = self.timed(request).await?.into_iter().filter_map(listed).collect::<Vec<_>>();
-        for name in &wanted {
-            let file = listed.iter().find(|f| f.name == *name);
-            let file = file.ok_or_else(|| self.odd(&format!("it lists no '{name}'")))?;
+        for file in self.list(commit, &wanted).await? {
             if !is_plain(&file.oid) || file.sha256.as_deref().is_some_and(|h| !is_plain(h)) {
-                return Err(self.odd(&format!("the hash of '{name}' is not one")));
+                return Err(self.odd(&format!("the hash of '{}' is not one", file.name)));
             }
-            let blob = self.blob(commit, file, progress).await?;
-            self.here.link(commit, name, &blob)?;
+            let blob = self.blob(commit, &file, progress).await?;
+            self.here.link(commit, &file.name, &blob)?;
         }
         Ok(())
+    }
+
+    /// What the Hub says of files, in their order.
+    pub async fn list(&self, commit: &str, names: &[String]) -> Result<Vec<Listed>, FormatError> {
+        let request = self.repo.get_paths_info().paths(names.to_vec()).revision(commit).send();
+        let mut all = self.timed(request).await?.into_iter().filter_map(listed).collect::<Vec<_>>();
+        let take = |name: &String| {
+            let at = all.iter().position(|f| f.name == *name);
+            at.map(|at| all.swap_remove(at)).ok_or_else(|| self.odd(&format!("it lists no '{name}'")))
+        };
+        names.iter().map(take).collect()
     }
 
     /// The name of the file's blob, which is there and whole on return.

@@ -8,6 +8,7 @@
 
 mod cache;
 mod download;
+mod outline;
 mod reach;
 
 use super::directory;
@@ -15,7 +16,7 @@ use super::error::FormatError;
 use cache::Repository;
 use hf_hub::repository::RepoTypeModel;
 use hf_hub::{HFClient, HFError, HFRepository};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How far a download is.
@@ -44,6 +45,15 @@ pub struct Hub {
     pub patience: Duration,
 }
 
+/// What of a model is wanted.
+#[derive(Debug, Clone, Copy)]
+pub enum Parts<'a> {
+    /// All that training needs.
+    All,
+    /// Everything but the numbers of its weights, in this folder; all of it, where it is in the cache anyway.
+    Outline(&'a Path),
+}
+
 /// Fetches the model `id` (`owner/name`) at `revision` (a branch, a tag or a commit; the main branch without
 /// one) and returns its folder, for [`super::open`]. Settings come from the environment.
 pub fn fetch(
@@ -52,6 +62,16 @@ pub fn fetch(
     progress: &mut dyn FnMut(&Progress),
 ) -> Result<PathBuf, FormatError> {
     Hub::from_environment().fetch(id, revision, progress)
+}
+
+/// The same without the numbers of its weights, which are holes in files in `cache`.
+pub fn outline(
+    id: &str,
+    revision: Option<&str>,
+    cache: &Path,
+    progress: &mut dyn FnMut(&Progress),
+) -> Result<PathBuf, FormatError> {
+    Hub::from_environment().fetch_parts((id, revision), Parts::Outline(cache), progress)
 }
 
 impl Hub {
@@ -75,6 +95,16 @@ impl Hub {
         revision: Option<&str>,
         progress: &mut dyn FnMut(&Progress),
     ) -> Result<PathBuf, FormatError> {
+        self.fetch_parts((id, revision), Parts::All, progress)
+    }
+
+    /// [`fetch`] of some of it.
+    pub fn fetch_parts(
+        &self,
+        (id, revision): (&str, Option<&str>),
+        parts: Parts,
+        progress: &mut dyn FnMut(&Progress),
+    ) -> Result<PathBuf, FormatError> {
         if !directory::looks_like_id(id) {
             return Err(error(id, "not a Hub id", "write it as owner/name", true));
         }
@@ -89,7 +119,7 @@ impl Hub {
             let what = "not in the cache, and HF_HUB_OFFLINE forbids to ask the Hub";
             return Err(error(id, what, "unset it, or give a directory or .gguf", false));
         }
-        match self.fetch_online(id, revision, &here, progress) {
+        match self.fetch_online((id, revision), parts, &here, progress) {
             Err(FormatError::Hub { permanent: false, .. }) if whole.is_some() => {
                 whole.ok_or_else(|| unreachable(id))
             }
@@ -99,8 +129,8 @@ impl Hub {
 
     fn fetch_online(
         &self,
-        id: &str,
-        revision: Option<&str>,
+        (id, revision): (&str, Option<&str>),
+        parts: Parts,
         here: &Repository,
         progress: &mut dyn FnMut(&Progress),
     ) -> Result<PathBuf, FormatError> {
@@ -124,7 +154,7 @@ impl Hub {
         let client = builder.build().map_err(|e| broken(&e))?;
         let (owner, name) = hf_hub::split_id(id);
         let session = Session { id, here, repo: client.model(owner, name), patience: self.patience };
-        runtime.block_on(session.fetch(revision, progress))
+        runtime.block_on(session.fetch(revision, parts, progress))
     }
 }
 
@@ -140,6 +170,7 @@ impl Session<'_> {
     async fn fetch(
         &self,
         revision: Option<&str>,
+        parts: Parts<'_>,
         progress: &mut dyn FnMut(&Progress),
     ) -> Result<PathBuf, FormatError> {
         let info = self.timed(self.repo.info().maybe_revision(revision).send()).await?;
@@ -158,6 +189,11 @@ impl Session<'_> {
             self.files(&commit, &[cache::INDEX.to_owned()], progress).await?;
             cache::shards(&folder)?
         };
+        if let Parts::Outline(cache) = parts
+            && !weights.iter().all(|name| folder.join(name).is_file())
+        {
+            return self.outline(&commit, &weights, (cache, progress)).await;
+        }
         self.files(&commit, &weights, progress).await?;
         self.here.remember(revision.unwrap_or("main"), &commit)?;
         Ok(folder)

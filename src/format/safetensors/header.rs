@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 
 /// As the reference implementation: a larger header is refused unread.
-const MOST_HEADER_BYTES: u64 = 100_000_000;
+pub(in crate::format) const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// What a header says, checked.
 pub(super) struct Header {
