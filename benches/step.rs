@@ -3,14 +3,16 @@
 //! benches/peft_step.py prints for the peer; benches/step.sh runs both in turn.
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024]
-//! [--dtype f32|bf16] [--keep everything|inputs|BLOCKS] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536]
-//! [--layers 30]`. With --blocks all matrices are random blocks of that type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
+//! [--dtype f32|bf16] [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536]
+//! [--layers 30] [--heads 9] [--kv-heads 3] [--vocab 49152]`. With --blocks all matrices are random blocks of that type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::cpu::Cpu;
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
+use finetune::model::flops;
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
+use finetune::model::memory::{Home, Limit, Load};
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Want};
 use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
@@ -133,26 +135,38 @@ impl Arguments {
     }
 }
 
+/// What blocks keep: what a run would choose where memory is free and nobody sets a limit, or as said.
+fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize) -> Keep {
+    let number =
+        |text: &str| text.parse().unwrap_or_else(|_| panic!("--keep auto, everything, inputs, N or N,N,N"));
+    let counts: Vec<&str> = said.split(',').collect();
+    match (said, &counts[..]) {
+        ("auto", _) => {
+            let load = Load { config, lora, tokens, weights: 0, home: Home::Host, measured: None };
+            Limit::Free(u64::MAX).choose(load).unwrap_or_else(|e| panic!("{e}")).0
+        }
+        ("everything", _) => Keep::Everything,
+        ("inputs", _) => Keep::Inputs,
+        (_, &[all, narrow, attended]) => Keep::Parts([number(all), number(narrow), number(attended)]),
+        (blocks, _) => Keep::Top(number(blocks)),
+    }
+}
+
 fn main() {
     let arguments = Arguments(std::env::args().collect());
     let (threads, steps) = (arguments.number("--threads", "2"), arguments.number("--steps", "5"));
     let micro = arguments.number("--micro", "1024");
     let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
     let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
-    let keep = match arguments.get("--keep", "everything").as_str() {
-        "everything" => Keep::Everything,
-        "inputs" => Keep::Inputs,
-        blocks => Keep::Top(blocks.parse().unwrap_or_else(|_| panic!("--keep everything, inputs or blocks"))),
-    };
-    let hidden = arguments.number("--hidden", "576");
+    let (hidden, heads) = (arguments.number("--hidden", "576"), arguments.number("--heads", "9"));
     let blocks = arguments.get("--blocks", "none");
     let block =
         (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
     let config = Config::from_json(&json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 49152,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": arguments.number("--vocab", "49152"),
         "hidden_size": hidden, "intermediate_size": arguments.number("--feed-forward", "1536"),
-        "num_hidden_layers": arguments.number("--layers", "30"), "num_attention_heads": hidden / 64,
-        "num_key_value_heads": hidden / 192, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
+        "num_hidden_layers": arguments.number("--layers", "30"), "num_attention_heads": heads,
+        "num_key_value_heads": arguments.number("--kv-heads", "3"), "head_dim": hidden / heads, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
         "tie_word_embeddings": true, "max_position_embeddings": 8192
     }))
     .unwrap_or_else(|e| panic!("{e}"));
@@ -168,7 +182,8 @@ fn main() {
     let tensors = Random(config.clone(), block);
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
-    let build = Build { keep, ..Build::whole(&config) };
+    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro);
+    let build = Build { keep: kept, ..Build::whole(&config) };
     let stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
     let batches = batches(config.vocab as u32, shape, micro);
     let class = stage.class();
@@ -187,7 +202,8 @@ fn main() {
     let line = json!({
         "trainer": "finetune", "class": class, "blocks": blocks, "threads": threads, "rows": shape.0, "tokens": shape.1,
         "micro_batch_tokens": micro, "median_s": median, "best_s": times[0],
-        "cpu_s": spent[spent.len() / 2], "tok_s": (shape.0 * shape.1) as f64 / median, "rss_mb": peak_rss_mb()
+        "cpu_s": spent[spent.len() / 2], "tok_s": (shape.0 * shape.1) as f64 / median, "rss_mb": peak_rss_mb(),
+        "kept": format!("{kept:?}"), "flops_token": flops::training(&config, &lora, shape.1 as f64)
     });
     println!("{line}");
 }

@@ -282,8 +282,17 @@ fn memory_is_estimated_from_shapes() {
     assert!(frugal.kept * 5 < all.kept);
     let choose = |limit| memory::choose(load, limit).map(|c| c.0);
     assert_eq!(choose(all.total()), Ok(Keep::Everything));
-    assert_eq!(choose(all.total() - 1), Ok(Keep::Top(29)));
-    assert_eq!(choose(memory::estimate(load, Keep::Top(7)).total()), Ok(Keep::Top(7)));
+    assert_eq!(choose(all.total() - 1), Ok(Keep::Parts([29, 1, 0])));
+    for parts in [[7, 23, 0], [0, 30, 0], [0, 12, 18], [0, 0, 7]].map(Keep::Parts) {
+        assert_eq!(choose(memory::estimate(load, parts).total()), Ok(parts));
+    }
+    // Nobody typed a limit: a gigabyte is kept without a thought, and of more what is cheap is dropped.
+    let free = |tokens| memory::Limit::Free(1 << 40).choose(Load { tokens, ..load }).unwrap();
+    assert_eq!(free(1024).0, Keep::Everything);
+    let (keep, long) = free(4096);
+    assert!(matches!(keep, Keep::Parts([0, _, _])), "{keep:?}");
+    assert!(long.kept * 5 < memory::estimate(Load { tokens: 4096, ..load }, Keep::Everything).kept * 2);
+    assert!(matches!(free(8 * 4096).0, Keep::Parts([0, 0, 30])), "attention is never computed again unasked");
     // The head takes more than a block here.
     assert_eq!(choose(frugal.total()), Ok(Keep::Inputs));
     let error = choose(frugal.total() - 1).unwrap_err();
@@ -307,7 +316,7 @@ fn what_was_measured_decides_before_what_shapes_say() {
         fixed: 8.0 * 4_884_480.0,
         each: factor * (all.in_use - 8 * 4_884_480) as f64 / 1024.0,
     };
-    let with = |factor| Load { measured: Some(Fit { line: line(factor), blocks: 30 }), ..load };
+    let with = |factor| Load { measured: Some(Fit { line: line(factor), blocks: 90 }), ..load };
     let close = |a: u64, b: f64| assert!((a as f64 / b - 1.0).abs() < 1e-6, "{a} {b}");
     for factor in [0.5, 2.0] {
         let seen = memory::estimate(with(factor), Keep::Everything);

@@ -15,7 +15,7 @@ use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fused, Heads, Qkv, View, Write, view, view_mut};
 pub use backward::{Below, Streams};
 pub use decode::Cache;
-pub use saved::{HeadNorms, Saved};
+pub use saved::{HeadNorms, Hold, Saved};
 
 /// Which of the seven; an index into a block's projections.
 pub(super) const Q: usize = 0;
@@ -80,7 +80,7 @@ impl<B: Fused> Block<B> {
     /// The block's output [T, C], and what its backward needs. `x` is taken over.
     pub fn forward(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> (B::Memory, Saved<B::Memory>) {
         let (t, c) = (batch.rows, self.hidden);
-        let mut saved = self.attention(backend, x, batch);
+        let mut saved = self.attention(backend, x, None, batch);
         let mut out = backend.memory(t * c);
         backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
         let act = self.activation(backend, (&saved.gate, &saved.up), batch);
@@ -91,9 +91,40 @@ impl<B: Fused> Block<B> {
         (out, saved)
     }
 
-    /// What [`Block::forward`] kept, from the block's input alone: all of it but the last frozen product.
-    pub fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
-        let mut saved = self.attention(backend, x, batch);
+    /// What [`Block::forward`] left, from what of it was held.
+    pub fn restore(
+        &self,
+        backend: &mut B,
+        mut saved: Saved<B::Memory>,
+        hold: Hold,
+        batch: &Batch<B>,
+    ) -> Saved<B::Memory> {
+        match hold {
+            Hold::Everything => saved,
+            Hold::NarrowOnes => {
+                let normed = self.normed(backend, (&saved.mid, &self.mlp_gain), &mut saved.inv_rms[1], batch);
+                for (i, place) in [(GATE, &mut saved.gate), (UP, &mut saved.up)] {
+                    let x = view(&normed, batch.rows, self.hidden);
+                    let made = self.project(backend, i, x, &mut saved.h, batch);
+                    backend.recycle(std::mem::replace(place, made));
+                }
+                backend.recycle(normed);
+                saved
+            }
+            Hold::Attended => {
+                let [.., down] = saved.h;
+                let known = Some((saved.attended, saved.logsumexp));
+                let mut again = self.attention(backend, saved.x, known, batch);
+                again.h[DOWN] = down;
+                again
+            }
+            Hold::Input => self.recompute(backend, saved.x, batch),
+        }
+    }
+
+    /// From the block's input alone: all of it but the last frozen product.
+    fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
+        let mut saved = self.attention(backend, x, None, batch);
         if self.linears[DOWN].adapter.is_some() {
             let act = self.activation(backend, (&saved.gate, &saved.up), batch);
             saved.h[DOWN] = self.linears[DOWN].h(backend, view(&act, batch.rows, self.feed_forward), batch);
@@ -102,8 +133,14 @@ impl<B: Fused> Block<B> {
         saved
     }
 
-    /// Everything up to gate and up.
-    fn attention(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
+    /// Everything up to gate and up. Where attention's output and logsumexp are known they are taken over.
+    fn attention(
+        &self,
+        backend: &mut B,
+        x: B::Memory,
+        known: Option<(B::Memory, B::Memory)>,
+        batch: &Batch<B>,
+    ) -> Saved<B::Memory> {
         let (t, c) = (batch.rows, self.hidden);
         let (mut inv_rms, mut h) = ([backend.memory(t), backend.memory(t)], Saved::no_h());
         let normed = self.normed(backend, (&x, &self.attention_gain), &mut inv_rms[0], batch);
@@ -111,14 +148,26 @@ impl<B: Fused> Block<B> {
         let [q, k] = q;
         let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
         backend.recycle(normed);
-        let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
-        let (mut attended, mut logsumexp) = (backend.memory(t * wide), backend.memory(t * self.heads.query));
-        let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
-        let lse = view_mut(&mut logsumexp, t, self.heads.query);
-        backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads, batch.tokens);
+        let (attended, logsumexp) = known.unwrap_or_else(|| self.attend(backend, [&q, &k, &v], batch));
         let (mid, [gate, up]) =
             self.after_attention(backend, (&x, &attended), (&mut inv_rms[1], &mut h), batch);
         Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, mid, gate, up, h }
+    }
+
+    /// Attention's output and logsumexp.
+    fn attend(
+        &self,
+        backend: &mut B,
+        [q, k, v]: [&B::Memory; 3],
+        batch: &Batch<B>,
+    ) -> (B::Memory, B::Memory) {
+        let (t, heads) = (batch.rows, self.heads.query);
+        let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
+        let (mut attended, mut logsumexp) = (backend.memory(t * wide), backend.memory(t * heads));
+        let qkv = Qkv { q: view(q, t, wide), k: view(k, t, narrow), v: view(v, t, narrow) };
+        let lse = view_mut(&mut logsumexp, t, heads);
+        backend.attention(view_mut(&mut attended, t, wide), lse, qkv, self.heads, batch.tokens);
+        (attended, logsumexp)
     }
 
     /// The residual stream after attention, and gate and up of the feed-forward.

@@ -4,7 +4,7 @@
 mod check;
 mod passes;
 
-use super::block::{Below, Block, Saved};
+use super::block::{Below, Block, Hold, Saved};
 use super::config::Config;
 use super::head::Head;
 use super::layout::{self, Layout, SCORE};
@@ -26,25 +26,44 @@ pub enum Keep {
     /// The outputs of all products in that many blocks, the topmost, whose memory is free again before another
     /// block is computed again; only the inputs of the others.
     Top(usize),
+    /// From the top: so many blocks keep the outputs of all products, so many all but gate and up, so many only
+    /// their input and attention's output; the others only their inputs.
+    Parts([usize; 3]),
 }
 
 impl Keep {
-    /// Blocks of so many that keep the outputs of their products.
+    /// How much that is, of so many blocks: 3 for each that keeps all, 2 for all but gate and up, 1 for input and
+    /// attention's output.
     pub fn blocks(self, layers: usize) -> u32 {
-        let blocks = match self {
-            Keep::Everything => layers,
-            Keep::Inputs => 0,
-            Keep::Top(count) => layers.min(count),
-        };
-        blocks as u32
+        let [all, narrow, attended, _] = self.counts(layers);
+        (3 * all + 2 * narrow + attended) as u32
     }
 
-    /// Whether block i of `blocks` keeps the outputs of its products.
-    fn outputs(self, i: usize, blocks: usize) -> bool {
-        match self {
-            Keep::Everything => true,
-            Keep::Inputs => false,
-            Keep::Top(count) => i + count >= blocks,
+    /// How many of so many blocks keep everything, all but gate and up, input and attention's output, the input.
+    pub(super) fn counts(self, blocks: usize) -> [usize; 4] {
+        let asked = match self {
+            Keep::Everything => [blocks, 0, 0],
+            Keep::Inputs => [0; 3],
+            Keep::Top(count) => [count, 0, 0],
+            Keep::Parts(counts) => counts,
+        };
+        let mut left = blocks;
+        let [a, b, c] = asked.map(|count| {
+            let count = count.min(left);
+            left -= count;
+            count
+        });
+        [a, b, c, left]
+    }
+
+    /// What block i of `blocks` holds.
+    fn of(self, i: usize, blocks: usize) -> Hold {
+        let [all, narrow, attended, _] = self.counts(blocks);
+        match blocks - 1 - i {
+            above if above < all => Hold::Everything,
+            above if above < all + narrow => Hold::NarrowOnes,
+            above if above < all + narrow + attended => Hold::Attended,
+            _ => Hold::Input,
         }
     }
 }
@@ -96,14 +115,9 @@ struct Tape<B: Backend> {
     t: usize,
     /// Whether a stage before this one wants the gradient of what it gave.
     below: Below,
-    kept: Vec<Kept<B::Memory>>,
+    kept: Vec<(Hold, Saved<B::Memory>)>,
     /// Gradient of the last block's output, where this stage has the head.
     residual: Option<B::Memory>,
-}
-
-enum Kept<M> {
-    Everything(Saved<M>),
-    Input(M),
 }
 
 /// Where a new adapter starts: [`lora::init`], but for a classifier's head that the base already has.
@@ -202,12 +216,7 @@ impl<B: Fused> Decoder<B> {
 
     fn release(&mut self) {
         let Some(tape) = self.tape.take() else { return };
-        for kept in tape.kept {
-            match kept {
-                Kept::Everything(saved) => saved.recycle(&mut self.backend),
-                Kept::Input(x) => self.backend.recycle(x),
-            }
-        }
+        tape.kept.into_iter().for_each(|(_, saved)| saved.recycle(&mut self.backend));
         tape.residual.into_iter().for_each(|m| self.backend.recycle(m));
     }
 
@@ -234,13 +243,13 @@ impl<B: Fused> Decoder<B> {
             if let Err(cancelled) = self.cancel.check() {
                 return (x, Err(cancelled));
             }
-            let (out, saved) = block.forward(&mut self.backend, x, &batch);
-            match (want, self.keep.outputs(i, self.blocks.len())) {
-                (Want::Gradient, true) => tape.kept.push(Kept::Everything(saved)),
-                (Want::Gradient, false) => {
-                    tape.kept.push(Kept::Input(saved.into_input(&mut self.backend)));
-                }
-                _ => saved.recycle(&mut self.backend),
+            let (out, mut saved) = block.forward(&mut self.backend, x, &batch);
+            if want == Want::Gradient {
+                let hold = self.keep.of(i, self.blocks.len());
+                saved.shed(&mut self.backend, hold);
+                tape.kept.push((hold, saved));
+            } else {
+                saved.recycle(&mut self.backend);
             }
             x = out;
             self.backend.border();

@@ -8,6 +8,7 @@ use super::config::Config;
 pub use super::used::{Fit, InUse, Used};
 
 use super::decoder::Keep;
+use super::flops;
 use super::head::chunk;
 use super::layout;
 use super::lora::LoraSpec;
@@ -110,18 +111,17 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
         Some(fit) if fit.blocks == blocks => of(seen(fit.line), Some(fit.line)),
         // Where one way took more than its shapes say, another does too.
         Some(fit) => {
-            let ((a, b), (c, d)) = (seen(fit.line), counted(&load, fit.blocks));
+            let ((a, b), (c, d)) = (seen(fit.line), counted(&load, fit.keep(config.layers)));
             let more = |bytes: u64| (bytes as f64 * ((a + b) as f64 / (c + d).max(1) as f64).max(1.0)) as u64;
-            let (kept, scratch) = counted(&load, blocks);
+            let (kept, scratch) = counted(&load, keep);
             of((more(kept), more(scratch)), None)
         }
-        None => of(counted(&load, blocks), None),
+        None => of(counted(&load, keep), None),
     }
 }
 
-/// Bytes that are kept between forward and backward, and that are needed while something is computed, where so many
-/// blocks keep their activations.
-fn counted(load: &Load, blocks: u32) -> (u64, u64) {
+/// Bytes that are kept between forward and backward, and that are needed while something is computed.
+fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     let &Load { config, lora, tokens, .. } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
@@ -130,11 +130,13 @@ fn counted(load: &Load, blocks: u32) -> (u64, u64) {
     let norms = if config.qk_norm { q + kv } else { 0 };
     let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
     let everything = t * (2 * c + 2 * q + 2 * kv + 2 * f + norms + small);
-    let inputs = t * c;
-    let (layers, whole) = (config.layers as u64, u64::from(blocks));
-    let kept = whole * everything + layers.saturating_sub(whole) * inputs;
-    // The first block that is computed again takes what the topmost have given back.
-    let one_block = if whole == 0 { everything } else { 0 };
+    let held = [everything, everything - 2 * t * f, t * (c + q + small), t * c];
+    let counts = keep.counts(config.layers).map(|count| count as u64);
+    let kept: u64 = held.iter().zip(counts).map(|(held, count)| held * count).sum();
+    // A block that is computed again takes what is missing of it, and where others above it kept more, what they have
+    // given back.
+    let topmost = counts.iter().position(|&count| count > 0).map_or(0, |which| held[which]);
+    let one_block = if topmost == t * c { everything } else { everything - topmost };
     let masked = if lora.dropout > 0.0 { t * f } else { 0 };
     // Backward: the residual, two normed streams, two of F; or the head: rows, logits, their gradients.
     let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
@@ -151,15 +153,96 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// The fastest policy that stays within `limit` bytes, and what it takes.
-pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
-    let some = (1..load.config.layers).rev().map(Keep::Top);
-    for keep in [Keep::Everything].into_iter().chain(some).chain([Keep::Inputs]) {
-        let estimate = estimate(load, keep);
-        if estimate.total() <= limit {
-            return Ok((keep, estimate));
+/// What blocks keep where nobody says how much memory they may take: below that much, memory is not worth time.
+const COMFORT: u64 = 1_000_000_000;
+/// The largest share of a step's arithmetic that is done again for it; attention never is.
+const DEAR: f64 = 0.125;
+
+/// How much memory there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Somebody said so: all of it is taken where that is faster.
+    Typed(u64),
+    /// So much is free, which is no reason to fill it.
+    Free(u64),
+}
+
+impl From<u64> for Limit {
+    fn from(bytes: u64) -> Limit {
+        Limit::Typed(bytes)
+    }
+}
+
+impl Limit {
+    /// What was typed, or what is free.
+    pub fn of(typed: Option<u64>, free: impl FnOnce() -> u64) -> Limit {
+        typed.map_or_else(|| Limit::Free(free()), Limit::Typed)
+    }
+
+    /// At most.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Limit::Typed(bytes) | Limit::Free(bytes) => bytes,
         }
     }
+
+    /// The same for one of so many devices.
+    pub fn among(self, devices: u64) -> Limit {
+        match self {
+            Limit::Typed(bytes) => Limit::Typed(bytes / devices),
+            Limit::Free(bytes) => Limit::Free(bytes / devices),
+        }
+    }
+
+    /// The fastest policy within what was typed, and what it takes. Within what is free the first one that keeps no
+    /// more than is comfortable, unless it costs too much time.
+    pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
+        let mut found = None;
+        for keep in policies(load.config.layers) {
+            let estimate = estimate(load, keep);
+            if estimate.total() > self.bytes() {
+                continue;
+            }
+            if found.is_some() && (again(load, keep) > DEAR || keep.counts(load.config.layers)[3] > 0) {
+                break;
+            }
+            found = Some((keep, estimate));
+            if matches!(self, Limit::Typed(_)) || counted(&load, keep).0 <= COMFORT {
+                break;
+            }
+        }
+        found.ok_or_else(|| too_little(load, self.bytes()))
+    }
+}
+
+/// What blocks may keep, fastest first: products are computed again before attention is.
+fn policies(layers: usize) -> impl Iterator<Item = Keep> {
+    let narrow = (1..=layers).map(move |n| Keep::Parts([layers - n, n, 0]));
+    let attended = (1..=layers).map(move |n| Keep::Parts([0, layers - n, n]));
+    let inputs = (1..layers).map(move |n| Keep::Parts([0, 0, layers - n]));
+    [Keep::Everything].into_iter().chain(narrow).chain(attended).chain(inputs).chain([Keep::Inputs])
+}
+
+/// What is computed again, as a share of the step; rows are taken to be as long as the microbatch.
+fn again(load: Load, keep: Keep) -> f64 {
+    let Load { config, lora, tokens, .. } = load;
+    let (c, q) = (config.hidden as f64, (config.heads.query * config.heads.size) as f64);
+    let kv = (config.heads.kv * config.heads.size) as f64;
+    let inner = 2.0 * 2.0 * c * config.feed_forward as f64;
+    let outer = 2.0 * (2.0 * c * q + 2.0 * c * kv);
+    let attention = 2.0 * q * tokens as f64;
+    let [_, narrow, attended, input] = keep.counts(config.layers).map(|count| count as f64);
+    let flops = (narrow + attended + input) * inner + (attended + input) * outer + input * attention;
+    flops / flops::training(config, lora, tokens as f64)
+}
+
+/// What blocks keep within that limit, and what it takes.
+pub fn choose(load: Load, limit: impl Into<Limit>) -> Result<(Keep, Estimate), ModelError> {
+    limit.into().choose(load)
+}
+
+/// Says what it would take, and a way out.
+fn too_little(load: Load, limit: u64) -> ModelError {
     // Where the head takes less than a block, one block of products costs nothing: it takes what the first block
     // that is computed again would take anyway.
     let (one, none) = (estimate(load, Keep::Top(1)), estimate(load, Keep::Inputs));
@@ -178,13 +261,13 @@ pub fn choose(load: Load, limit: u64) -> Result<(Keep, Estimate), ModelError> {
             )
         }
     };
-    Err(ModelError::Memory { needed: least.total(), limit, way_out })
+    ModelError::Memory { needed: least.total(), limit, way_out }
 }
 
 /// Whether the way that a fit was measured with still is the one to take; false where blocks have to keep less, and the
 /// error where nothing fits.
-pub fn stands(load: Load, limit: u64) -> Result<bool, ModelError> {
-    let (keep, _) = choose(load, limit)?;
+pub fn stands(load: Load, limit: impl Into<Limit>) -> Result<bool, ModelError> {
+    let (keep, _) = limit.into().choose(load)?;
     Ok(load.measured.is_none_or(|fit| keep.blocks(load.config.layers) >= fit.blocks))
 }
 

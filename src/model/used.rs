@@ -1,5 +1,5 @@
 //! What microbatches were seen to take of a device's memory, and the line through it by their tokens. It depends on
-//! how many blocks keep their activations, so that number goes with it: points of another number begin anew.
+//! what blocks keep, so a number that says so goes with it: points of another number begin anew.
 
 use super::decoder::Keep;
 use crate::numeric::line::{Line, Points};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct InUse {
     /// Bytes.
     pub bytes: u64,
-    /// Blocks that keep the outputs of all their products between forward and backward.
+    /// What blocks keep between forward and backward: [`Keep::blocks`].
     pub blocks: u32,
 }
 
@@ -19,18 +19,18 @@ pub struct InUse {
 pub struct Used {
     /// Bytes in use at once by tokens.
     pub points: Points,
-    /// Blocks that kept their activations.
+    /// What blocks kept: [`Keep::blocks`].
     pub blocks: u32,
     /// The most bytes of any of them.
     pub most: u64,
 }
 
-/// Bytes by tokens, for a number of blocks that keep their activations.
+/// Bytes by tokens, where blocks keep something.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fit {
     /// The line of least squares.
     pub line: Line,
-    /// That number.
+    /// What they keep: [`Keep::blocks`].
     pub blocks: u32,
 }
 
@@ -39,8 +39,10 @@ impl Fit {
     pub fn keep(&self, layers: usize) -> Keep {
         match self.blocks as usize {
             0 => Keep::Inputs,
-            n if n >= layers => Keep::Everything,
-            n => Keep::Top(n),
+            n if n >= 3 * layers => Keep::Everything,
+            n if n > 2 * layers => Keep::Parts([n - 2 * layers, 3 * layers - n, 0]),
+            n if n > layers => Keep::Parts([0, n - layers, 2 * layers - n]),
+            n => Keep::Parts([0, 0, n]),
         }
     }
 }
@@ -119,6 +121,15 @@ mod tests {
                 "{line:?}"
             );
             assert_eq!(blocks, 30);
+        }
+    }
+
+    #[test]
+    fn a_number_says_what_blocks_keep() {
+        let parts = [[4, 1, 0], [1, 4, 0], [0, 5, 0], [0, 1, 4], [0, 0, 5], [0, 0, 2]].map(Keep::Parts);
+        let line = Line { fixed: 1.0, each: 1.0 };
+        for keep in parts.into_iter().chain([Keep::Everything, Keep::Inputs]) {
+            assert_eq!(Fit { line, blocks: keep.blocks(5) }.keep(5), keep);
         }
     }
 

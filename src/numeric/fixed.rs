@@ -78,12 +78,6 @@ pub fn set_checked(sum: &mut [i64], values: &[f32]) {
     each(sum, values, |sum, value| *sum = value);
 }
 
-/// Replaces `total` by `sum` and `values`, every one of which passed [`check`]; `sum` stays as it is.
-pub fn total_checked(total: &mut [i64], sum: &[i64], values: &[f32]) {
-    total.copy_from_slice(sum);
-    add_checked(total, values);
-}
-
 /// Takes back what [`add_checked`] added.
 pub fn subtract_checked(sum: &mut [i64], values: &[f32]) {
     each(sum, values, |sum, value| *sum = sum.wrapping_sub(value));
@@ -190,8 +184,6 @@ mod tests {
                 add_checked(&mut sum, &[v]);
                 prop_assert_eq!(sum[0], slow);
                 let mut total = [9];
-                total_checked(&mut total, &sum, &[v]);
-                prop_assert_eq!(total[0], slow.wrapping_add(slow));
                 set_checked(&mut total, &[v]);
                 prop_assert_eq!(total[0], slow);
             }

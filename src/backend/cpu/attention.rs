@@ -1,18 +1,16 @@
 //! Causal attention, blocked (Dao et al. 2022, arXiv:2205.14135): a task is a block of queries of one head of
-//! one row of the microbatch; it walks over blocks of keys with a running maximum and sum. Nothing is larger
-//! than QUERIES x KEYS.
+//! one row of the microbatch, or one token's queries of all heads that share their keys; it walks over blocks of keys
+//! with a running maximum and sum. Nothing is larger than QUERIES x KEYS.
 
 use super::Context;
-use super::isa::{Lanes, kernel};
-use super::math;
-use super::product::{Factors, Sizes, Strided, Target, tile};
+use super::attention_block::{
+    Each, GROUPS, Into, KEYS, QUERIES, Seen, hide, scores, to_queries, turn, with_room,
+};
+use super::isa::kernel;
+use super::math::{self, LANES};
+use super::product::{Strided, Target};
 use super::threads::Shared;
 use crate::backend::{Heads, Write};
-
-/// Queries per block.
-pub const QUERIES: usize = 64;
-/// Keys per block.
-pub const KEYS: usize = 64;
 
 /// One row of the microbatch: `queries` tokens from `from`, which see the keys from `keys_from`; query i sees
 /// the first `past + i + 1` of them.
@@ -65,51 +63,56 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// What a row of queries has seen so far: the largest score, the sum of e^(score - largest).
-type Running = (f32, f32);
+/// What the queries have seen so far: the largest score, the sum of e^(score - largest).
+struct Running {
+    largest: Each,
+    sum: Each,
+}
 
-/// One row of scores against a block of keys, of which `seen` are visible: scores become e^(s - m) with the new
-/// running maximum m, those not visible 0. Returns (m, new running sum, what the old is multiplied by).
 #[inline(always)]
-fn soften<L: Lanes>(scores: &mut [f32], seen: usize, running: Running) -> (f32, f32, f32) {
-    let (scores, hidden) = scores.split_at_mut(seen);
-    hidden.fill(0.0);
-    if seen == 0 {
-        return (running.0, running.1, 1.0);
+fn raise(most: &mut [f32; LANES], x: &[f32; LANES]) {
+    most.iter_mut().zip(x).for_each(|(m, &x)| *m = if x > *m { x } else { *m });
+}
+
+/// The largest score of each query of one vector and `most`, over that many keys.
+#[inline(always)]
+fn largest(block: &[[f32; LANES]], (group, keys): (usize, usize), most: [f32; LANES]) -> [f32; LANES] {
+    // Four chains side by side: a comparison takes as long as four begin.
+    let mut part = [most; 4];
+    let whole = keys / 4 * 4;
+    for key in (0..whole).step_by(4) {
+        part.iter_mut().enumerate().for_each(|(i, part)| raise(part, &block[(key + i) * GROUPS + group]));
     }
-    let m = math::max(scores).max(running.0);
-    let shrink = math::exp::<L>(running.0 - m);
-    let mut part = [0.0; math::LANES];
-    let mut chunks = scores.chunks_exact_mut(math::LANES);
-    for c in &mut chunks {
-        for lane in 0..math::LANES {
-            let e = math::exp::<L>(c[lane] - m);
-            c[lane] = e;
-            part[lane] += e;
-        }
-    }
-    for (lane, v) in chunks.into_remainder().iter_mut().enumerate() {
-        *v = math::exp::<L>(*v - m);
-        part[lane] += *v;
-    }
-    (m, L::fma(running.1, shrink, math::tree(part)), shrink)
+    (whole..keys).for_each(|key| raise(&mut part[0], &block[key * GROUPS + group]));
+    let [mut most, rest @ ..] = part;
+    rest.iter().for_each(|part| raise(&mut most, part));
+    most
 }
 
 kernel! {
-    /// All rows of a block of scores: row r sees `seen + r` of the keys, at most all. Says into `shrink` what each
-    /// row of the output so far is multiplied by.
-    fn soften_rows<L>(
-        scores: &mut [f32],
-        keys: usize,
-        seen: isize,
-        running: &mut [Running],
-        shrink: &mut [f32],
-    ) {
-        let rows = scores.chunks_exact_mut(KEYS).zip(running).zip(shrink);
-        for (r, ((row, state), shrink)) in rows.enumerate() {
-            let seen = (seen + r as isize).clamp(0, keys as isize) as usize;
-            let (m, sum, by) = soften::<L>(&mut row[..keys], seen, *state);
-            (*state, *shrink) = ((m, sum), by);
+    /// A block of scores: they become e^(score - largest so far), 0 where not seen. Says into `shrink` what each
+    /// query's output so far is multiplied by.
+    fn soften<L>(block: &mut [[f32; LANES]], seen: Seen, running: &mut Running, shrink: &mut Each) {
+        for group in 0..seen.queries.div_ceil(LANES) {
+            let keys = hide(block, seen, group, f32::NEG_INFINITY);
+            let before = running.largest[group];
+            let most = largest(block, (group, keys), before);
+            let mut sum = [0.0; LANES];
+            for key in 0..keys {
+                let scores = &mut block[key * GROUPS + group];
+                for lane in 0..LANES {
+                    let e = math::exp_below::<L>(scores[lane] - most[lane]);
+                    scores[lane] = e;
+                    sum[lane] += e;
+                }
+            }
+            (keys..seen.keys).for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
+            for lane in 0..LANES {
+                let by = math::exp_below::<L>(before[lane] - most[lane]);
+                shrink[group][lane] = by;
+                running.sum[group][lane] = L::fma(running.sum[group][lane], by, sum[lane]);
+            }
+            running.largest[group] = most;
         }
     }
 }
@@ -120,56 +123,92 @@ kernel! {
     }
 }
 
-/// Blocks of queries of all segments, as (segment, first query, queries).
-fn blocks(segments: &[Segment]) -> Vec<(Segment, usize, usize)> {
-    let of = |s: &Segment| {
-        let s = *s;
-        (0..s.queries).step_by(QUERIES).map(move |i| (s, i, QUERIES.min(s.queries - i)))
-    };
-    segments.iter().flat_map(of).collect()
+/// Queries of a task, all of which use one key/value head.
+#[derive(Debug, Clone, Copy)]
+struct Queries {
+    segment: Segment,
+    /// The first, in the segment.
+    from: usize,
+    count: usize,
+    /// The head of the first one.
+    head: usize,
+    /// Distances from one to the next: in the rows of q and out, and of logsumexp; and how many more keys it sees.
+    step: (usize, usize, isize),
+}
+
+/// Tasks of all segments, those that see most last.
+fn tasks(x: &Inputs, segments: &[Segment]) -> Vec<Queries> {
+    let (heads, size) = (x.heads.query, x.heads.size);
+    let group = heads / x.heads.kv;
+    let mut tasks = Vec::new();
+    for &segment in segments {
+        if segment.queries == 1 && group <= QUERIES {
+            let of =
+                |g: usize| Queries { segment, from: 0, count: group, head: g * group, step: (size, 1, 0) };
+            tasks.extend((0..x.heads.kv).map(of));
+            continue;
+        }
+        for from in (0..segment.queries).step_by(QUERIES) {
+            let (count, step) = (QUERIES.min(segment.queries - from), (x.wide(), heads, 1));
+            tasks.extend((0..heads).map(|head| Queries { segment, from, count, head, step }));
+        }
+    }
+    tasks
 }
 
 /// out[T, H*D] and logsumexp[T, H].
 pub fn forward(cx: Context, out: &mut [f32], logsumexp: Option<&mut [f32]>, x: Inputs, segments: &[Segment]) {
-    let blocks = blocks(segments);
+    let tasks = tasks(&x, segments);
     let (out, lse) = (Shared::new(out), logsumexp.map(Shared::new));
-    let (wide, size) = (x.wide(), x.heads.size);
-    cx.threads.each(blocks.len() * x.heads.query, |task| {
-        let (segment, i, rows) = blocks[task / x.heads.query];
-        let h = task % x.heads.query;
-        let at = (segment.from + i) * wide + h * size;
-        let mut running = [(f32::NEG_INFINITY, 0.0f32); QUERIES];
-        let mut scores = [0.0f32; QUERIES * KEYS];
-        let visible = segment.past + i + rows;
-        for j in (0..visible).step_by(KEYS) {
-            let keys = KEYS.min(visible - j);
-            let q = x.query(x.q, h, segment.from + i);
-            let k = x.shared(x.k, h, segment.keys_from + j).transposed();
-            let s = Sizes { m: rows, n: keys, k: size };
-            let f = Factors { a: q, b: k, scale: x.scale() };
-            super::product::small(cx, (&mut scores, KEYS), Write::Set, s, f);
-            let seen = (segment.past + i + 1) as isize - j as isize;
-            let mut shrink = [1.0; QUERIES];
-            soften_rows(cx.isa, &mut scores[..rows * KEYS], keys, seen, &mut running[..rows], &mut shrink);
-            for (r, &shrink) in shrink.iter().enumerate().take(rows).filter(|(_, s)| j > 0 && **s != 1.0) {
-                // SAFETY: the columns of head h of this token belong to this task.
-                multiply(cx.isa, unsafe { out.slice(at + r * wide, size) }, shrink);
-            }
-            let v = x.shared(x.v, h, segment.keys_from + j);
-            let s = Sizes { m: rows, n: size, k: keys };
-            let f = Factors { a: Strided::rows(&scores, KEYS), b: v, scale: 1.0 };
-            let write = if j == 0 { Write::Set } else { Write::Add };
-            // SAFETY: head h of these tokens belongs to this task.
-            unsafe { tile(cx, Target { out: &out, at, stride: wide, write }, s, f) };
-        }
-        for (r, &(m, sum)) in running.iter().enumerate().take(rows) {
-            // SAFETY: as above; logsumexp [t, h] too.
-            unsafe {
-                multiply(cx.isa, out.slice(at + r * wide, size), 1.0 / sum);
-                if let Some(lse) = &lse {
-                    lse.slice((segment.from + i + r) * x.heads.query + h, 1)[0] = m + libm::logf(sum);
+    cx.threads.each(tasks.len(), |i| {
+        // The longest first: nobody waits for them in the end.
+        let q = tasks[tasks.len() - 1 - i];
+        with_room(x.heads.size, |[turned], [block]| {
+            let running = attend(cx, (&out, turned, block), &x, q);
+            let (t, size) = (q.segment.from + q.from, x.heads.size);
+            for r in 0..q.count {
+                let (m, sum) = (running.largest.as_flattened()[r], running.sum.as_flattened()[r]);
+                // SAFETY: the queries of this task belong to it alone, in out and in logsumexp.
+                unsafe {
+                    multiply(cx.isa, out.slice(t * x.wide() + q.head * size + r * q.step.0, size), 1.0 / sum);
+                    if let Some(lse) = &lse {
+                        lse.slice(t * x.heads.query + q.head + r * q.step.1, 1)[0] = m + libm::logf(sum);
+                    }
                 }
             }
-        }
+        });
     });
+}
+
+/// The sums of a task over all keys, not divided yet, and what to divide them by.
+fn attend(
+    cx: Context,
+    (out, turned, block): (&Shared, &mut [f32], &mut [f32]),
+    x: &Inputs,
+    q: Queries,
+) -> Running {
+    let (t, size) = (q.segment.from + q.from, x.heads.size);
+    let stride = q.step.0;
+    turn(cx, turned, Strided { row: stride, ..x.query(x.q, q.head, t) }, q.count, x.scale());
+    let at = t * x.wide() + q.head * size;
+    let mut running = Running { largest: [[f32::NEG_INFINITY; LANES]; GROUPS], sum: Each::default() };
+    let first = q.segment.past + q.from + 1;
+    let visible = first + (q.count - 1) * q.step.2 as usize;
+    for j in (0..visible).step_by(KEYS) {
+        let keys = KEYS.min(visible - j);
+        let seen = Seen { queries: q.count, keys, first: first as isize - j as isize, step: q.step.2 };
+        scores(cx, block, x.shared(x.k, q.head, q.segment.keys_from + j), turned, seen);
+        let mut shrink = Each::default();
+        soften(cx.isa, block.as_chunks_mut().0, seen, &mut running, &mut shrink);
+        let old = shrink.as_flattened().iter().enumerate().take(q.count);
+        for (r, &by) in old.filter(|(_, by)| j > 0 && **by != 1.0) {
+            // SAFETY: these columns of out belong to this task.
+            multiply(cx.isa, unsafe { out.slice(at + r * stride, size) }, by);
+        }
+        let write = if j == 0 { Write::Set } else { Write::Add };
+        let to = Into { target: Target { out, at, stride, write }, scale: 1.0, size };
+        // SAFETY: as above.
+        unsafe { to_queries(cx, to, block, x.shared(x.v, q.head, q.segment.keys_from + j), seen) };
+    }
+    running
 }

@@ -1,14 +1,22 @@
-//! The gradient of attention. A task is one query head of one row of the microbatch: it owns that head's part
-//! of dq, and parts of dk and dv of its own, which are added up afterwards over the query heads that share a
-//! key/value head, in order. Probabilities are computed anew from the saved logsumexp, block by block.
+//! The gradient of attention. A row of the microbatch is cut into stretches, and a task is a stretch of queries of
+//! one head against a stretch of keys: all tasks whose stretches are equally far apart run at a time, because no two of
+//! them write to the same tokens, and nearer ones come first. A head has parts of dk and dv of its own, which are
+//! added up afterwards over the query heads that share a key/value head, in order. Probabilities are computed anew
+//! from the saved logsumexp, block by block.
 
 use super::Context;
-use super::attention::{Inputs, KEYS, QUERIES, Segment};
+use super::attention::{Inputs, Segment};
+use super::attention_block::{
+    Each, GROUPS, Into, KEYS, QUERIES, Seen, hide, scores, to_keys, to_queries, turn, with_room,
+};
 use super::isa::kernel;
-use super::math;
-use super::product::{Factors, Sizes, Strided, Target, small, tile};
+use super::math::{self, LANES};
+use super::product::Target;
 use super::threads::Shared;
 use crate::backend::Write;
+
+/// Tokens of a stretch: whole blocks, and enough of them that turning queries costs little.
+const STRETCH: usize = 6 * QUERIES;
 
 /// What the forward pass left, and the gradient that comes in.
 #[derive(Debug, Clone, Copy)]
@@ -31,30 +39,120 @@ pub struct Outputs<'a> {
     pub dv: &'a mut [f32],
 }
 
-/// Of one query: its logsumexp, and dout . out.
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    logsumexp: f32,
-    delta: f32,
-}
-
 kernel! {
     fn dot<L>(a: &[f32], b: &[f32]) -> f32 { math::dot::<L>(a, b) }
 }
 
 kernel! {
-    /// Of rows of a block, row r of which sees `seen + r` of the keys, at most all:
-    /// p := e^(p - logsumexp), 0 where not visible; ds := p * (ds - delta) * scale
-    fn probabilities<L>(p: &mut [f32], ds: &mut [f32], keys: (usize, isize), rows: &[Row], scale: f32) {
-        let (keys, first) = keys;
-        let blocks = p.chunks_exact_mut(KEYS).zip(ds.chunks_exact_mut(KEYS));
-        for (r, (row, (p, ds))) in rows.iter().zip(blocks).enumerate() {
-            let seen = (first + r as isize).clamp(0, keys as isize) as usize;
-            p[seen..keys].fill(0.0);
-            ds[seen..keys].fill(0.0);
-            for (p, ds) in p[..seen].iter_mut().zip(&mut ds[..seen]) {
-                *p = math::exp::<L>(*p - row.logsumexp);
-                *ds = *p * (*ds - row.delta) * scale;
+    /// p := e^(p - logsumexp); ds := p * (ds - delta); both 0 where not seen.
+    fn probabilities<L>(p: &mut [[f32; LANES]], ds: &mut [[f32; LANES]], seen: Seen, of: &Rows) {
+        for group in 0..seen.queries.div_ceil(LANES) {
+            let (logsumexp, delta) = (of.logsumexp[group], of.delta[group]);
+            let keys = seen.of(group * LANES + LANES - 1);
+            for key in 0..keys {
+                let at = key * GROUPS + group;
+                for lane in 0..LANES {
+                    let e = math::exp_below::<L>(p[at][lane] - logsumexp[lane]);
+                    p[at][lane] = e;
+                    ds[at][lane] = e * (ds[at][lane] - delta[lane]);
+                }
+            }
+            for block in [&mut *p, &mut *ds] {
+                hide(block, seen, group, 0.0);
+                (keys..seen.keys).for_each(|key| block[key * GROUPS + group] = [0.0; LANES]);
+            }
+        }
+    }
+}
+
+/// Of the queries of a block: logsumexp, and dout . out.
+#[derive(Default)]
+struct Rows {
+    logsumexp: Each,
+    delta: Each,
+}
+
+/// A square of a row of the microbatch: queries of one stretch, keys of that or an earlier one.
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    segment: Segment,
+    head: usize,
+    queries: usize,
+    keys: usize,
+}
+
+impl Task {
+    /// From which token to which before the segment's end.
+    fn stretch(self, from: usize) -> std::ops::Range<usize> {
+        from..(from + STRETCH).min(self.segment.queries)
+    }
+}
+
+/// The tasks that are `apart` stretches apart, of all segments and heads: no two of them share queries or keys.
+fn wave(segments: &[Segment], heads: usize, apart: usize) -> Vec<Task> {
+    let mut tasks = Vec::new();
+    for &segment in segments {
+        for queries in (apart * STRETCH..segment.queries).step_by(STRETCH) {
+            let keys = queries - apart * STRETCH;
+            tasks.extend((0..heads).map(|head| Task { segment, head, queries, keys }));
+        }
+    }
+    tasks
+}
+
+/// dq, and dk and dv in parts.
+pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segment]) {
+    let out = (Shared::new(out.dq), Shared::new(out.dk), Shared::new(out.dv));
+    let longest = segments.iter().map(|s| s.queries).max().unwrap_or(0);
+    for apart in 0..longest.div_ceil(STRETCH) {
+        let tasks = wave(segments, x.heads.query, apart);
+        cx.threads.each(tasks.len(), |i| {
+            with_room(x.heads.size, |[turned, turned_dout], [p, ds]| {
+                square(cx, (&out, [turned, turned_dout, p, ds]), saved, &x, tasks[i]);
+            });
+        });
+    }
+}
+
+/// One task. Whoever is first to write to a token's gradient sets it: the squares on the diagonal.
+fn square(
+    cx: Context,
+    ((dq, dk, dv), [turned, turned_dout, p, ds]): (&(Shared, Shared, Shared), [&mut [f32]; 4]),
+    saved: Saved,
+    x: &Inputs,
+    task: Task,
+) {
+    let (Task { segment, head, .. }, size, scale) = (task, x.heads.size, x.scale());
+    let place = |t: usize| (segment.from + t) * x.wide() + head * size;
+    let to = |out, t: usize, first, scale| {
+        let write = if first && task.queries == task.keys { Write::Set } else { Write::Add };
+        Into { target: Target { out, at: place(t), stride: x.wide(), write }, scale, size }
+    };
+    for i in task.stretch(task.queries).step_by(QUERIES) {
+        let rows = QUERIES.min(segment.queries - i);
+        let (q, dout) = (x.query(x.q, head, segment.from + i), x.query(saved.dout, head, segment.from + i));
+        turn(cx, turned, q, rows, scale);
+        turn(cx, turned_dout, dout, rows, 1.0);
+        let mut of = Rows::default();
+        for r in 0..rows {
+            let t = place(i + r)..place(i + r) + size;
+            of.logsumexp.as_flattened_mut()[r] =
+                saved.logsumexp[(segment.from + i + r) * x.heads.query + head];
+            of.delta.as_flattened_mut()[r] = dot(cx.isa, &saved.dout[t.clone()], &saved.out[t]);
+        }
+        for j in task.stretch(task.keys).step_by(KEYS).take_while(|&j| j < i + rows) {
+            let keys = KEYS.min(segment.queries - j);
+            let (k, v) =
+                (x.shared(x.k, head, segment.keys_from + j), x.shared(x.v, head, segment.keys_from + j));
+            let seen = Seen { queries: rows, keys, first: (i + 1) as isize - j as isize, step: 1 };
+            scores(cx, p, k, turned, seen);
+            scores(cx, ds, v, turned_dout, seen);
+            probabilities(cx.isa, p.as_chunks_mut().0, ds.as_chunks_mut().0, seen, &of);
+            // SAFETY: this head of these tokens, in dq and in the parts of dk and dv, belongs to this task.
+            unsafe {
+                to_keys(cx, to(dv, j, i == j / QUERIES * QUERIES, 1.0), p, dout, seen);
+                to_keys(cx, to(dk, j, i == j / QUERIES * QUERIES, scale), ds, q, seen);
+                to_queries(cx, to(dq, i, j == task.keys, scale), ds, k, seen);
             }
         }
     }
@@ -64,59 +162,6 @@ kernel! {
     fn add_values<L>(out: &mut [f32], x: &[f32]) {
         out.iter_mut().zip(x).for_each(|(o, &x)| *o += x);
     }
-}
-
-/// dq, and dk and dv in parts.
-pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segment]) {
-    let (dq, dk, dv) = (Shared::new(out.dq), Shared::new(out.dk), Shared::new(out.dv));
-    let (wide, size, heads) = (x.wide(), x.heads.size, x.heads.query);
-    cx.threads.each(segments.len() * heads, |task| {
-        let (segment, h) = (segments[task / heads], task % heads);
-        let n = segment.queries;
-        let place = |t: usize| (segment.from + t) * wide + h * size;
-        let row = |x: &'_ [f32], t: usize| -> std::ops::Range<usize> {
-            debug_assert!(place(t) + size <= x.len());
-            place(t)..place(t) + size
-        };
-        let of = |t: usize| Row {
-            logsumexp: saved.logsumexp[(segment.from + t) * heads + h],
-            delta: dot(cx.isa, &saved.dout[row(saved.dout, t)], &saved.out[row(saved.out, t)]),
-        };
-        let saved_rows: Vec<Row> = (0..n).map(of).collect();
-        let (mut p, mut ds) = ([0.0f32; QUERIES * KEYS], [0.0f32; QUERIES * KEYS]);
-        for j in (0..n).step_by(KEYS) {
-            let keys = KEYS.min(n - j);
-            let k = x.shared(x.k, h, segment.keys_from + j);
-            let v = x.shared(x.v, h, segment.keys_from + j);
-            for i in (j / QUERIES * QUERIES..n).step_by(QUERIES) {
-                let rows = QUERIES.min(n - i);
-                let q = x.query(x.q, h, segment.from + i);
-                let dout = x.query(saved.dout, h, segment.from + i);
-                let square = Sizes { m: rows, n: keys, k: size };
-                let f = Factors { a: q, b: k.transposed(), scale: x.scale() };
-                small(cx, (&mut p, KEYS), Write::Set, square, f);
-                let f = Factors { a: dout, b: v.transposed(), scale: 1.0 };
-                small(cx, (&mut ds, KEYS), Write::Set, square, f);
-                let seen = (keys, (i + 1) as isize - j as isize);
-                probabilities(cx.isa, &mut p, &mut ds, seen, &saved_rows[i..i + rows], x.scale());
-                let first = |yes| if yes { Write::Set } else { Write::Add };
-                let to_keys = Sizes { m: keys, n: size, k: rows };
-                let (p, ds) = (Strided::rows(&p, KEYS), Strided::rows(&ds, KEYS));
-                let own = i == j / QUERIES * QUERIES;
-                let to = |out, at, write| Target { out, at, stride: wide, write };
-                // SAFETY: head h of this segment, in dq and in the parts of dk and dv, belongs to this task.
-                unsafe {
-                    let f = Factors { a: p.transposed(), b: dout, scale: 1.0 };
-                    tile(cx, to(&dv, place(j), first(own)), to_keys, f);
-                    let f = Factors { a: ds.transposed(), b: q, scale: 1.0 };
-                    tile(cx, to(&dk, place(j), first(own)), to_keys, f);
-                    let to_queries = Sizes { m: rows, n: size, k: keys };
-                    let f = Factors { a: ds, b: k, scale: 1.0 };
-                    tile(cx, to(&dq, place(i), first(j == 0)), to_queries, f);
-                }
-            }
-        }
-    });
 }
 
 /// out[T, G*D] = the sum of parts[T, H*D] over the query heads of each key/value head, in order.

@@ -7,6 +7,7 @@ use super::isa::kernel;
 use super::memory::Memory;
 use super::product::Strided;
 use super::{Context, Cpu};
+use half::bf16;
 
 /// What the factors of a frozen product are rounded to, and which kernel multiplies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +104,16 @@ pub fn round(x: f32) -> f32 {
     let size = bits & 0x7fff_ffff;
     let kept = if size < 0x0080_0000 { bits & 0x8000_0000 } else { up };
     f32::from_bits(if size > 0x7f80_0000 { (bits | 0x0040_0000) & 0xffff_0000 } else { kept })
+}
+
+/// The bf16 of the upper half of a number's bits: itself, where the lower half is zeros.
+pub fn upper(x: f32) -> bf16 {
+    bf16::from_bits((x.to_bits() >> 16) as u16)
+}
+
+/// Whether f32 numbers are all bf16 numbers: matrices of such are kept as those, in half the memory.
+pub fn is_short(bytes: &[u8]) -> bool {
+    bytes.as_chunks::<4>().0.iter().all(|b| b[0] == 0 && b[1] == 0)
 }
 
 /// Few rows are multiplied one number at a time, to the same bits.

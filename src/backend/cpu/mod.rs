@@ -5,6 +5,7 @@
 //! and seven give the same bits. Orders of summation and bounds are in docs/numerics.md.
 
 mod attention;
+mod attention_block;
 mod attention_grad;
 #[cfg(target_arch = "x86_64")]
 mod avx512;

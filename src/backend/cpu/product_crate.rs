@@ -27,17 +27,8 @@ pub fn product(cx: Context, target: Target, sizes: Sizes, f: Factors) {
     });
 }
 
-/// Distances between the rows and the columns of a right factor.
-#[derive(Debug, Clone, Copy)]
-pub struct Terms {
-    /// Between terms.
-    pub row: usize,
-    /// Between outputs.
-    pub col: usize,
-}
-
 /// Writes the right factor of those terms and outputs, and says how it lies.
-pub type Right<'a> = &'a (dyn Fn(&mut [f32], Range<usize>, Range<usize>) -> Terms + Sync);
+pub type Right<'a> = &'a (dyn for<'r> Fn(&'r mut [f32], Range<usize>, Range<usize>) -> Strided<'r> + Sync);
 
 thread_local! {
     static ROOM: RefCell<Memory> = RefCell::new(Memory::zeros(SLICE * COLS));
@@ -59,8 +50,7 @@ pub fn frozen(cx: Context, target: Target, (a, m): (Strided, usize), (n, k): (us
         ROOM.with_borrow_mut(|room| {
             for (from, terms) in slices(k) {
                 let room = &mut room.values_mut()[..terms * cols];
-                let lies = right(room, from..from + terms, j..j + cols);
-                let b = Strided { data: room, row: lies.row, col: lies.col };
+                let b = right(room, from..from + terms, j..j + cols);
                 assert!(b.holds(terms, cols), "the right factor is as large as the product says");
                 for i in (part * ROWS..m).step_by(parts * ROWS) {
                     let sizes = Sizes { m: ROWS.min(m - i), n: cols, k: terms };

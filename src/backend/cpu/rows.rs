@@ -6,7 +6,7 @@ use super::Context;
 use super::blocks::InBlocks;
 use super::left::{self, Precision};
 use super::product::{Strided, Target};
-use super::product_crate::{self, Terms};
+use super::product_crate;
 use crate::backend::Frozen;
 use crate::numeric::dtype::Dtype;
 use half::{bf16, f16};
@@ -31,14 +31,12 @@ impl Rows {
     pub fn pack(cx: Context, source: Frozen) -> Rows {
         let Frozen { cols, dtype, bytes, .. } = source;
         let halves = || bytes.as_chunks::<2>().0.iter().copied();
-        let upper = |x: f32| bf16::from_bits((x.to_bits() >> 16) as u16);
-        let rounded = |x: f32| upper(left::round(x));
-        let exact = || bytes.as_chunks::<4>().0.iter().all(|b| b[0] == 0 && b[1] == 0);
+        let rounded = |x: f32| left::upper(left::round(x));
         let numbers = match (cx.precision, dtype) {
             (Precision::F32, Dtype::F16) => Numbers::F16(halves().map(f16::from_le_bytes).collect()),
             (Precision::F32, Dtype::Bf16) => Numbers::Bf16(halves().map(bf16::from_le_bytes).collect()),
-            (Precision::F32, Dtype::F32) if !exact() => Numbers::F32(dtype.widen(bytes)),
-            (Precision::F32, Dtype::F32) => Numbers::Bf16(floats(bytes).map(upper).collect()),
+            (Precision::F32, Dtype::F32) if !left::is_short(bytes) => Numbers::F32(dtype.widen(bytes)),
+            (Precision::F32, Dtype::F32) => Numbers::Bf16(floats(bytes).map(left::upper).collect()),
             (_, Dtype::F32) => Numbers::Bf16(floats(bytes).map(rounded).collect()),
             (_, Dtype::F16) => {
                 Numbers::Bf16(halves().map(|b| rounded(f16::from_le_bytes(b).to_f32())).collect())
@@ -68,22 +66,20 @@ impl Rows {
 
     /// y[T, N] (=|+=) x wᵀ
     pub fn forward(&self, cx: Context, y: Target, x: (Strided, usize), n: usize) {
-        let right = |room: &mut [f32], terms: Range<usize>, outputs: Range<usize>| {
+        product_crate::frozen(cx, y, x, (n, self.cols), &|room, terms, outputs| {
             let rows = room.chunks_exact_mut(terms.len().max(1));
             outputs.zip(rows).for_each(|(n, out)| self.part(out, n, terms.clone()));
-            Terms { row: 1, col: terms.len() }
-        };
-        product_crate::frozen(cx, y, x, (n, self.cols), &right);
+            Strided::rows(room, terms.len()).transposed()
+        });
     }
 
     /// dx[T, K] (=|+=) dy w
     pub fn backward(&self, cx: Context, dx: Target, dy: (Strided, usize), n: usize) {
-        let right = |room: &mut [f32], terms: Range<usize>, outputs: Range<usize>| {
+        product_crate::frozen(cx, dx, dy, (self.cols, n), &|room, terms, outputs| {
             let rows = room.chunks_exact_mut(outputs.len().max(1));
             terms.zip(rows).for_each(|(n, out)| self.part(out, n, outputs.clone()));
-            Terms { row: outputs.len(), col: 1 }
-        };
-        product_crate::frozen(cx, dx, dy, (self.cols, n), &right);
+            Strided::rows(room, outputs.len())
+        });
     }
 }
 

@@ -60,16 +60,18 @@ impl Weight {
             Dtype::F16 => f16::from_le_bytes(half(i)).to_f32(),
             Dtype::Bf16 => bf16::from_le_bytes(half(i)).to_f32(),
         };
-        let short = |x: f32| bf16::from_bits((x.to_bits() >> 16) as u16);
-        let exact = dtype == Dtype::F32 && bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0);
         let values = match (cx.products, cx.precision, dtype) {
             (Products::Crate, ..) => Values::Rows(Rows::pack(cx, source)),
             (_, Precision::F32, Dtype::F16) => {
                 Values::F16(Panels::pack(cx.threads, shape, |i| f16::from_le_bytes(half(i))))
             }
-            (_, Precision::F32, Dtype::F32) if !exact => Values::F32(Panels::pack(cx.threads, shape, wide)),
-            (_, Precision::F32, _) => Values::Bf16(Panels::pack(cx.threads, shape, |i| short(number(i)))),
-            _ => Values::Bf16(Panels::pack(cx.threads, shape, |i| short(left::round(number(i))))),
+            (_, Precision::F32, Dtype::F32) if !left::is_short(bytes) => {
+                Values::F32(Panels::pack(cx.threads, shape, wide))
+            }
+            (_, Precision::F32, _) => {
+                Values::Bf16(Panels::pack(cx.threads, shape, |i| left::upper(number(i))))
+            }
+            _ => Values::Bf16(Panels::pack(cx.threads, shape, |i| left::upper(left::round(number(i))))),
         };
         Ok(Weight { rows, cols, values })
     }

@@ -9,6 +9,7 @@ use crate::backend::wgpu::adapters;
 use crate::cli::options::groups::Driver;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Begin, Candidate, Equipment, Opener};
+use crate::model::memory::Limit;
 use std::sync::Arc;
 
 /// What this process computes with when it takes part in a run of many devices. What is free is asked once, before
@@ -89,7 +90,7 @@ impl Among {
 /// The part of the CPU that a device computes on, or falls back to.
 fn processor(chosen: &Chosen, at: usize, machine: u64) -> Processor {
     let (devices, threads) = (chosen.picks.len() as u64, threads(chosen, at));
-    let limit = chosen.options.memory_limit.unwrap_or(machine) / devices;
+    let limit = Limit::of(chosen.options.memory_limit, || machine).among(devices);
     Processor { dtype: chosen.options.dtype, threads, limit }
 }
 

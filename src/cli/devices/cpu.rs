@@ -6,7 +6,7 @@ use super::building::{self, Whole};
 use crate::backend::cpu::Cpu;
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Fit, Load};
+use crate::model::memory::{self, Fit, Limit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 
@@ -16,8 +16,8 @@ pub struct Processor {
     pub dtype: Precision,
     /// Its threads.
     pub threads: usize,
-    /// Bytes that it may use.
-    pub limit: u64,
+    /// How much memory it may use.
+    pub limit: Limit,
 }
 
 impl Processor {
@@ -37,7 +37,7 @@ impl Processor {
     fn whole(&self, blueprint: &Blueprint, measured: Option<Fit>) -> Result<Box<dyn Model>, ModelError> {
         let cpu = self.cpu(blueprint)?;
         let whole = Whole { measured, ..Whole::of(blueprint) };
-        let keep = memory::choose(whole.load(&cpu)?, self.limit)?.0;
+        let keep = self.limit.choose(whole.load(&cpu)?)?.0;
         building::built(cpu, &whole, keep)
     }
 }
@@ -55,7 +55,7 @@ impl Opener for Processor {
         let cpu = self.cpu(blueprint);
         let whole = Whole::of(blueprint);
         let load = cpu.as_ref().ok().and_then(|cpu| whole.load(cpu).ok());
-        load.map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit))
+        load.map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit.bytes()))
     }
 
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {

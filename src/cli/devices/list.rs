@@ -10,6 +10,7 @@ use crate::backend::wgpu::absence;
 use crate::backend::wgpu::adapters::{self, Kind};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Deviation, Opener, Reference};
+use crate::model::memory::Limit;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -188,7 +189,11 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
                 checked(&reference, &card, inject, || found.speed())
             }
             None => {
-                let processor = cpu::Processor { dtype: Precision::Auto, threads, limit: cpu::free_memory() };
+                let processor = cpu::Processor {
+                    dtype: Precision::Auto,
+                    threads,
+                    limit: Limit::Free(cpu::free_memory()),
+                };
                 let cpu = || speed::of(cpu::cpu(Precision::Auto, threads));
                 checked(&reference, &processor, inject, cpu)
             }

@@ -14,7 +14,7 @@ use crate::backend::timed::{Notes, Timed};
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Load};
+use crate::model::memory::{self, Estimate, Fit, Limit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::say::say;
@@ -68,7 +68,7 @@ pub fn open(
     let cpu = processor(chosen);
     let keep = match need.tokens {
         0 => Keep::Inputs,
-        _ => memory::choose(whole.load(&cpu)?, limit(chosen))?.0,
+        _ => limit(chosen).choose(whole.load(&cpu)?)?.0,
     };
     Ok(building::built(cpu, &whole, keep)?)
 }
@@ -115,7 +115,8 @@ pub fn fits_by_layers(
     let cpu = cpu::cpu(chosen.options.dtype, 1);
     let one = Config { layers: 1, ..config.clone() };
     let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
-    let (needed, limit) = (memory::estimate(whole.load(&cpu)?, Keep::Inputs).total(), limit(chosen));
+    let needed = memory::estimate(whole.load(&cpu)?, Keep::Inputs).total();
+    let limit = limit(chosen).bytes();
     if needed <= limit {
         return Ok(());
     }
@@ -132,8 +133,8 @@ fn threads(chosen: &Chosen) -> usize {
     chosen.options.threads.unwrap_or_else(cores)
 }
 
-fn limit(chosen: &Chosen) -> u64 {
-    chosen.options.memory_limit.unwrap_or_else(cpu::free_memory)
+fn limit(chosen: &Chosen) -> Limit {
+    Limit::of(chosen.options.memory_limit, cpu::free_memory)
 }
 
 /// A model whose verbs are timed.

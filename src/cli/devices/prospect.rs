@@ -10,7 +10,7 @@ use crate::backend::wgpu::adapters::Kind;
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Load};
+use crate::model::memory::{self, Estimate, Fit, Limit, Load};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 
@@ -53,7 +53,7 @@ pub fn prospects(
             let guess = guess(found.facts().kind) / pick.sharing as f64;
             let class = found.class(chosen.options.dtype);
             let (takes, unfit) = match &class {
-                Ok(class) => fits(found.load(&whole(class), chosen.options.dtype)?, budget),
+                Ok(class) => fits(found.load(&whole(class), chosen.options.dtype)?, Limit::Typed(budget)),
                 Err(fault) => (None, Some(fault.clone().into())),
             };
             let class = class.map_err(|fault| fault.to_string());
@@ -61,18 +61,19 @@ pub fn prospects(
         }
         let threads = threads(chosen, at);
         let cpu = cpu::cpu(chosen.options.dtype, threads);
-        let budget = chosen.options.memory_limit.unwrap_or_else(cpu::free_memory);
-        let budget = budget / chosen.picks.len() as u64;
+        let budget =
+            Limit::of(chosen.options.memory_limit, cpu::free_memory).among(chosen.picks.len() as u64);
         let class = cpu.class();
         let guess = per_thread(&class) * threads as f64;
         let (takes, unfit) = fits(whole(&class).load(&cpu)?, budget);
-        Ok(Prospect { name, class: Ok(class), hardware, limit: limit(budget), takes, unfit, guess })
+        let limit = limit(budget.bytes());
+        Ok(Prospect { name, class: Ok(class), hardware, limit, takes, unfit, guess })
     };
     (0..chosen.picks.len()).map(one).collect()
 }
 
-fn fits(load: Load, limit: u64) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
-    match memory::choose(load, limit) {
+fn fits(load: Load, limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
+    match limit.choose(load) {
         Ok(takes) => (Some(takes), None),
         Err(e) => (Some((Keep::Inputs, memory::estimate(load, Keep::Inputs))), Some(e)),
     }

@@ -148,6 +148,10 @@ fn kept(keep: Keep, layers: usize) -> String {
             format!("the activations of {n} of {layers} blocks are kept, the others computed twice")
         }
         Keep::Top(_) => "all activations are kept between forward and backward".into(),
+        Keep::Parts([all, narrow, attended]) => format!(
+            "of {layers} blocks {all} keep all activations, {narrow} all but the feed-forward's, {attended} attention's \
+             output, the others their inputs; the rest is computed twice"
+        ),
         Keep::Inputs => "only the inputs of blocks are kept, their activations computed twice".into(),
     }
 }

@@ -150,7 +150,10 @@ impl Running {
             match (cells.get(index), parts.next()) {
                 (None, Some(lone)) if waiting.len() == 1 => return piece::single(sum, index, lone),
                 (Some(cell), None) => return piece::fixed(sum, index, cell),
-                (Some(cell), Some(first)) => fixed::total_checked(total, cell, first),
+                (Some(cell), Some(first)) => {
+                    total.copy_from_slice(cell);
+                    fixed::add_checked(total, first);
+                }
                 (None, Some(first)) => fixed::set_checked(total, first),
                 (None, None) => total.fill(0),
             }

@@ -1,7 +1,22 @@
 //! What a block keeps of its forward pass for its backward pass: its input, the outputs of all products, and
-//! the few small vectors that norms and softmax leave behind.
+//! the few small vectors that norms and softmax leave behind. Where memory matters it keeps less: what is dropped is
+//! made again by the verbs that made it, so the bits are the same.
 
+use super::{DOWN, GATE, K, O, Q, UP, V};
 use crate::backend::Backend;
+
+/// How much of it is kept, most first; the rest is computed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    /// The outputs of all products.
+    Everything,
+    /// All but gate and up, the widest of them.
+    NarrowOnes,
+    /// The block's input and attention's output: no attention is computed again.
+    Attended,
+    /// The block's input.
+    Input,
+}
 
 /// Kept by one block; T rows each.
 pub struct Saved<M> {
@@ -49,18 +64,36 @@ impl<M> Saved<M> {
         [const { None }; 7]
     }
 
-    /// Gives everything back but the block's input.
-    pub fn into_input<B: Backend<Memory = M>>(self, backend: &mut B) -> M {
-        let norms = self.head_norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]);
-        let rest = [self.q, self.k, self.v, self.attended, self.logsumexp, self.mid, self.gate, self.up];
-        let small = self.inv_rms.into_iter().chain(self.h.into_iter().flatten());
-        rest.into_iter().chain(small).chain(norms.into_iter().flatten()).for_each(|m| backend.recycle(m));
-        self.x
+    /// Gives back what is not kept; nothing stands in its place.
+    pub fn shed<B: Backend<Memory = M>>(&mut self, backend: &mut B, hold: Hold) {
+        let (mut gone, mut small) = (Vec::new(), Vec::new());
+        if hold >= Hold::NarrowOnes {
+            gone.extend([&mut self.gate, &mut self.up]);
+            small.extend([GATE, UP]);
+        }
+        if hold >= Hold::Attended {
+            gone.extend([&mut self.q, &mut self.k, &mut self.v, &mut self.mid]);
+            gone.extend(&mut self.inv_rms);
+            small.extend([Q, K, V, O]);
+            let norms = self.head_norms.take().map(|n| [n.q, n.k, n.q_inv, n.k_inv]);
+            norms.into_iter().flatten().for_each(|m| backend.recycle(m));
+        }
+        if hold == Hold::Input {
+            gone.extend([&mut self.attended, &mut self.logsumexp]);
+            small.push(DOWN);
+        }
+        for memory in gone {
+            let nothing = backend.memory(0);
+            backend.recycle(std::mem::replace(memory, nothing));
+        }
+        small.into_iter().filter_map(|i| self.h[i].take()).for_each(|m| backend.recycle(m));
     }
 
     /// Gives everything back.
-    pub fn recycle<B: Backend<Memory = M>>(self, backend: &mut B) {
-        let x = self.into_input(backend);
-        backend.recycle(x);
+    pub fn recycle<B: Backend<Memory = M>>(mut self, backend: &mut B) {
+        self.shed(backend, Hold::Input);
+        let rest =
+            [self.x, self.q, self.k, self.v, self.attended, self.logsumexp, self.mid, self.gate, self.up];
+        rest.into_iter().chain(self.inv_rms).for_each(|m| backend.recycle(m));
     }
 }

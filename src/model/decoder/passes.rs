@@ -1,7 +1,7 @@
 //! Forward and backward of a [`Decoder`]. Everything is recorded before anything is read: a whole model waits for
 //! its device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
-use super::{Decoder, Kept, Tape, dropout};
+use super::{Decoder, Tape, dropout};
 use crate::backend::{Fault, Fused, TokenRows, Traffic, View, view, view_mut};
 use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
@@ -120,10 +120,8 @@ impl<B: Fused> Decoder<B> {
                 self.release();
                 return Err(cancelled);
             }
-            let saved = match kept {
-                Kept::Everything(saved) => saved,
-                Kept::Input(x) => block.recompute(&mut self.backend, x, &batch),
-            };
+            let (hold, saved) = kept;
+            let saved = block.restore(&mut self.backend, saved, hold, &batch);
             let below = if i == 0 { tape.below } else { Below::Wanted };
             let streams = Streams { residual: &mut residual, grads: &mut self.grads };
             block.backward(&mut self.backend, streams, saved, below, &batch);
