@@ -15,7 +15,7 @@ if [ -z "$program" ]; then
     sed -n 's/.*"executable":"\([^"]*\/ptx-[^"]*\)".*/\1/p' | tail -1)
 fi
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
-verbs="products:: rows:: attention:: tensor:: widen::"
+verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen::"
 
 # One of the sanitizer's tools over every verb; each goes on after a failure of another, and says how it ended.
 sanitized() {
@@ -37,7 +37,8 @@ failed=0
   nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv
   # shellcheck disable=SC2086
   timeout 200 "$program" --test-threads 1 $verbs model:: || failed=1
-  timeout 60 "$program" --nocapture timings::timings | grep -E '^(timing|skipped|test )' || failed=1
+  timeout 90 "$program" --nocapture --exact timings::timings | grep -E '^(timing|skipped|test )' || failed=1
+  timeout 90 "$program" --nocapture --exact step::step | grep -E '^(timing|skipped|test )' || failed=1
   if [ -n "${FINETUNE_GPU_PEER:-}" ]; then
     for part in gemm attention; do
       # shellcheck disable=SC2086

@@ -21,6 +21,7 @@ mod opcodes;
 mod products;
 mod rows;
 mod standin;
+mod step;
 mod tensor;
 mod timings;
 #[allow(dead_code)] // other files use the rest

@@ -4,7 +4,9 @@
 use crate::device::device_at;
 use crate::rows::tokens;
 use finetune::backend::cuda::{Cuda, Driver};
-use finetune::backend::{AttentionSaved, Backend, Frozen, Heads, Qkv, QkvGrad, Write, view, view_mut};
+use finetune::backend::{
+    AttentionSaved, Backend, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, Write, view, view_mut,
+};
 use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
 use std::time::Instant;
@@ -60,6 +62,42 @@ fn products(tier: &str, device: &mut Device) {
     }
 }
 
+/// What moving memory can reach: two values read and one written.
+fn ceiling(device: &mut Device) {
+    let (rows, cols) = (8192, 9728);
+    let (x, mut y) = (filled(device, rows, cols), filled(device, rows, cols));
+    let once = seconds(device, |d| d.add(view_mut(&mut y, rows, cols), view(&x, rows, cols)));
+    println!("timing f32 add {rows} x {cols}: {:.0} GB/s", 12.0 * (rows * cols) as f64 / once / 1e9);
+}
+
+/// A projection with an adapter of rank 16.
+fn adapters(how: &str, device: &mut Device) {
+    let r = 16;
+    for (t, n, k) in PRODUCTS.into_iter().skip(1) {
+        let bytes = 0x3c00_u16.to_le_bytes().repeat(n * k);
+        let w = device.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
+        let (x, mut y, mut h) = (filled(device, t, k), filled(device, t, n), filled(device, t, r));
+        let (a, b) = (filled(device, r, k), filled(device, n, r));
+        let ab = (view(&a, r, k), view(&b, n, r));
+        let forward = seconds(device, |d| {
+            let lora = LoraPart { h: view_mut(&mut h, t, r), x: view(&x, t, k), ab, scale: 1.0 };
+            d.lora_linear((view_mut(&mut y, t, n), Write::Set), view(&x, t, k), &w, lora);
+        });
+        let (mut dx, mut dab) = (filled(device, t, k), filled(device, 1, r * (n + k)));
+        let backward = seconds(device, |d| {
+            let dab = view_mut(&mut dab, 1, r * (n + k));
+            let (dy, x, h) = (view(&y, t, n), view(&x, t, k), view(&h, t, r));
+            let args = LoraGrad { dab, dy, x, h, ab, scale: 1.0 };
+            d.lora_linear_grad((view_mut(&mut dx, t, k), Write::Set), &w, args);
+        });
+        println!(
+            "timing bf16 lora_linear {t} x {n} x {k}, {how}: {:.3} ms, gradient {:.3}",
+            1e3 * forward,
+            1e3 * backward
+        );
+    }
+}
+
 fn attention(tier: &str, device: &mut Device) {
     let (heads, length) = (Heads { query: 32, kv: 8, size: 128 }, 4096);
     let t = 2 * length;
@@ -99,10 +137,16 @@ fn timings() {
         return;
     }
     let mut f32 = device_at((8, 0), 0);
+    ceiling(&mut f32);
     products("f32", &mut f32);
     attention("f32", &mut f32);
     match f32.bf16() {
-        Ok(mut bf16) => products("bf16", &mut bf16),
+        Ok(mut bf16) => {
+            products("bf16", &mut bf16);
+            attention("bf16", &mut bf16);
+            adapters("fused", &mut bf16);
+            adapters("spelled in verbs", &mut bf16.spelled());
+        }
         Err(why) => println!("skipped: {why}"),
     }
 }

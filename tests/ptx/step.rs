@@ -1,0 +1,145 @@
+//! How long a training step takes on a card, for benches/gpu.sh: a model with the shapes of Qwen3-4B, whose weights are
+//! one row of numbers over and over, LoRA of rank 16 on all projections, 4 rows of 2048 tokens packed, blocks computed
+//! again. Nothing is asserted of the time. It has run on no card; what is tested here is that a small one goes through.
+
+use crate::device::device_at;
+use finetune::backend::cuda::{Cuda, Driver};
+use finetune::backend::{Backend, Heads};
+use finetune::model::config::{Config, Family, Rope, RopeScaling};
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::flops;
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::stage::{IGNORE, Microbatch, Stage, Targets};
+use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng::Stream;
+use finetune::numeric::tensor::{Tensor, Tensors};
+use std::time::Instant;
+
+/// Weights that are as good as any for a clock: every tensor begins at the beginning of the same numbers.
+struct Same {
+    config: Config,
+    bytes: Vec<u8>,
+}
+
+impl Same {
+    fn new(config: Config) -> Self {
+        let mut s = Stream::new(&[1, 2, 3]);
+        let some: Vec<f32> = (0..1 << 16).map(|_| (s.unit() - 0.5) * 0.04).collect();
+        let longest =
+            config.vocab.max(config.feed_forward) * config.hidden.max(config.heads.query * config.heads.size);
+        let bytes = Dtype::Bf16.narrow(&some).into_iter().cycle().take(2 * longest).collect();
+        Same { config, bytes }
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let c = &self.config;
+        if name.ends_with("embed_tokens.weight") {
+            return Some(vec![c.vocab, c.hidden]);
+        }
+        if name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight") {
+            return Some(vec![c.heads.size]);
+        }
+        if name.ends_with("norm.weight") {
+            return Some(vec![c.hidden]);
+        }
+        let module = MODULES.iter().find(|m| name.ends_with(&format!("{m}.weight")))?;
+        c.projection(module).map(|(n, k)| vec![n, k])
+    }
+}
+
+impl Tensors for Same {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        Ok(self.shape(name).map(|shape| {
+            let len = 2 * shape.iter().product::<usize>();
+            Tensor { shape, dtype: Dtype::Bf16, bytes: self.bytes[..len].into() }
+        }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize), heads: Heads) -> Config {
+    Config {
+        family: Family::Qwen3,
+        vocab,
+        hidden,
+        feed_forward,
+        layers,
+        heads,
+        max_positions: 4096,
+        eps: 1e-6,
+        rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
+        tied: true,
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        qk_norm: true,
+        window: None,
+        labels: None,
+    }
+}
+
+fn packed(vocab: usize, rows: u32, length: u32) -> Microbatch {
+    let t = rows * length;
+    let ids: Vec<u32> = (0..t).map(|i| i.wrapping_mul(2_654_435_761) % vocab as u32).collect();
+    let bounds = (0..=rows).map(|r| r * length).collect();
+    let targets = (0..t).map(|i| if (i + 1) % length == 0 { IGNORE } else { ids[i as usize + 1] }).collect();
+    Microbatch {
+        step: 1,
+        rows: (0..u64::from(rows)).collect(),
+        ids,
+        bounds,
+        targets: Targets::Tokens(targets),
+    }
+}
+
+/// Seconds of the second microbatch, and what was launched for it.
+fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (f64, u64, bool) {
+    let targets = MODULES.map(String::from).to_vec();
+    let lora = LoraSpec { rank: 16, alpha: 32.0, rslora: false, dropout: 0.0, targets, seed: 1 };
+    let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
+    let (same, class) = (Same::new(config.clone()), device.class());
+    let mut stage = Decoder::load(device, config, &same, &lora, build).unwrap();
+    let parameters: Vec<f32> = (0..stage.layout().len()).map(|i| (i % 17) as f32 * 1e-3).collect();
+    stage.set_parameters(&parameters).unwrap();
+    let mut gradient = vec![0.0; parameters.len()];
+    stage.gradient(batch, &mut gradient).unwrap();
+    let (began, before) = (Instant::now(), stage.traffic());
+    stage.gradient(batch, &mut gradient).unwrap();
+    let (seconds, tokens) = (began.elapsed().as_secs_f64(), batch.ids.len() as f64);
+    let row = tokens / batch.rows.len() as f64;
+    let rate = flops::training(config, &lora, row) * tokens / seconds / 1e12;
+    println!("timing {class} step: {:.0} tokens/s, {rate:.1} TFLOP/s of the model's", tokens / seconds);
+    let launched = stage.traffic().dispatches - before.dispatches;
+    (seconds, launched, gradient.iter().all(|g| g.is_finite()))
+}
+
+#[test]
+fn a_small_step_goes_through() {
+    let config = qwen(2, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
+    let Ok(device) = device_at((8, 0), 0).bf16() else { return };
+    let (_, launched, finite) = time(device, &config, &packed(50, 2, 9));
+    assert!(finite && launched > 50, "{launched} launches");
+}
+
+#[test]
+fn step() {
+    if std::env::var_os("FINETUNE_PTX_DEVICE").is_none() {
+        println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
+        return;
+    }
+    let config = qwen(36, 151_936, (2560, 9728), Heads { query: 32, kv: 8, size: 128 });
+    match device_at((8, 0), 0).bf16() {
+        Ok(device) => {
+            let (seconds, launched, finite) = time(device.spelled(), &config, &packed(config.vocab, 4, 2048));
+            println!("timing step spelled in verbs: {seconds:.3} s, {launched} launches, finite: {finite}");
+        }
+        Err(why) => println!("skipped: {why}"),
+    }
+    if let Ok(device) = device_at((8, 0), 0).bf16() {
+        let (seconds, launched, finite) = time(device, &config, &packed(config.vocab, 4, 2048));
+        println!("timing step: {seconds:.3} s, {launched} launches, finite: {finite}");
+    }
+}
