@@ -133,13 +133,9 @@ fn step() {
     let config = qwen(36, 151_936, (2560, 9728), Heads { query: 32, kv: 8, size: 128 });
     match device_at((8, 0), 0).bf16() {
         Ok(device) => {
-            let (seconds, launched, finite) = time(device.spelled(), &config, &packed(config.vocab, 4, 2048));
-            println!("timing step spelled in verbs: {seconds:.3} s, {launched} launches, finite: {finite}");
+            let (seconds, launched, finite) = time(device, &config, &packed(config.vocab, 4, 2048));
+            println!("timing step: {seconds:.3} s, {launched} launches, finite: {finite}");
         }
         Err(why) => println!("skipped: {why}"),
-    }
-    if let Ok(device) = device_at((8, 0), 0).bf16() {
-        let (seconds, launched, finite) = time(device, &config, &packed(config.vocab, 4, 2048));
-        println!("timing step: {seconds:.3} s, {launched} launches, finite: {finite}");
     }
 }
