@@ -148,7 +148,7 @@ fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize) -> Keep
         ("everything", _) => Keep::Everything,
         ("inputs", _) => Keep::Inputs,
         (_, &[all, narrow, attended]) => Keep::Parts([number(all), number(narrow), number(attended)]),
-        (blocks, _) => Keep::Top(number(blocks)),
+        (blocks, _) => Keep::Parts([number(blocks), 0, 0]),
     }
 }
 

@@ -316,7 +316,7 @@ fn what_was_measured_decides_before_what_shapes_say() {
         fixed: 8.0 * 4_884_480.0,
         each: factor * (all.in_use - 8 * 4_884_480) as f64 / 1024.0,
     };
-    let with = |factor| Load { measured: Some(Fit { line: line(factor), blocks: 90 }), ..load };
+    let with = |factor| Load { measured: Some(Fit { line: line(factor), blocks: 90, tokens: 1024 }), ..load };
     let close = |a: u64, b: f64| assert!((a as f64 / b - 1.0).abs() < 1e-6, "{a} {b}");
     for factor in [0.5, 2.0] {
         let seen = memory::estimate(with(factor), Keep::Everything);
@@ -325,6 +325,15 @@ fn what_was_measured_decides_before_what_shapes_say() {
         let other = memory::estimate(with(factor), Keep::Inputs);
         assert_eq!(other.measured, None);
         close(other.kept, factor.max(1.0) * frugal.kept as f64);
+        // Far from what was measured the line is left: shapes say how it goes on, scaled by what they were off.
+        for tokens in [128, 8192] {
+            let there = Load { tokens, ..load };
+            let shapes = memory::estimate(there, Keep::Everything);
+            let scaled = memory::estimate(Load { tokens, ..with(factor) }, Keep::Everything);
+            assert_eq!(scaled.measured, None);
+            close(scaled.kept, factor * shapes.kept as f64);
+            close(scaled.scratch, factor * shapes.scratch as f64);
+        }
     }
     assert_eq!(memory::stands(with(1.0), all.total()), Ok(true));
     assert_eq!(memory::stands(with(1.5), all.total()), Ok(false), "blocks have to keep less");

@@ -23,10 +23,7 @@ pub enum Keep {
     Everything,
     /// Only the block's input; the rest is computed again.
     Inputs,
-    /// The outputs of all products in that many blocks, the topmost, whose memory is free again before another
-    /// block is computed again; only the inputs of the others.
-    Top(usize),
-    /// From the top: so many blocks keep the outputs of all products, so many all but gate and up, so many only
+    /// From the top, whose memory is free again before another block is computed again: so many blocks keep the outputs of all products, so many all but gate and up, so many only
     /// their input and attention's output; the others only their inputs.
     Parts([usize; 3]),
 }
@@ -44,7 +41,6 @@ impl Keep {
         let asked = match self {
             Keep::Everything => [blocks, 0, 0],
             Keep::Inputs => [0; 3],
-            Keep::Top(count) => [count, 0, 0],
             Keep::Parts(counts) => counts,
         };
         let mut left = blocks;

@@ -103,16 +103,22 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
         measured,
     };
     let blocks = keep.blocks(config.layers);
-    let seen = |line: Line| {
+    let seen = |line: Line, tokens: usize| {
         let besides = (line.fixed as u64).saturating_sub(resident);
         ((line.each * tokens as f64) as u64, besides)
     };
     match measured {
-        Some(fit) if fit.blocks == blocks => of(seen(fit.line), Some(fit.line)),
-        // Where one way took more than its shapes say, another does too.
+        Some(fit) if fit.blocks == blocks && fit.reaches(tokens) => {
+            of(seen(fit.line, tokens), Some(fit.line))
+        }
+        // What was off by its shapes where it was measured is off elsewhere; and where one way took more than its
+        // shapes say, another does too.
         Some(fit) => {
-            let ((a, b), (c, d)) = (seen(fit.line), counted(&load, fit.keep(config.layers)));
-            let more = |bytes: u64| (bytes as f64 * ((a + b) as f64 / (c + d).max(1) as f64).max(1.0)) as u64;
+            let there = Load { tokens: fit.tokens as usize, ..load };
+            let ((a, b), (c, d)) = (seen(fit.line, there.tokens), counted(&there, fit.keep(config.layers)));
+            let off = (a + b) as f64 / (c + d).max(1) as f64;
+            let off = if fit.blocks == blocks { off } else { off.max(1.0) };
+            let more = |bytes: u64| (bytes as f64 * off) as u64;
             let (kept, scratch) = counted(&load, keep);
             of((more(kept), more(scratch)), None)
         }
@@ -243,9 +249,10 @@ pub fn choose(load: Load, limit: impl Into<Limit>) -> Result<(Keep, Estimate), M
 
 /// Says what it would take, and a way out.
 fn too_little(load: Load, limit: u64) -> ModelError {
-    // Where the head takes less than a block, one block of products costs nothing: it takes what the first block
-    // that is computed again would take anyway.
-    let (one, none) = (estimate(load, Keep::Top(1)), estimate(load, Keep::Inputs));
+    // Where the head takes less than a block, what one block keeps costs nothing: the first block that is computed
+    // again would take it anyway.
+    let one = Keep::Parts([0, 0, 1]);
+    let (one, none) = (estimate(load, one), estimate(load, Keep::Inputs));
     let least = if one.total() < none.total() { one } else { none };
     let way_out = match largest(load, limit) {
         _ if least.weights + least.adapter > limit => {

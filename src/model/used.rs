@@ -23,6 +23,9 @@ pub struct Used {
     pub blocks: u32,
     /// The most bytes of any of them.
     pub most: u64,
+    /// Tokens of the largest.
+    #[serde(default)]
+    pub tokens: u64,
 }
 
 /// Bytes by tokens, where blocks keep something.
@@ -32,9 +35,18 @@ pub struct Fit {
     pub line: Line,
     /// What they keep: [`Keep::blocks`].
     pub blocks: u32,
+    /// Tokens of the largest microbatch that was seen.
+    pub tokens: u64,
 }
 
 impl Fit {
+    /// Whether the line holds for so many tokens. What is taken is no line over all sizes (the head's chunk of logits
+    /// grows up to some tokens and is the same for more), so it is believed near the largest that was seen.
+    pub fn reaches(&self, tokens: usize) -> bool {
+        let tokens = tokens as u64;
+        2 * tokens >= self.tokens && 2 * tokens <= 3 * self.tokens
+    }
+
     /// What blocks keep, of a model of so many.
     pub fn keep(&self, layers: usize) -> Keep {
         match self.blocks as usize {
@@ -63,6 +75,7 @@ impl Used {
         if let Some(bytes) = self.takes(seen) {
             self.points.add(tokens, bytes);
             self.most = self.most.max(seen.bytes);
+            self.tokens = self.tokens.max(tokens as u64);
         }
     }
 
@@ -84,6 +97,7 @@ impl Used {
         if self.blocks == other.blocks {
             self.points.join(&other.points);
             self.most = self.most.max(other.most);
+            self.tokens = self.tokens.max(other.tokens);
         }
     }
 
@@ -92,10 +106,11 @@ impl Used {
         let Points { n, x, y, xx, xy } = self.points;
         let sound = [x, y, xx, xy].iter().all(|sum| (0.0..1e24).contains(sum))
             && (2.0..=1e9).contains(&n)
-            && self.most <= MOST;
+            && self.most <= MOST
+            && (1..=1 << 30).contains(&self.tokens);
         let spread = n * xx - x * x > 1e-9 * n * xx;
         let line = self.points.line().filter(|_| sound && spread)?;
-        Some(Fit { line, blocks: self.blocks })
+        Some(Fit { line, blocks: self.blocks, tokens: self.tokens })
     }
 }
 
@@ -115,12 +130,12 @@ mod tests {
             let mut used = Used::default();
             used.rest(seen(fixed, 30));
             sizes.iter().for_each(|&tokens| used.add(tokens, seen(fixed + each * tokens, 30)));
-            let Fit { line, blocks } = used.fit().unwrap();
+            let Fit { line, blocks, tokens } = used.fit().unwrap();
             assert!(
                 (line.fixed / fixed - 1.0).abs() < 1e-6 && (line.each / each - 1.0).abs() < 1e-6,
                 "{line:?}"
             );
-            assert_eq!(blocks, 30);
+            assert_eq!((blocks, tokens as f64), (30, sizes.into_iter().fold(0.0, f64::max)));
         }
     }
 
@@ -129,7 +144,7 @@ mod tests {
         let parts = [[4, 1, 0], [1, 4, 0], [0, 5, 0], [0, 1, 4], [0, 0, 5], [0, 0, 2]].map(Keep::Parts);
         let line = Line { fixed: 1.0, each: 1.0 };
         for keep in parts.into_iter().chain([Keep::Everything, Keep::Inputs]) {
-            assert_eq!(Fit { line, blocks: keep.blocks(5) }.keep(5), keep);
+            assert_eq!(Fit { line, blocks: keep.blocks(5), tokens: 1 }.keep(5), keep);
         }
     }
 

@@ -244,12 +244,13 @@ impl Script {
         hash(&flat)
     }
 
-    pub fn lease(&self, lease: LeaseId, device: u16, work: Work) {
+    pub fn lease(&mut self, lease: LeaseId, device: u16, work: Work) {
+        self.heard.remove(&lease);
         self.say(ToWorker::Lease(Box::new(Lease { lease, device, after: 0, of: MICROBATCHES, work })));
     }
 
     /// Microbatches `which`, leased under their own numbers, dealt out to the devices.
-    pub fn train(&self, which: &[u32]) {
+    pub fn train(&mut self, which: &[u32]) {
         for (n, &i) in which.iter().enumerate() {
             self.lease(i.into(), (n % self.devices.len()) as u16, Work::Train(microbatch(i)));
         }

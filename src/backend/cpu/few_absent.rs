@@ -1,5 +1,6 @@
 //! Stands in for `few.rs` where the processor is not an x86-64: nobody calls it, because weights are then kept in
 //! rows for the `gemm` crate.
+#![allow(dead_code)] // it has the names of the other, asked for or not
 
 use super::Context;
 use super::product::{Strided, Target};

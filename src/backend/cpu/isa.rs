@@ -35,6 +35,7 @@ pub enum Isa {
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
     /// AVX2 and FMA.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     Avx2,
     /// NEON, which every 64-bit ARM has, with its fused multiply-add.
     Neon,

@@ -144,10 +144,6 @@ fn small(bytes: f64) -> String {
 fn kept(keep: Keep, layers: usize) -> String {
     match keep {
         Keep::Everything => "all activations are kept between forward and backward".into(),
-        Keep::Top(n) if n < layers => {
-            format!("the activations of {n} of {layers} blocks are kept, the others computed twice")
-        }
-        Keep::Top(_) => "all activations are kept between forward and backward".into(),
         Keep::Parts([all, narrow, attended]) => format!(
             "of {layers} blocks {all} keep all activations, {narrow} all but the feed-forward's, {attended} attention's \
              output, the others their inputs; the rest is computed twice"

@@ -85,7 +85,13 @@ impl Machine {
         }
         for member in self.fleet.members.values_mut() {
             (member.granted, member.flushed) = (0, None);
-            member.devices.iter_mut().flatten().for_each(|d| d.queue.clear());
+            for device in member.devices.iter_mut().flatten() {
+                device.queue.clear();
+                if device.stopping.is_some() {
+                    // Called back, and its answer will come too late for this round.
+                    device.speed.confirm();
+                }
+            }
         }
     }
 
@@ -125,5 +131,29 @@ impl Machine {
         round.tally.exposed = self.now.saturating_sub(round.last);
         round.tally.hidden = round.asked.map_or(Duration::ZERO, |asked| round.last.saturating_sub(asked));
         self.out.push(Action::RoundDone(round.tally.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::DeviceId;
+    use super::super::fleet::Stopping;
+    use super::super::tests::Bed;
+    use super::*;
+
+    /// It says so when the round is over, and then nobody hears it.
+    #[test]
+    fn what_was_doubted_holds_again_where_the_device_was_called_back() {
+        let mut bed = Bed::train(1, 1);
+        let id = DeviceId { member: MemberId(0), index: 0 };
+        let device = bed.machine.fleet.device_mut(id).unwrap();
+        device.speed.measure(Kind::Train, 100, 4200);
+        let believed = device.speed.known(Kind::Train);
+        // Doubted again before it was given anything.
+        (0..2).for_each(|_| device.speed.doubt());
+        assert!(believed.is_some() && device.speed.known(Kind::Train).is_none());
+        device.stopping = Some(Stopping { lease: 0, until: Duration::ZERO, again: Duration::ZERO });
+        bed.machine.forget_leases();
+        assert_eq!(bed.machine.fleet.device_mut(id).unwrap().speed.known(Kind::Train), believed);
     }
 }

@@ -91,7 +91,9 @@ impl Speed {
     /// Believes nothing of it until it has done something: a measurement so bad that nothing falls to a device would
     /// else be the last one.
     pub fn doubt(&mut self) {
-        self.doubted = Some(std::mem::take(&mut self.by_kind));
+        if self.doubted.is_none() {
+            self.doubted = Some(std::mem::take(&mut self.by_kind));
+        }
     }
 
     /// It was called back before it was done: what was believed before holds again. False where nothing was doubted.
@@ -100,8 +102,11 @@ impl Speed {
         before.map(|before| self.by_kind = before).is_some()
     }
 
-    /// A microbatch of so many tokens had so many bytes in use.
+    /// A microbatch of so many tokens had so many bytes in use. What blocks keep is known of who was tried alone.
     pub fn takes(&mut self, tokens: u64, bytes: u64) {
+        if self.memory.points.n == 0.0 {
+            return;
+        }
         self.memory.add(tokens as f64, InUse { bytes, blocks: self.memory.blocks });
     }
 
