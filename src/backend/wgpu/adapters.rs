@@ -118,7 +118,7 @@ fn uuid(adapter: &Adapter) -> Option<String> {
     #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
     let uuid = super::vulkan::uuid(adapter.handle());
     #[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
-    let uuid = None::<[u8; 16]>;
+    let (uuid, _) = (None::<[u8; 16]>, adapter);
     uuid.map(|uuid| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
