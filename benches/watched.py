@@ -1,0 +1,52 @@
+"""What being watched costs a run, by the processor time of its threads: the page and /metrics are answered by threads of
+their own, so their part needs no pair of runs to be told apart. A client asks for the page's body twice a second and for
+/metrics once a second; TensorBoard files are written. Ticks are 10 ms.
+
+usage: watched.py FINETUNE MODEL ROWS.jsonl [STEPS]
+"""
+import glob, os, socket, subprocess, sys, tempfile, threading, time, urllib.error, urllib.request
+
+binary, model, rows = sys.argv[1:4]
+steps = sys.argv[4] if len(sys.argv) > 4 else "8"
+with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    port = s.getsockname()[1]
+taken, answers = {}, {"/body": 0, "/metrics": 0}
+
+
+def ask(path, every):
+    while True:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept-Encoding": "gzip"})
+        try:
+            urllib.request.urlopen(request, timeout=5).read()
+            answers[path] += 1
+        except (OSError, urllib.error.URLError):
+            pass
+        time.sleep(every)
+
+
+with tempfile.TemporaryDirectory() as out:
+    run = subprocess.Popen(
+        [binary, model, "--data", rows, "--max-steps", steps, "--batch-size", "4", "--gpus", "cpu",
+         f"--dashboard=127.0.0.1:{port}", "--tensorboard", f"{out}/tb", "-o", f"{out}/run"],
+        stderr=subprocess.DEVNULL)
+    for path, every in (("/body", 0.5), ("/metrics", 1.0)):
+        threading.Thread(target=ask, args=(path, every), daemon=True).start()
+    while run.poll() is None:
+        for task in glob.glob(f"/proc/{run.pid}/task/*"):
+            try:
+                stat = open(f"{task}/stat").read()
+            except OSError:
+                continue
+            name, fields = stat[stat.index("(") + 1:stat.rindex(")")], stat[stat.rindex(")") + 2:].split()
+            ticks = int(fields[11]) + int(fields[12])
+            taken[os.path.basename(task), name] = ticks / os.sysconf("SC_CLK_TCK")
+        time.sleep(0.1)
+    if run.returncode:
+        sys.exit(f"{binary} ended with {run.returncode}")
+    by, total = {}, sum(taken.values())
+    for (_, name), seconds in taken.items():
+        by[name] = by.get(name, 0) + seconds
+    for name, seconds in sorted(by.items(), key=lambda pair: -pair[1]):
+        print(f"{name:20} {seconds:8.2f} s {100 * seconds / total:6.2f} %")
+    print(f"{answers['/body']} bodies, {answers['/metrics']} scrapes")
