@@ -1,4 +1,4 @@
-"""The peer of benches/generate.sh: greedy `generate` of transformers with its KV cache, as one JSON line.
+"""The peer of benches/decode.sh: greedy `generate` of transformers with its KV cache, as one JSON line.
 
 usage: transformers_decode.py MODEL_DIR PROMPT TOKENS THREADS f32|bf16       needs: pip install torch transformers
 """

@@ -186,6 +186,20 @@ fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
     assert_eq!(other["devices"][0]["basis"], "scaled by FLOPs");
     let html = String::from_utf8(b.read("out/report.html")).unwrap();
     assert!(html.contains(" expected</em>"), "the report shows what was expected");
+    // As if all that had been measured in an hour a million times as busy: what a run measures now counts for it.
+    let file = b.path("cache/finetune/profiles.json");
+    let mut profiles: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let points = &mut profiles["records"][0]["measured"]["train"];
+    for sum in ["y", "xy"] {
+        points[sum] = (points[sum].as_f64().unwrap() * 1e6).into();
+    }
+    std::fs::write(&file, profiles.to_string()).unwrap();
+    let kept = plan(run)["forecast"]["tokens_per_second"].as_f64().unwrap();
+    own(&format!("{run} -o again"));
+    let forecasts = events(&b, "again", "forecast");
+    assert_eq!((forecasts.len(), forecasts[0]["step"].as_u64()), (1, Some(0)));
+    let expected = forecasts[0]["tokens_per_second"].as_f64().unwrap();
+    assert!(expected > 100.0 * kept, "{expected} tokens/s where the busy hour says {kept}");
 }
 
 /// Bytes that a run has in use on the demonstration's model, next to what its shapes say. Buffers that are used again may

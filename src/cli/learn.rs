@@ -26,7 +26,11 @@ pub struct Learner {
     /// What the one device of it should take of its memory, where that is known before it is measured.
     takes: Option<Takes>,
     profiles: Profiles,
+    /// What was measured of the one device of a run in earlier runs of this shape.
+    earlier: Option<Pace>,
     speeds: BTreeMap<(String, String), Speed>,
+    /// Seconds that the one device of a run was measured for before the first step.
+    trials: f64,
     steps: u64,
     /// Seconds of steps besides the longest device of each.
     besides: f64,
@@ -50,7 +54,9 @@ impl Learner {
             here,
             takes,
             profiles: Profiles::read(),
+            earlier: None,
             speeds: BTreeMap::new(),
+            trials: 0.0,
             steps: 0,
             besides: 0.0,
             all: 0.0,
@@ -80,14 +86,15 @@ impl Learner {
         match event {
             Event::Run(run) => {
                 let class = run.classes.last().cloned().unwrap_or_default();
-                let alone = self.here.first().filter(|(name, _)| name.is_empty())?.clone();
-                let known = self.profiles.pace("", &profile::device(&class, &alone.1), &self.shape)?;
-                return (known.basis == Basis::Measured).then(|| self.expect(&[known], 0)).flatten();
+                let alone = self.here.first().filter(|(name, _)| name.is_empty())?;
+                let known = self.profiles.pace("", &profile::device(&class, &alone.1), &self.shape);
+                self.earlier = known.filter(|pace| pace.basis == Basis::Measured);
             }
             Event::Speed(speed) => {
                 self.others |= !speed.worker.is_empty() && !is_here(speed);
                 self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
                 if self.steps == 0 && speed.worker.is_empty() {
+                    self.trials = if speed.trials > 0 { speed.points.y } else { 0.0 };
                     return self.say(speed.step);
                 }
             }
@@ -122,12 +129,16 @@ impl Learner {
         if is_here(speed) { String::new() } else { machine(&speed.worker) }
     }
 
-    /// Once, before the first step, of all devices that are known then.
+    /// Once, before the first step, of all devices that are known then: what they do now counts, and what one alone
+    /// did earlier where it could not be measured.
     fn say(&mut self, step: u64) -> Option<Event> {
-        if self.said || self.speeds.is_empty() {
+        let mut paces: Vec<Pace> = self.speeds.values().map(|speed| self.pace(speed)).collect();
+        if paces.is_empty() {
+            paces.extend(self.earlier.clone());
+        }
+        if self.said || paces.is_empty() {
             return None;
         }
-        let paces: Vec<Pace> = self.speeds.values().map(|speed| self.pace(speed)).collect();
         self.expect(&paces, step)
     }
 
@@ -143,10 +154,8 @@ impl Learner {
         let team: Vec<Worker> = paces.iter().map(|p| Worker { pace: p.clone(), link: p.link }).collect();
         let expected = forecast(&team, &self.load);
         // What was measured for nothing else takes time too: twice, of which one counts.
-        let trials = self.speeds.values().filter(|s| s.worker.is_empty() && s.trials > 0);
-        let trials: f64 = trials.map(|s| 2.0 * s.points.y).sum();
         let basis = "measured".to_string();
-        let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + trials);
+        let (tokens_per_second, seconds) = (expected.tokens_per_second, expected.total() + 2.0 * self.trials);
         let memory = self.takes.clone().map_or_else(|| self.by_trials(), |takes| vec![takes]);
         (tokens_per_second > 0.0 && seconds.is_finite()).then_some(Event::Forecast(Forecast {
             step,
@@ -182,8 +191,7 @@ impl Learner {
             measured.memory = speed.memory.unwrap_or_default();
             let besides = match alone && speed.worker.is_empty() {
                 // Trials were no part of a step.
-                true if speed.trials == 0 => self.all - speed.points.y,
-                true => 0.0,
+                true => (self.all - (speed.points.y - self.trials)).max(0.0),
                 false => self.besides,
             };
             if !self.others && steps > 0.0 {

@@ -11,7 +11,7 @@ use super::options::groups::{Options, Role};
 use super::options::{Typed, alias, yaml};
 use super::output::{self, Claim, RUN_FILE};
 use super::prepare;
-use super::profile::{self, Basis, Profiles};
+use super::profile::{self, Profiles};
 use super::refusal::Refusal;
 use super::signals;
 use super::verb::Invocation;
@@ -56,13 +56,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let takes = devices::expected(&chosen, weights, need, job.longest(&options))?;
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     let model = OwnThread::new(model, &signals::STOP);
-    let known = profiles.pace("", &device, &shape);
-    // Who was measured on this model before is measured by the run itself.
-    let trials = match known.is_some_and(|pace| pace.basis == Basis::Measured) {
-        true => vec![],
-        false => job.trials(),
-    };
-    let mut team = Alone { model, hardware, trials, takes };
+    // Measured before or not: what it did in a busy hour says little of what it will do in this one.
+    let mut team = Alone { model, hardware, trials: job.trials(), takes };
     let claim = Claim::new(&place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)
 }

@@ -83,7 +83,7 @@ pub fn delta(t: &mut Text, name: &str, stored: Stored) {
     t.end();
 }
 
-const INPUTS: [(&str, &str); 11] = [
+pub(super) const INPUTS: [(&str, &str); 11] = [
     ("u64", "q"),
     ("u64", "k"),
     ("u64", "v"),

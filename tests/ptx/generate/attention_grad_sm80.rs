@@ -3,7 +3,7 @@
 //! stream and dq is summed; where keys are held, queries of all heads that share them stream, and dk and dv are summed.
 
 use super::Text;
-use super::attention_grad::{Stored, delta};
+use super::attention_grad::{INPUTS, Stored, delta};
 use super::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
@@ -47,20 +47,6 @@ pub fn files() -> Vec<(&'static str, String)> {
     HEADS.iter().for_each(|head| gradient(&mut t, *head, Holds::Keys));
     vec![("attention_grad_sm80.ptx", t.finish())]
 }
-
-const INPUTS: [(&str, &str); 11] = [
-    ("u64", "q"),
-    ("u64", "k"),
-    ("u64", "v"),
-    ("u64", "dout"),
-    ("u64", "lse"),
-    ("u64", "delta"),
-    ("u64", "blocks"),
-    ("u32", "hq"),
-    ("u32", "hkv"),
-    ("u32", "d"),
-    ("f32", "scale"),
-];
 
 /// Rows that a block holds.
 const HELD: usize = 64;
