@@ -4,7 +4,7 @@
 
 use super::Context;
 use super::attention_block::{
-    Each, GROUPS, Into, KEYS, QUERIES, Seen, hide, scores, to_queries, turn, with_room,
+    Each, GROUPS, Into, KEYS, Pass, Products, QUERIES, Seen, Which, hide, with_products,
 };
 use super::isa::kernel;
 use super::math::{self, LANES};
@@ -163,8 +163,8 @@ pub fn forward(cx: Context, out: &mut [f32], logsumexp: Option<&mut [f32]>, x: I
     cx.threads.each(tasks.len(), |i| {
         // The longest first: nobody waits for them in the end.
         let q = tasks[tasks.len() - 1 - i];
-        with_room(x.heads.size, |[turned], [block]| {
-            let running = attend(cx, (&out, turned, block), &x, q);
+        with_products(cx, (x.heads.size, Pass::Forward), |products, [block, _]| {
+            let running = attend(cx, (&out, products, block), &x, q);
             let (t, size) = (q.segment.from + q.from, x.heads.size);
             for r in 0..q.count {
                 let (m, sum) = (running.largest.as_flattened()[r], running.sum.as_flattened()[r]);
@@ -181,15 +181,15 @@ pub fn forward(cx: Context, out: &mut [f32], logsumexp: Option<&mut [f32]>, x: I
 }
 
 /// The sums of a task over all keys, not divided yet, and what to divide them by.
-fn attend(
+fn attend<'a>(
     cx: Context,
-    (out, turned, block): (&Shared, &mut [f32], &mut [f32]),
-    x: &Inputs,
+    (out, products, block): (&Shared, &mut dyn Products<'a>, &mut [f32]),
+    x: &Inputs<'a>,
     q: Queries,
 ) -> Running {
     let (t, size) = (q.segment.from + q.from, x.heads.size);
     let stride = q.step.0;
-    turn(cx, turned, Strided { row: stride, ..x.query(x.q, q.head, t) }, q.count, x.scale());
+    products.queries([Some(Strided { row: stride, ..x.query(x.q, q.head, t) }), None], q.count);
     let at = t * x.wide() + q.head * size;
     let mut running = Running { largest: [[f32::NEG_INFINITY; LANES]; GROUPS], sum: Each::default() };
     let first = q.segment.past + q.from + 1;
@@ -197,7 +197,8 @@ fn attend(
     for j in (0..visible).step_by(KEYS) {
         let keys = KEYS.min(visible - j);
         let seen = Seen { queries: q.count, keys, first: first as isize - j as isize, step: q.step.2 };
-        scores(cx, block, x.shared(x.k, q.head, q.segment.keys_from + j), turned, seen);
+        products.keys([x.k, x.v].map(|of| x.shared(of, q.head, q.segment.keys_from + j)), keys);
+        products.scores(block, Which::First, seen, x.scale());
         let mut shrink = Each::default();
         soften(cx.isa, block.as_chunks_mut().0, seen, &mut running, &mut shrink);
         let old = shrink.as_flattened().iter().enumerate().take(q.count);
@@ -206,9 +207,9 @@ fn attend(
             multiply(cx.isa, unsafe { out.slice(at + r * stride, size) }, by);
         }
         let write = if j == 0 { Write::Set } else { Write::Add };
-        let to = Into { target: Target { out, at, stride, write }, scale: 1.0, size };
+        let to = Into { target: Target { out, at, stride, write }, scale: 1.0 };
         // SAFETY: as above.
-        unsafe { to_queries(cx, to, block, x.shared(x.v, q.head, q.segment.keys_from + j), seen) };
+        unsafe { products.to_queries(to, block, Which::Second, seen) };
     }
     running
 }

@@ -1,17 +1,18 @@
 //! A block of scores as attention and its gradient see it: keys down, queries across, so that what belongs to one
-//! query lies in one lane of the vectors and is never added across lanes. Keys and values are read where they lie;
-//! only queries are turned, once for all blocks of keys.
+//! query lies in one lane of the vectors and is never added across lanes.
 //!
 //! Above the diagonal nothing is multiplied: groups of queries stop at the last key that one of them sees. A value
 //! does not depend on what else is in its block: all chains are in ascending order of channels, keys or queries.
+//!
+//! Its products are those of f32 numbers (`attention_floats.rs`) or of pairs of bf16 ones (`attention_pairs.rs`).
 
 use super::Context;
-use super::avx512::{COLS, ROWS};
+use super::attention_floats::Floats;
+use super::attention_pairs::InPairs;
+use super::left::Precision;
 use super::math::LANES;
 use super::memory::Memory;
-use super::product::{Factors, Products, Sizes, Strided, Target, small, tile};
-use super::product_own;
-use crate::backend::Write;
+use super::product::{Strided, Target};
 use std::cell::RefCell;
 
 /// Queries of a block: whole tiles, whether they are its rows or its columns.
@@ -45,7 +46,7 @@ impl Seen {
     }
 
     /// The first query that sees a key.
-    fn from(&self, key: usize) -> usize {
+    pub fn from(&self, key: usize) -> usize {
         let before = key as isize + 1 - self.first;
         if self.step == 0 { 0 } else { before.clamp(0, self.queries as isize) as usize }
     }
@@ -69,91 +70,80 @@ pub fn hide(block: &mut [[f32; LANES]], seen: Seen, group: usize, hidden: f32) -
     of[LANES - 1]
 }
 
-thread_local! {
-    static ROOM: RefCell<Memory> = RefCell::new(Memory::default());
-}
-
-/// Runs `work` with this thread's room for N times `turned` queries of D channels, and N blocks of scores.
-pub fn with_room<const N: usize>(size: usize, work: impl FnOnce([&mut [f32]; N], [&mut [f32]; N])) {
-    let (turned, block) = (QUERIES * size, QUERIES * KEYS);
-    ROOM.with_borrow_mut(|room| {
-        if room.values().len() < N * (turned + block) {
-            *room = Memory::zeros(N * (turned + block));
-        }
-        let (all_turned, blocks) = room.values_mut().split_at_mut(N * turned);
-        let mut parts = all_turned.chunks_exact_mut(turned.max(1));
-        let mut blocks = blocks.chunks_exact_mut(block);
-        let all_turned = std::array::from_fn(|_| parts.next().unwrap_or_default());
-        work(all_turned, std::array::from_fn(|_| blocks.next().unwrap_or_default()));
-    });
-}
-
-/// turned[queries / 32][D][32] = scale * x[queries, D], as the right factor of tiles.
-pub fn turn(cx: Context, turned: &mut [f32], x: Strided, queries: usize, scale: f32) {
-    let size = turned.len() / QUERIES;
-    for (p, panel) in turned.chunks_exact_mut(size * COLS).enumerate().take(queries.div_ceil(COLS)) {
-        let (x, n) = (x.from(p * COLS, 0), COLS.min(queries - p * COLS));
-        match cx.products {
-            Products::Own => product_own::lay_out(panel, x.transposed(), (size, n), scale),
-            Products::Crate => {
-                for (i, out) in panel.iter_mut().enumerate().filter(|(i, _)| i % COLS < n) {
-                    *out = scale * x.data[i % COLS * x.row + i / COLS];
-                }
-            }
-        }
-    }
-}
-
-/// out[keys, QUERIES] = x[keys, D] turned, wherever something is seen.
-pub fn scores(cx: Context, out: &mut [f32], x: Strided, turned: &[f32], seen: Seen) {
-    let size = turned.len() / QUERIES;
-    for c in (0..seen.queries).step_by(COLS) {
-        let n = COLS.min(seen.queries - c);
-        let sizes = Sizes { m: seen.of(c + n - 1), n, k: size };
-        let f = Factors { a: x, b: Strided::rows(&turned[c * size..], COLS), scale: 1.0 };
-        small(cx, (&mut out[c..], QUERIES), Write::Set, sizes, f);
-    }
-}
-
-/// Where a product goes, what it is multiplied by, and how many columns it has.
+/// Where a product of D columns goes, and what it is multiplied by.
 #[derive(Clone, Copy)]
 pub struct Into<'a> {
     /// Rows are queries, or keys.
     pub target: Target<'a>,
     /// Multiplies the product.
     pub scale: f32,
-    /// D
-    pub size: usize,
 }
 
-/// out[queries, D] (=|+=) scale * block[keys, QUERIES]ᵀ x[keys, D]; what is not seen is 0 in the block.
-///
-/// # Safety
-/// As [`tile`].
-pub unsafe fn to_queries(cx: Context, out: Into, block: &[f32], x: Strided, seen: Seen) {
-    let step = if seen.all() { seen.queries } else { ROWS };
-    for c in (0..seen.queries).step_by(step) {
-        let m = step.min(seen.queries - c);
-        let sizes = Sizes { m, n: out.size, k: seen.of(c + m - 1) };
-        let a = Strided::rows(&block[c..], QUERIES).transposed();
-        // SAFETY: the caller's promise.
-        unsafe { tile(cx, out.target.from(c, 0), sizes, Factors { a, b: x, scale: out.scale }) };
-    }
+/// Of the queries: q, and in the gradient also that of the output. Of the keys: k and v.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// q or k.
+    First,
+    /// The output's gradient, or v.
+    Second,
 }
 
-/// out[keys, D] (=|+=) scale * block[keys, QUERIES] x[queries, D]; what is not seen is 0 in the block.
-///
-/// # Safety
-/// As [`tile`].
-pub unsafe fn to_keys(cx: Context, out: Into, block: &[f32], x: Strided, seen: Seen) {
-    let step = if seen.all() { seen.keys } else { ROWS };
-    for r in (0..seen.keys).step_by(step) {
-        let (m, from) = (step.min(seen.keys - r), seen.from(r));
-        let sizes = Sizes { m, n: out.size, k: seen.queries - from };
-        let a = Strided::rows(block, QUERIES).from(r, from);
-        // SAFETY: the caller's promise.
-        unsafe {
-            tile(cx, out.target.from(r, 0), sizes, Factors { a, b: x.from(from, 0), scale: out.scale })
-        };
-    }
+/// Whether attention is computed, or its gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// First x First gives scores, those x Second the output.
+    Forward,
+    /// Everything is multiplied with everything.
+    Backward,
+}
+
+/// The products of a block. A block of scores is [keys, QUERIES].
+pub trait Products<'a> {
+    /// What follows is of these `count` queries: q and, in the gradient, that of the output, [count, D] each.
+    fn queries(&mut self, x: [Option<Strided<'a>>; 2], count: usize);
+
+    /// What follows is of these `count` keys: k and v, [count, D] each.
+    fn keys(&mut self, x: [Strided<'a>; 2], count: usize);
+
+    /// out = scale * (k qᵀ, or v doutᵀ), wherever something is seen.
+    fn scores(&mut self, out: &mut [f32], which: Which, seen: Seen, scale: f32);
+
+    /// out[queries, D] (=|+=) scale * blockᵀ x (k or v); what is not seen is 0 in the block, which may be rounded.
+    ///
+    /// # Safety
+    /// Nobody else touches that output meanwhile.
+    unsafe fn to_queries(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen);
+
+    /// out[keys, D] (=|+=) scale * block x (q or dout); what is not seen is 0 in the block, which may be rounded.
+    ///
+    /// # Safety
+    /// As [`Products::to_queries`].
+    unsafe fn to_keys(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen);
+}
+
+thread_local! {
+    static ROOM: RefCell<Memory> = RefCell::new(Memory::default());
+}
+
+/// Runs `work` with the products of this precision for heads of `size` channels, and two blocks of scores, in this
+/// thread's room.
+pub fn with_products<'a>(
+    cx: Context,
+    (size, pass): (usize, Pass),
+    work: impl FnOnce(&mut dyn Products<'a>, [&mut [f32]; 2]),
+) {
+    const SCORES: usize = QUERIES * KEYS;
+    let pairs = cx.precision == Precision::Bf16Dot;
+    let needs = if pairs { InPairs::room(size) } else { Floats::room(size) };
+    ROOM.with_borrow_mut(|room| {
+        if room.values().len() < 2 * SCORES + needs {
+            *room = Memory::zeros(2 * SCORES + needs);
+        }
+        let (p, rest) = room.values_mut().split_at_mut(SCORES);
+        let (ds, rest) = rest.split_at_mut(SCORES);
+        match pairs {
+            true => work(&mut InPairs::new((size, pass), rest), [p, ds]),
+            false => work(&mut Floats::new(cx, size, rest), [p, ds]),
+        }
+    });
 }

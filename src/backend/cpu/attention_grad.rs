@@ -7,7 +7,7 @@
 use super::Context;
 use super::attention::{Inputs, Segment};
 use super::attention_block::{
-    Each, GROUPS, Into, KEYS, QUERIES, Seen, hide, scores, to_keys, to_queries, turn, with_room,
+    Each, GROUPS, Into, KEYS, Pass, Products, QUERIES, Seen, Which, hide, with_products,
 };
 use super::isa::kernel;
 use super::math::{self, LANES};
@@ -107,32 +107,34 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segm
     for apart in 0..longest.div_ceil(STRETCH) {
         let tasks = wave(segments, x.heads.query, apart);
         cx.threads.each(tasks.len(), |i| {
-            with_room(x.heads.size, |[turned, turned_dout], [p, ds]| {
-                square(cx, (&out, [turned, turned_dout, p, ds]), saved, &x, tasks[i]);
+            with_products(cx, (x.heads.size, Pass::Backward), |products, blocks| {
+                square(cx, (&out, products, blocks), saved, &x, tasks[i]);
             });
         });
     }
 }
 
 /// One task. Whoever is first to write to a token's gradient sets it: the squares on the diagonal.
-fn square(
+fn square<'a>(
     cx: Context,
-    ((dq, dk, dv), [turned, turned_dout, p, ds]): (&(Shared, Shared, Shared), [&mut [f32]; 4]),
-    saved: Saved,
-    x: &Inputs,
+    ((dq, dk, dv), products, [p, ds]): (
+        &(Shared, Shared, Shared),
+        &mut dyn Products<'a>,
+        [&mut [f32]; 2],
+    ),
+    saved: Saved<'a>,
+    x: &Inputs<'a>,
     task: Task,
 ) {
     let (Task { segment, head, .. }, size, scale) = (task, x.heads.size, x.scale());
     let place = |t: usize| (segment.from + t) * x.wide() + head * size;
     let to = |out, t: usize, first, scale| {
         let write = if first && task.queries == task.keys { Write::Set } else { Write::Add };
-        Into { target: Target { out, at: place(t), stride: x.wide(), write }, scale, size }
+        Into { target: Target { out, at: place(t), stride: x.wide(), write }, scale }
     };
     for i in task.stretch(task.queries).step_by(QUERIES) {
         let rows = QUERIES.min(segment.queries - i);
-        let (q, dout) = (x.query(x.q, head, segment.from + i), x.query(saved.dout, head, segment.from + i));
-        turn(cx, turned, q, rows, scale);
-        turn(cx, turned_dout, dout, rows, 1.0);
+        products.queries([x.q, saved.dout].map(|of| Some(x.query(of, head, segment.from + i))), rows);
         let mut of = Rows::default();
         for r in 0..rows {
             let t = place(i + r)..place(i + r) + size;
@@ -142,17 +144,16 @@ fn square(
         }
         for j in task.stretch(task.keys).step_by(KEYS).take_while(|&j| j < i + rows) {
             let keys = KEYS.min(segment.queries - j);
-            let (k, v) =
-                (x.shared(x.k, head, segment.keys_from + j), x.shared(x.v, head, segment.keys_from + j));
+            products.keys([x.k, x.v].map(|of| x.shared(of, head, segment.keys_from + j)), keys);
             let seen = Seen { queries: rows, keys, first: (i + 1) as isize - j as isize, step: 1 };
-            scores(cx, p, k, turned, seen);
-            scores(cx, ds, v, turned_dout, seen);
+            products.scores(p, Which::First, seen, scale);
+            products.scores(ds, Which::Second, seen, 1.0);
             probabilities(cx.isa, p.as_chunks_mut().0, ds.as_chunks_mut().0, seen, &of);
             // SAFETY: this head of these tokens, in dq and in the parts of dk and dv, belongs to this task.
             unsafe {
-                to_keys(cx, to(dv, j, i == j / QUERIES * QUERIES, 1.0), p, dout, seen);
-                to_keys(cx, to(dk, j, i == j / QUERIES * QUERIES, scale), ds, q, seen);
-                to_queries(cx, to(dq, i, j == task.keys, scale), ds, k, seen);
+                products.to_keys(to(dv, j, i == j / QUERIES * QUERIES, 1.0), p, Which::Second, seen);
+                products.to_keys(to(dk, j, i == j / QUERIES * QUERIES, scale), ds, Which::First, seen);
+                products.to_queries(to(dq, i, j == task.keys, scale), ds, Which::First, seen);
             }
         }
     }

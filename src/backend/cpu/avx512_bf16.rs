@@ -7,10 +7,10 @@
 //! where this instruction runs at half the rate, the fast one.
 
 use super::avx512::{COLS, Part, Place, chain, put};
-use super::stored::across;
+use super::stored::{across, load_rows, transposed};
 use std::arch::x86_64::*;
 
-/// Sum over pairs k of a[i * row + k] . b[k * 32 + j].
+/// Sum over pairs k of a[i * row + k * col] . b[k * 32 + j].
 #[derive(Debug, Clone, Copy)]
 pub struct Pairs {
     /// Pairs.
@@ -19,6 +19,8 @@ pub struct Pairs {
     pub a: *const u32,
     /// Distance between rows of a.
     pub row: usize,
+    /// Distance between columns of a.
+    pub col: usize,
     /// Right factor, rows of 32 pairs.
     pub b: *const u32,
 }
@@ -68,7 +70,7 @@ unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, part: Option<Par
                 }
             }
         }
-        a.iter_mut().for_each(|a| *a = a.wrapping_add(1));
+        a.iter_mut().for_each(|a| *a = a.wrapping_add(pairs.col));
         b = b.wrapping_add(COLS);
     }
     // SAFETY: the caller's promise.
@@ -87,17 +89,64 @@ unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, part: Option<Par
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub unsafe fn pair_up(out: &mut [u32], x: &[f32]) {
     assert_eq!(out.len(), x.len().div_ceil(2), "a word for two numbers");
-    let mask = |count: usize| -> __mmask16 { if count >= 16 { !0 } else { (1 << count) - 1 } };
     for (out, x) in out.chunks_mut(16).zip(x.chunks(32)) {
-        // SAFETY: the masks end where the slices do.
+        let mask: __mmask16 = if out.len() == 16 { !0 } else { (1 << out.len()) - 1 };
+        // SAFETY: the mask ends where the slice does.
+        unsafe { _mm512_mask_storeu_epi32(out.as_mut_ptr().cast(), mask, pairs_of(x.as_ptr(), x.len())) };
+    }
+}
+
+/// out[j] = the pair of even[j] and odd[j], rounded as [`pair_up`] does.
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub unsafe fn interleave(out: &mut [u32], even: &[f32], odd: &[f32]) {
+    assert!(out.len() == even.len() && out.len() == odd.len() && out.len().is_multiple_of(16), "whole vectors");
+    // Of 32 numbers, those of the odd row first: 16 above 0, 17 above 1, and so on.
+    let order: [u32; 16] = std::array::from_fn(|j| (j as u32 + 16) << 16 | j as u32);
+    // SAFETY: sixteen words.
+    let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
+    for ((out, even), odd) in out.chunks_exact_mut(16).zip(even.chunks_exact(16)).zip(odd.chunks_exact(16)) {
+        // SAFETY: all three have sixteen values; 32 numbers are a vector, whatever they are called.
         unsafe {
-            let low = _mm512_maskz_loadu_ps(mask(x.len()), x.as_ptr());
-            let high = _mm512_maskz_loadu_ps(mask(x.len().saturating_sub(16)), x.as_ptr().wrapping_add(16));
-            let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            // In memory's order the even number is the lower half.
-            let pairs = _mm512_rol_epi32::<16>(pairs);
-            _mm512_mask_storeu_epi32(out.as_mut_ptr().cast(), mask(out.len()), pairs);
+            let both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(even.as_ptr()), _mm512_loadu_ps(odd.as_ptr()));
+            let pairs = _mm512_permutexvar_epi16(order, std::mem::transmute::<__m512bh, __m512i>(both));
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), pairs);
         }
+    }
+}
+
+/// out[w * 32 + i] = pair w of x[i * stride ..] for `rows` rows i (at most 16) of at most 32 numbers each, rounded as
+/// [`pair_up`] does. Sixteen words are written for each pair, those from `rows` on 0.
+///
+/// # Safety
+/// As there; all that the sizes and the stride name is inside its allocation.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub unsafe fn pair_and_turn(out: *mut u32, (x, stride): (*const f32, usize), (rows, numbers): (usize, usize)) {
+    // SAFETY: the caller's promise.
+    let pairs = unsafe { load_rows(rows, |i| _mm512_castsi512_ps(pairs_of(x.add(i * stride), numbers))) };
+    for (w, &turned) in transposed(pairs).iter().enumerate().take(numbers.div_ceil(2)) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(out.add(w * COLS).cast(), turned) };
+    }
+}
+
+/// At most 32 numbers in pairs; a last single one gets a 0.
+///
+/// # Safety
+/// As [`pair_up`]; that many numbers can be read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn pairs_of(x: *const f32, numbers: usize) -> __m512i {
+    let mask = |count: usize| -> __mmask16 { if count >= 16 { !0 } else { (1 << count) - 1 } };
+    // SAFETY: the masks end where the numbers do.
+    unsafe {
+        let low = _mm512_maskz_loadu_ps(mask(numbers), x);
+        let high = _mm512_maskz_loadu_ps(mask(numbers.saturating_sub(16)), x.wrapping_add(16));
+        let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+        // In memory's order the even number is the lower half.
+        _mm512_rol_epi32::<16>(pairs)
     }
 }
 

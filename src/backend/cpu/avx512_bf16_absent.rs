@@ -13,6 +13,8 @@ pub struct Pairs {
     pub a: *const u32,
     /// Distance between rows of a.
     pub row: usize,
+    /// Distance between columns of a.
+    pub col: usize,
     /// Right factor.
     pub b: *const u32,
 }
@@ -30,6 +32,22 @@ pub unsafe fn tile(_: Pairs, _: Option<Part>, _: Place) {
 /// # Safety
 /// None is needed.
 pub unsafe fn pair_up(_: &mut [u32], _: &[f32]) {
+    unreachable!("pairs are for AVX-512 BF16");
+}
+
+/// Never called.
+///
+/// # Safety
+/// None is needed.
+pub unsafe fn interleave(_: &mut [u32], _: &[f32], _: &[f32]) {
+    unreachable!("pairs are for AVX-512 BF16");
+}
+
+/// Never called.
+///
+/// # Safety
+/// None is needed.
+pub unsafe fn pair_and_turn(_: *mut u32, _: (*const f32, usize), _: (usize, usize)) {
     unreachable!("pairs are for AVX-512 BF16");
 }
 

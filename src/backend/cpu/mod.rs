@@ -6,7 +6,9 @@
 
 mod attention;
 mod attention_block;
+mod attention_floats;
 mod attention_grad;
+mod attention_pairs;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(not(target_arch = "x86_64"))]
@@ -108,8 +110,8 @@ impl Cpu {
         Cpu { threads, isa, products, precision, recycling: Recycling::default() }
     }
 
-    /// The same with the factors of frozen products rounded to bf16; sums, activations between verbs and all of
-    /// LoRA's own mathematics stay f32.
+    /// The same with the factors of frozen products and of attention's rounded to bf16; sums, activations between
+    /// verbs and all of LoRA's own mathematics stay f32.
     pub fn bf16(threads: usize) -> Cpu {
         let cpu = Cpu::new(threads);
         let precision = match cpu.products {

@@ -54,7 +54,7 @@ impl Cpu {
         let (a, b, mut out) = (vec![0x3f00_3f00; m * k], vec![0x3f00_3f00; k * n], vec![0.0; m * n]);
         let shared = Shared::new(&mut out);
         let target = Target { out: &shared, at: 0, stride: n, write: Write::Set };
-        let pairs = Pairs { k, a: a.as_ptr(), row: k, b: b.as_ptr() };
+        let pairs = Pairs { k, a: a.as_ptr(), row: k, col: 1, b: b.as_ptr() };
         for _ in 0..REPEATS {
             // SAFETY: the precision was chosen by `Cpu`, which asked the processor; factors and output have the
             // sizes of one tile, and are this function's own.

@@ -196,8 +196,8 @@ fn tiles(
             (Side::Pairs(left, row), Right::Pairs(right)) => {
                 let k = share.k.div_ceil(2);
                 assert!((size.0 - 1) * row + k <= left.len() && k * COLS <= right.len(), "factors are there");
-                let pairs = Pairs { k, a: left.as_ptr(), row, b: right.as_ptr() };
-                rows_of_pair_tiles(target, size, (pairs, second), ahead);
+                let pairs = Pairs { k, a: left.as_ptr(), row, col: 1, b: right.as_ptr() };
+                rows_of_pair_tiles(target, size, (pairs, second), 1.0, ahead);
             }
             _ => unreachable!("both factors are of one kind"),
         }
@@ -208,10 +208,11 @@ fn tiles(
 ///
 /// # Safety
 /// As there; and the processor has AVX-512 BF16.
-unsafe fn rows_of_pair_tiles(
+pub unsafe fn rows_of_pair_tiles(
     target: Target,
     (m, cols): (usize, usize),
     (pairs, second): (Pairs, Option<product_own::Share>),
+    scale: f32,
     ahead: Option<Ahead>,
 ) {
     for i in (0..m).step_by(avx512::ROWS) {
@@ -220,7 +221,7 @@ unsafe fn rows_of_pair_tiles(
         }
         let here = Pairs { a: pairs.a.wrapping_add(i * pairs.row), ..pairs };
         let part = second.map(|second| product_own::part(&second, i));
-        let place = product_own::place(target, i, (avx512::ROWS.min(m - i), cols), 1.0);
+        let place = product_own::place(target, i, (avx512::ROWS.min(m - i), cols), scale);
         // SAFETY: the caller's promise.
         unsafe { avx512_bf16::tile(here, part, place) };
     }

@@ -244,7 +244,9 @@ impl Backend for Cpu {
         check_heads(qkv, heads, (queries, keys));
         same_shape((out.rows, out.cols), (queries, heads.query * heads.size));
         let segment = Segment { from: 0, queries, keys_from: 0, past: keys - queries };
-        attention::forward(self.context(), out.values_mut(), None, inputs(qkv, heads), &[segment]);
+        // One query or a few: reading the keys is the work, and rounding them would be more of it.
+        let cx = super::Context { precision: Precision::F32, ..self.context() };
+        attention::forward(cx, out.values_mut(), None, inputs(qkv, heads), &[segment]);
     }
 
     fn swiglu(&mut self, mut out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
