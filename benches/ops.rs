@@ -1,6 +1,7 @@
 //! Time, GFLOP/s and GB/s of the verbs at SmolLM2-135M's shapes, 4 rows of 256 tokens.
 //!
-//! `cargo bench --bench ops -- [threads] [f32|bf16|twin]`: twin is the other bf16 kernel. Best of many short runs, so that a busy machine disturbs little.
+//! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: twin is the other bf16 kernel. Best of many
+//! short runs, so that a busy machine disturbs little.
 
 use finetune::backend::cpu::{Cpu, Memory};
 use finetune::backend::*;
@@ -12,6 +13,8 @@ const T: usize = 1024;
 struct Bench {
     cpu: Cpu,
     repeats: usize,
+    /// What is measured has this in its name.
+    only: String,
 }
 
 impl Bench {
@@ -24,6 +27,9 @@ impl Bench {
 
     /// Prints a line; flops and bytes are what the verb's definition needs at least.
     fn row(&mut self, name: &str, flops: f64, bytes: f64, mut verb: impl FnMut(&mut Cpu)) {
+        if !name.contains(&self.only) {
+            return;
+        }
         let mut times = Vec::new();
         for _ in 0..self.repeats {
             let started = Instant::now();
@@ -152,7 +158,7 @@ fn main() {
         Some("twin") => Cpu::bf16_twin(threads).unwrap_or_else(|| panic!("one bf16 kernel only")),
         _ => Cpu::new(threads),
     };
-    let mut b = Bench { cpu, repeats: 31 };
+    let mut b = Bench { cpu, repeats: 31, only: std::env::args().nth(3).unwrap_or_default() };
     println!("{}, {threads} threads", b.cpu.class());
     println!("{:<34} {:>9} {:>9} {:>9} {:>8}", "verb", "best ms", "median", "GFLOP/s", "GB/s");
     products(&mut b);

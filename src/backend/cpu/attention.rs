@@ -4,8 +4,9 @@
 
 use super::Context;
 use super::attention_block::{
-    Each, GROUPS, Into, KEYS, Pass, Products, QUERIES, Seen, Which, hide, with_products,
+    Each, GROUPS, Into, KEYS, Keys, Pass, Products, QUERIES, Seen, Which, hide, with_products,
 };
+use super::attention_pairs::PairedKeys;
 use super::isa::kernel;
 use super::math::{self, LANES};
 use super::product::{Strided, Target};
@@ -52,10 +53,14 @@ impl<'a> Inputs<'a> {
     pub fn query(&self, x: &'a [f32], h: usize, t: usize) -> Strided<'a> {
         Strided::rows(x, self.wide()).from(t, h * self.heads.size)
     }
-    /// The key/value head that query head h uses, of a matrix like k, from token t.
-    pub fn shared(&self, x: &'a [f32], h: usize, t: usize) -> Strided<'a> {
-        let g = h / (self.heads.query / self.heads.kv);
+    /// Key/value head g of a matrix like k, from token t.
+    pub fn shared(&self, x: &'a [f32], g: usize, t: usize) -> Strided<'a> {
         Strided::rows(x, self.narrow()).from(t, g * self.heads.size)
+    }
+    /// `count` keys of a row that query head h uses, `past` of which come before.
+    pub fn keys(&self, h: usize, (row, past): (usize, usize), count: usize) -> Keys<'a> {
+        let head = h / (self.heads.query / self.heads.kv);
+        Keys { x: [self.k, self.v].map(|x| self.shared(x, head, row + past)), head, from: (row, past), count }
     }
     /// 1/sqrt(D)
     pub fn scale(&self) -> f32 {
@@ -156,14 +161,21 @@ fn tasks(x: &Inputs, segments: &[Segment]) -> Vec<Queries> {
     tasks
 }
 
-/// out[T, H*D] and logsumexp[T, H].
-pub fn forward(cx: Context, out: &mut [f32], logsumexp: Option<&mut [f32]>, x: Inputs, segments: &[Segment]) {
+/// out[T, H*D] and logsumexp[T, H]; `room` as [`PairedKeys::room`] says.
+pub fn forward(
+    cx: Context,
+    (out, logsumexp): (&mut [f32], Option<&mut [f32]>),
+    x: Inputs,
+    segments: &[Segment],
+    room: &mut [f32],
+) {
     let tasks = tasks(&x, segments);
+    let keys = PairedKeys::new(cx, (&x, segments), Pass::Forward, room);
     let (out, lse) = (Shared::new(out), logsumexp.map(Shared::new));
     cx.threads.each(tasks.len(), |i| {
         // The longest first: nobody waits for them in the end.
         let q = tasks[tasks.len() - 1 - i];
-        with_products(cx, (x.heads.size, Pass::Forward), |products, [block, _]| {
+        with_products(cx, x.heads.size, keys.as_ref(), |products, [block, _]| {
             let running = attend(cx, (&out, products, block), &x, q);
             let (t, size) = (q.segment.from + q.from, x.heads.size);
             for r in 0..q.count {
@@ -197,7 +209,7 @@ fn attend<'a>(
     for j in (0..visible).step_by(KEYS) {
         let keys = KEYS.min(visible - j);
         let seen = Seen { queries: q.count, keys, first: first as isize - j as isize, step: q.step.2 };
-        products.keys([x.k, x.v].map(|of| x.shared(of, q.head, q.segment.keys_from + j)), keys);
+        products.keys(x.keys(q.head, (q.segment.keys_from, j), keys));
         products.scores(block, Which::First, seen, x.scale());
         let mut shrink = Each::default();
         soften(cx.isa, block.as_chunks_mut().0, seen, &mut running, &mut shrink);

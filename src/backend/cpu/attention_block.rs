@@ -8,8 +8,7 @@
 
 use super::Context;
 use super::attention_floats::Floats;
-use super::attention_pairs::InPairs;
-use super::left::Precision;
+use super::attention_pairs::{InPairs, PairedKeys};
 use super::math::LANES;
 use super::memory::Memory;
 use super::product::{Strided, Target};
@@ -79,6 +78,19 @@ pub struct Into<'a> {
     pub scale: f32,
 }
 
+/// A block of keys of one head.
+#[derive(Debug, Clone, Copy)]
+pub struct Keys<'a> {
+    /// k and v, [count, D] each.
+    pub x: [Strided<'a>; 2],
+    /// Which key/value head.
+    pub head: usize,
+    /// The first key of the row of the microbatch, and how many come before this block, a multiple of [`KEYS`].
+    pub from: (usize, usize),
+    /// Keys of the block.
+    pub count: usize,
+}
+
 /// Of the queries: q, and in the gradient also that of the output. Of the keys: k and v.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
@@ -102,8 +114,8 @@ pub trait Products<'a> {
     /// What follows is of these `count` queries: q and, in the gradient, that of the output, [count, D] each.
     fn queries(&mut self, x: [Option<Strided<'a>>; 2], count: usize);
 
-    /// What follows is of these `count` keys: k and v, [count, D] each.
-    fn keys(&mut self, x: [Strided<'a>; 2], count: usize);
+    /// What follows is of these keys.
+    fn keys(&mut self, keys: Keys<'a>);
 
     /// out = scale * (k qᵀ, or v doutᵀ), wherever something is seen.
     fn scores(&mut self, out: &mut [f32], which: Which, seen: Seen, scale: f32);
@@ -125,25 +137,25 @@ thread_local! {
     static ROOM: RefCell<Memory> = RefCell::new(Memory::default());
 }
 
-/// Runs `work` with the products of this precision for heads of `size` channels, and two blocks of scores, in this
-/// thread's room.
+/// Runs `work` with the products for heads of `size` channels, of pairs where `keys` are given as such, and two blocks
+/// of scores, in this thread's room.
 pub fn with_products<'a>(
     cx: Context,
-    (size, pass): (usize, Pass),
+    size: usize,
+    keys: Option<&PairedKeys>,
     work: impl FnOnce(&mut dyn Products<'a>, [&mut [f32]; 2]),
 ) {
     const SCORES: usize = QUERIES * KEYS;
-    let pairs = cx.precision == Precision::Bf16Dot;
-    let needs = if pairs { InPairs::room(size) } else { Floats::room(size) };
+    let needs = if keys.is_some() { InPairs::room(size) } else { Floats::room(size) };
     ROOM.with_borrow_mut(|room| {
         if room.values().len() < 2 * SCORES + needs {
             *room = Memory::zeros(2 * SCORES + needs);
         }
         let (p, rest) = room.values_mut().split_at_mut(SCORES);
         let (ds, rest) = rest.split_at_mut(SCORES);
-        match pairs {
-            true => work(&mut InPairs::new((size, pass), rest), [p, ds]),
-            false => work(&mut Floats::new(cx, size, rest), [p, ds]),
+        match keys {
+            Some(keys) => work(&mut InPairs::new(size, keys, rest), [p, ds]),
+            None => work(&mut Floats::new(cx, size, rest), [p, ds]),
         }
     });
 }

@@ -3,8 +3,8 @@
 //! to the bit, and what computes bf16 where there is no fast instruction for it.
 
 use super::Context;
+use super::attention_block::{Into, KEYS, Keys, Products, QUERIES, Seen, Which};
 use super::avx512::{COLS, ROWS};
-use super::attention_block::{Into, KEYS, Products, QUERIES, Seen, Which};
 use super::left::{Precision, round, round_here};
 use super::product::{self, Factors, Sizes, Strided, small, tile};
 use super::product_own;
@@ -98,8 +98,8 @@ impl<'a> Products<'a> for Floats<'a, '_, '_> {
         }
     }
 
-    fn keys(&mut self, x: [Strided<'a>; 2], count: usize) {
-        self.keys.iter_mut().zip(x).for_each(|(matrix, x)| matrix.set(x, count));
+    fn keys(&mut self, keys: Keys<'a>) {
+        self.keys.iter_mut().zip(keys.x).for_each(|(matrix, x)| matrix.set(x, keys.count));
     }
 
     fn scores(&mut self, out: &mut [f32], which: Which, seen: Seen, scale: f32) {
@@ -132,8 +132,11 @@ impl<'a> Products<'a> for Floats<'a, '_, '_> {
         for r in (0..seen.keys).step_by(step) {
             let (m, from) = (step.min(seen.keys - r), seen.from(r));
             let sizes = Sizes { m, n: self.size, k: seen.queries - from };
-            let f =
-                Factors { a: Strided::rows(block, QUERIES).from(r, from), b: x.from(from, 0), scale: out.scale };
+            let f = Factors {
+                a: Strided::rows(block, QUERIES).from(r, from),
+                b: x.from(from, 0),
+                scale: out.scale,
+            };
             // SAFETY: the caller's promise.
             unsafe { tile(self.cx, out.target.from(r, 0), sizes, f) };
         }

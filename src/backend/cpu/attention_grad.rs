@@ -9,6 +9,7 @@ use super::attention::{Inputs, Segment};
 use super::attention_block::{
     Each, GROUPS, Into, KEYS, Pass, Products, QUERIES, Seen, Which, hide, with_products,
 };
+use super::attention_pairs::PairedKeys;
 use super::isa::kernel;
 use super::math::{self, LANES};
 use super::product::Target;
@@ -100,14 +101,15 @@ fn wave(segments: &[Segment], heads: usize, apart: usize) -> Vec<Task> {
     tasks
 }
 
-/// dq, and dk and dv in parts.
-pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segment]) {
+/// dq, and dk and dv in parts; `room` as [`PairedKeys::room`] says.
+pub fn grad(cx: Context, out: Outputs, saved: Saved, (x, segments): (Inputs, &[Segment]), room: &mut [f32]) {
+    let keys = PairedKeys::new(cx, (&x, segments), Pass::Backward, room);
     let out = (Shared::new(out.dq), Shared::new(out.dk), Shared::new(out.dv));
     let longest = segments.iter().map(|s| s.queries).max().unwrap_or(0);
     for apart in 0..longest.div_ceil(STRETCH) {
         let tasks = wave(segments, x.heads.query, apart);
         cx.threads.each(tasks.len(), |i| {
-            with_products(cx, (x.heads.size, Pass::Backward), |products, blocks| {
+            with_products(cx, x.heads.size, keys.as_ref(), |products, blocks| {
                 square(cx, (&out, products, blocks), saved, &x, tasks[i]);
             });
         });
@@ -117,11 +119,7 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, x: Inputs, segments: &[Segm
 /// One task. Whoever is first to write to a token's gradient sets it: the squares on the diagonal.
 fn square<'a>(
     cx: Context,
-    ((dq, dk, dv), products, [p, ds]): (
-        &(Shared, Shared, Shared),
-        &mut dyn Products<'a>,
-        [&mut [f32]; 2],
-    ),
+    ((dq, dk, dv), products, [p, ds]): (&(Shared, Shared, Shared), &mut dyn Products<'a>, [&mut [f32]; 2]),
     saved: Saved<'a>,
     x: &Inputs<'a>,
     task: Task,
@@ -144,7 +142,7 @@ fn square<'a>(
         }
         for j in task.stretch(task.keys).step_by(KEYS).take_while(|&j| j < i + rows) {
             let keys = KEYS.min(segment.queries - j);
-            products.keys([x.k, x.v].map(|of| x.shared(of, head, segment.keys_from + j)), keys);
+            products.keys(x.keys(head, (segment.keys_from, j), keys));
             let seen = Seen { queries: rows, keys, first: (i + 1) as isize - j as isize, step: 1 };
             products.scores(p, Which::First, seen, scale);
             products.scores(ds, Which::Second, seen, 1.0);

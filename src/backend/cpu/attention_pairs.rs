@@ -1,10 +1,14 @@
-//! The products of a block of attention on pairs of bf16 numbers, by `avx512_bf16.rs`. All that a block needs is
-//! paired when it is needed, in L2: along the channels for scores, along keys or queries for what is added up over
-//! those. Each output is the chain that `attention_floats.rs` computes of the same rounded numbers.
+//! The products of a block of attention on pairs of bf16 numbers, by `avx512_bf16.rs`: along the channels for scores,
+//! along keys or queries for what is added up over those. Keys are paired once for all queries, queries and scores
+//! when they are needed, in L2. Each output is the chain that `attention_floats.rs` computes of the same rounded
+//! numbers.
 
-use super::attention_block::{Into, KEYS, Pass, Products, QUERIES, Seen, Which};
+use super::Context;
+use super::attention::{Inputs, Segment};
+use super::attention_block::{Into, KEYS, Keys, Pass, Products, QUERIES, Seen, Which};
 use super::avx512::{COLS, ROWS};
 use super::avx512_bf16::{self, Pairs};
+use super::left::Precision;
 use super::product::{Strided, Target};
 use super::threads::Shared;
 use super::tiled::rows_of_pair_tiles;
@@ -23,19 +27,103 @@ impl Wide {
     }
 }
 
+/// k and v of a microbatch. Of every block of keys, of every head: the rows of k and, for the gradient, of v,
+/// [keys][D / 2], and v, for the gradient k, as the right factor of what is added up over keys, [D / 32][keys / 2][32].
+pub struct PairedKeys<'r> {
+    words: &'r [u32],
+    /// The first key of every row of the microbatch, and where its words begin: keys of the rows before it, of each an
+    /// even number.
+    rows: Vec<(usize, usize)>,
+    heads: usize,
+    wide: Wide,
+    pass: Pass,
+}
+
+/// The words of one block of keys of one head.
+struct Words<T> {
+    rows: [T; 2],
+    over_keys: T,
+}
+
+impl<'r> PairedKeys<'r> {
+    /// Values that [`PairedKeys::new`] takes.
+    pub fn room(cx: Context, (x, segments): (&Inputs, &[Segment]), pass: Pass) -> usize {
+        let keys: usize = segments.iter().map(|s| s.queries.next_multiple_of(2)).sum();
+        let dot = cx.precision == Precision::Bf16Dot;
+        if dot { keys * x.heads.kv * Self::each(Wide::of(x.heads.size), pass) } else { 0 }
+    }
+
+    /// Words of a key of one head.
+    fn each(wide: Wide, pass: Pass) -> usize {
+        wide.pairs * if pass == Pass::Backward { 2 } else { 1 } + wide.panels / 2
+    }
+
+    /// Where the instruction is used; every row sees its own keys alone.
+    pub fn new(
+        cx: Context,
+        (x, segments): (&Inputs, &[Segment]),
+        pass: Pass,
+        room: &'r mut [f32],
+    ) -> Option<Self> {
+        if cx.precision != Precision::Bf16Dot {
+            return None;
+        }
+        let (wide, heads, mut keys) = (Wide::of(x.heads.size), x.heads.kv, 0);
+        let (mut rows, mut blocks) = (Vec::new(), Vec::new());
+        for segment in segments {
+            assert_eq!(segment.past, 0, "a row sees its own keys");
+            rows.push((segment.keys_from, keys));
+            blocks.extend((0..segment.queries).step_by(KEYS).map(|j| (segment, keys, j)));
+            keys += segment.queries.next_multiple_of(2);
+        }
+        let words: &mut [u32] = bytemuck::cast_slice_mut(room);
+        let (all, each) = (Shared::new(&mut *words), heads * Self::each(wide, pass));
+        cx.threads.each(blocks.len(), |i| {
+            let (segment, before, j) = blocks[i];
+            let count = KEYS.min(segment.queries - j);
+            // SAFETY: the words of a block belong to its task.
+            let block = unsafe { all.slice((before + j) * each, count.next_multiple_of(2) * each) };
+            for (head, mut words) in block.chunks_exact_mut((block.len() / heads).max(1)).enumerate() {
+                let of = |from| x.shared(from, head, segment.keys_from + j);
+                let mut part = |len: usize| words.split_off_mut(..len).unwrap_or_default();
+                let rows = [x.k, x.v].into_iter().take(if pass == Pass::Backward { 2 } else { 1 });
+                for from in rows {
+                    let out = part(count.next_multiple_of(2) * wide.pairs);
+                    for (i, out) in out.chunks_exact_mut(wide.pairs.max(1)).take(count).enumerate() {
+                        let from: Strided = of(from);
+                        // SAFETY: the precision was chosen by `Cpu`, which asked the processor.
+                        unsafe { avx512_bf16::pair_up(out, &from.data[i * from.row..][..x.heads.size]) };
+                    }
+                }
+                let over = if pass == Pass::Backward { x.k } else { x.v };
+                stack(part(count.div_ceil(2) * wide.panels), of(over), (count, x.heads.size));
+            }
+        });
+        Some(PairedKeys { words, rows, heads, wide, pass })
+    }
+
+    /// Of a block.
+    fn of(&self, keys: Keys) -> Words<&[u32]> {
+        let row = self.rows.partition_point(|(first, _)| *first <= keys.from.0) - 1;
+        let (each, count) = (Self::each(self.wide, self.pass), keys.count.next_multiple_of(2));
+        let at = ((self.rows[row].1 + keys.from.1) * self.heads + keys.head * count) * each;
+        let (first, rest) = self.words[at..][..count * each].split_at(count * self.wide.pairs);
+        let (second, over_keys) = rest.split_at(rest.len() - count / 2 * self.wide.panels);
+        Words { rows: [first, second], over_keys }
+    }
+}
+
 /// What is multiplied.
 pub struct InPairs<'r> {
     size: usize,
-    wide: Wide,
-    pass: Pass,
+    keys: &'r PairedKeys<'r>,
+    /// The block of keys, and how many they are, made even.
+    here: Words<&'r [u32]>,
+    count: usize,
     /// q and dout as the right factor of scores, [queries / 32][D / 2][32]: pairs along the channels.
     turned: [&'r mut [u32]; 2],
     /// The same as the right factor of what is added up over queries, [D / 32][queries / 2][32].
     over_queries: [&'r mut [u32]; 2],
-    /// k and v as the left factor of scores, [keys][D / 2].
-    rows: [&'r mut [u32]; 2],
-    /// v, in the gradient k, as the right factor of what is added up over keys, [D / 32][keys / 2][32].
-    over_keys: &'r mut [u32],
     /// A block of scores, as a left factor.
     block: &'r mut [u32],
 }
@@ -44,22 +132,21 @@ impl<'r> InPairs<'r> {
     /// Words that [`InPairs::new`] takes for heads of `size` channels.
     pub fn room(size: usize) -> usize {
         let Wide { pairs, panels } = Wide::of(size);
-        2 * (QUERIES + KEYS) * pairs + (QUERIES + KEYS / 2) * panels + KEYS * QUERIES / 2
+        QUERIES * (2 * pairs + panels) + KEYS * QUERIES / 2
     }
 
     /// With that much room.
-    pub fn new((size, pass): (usize, Pass), room: &'r mut [f32]) -> Self {
-        let wide = Wide::of(size);
+    pub fn new(size: usize, keys: &'r PairedKeys, room: &'r mut [f32]) -> Self {
+        let Wide { pairs, panels } = keys.wide;
         let mut rest: &'r mut [u32] = bytemuck::cast_slice_mut(room);
         let mut part = |len: usize| rest.split_off_mut(..len).unwrap_or_default();
         InPairs {
             size,
-            wide,
-            pass,
-            turned: [QUERIES * wide.pairs; 2].map(&mut part),
-            over_queries: [QUERIES / 2 * wide.panels; 2].map(&mut part),
-            rows: [KEYS * wide.pairs; 2].map(&mut part),
-            over_keys: part(KEYS / 2 * wide.panels),
+            keys,
+            here: Words { rows: [&[]; 2], over_keys: &[] },
+            count: 0,
+            turned: [QUERIES * pairs; 2].map(&mut part),
+            over_queries: [QUERIES / 2 * panels; 2].map(&mut part),
             block: part(KEYS * QUERIES / 2),
         }
     }
@@ -82,11 +169,12 @@ fn turn(out: &mut [u32], x: Strided, (count, size): (usize, usize)) {
     }
 }
 
-/// out[D / 32][most / 2][32] = x[count, D], pairs along the rows; a last single row gets 0.
-fn stack(out: &mut [u32], x: Strided, (count, size): (usize, usize), most: usize) {
-    assert!(x.col == 1 && x.holds(count, size) && count <= most, "rows");
+/// out[D / 32][pairs][32] = x[count, D], pairs along the rows; a last single row gets 0.
+fn stack(out: &mut [u32], x: Strided, (count, size): (usize, usize)) {
+    let panel = out.len() / size.div_ceil(COLS).max(1);
+    assert!(x.col == 1 && x.holds(count, size) && count.div_ceil(2) * COLS <= panel, "rows");
     let mut pads = [[0.0; COLS]; 2];
-    for (p, panel) in out.chunks_exact_mut(most / 2 * COLS).enumerate() {
+    for (p, panel) in out.chunks_exact_mut(panel.max(1)).enumerate() {
         let cols = COLS.min(size - p * COLS);
         for (pair, out) in panel.chunks_exact_mut(COLS).enumerate().take(count.div_ceil(2)) {
             let row = |i: usize| (i < count).then(|| &x.data[i * x.row + p * COLS..][..cols]);
@@ -110,26 +198,18 @@ impl<'a> Products<'a> for InPairs<'_> {
         for (i, x) in x.into_iter().enumerate() {
             let Some(x) = x else { continue };
             turn(self.turned[i], x, (count, self.size));
-            if self.pass == Pass::Backward {
-                stack(self.over_queries[i], x, (count, self.size), QUERIES);
+            if self.keys.pass == Pass::Backward {
+                stack(self.over_queries[i], x, (count, self.size));
             }
         }
     }
 
-    fn keys(&mut self, [k, v]: [Strided<'a>; 2], count: usize) {
-        let backward = self.pass == Pass::Backward;
-        let rows = if backward { vec![k, v] } else { vec![k] };
-        for (out, x) in self.rows.iter_mut().zip(rows) {
-            for (i, out) in out.chunks_exact_mut(self.wide.pairs.max(1)).take(count).enumerate() {
-                // SAFETY: as in `turn`.
-                unsafe { avx512_bf16::pair_up(out, &x.data[i * x.row..][..self.size]) };
-            }
-        }
-        stack(self.over_keys, if backward { k } else { v }, (count, self.size), KEYS);
+    fn keys(&mut self, keys: Keys<'a>) {
+        (self.here, self.count) = (self.keys.of(keys), keys.count.next_multiple_of(2));
     }
 
     fn scores(&mut self, out: &mut [f32], which: Which, seen: Seen, scale: f32) {
-        let (pairs, which) = (self.wide.pairs, which as usize);
+        let (pairs, which) = (self.keys.wide.pairs, which as usize);
         let out = Shared::new(out);
         for c in (0..seen.queries).step_by(COLS) {
             let n = COLS.min(seen.queries - c);
@@ -139,7 +219,9 @@ impl<'a> Products<'a> for InPairs<'_> {
             }
             let target = Target { out: &out, at: c, stride: QUERIES, write: Write::Set };
             let panel = &self.turned[which][c * pairs..];
-            let left = Pairs { k: pairs, a: self.rows[which].as_ptr(), row: pairs, col: 1, b: panel.as_ptr() };
+            let left =
+                Pairs { k: pairs, a: self.here.rows[which].as_ptr(), row: pairs, col: 1, b: panel.as_ptr() };
+            assert!(keys <= self.count, "keys were paired");
             target.pointer(keys, n);
             // SAFETY: the output is ours and was checked; there are as many rows of keys, and panels of queries.
             unsafe { rows_of_pair_tiles(target, (keys, n), (left, None), scale, None) };
@@ -147,10 +229,13 @@ impl<'a> Products<'a> for InPairs<'_> {
     }
 
     unsafe fn to_queries(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen) {
-        let kept = if self.pass == Pass::Backward { Which::First } else { Which::Second };
-        assert!(which == kept, "what is added up over keys was paired");
-        for (out, rows) in
-            self.block.chunks_exact_mut(QUERIES).zip(block.chunks_exact(2 * QUERIES)).take(seen.keys.div_ceil(2))
+        let kept = if self.keys.pass == Pass::Backward { Which::First } else { Which::Second };
+        assert!(which == kept && seen.keys <= self.count, "what is added up over keys was paired");
+        for (out, rows) in self
+            .block
+            .chunks_exact_mut(QUERIES)
+            .zip(block.chunks_exact(2 * QUERIES))
+            .take(seen.keys.div_ceil(2))
         {
             let (even, odd) = rows.split_at(QUERIES);
             // SAFETY: as in `turn`.
@@ -165,9 +250,15 @@ impl<'a> Products<'a> for InPairs<'_> {
         for c in (0..seen.queries).step_by(step) {
             let m = step.min(seen.queries - c);
             let k = seen.of(c + m - 1).div_ceil(2);
-            let left = Pairs { k, a: self.block[c..].as_ptr(), row: 1, col: QUERIES, b: self.over_keys.as_ptr() };
+            let left = Pairs {
+                k,
+                a: self.block[c..].as_ptr(),
+                row: 1,
+                col: QUERIES,
+                b: self.here.over_keys.as_ptr(),
+            };
             // SAFETY: the caller's promise; pairs of keys were made of both factors.
-            unsafe { self.columns(out, (c, m), left, KEYS) };
+            unsafe { self.columns(out, (c, m), left, self.count) };
         }
     }
 

@@ -89,10 +89,21 @@ unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, part: Option<Par
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub unsafe fn pair_up(out: &mut [u32], x: &[f32]) {
     assert_eq!(out.len(), x.len().div_ceil(2), "a word for two numbers");
-    for (out, x) in out.chunks_mut(16).zip(x.chunks(32)) {
-        let mask: __mmask16 = if out.len() == 16 { !0 } else { (1 << out.len()) - 1 };
+    let (whole, rest) = out.split_at_mut(x.len() / 32 * 16);
+    let (vectors, single) = x.as_chunks::<32>();
+    for (out, x) in whole.chunks_exact_mut(16).zip(vectors) {
+        // SAFETY: sixteen words, and as many pairs.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), paired(low, high));
+        }
+    }
+    if !rest.is_empty() {
         // SAFETY: the mask ends where the slice does.
-        unsafe { _mm512_mask_storeu_epi32(out.as_mut_ptr().cast(), mask, pairs_of(x.as_ptr(), x.len())) };
+        unsafe {
+            let pairs = pairs_of(single.as_ptr(), single.len());
+            _mm512_mask_storeu_epi32(rest.as_mut_ptr().cast(), (1 << rest.len()) - 1, pairs);
+        }
     }
 }
 
@@ -102,7 +113,10 @@ pub unsafe fn pair_up(out: &mut [u32], x: &[f32]) {
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub unsafe fn interleave(out: &mut [u32], even: &[f32], odd: &[f32]) {
-    assert!(out.len() == even.len() && out.len() == odd.len() && out.len().is_multiple_of(16), "whole vectors");
+    assert!(
+        out.len() == even.len() && out.len() == odd.len() && out.len().is_multiple_of(16),
+        "whole vectors"
+    );
     // Of 32 numbers, those of the odd row first: 16 above 0, 17 above 1, and so on.
     let order: [u32; 16] = std::array::from_fn(|j| (j as u32 + 16) << 16 | j as u32);
     // SAFETY: sixteen words.
@@ -123,7 +137,11 @@ pub unsafe fn interleave(out: &mut [u32], even: &[f32], odd: &[f32]) {
 /// # Safety
 /// As there; all that the sizes and the stride name is inside its allocation.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub unsafe fn pair_and_turn(out: *mut u32, (x, stride): (*const f32, usize), (rows, numbers): (usize, usize)) {
+pub unsafe fn pair_and_turn(
+    out: *mut u32,
+    (x, stride): (*const f32, usize),
+    (rows, numbers): (usize, usize),
+) {
     // SAFETY: the caller's promise.
     let pairs = unsafe { load_rows(rows, |i| _mm512_castsi512_ps(pairs_of(x.add(i * stride), numbers))) };
     for (w, &turned) in transposed(pairs).iter().enumerate().take(numbers.div_ceil(2)) {
@@ -144,10 +162,18 @@ unsafe fn pairs_of(x: *const f32, numbers: usize) -> __m512i {
     unsafe {
         let low = _mm512_maskz_loadu_ps(mask(numbers), x);
         let high = _mm512_maskz_loadu_ps(mask(numbers.saturating_sub(16)), x.wrapping_add(16));
-        let pairs: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-        // In memory's order the even number is the lower half.
-        _mm512_rol_epi32::<16>(pairs)
+        paired(low, high)
     }
+}
+
+/// 32 numbers in pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn paired(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: 32 numbers of 16 bits are a vector, whatever they are called.
+    let pairs: __m512i = unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(high, low)) };
+    // In memory's order the even number is the lower half.
+    _mm512_rol_epi32::<16>(pairs)
 }
 
 /// Pairs along K become pairs along N: out[n / 2 * 32 + k] for 16 outputs n and at most 16 k, of which words

@@ -1,7 +1,9 @@
 //! The verbs: shapes are checked here, and the work is done in the file of the verb's stem.
 
 use super::attention::{self, Inputs, Segment};
+use super::attention_block::Pass;
 use super::attention_grad::{self, Outputs, Saved};
+use super::attention_pairs::PairedKeys;
 use super::elementwise::{self, Mask};
 use super::isa::Isa;
 use super::left::{Left, Precision};
@@ -204,8 +206,11 @@ impl Backend for Cpu {
         check_heads(qkv, heads, (t, t));
         same_shape((out.rows, out.cols), (t, heads.query * heads.size));
         same_shape((logsumexp.rows, logsumexp.cols), (t, heads.query));
-        let (out, lse) = (out.values_mut(), logsumexp.values_mut());
-        attention::forward(self.context(), out, Some(lse), inputs(qkv, heads), &tokens.segments());
+        let (x, segments) = (inputs(qkv, heads), tokens.segments());
+        let mut room = self.memory(PairedKeys::room(self.context(), (&x, &segments), Pass::Forward));
+        let out = (out.values_mut(), Some(logsumexp.values_mut()));
+        attention::forward(self.context(), out, x, &segments, room.values_mut());
+        self.recycle(room);
     }
 
     fn attention_grad(
@@ -225,14 +230,17 @@ impl Backend for Cpu {
         let (x, segments) = (inputs(saved.qkv, heads), tokens.segments());
         let (out, logsumexp) = (saved.out.values(), saved.logsumexp.values());
         let saved = Saved { out, logsumexp, dout: dout.values() };
+        let mut room = self.memory(PairedKeys::room(self.context(), (&x, &segments), Pass::Backward));
         let dq = grad.dq.values_mut();
         if heads.query == heads.kv {
             let out = Outputs { dq, dk: grad.dk.values_mut(), dv: grad.dv.values_mut() };
-            return attention_grad::grad(self.context(), out, saved, x, &segments);
+            attention_grad::grad(self.context(), out, saved, (x, &segments), room.values_mut());
+            return self.recycle(room);
         }
         let mut parts = (self.memory(dq.len()), self.memory(dq.len()));
         let out = Outputs { dq, dk: parts.0.values_mut(), dv: parts.1.values_mut() };
-        attention_grad::grad(self.context(), out, saved, x, &segments);
+        attention_grad::grad(self.context(), out, saved, (x, &segments), room.values_mut());
+        self.recycle(room);
         attention_grad::gather_heads(self.context(), grad.dk.values_mut(), parts.0.values(), heads);
         attention_grad::gather_heads(self.context(), grad.dv.values_mut(), parts.1.values(), heads);
         self.recycle(parts.0);
@@ -246,7 +254,7 @@ impl Backend for Cpu {
         let segment = Segment { from: 0, queries, keys_from: 0, past: keys - queries };
         // One query or a few: reading the keys is the work, and rounding them would be more of it.
         let cx = super::Context { precision: Precision::F32, ..self.context() };
-        attention::forward(cx, out.values_mut(), None, inputs(qkv, heads), &[segment]);
+        attention::forward(cx, (out.values_mut(), None), inputs(qkv, heads), &[segment], &mut []);
     }
 
     fn swiglu(&mut self, mut out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
