@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Greedy generation with one model, ours and a peer's in turn, A B A B, in one run: tokens a second, processor
-# milliseconds a token, and the ratios of the best. The peer of a .gguf file is llama.cpp, that of a Hugging Face
-# directory transformers in the same dtype. Ours is the difference of a long and a short answer to one prompt.
+# milliseconds a token, and their ratios. The peer of a .gguf file is llama.cpp, that of a Hugging Face directory
+# transformers in the same dtype. Of several runs the fastest short and the fastest long answer to one prompt are taken,
+# each by itself: their difference is what the tokens took. (The best of several differences would be the one whose
+# short answer was disturbed most.) An answer that fails or ends before its last token ends the script.
 #
 # usage: benches/decode.sh MODEL
 #   PYTHON   an interpreter that has llama-cpp-python, or torch and transformers (python3)
@@ -9,7 +11,7 @@
 #   PAIRS    how often (3)      TOKENS  that count (128)      PROMPT  what is continued, and does not end before
 # Where others use the machine, compare processor time: waiting for a core is not in it.
 set -euo pipefail
-[ $# -eq 1 ] || { sed -n '6,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+[ $# -eq 1 ] || { sed -n '8,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 binary=${FINETUNE:-}
@@ -19,21 +21,37 @@ case $model in
   *) peer=transformers dtypes=${DTYPES:-f32 bf16} ;;
 esac
 python=${PYTHON:-python3} tokens=${TOKENS:-128} prompt=${PROMPT:-Once upon a time there was a small}
-lines=$(mktemp)
-trap 'rm -f "$lines"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+lines=$work/lines
 TIMEFORMAT='%R %U %S'
 
-# Seconds by the clock, of the processor in user and in kernel mode, of an answer of $1 tokens.
+# Sets took to [seconds by the clock, of the processor] of an answer of $1 tokens.
 answer() {
-  { time "$binary" generate "$model" --prompt "$prompt" --max-new-tokens "$1" --temperature 0 --dtype "$dtype" \
-      --gpus cpu --threads "$threads" >/dev/null 2>&1; } 2>&1
+  local clock
+  clock=$({ time "$binary" generate "$model" --prompt "$prompt" --max-new-tokens "$1" --temperature 0 --dtype "$dtype" \
+    --gpus cpu --threads "$threads" --json >"$work/said" 2>"$work/errors"; } 2>&1) || { cat "$work/errors" >&2; exit 1; }
+  # shellcheck disable=SC2086
+  took=$("$python" - "$work/said" "$1" $clock <<'P'
+import json, sys
+said, asked, (wall, user, kernel) = json.load(open(sys.argv[1])), int(sys.argv[2]), map(float, sys.argv[3:])
+if said["tokens"] != asked:
+    sys.exit(f"the answer ended after {said['tokens']} of {asked} tokens ({said['ended']}): give another PROMPT, or fewer TOKENS")
+print([wall, user + kernel])
+P
+  )
 }
 for threads in ${THREADS:-2}; do
   for dtype in $dtypes; do
+    answer 4 # What comes first reads the file from the disk.
     for _ in $(seq "${PAIRS:-3}"); do
-      echo "$(answer 4) $(answer $((tokens + 4)))" | awk -v n="$tokens" -v kind="\"dtype\": \"$dtype\", \"threads\": $threads" \
-        '{ printf "{\"who\": \"finetune\", %s, \"tokens_per_second\": %.2f, \"cpu_ms\": %.2f}\n", kind, n / ($4 - $1), 1e3 * ($5 + $6 - $2 - $3) / n }' | tee -a "$lines"
-      "$python" "benches/${peer}_decode.py" "$model" "$prompt" "$tokens" "$threads" "$dtype" 2>/dev/null | tee -a "$lines"
+      answer 4
+      short=$took
+      answer $((tokens + 4))
+      echo "{\"who\": \"finetune\", \"dtype\": \"$dtype\", \"threads\": $threads, \"tokens\": $tokens, \"short\": $short, \"long\": $took}" | tee -a "$lines"
+      "$python" "benches/${peer}_decode.py" "$model" "$prompt" "$tokens" "$threads" "$dtype" >"$work/said" 2>"$work/errors" ||
+        { cat "$work/errors" >&2; exit 1; }
+      tee -a "$lines" <"$work/said"
     done
   done
 done
@@ -41,9 +59,15 @@ done
 import json, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
 for kind in dict.fromkeys((r["dtype"], r["threads"]) for r in rows):
-    of = lambda ours, what: [r[what] for r in rows if (r["dtype"], r["threads"]) == kind and (r["who"] == "finetune") == ours]
-    fast = [max(of(ours, "tokens_per_second")) for ours in (True, False)]
-    cpu = [min(of(ours, "cpu_ms")) for ours in (True, False)]
+    fast, cpu = [], []
+    for ours in (True, False):
+        runs = [r for r in rows if (r["dtype"], r["threads"]) == kind and (r["who"] == "finetune") == ours]
+        least = lambda which, what: min(r[which][what] for r in runs)
+        wall, spent = (least("long", what) - least("short", what) for what in (0, 1))
+        if min(wall, spent) <= 0:
+            sys.exit(f"{runs[0]['who']}, {kind[0]}: a long answer took no more than a short one: give more TOKENS, or more PAIRS")
+        fast.append(runs[0]["tokens"] / wall)
+        cpu.append(1e3 * spent / runs[0]["tokens"])
     print(f"{kind[0]}, {kind[1]} threads: {fast[0]:.1f} and {fast[1]:.1f} tokens/s, ratio {fast[0] / fast[1]:.2f}; "
           f"processor {cpu[0]:.2f} and {cpu[1]:.2f} ms a token, ratio {cpu[1] / cpu[0]:.2f}")
 P

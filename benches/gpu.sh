@@ -3,8 +3,9 @@
 # the same tests that run on the interpreter elsewhere; then memcheck and racecheck, timings, and the peer.
 #   benches/gpu.sh            builds here and runs here
 #   benches/gpu.sh PROGRAM    runs the test program `ptx` that was built elsewhere
-# FINETUNE_GPU_PEER="python gpu_peer.py": a program that prints what PyTorch makes of the same products and attention
-# (`--only gemm`, `--only attention`); FINETUNE_PTX_DEVICE: which device, 0 where nothing is said.
+# FINETUNE_GPU_PEER: how the peer is called that prints what PyTorch makes of the same work (`--only products`,
+# `attention`, `step`), "python3 benches/gpu_peer.py" where nothing is said; it needs torch, transformers and peft.
+# FINETUNE_PTX_DEVICE: which device, 0 where nothing is said.
 # FINETUNE_GPU_PARTS: which of `tests timings step peer sanitizer`, all where nothing is said; together they may take
 # longer than a machine is lent for.
 # It leaves gpu-report.txt: device, driver, one line per test, per check, per timing. It has run on no card yet; with a driver
@@ -42,7 +43,8 @@ part() {
 
 failed=0
 {
-  nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv
+  # Drivers before 510 do not know compute_cap.
+  nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv || nvidia-smi -L
   if part tests; then
     # shellcheck disable=SC2086
     timeout 200 "$program" --test-threads 1 $verbs model:: || failed=1
@@ -51,15 +53,11 @@ failed=0
     part "${clock%%::*}" || continue
     timeout 120 "$program" --nocapture --exact "$clock" | grep -E '^(timing|skipped|test )' || failed=1
   done
-  if ! part peer; then
-    :
-  elif [ -n "${FINETUNE_GPU_PEER:-}" ]; then
-    for what in gemm attention; do
+  if part peer; then
+    for what in products attention step; do
       # shellcheck disable=SC2086
-      timeout 60 $FINETUNE_GPU_PEER --only $what || echo "peer: $what did not run"
+      timeout 120 ${FINETUNE_GPU_PEER:-python3 benches/gpu_peer.py} --only $what || echo "peer: $what did not run"
     done
-  else
-    echo "peer: skipped: FINETUNE_GPU_PEER names none"
   fi
   if part sanitizer; then
     sanitized memcheck

@@ -4,7 +4,9 @@
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024]
 //! [--dtype f32|bf16] [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536]
-//! [--layers 30] [--heads 9] [--kv-heads 3] [--vocab 49152]`. With --blocks all matrices are random blocks of that type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
+//! [--layers 30] [--heads 9] [--kv-heads 3] [--vocab 49152]`. Where --hidden is given alone, heads have 64 numbers, and a
+//! third as many of keys or the next fewer that divide them. With --blocks all matrices are random blocks of that type
+//! (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::cpu::Cpu;
 use finetune::model::config::Config;
@@ -158,7 +160,11 @@ fn main() {
     let micro = arguments.number("--micro", "1024");
     let shape = (arguments.number("--rows", "4"), arguments.number("--length", "256"));
     let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
-    let (hidden, heads) = (arguments.number("--hidden", "576"), arguments.number("--heads", "9"));
+    let hidden = arguments.number("--hidden", "576");
+    let heads = arguments.number("--heads", &(hidden / 64).max(1).to_string());
+    // A third of the heads, or the next fewer that they can be shared by.
+    let shared = (1..=(heads / 3).max(1)).rev().find(|kv| heads.is_multiple_of(*kv)).unwrap_or(1);
+    let size = if arguments.get("--heads", "").is_empty() { 64 } else { hidden / heads };
     let blocks = arguments.get("--blocks", "none");
     let block =
         (blocks != "none").then(|| Block::named(&blocks).unwrap_or_else(|| panic!("no type {blocks}")));
@@ -166,7 +172,7 @@ fn main() {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": arguments.number("--vocab", "49152"),
         "hidden_size": hidden, "intermediate_size": arguments.number("--feed-forward", "1536"),
         "num_hidden_layers": arguments.number("--layers", "30"), "num_attention_heads": heads,
-        "num_key_value_heads": arguments.number("--kv-heads", "3"), "head_dim": hidden / heads, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
+        "num_key_value_heads": arguments.number("--kv-heads", &shared.to_string()), "head_dim": size, "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
         "tie_word_embeddings": true, "max_position_embeddings": 8192
     }))
     .unwrap_or_else(|e| panic!("{e}"));

@@ -69,18 +69,10 @@ pub trait Fused: Backend + Sized {
 
     /// dA = dhᵀ x, dB = scale * dyᵀ h, and dx[T, K] (=|+=) dh a where asked for, with dh = scale * dy b.
     fn lora_grad(&mut self, dx: Option<(ViewMut<Self::Memory>, Write)>, args: LoraGrad<Self::Memory>) {
-        let LoraGrad { dab, dy, x, h, ab: (a, b), scale } = args;
-        let (rows, rank) = (dy.rows, h.cols);
-        let (memory, offset) = (dab.memory, dab.offset);
-        let mut dh = self.memory(rows * rank);
-        let out = view_mut(&mut dh, rows, rank);
-        self.matmul(out, Write::Set, Product { a: dy, b, transpose: Transpose::Neither, scale });
-        let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
-        self.matmul(db, Write::Set, Product { a: dy, b: h, transpose: Transpose::Left, scale });
-        let left = view(&dh, rows, rank);
-        let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
-        self.matmul(da, Write::Set, Product { a: left, b: x, transpose: Transpose::Left, scale: 1.0 });
+        let (a, rows, rank) = (args.ab.0, args.dy.rows, args.h.cols);
+        let dh = lora_grad_of_factors(self, args);
         if let Some((dx, write)) = dx {
+            let left = view(&dh, rows, rank);
             self.matmul(dx, write, Product { a: left, b: a, transpose: Transpose::Neither, scale: 1.0 });
         }
         self.recycle(dh);
@@ -94,9 +86,7 @@ pub trait Fused: Backend + Sized {
         w: &Self::Weight,
         lora: LoraPart<Self::Memory>,
     ) {
-        let (mut y, write) = y;
-        self.linear(y.again(), write, x, w);
-        self.lora(y, lora.h, lora.x, lora.ab, lora.scale);
+        lora_linear_in_verbs(self, y, x, w, lora);
     }
 
     /// The gradient of [`Fused::lora_linear`] without dropout: [`Fused::lora_grad`], and
@@ -107,9 +97,7 @@ pub trait Fused: Backend + Sized {
         w: &Self::Weight,
         args: LoraGrad<Self::Memory>,
     ) {
-        let (mut dx, write) = dx;
-        self.linear_grad(dx.again(), write, args.dy, w);
-        self.lora_grad(Some((dx, Write::Add)), args);
+        lora_linear_grad_in_verbs(self, dx, w, args);
     }
 
     /// losses[n, 1] = cross-entropy of x headᵀ against the targets; dx[n, C] = gradient of their sum in x,
@@ -122,6 +110,45 @@ pub trait Fused: Backend + Sized {
     ) {
         lm_head_loss_in_chunks(self, losses, dx, args);
     }
+}
+
+/// [`Fused::lora_linear`] spelled in verbs.
+pub(super) fn lora_linear_in_verbs<B: Fused>(
+    backend: &mut B,
+    (mut y, write): (ViewMut<B::Memory>, Write),
+    x: View<B::Memory>,
+    w: &B::Weight,
+    lora: LoraPart<B::Memory>,
+) {
+    backend.linear(y.again(), write, x, w);
+    backend.lora(y, lora.h, lora.x, lora.ab, lora.scale);
+}
+
+/// [`Fused::lora_linear_grad`] spelled in verbs.
+pub(super) fn lora_linear_grad_in_verbs<B: Fused>(
+    backend: &mut B,
+    (mut dx, write): (ViewMut<B::Memory>, Write),
+    w: &B::Weight,
+    args: LoraGrad<B::Memory>,
+) {
+    backend.linear_grad(dx.again(), write, args.dy, w);
+    backend.lora_grad(Some((dx, Write::Add)), args);
+}
+
+/// The part of [`Fused::lora_grad`] that every way to make dx has: dA and dB are written (=), and dh [T, R] is given.
+pub(super) fn lora_grad_of_factors<B: Backend>(backend: &mut B, args: LoraGrad<B::Memory>) -> B::Memory {
+    let LoraGrad { dab, dy, x, h, ab: (a, b), scale } = args;
+    let (rows, rank) = (dy.rows, h.cols);
+    let (memory, offset) = (dab.memory, dab.offset);
+    let mut dh = backend.memory(rows * rank);
+    let out = view_mut(&mut dh, rows, rank);
+    backend.matmul(out, Write::Set, Product { a: dy, b, transpose: Transpose::Neither, scale });
+    let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
+    backend.matmul(db, Write::Set, Product { a: dy, b: h, transpose: Transpose::Left, scale });
+    let left = view(&dh, rows, rank);
+    let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
+    backend.matmul(da, Write::Set, Product { a: left, b: x, transpose: Transpose::Left, scale: 1.0 });
+    dh
 }
 
 /// [`Fused::lm_head_loss`] spelled in verbs; the logits of a chunk at a time.

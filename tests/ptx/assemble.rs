@@ -48,7 +48,7 @@ fn over_budget(report: &str, file: &File) -> Vec<String> {
         if line.contains("Used ") && before(line, "registers") > file.registers {
             found.push(format!("{} {entry}: {} registers", file.name, before(line, "registers")));
         }
-        let shared = if line.contains(" smem") { before(line, "bytes smem").max(smem(line)) } else { 0 };
+        let shared = smem(line);
         if shared > file.shared {
             found.push(format!("{} {entry}: {shared} bytes of shared memory", file.name));
         }

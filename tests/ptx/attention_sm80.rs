@@ -10,7 +10,7 @@ use finetune::backend::{AttentionSaved, Backend, Fault, Heads, Qkv, QkvGrad};
 
 /// Every size of kernel, whole and padded; shared heads and not.
 const HEADS: [(usize, usize, usize); 6] =
-    [(1, 1, 8), (3, 1, 40), (2, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128)];
+    [(1, 1, 8), (3, 1, 40), (4, 2, 64), (2, 1, 72), (2, 1, 96), (2, 1, 128)];
 /// Rows of a microbatch: less than a tile, its edges, several of them packed.
 const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
 

@@ -72,7 +72,10 @@ fn a_fused_projection_does_not_read_its_output_again() {
         let h = view_mut(&mut h, 4, 2);
         let lora = LoraPart { h, x: at(4, 8), ab: (at(2, 8), at(8, 2)), scale: 1.0 };
         device.lora_linear((view_mut(&mut y, 4, 8), Write::Set), at(4, 8), &w, lora);
-        device.traffic().dispatches - before
+        let launched = device.traffic().dispatches - before;
+        // Nobody wrote y before: on the interpreter a kernel that reads it is a fault, which this read tells.
+        device.read(view(&y, 4, 8), &mut [0.0; 32]).unwrap();
+        launched
     };
     let Ok(device) = device_at((8, 0), 0).bf16() else { return };
     assert_eq!(launches(device), 3, "x is narrowed, h, the projection with its adapter");

@@ -1,23 +1,30 @@
-//! How fast a card is, for benches/gpu.sh: products, their gradients and attention at the shapes of a model with 4
-//! billion parameters. Nothing is asserted. It has never run: no card was at hand.
+//! How fast a card is, for benches/gpu.sh: products, projections with adapters (fused and not), attention, the gradient
+//! of each, at the shapes of a model with 4 billion parameters, and what moving memory reaches. Nothing is asserted of
+//! the times, which no card has given yet; what is tested here is that small ones go through. All numbers are random: a
+//! card that is held to a power runs faster on numbers that are all alike.
 
 use crate::device::device_at;
 use crate::rows::tokens;
 use finetune::backend::cuda::{Cuda, Driver};
 use finetune::backend::{
-    AttentionSaved, Backend, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, Write, view, view_mut,
+    AttentionSaved, Backend, Fault, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, ViewMut, Write,
+    view, view_mut,
 };
-use finetune::numeric::block::{Block, Blocks};
+use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
+use finetune::numeric::rng::Stream;
 use std::time::Instant;
 
 type Device = Cuda<Box<dyn Driver>>;
+type Weight = <Device as Backend>::Weight;
 
 /// (T, N, K)
-const PRODUCTS: [(usize, usize, usize); 5] =
+type Product = (usize, usize, usize);
+
+const PRODUCTS: [Product; 5] =
     [(8192, 8192, 8192), (8192, 2560, 2560), (8192, 9728, 2560), (8192, 2560, 9728), (8192, 1024, 2560)];
 
-/// Seconds of one of several, after one that compiles; `at` is read, so that all is over.
+/// Seconds of one of several, after one that compiles; a number is read at the end, so that all is over.
 fn seconds(device: &mut Device, mut work: impl FnMut(&mut Device)) -> f64 {
     const TIMES: u32 = 5;
     let mut one = device.memory(1);
@@ -33,49 +40,80 @@ fn seconds(device: &mut Device, mut work: impl FnMut(&mut Device)) -> f64 {
     began.elapsed().as_secs_f64() / f64::from(TIMES)
 }
 
+/// Numbers that stand for as many as are needed, over and over: making all of them takes longer than all timings.
+const STRETCH: usize = 1 << 16;
+
+/// Uniform in -size .. size.
+fn stretch(size: f32) -> Vec<f32> {
+    let mut s = Stream::new(&[1, 2, 3]);
+    (0..STRETCH).map(|_| (2.0 * s.unit() - 1.0) * size).collect()
+}
+
 fn filled(device: &mut Device, rows: usize, cols: usize) -> <Device as Backend>::Memory {
     let mut memory = device.memory(rows * cols);
-    device.fill(view_mut(&mut memory, rows, cols), 0.5);
+    let some = stretch(1.0);
+    for offset in (0..rows * cols).step_by(STRETCH) {
+        let len = STRETCH.min(rows * cols - offset);
+        device.upload(ViewMut { memory: &mut memory, offset, rows: 1, cols: len }, &some[..len]);
+    }
     memory
 }
 
-fn products(tier: &str, device: &mut Device) {
-    for (t, n, k) in PRODUCTS {
-        let bytes = 0x3c00_u16.to_le_bytes().repeat(n * k); // bf16 2^-7
-        let plain = device.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
-        let blocks = vec![0u8; Block::Q4_K.size_of(n * k)].into();
-        let blocks = Blocks::new((n, k), Block::Q4_K, blocks).unwrap();
-        let blocks = device.weight_of_blocks(&blocks).unwrap();
+/// Of a size that leaves a product's outputs no larger than its inputs, however often one is made of the other.
+fn weights(n: usize, k: usize) -> Vec<f32> {
+    stretch((3.0 / n.max(k) as f32).sqrt())
+}
+
+fn over_and_over(bytes: Vec<u8>, len: usize) -> Vec<u8> {
+    bytes.into_iter().cycle().take(len).collect()
+}
+
+fn plain(device: &mut Device, n: usize, k: usize) -> Result<Weight, Fault> {
+    let bytes = over_and_over(Dtype::Bf16.narrow(&weights(n, k)), 2 * n * k);
+    device.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes })
+}
+
+/// The fault is that of a card that widens wrong, as one does that computes nothing.
+fn in_blocks(device: &mut Device, n: usize, k: usize) -> Result<Weight, Fault> {
+    let blocks = quantise(Block::Q4_K, &weights(n, k)).unwrap();
+    let blocks = over_and_over(blocks, Block::Q4_K.size_of(n * k)).into();
+    device.weight_of_blocks(&Blocks::new((n, k), Block::Q4_K, blocks).unwrap())
+}
+
+fn products(
+    (tier, stored): (&str, &str),
+    device: &mut Device,
+    sizes: &[Product],
+    weight: fn(&mut Device, usize, usize) -> Result<Weight, Fault>,
+) -> Result<(), Fault> {
+    for &(t, n, k) in sizes {
+        let w = weight(device, n, k)?;
         let (mut x, mut y) = (filled(device, t, k), filled(device, t, n));
-        for (stored, w) in [("bf16", &plain), ("Q4_K", &blocks)] {
-            let forward =
-                seconds(device, |d| d.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, k), w));
-            let backward =
-                seconds(device, |d| d.linear_grad(view_mut(&mut x, t, k), Write::Set, view(&y, t, n), w));
-            let rate = |seconds: f64| 2.0 * (t * n * k) as f64 / seconds / 1e12;
-            println!(
-                "timing {tier} linear {t} x {n} x {k} of {stored}: {:.1} TFLOP/s, gradient {:.1}",
-                rate(forward),
-                rate(backward)
-            );
-        }
+        let forward = seconds(device, |d| d.linear(view_mut(&mut y, t, n), Write::Set, view(&x, t, k), &w));
+        let backward =
+            seconds(device, |d| d.linear_grad(view_mut(&mut x, t, k), Write::Set, view(&y, t, n), &w));
+        let rate = |seconds: f64| 2.0 * (t * n * k) as f64 / seconds / 1e12;
+        println!(
+            "timing {tier} linear {t} x {n} x {k} of {stored}: {:.1} TFLOP/s, gradient {:.1}",
+            rate(forward),
+            rate(backward)
+        );
     }
+    Ok(())
 }
 
 /// What moving memory can reach: two values read and one written.
-fn ceiling(device: &mut Device) {
-    let (rows, cols) = (8192, 9728);
+fn ceiling(device: &mut Device, (rows, cols): (usize, usize)) {
     let (x, mut y) = (filled(device, rows, cols), filled(device, rows, cols));
     let once = seconds(device, |d| d.add(view_mut(&mut y, rows, cols), view(&x, rows, cols)));
     println!("timing f32 add {rows} x {cols}: {:.0} GB/s", 12.0 * (rows * cols) as f64 / once / 1e9);
 }
 
 /// A projection with an adapter of rank 16.
-fn adapters(how: &str, device: &mut Device) {
+fn adapters(how: &str, device: &mut Device, sizes: &[Product]) {
     let r = 16;
-    for (t, n, k) in PRODUCTS.into_iter().skip(1) {
-        let bytes = 0x3c00_u16.to_le_bytes().repeat(n * k);
-        let w = device.weight(Frozen { rows: n, cols: k, dtype: Dtype::Bf16, bytes: &bytes }).unwrap();
+    for &(t, n, k) in sizes {
+        let w = plain(device, n, k).unwrap();
         let (x, mut y, mut h) = (filled(device, t, k), filled(device, t, n), filled(device, t, r));
         let (a, b) = (filled(device, r, k), filled(device, n, r));
         let ab = (view(&a, r, k), view(&b, n, r));
@@ -98,8 +136,7 @@ fn adapters(how: &str, device: &mut Device) {
     }
 }
 
-fn attention(tier: &str, device: &mut Device) {
-    let (heads, length) = (Heads { query: 32, kv: 8, size: 128 }, 4096);
+fn attention(tier: &str, device: &mut Device, (heads, length): (Heads, usize)) {
     let t = 2 * length;
     let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
     let tokens = tokens(device, &[0, length as u32, t as u32]);
@@ -136,17 +173,35 @@ fn timings() {
         println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
         return;
     }
-    let mut f32 = device_at((8, 0), 0);
-    ceiling(&mut f32);
-    products("f32", &mut f32);
-    attention("f32", &mut f32);
-    match f32.bf16() {
-        Ok(mut bf16) => {
-            products("bf16", &mut bf16);
-            attention("bf16", &mut bf16);
-            adapters("fused", &mut bf16);
-            adapters("spelled in verbs", &mut bf16.spelled());
-        }
-        Err(why) => println!("skipped: {why}"),
+    if let Err(why) = all(&PRODUCTS, (Heads { query: 32, kv: 8, size: 128 }, 4096)) {
+        println!("skipped: blocks: {why}");
     }
+}
+
+#[test]
+fn small_ones_go_through() {
+    all(&[(3, 6, 256), (5, 256, 256)], (Heads { query: 2, kv: 1, size: 8 }, 7)).unwrap();
+}
+
+/// The fault is that of blocks; everything else is timed nevertheless.
+fn all(sizes: &[Product], attended: (Heads, usize)) -> Result<(), Fault> {
+    let mut f32 = device_at((8, 0), 0);
+    let &(t, n, _) = sizes.iter().max_by_key(|s| s.1).unwrap();
+    ceiling(&mut f32, (t, n));
+    products(("f32", "bf16"), &mut f32, sizes, plain).unwrap();
+    let blocks = products(("f32", "Q4_K"), &mut f32, sizes, in_blocks);
+    attention("f32", &mut f32, attended);
+    let mut bf16 = match f32.bf16() {
+        Ok(bf16) => bf16,
+        Err(why) => {
+            println!("skipped: {why}");
+            return blocks;
+        }
+    };
+    products(("bf16", "bf16"), &mut bf16, sizes, plain).unwrap();
+    let blocks = blocks.and(products(("bf16", "Q4_K"), &mut bf16, sizes, in_blocks));
+    attention("bf16", &mut bf16, attended);
+    adapters("fused", &mut bf16, &sizes[1..]);
+    adapters("spelled in verbs", &mut bf16.spelled(), &sizes[1..]);
+    blocks
 }

@@ -101,6 +101,10 @@ impl<D: Driver> Cuda<D> {
         (w, direction): (&Weight, Direction),
         added: Option<Added>,
     ) {
+        assert!(
+            added.is_none() || self.tier == Tier::Sm80,
+            "only tensor cores' products add an adapter's part"
+        );
         let narrowed = (self.tier == Tier::Sm80).then(|| self.narrow(x));
         let (left, lda) = match &narrowed {
             Some(narrowed) => (Arg::Address(narrowed.at(0)), padded(x.cols)),
@@ -224,8 +228,22 @@ impl<D: Driver> Cuda<D> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pool::Pool;
+    use super::super::pool::{Pool, tests::Card};
     use super::*;
+    use crate::backend::{Backend, Frozen, view, view_mut};
+    use crate::numeric::dtype::Dtype;
+
+    #[test]
+    #[should_panic(expected = "only tensor cores' products add an adapter's part")]
+    fn an_adapter_is_not_left_out_where_no_kernel_adds_it() {
+        let mut device = Cuda::on(Card::of(1 << 20));
+        let source = Frozen { rows: 4, cols: 4, dtype: Dtype::F32, bytes: &[0; 64] };
+        let (w, x, mut y) = (device.weight(source).unwrap(), device.memory(16), device.memory(16));
+        let (left, right) = (Arg::Address(x.at(0)), Arg::Address(x.at(4)));
+        let added = Added { left, right, rank: 1, between: 1, by: 1.0 };
+        let out = (view_mut(&mut y, 4, 4), Write::Set);
+        device.frozen(out, view(&x, 4, 4), (&w, Direction::Forward), Some(added));
+    }
 
     #[test]
     fn parts_cover_the_outputs_and_fit_the_slab() {

@@ -3,10 +3,9 @@
 
 use super::frozen::{Added, Direction};
 use super::{Cuda, Driver, Memory, Tier, Weight, at};
+use crate::backend::fused::{lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs};
 use crate::backend::shapes::{check_product, same_shape};
-use crate::backend::{
-    Backend, Fused, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view, view_mut,
-};
+use crate::backend::{Backend, Fused, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view};
 
 impl<D: Driver> Cuda<D> {
     /// The same device, with what it has fused spelled in verbs: the slow twin that tests compare with.
@@ -23,16 +22,15 @@ impl<D: Driver> Cuda<D> {
 impl<D: Driver> Fused for Cuda<D> {
     fn lora_linear(
         &mut self,
-        (mut y, write): (ViewMut<Memory>, Write),
+        (y, write): (ViewMut<Memory>, Write),
         x: View<Memory>,
         w: &Weight,
         lora: LoraPart<Memory>,
     ) {
-        let LoraPart { mut h, x: masked, ab: (a, b), scale } = lora;
         if !self.fuses() {
-            self.linear(y.again(), write, x, w);
-            return self.lora(y, h, masked, (a, b), scale);
+            return lora_linear_in_verbs(self, (y, write), x, w, lora);
         }
+        let LoraPart { mut h, x: masked, ab: (a, b), scale } = lora;
         same_shape((y.rows, y.cols), (x.rows, w.rows));
         assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
         let transpose = Transpose::Right;
@@ -45,33 +43,21 @@ impl<D: Driver> Fused for Cuda<D> {
 
     fn lora_linear_grad(
         &mut self,
-        (mut dx, write): (ViewMut<Memory>, Write),
+        (dx, write): (ViewMut<Memory>, Write),
         w: &Weight,
         args: LoraGrad<Memory>,
     ) {
         if !self.fuses() {
-            self.linear_grad(dx.again(), write, args.dy, w);
-            return self.lora_grad(Some((dx, Write::Add)), args);
+            return lora_linear_grad_in_verbs(self, (dx, write), w, args);
         }
-        let LoraGrad { mut dab, dy, x, h, ab: (a, b), scale } = args;
+        let (dy, a, rank) = (args.dy, args.ab.0, args.h.cols);
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
         assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
-        let (rows, rank) = (dy.rows, h.cols);
-        let mut dh = self.memory(rows * rank);
-        let out = view_mut(&mut dh, rows, rank);
-        self.matmul(out, Write::Set, Product { a: dy, b, transpose: Transpose::Neither, scale });
-        let dh = view(&dh, rows, rank);
-        let offset = dab.offset;
-        let mut part = |(from, rows, cols), left, right, scale| {
-            let again = dab.again();
-            let out = ViewMut { memory: again.memory, offset: offset + from, rows, cols };
-            self.matmul(out, Write::Set, Product { a: left, b: right, transpose: Transpose::Left, scale });
-        };
-        part((a.len(), b.rows, b.cols), dy, h, scale);
-        part((0, a.rows, a.cols), dh, x, 1.0);
-        let product = Product { a: dh, b: a, transpose: Transpose::Neither, scale: 1.0 };
+        let dh = lora_grad_of_factors(self, args);
+        let left = view(&dh, dy.rows, rank);
+        let product = Product { a: left, b: a, transpose: Transpose::Neither, scale: 1.0 };
         check_product(&product, (dx.rows, dx.cols));
-        let added = Added { left: at(&dh), right: at(&a), rank, between: a.cols, by: 1.0 };
+        let added = Added { left: at(&left), right: at(&a), rank, between: a.cols, by: 1.0 };
         self.frozen((dx, write), dy, (w, Direction::Backward), Some(added));
     }
 }

@@ -216,12 +216,12 @@ impl Pool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::Launch;
     use super::*;
 
     /// Memory alone, of a card of `room` bytes.
-    struct Card {
+    pub struct Card {
         room: usize,
         held: BTreeMap<u64, usize>,
         next: u64,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     impl Card {
-        fn of(room: usize) -> Self {
+        pub fn of(room: usize) -> Self {
             Card { room, held: BTreeMap::new(), next: 1, most: 0 }
         }
         fn bytes(&self) -> usize {

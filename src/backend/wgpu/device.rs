@@ -10,7 +10,7 @@ mod transfer;
 
 use super::faults::Faults;
 use super::kernel::{Constant, Kernel, PARAMS};
-use super::pace::{Longest, Pace};
+use super::pace::Pace;
 use super::pipelines::{Pipelines, Slot};
 use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
@@ -82,8 +82,8 @@ pub struct Gpu {
     pub pace: Pace,
     /// Counted since it was opened.
     pub traffic: Traffic,
-    /// Of the submissions since somebody asked.
-    pub longest: Longest,
+    /// The most work of one submission since somebody asked.
+    pub heaviest: f64,
     ops: Vec<Op>,
     params: Vec<u8>,
     staged: Vec<u8>,
@@ -146,7 +146,7 @@ impl Gpu {
             faults,
             pace,
             traffic: Traffic::default(),
-            longest: Longest::default(),
+            heaviest: 0.0,
             ops: Vec::new(),
             params: Vec::new(),
             staged: Vec::new(),
@@ -367,14 +367,11 @@ impl Gpu {
         let looked_late = self.look();
         self.wait(Some(flight.index));
         let seconds = flight.started.elapsed().as_secs_f64();
+        self.heaviest = self.heaviest.max(flight.work);
         match (flight.first, looked_late) {
-            (true, _) | (false, true) => {
-                self.pace.learn_at_most(flight.work, seconds);
-                self.longest.add(flight.work, 0.0);
-            }
+            (true, _) | (false, true) => self.pace.learn_at_most(flight.work, seconds),
             (false, false) => {
                 self.pace.learn(flight.work, seconds);
-                self.longest.add(flight.work, seconds);
                 self.traffic.longest_submission = self.traffic.longest_submission.max(seconds);
             }
         }

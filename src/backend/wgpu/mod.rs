@@ -41,7 +41,6 @@ use device::Gpu;
 pub use instance::{Adapter, adapters};
 pub use memory::{Ids, Memory, Tokens};
 pub use open::Options;
-pub use pace::Longest;
 use pool::Leased;
 use variants::Variants;
 pub use variants::{Precision, Variant};

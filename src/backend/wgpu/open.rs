@@ -4,7 +4,7 @@ use super::cache::{self, Cache};
 use super::device::Gpu;
 use super::faults::Faults;
 use super::instance::Adapter;
-use super::pace::{Kind, Longest, Pace};
+use super::pace::{Kind, Pace};
 use super::variants::{Precision, Variant, Variants};
 use super::{Origin, Wgpu};
 use crate::backend::Fault;
@@ -101,9 +101,9 @@ impl Wgpu {
         Ok(device)
     }
 
-    /// The longest submission since this was asked last.
-    pub fn longest(&mut self) -> Longest {
-        std::mem::take(&mut self.gpu.longest)
+    /// The most work of one submission since this was asked last.
+    pub fn heaviest(&mut self) -> f64 {
+        std::mem::take(&mut self.gpu.heaviest)
     }
 
     /// Bytes of all its buffers.

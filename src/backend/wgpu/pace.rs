@@ -114,28 +114,6 @@ impl Pace {
     }
 }
 
-/// The longest of some submissions.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Longest {
-    /// Seconds by the clock.
-    pub seconds: f64,
-    /// The most work that one of them had.
-    pub work: f64,
-    /// Work per second of the fastest.
-    pub rate: f64,
-}
-
-impl Longest {
-    /// One more, which took that long.
-    pub fn add(&mut self, work: f64, seconds: f64) {
-        self.seconds = self.seconds.max(seconds);
-        self.work = self.work.max(work);
-        if seconds >= LEAST {
-            self.rate = self.rate.max(work / seconds);
-        }
-    }
-}
-
 /// Where a device computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

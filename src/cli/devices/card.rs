@@ -132,9 +132,10 @@ impl Found {
             blocks.set(blocks.get() || matches!(encoding, Encoding::Blocks(_)));
             packing(encoding, numbers)
         })?;
-        // On CUDA there is room for a part of a matrix in numbers, beside blocks.
+        // On CUDA there is room for a part of a matrix in numbers, beside blocks. What was measured has it in it.
         let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
-        let slab = if blocks.get() { cuda::slab_bytes(longest, number) as u64 } else { 0 };
+        let counted = blocks.get() && whole.measured.is_none();
+        let slab = if counted { cuda::slab_bytes(longest, number) as u64 } else { 0 };
         let home = if self.shared() { Home::Shared } else { Home::Own };
         Ok(Load { weights: load.weights + slab, home, ..load })
     }
@@ -234,9 +235,9 @@ impl Opener for Card {
     }
 
     fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        let dtype = self.dtype(blueprint);
-        let load = dtype.and_then(|dtype| self.found.load(&Whole::of(blueprint), dtype));
-        load.map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.budget))
+        let whole = Whole { measured: fit, ..Whole::of(blueprint) };
+        let load = self.dtype(blueprint).and_then(|dtype| self.found.load(&whole, dtype));
+        load.map_or(0, |load| memory::largest(load, self.budget))
     }
 
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
@@ -249,3 +250,6 @@ impl Opener for Card {
         self.whole(&Whole { measured: Some(fit), ..Whole::of(blueprint) }, self.dtype(blueprint)?)
     }
 }
+
+#[cfg(test)]
+mod tests;
