@@ -1,11 +1,12 @@
 //! Frozen products in bf16: against the f64 formula of the rounded factors (only f32 sums are left to err), against
-//! that of the exact ones (each factor is off by 2^-9 at most), and the two kernels against each other, bit for bit.
+//! that of the exact ones (each factor is off by 2^-8 at most), and the two kernels against each other, bit for bit.
 
 use crate::bench::{Mat, close};
 use crate::fused::{headed, projected};
 use crate::products::weight;
+use crate::rows::{bounds, tokens};
 use finetune::backend::cpu::Cpu;
-use finetune::backend::{Backend, Write, view, view_mut};
+use finetune::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 fn rounded(m: &Mat) -> Mat {
@@ -74,7 +75,7 @@ fn products_are_those_of_rounded_factors_on_every_kernel() {
             let slow = go(Cpu::bf16(1).spelled());
             close(&format!("{name} forward, crate"), &slow[0], &y, 2e-6);
             close(&format!("{name} backward, crate"), &slow[1], &dx, 2e-6);
-            // Two factors off by 2^-9 of themselves, in k terms of size one: 2^-8 of their sum at the very most.
+            // Two factors off by 2^-8 of themselves at most, 2^-9 in the mean, in k terms of size one: 2^-8 of their sum.
             let (y, dx) = (sum(old(&dy), x.mul(&w.t())), sum(old(&x), dy.mul(&w)));
             for (what, got, want, terms) in [("forward", &got[0], y, k), ("backward", &got[1], dx, n)] {
                 let bound = (terms as f64 + 4.0) / 256.0;
@@ -155,7 +156,7 @@ fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
         // The factors of the logits are bf16 numbers already, so losses are those of f32.
         assert_eq!(got[0], exact[0], "{name}: losses");
         assert_eq!(got[0], got[2], "{name}: the loss alone");
-        // Probabilities are rounded: 2^-9 of each, so of their sum, times weights of size one.
+        // Probabilities are rounded, by 2^-9 of each in the mean, so of their sum, times weights of size one.
         for (a, b) in got[1].iter().zip(&exact[1]) {
             assert!((a - b).abs() <= 1.0 / 500.0, "{name}: dx {a}, in f32 {b}");
         }
@@ -164,6 +165,122 @@ fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
         }
         if let Some(twin) = Cpu::bf16_twin(2) {
             assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+        }
+    }
+}
+
+/// out, logsumexp, dq, dk, dv of attention by the formula, and the sums of the absolute values of what each of out, dq,
+/// dk and dv is added up of: what rounding one factor of each term is in proportion to.
+fn attended([q, k, v, dout]: [&Mat; 4], heads: Heads, bounds: &[u32]) -> ([Mat; 5], [Mat; 4]) {
+    let (d, group, scale) = (heads.size, heads.query / heads.kv, 1.0 / (heads.size as f64).sqrt());
+    let like = |x: &Mat| Mat::zeros(x.rows, x.cols);
+    let (mut out, mut lse) = (like(q), Mat::zeros(q.rows, heads.query));
+    let (mut dq, mut dk, mut dv) = (like(q), like(k), like(v));
+    let mut sizes = [like(q), like(q), like(k), like(v)];
+    for (h, w) in (0..heads.query).flat_map(|h| bounds.windows(2).map(move |w| (h, w))) {
+        let (qo, ko) = (h * d, h / group * d);
+        let dot = |a: &Mat, i: usize, ao: usize, b: &Mat, j: usize, bo: usize| -> f64 {
+            (0..d).map(|c| a.at(i, ao + c) * b.at(j, bo + c)).sum()
+        };
+        for i in w[0] as usize..w[1] as usize {
+            let keys = w[0] as usize..=i;
+            let scores: Vec<f64> = keys.clone().map(|j| scale * dot(q, i, qo, k, j, ko)).collect();
+            let most = scores.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
+            let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
+            *lse.at_mut(i, h) = most + sum.ln();
+            let p: Vec<f64> = scores.iter().map(|s| (s - most).exp() / sum).collect();
+            let dp: Vec<f64> = keys.clone().map(|j| dot(dout, i, qo, v, j, ko)).collect();
+            let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for ((j, p), dp) in keys.zip(p).zip(dp) {
+                let ds = scale * p * (dp - delta);
+                for c in 0..d {
+                    let terms = [
+                        (&mut out, 0, (i, qo + c), p * v.at(j, ko + c)),
+                        (&mut dq, 1, (i, qo + c), ds * k.at(j, ko + c)),
+                        (&mut dk, 2, (j, ko + c), ds * q.at(i, qo + c)),
+                        (&mut dv, 3, (j, ko + c), p * dout.at(i, qo + c)),
+                    ];
+                    for (to, which, (row, col), term) in terms {
+                        *to.at_mut(row, col) += term;
+                        *sizes[which].at_mut(row, col) += term.abs();
+                    }
+                }
+            }
+        }
+    }
+    ([out, lse, dq, dk, dv], sizes)
+}
+
+/// out, logsumexp, and the gradients beside the out and logsumexp that are given.
+fn attention(mut cpu: Cpu, x: [&Mat; 4], saved: [&Mat; 2], heads: Heads, bounds: &[u32]) -> Vec<Vec<f32>> {
+    let mut up = |m: &Mat| {
+        let mut memory = cpu.memory(m.v.len());
+        cpu.upload(view_mut(&mut memory, m.rows, m.cols), &m.f32s());
+        memory
+    };
+    let [q, k, v, dout] = x.map(&mut up);
+    let [out, lse] = saved.map(&mut up);
+    let (t, wide, narrow) = (x[0].rows, x[0].cols, x[1].cols);
+    let [mut o, mut dq] = [t * wide; 2].map(|len| cpu.memory(len));
+    let [mut l, mut dk, mut dv] = [t * heads.query, t * narrow, t * narrow].map(|len| cpu.memory(len));
+    let tokens = tokens(&mut cpu, bounds);
+    let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
+    cpu.attention(view_mut(&mut o, t, wide), view_mut(&mut l, t, heads.query), qkv, heads, &tokens);
+    let grad = QkvGrad {
+        dq: view_mut(&mut dq, t, wide),
+        dk: view_mut(&mut dk, t, narrow),
+        dv: view_mut(&mut dv, t, narrow),
+    };
+    let saved = AttentionSaved { qkv, out: view(&out, t, wide), logsumexp: view(&lse, t, heads.query) };
+    cpu.attention_grad(grad, view(&dout, t, wide), saved, heads, &tokens);
+    [(o, t * wide), (l, t * heads.query), (dq, t * wide), (dk, t * narrow), (dv, t * narrow)]
+        .map(|(m, len)| {
+            let mut out = vec![0.0; len];
+            cpu.read(view(&m, 1, len), &mut out).unwrap();
+            out
+        })
+        .to_vec()
+}
+
+#[test]
+fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
+    for (query, kv, size) in [(1, 1, 4), (2, 1, 6), (3, 3, 34), (9, 3, 64), (4, 2, 128), (2, 2, 10)] {
+        for t in [1, 2, 3, 17, 97, 129, 200, 650] {
+            if t > 100 && query * size > 300 || t > 600 && size != 6 {
+                continue; // the formula is slow
+            }
+            let heads = Heads { query, kv, size };
+            let name = format!("bf16 attention T={t} {query}/{kv}x{size}");
+            // Rows of odd lengths, one after the other: pairs begin anew in each.
+            let bounds = if t > 600 { vec![0, t as u32] } else { bounds(t) };
+            let random = |heads: usize, key: u64| rounded(&Mat::random(t, heads * size, key));
+            let q = random(query, 1).map(|v| v * 4.0);
+            let (k, v, dout) = (random(kv, 2), random(kv, 3), random(query, 4));
+            let (want, sizes) = attended([&q, &k, &v, &dout], heads, &bounds);
+            let saved = [want[0].map(|v| v), want[1].map(|v| v)];
+            let go = |cpu: Cpu| {
+                attention(cpu.poisoning(), [&q, &k, &v, &dout], [&saved[0], &saved[1]], heads, &bounds)
+            };
+            let got = go(Cpu::bf16(2));
+            for threads in [1, 3, 7] {
+                assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");
+            }
+            if let Some(twin) = Cpu::bf16_twin(2) {
+                assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
+            }
+            let slow = go(Cpu::bf16(1).spelled());
+            for got in [&got, &slow] {
+                // Scores are of numbers that bf16 has.
+                close(&format!("{name} logsumexp"), &got[1], &want[1].v, 3e-6);
+                // Probabilities, and their gradients, are rounded: 2^-8 of each term at most.
+                for (which, of) in [("out", 0), ("dq", 2), ("dk", 3), ("dv", 4)] {
+                    let size = &sizes[if of == 0 { 0 } else { of - 1 }];
+                    for ((&got, want), size) in got[of].iter().zip(&want[of].v).zip(&size.v) {
+                        let off = (f64::from(got) - want).abs();
+                        assert!(off <= size / 256.0 + 1e-5, "{name} {which}: {got}, not {want} of {size}");
+                    }
+                }
+            }
         }
     }
 }

@@ -102,7 +102,7 @@ pub unsafe fn pair_up(out: &mut [u32], x: &[f32]) {
         // SAFETY: the mask ends where the slice does.
         unsafe {
             let pairs = pairs_of(single.as_ptr(), single.len());
-            _mm512_mask_storeu_epi32(rest.as_mut_ptr().cast(), (1 << rest.len()) - 1, pairs);
+            _mm512_mask_storeu_epi32(rest.as_mut_ptr().cast(), first(rest.len()), pairs);
         }
     }
 }
@@ -157,13 +157,17 @@ pub unsafe fn pair_and_turn(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn pairs_of(x: *const f32, numbers: usize) -> __m512i {
-    let mask = |count: usize| -> __mmask16 { if count >= 16 { !0 } else { (1 << count) - 1 } };
     // SAFETY: the masks end where the numbers do.
     unsafe {
-        let low = _mm512_maskz_loadu_ps(mask(numbers), x);
-        let high = _mm512_maskz_loadu_ps(mask(numbers.saturating_sub(16)), x.wrapping_add(16));
+        let low = _mm512_maskz_loadu_ps(first(numbers), x);
+        let high = _mm512_maskz_loadu_ps(first(numbers.saturating_sub(16)), x.wrapping_add(16));
         paired(low, high)
     }
+}
+
+/// The first `count` lanes, or all.
+fn first(count: usize) -> __mmask16 {
+    if count >= 16 { !0 } else { (1 << count) - 1 }
 }
 
 /// 32 numbers in pairs.
