@@ -8,6 +8,7 @@
 #   MODEL_DIR  SmolLM2-135M-Instruct as a Hugging Face directory
 #   *_JSONL    rows with instruction, input, output (demo/train.jsonl, demo/eval.jsonl will do)
 #   WORK       what PEFT makes of the case stays there and is used again
+# DTYPE: what ours computes in (f32)
 # cost: PEFT's side about 2 minutes on 2 quiet cores, ours about 1; 6 GB. Not part of CI: torch is not installed there.
 set -euo pipefail
 [ $# -ge 5 ] || { sed -n '6,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
@@ -21,7 +22,7 @@ cargo build --release --locked --quiet --manifest-path "$here/Cargo.toml"
 binary=${CARGO_TARGET_DIR:-$here/target}/release/finetune
 "$binary" "$model" --data "$work/train.jsonl" --eval-data "$work/eval.jsonl" --init-adapter "$work/adapter_init" \
   --max-steps 40 --batch-size 8 --learning-rate 5e-4 --lr-scheduler cosine --warmup-steps 4 --rank 16 --alpha 32 \
-  --no-shuffle --dtype f32 -o "$work/ours" --overwrite "$@"
+  --no-shuffle --dtype "${DTYPE:-f32}" -o "$work/ours" --overwrite "$@"
 
 theirs=$("$python" "$here/tests/peft/eval_adapter.py" "$model" "$work/ours" "$work/eval.jsonl" | tail -n 1)
 "$python" - "$work" "$theirs" <<'PY'
