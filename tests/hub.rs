@@ -225,7 +225,7 @@ fn an_outline_has_the_shapes_of_the_weights_and_none_of_their_bytes() {
         let folder = outline();
         assert!(folder.starts_with(apart.path()));
         let (mut opened, real) = (finetune::format::open(&folder).unwrap(), &site.files["model.safetensors"]);
-        assert_eq!(opened.tensors.names().len(), 20);
+        assert_eq!(shapes(&folder).len(), 20);
         assert_eq!(
             (opened.base_id.take().as_deref(), opened.revision.as_deref()),
             (Some("owner/tiny"), Some(COMMIT))
@@ -243,7 +243,54 @@ fn an_outline_has_the_shapes_of_the_weights_and_none_of_their_bytes() {
         assert!(get(&offline, None).is_err());
         let whole = get(&hub, None).unwrap();
         assert_eq!(std::fs::read(whole.join("model.safetensors")).unwrap(), *real);
+        assert_eq!(shapes(&whole), shapes(&folder));
         assert_eq!(outline(), whole);
+    }
+}
+
+/// Name and shape of every tensor.
+fn shapes(folder: &Path) -> Vec<(String, Vec<usize>)> {
+    let tensors = finetune::format::open(folder).unwrap().tensors;
+    let shape = |name: String| {
+        let about = tensors.about(&name).unwrap().unwrap();
+        (name, about.shape)
+    };
+    tensors.names().into_iter().map(shape).collect()
+}
+
+/// bitsandbytes keeps shapes among the numbers: such a model is fetched whole for a plan too.
+#[test]
+fn a_model_of_bitsandbytes_has_no_outline() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantised/nf4/model");
+    let read = |name: &str| std::fs::read(golden.join(name)).unwrap();
+    let names = ["config.json", "tokenizer.json", "model.safetensors"];
+    let site = Site { files: names.map(|name| (name, read(name))).into(), ..Site::default() };
+    let (cache, apart) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hub = hub(&site.serve(), cache.path());
+    let folder = hub.fetch_parts(("owner/tiny", None), Parts::Outline(apart.path()), &mut |_| {}).unwrap();
+    assert_eq!(shapes(&folder), shapes(&golden));
+    assert!(folder.starts_with(cache.path()));
+}
+
+#[test]
+fn many_may_ask_for_an_outline_at_once() {
+    let (site, cache, apart) = (site(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let hub = hub(&site.serve(), cache.path());
+    let ask = || hub.fetch_parts(("owner/tiny", None), Parts::Outline(apart.path()), &mut |_| {});
+    let folder = ask().unwrap();
+    for _ in 0..5 {
+        std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+        let ready = std::sync::Barrier::new(8);
+        let answers = std::thread::scope(|scope| {
+            let one = || {
+                ready.wait();
+                ask().map(|folder| shapes(&folder).len())
+            };
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(answers.iter().all(|answer| matches!(answer, Ok(20))), "{answers:?}");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 3, "configuration, tokenizer, weights");
     }
 }
 

@@ -11,7 +11,7 @@ use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};
 use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
-use finetune::model::memory::{self, Fit, Home, Load};
+use finetune::model::memory::{self, Basis, Fit, Home, Load};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::model::weights::{ModelError, Weights};
@@ -320,17 +320,17 @@ fn what_was_measured_decides_before_what_shapes_say() {
     let close = |a: u64, b: f64| assert!((a as f64 / b - 1.0).abs() < 1e-6, "{a} {b}");
     for factor in [0.5, 2.0] {
         let seen = memory::estimate(with(factor), Keep::Everything);
-        assert_eq!(seen.measured, Some(line(factor)));
+        assert_eq!(seen.basis, Basis::Measured(line(factor)));
         close(seen.kept, factor * (all.kept + all.scratch) as f64);
         let other = memory::estimate(with(factor), Keep::Inputs);
-        assert_eq!(other.measured, None);
+        assert_eq!((frugal.basis, other.basis), (Basis::Counted, Basis::Scaled));
         close(other.kept, factor.max(1.0) * frugal.kept as f64);
         // Far from what was measured the line is left: shapes say how it goes on, scaled by what they were off.
         for tokens in [128, 8192] {
             let there = Load { tokens, ..load };
             let shapes = memory::estimate(there, Keep::Everything);
             let scaled = memory::estimate(Load { tokens, ..with(factor) }, Keep::Everything);
-            assert_eq!(scaled.measured, None);
+            assert_eq!(scaled.basis, Basis::Scaled);
             close(scaled.kept, factor * shapes.kept as f64);
             close(scaled.scratch, factor * shapes.scratch as f64);
         }

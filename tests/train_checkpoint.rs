@@ -6,6 +6,7 @@ mod train_fake;
 use finetune::backend::Fault;
 use finetune::train::TrainError;
 use finetune::train::checkpoint::find;
+use finetune::train::event::Event;
 use finetune::train::stop::{Stop, Urgency};
 use std::fs;
 use std::io::Write;
@@ -52,6 +53,28 @@ fn a_resumed_run_gives_the_same_bytes() {
     for at in [1, 12, 17, 40] {
         check(at, Urgency::AfterStep);
     }
+}
+
+/// The class that computes stands last: what shows one device takes its name from there.
+#[test]
+fn a_run_that_goes_back_to_an_older_class_says_which_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut said = Vec::new();
+    for (steps, class) in ["a", "b", "a"].into_iter().enumerate() {
+        let stop = Stop::new();
+        let mut model = Fake::new();
+        model.class = class;
+        // Four forward passes a step: it ends with its first.
+        model.plant = Some(Box::new(|_, _, _| {
+            stop.ask(Urgency::AfterStep);
+        }));
+        let setup = Setup { resume: steps > 0, ..Setup::new(STEPS, &stop, dir.path()) };
+        let outcome = setup.run(&mut model);
+        assert_eq!(outcome.end.as_ref().unwrap().state.step, steps as u64 + 1);
+        let Event::Run(start) = &outcome.events[0] else { panic!("{:?}", outcome.events[0]) };
+        said.push(start.classes.join(" "));
+    }
+    assert_eq!(said, ["a", "a b", "b a"]);
 }
 
 #[test]

@@ -84,8 +84,8 @@ fn choose(
         measure(chosen, p, options)?;
     }
     let profiles = Profiles::read();
-    let mut best: Option<(usize, f64, bool)> = None;
-    let mut room = None;
+    // Tokens, seconds, whether those are guessed, and whether what it takes of memory was measured, where that is known.
+    let mut best: Option<(usize, f64, bool, Option<bool>)> = None;
     for tokens in SIZES {
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
         let planned = Plan::new(&p.train.samples, &typed);
@@ -94,8 +94,8 @@ fn choose(
             plan::count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
         load.trained = shape.trained;
         let team = plan::team(options, (p, chosen), &shape, (&profiles, counts.longest))?;
-        let takes = |e: &plan::Expected| Some(e.prospect.as_ref()?.takes?.1.measured.is_some());
-        room = team.iter().filter_map(takes).reduce(|a, b| a && b).or(room);
+        let measured = |e: &plan::Expected| Some(e.prospect.as_ref()?.takes?.1.basis.line().is_some());
+        let room = team.iter().filter_map(measured).reduce(|a, b| a && b);
         // One that has no room for them would be lost to the run.
         if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
             break;
@@ -103,14 +103,15 @@ fn choose(
         let workers: Vec<Worker> = team.into_iter().filter_map(|e| e.worker).collect();
         let guessed = workers.iter().any(|w| w.pace.basis == Basis::Guess);
         let seconds = forecast(&workers, &load).total();
-        if best.is_none_or(|(_, least, _)| seconds < least * (1.0 - WORTH)) {
-            best = Some((tokens, seconds, guessed));
+        if best.is_none_or(|(_, least, ..)| seconds < least * (1.0 - WORTH)) {
+            best = Some((tokens, seconds, guessed, room));
         }
         if counts.microbatches_per_step.1 == 1 {
             break; // larger ones are the same ones
         }
     }
-    let (tokens, _, guessed) = best.ok_or_else(|| Refusal::failure("no size of microbatches was found"))?;
+    let (tokens, _, guessed, room) =
+        best.ok_or_else(|| Refusal::failure("no size of microbatches was found"))?;
     let why = match guessed {
         true => "the fastest of 256 to 4096, by a guess, because not every device was measured",
         false => "the fastest of 256 to 4096 by what the devices were measured to need",
@@ -139,7 +140,7 @@ fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refus
         chosen,
         weights,
         options.data.class_weights.clone(),
-        Need { tokens: longest, measured: None },
+        Need { tokens: longest, measured: None, keep: None },
     )?;
     let layout = layout::of(&p.config, &p.spec, 0..p.config.layers);
     let flat = initial_parameters(&layout, &p.spec, &*p.base.files.tensors)?;

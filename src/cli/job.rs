@@ -12,6 +12,7 @@ use super::learn::Learner;
 use super::options::Settings;
 use super::options::groups::{Options, Precision, Role};
 use super::output::{self, Claim, Place, RUN_FILE};
+use super::plan::{Counts, Load};
 use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
 use super::run_file::RunFile;
@@ -31,6 +32,7 @@ use crate::train::event::{Done, Event, Halt, Takes};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 /// Longest answer to a --sample-prompt.
@@ -82,6 +84,8 @@ pub struct Job {
     state: State,
     /// The checkpoint that it goes on from.
     from: Option<PathBuf>,
+    /// What is left to be done, once it was counted.
+    ahead: OnceCell<(Counts, Load)>,
 }
 
 impl Job {
@@ -125,7 +129,8 @@ impl Job {
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let state = State::new(parameters, optim);
-        let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from: None };
+        let (from, ahead) = (None, OnceCell::new());
+        let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from, ahead };
         // A prompt that cannot be answered is refused before a folder appears.
         job.sampler(options, &|_| String::new())?;
         Ok(job)
@@ -138,6 +143,7 @@ impl Job {
         let checkpoint = checkpoint::find(path)?;
         checkpoint.passed_over.iter().for_each(|line| say!("warning: {line}"));
         self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
+        self.ahead.take();
         self.from = Some(checkpoint.path);
         Ok(())
     }
@@ -191,7 +197,7 @@ impl Job {
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
         let mut learner =
-            Learner::new(self.shape(options), self.counts(options), (team.hardware(), team.takes()));
+            Learner::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
         let finished = {
             let mut events = |e: &Event| {

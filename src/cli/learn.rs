@@ -166,11 +166,11 @@ impl Learner {
         }))
     }
 
-    /// What devices should take of their memory by what their trials took.
+    /// What devices should take of their memory by what their trials took, of those whose trials were about as long.
     fn by_trials(&self) -> Vec<Takes> {
         let longest = self.load.steps.iter().flatten().max().copied().unwrap_or(0);
         let takes = |speed: &Speed| {
-            let line = speed.memory?.fit()?.line;
+            let line = speed.memory?.fit().filter(|fit| fit.reaches(longest as usize))?.line;
             let (worker, device) = (speed.worker.clone(), speed.device.clone());
             Some(Takes {
                 worker,
@@ -224,6 +224,27 @@ fn machine(worker: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::memory::{InUse, Used};
+
+    /// What trials took says nothing of microbatches many times as long.
+    #[test]
+    fn memory_is_expected_near_the_sizes_that_were_tried() {
+        let mut memory = Used::default();
+        for tokens in [128.0, 256.0] {
+            memory.add(tokens, InUse { bytes: 1000 + 10 * tokens as u64, blocks: 3 });
+        }
+        let expected = |longest: u32| {
+            let shape = Shape { key: "m".into(), model: "m".into(), flops: 1.0, trained: 1 };
+            let load = Load { steps: vec![vec![64, longest], vec![7]], ..Load::default() };
+            let mut learner = Learner::new(shape, (Counts::default(), load), (vec![], None));
+            let speed = Speed { device: "cpu".into(), memory: Some(memory), ..Speed::default() };
+            learner.speeds.insert((String::new(), "cpu".into()), speed);
+            learner.by_trials().iter().map(|takes| takes.bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(expected(256), [3560]);
+        assert_eq!(expected(384), [4840]);
+        assert_eq!(expected(4096), [] as [u64; 0]);
+    }
 
     #[test]
     fn a_machine_is_the_same_at_every_start() {

@@ -1,6 +1,7 @@
 //! What devices were measured to do, kept in the cache folder: one file, `profiles.json`, of one record for each
 //! device and shape of model. `finetune bench` and every run write it, `finetune plan` reads it. What is old gives
-//! way to what is new, and a file that cannot be read or written costs a plan its numbers, never a run.
+//! way to what is new, and a file that cannot be read or written costs a plan its numbers, never a run. What it holds
+//! of memory can refuse a run of one CPU that would have room by its shapes: the refusal names the file.
 
 use super::demo;
 use crate::format::atomic;
@@ -140,7 +141,8 @@ pub fn device(class: &str, hardware: &str) -> String {
     format!("{class} on {hardware}")
 }
 
-fn file() -> Option<PathBuf> {
+/// Where they are kept, if anywhere.
+pub fn file() -> Option<PathBuf> {
     Some(demo::cache()?.join("profiles.json"))
 }
 
@@ -189,8 +191,10 @@ impl Profiles {
                 points.join(&old.faded(OLD));
             }
             m.link = m.link.or(old.link);
-            // Where blocks keep something else now, what is old says nothing.
-            let old = Used { points: old.memory.points.faded(OLD), ..old.memory };
+            // Where blocks keep something else now, what is old says nothing. A line holds near the largest size of now: an
+            // old one that was larger would keep it from there for ever.
+            let tokens = if m.memory.fit().is_some() { 0 } else { old.memory.tokens };
+            let old = Used { points: old.memory.points.faded(OLD), tokens, ..old.memory };
             m.memory.join(&old);
         }
         self.records.push(new);
@@ -318,6 +322,27 @@ mod tests {
         assert_eq!(serde_json::from_str::<Profiles>(&text).unwrap(), all, "it is kept");
         assert_eq!(all.memory("a", &shape("other", 1e9)), None);
         assert_eq!(all.memory("b", &shape("small", 1e9)), None);
+    }
+
+    /// One run of long microbatches, and the line would not be believed for short ones any more.
+    #[test]
+    fn memory_is_believed_near_the_sizes_of_the_newest_run() {
+        let of = |sizes: &[f64]| {
+            let mut new = record("a", shape("small", 1e9), 0.001, 4);
+            let seen = |tokens: f64| InUse { bytes: 1000 + 50 * tokens as u64, blocks: 3 };
+            sizes.iter().for_each(|&tokens| new.measured.memory.add(tokens, seen(tokens)));
+            new
+        };
+        let mut all = Profiles::default();
+        let mut reaches = |sizes: &[f64]| {
+            all.learn(of(sizes));
+            let fit = all.memory("a", &shape("small", 1e9)).unwrap();
+            [256, 4096].map(|tokens| fit.reaches(tokens))
+        };
+        assert_eq!(reaches(&[1024.0, 4096.0]), [false, true]);
+        // One size alone is no line: what is old still is all that is known.
+        assert_eq!(reaches(&[256.0]), [false, true]);
+        assert_eq!(reaches(&[128.0, 256.0]), [true, false]);
     }
 
     #[test]

@@ -53,7 +53,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let (hardware, shape, profiles) = (devices::hardware(&chosen, 0), job.shape(&options), Profiles::read());
     let device = profile::device(&devices::cpu_class(&chosen), &hardware);
     let need = Need { measured: profiles.memory(&device, &shape), ..job.need() };
-    let takes = devices::expected(&chosen, weights, need, job.longest(&options))?;
+    let (keep, takes) = devices::settle(&chosen, weights, need, job.longest(&options))?;
+    let need = Need { keep: Some(keep), ..need };
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     let model = OwnThread::new(model, &signals::STOP);
     // Measured before or not: what it did in a busy hour says little of what it will do in this one.
@@ -90,9 +91,8 @@ impl Team for Alone {
     }
 
     fn takes(&self) -> Option<Takes> {
-        let basis = if self.takes.measured.is_some() { "measured" } else { "estimated" };
         let (worker, device) = (String::new(), self.model.class());
-        Some(Takes { worker, device, bytes: self.takes.in_use, basis: basis.into() })
+        Some(Takes { worker, device, bytes: self.takes.in_use, basis: self.takes.basis.word().into() })
     }
 
     /// By what both say of the beginning of the first row.

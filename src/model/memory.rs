@@ -29,8 +29,38 @@ pub struct Estimate {
     pub scratch: u64,
     /// Of it all, what the device has in use at once besides the weights: what [`InUse`] measures.
     pub in_use: u64,
-    /// The line that it was measured by; None where it was counted from shapes.
-    pub measured: Option<Line>,
+    /// What that rests on.
+    pub basis: Basis,
+}
+
+/// What an estimate of memory rests on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Basis {
+    /// Shapes alone.
+    Counted,
+    /// Shapes, and what they were off by where the device was measured: far from these tokens, or keeping something else.
+    Scaled,
+    /// The line through what was measured.
+    Measured(Line),
+}
+
+impl Basis {
+    /// One word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Basis::Counted => "estimated",
+            Basis::Scaled => "scaled",
+            Basis::Measured(_) => "measured",
+        }
+    }
+
+    /// The line that it was measured by.
+    pub fn line(self) -> Option<Line> {
+        match self {
+            Basis::Measured(line) => Some(line),
+            Basis::Counted | Basis::Scaled => None,
+        }
+    }
 }
 
 impl Estimate {
@@ -94,13 +124,13 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     let trained = layout::of(config, lora, 0..config.layers).len() as u64;
     let (adapter, resident) = (trained * home.adapter(), trained * ON_DEVICE);
     let recycled = |bytes: u64| bytes + bytes / 4;
-    let of = |(kept, scratch): (u64, u64), measured: Option<Line>| Estimate {
+    let of = |(kept, scratch): (u64, u64), basis: Basis| Estimate {
         weights,
         adapter,
         kept: recycled(kept),
         scratch: recycled(scratch),
         in_use: resident + kept + scratch,
-        measured,
+        basis,
     };
     let blocks = keep.blocks(config.layers);
     let seen = |line: Line, tokens: usize| {
@@ -109,7 +139,7 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     };
     match measured {
         Some(fit) if fit.blocks == blocks && fit.reaches(tokens) => {
-            of(seen(fit.line, tokens), Some(fit.line))
+            of(seen(fit.line, tokens), Basis::Measured(fit.line))
         }
         // What was off by its shapes where it was measured is off elsewhere; and where one way took more than its
         // shapes say, another does too.
@@ -120,9 +150,9 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
             let off = if fit.blocks == blocks { off } else { off.max(1.0) };
             let more = |bytes: u64| (bytes as f64 * off) as u64;
             let (kept, scratch) = counted(&load, keep);
-            of((more(kept), more(scratch)), None)
+            of((more(kept), more(scratch)), Basis::Scaled)
         }
-        None => of(counted(&load, keep), None),
+        None => of(counted(&load, keep), Basis::Counted),
     }
 }
 

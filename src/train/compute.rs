@@ -122,10 +122,10 @@ impl<'a> Local<'a> {
     /// Every one of them twice, of which the second counts; no more once that took [`TRIAL_SECONDS`], and once only where
     /// one alone does: what it takes to touch memory first is little of that.
     fn measure(&mut self) -> Result<(), Fault> {
-        // What loading took is no matter of microbatches: the second answer is what lies there now.
-        let lies = self.model.in_use().and_then(|_| self.model.in_use());
-        if let Some(seen) = lies.filter(|_| self.used.points.n == 0.0) {
-            self.used.rest(seen);
+        if self.used.points.n == 0.0 {
+            // What loading took is no matter of microbatches: the second answer is what lies there now.
+            let lies = self.model.in_use().and_then(|_| self.model.in_use());
+            lies.into_iter().for_each(|seen| self.used.rest(seen));
         }
         let began = Instant::now();
         for batch in std::mem::take(&mut self.trials.0) {

@@ -68,7 +68,7 @@ pub struct RunStart {
     pub eval_rows: u64,
     /// Trained values.
     pub parameters: u64,
-    /// Numeric classes that take part; two only where a checkpoint came from another one.
+    /// Numeric classes that take part, those of now last; two only where a checkpoint came from another one.
     pub classes: Vec<String>,
     /// Names of a classifier's classes, by their number.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -100,8 +100,8 @@ pub struct Step {
     /// How it was shared out; None where one device did it all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Shared>,
-    /// When the one device computed each microbatch, a pair of seconds since the step began, rounded to milliseconds;
-    /// of several devices, [`Shared`] says it.
+    /// When the one device computed each microbatch, a pair of seconds since it was given the step's work, cut off to
+    /// milliseconds; of several devices, [`Shared`] says it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<(f64, f64)>,
     /// What went to the device and back for all its microbatches; None of what computes in place.
@@ -312,7 +312,7 @@ pub struct Takes {
     pub device: String,
     /// Bytes in use at once, frozen weights apart, for the longest microbatch of the run.
     pub bytes: u64,
-    /// How good that is: `measured`, `estimated`.
+    /// How good that is: `measured`, `scaled` from what was measured elsewhere, `estimated`.
     pub basis: String,
 }
 

@@ -158,10 +158,10 @@ impl Trainer<'_, '_> {
     fn start(&self) -> event::RunStart {
         let Run { work, compute, state, labels, notes, .. } = &self.run;
         let mut classes = state.classes.clone();
+        // Whoever computes now stands last, also where it computed before others did.
         for class in compute.classes() {
-            if !classes.contains(&class) {
-                classes.push(class);
-            }
+            classes.retain(|known| *known != class);
+            classes.push(class);
         }
         let mut notes = notes.clone();
         // A coordinator, which knows nobody yet, says it as devices come.

@@ -95,6 +95,23 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
+/// As where the coordinator was killed when all was done and before its workers had heard it.
+#[test]
+fn a_coordinator_with_nothing_left_to_do_tells_workers_that_look_for_it() {
+    let run = format!("{RUN} --max-steps 2 --expect-workers 1");
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&run);
+    fleet.worker("worker", "--threads 1");
+    fleet.all_end(&["coordinator", "worker"], 0);
+    fleet.worker("looks", "--threads 1");
+    until_said(&fleet, "looks", "trying again");
+    // Until its pauses are as long as they get.
+    std::thread::sleep(Duration::from_secs(4));
+    fleet.coordinator(&format!("{run} --resume"));
+    fleet.all_end(&["coordinator", "looks"], 0);
+    assert_eq!(fleet.steps(), 2, "{}", fleet.all());
+}
+
 #[test]
 fn a_worker_that_froze_and_goes_on_comes_back() {
     let run = format!("{RUN} --max-steps 8");

@@ -25,6 +25,8 @@ pub struct Fake<'a> {
     gradient: Vec<f32>,
     pub forwards: usize,
     pub plant: Option<Plant<'a>>,
+    /// What its bits are of.
+    pub class: &'static str,
     /// What setting parameters says, asked each time.
     pub refuse: Option<Box<dyn FnMut() -> Result<(), Fault> + Send + 'a>>,
 }
@@ -35,7 +37,8 @@ impl Fake<'_> {
         layout.push("q.lora_A.weight", 3, 5);
         layout.push("q.lora_B.weight", 7, 3);
         let gradient = vec![0.0; layout.len()];
-        Fake { parameters: gradient.clone(), gradient, layout, forwards: 0, plant: None, refuse: None }
+        let (parameters, class) = (gradient.clone(), "fake-f32");
+        Fake { parameters, gradient, layout, forwards: 0, plant: None, class, refuse: None }
     }
 
     pub fn start(&self) -> Vec<f32> {
@@ -50,7 +53,7 @@ impl Stage for Fake<'_> {
     }
 
     fn class(&self) -> String {
-        "fake-f32".into()
+        self.class.into()
     }
 
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {

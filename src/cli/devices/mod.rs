@@ -20,5 +20,5 @@ pub use chain::equipment;
 pub use choose::{Chosen, choose};
 pub use cpu::{cores, free_memory};
 pub use list::{Listed, check, drivers, list, no_gpu};
-pub use open::{Need, Profiled, cpu_class, expected, fits_by_layers, layer, open, profile};
-pub use prospect::{Prospect, hardware, prospects};
+pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle};
+pub use prospect::{Opens, Prospect, hardware, prospects};

@@ -1,6 +1,7 @@
 //! A whole model on the one device that a verb computes on: the first that was chosen.
 
 use super::super::options::groups::{Driver, Precision};
+use super::super::profile;
 use super::super::refusal::Refusal;
 use super::building::{self, Whole};
 use super::card::Card;
@@ -27,11 +28,13 @@ pub struct Need {
     pub tokens: usize,
     /// What the device was measured to take, where somebody did.
     pub measured: Option<Fit>,
+    /// What blocks keep on a CPU, where [`settle`] has chosen.
+    pub keep: Option<Keep>,
 }
 
 impl Need {
     /// To speak.
-    pub const SPEECH: Need = Need { tokens: 0, measured: None };
+    pub const SPEECH: Need = Need { tokens: 0, measured: None, keep: None };
 }
 
 /// Puts a whole model on the chosen device.
@@ -42,7 +45,7 @@ pub fn open(
     need: Need,
 ) -> Result<Box<dyn Model>, Refusal> {
     let (config, tensors, lora) = model;
-    let Need { tokens, measured } = need;
+    let Need { tokens, measured, keep } = need;
     let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens, measured };
     if let Some(pick) = chosen.picks.first()
         && let Some(found) = chain::found(pick.device)
@@ -66,27 +69,43 @@ pub fn open(
         }
     }
     let cpu = processor(chosen);
-    let keep = match need.tokens {
-        0 => Keep::Inputs,
-        _ => limit(chosen).choose(whole.load(&cpu)?)?.0,
+    let keep = match (keep, tokens) {
+        (Some(keep), _) => keep,
+        (None, 0) => Keep::Inputs,
+        (None, _) => within(limit(chosen), whole.load(&cpu)?)?.0,
     };
     Ok(building::built(cpu, &whole, keep)?)
 }
 
-/// What the CPU should take for microbatches of `longest` tokens, opened as [`open`] does.
-pub fn expected(
+/// Chooses what blocks keep on the CPU, by what is free now, and says what it should take for microbatches of `longest`
+/// tokens, none of which is longer than `need` says.
+pub fn settle(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
     longest: usize,
-) -> Result<Estimate, Refusal> {
+) -> Result<(Keep, Estimate), Refusal> {
     // What it takes is asked of one that starts no threads.
     let cpu = cpu::cpu(chosen.options.dtype, 1);
-    let Need { tokens, measured } = need;
+    let Need { tokens, measured, .. } = need;
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
     let load = whole.load(&cpu)?;
-    let keep = memory::choose(load, limit(chosen))?.0;
-    Ok(memory::estimate(Load { tokens: longest, ..load }, keep))
+    let keep = within(limit(chosen), load)?.0;
+    Ok((keep, memory::estimate(Load { tokens: longest, ..load }, keep)))
+}
+
+/// The fastest policy within `limit`, and what it takes. What was measured may hold no longer: where that alone
+/// refuses it, the refusal says where it stands.
+pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), ModelError> {
+    limit.choose(load).map_err(|e| match (e, profile::file()) {
+        (ModelError::Memory { needed, limit: bytes, way_out }, Some(file))
+            if load.measured.is_some() && limit.choose(Load { measured: None, ..load }).is_ok() =>
+        {
+            let anew = format!("(by what was measured: remove {} to measure anew)", file.display());
+            ModelError::Memory { needed, limit: bytes, way_out: format!("{way_out} {anew}") }
+        }
+        (e, _) => e,
+    })
 }
 
 /// The numeric class of the CPU, as [`open`] opens it.

@@ -4,6 +4,7 @@
 use super::building::Whole;
 use super::chain::{budget, found, threads};
 use super::choose::Chosen;
+use super::open::within;
 use super::{cpu, cpu::cores};
 use crate::backend::Backend;
 use crate::backend::wgpu::adapters::Kind;
@@ -33,12 +34,24 @@ pub struct Prospect {
     pub guess: f64,
 }
 
-/// Every chosen device. `measured` knows what one of that class and hardware was seen to take for this model.
+/// How a run opens its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opens {
+    /// By what was measured in earlier runs, where somebody did: the one CPU of a run alone.
+    Measured,
+    /// By shapes; what its own trials say then can only refuse it: everybody else.
+    Shapes,
+}
+
+/// What a device of that class and hardware was seen to take for a model, where somebody measured it.
+type Seen<'a> = &'a dyn Fn(&str, &str) -> Option<Fit>;
+
+/// Every chosen device, as a run opens it that knows of memory what `measured` says.
 pub fn prospects(
     chosen: &Chosen,
     (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
     tokens: usize,
-    measured: &dyn Fn(&str, &str) -> Option<Fit>,
+    (measured, opens): (Seen<'_>, Opens),
 ) -> Result<Vec<Prospect>, ModelError> {
     let one = |at: usize| -> Result<Prospect, ModelError> {
         let pick = &chosen.picks[at];
@@ -53,7 +66,10 @@ pub fn prospects(
             let guess = guess(found.facts().kind) / pick.sharing as f64;
             let class = found.class(chosen.options.dtype);
             let (takes, unfit) = match &class {
-                Ok(class) => fits(found.load(&whole(class), chosen.options.dtype)?, Limit::Typed(budget)),
+                Ok(class) => {
+                    let load = found.load(&whole(class), chosen.options.dtype)?;
+                    fits((load, opens), Limit::Typed(budget))
+                }
                 Err(fault) => (None, Some(fault.clone().into())),
             };
             let class = class.map_err(|fault| fault.to_string());
@@ -65,15 +81,20 @@ pub fn prospects(
             Limit::of(chosen.options.memory_limit, cpu::free_memory).among(chosen.picks.len() as u64);
         let class = cpu.class();
         let guess = per_thread(&class) * threads as f64;
-        let (takes, unfit) = fits(whole(&class).load(&cpu)?, budget);
+        let (takes, unfit) = fits((whole(&class).load(&cpu)?, opens), budget);
         let limit = limit(budget.bytes());
         Ok(Prospect { name, class: Ok(class), hardware, limit, takes, unfit, guess })
     };
     (0..chosen.picks.len()).map(one).collect()
 }
 
-fn fits(load: Load, limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
-    match limit.choose(load) {
+fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
+    let by_shapes = Load { measured: None, ..load };
+    let load = match opens {
+        Opens::Shapes if limit.choose(by_shapes).is_err() => by_shapes,
+        Opens::Shapes | Opens::Measured => load,
+    };
+    match within(limit, load) {
         Ok(takes) => (Some(takes), None),
         Err(e) => (Some((Keep::Inputs, memory::estimate(load, Keep::Inputs))), Some(e)),
     }

@@ -16,10 +16,12 @@ impl Job {
     }
 
     /// What is left to be done.
-    pub(super) fn counts(&self, options: &Options) -> (Counts, Load) {
-        let p = &self.prepared;
-        let (train, eval, done) = (&p.train, p.eval.as_ref(), self.state.step);
-        plan::count(Ahead { plan: &self.plan, train, eval, done, most: SOME }, options)
+    pub(super) fn counts(&self, options: &Options) -> &(Counts, Load) {
+        self.ahead.get_or_init(|| {
+            let p = &self.prepared;
+            let (train, eval, done) = (&p.train, p.eval.as_ref(), self.state.step);
+            plan::count(Ahead { plan: &self.plan, train, eval, done, most: SOME }, options)
+        })
     }
 
     /// Tokens of the longest microbatch that it has.
@@ -38,7 +40,7 @@ impl Job {
         let p = &self.prepared;
         let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
         let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
-        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None }
+        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None, keep: None }
     }
 }
 

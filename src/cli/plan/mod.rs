@@ -1,8 +1,8 @@
 //! `finetune plan`: what a training command line will do, what it takes and how long, without doing any of it. Steps
-//! are counted by the plan that a run follows, memory by what the device was measured to take, or else by the estimate that
-//! decides whether it takes part,
-//! options are refused by the code that refuses a run; only times are a forecast, and every number of it says how
-//! good it is. No weight is read and nothing is written.
+//! are counted by the plan that a run follows, memory as the run does when it opens its devices, options are refused by
+//! the code that refuses a run; only times are a forecast, and every number of it says how good it is. No weight is read
+//! and nothing of a run is written: of a model of the Hub that is not here its small files and headers stay in the cache
+//! (all of it, where its shapes are among its numbers).
 
 mod counts;
 mod forecast;
@@ -13,7 +13,7 @@ pub use counts::{ALL, Ahead, Counts, SOME, count};
 pub use forecast::{Forecast, Load, Worker, forecast};
 
 use super::auto;
-use super::devices::{self, Chosen, Prospect};
+use super::devices::{self, Chosen, Opens, Prospect};
 use super::options::groups::{Gpus, Options, Role};
 use super::options::{Settings, Source};
 use super::output;
@@ -102,7 +102,10 @@ pub fn team(
     shape: &Shape,
     (profiles, longest): (&Profiles, usize),
 ) -> Result<Vec<Expected>, Refusal> {
-    let mut team = here(chosen, p, shape, (profiles, longest))?;
+    // As `train::run` tells them apart.
+    let alone = options.cluster.role == Role::Single && chosen.is_some_and(Chosen::is_one_cpu);
+    let opens = if alone { Opens::Measured } else { Opens::Shapes };
+    let mut team = here((chosen, opens), p, shape, (profiles, longest))?;
     let others = elsewhere(options, &team, shape, profiles);
     team.extend(others);
     Ok(team)
@@ -135,7 +138,7 @@ fn steps_done(options: &Options) -> Result<u64, Refusal> {
 
 /// The devices of this process.
 fn here(
-    chosen: Option<&Chosen>,
+    (chosen, opens): (Option<&Chosen>, Opens),
     p: &Prepared,
     shape: &Shape,
     (profiles, longest): (&Profiles, usize),
@@ -152,7 +155,7 @@ fn here(
         Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
     };
     let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
-    Ok(devices::prospects(chosen, model, longest, &seen)?.into_iter().map(expected).collect())
+    Ok(devices::prospects(chosen, model, longest, (&seen, opens))?.into_iter().map(expected).collect())
 }
 
 /// Devices that are waited for: as those that came before, else as a guess.

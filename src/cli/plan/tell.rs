@@ -4,7 +4,7 @@ use super::{Expected, Outlook};
 use crate::cli::options::groups::Options;
 use crate::cli::profile::{Basis, Pace};
 use crate::model::decoder::Keep;
-use crate::model::memory::{Estimate, size};
+use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
 use serde_json::{Value, json};
 
@@ -126,13 +126,17 @@ fn sum(e: &Estimate) -> String {
 
 /// How good the sum is.
 fn reckoned(e: &Estimate) -> String {
-    match e.measured {
-        Some(line) => format!(
+    match e.basis {
+        memory::Basis::Measured(line) => format!(
             "measured: {} + {} a token in use at once beside the weights, and a quarter for what waits to be used again",
             size(line.fixed as u64),
             small(line.each)
         ),
-        None => "estimated from the shapes of the model: the first run measures it".into(),
+        memory::Basis::Scaled => {
+            "scaled: from the shapes of the model, by what they were off where this device was measured"
+                .into()
+        }
+        memory::Basis::Counted => "estimated from the shapes of the model: the first run measures it".into(),
     }
 }
 
@@ -265,8 +269,9 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
             "total": t.total(), "weights": t.weights, "adapter": t.adapter, "activations": t.kept,
             "workspace": t.scratch, "keeps": kept(keep, o.prepared.config.layers),
             "limit": p.and_then(|p| p.limit), "in_use": t.in_use,
-            "basis": if t.measured.is_some() { "measured" } else { "estimated" },
-            "measured_fixed": t.measured.map(|line| line.fixed), "measured_per_token": t.measured.map(|line| line.each),
+            "basis": t.basis.word(),
+            "measured_fixed": t.basis.line().map(|line| line.fixed),
+            "measured_per_token": t.basis.line().map(|line| line.each),
         })
     });
     let (said, from) = match w.map(|w| &w.pace.basis) {

@@ -20,6 +20,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long a run that is over waits for workers that lost their connection: their longest pause between two
 /// attempts.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// The same where nobody knows who they are: so that whoever has just failed to connect has paused, and said who it is.
+const UNKNOWN: Duration = Duration::from_millis(2500);
 /// Between two looks at who has still to hear that the run is over.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Messages of one member that may wait for the driver: pieces of 1 MiB at most.
@@ -45,8 +47,26 @@ struct Known {
     names: BTreeSet<String>,
     /// Workers whose connection was lost, and who may be about to dial again.
     missing: BTreeSet<[u8; 16]>,
-    /// Set once the run is over: what newcomers hear, and until when the missing are waited for.
-    closing: Option<(Bye, Instant)>,
+    /// Set once the run is over.
+    closing: Option<Closing>,
+}
+
+/// The end of a run.
+struct Closing {
+    /// What newcomers hear.
+    bye: Bye,
+    absent: Absent,
+    /// Until when they are waited for.
+    until: Instant,
+}
+
+/// Who else should hear that a run is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Absent {
+    /// Those whose connection was lost.
+    Known,
+    /// Whoever comes.
+    Anybody,
 }
 
 /// A member for as long as its task lives.
@@ -114,16 +134,21 @@ impl Reception {
     }
 
     /// From now on everybody who comes hears that the run is over. Who is to come again later need not hear it now.
-    pub(super) fn shut(&self, bye: &Bye) {
-        let farewell = if matches!(bye, Bye::Later { .. }) { Duration::ZERO } else { FAREWELL };
-        self.known().closing = Some((bye.clone(), Instant::now() + farewell));
+    pub(super) fn shut(&self, bye: &Bye, absent: Absent) {
+        let farewell = match (bye, absent) {
+            (Bye::Later { .. }, _) => Duration::ZERO,
+            (_, Absent::Known) => FAREWELL,
+            (_, Absent::Anybody) => UNKNOWN,
+        };
+        self.known().closing = Some(Closing { bye: bye.clone(), absent, until: Instant::now() + farewell });
     }
 
     /// Waits a moment; true once everybody has heard it who is here or may still come.
     pub(super) fn heard(&self) -> bool {
         let waited = {
             let known = self.known();
-            known.missing.is_empty() || known.closing.as_ref().is_none_or(|(_, at)| Instant::now() >= *at)
+            let nobody = |c: &Closing| c.absent == Absent::Known && known.missing.is_empty();
+            known.closing.as_ref().is_none_or(|c| nobody(c) || Instant::now() >= c.until)
         };
         let mut open = self.open.subscribe();
         let nobody = async {
@@ -183,8 +208,8 @@ impl Reception {
     fn let_in(&self, hello: &Hello) -> Result<(), Bye> {
         let mut known = self.known();
         known.missing.remove(&hello.identity);
-        if let Some((bye, _)) = &known.closing {
-            return Err(bye.clone());
+        if let Some(closing) = &known.closing {
+            return Err(closing.bye.clone());
         }
         drop(known);
         self.gate.judge(hello)

@@ -24,6 +24,7 @@ pub use files::{FilesError, ModelFiles};
 pub use fit::{Longest, Misfit, prompt_fits};
 pub use gate::Gate;
 pub use home::{Home, HomeError, Lock};
+use member::Absent;
 pub use member::Reception;
 pub use notes::Hint;
 pub use port::{Port, call};
@@ -132,6 +133,8 @@ pub struct Coordinator<'a> {
     company: Company,
     /// Somebody has been here.
     met: bool,
+    /// There was something to do.
+    worked: bool,
     patience: Duration,
     hint: Hint,
     began: Instant,
@@ -169,6 +172,7 @@ impl<'a> Coordinator<'a> {
             waiting: Waiting::default(),
             company: setup.company,
             met: false,
+            worked: false,
             began: Instant::now(),
         })
     }
@@ -193,9 +197,11 @@ impl<'a> Coordinator<'a> {
         self.counts
     }
 
-    /// Tells everybody how the run ended, and waits a little for them to hear it.
+    /// Tells everybody how the run ended, and waits a little for them to hear it. Where nothing was left to do nobody was
+    /// waited for before: who was with the run until its last coordinator died may be looking for this one.
     pub fn close(mut self, bye: &Bye, patience: Duration) {
-        self.reception.shut(bye);
+        let known = self.company == Company::Closed || self.worked;
+        self.reception.shut(bye, if known { Absent::Known } else { Absent::Anybody });
         let until = Instant::now() + patience;
         let mut outboxes: Vec<Outbox> = std::mem::take(&mut self.members).into_values().collect();
         loop {

@@ -48,6 +48,7 @@ impl Coordinator<'_> {
     /// Has every item counted exactly once; None where a signal ended it, and nothing of it counts.
     pub(super) fn round(&mut self, tokens: Vec<u64>, task: &mut Task) -> Result<Option<Tally>, TrainError> {
         self.pending.clear();
+        self.worked = true;
         if task.kind == Kind::Train {
             self.reducer.begin(task.count);
         }

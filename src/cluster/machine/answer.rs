@@ -180,7 +180,6 @@ impl Machine {
         }
         if let (Kind::Train, Some(d)) = (result.kind, self.fleet.device_mut(held.device)) {
             d.microbatches += 1;
-            d.idleness.ends();
             d.tokens += tokens;
         }
         others.into_iter().for_each(|lease| self.call_back(lease));

@@ -62,6 +62,8 @@ pub(super) struct Device {
 pub(super) struct Idleness {
     /// Whether it was given something in this round.
     pub used: bool,
+    /// Whether its speed was doubted and it has been given nothing since.
+    tried: bool,
     rounds: u32,
     /// After so many what is known of its speed is doubted.
     bound: u32,
@@ -72,22 +74,21 @@ pub(super) struct Idleness {
 const DOUBT: (u32, u32) = (16, 1024);
 
 impl Idleness {
-    const NONE: Idleness = Idleness { used: false, rounds: 0, bound: DOUBT.0 };
+    const NONE: Idleness = Idleness { used: false, tried: false, rounds: 0, bound: DOUBT.0 };
 
     /// A training round begins: whether the device has been idle so long that its speed should be measured again.
-    /// Twice as long the next time.
+    /// Twice as long the next time, unless it was given something meanwhile for another reason than the doubt.
     pub fn doubts(&mut self) -> bool {
-        self.rounds = if std::mem::take(&mut self.used) { 0 } else { self.rounds + 1 };
+        let used = std::mem::take(&mut self.used);
+        if used && !std::mem::take(&mut self.tried) {
+            self.bound = DOUBT.0;
+        }
+        self.rounds = if used { 0 } else { self.rounds + 1 };
         let doubts = self.rounds >= self.bound;
         if doubts {
-            (self.rounds, self.bound) = (0, (2 * self.bound).min(DOUBT.1));
+            (self.tried, self.rounds, self.bound) = (true, 0, (2 * self.bound).min(DOUBT.1));
         }
         doubts
-    }
-
-    /// It has done something that counts.
-    pub fn ends(&mut self) {
-        self.bound = DOUBT.0;
     }
 }
 
@@ -315,6 +316,28 @@ pub(super) fn micros(span: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_part_of_its_own_ends_the_waiting() {
+        let spans = |parts_after_a_trial: u32, rounds: u32| {
+            let (mut idleness, mut spans, mut idle, mut parts) = (Idleness::NONE, vec![], 0, 0);
+            for _ in 0..rounds {
+                idle += 1;
+                if idleness.doubts() {
+                    spans.push(idle);
+                    (idle, parts) = (0, 1 + parts_after_a_trial);
+                }
+                if parts > 0 {
+                    (idleness.used, parts) = (true, parts - 1);
+                }
+            }
+            spans
+        };
+        // Tried, and idle again: what it did then counts, and is no reason to try it sooner.
+        assert_eq!(spans(0, 5000), [16, 33, 65, 129, 257, 513, 1025, 1025, 1025]);
+        // It turned out to be fast for a while.
+        assert_eq!(spans(1, 60), [16, 18, 18]);
+    }
 
     /// Whoever comes and goes under ever new names takes no more memory than so many devices.
     #[test]

@@ -91,7 +91,7 @@ impl Speed {
     /// Believes nothing of it until it has done something: a measurement so bad that nothing falls to a device would
     /// else be the last one.
     pub fn doubt(&mut self) {
-        if self.doubted.is_none() {
+        if self.doubted.is_none() && self.any() {
             self.doubted = Some(std::mem::take(&mut self.by_kind));
         }
     }
@@ -184,6 +184,17 @@ mod tests {
             s.admit(&of(nonsense));
             assert_eq!((s.known(Kind::Train), s.size(7)), (None, 7.0));
         }
+    }
+
+    #[test]
+    fn what_nobody_measured_is_not_doubted() {
+        let mut s = Speed::default();
+        s.doubt();
+        assert!(!s.confirm(), "there is nothing to go back to");
+        s.measure(Kind::Train, 10, 100);
+        s.doubt();
+        assert!(!s.any() && s.confirm());
+        assert_eq!(s.known(Kind::Train), Some(10.0));
     }
 
     #[test]

@@ -50,7 +50,8 @@ pub struct Hub {
 pub enum Parts<'a> {
     /// All that training needs.
     All,
-    /// Everything but the numbers of its weights, in this folder; all of it, where it is in the cache anyway.
+    /// Everything but the numbers of its weights, in this folder; all of it, where it is in the cache anyway, or where
+    /// shapes are among its numbers (bitsandbytes).
     Outline(&'a Path),
 }
 
@@ -182,7 +183,7 @@ impl Session<'_> {
         let small: Vec<String> = small.map(|f| (*f).to_owned()).collect();
         self.files(&commit, &small, progress).await?;
         let folder = self.here.snapshot(&commit);
-        directory::check_config(&folder)?;
+        let config = directory::check_config(&folder)?;
         let weights = if names.iter().any(|n| n == cache::SINGLE) {
             vec![cache::SINGLE.to_owned()]
         } else {
@@ -190,6 +191,7 @@ impl Session<'_> {
             cache::shards(&folder)?
         };
         if let Parts::Outline(cache) = parts
+            && config["quantization_config"].is_null()
             && !weights.iter().all(|name| folder.join(name).is_file())
         {
             return self.outline(&commit, &weights, (cache, progress)).await;

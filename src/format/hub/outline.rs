@@ -1,9 +1,11 @@
 //! A model without its numbers: configuration, tokenizer, and of each file of weights the header that lists its
 //! tensors. Behind the header the file is a hole of the right length, so that everything that opens a model and reads
-//! no weight takes it as it is. It lies in a cache of its own, never where whole models are looked for.
+//! no weight takes it as it is. It lies in a cache of its own, never where whole models are looked for, and several
+//! processes may make it at once: every file appears whole.
 
 use super::cache::{INDEX, Repository, SMALL_FILES};
 use super::{Progress, Session};
+use crate::format::atomic;
 use crate::format::error::FormatError;
 use crate::format::safetensors::MOST_HEADER_BYTES;
 use futures::StreamExt;
@@ -26,7 +28,8 @@ impl Session<'_> {
         fs::create_dir_all(&folder).map_err(|e| FormatError::io(&folder, e))?;
         for name in SMALL_FILES.iter().chain([&INDEX]).filter(|name| whole.join(name).is_file()) {
             let to = folder.join(name);
-            fs::copy(whole.join(name), &to).map_err(|e| FormatError::io(&to, e))?;
+            let bytes = fs::read(whole.join(name)).map_err(|e| FormatError::io(&whole, e))?;
+            atomic::write_file(&to, &bytes)?;
         }
         for file in self.list(commit, weights).await? {
             let path = folder.join(&file.name);
@@ -35,7 +38,9 @@ impl Session<'_> {
             }
             let header = self.header(commit, &file.name, file.size).await?;
             let done = header.len() as u64;
-            hole(&path, &header, file.size).map_err(|e| FormatError::io(&path, e))?;
+            atomic::write_checked(&path, |temporary| {
+                hole(temporary, &header, file.size).map_err(|e| FormatError::io(&path, e))
+            })?;
             progress(&Progress { file: format!("{}, its header", file.name), done, total: done });
         }
         Ok(folder)
@@ -73,12 +78,9 @@ impl Session<'_> {
     }
 }
 
-/// A file that begins with those bytes and is that long; it has its name once it is.
+/// A file that begins with those bytes and is that long.
 fn hole(path: &Path, beginning: &[u8], size: u64) -> std::io::Result<()> {
-    let partial = path.with_extension("incomplete");
-    let mut file = File::create(&partial)?;
+    let mut file = File::create(path)?;
     file.write_all(beginning)?;
-    file.set_len(size)?;
-    drop(file);
-    fs::rename(partial, path)
+    file.set_len(size)
 }

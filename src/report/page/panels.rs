@@ -229,7 +229,8 @@ pub fn devices(history: &History) -> String {
         return String::new();
     }
     let memory = memory(history);
-    let lanes = both(lanes(history).draw(WIDE * 1.4), lanes(history).draw(NARROW));
+    let drawn = lanes(history);
+    let lanes = both(drawn.draw(WIDE * 1.4), drawn.draw(NARROW));
     // One device has nobody to be connected with, and what it did stands above.
     if history.is_alone() {
         return format!(r#"<div class="panels"><div class="panel full">{lanes}{memory}</div></div>"#);
