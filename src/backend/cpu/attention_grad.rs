@@ -116,10 +116,13 @@ pub fn grad(cx: Context, out: Outputs, saved: Saved, (x, segments): (Inputs, &[S
     }
 }
 
+/// dq, and the parts of dk and dv.
+type Gradients<'s> = (Shared<'s>, Shared<'s>, Shared<'s>);
+
 /// One task. Whoever is first to write to a token's gradient sets it: the squares on the diagonal.
 fn square<'a>(
     cx: Context,
-    ((dq, dk, dv), products, [p, ds]): (&(Shared, Shared, Shared), &mut dyn Products<'a>, [&mut [f32]; 2]),
+    ((dq, dk, dv), products, [p, ds]): (&Gradients, &mut dyn Products<'a>, [&mut [f32]; 2]),
     saved: Saved<'a>,
     x: &Inputs<'a>,
     task: Task,
