@@ -31,6 +31,8 @@ const BOOL_ARGUMENTS: &[(&str, &str)] = &[
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/attention.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/attention_block.rs", "threads write disjoint heads of one output"),
+    ("src/backend/cpu/attention_floats.rs", "threads write disjoint heads of one output"),
+    ("src/backend/cpu/attention_pairs.rs", "calls of functions with target features"),
     ("src/backend/cpu/attention_grad.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/avx512.rs", "vector loads and stores through pointers"),
     ("src/backend/cpu/avx512_absent.rs", "the same signatures where there is no AVX-512"),
