@@ -8,6 +8,7 @@
 //! third as many of keys or the next fewer that divide them. With --blocks all matrices are random blocks of that type
 //! (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
+use finetune::backend::Backend;
 use finetune::backend::cpu::Cpu;
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
@@ -138,13 +139,13 @@ impl Arguments {
 }
 
 /// What blocks keep: what a run would choose where memory is free and nobody sets a limit, or as said.
-fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize) -> Keep {
+fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, short: u64) -> Keep {
     let number =
         |text: &str| text.parse().unwrap_or_else(|_| panic!("--keep auto, everything, inputs, N or N,N,N"));
     let counts: Vec<&str> = said.split(',').collect();
     match (said, &counts[..]) {
         ("auto", _) => {
-            let load = Load { config, lora, tokens, weights: 0, home: Home::Host, measured: None };
+            let load = Load { config, lora, tokens, weights: 0, home: Home::Host, short, measured: None };
             Limit::Free(u64::MAX).choose(load).unwrap_or_else(|e| panic!("{e}")).0
         }
         ("everything", _) => Keep::Everything,
@@ -188,7 +189,8 @@ fn main() {
     let tensors = Random(config.clone(), block);
     let layout = layout::of(&config, &lora, 0..config.layers);
     let flat = initial_parameters(&layout, &lora, &tensors).unwrap_or_else(|e| panic!("{e}"));
-    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro);
+    let short = cpu.short_bytes() as u64;
+    let kept = keep(&arguments.get("--keep", "auto"), (&config, &lora), micro, short);
     let build = Build { keep: kept, ..Build::whole(&config) };
     let stage = Decoder::load(cpu, &config, &tensors, &lora, build).unwrap_or_else(|e| panic!("{e}"));
     let batches = batches(config.vocab as u32, shape, micro);

@@ -251,6 +251,7 @@ fn memory_is_estimated_from_shapes() {
         tokens: 1024,
         weights: 2 * 134_515_008,
         home: Home::Host,
+        short: 4,
         measured: None,
     };
     let all = memory::estimate(load, Keep::Everything);
@@ -275,6 +276,9 @@ fn memory_is_estimated_from_shapes() {
     // x, mid, q, attended, k, v, gate, up, the small ones, and a quarter that waits to be used again.
     let values = 1024 * 30 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536 + 9 + 4 + 7 * 16);
     assert_eq!(all.kept, 5 * values);
+    // Gate and up in 16 bits.
+    let halved = memory::estimate(Load { short: 2, ..load }, Keep::Everything);
+    assert_eq!(halved.kept, 5 * (values - 1024 * 30 * 1536));
     let large = Config { vocab: 1_000_000, ..config.clone() };
     let large = memory::estimate(Load { config: &large, ..load }, Keep::Inputs);
     assert!(large.scratch >= 5 * 256 * 1_000_000, "logits of 256 rows at a time");
@@ -308,7 +312,7 @@ fn what_was_measured_decides_before_what_shapes_say() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
     let (tokens, weights, home) = (1024, 2 * 134_515_008, Home::Host);
-    let load = Load { config: &config, lora: &lora, tokens, weights, home, measured: None };
+    let load = Load { config: &config, lora: &lora, tokens, weights, home, short: 4, measured: None };
     let (all, frugal) = (memory::estimate(load, Keep::Everything), memory::estimate(load, Keep::Inputs));
     // What was measured takes the place of what is counted, in the way that it was measured in; another way is scaled
     // up where that took more, and left alone where it took less.

@@ -50,6 +50,11 @@ pub struct LoraPart<'a, M> {
 
 /// Compositions of verbs that a backend may replace.
 pub trait Fused: Backend + Sized {
+    /// h[T, R] = x[T, K] aᵀ with a [R, K], as [`Fused::lora_linear`] makes it.
+    fn lora_down(&mut self, h: ViewMut<Self::Memory>, x: View<Self::Memory>, a: View<Self::Memory>) {
+        self.matmul(h, Write::Set, Product { a: x, b: a, transpose: Transpose::Right, scale: 1.0 });
+    }
+
     /// y[T, N] += scale * (x[T, K] aᵀ) bᵀ with a [R, K], b [N, R]; h[T, R] = x aᵀ is kept for the gradient.
     /// (Hu et al. 2021, arXiv:2106.09685, section 4.1)
     fn lora(

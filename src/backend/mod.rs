@@ -60,6 +60,15 @@ pub trait Backend {
 
     /// `len` values of unspecified contents.
     fn memory(&mut self, len: usize) -> Self::Memory;
+    /// The same for `rows` rows of `cols` values that norms, products and swiglu write whole (=) and only products and
+    /// swiglu read: a backend may keep such in 16 bits.
+    fn short(&mut self, rows: usize, cols: usize) -> Self::Memory {
+        self.memory(rows * cols)
+    }
+    /// Bytes that a number takes there.
+    fn short_bytes(&self) -> usize {
+        4
+    }
     /// Gives memory back for reuse.
     fn recycle(&mut self, memory: Self::Memory);
     /// Host to device, out = values.

@@ -96,6 +96,12 @@ impl<B: Backend> Backend for Timed<B> {
     fn memory(&mut self, len: usize) -> B::Memory {
         self.inner.memory(len)
     }
+    fn short(&mut self, rows: usize, cols: usize) -> B::Memory {
+        self.inner.short(rows, cols)
+    }
+    fn short_bytes(&self) -> usize {
+        self.inner.short_bytes()
+    }
     fn recycle(&mut self, memory: B::Memory) {
         self.inner.recycle(memory);
     }
@@ -259,6 +265,11 @@ impl<B: Backend> Backend for Timed<B> {
 }
 
 impl<B: Fused> Fused for Timed<B> {
+    fn lora_down(&mut self, h: ViewMut<B::Memory>, x: View<B::Memory>, a: View<B::Memory>) {
+        let work = (2.0 * (h.len() * x.cols) as f64, moved(h.len() + x.len() + a.len()).1);
+        self.time("lora_down", work, |b| b.lora_down(h, x, a));
+    }
+
     fn lora(
         &mut self,
         y: ViewMut<B::Memory>,

@@ -236,7 +236,8 @@ impl<B: Fused> Block<B> {
         batch: &Batch<B>,
     ) -> B::Memory {
         let n = self.linears[i].shape.0;
-        let mut y = backend.memory(batch.rows * n);
+        let wide = [GATE, UP].contains(&i);
+        let mut y = if wide { backend.short(batch.rows, n) } else { backend.memory(batch.rows * n) };
         h[i] = self.linears[i].forward(backend, (view_mut(&mut y, batch.rows, n), Write::Set), x, batch);
         y
     }
@@ -249,7 +250,7 @@ impl<B: Fused> Block<B> {
         batch: &Batch<B>,
     ) -> B::Memory {
         let (t, c) = (batch.rows, self.hidden);
-        let mut out = backend.memory(t * c);
+        let mut out = backend.short(t, c);
         let inv_rms = view_mut(inv_rms, t, 1);
         backend.rmsnorm(view_mut(&mut out, t, c), inv_rms, view(x, t, c), view(gain, 1, c), self.eps);
         out
@@ -262,7 +263,7 @@ impl<B: Fused> Block<B> {
         batch: &Batch<B>,
     ) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
-        let mut act = backend.memory(t * f);
+        let mut act = backend.short(t, f);
         backend.swiglu(view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
         act
     }

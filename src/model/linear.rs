@@ -2,9 +2,7 @@
 //! With dropout the adapter's input is masked anew wherever it is needed, never kept: the key gives it back.
 
 use super::weights::{ModelError, Weights};
-use crate::backend::{
-    Backend, DropoutKey, Fused, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view, view_mut,
-};
+use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, ViewMut, Write, view, view_mut};
 
 /// A projection y[T, N] = x[T, K] wᵀ (+ bias) (+ scale * (dropout(x) aᵀ) bᵀ).
 pub struct Linear<B: Backend> {
@@ -119,9 +117,7 @@ impl<B: Fused> Linear<B> {
         let (a, _) = adapter.views(batch.params, self.shape);
         let masked = self.masked(backend, x, batch);
         let x = masked.as_ref().map_or(x, |m| view(m, x.rows, x.cols));
-        let out = view_mut(&mut h, batch.rows, adapter.rank);
-        let product = Product { a: x, b: a, transpose: Transpose::Right, scale: 1.0 };
-        backend.matmul(out, Write::Set, product);
+        backend.lora_down(view_mut(&mut h, batch.rows, adapter.rank), x, a);
         masked.into_iter().for_each(|m| backend.recycle(m));
         Some(h)
     }
@@ -166,8 +162,8 @@ impl<B: Fused> Linear<B> {
         };
         match (self.key(batch), dx) {
             (Some(key), Some((mut dx, write))) => {
-                backend.linear_grad(dx.again(), write, args.dy, &self.weight);
                 let mut through = backend.memory(batch.rows * k);
+                backend.linear_grad(dx.again(), write, args.dy, &self.weight);
                 backend.lora_grad(Some((view_mut(&mut through, batch.rows, k), Write::Set)), lora);
                 backend.dropout(dx, Write::Add, view(&through, batch.rows, k), key, batch.tokens);
                 backend.recycle(through);

@@ -1,5 +1,5 @@
 //! How much memory a stage takes, from shapes alone, so that what blocks keep can be chosen before anything is
-//! loaded. Counts f32 values that exist at the same time at the worst moment, and what the trainer holds of
+//! loaded. Counts values that exist at the same time at the worst moment, and what the trainer holds of
 //! each parameter. A backend keeps freed memory for the next microbatch, up to a quarter more than was ever in
 //! use; its own packing may add a few per cent. Where a device has computed microbatches of this model before, the
 //! line through what they had in use ([`Fit`]) takes the place of what is counted here.
@@ -83,6 +83,8 @@ pub struct Load<'a> {
     pub weights: u64,
     /// Whose memory it is.
     pub home: Home,
+    /// Bytes of a number of what only products and swiglu read: [`Backend::short_bytes`](crate::backend::Backend).
+    pub short: u64,
     /// What the device was measured to take, where somebody did.
     pub measured: Option<Fit>,
 }
@@ -120,7 +122,7 @@ impl Home {
 
 /// What it takes.
 pub fn estimate(load: Load, keep: Keep) -> Estimate {
-    let Load { config, lora, tokens, weights, home, measured } = load;
+    let Load { config, lora, tokens, weights, home, measured, .. } = load;
     let trained = layout::of(config, lora, 0..config.layers).len() as u64;
     let (adapter, resident) = (trained * home.adapter(), trained * ON_DEVICE);
     let recycled = |bytes: u64| bytes + bytes / 4;
@@ -158,27 +160,29 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
 
 /// Bytes that are kept between forward and backward, and that are needed while something is computed.
 fn counted(load: &Load, keep: Keep) -> (u64, u64) {
-    let &Load { config, lora, tokens, .. } = load;
+    let &Load { config, lora, tokens, short, .. } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
     // x, mid; q, attended; k, v; gate, up; q and k before their norms; logsumexp, roots and h are small.
     let norms = if config.qk_norm { q + kv } else { 0 };
     let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
-    let everything = t * (2 * c + 2 * q + 2 * kv + 2 * f + norms + small);
-    let held = [everything, everything - 2 * t * f, t * (c + q + small), t * c];
+    let inner = short * 2 * t * f;
+    let everything = 4 * t * (2 * c + 2 * q + 2 * kv + norms + small) + inner;
+    let held = [everything, everything - inner, 4 * t * (c + q + small), 4 * t * c];
     let counts = keep.counts(config.layers).map(|count| count as u64);
     let kept: u64 = held.iter().zip(counts).map(|(held, count)| held * count).sum();
     // A block that is computed again takes what is missing of it, and where others above it kept more, what they have
     // given back.
     let topmost = counts.iter().position(|&count| count > 0).map_or(0, |which| held[which]);
-    let one_block = if topmost == t * c { everything } else { everything - topmost };
-    let masked = if lora.dropout > 0.0 { t * f } else { 0 };
+    let one_block = if topmost == held[3] { everything } else { everything - topmost };
+    // An input that is masked; where numbers are short, the output of a product before it is.
+    let masked = if lora.dropout > 0.0 || short < 4 { 4 * t * f } else { 0 };
     // Backward: the residual, two normed streams, two of F; or the head: rows, logits, their gradients.
-    let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
+    let in_block = one_block + 4 * t * (2 * c + q + 2 * kv) + short * t * (c + 2 * f) + masked;
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
-    let in_head = t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs);
-    (4 * kept, 4 * in_block.max(in_head))
+    let in_head = 4 * (t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs));
+    (kept, in_block.max(in_head))
 }
 
 /// Bytes for people: `3.10 GB`, `15 MB`.

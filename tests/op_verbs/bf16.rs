@@ -1,4 +1,4 @@
-//! Frozen products in bf16: against the f64 formula of the rounded factors (only f32 sums are left to err), against
+//! Products in bf16, frozen ones and those of adapters: against the f64 formula of the rounded factors (only f32 sums are left to err), against
 //! that of the exact ones (each factor is off by 2^-8 at most), and the two kernels against each other, bit for bit.
 
 use crate::bench::{Mat, close};
@@ -6,7 +6,10 @@ use crate::fused::{headed, projected};
 use crate::products::weight;
 use crate::rows::{bounds, tokens};
 use finetune::backend::cpu::Cpu;
-use finetune::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, Write, view, view_mut};
+use finetune::backend::{
+    AttentionSaved, Backend, DropoutKey, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, Write, view,
+    view_mut,
+};
 use finetune::numeric::dtype::Dtype;
 
 fn rounded(m: &Mat) -> Mat {
@@ -101,8 +104,20 @@ fn what_is_not_normal_counts_as_zero_and_what_is_not_finite_stays() {
     }
 }
 
+/// Most of what is off: each of the values is near what is wanted, or, where a factor lay between two bf16 numbers, within
+/// the rounding of all its terms; and most are near.
+fn near_but_for_ties(name: &str, got: &[f32], want: &Mat, terms: &Mat) {
+    let largest = want.v.iter().fold(0.02f64, |m, v| m.max(v.abs()));
+    let off = |i: usize| (f64::from(got[i]) - want.v[i]).abs();
+    let far = (0..got.len()).filter(|&i| off(i) > 4e-6 * largest).count();
+    assert!(far * 50 <= got.len().max(50), "{name}: {far} of {} are off", got.len());
+    for i in 0..got.len() {
+        assert!(off(i) <= terms.v[i] / 256.0 + 4e-6 * largest, "{name}: {} for {}", got[i], want.v[i]);
+    }
+}
+
 #[test]
-fn an_adapter_stays_in_f32_beside_a_product_in_bf16() {
+fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
     for (t, k, r, n) in
         [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
     {
@@ -122,22 +137,38 @@ fn an_adapter_stays_in_f32_beside_a_product_in_bf16() {
             }
             let slow = go(Cpu::bf16(1).spelled());
             let twice = |m: Mat| m.map(|v| v * 2.0);
-            let (h, dh) = (x.mul(&a.t()), twice(dy.mul(&b)));
             let old = |m: &Mat| if write == Write::Add { m.clone() } else { Mat::zeros(m.rows, m.cols) };
             let sum = |a: Mat, b: Mat, c: Mat| -> Vec<f64> {
                 (0..a.v.len()).map(|i| a.v[i] + b.v[i] + c.v[i]).collect()
             };
-            let want = [
-                sum(old(&dy), rounded(&x).mul(&w.t()), twice(h.mul(&b.t()))),
-                h.v.clone(),
-                sum(old(&before), rounded(&dy).mul(&w), dh.mul(&a)),
-                dh.t().mul(&x).v,
-                twice(dy.t().mul(&h)).v,
+            let exact = [
+                sum(old(&dy), rounded(&x).mul(&w.t()), twice(x.mul(&a.t()).mul(&b.t()))),
+                x.mul(&a.t()).v,
+                sum(old(&before), rounded(&dy).mul(&w), twice(dy.mul(&b)).mul(&a)),
+                twice(dy.mul(&b)).t().mul(&x).v,
+                twice(dy.t().mul(&x.mul(&a.t()))).v,
             ];
-            for (i, want) in want.iter().enumerate() {
-                close(&format!("{name} output {i}"), &got[i], want, 4e-6);
+            for (i, want) in exact.iter().enumerate() {
                 close(&format!("{name} output {i} spelled"), &slow[i], want, 4e-6);
             }
+            // What lies between the matrices is rounded too; it is f32 where the rank is too large for one pass.
+            let [rx, ra, rb, rdy] = [&x, &a, &b, &dy].map(rounded);
+            let h = Mat { rows: t, cols: r, v: got[1].iter().map(|&v| f64::from(v)).collect() };
+            let dh = twice(rdy.mul(&rb));
+            let (hs, dhs, bs, as_) = match r > 768 {
+                true => (twice(h.map(|v| v)), dh.map(|v| v), b.map(|v| v), a.map(|v| v)),
+                false => (rounded(&twice(h.map(|v| v))), rounded(&dh), rounded(&b), rounded(&a)),
+            };
+            close(&format!("{name} h"), &got[1], &rx.mul(&ra.t()).v, 4e-6);
+            let y = sum(old(&dy), rx.mul(&w.t()), hs.mul(&bs.t()));
+            close(&format!("{name} y"), &got[0], &y, 4e-6);
+            let db = twice(rdy.t().mul(&rounded(&h)));
+            close(&format!("{name} dB"), &got[4], &db.v, 4e-6);
+            let size = |m: &Mat| m.map(f64::abs);
+            let dx = Mat { rows: t, cols: k, v: sum(old(&before), rdy.mul(&w), dhs.mul(&as_)) };
+            near_but_for_ties(&format!("{name} dx"), &got[2], &dx, &size(&dhs).mul(&size(&as_)));
+            let (da, terms) = (rounded(&dh).t().mul(&rx), size(&dh).t().mul(&size(&rx)));
+            near_but_for_ties(&format!("{name} dA"), &got[3], &da, &terms);
         }
     }
 }
@@ -315,4 +346,115 @@ fn a_class_says_its_precision() {
     let class = Cpu::bf16(1).class();
     assert!(class.ends_with("-bf16") && class[..class.len() - 5] == Cpu::new(1).class()[..class.len() - 5]);
     assert_ne!(Cpu::bf16(1).spelled().class(), Cpu::new(1).class());
+}
+
+/// What verbs write into memory of 16 bits, read back, and what they make of what lies there.
+fn in_short(mut cpu: Cpu, [x, gain, w, down, a, b]: [&Mat; 6], short: bool) -> Vec<Vec<f32>> {
+    let (t, c, f, r) = (x.rows, x.cols, w.rows, a.rows);
+    let mut up = |m: &Mat| {
+        let mut memory = cpu.memory(m.v.len());
+        cpu.upload(view_mut(&mut memory, m.rows, m.cols), &m.f32s());
+        memory
+    };
+    let [mx, mg, ma, mb] = [x, gain, a, b].map(&mut up);
+    let (wide, narrow) = (weight(&mut cpu, w, Dtype::Bf16), weight(&mut cpu, down, Dtype::Bf16));
+    let of = |cpu: &mut Cpu, n: usize| if short { cpu.short(t, n) } else { cpu.memory(t * n) };
+    // Where numbers are not kept in 16 bits they are rounded by the way through memory that does.
+    let settle = |cpu: &mut Cpu, memory: &mut finetune::backend::cpu::Memory, n: usize| {
+        let mut values = vec![0.0; t * n];
+        cpu.read(view(memory, t, n), &mut values).unwrap();
+        let kept: Vec<f32> = values.iter().map(|&v| half::bf16::from_f32(v).to_f32()).collect();
+        if !short {
+            cpu.upload(view_mut(memory, t, n), &kept);
+        }
+        kept
+    };
+    let mut out = Vec::new();
+    let (mut normed, mut inv) = (of(&mut cpu, c), cpu.memory(t));
+    cpu.rmsnorm(
+        view_mut(&mut normed, t, c),
+        view_mut(&mut inv, t, 1),
+        view(&mx, t, c),
+        view(&mg, 1, c),
+        1e-5,
+    );
+    out.push(settle(&mut cpu, &mut normed, c));
+    let (mut gate, mut other, mut h) = (of(&mut cpu, f), of(&mut cpu, f), cpu.memory(t * r));
+    cpu.linear(view_mut(&mut gate, t, f), Write::Set, view(&normed, t, c), &wide);
+    out.push(settle(&mut cpu, &mut gate, f));
+    let part = LoraPart {
+        h: view_mut(&mut h, t, r),
+        x: view(&normed, t, c),
+        ab: (view(&ma, r, c), view(&mb, f, r)),
+        scale: 0.7,
+    };
+    cpu.lora_linear((view_mut(&mut other, t, f), Write::Set), view(&normed, t, c), &wide, part);
+    out.push(settle(&mut cpu, &mut other, f));
+    let mut act = of(&mut cpu, f);
+    cpu.swiglu(view_mut(&mut act, t, f), view(&gate, t, f), view(&other, t, f));
+    out.push(settle(&mut cpu, &mut act, f));
+    let (mut y, mut dact) = (cpu.memory(t * c), of(&mut cpu, f));
+    cpu.linear(view_mut(&mut y, t, c), Write::Set, view(&act, t, f), &narrow);
+    cpu.linear_grad(view_mut(&mut dact, t, f), Write::Set, view(&y, t, c), &narrow);
+    out.push(settle(&mut cpu, &mut dact, f));
+    cpu.swiglu_grad(view_mut(&mut gate, t, f), view_mut(&mut other, t, f), view(&dact, t, f));
+    out.push(settle(&mut cpu, &mut gate, f));
+    out.push(settle(&mut cpu, &mut other, f));
+    let (mut dx, mut dab) = (cpu.memory(t * c), cpu.memory(r * (c + f)));
+    let args = LoraGrad {
+        dab: view_mut(&mut dab, 1, r * (c + f)),
+        dy: view(&other, t, f),
+        x: view(&normed, t, c),
+        h: view(&h, t, r),
+        ab: (view(&ma, r, c), view(&mb, f, r)),
+        scale: 0.7,
+    };
+    cpu.lora_linear_grad((view_mut(&mut dx, t, c), Write::Set), &wide, args);
+    // Rare ones: a bias, dropout in both directions.
+    let tokens = tokens(&mut cpu, &[0, t as u32]);
+    let key = DropoutKey { seed: 1, step: 2, rows: &[3], module: 4, p: 0.3 };
+    cpu.bias(view_mut(&mut gate, t, f), view(&mb, 1, f));
+    out.push(settle(&mut cpu, &mut gate, f));
+    let mut masked = cpu.memory(t * f);
+    cpu.dropout(view_mut(&mut masked, t, f), Write::Set, view(&gate, t, f), key, &tokens);
+    cpu.dropout(view_mut(&mut act, t, f), Write::Add, view(&masked, t, f), key, &tokens);
+    out.push(settle(&mut cpu, &mut act, f));
+    for (memory, len) in [(&y, t * c), (&h, t * r), (&dx, t * c), (&dab, r * (c + f)), (&masked, t * f)] {
+        let mut values = vec![0.0; len];
+        cpu.read(view(memory, 1, len), &mut values).unwrap();
+        out.push(values);
+    }
+    out
+}
+
+#[test]
+fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
+    let ours = Cpu::bf16(1).short_bytes() == 2;
+    if !ours {
+        println!("skipped: numbers are kept in 16 bits where our own kernels multiply");
+    }
+    for (t, c, f, r) in [
+        (1, 2, 6, 1),
+        (2, 34, 66, 3),
+        (3, 34, 66, 16),
+        (17, 576, 100, 8),
+        (130, 48, 1100, 17),
+        (301, 900, 34, 5),
+    ] {
+        let name = format!("{t}x{c}x{f}x{r}");
+        let all = [(t, c), (1, c), (f, c), (c, f), (r, c), (f, r)];
+        let all = all.map(|(rows, cols)| Mat::random(rows, cols, (7 * rows + cols) as u64));
+        let go = |cpu: Cpu, short: bool| in_short(cpu.poisoning(), all.each_ref(), short);
+        let got = go(Cpu::bf16(2), true);
+        assert!(got.iter().flatten().all(|v| v.is_finite()), "{name}");
+        for threads in [1, 3, 7] {
+            assert!(bits(&go(Cpu::bf16(threads), true)) == bits(&got), "{name}: {threads} threads");
+        }
+        if let Some(twin) = Cpu::bf16_twin(2) {
+            assert!(bits(&go(twin, true)) == bits(&got), "{name}: the other kernel");
+        }
+        for (i, (got, want)) in got.iter().zip(go(Cpu::bf16(2), false)).enumerate() {
+            assert!(bits(std::slice::from_ref(got)) == bits(&[want]), "{name}: output {i}");
+        }
+    }
 }

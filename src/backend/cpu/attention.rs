@@ -219,7 +219,7 @@ fn attend<'a>(
             multiply(cx.isa, unsafe { out.slice(at + r * stride, size) }, by);
         }
         let write = if j == 0 { Write::Set } else { Write::Add };
-        let to = Into { target: Target { out, at, stride, write }, scale: 1.0 };
+        let to = Into { target: Target { at, ..Target::rows(out, stride, write) }, scale: 1.0 };
         // SAFETY: as above.
         unsafe { products.to_queries(to, block, Which::Second, seen) };
     }

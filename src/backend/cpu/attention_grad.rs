@@ -131,7 +131,7 @@ fn square<'a>(
     let place = |t: usize| (segment.from + t) * x.wide() + head * size;
     let to = |out, t: usize, first, scale| {
         let write = if first && task.queries == task.keys { Write::Set } else { Write::Add };
-        Into { target: Target { out, at: place(t), stride: x.wide(), write }, scale }
+        Into { target: Target { at: place(t), ..Target::rows(out, x.wide(), write) }, scale }
     };
     for i in task.stretch(task.queries).step_by(QUERIES) {
         let rows = QUERIES.min(segment.queries - i);

@@ -217,7 +217,7 @@ impl<'a> Products<'a> for InPairs<'_> {
             if keys == 0 {
                 continue;
             }
-            let target = Target { out: &out, at: c, stride: QUERIES, write: Write::Set };
+            let target = Target { at: c, ..Target::rows(&out, QUERIES, Write::Set) };
             let panel = &self.turned[which][c * pairs..];
             let left =
                 Pairs { k: pairs, a: self.here.rows[which].as_ptr(), row: pairs, col: 1, b: panel.as_ptr() };

@@ -45,6 +45,8 @@ pub struct Place {
     pub scale: f32,
     /// Whether what stands there is added.
     pub add: bool,
+    /// Pairs of bf16 numbers go there, in words of which `stride` counts; `add` is not for them.
+    pub short: bool,
 }
 
 /// What will be read next: that many runs of bytes, evenly apart.
@@ -65,10 +67,16 @@ impl Ahead {
     pub fn fetch(&self, i: usize, of: usize) {
         let lines = self.run.div_ceil(64).max(1);
         let all = lines * self.runs;
-        for line in all * i / of..all * (i + 1) / of {
-            let at = self.at.wrapping_add(line / lines * self.stride + line % lines * 64);
+        let (first, end) = (all * i / of, all * (i + 1) / of);
+        // A division for each line would take as long as a twentieth of a tile.
+        let (mut run, mut line) = (self.at.wrapping_add(first / lines * self.stride), first % lines);
+        for _ in first..end {
             // SAFETY: a hint, which no address can make fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(run.wrapping_add(line * 64).cast()) };
+            line += 1;
+            if line == lines {
+                (run, line) = (run.wrapping_add(self.stride), 0);
+            }
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct Place {
     pub scale: f32,
     /// Whether what stands there is added.
     pub add: bool,
+    /// Pairs of bf16 numbers go there, in words of which `stride` counts; `add` is not for them.
+    pub short: bool,
 }
 
 /// As in `avx512.rs`.

@@ -6,7 +6,7 @@
 //! over ascending k that the f32 tile computes of the same rounded numbers: that tile is the slow twin, and,
 //! where this instruction runs at half the rate, the fast one.
 
-use super::avx512::{COLS, Part, Place, chain, put};
+use super::avx512::{COLS, Place, put};
 use super::stored::{across, load_rows, transposed};
 use std::arch::x86_64::*;
 
@@ -25,17 +25,17 @@ pub struct Pairs {
     pub b: *const u32,
 }
 
-/// out = [out +] scale * (sum of the pairs, then of the f32 part)
+/// out = [out +] scale * (sum of the pairs, then of those of the second product)
 ///
 /// # Safety
 /// As [`super::avx512::tile`]; the processor has AVX-512 BF16. All of b's 32 pairs in a row are read.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub unsafe fn tile(pairs: Pairs, part: Option<Part>, place: Place) {
+pub unsafe fn tile(pairs: Pairs, second: Option<Pairs>, place: Place) {
     macro_rules! by_rows {
         ($vectors:literal: $($rows:literal)*) => {
             match place.rows {
                 // SAFETY: the caller's promise.
-                $($rows => unsafe { fixed::<$rows, $vectors>(pairs, part, place) },)*
+                $($rows => unsafe { fixed::<$rows, $vectors>(pairs, second, place) },)*
                 _ => unreachable!("a tile has 1 to 12 rows"),
             }
         };
@@ -48,20 +48,36 @@ pub unsafe fn tile(pairs: Pairs, part: Option<Part>, place: Place) {
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, part: Option<Part>, place: Place) {
+unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, second: Option<Pairs>, place: Place) {
     let mut sum = [[_mm512_setzero_ps(); NV]; MR];
     place.near::<MR, NV>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        dots(&mut sum, pairs);
+        if let Some(second) = second {
+            dots(&mut sum, second);
+        }
+        if place.short { put_pairs(&sum, place) } else { put(&sum, place) }
+    }
+}
+
+/// sum += a product, in ascending order of pairs.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn dots<const MR: usize, const NV: usize>(sum: &mut [[__m512; NV]; MR], pairs: Pairs) {
     let far = |rows: usize| pairs.a.wrapping_add(rows * pairs.row);
     let (mut a, mut b) = ([pairs.a, far(3), far(6), far(9)], pairs.b);
     for _ in 0..pairs.k {
-        let mut v = [_mm512_setzero_si512(); NV];
-        for (j, v) in v.iter_mut().enumerate() {
-            // SAFETY: a row of b has 32 pairs.
-            *v = unsafe { _mm512_loadu_si512(b.add(16 * j).cast()) };
-        }
-        for i in 0..MR {
-            // SAFETY: row i of a exists, says the caller; pairs of bf16 are 32 bits, whatever they are called.
-            unsafe {
+        // SAFETY: a row of b has 32 pairs, and row i of a exists, says the caller; pairs of bf16 are 32 bits, whatever
+        // they are called.
+        unsafe {
+            let mut v = [_mm512_setzero_si512(); NV];
+            for (j, v) in v.iter_mut().enumerate() {
+                *v = _mm512_loadu_si512(b.add(16 * j).cast());
+            }
+            for i in 0..MR {
                 let x: __m512bh =
                     std::mem::transmute(_mm512_set1_epi32(*a[i / 3].add(i % 3 * pairs.row) as i32));
                 for j in 0..NV {
@@ -73,12 +89,23 @@ unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, part: Option<Par
         a.iter_mut().for_each(|a| *a = a.wrapping_add(pairs.col));
         b = b.wrapping_add(COLS);
     }
-    // SAFETY: the caller's promise.
+}
+
+/// out = scale * sum in pairs, rounded as [`pair_up`] does.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn put_pairs<const MR: usize, const NV: usize>(sum: &[[__m512; NV]; MR], place: Place) {
+    // SAFETY: in bounds by the caller's promise; the mask ends where the outputs do.
     unsafe {
-        if let Some(part) = part {
-            chain(&mut sum, &part, place.last::<NV>());
+        let (scale, mask) = (_mm512_set1_ps(place.scale), first(place.cols.div_ceil(2)));
+        for (i, row) in sum.iter().enumerate() {
+            let high = if NV == 2 { row[NV - 1] } else { _mm512_setzero_ps() };
+            let pairs = paired(_mm512_mul_ps(row[0], scale), _mm512_mul_ps(high, scale));
+            let at = place.at.wrapping_add(i * place.stride);
+            _mm512_mask_storeu_epi32(at.cast(), mask, pairs);
         }
-        put(&sum, place);
     }
 }
 
@@ -147,6 +174,39 @@ pub unsafe fn pair_and_turn(
     for (w, &turned) in transposed(pairs).iter().enumerate().take(numbers.div_ceil(2)) {
         // SAFETY: as above.
         unsafe { _mm512_storeu_ps(out.add(w * COLS).cast(), turned) };
+    }
+}
+
+/// Pairs along the columns become pairs along the rows: out[w * 32 + j] is the pair of rows 2 w and 2 w + 1 in column j
+/// of x, for `rows` rows that lie `stride` words apart, of which `words` words (at most 16) are read; what is beyond is 0.
+///
+/// # Safety
+/// As there; `rows.div_ceil(2) * 32` words can be written.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub unsafe fn turn_rows(out: *mut u32, (x, stride): (*const u32, usize), rows: usize, words: usize) {
+    // Numbers of the first row are 0 to 31 and of the second 32 to 63, of every word the odd column first.
+    let order = |from: usize| -> [u16; 32] {
+        std::array::from_fn(|i| {
+            let column = from + i / 2;
+            let number = (column ^ 1) as u16;
+            if i % 2 == 0 { 32 + number } else { number }
+        })
+    };
+    let orders = [order(0), order(16)];
+    // SAFETY: the caller's promise; the orders are vectors.
+    unsafe {
+        let orders = orders.each_ref().map(|o| _mm512_loadu_si512(o.as_ptr().cast()));
+        let load = |row: usize| {
+            let mask = if row < rows { first(words) } else { 0 };
+            _mm512_maskz_loadu_epi32(mask, x.wrapping_add(row * stride).cast())
+        };
+        for w in 0..rows.div_ceil(2) {
+            let (even, odd) = (load(2 * w), load(2 * w + 1));
+            for (half, order) in orders.iter().enumerate() {
+                let turned = _mm512_permutex2var_epi16(even, *order, odd);
+                _mm512_storeu_si512(out.add(w * COLS + 16 * half).cast(), turned);
+            }
+        }
     }
 }
 

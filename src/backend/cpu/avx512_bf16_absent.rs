@@ -1,7 +1,7 @@
 //! Stands in for `avx512_bf16.rs` where the processor is not an x86-64: nobody calls it, because no such processor
 //! is ever found to have the instruction; bf16 is then computed by the `gemm` crate on rounded numbers.
 
-use super::avx512::{Part, Place};
+use super::avx512::Place;
 
 /// As in `avx512_bf16.rs`.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +23,7 @@ pub struct Pairs {
 ///
 /// # Safety
 /// None is needed.
-pub unsafe fn tile(_: Pairs, _: Option<Part>, _: Place) {
+pub unsafe fn tile(_: Pairs, _: Option<Pairs>, _: Place) {
     unreachable!("tiles are for AVX-512");
 }
 
@@ -48,6 +48,14 @@ pub unsafe fn interleave(_: &mut [u32], _: &[f32], _: &[f32]) {
 /// # Safety
 /// None is needed.
 pub unsafe fn pair_and_turn(_: *mut u32, _: (*const f32, usize), _: (usize, usize)) {
+    unreachable!("pairs are for AVX-512 BF16");
+}
+
+/// Never called.
+///
+/// # Safety
+/// None is needed.
+pub unsafe fn turn_rows(_: *mut u32, _: (*const u32, usize), _: usize, _: usize) {
     unreachable!("pairs are for AVX-512 BF16");
 }
 

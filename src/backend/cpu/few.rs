@@ -69,10 +69,9 @@ fn lay_out<'a>(
 ) -> (Strided<'a>, &'a [f32], usize) {
     for p in 0..panels {
         let col = first + p * COLS;
-        let panel = &mut room[p * a.rank * COLS..][..a.rank * COLS];
-        product_own::lay_out(panel, a.right.from(0, col), (a.rank, COLS.min(rows - col)), a.scale);
+        a.lay_out(&mut room[p * a.rank * COLS..], (col, COLS.min(rows - col)));
     }
-    (a.left.from(row, 0), room, a.rank)
+    (a.left.from(row, 0).numbers(), room, a.rank)
 }
 
 /// Most terms of what is added: the room of a thread holds so many for every panel.

@@ -2,14 +2,100 @@
 //! output, while the tile is in registers. [`Cpu::twin`] runs the spelling.
 
 use super::head::{Question, room as head_room};
-use super::left::Left;
+use super::left::{Factor, Left, Precision};
 use super::product::{Products, Strided};
-use super::weight::LowRank;
+use super::tiled::{Added, RANK};
+use super::weight::Out;
 use super::{Cpu, Memory, Weight};
-use crate::backend::fused::lm_head_loss_in_chunks;
+use crate::backend::fused::{lm_head_loss_in_chunks, lora_grad_of_factors};
 use crate::backend::*;
 
+/// A frozen product and what is added to it.
+struct Job<'a> {
+    w: &'a Weight,
+    backward: bool,
+    left: Left<'a>,
+    low: Option<Added<'a>>,
+}
+
+impl Cpu {
+    /// Whether an adapter's factors are rounded: in bf16, where our own kernels multiply.
+    fn rounds(&self) -> bool {
+        self.precision != Precision::F32 && self.products == Products::Own
+    }
+
+    /// y (=|+=) x wᵀ, or dx (=|+=) dy w, in the numbers that the output holds.
+    pub(super) fn frozen(
+        &mut self,
+        (mut out, write): (ViewMut<Memory>, Write),
+        (w, backward): (&Weight, bool),
+        left: Left,
+        low: Option<Added>,
+    ) {
+        let terms = if backward { w.rows() } else { w.cols() };
+        let whole = Weight::writes_pairs(left, terms, low.as_ref());
+        let job = Job { w, backward, left, low };
+        if out.memory.is_short() {
+            assert_eq!(write, Write::Set, "numbers in 16 bits are set");
+            if whole {
+                return job.run(self, Out::Pairs(out.pairs_mut()));
+            }
+        }
+        self.through(&mut out, |cpu, values| job.run(cpu, Out::Values(values, write)));
+    }
+
+    /// The left factor of what an adapter adds, h or dh [T, R], as the frozen product beside it wants it, and what is
+    /// left to multiply the right one with.
+    fn low<'a>(&mut self, h: View<'a, Memory>, scale: f32) -> (Factor<'a>, f32) {
+        match self.rounds() && h.cols <= RANK {
+            true => (self.factor_of(h, scale), 1.0),
+            false => (Factor::plain(h), scale),
+        }
+    }
+
+    /// [`lora_grad_of_factors`] with factors that are rounded; `dy` is the gradient of the output as products read it.
+    fn rounded_grad(&mut self, args: LoraGrad<Memory>, dy: Left) -> Memory {
+        let LoraGrad { dab, x, h, ab: (a, b), scale, .. } = args;
+        let (rows, rank) = (h.rows, h.cols);
+        let mut dh = self.recycling.take(rows * rank);
+        self.thin(view_mut(&mut dh, rows, rank), dy, Strided::rows(b.values(), b.cols), scale);
+        let (memory, offset) = (dab.memory, dab.offset);
+        let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
+        self.along_tokens(db, h, dy, scale, true);
+        let x = self.factor(x);
+        let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
+        self.along_tokens(da, view(&dh, rows, rank), x.left(self.context()), 1.0, false);
+        self.done(x);
+        dh
+    }
+}
+
+impl Job<'_> {
+    fn run(self, cpu: &Cpu, out: Out) {
+        let Job { w, backward, left, low } = self;
+        if backward {
+            w.backward(cpu.context(), out, left, low)
+        } else {
+            w.forward(cpu.context(), out, left, low)
+        }
+    }
+}
+
 impl Fused for Cpu {
+    fn lora_down(&mut self, h: ViewMut<Memory>, x: View<Memory>, a: View<Memory>) {
+        if !self.rounds() {
+            return self.matmul(
+                h,
+                Write::Set,
+                Product { a: x, b: a, transpose: Transpose::Right, scale: 1.0 },
+            );
+        }
+        let x = self.factor(x);
+        let left = x.left(self.context());
+        self.thin(h, left, Strided::rows(a.values(), a.cols).transposed(), 1.0);
+        self.done(x);
+    }
+
     fn lora_linear(
         &mut self,
         y: (ViewMut<Memory>, Write),
@@ -24,18 +110,41 @@ impl Fused for Cpu {
         }
         assert_eq!((x.cols, y.cols, y.rows), (w.cols(), w.rows(), x.rows), "y is x wᵀ");
         assert_eq!((b.rows, b.cols, h.rows), (w.rows(), h.cols, x.rows), "h bᵀ is shaped like y");
-        let (rank, to_h) = (h.cols, Product { a: seen, b: a, transpose: Transpose::Right, scale: 1.0 });
-        self.matmul(h.again(), Write::Set, to_h);
-        let low = LowRank {
-            left: h.values_mut(),
-            right: Strided::rows(b.values(), rank).transposed(),
-            rank,
-            scale,
+        let masked = !(std::ptr::eq(seen.memory, x.memory) && seen.offset == x.offset);
+        let factor = self.factor(x);
+        if masked || !self.rounds() {
+            self.lora_down(h.again(), seen, a);
+        } else {
+            let right = Strided::rows(a.values(), a.cols).transposed();
+            self.thin(h.again(), factor.left(self.context()), right, 1.0);
+        }
+        let right = Strided::rows(b.values(), b.cols).transposed();
+        let (rounded, rank) = (self.rounds(), h.cols);
+        let h = View { memory: &*h.memory, offset: h.offset, rows: h.rows, cols: h.cols };
+        let (low, scale) = self.low(h, scale);
+        let cx = self.context();
+        let added = Added { left: low.left(cx), right, rank, scale, rounded };
+        let left = factor.left(cx);
+        self.frozen((y, write), (w, false), left, Some(added));
+        self.done(low);
+        self.done(factor);
+    }
+
+    fn lora_grad(&mut self, dx: Option<(ViewMut<Memory>, Write)>, args: LoraGrad<Memory>) {
+        let (a, rows, rank) = (args.ab.0, args.dy.rows, args.h.cols);
+        let dh = if self.rounds() {
+            let dy = self.factor(args.dy);
+            let dh = self.rounded_grad(args, dy.left(self.context()));
+            self.done(dy);
+            dh
+        } else {
+            lora_grad_of_factors(self, args)
         };
-        let narrowed = self.narrow(x.values(), x.cols);
-        let left = Left::of(self.context(), x.values(), x.cols, narrowed.as_ref());
-        w.forward(self.context(), (y.values_mut(), write), left, Some(low));
-        narrowed.into_iter().for_each(|m| self.recycle(m));
+        if let Some((dx, write)) = dx {
+            let left = view(&dh, rows, rank);
+            self.matmul(dx, write, Product { a: left, b: a, transpose: Transpose::Neither, scale: 1.0 });
+        }
+        self.recycle(dh);
     }
 
     fn lora_linear_grad(&mut self, dx: (ViewMut<Memory>, Write), w: &Weight, args: LoraGrad<Memory>) {
@@ -44,25 +153,24 @@ impl Fused for Cpu {
             self.linear_grad(dx.again(), write, args.dy, w);
             return self.lora_grad(Some((dx, Write::Add)), args);
         }
-        let LoraGrad { dab, dy, x, h, ab: (a, b), scale } = args;
+        let (a, dy, rows, rank) = (args.ab.0, args.dy, args.dy.rows, args.h.cols);
         assert_eq!((dx.rows, dx.cols, dy.cols), (dy.rows, w.cols(), w.rows()), "dx is dy w");
-        assert_eq!((a.rows, a.cols), (h.cols, w.cols()), "dh a is shaped like dx");
-        let (rows, rank) = (dy.rows, h.cols);
-        let mut dh = self.memory(rows * rank);
-        let to_dh = Product { a: dy, b, transpose: Transpose::Neither, scale };
-        self.matmul(view_mut(&mut dh, rows, rank), Write::Set, to_dh);
-        let (memory, offset) = (dab.memory, dab.offset);
-        let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
-        self.matmul(db, Write::Set, Product { a: dy, b: h, transpose: Transpose::Left, scale });
-        let left = view(&dh, rows, rank);
-        let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
-        self.matmul(da, Write::Set, Product { a: left, b: x, transpose: Transpose::Left, scale: 1.0 });
+        assert_eq!((a.rows, a.cols), (rank, w.cols()), "dh a is shaped like dx");
+        let factor = self.factor(dy);
+        let rounded = self.rounds();
+        let dh = match rounded {
+            true => self.rounded_grad(args, factor.left(self.context())),
+            false => lora_grad_of_factors(self, args),
+        };
+        let (low, scale) = self.low(view(&dh, rows, rank), 1.0);
+        let cx = self.context();
         let right = Strided::rows(a.values(), a.cols);
-        let low = LowRank { left: left.values(), right, rank, scale: 1.0 };
-        let narrowed = self.narrow(dy.values(), dy.cols);
-        let dy = Left::of(self.context(), dy.values(), dy.cols, narrowed.as_ref());
-        w.backward(self.context(), (dx.values_mut(), write), dy, Some(low));
-        [dh].into_iter().chain(narrowed).for_each(|m| self.recycle(m));
+        let added = Added { left: low.left(cx), right, rank, scale, rounded };
+        let left = factor.left(cx);
+        self.frozen((dx, write), (w, true), left, Some(added));
+        self.done(low);
+        self.done(factor);
+        self.recycle(dh);
     }
 
     fn lm_head_loss(&mut self, losses: ViewMut<Memory>, dx: Option<ViewMut<Memory>>, args: LmHeadLoss<Self>) {
@@ -77,13 +185,13 @@ impl Fused for Cpu {
             "one target per row of x"
         );
         assert_eq!((losses.rows, losses.cols), (targets.len(), 1), "one loss per row");
-        let narrowed = self.narrow(x.values(), x.cols);
-        let left = Left::of(self.context(), x.values(), x.cols, narrowed.as_ref());
-        let q = Question { x: left, cols: x.cols, vocab, targets };
+        let factor = self.factor(x);
+        let q = Question { x: factor.left(self.context()), cols: x.cols, vocab, targets };
         let cols = dx.as_ref().map_or(0, |dx| dx.cols);
-        let mut room = self.memory(head_room(self.context(), q, cols));
+        let mut room = self.recycling.take(head_room(self.context(), q, cols));
         let out = (losses.values_mut(), dx.as_mut().map(|dx| dx.values_mut()));
         head.head_loss(self.context(), out, q, room.values_mut());
-        [room].into_iter().chain(narrowed).for_each(|m| self.recycle(m));
+        self.recycle(room);
+        self.done(factor);
     }
 }

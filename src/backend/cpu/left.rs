@@ -7,6 +7,7 @@ use super::isa::kernel;
 use super::memory::Memory;
 use super::product::Strided;
 use super::{Context, Cpu};
+use crate::backend::View;
 use half::bf16;
 
 /// What the factors of a frozen product are rounded to, and which kernel multiplies them.
@@ -50,16 +51,18 @@ impl<'a> Left<'a> {
         Left { rows: values.len() / cols.max(1), cols, side }
     }
 
-    /// x, or what [`narrow`] made of it.
-    pub fn of(cx: Context, values: &'a [f32], cols: usize, narrowed: Option<&'a Memory>) -> Self {
-        let rows = values.len() / cols.max(1);
-        match narrowed {
-            Some(m) if in_pairs(cx, rows) => {
-                let side = Side::Pairs(bytemuck::cast_slice(m.values()), cols.div_ceil(2));
-                Left { rows, cols, side }
+    /// Pairs, row-major.
+    fn pairs(pairs: &'a [u32], (rows, cols): (usize, usize)) -> Self {
+        Left { rows, cols, side: Side::Pairs(pairs, cols.div_ceil(2)) }
+    }
+
+    /// Whether that many rows and terms are there.
+    pub fn holds(&self, rows: usize, k: usize) -> bool {
+        match self.side {
+            Side::Floats(f) => f.holds(rows, k),
+            Side::Pairs(words, stride) => {
+                rows == 0 || k == 0 || (rows - 1) * stride + k.div_ceil(2) <= words.len()
             }
-            Some(m) => Left::floats(m.values(), cols),
-            None => Left::floats(values, cols),
         }
     }
 
@@ -142,18 +145,68 @@ pub fn pair_rows(out: &mut [u32], x: &[f32], cols: usize) {
     }
 }
 
+/// A left factor and what was made of it for products to read, to be given back.
+pub struct Factor<'a> {
+    x: View<'a, Memory>,
+    made: Option<Memory>,
+}
+
+impl<'a> Factor<'a> {
+    /// f32 numbers as they are.
+    pub(super) fn plain(x: View<'a, Memory>) -> Self {
+        Factor { x, made: None }
+    }
+
+    /// As products read it.
+    pub(super) fn left(&self, cx: Context) -> Left<'_> {
+        let (rows, cols) = (self.x.rows, self.x.cols);
+        match &self.made {
+            Some(m) if in_pairs(cx, rows) => Left::pairs(bytemuck::cast_slice(m.values()), (rows, cols)),
+            Some(m) => Left { rows, ..Left::floats(m.values(), cols) },
+            None if self.x.memory.is_short() => Left::pairs(self.x.pairs(), (rows, cols)),
+            None => Left { rows, ..Left::floats(self.x.values(), cols) },
+        }
+    }
+}
+
 impl Cpu {
-    /// What products read in the place of x [_, cols]; None where that is x itself.
-    pub(super) fn narrow(&mut self, x: &[f32], cols: usize) -> Option<Memory> {
-        let rows = x.len() / cols.max(1);
-        let len = match self.precision {
-            Precision::F32 => return None,
-            _ if in_pairs(self.context(), rows) => rows * cols.div_ceil(2),
-            _ => x.len(),
+    /// x as a left factor.
+    pub(super) fn factor<'a>(&mut self, x: View<'a, Memory>) -> Factor<'a> {
+        let pairs = in_pairs(self.context(), x.rows);
+        let made = match self.precision {
+            Precision::F32 => None,
+            _ if x.memory.is_short() => {
+                if pairs {
+                    None
+                } else {
+                    self.widened(&x)
+                }
+            }
+            _ => {
+                let words = if pairs { x.cols.div_ceil(2) } else { x.cols };
+                let mut memory = self.recycling.take(x.rows * words);
+                write(self.context(), memory.values_mut(), x.values(), x.cols);
+                Some(memory)
+            }
         };
-        let mut memory = self.recycling.take(len);
-        write(self.context(), memory.values_mut(), x, cols);
-        Some(memory)
+        Factor { x, made }
+    }
+
+    /// scale * x as a left factor.
+    pub(super) fn factor_of<'a>(&mut self, x: View<'a, Memory>, scale: f32) -> Factor<'a> {
+        if scale == 1.0 || self.precision == Precision::F32 {
+            return self.factor(x);
+        }
+        let mut scaled = self.recycling.take(x.len());
+        scaled.values_mut().iter_mut().zip(x.values()).for_each(|(o, &x)| *o = scale * x);
+        let made = self.factor(View { memory: &scaled, offset: 0, ..x }).made;
+        self.recycling.give(scaled);
+        Factor { x, made }
+    }
+
+    /// Gives back what was made for it.
+    pub(super) fn done(&mut self, factor: Factor) {
+        factor.made.into_iter().for_each(|m| self.recycling.give(m));
     }
 }
 

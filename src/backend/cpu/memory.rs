@@ -1,4 +1,4 @@
-//! Memory: 64-byte aligned f32 values, recycled. Tests ask for poison: whatever is handed out is then full of
+//! Memory: 64-byte aligned f32 values, or bf16 numbers in pairs, recycled. Tests ask for poison: whatever is handed out is then full of
 //! NaN, so that a verb that reads what nobody wrote is found out in any build.
 //!
 //! A buffer that is asked for takes the smallest free one that it fills by at least three quarters. On a
@@ -13,33 +13,55 @@ use std::collections::BTreeMap;
 struct Line([f32; LINE]);
 const LINE: usize = 16;
 
-/// f32 values, aligned to cache lines.
+/// f32 values, or bf16 numbers in pairs, aligned to cache lines.
 #[derive(Default)]
 pub struct Memory {
     lines: Vec<Line>,
+    /// Words of 32 bits.
     len: usize,
+    /// The words are pairs.
+    short: bool,
 }
 
 impl std::fmt::Debug for Memory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Memory({} values)", self.len)
+        write!(f, "Memory({} {})", self.len, if self.short { "pairs" } else { "values" })
     }
 }
 
 impl Memory {
     /// Zeros.
     pub fn zeros(len: usize) -> Memory {
-        Memory { lines: vec![Line([0.0; LINE]); len.div_ceil(LINE)], len }
+        Memory { lines: vec![Line([0.0; LINE]); len.div_ceil(LINE)], len, short: false }
+    }
+
+    /// Whether it holds pairs of bf16 numbers, the first of each in the upper half.
+    pub fn is_short(&self) -> bool {
+        self.short
     }
 
     /// The values.
     pub fn values(&self) -> &[f32] {
+        assert!(!self.short, "this verb takes no numbers in 16 bits");
         &bytemuck::cast_slice::<Line, f32>(&self.lines)[..self.len]
     }
 
     /// The values, to write.
     pub fn values_mut(&mut self) -> &mut [f32] {
+        assert!(!self.short, "this verb takes no numbers in 16 bits");
         &mut bytemuck::cast_slice_mut::<Line, f32>(&mut self.lines)[..self.len]
+    }
+
+    /// The pairs.
+    pub fn pairs(&self) -> &[u32] {
+        assert!(self.short, "numbers in 16 bits");
+        &bytemuck::cast_slice::<Line, u32>(&self.lines)[..self.len]
+    }
+
+    /// The pairs, to write.
+    pub fn pairs_mut(&mut self) -> &mut [u32] {
+        assert!(self.short, "numbers in 16 bits");
+        &mut bytemuck::cast_slice_mut::<Line, u32>(&mut self.lines)[..self.len]
     }
 }
 
@@ -69,7 +91,7 @@ impl Recycling {
         let mut memory = match fits {
             Some(size) => {
                 let found = self.pop(size);
-                Memory { len, ..found }
+                Memory { len, short: false, ..found }
             }
             None => {
                 self.peak_lines = self.peak_lines.max(self.live_lines + lines);
@@ -81,9 +103,15 @@ impl Recycling {
         self.peak_lines = self.peak_lines.max(self.live_lines);
         self.since_lines = self.since_lines.max(self.live_lines);
         if self.poison {
-            memory.values_mut().fill(f32::NAN);
+            // Both halves of it are NaN in bf16.
+            memory.values_mut().fill(f32::from_bits(0x7fc0_7fc0));
         }
         memory
+    }
+
+    /// The same of that many pairs.
+    pub fn take_pairs(&mut self, pairs: usize) -> Memory {
+        Memory { short: true, ..self.take(pairs) }
     }
 
     /// The most bytes that were in use at once since this was last asked.

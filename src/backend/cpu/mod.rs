@@ -4,6 +4,7 @@
 //! it returns. Results depend on the shapes and the instruction set variant alone: on one class, one thread
 //! and seven give the same bits. Orders of summation and bounds are in docs/numerics.md.
 
+mod adapter;
 mod attention;
 mod attention_block;
 mod attention_floats;
@@ -46,6 +47,7 @@ mod product_crate;
 mod product_own;
 mod rope;
 mod rows;
+mod short;
 #[cfg(target_arch = "x86_64")]
 mod stored;
 #[cfg(not(target_arch = "x86_64"))]

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::isa::kernel;
-use super::math;
+use super::{math, short};
 use crate::backend::Write;
 
 /// Rows per task.
@@ -61,6 +61,21 @@ pub fn forward(cx: Context, out: (&mut [f32], &mut [f32]), cols: usize, x: (&[f3
     cx.threads.chunks2(out, (ROWS * cols, ROWS * groups), |i, out, inv| {
         let x = &x[i * ROWS * cols..][..out.len()];
         forward_rows(cx.isa, out, inv, x, gain, eps);
+    });
+}
+
+/// The same in pairs, of groups that are whole rows.
+pub fn forward_pairs(cx: Context, out: (&mut [u32], &mut [f32]), x: (&[f32], &[f32]), eps: f32) {
+    let ((out, inv_rms), (x, gain)) = (out, x);
+    let cols = gain.len();
+    let out = (bytemuck::cast_slice_mut(out), inv_rms);
+    cx.threads.chunks2(out, (ROWS * cols / 2, ROWS), |i, out, inv| {
+        let mut row = vec![0.0; cols];
+        let rows = x[i * ROWS * cols..].chunks_exact(cols).zip(inv.chunks_exact_mut(1));
+        for (out, (x, inv)) in out.chunks_exact_mut(cols / 2).zip(rows) {
+            forward_rows(cx.isa, &mut row, inv, x, gain, eps);
+            short::pair(cx, bytemuck::cast_slice_mut(out), &row);
+        }
     });
 }
 

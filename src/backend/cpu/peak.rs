@@ -53,7 +53,7 @@ impl Cpu {
         let (m, n, k) = (avx512::ROWS, avx512::COLS, TERMS / 2);
         let (a, b, mut out) = (vec![0x3f00_3f00; m * k], vec![0x3f00_3f00; k * n], vec![0.0; m * n]);
         let shared = Shared::new(&mut out);
-        let target = Target { out: &shared, at: 0, stride: n, write: Write::Set };
+        let target = Target::rows(&shared, n, Write::Set);
         let pairs = Pairs { k, a: a.as_ptr(), row: k, col: 1, b: b.as_ptr() };
         for _ in 0..REPEATS {
             // SAFETY: the precision was chosen by `Cpu`, which asked the processor; factors and output have the

@@ -80,7 +80,7 @@ impl Factors<'_> {
     }
 }
 
-/// Where a product goes: rows of `stride` values.
+/// Where a product goes: rows of `stride` words.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
     /// The output.
@@ -91,16 +91,25 @@ pub struct Target<'a> {
     pub stride: usize,
     /// Set or add.
     pub write: Write,
+    /// Its words are pairs of bf16 numbers: for tiles of pairs, which set them.
+    pub short: bool,
 }
 
 impl<'a> Target<'a> {
-    /// From element (i, j) on.
+    /// f32 values, row-major.
+    pub fn rows(out: &'a Shared<'a>, stride: usize, write: Write) -> Self {
+        Target { out, at: 0, stride, write, short: false }
+    }
+
+    /// From element (i, j) on; of pairs, j is even.
     pub fn from(self, i: usize, j: usize) -> Self {
+        let j = if self.short { j / 2 } else { j };
         Target { at: self.at + i * self.stride + j, ..self }
     }
 
     /// The pointer, once it is known that m x n outputs fit.
     pub fn pointer(&self, m: usize, n: usize) -> *mut f32 {
+        let n = if self.short { n.div_ceil(2) } else { n };
         assert!(self.at + (m - 1) * self.stride + n <= self.out.len(), "the tile lies inside the output");
         self.out.pointer(self.at)
     }
@@ -109,7 +118,7 @@ impl<'a> Target<'a> {
 /// out[m, n] (=|+=) scale * a b on all threads.
 pub fn product(cx: Context, out: (&mut [f32], usize), write: Write, sizes: Sizes, f: Factors) {
     let (out, stride) = (Shared::new(out.0), out.1);
-    let target = Target { out: &out, at: 0, stride, write };
+    let target = Target::rows(&out, stride, write);
     match cx.products {
         Products::Own => product_own::product(cx, target, sizes, f),
         Products::Crate => product_crate::product(cx, target, sizes, f),
@@ -120,7 +129,7 @@ pub fn product(cx: Context, out: (&mut [f32], usize), write: Write, sizes: Sizes
 pub fn small(cx: Context, out: (&mut [f32], usize), write: Write, sizes: Sizes, f: Factors) {
     let (out, stride) = (Shared::new(out.0), out.1);
     // SAFETY: out is borrowed mutably.
-    unsafe { tile(cx, Target { out: &out, at: 0, stride, write }, sizes, f) };
+    unsafe { tile(cx, Target::rows(&out, stride, write), sizes, f) };
 }
 
 /// The same on the caller's thread, into part of an output that others write elsewhere.

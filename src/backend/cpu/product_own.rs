@@ -97,7 +97,7 @@ fn across(cx: Context, target: Target, sizes: Sizes, f: Factors) {
         let rows = COLS.min(m - i);
         let mut flat = [0.0f32; 16 * COLS];
         let (out, turned) = (super::threads::Shared::new(&mut flat), Sizes { m: n, n: rows, k });
-        let here = Target { out: &out, at: 0, stride: COLS, write: Write::Set };
+        let here = Target::rows(&out, COLS, Write::Set);
         let (a, b) = (f.b.transposed(), f.a.from(i, 0).transposed());
         let at = target.from(i, 0).pointer(rows, n);
         // SAFETY: sizes were checked; `flat` is ours, and so are these rows of the output.
@@ -184,7 +184,8 @@ pub fn part(&(a, k, b, stride): &Share, i: usize) -> Part {
 /// The place of a tile whose first row is i.
 pub fn place(target: Target, i: usize, (rows, cols): (usize, usize), scale: f32) -> Place {
     let at = target.out.pointer(target.at + i * target.stride);
-    Place { at, stride: target.stride, rows, cols, scale, add: target.write == Write::Add }
+    let (stride, add) = (target.stride, target.write == Write::Add);
+    Place { at, stride, rows, cols, scale, add, short: target.short }
 }
 
 /// panel[k][32] = scale * b, zeros beyond its columns.

@@ -5,10 +5,11 @@
 //! the matrix is worth.
 
 use super::Context;
+use super::adapter;
 use super::avx512::{self, Ahead, COLS};
 use super::avx512_bf16::{self, Pairs};
 use super::few;
-use super::left::{Left, Side};
+use super::left::{self, Left, Side};
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE};
 use super::threads::Shared;
@@ -23,13 +24,25 @@ pub const RANK: usize = SLICE;
 #[derive(Clone, Copy)]
 pub struct Added<'a> {
     /// [T, R]
-    pub left: Strided<'a>,
-    /// [R, outputs]
+    pub left: Left<'a>,
+    /// [R, outputs]; where the frozen product is of bf16 numbers it is rounded as a tile reads it.
     pub right: Strided<'a>,
     /// R
     pub rank: usize,
-    /// Multiplies the product.
+    /// Multiplies the right factor, before it is rounded.
     pub scale: f32,
+    /// Whether it is rounded.
+    pub rounded: bool,
+}
+
+impl Added<'_> {
+    /// panel[R][32] = the right factor from output `col` on.
+    pub fn lay_out(&self, panel: &mut [f32], (col, cols): (usize, usize)) {
+        product_own::lay_out(panel, self.right.from(0, col), (self.rank, cols), self.scale);
+        if self.rounded {
+            panel[..self.rank * COLS].iter_mut().for_each(|x| *x = left::round(*x));
+        }
+    }
 }
 
 /// A panel [k][32], or [k / 2][32] in pairs.
@@ -122,7 +135,7 @@ pub trait Tiled: few::Chains + Sync + Sized {
         for (from, k) in product_own::slices(self.cols()) {
             for first in outputs.clone().step_by(COLS) {
                 let right = self.upright(&mut *wide, first, (from, k), x.side);
-                let target = Target { out: &out, at: first - outputs.start, stride, write: Write::Set };
+                let target = Target { at: first - outputs.start, ..Target::rows(&out, stride, Write::Set) };
                 let share = Share { left: x.from(0, from), k, right };
                 let size = (x.rows, COLS.min(outputs.end - first));
                 let ahead = self.next_forward(first / COLS + 1, from, k);
@@ -143,7 +156,7 @@ pub trait Tiled: few::Chains + Sync + Sized {
         for col in (0..self.cols()).step_by(COLS) {
             let right = self.turned(&mut *wide, col, (outputs.start, outputs.len()), e.side);
             let share = Share { left: e, k: outputs.len(), right };
-            let target = Target { out: &out, at: col, stride: self.cols(), write };
+            let target = Target { at: col, ..Target::rows(&out, self.cols(), write) };
             tiles(target, (e.rows, COLS.min(self.cols() - col)), (share, None), (None, 0, 0), &mut []);
         }
     }
@@ -178,25 +191,35 @@ fn tiles(
     low: &mut [f32],
 ) {
     target.pointer(size.0, size.1);
-    let second = added.map(|a| {
-        product_own::lay_out(low, a.right.from(0, col), (a.rank, size.1), a.scale);
-        (a.left.from(row, 0), a.rank, low.as_ptr(), COLS)
-    });
+    let added = added.map(|a| (a, a.left.from(row, 0).side));
     // SAFETY: the output was checked, and its rows and columns belong to this task; right factors are panels of
     // as many rows as terms, and left factors have the rows and terms of the share.
     unsafe {
         match (share.left.side, share.right) {
             (Side::Floats(left), Right::Floats(right)) => {
                 let first = (left, share.k, right.as_ptr(), COLS);
-                match second {
-                    Some(second) => product_own::rows_of_tiles(target, size, &[first, second], 1.0, ahead),
-                    None => product_own::rows_of_tiles(target, size, &[first], 1.0, ahead),
+                match added {
+                    Some((a, Side::Floats(floats))) => {
+                        a.lay_out(low, (col, size.1));
+                        let second = (floats, a.rank, low.as_ptr(), COLS);
+                        product_own::rows_of_tiles(target, size, &[first, second], 1.0, ahead);
+                    }
+                    _ => product_own::rows_of_tiles(target, size, &[first], 1.0, ahead),
                 }
             }
             (Side::Pairs(left, row), Right::Pairs(right)) => {
                 let k = share.k.div_ceil(2);
                 assert!((size.0 - 1) * row + k <= left.len() && k * COLS <= right.len(), "factors are there");
                 let pairs = Pairs { k, a: left.as_ptr(), row, col: 1, b: right.as_ptr() };
+                let second = match added {
+                    Some((a, Side::Pairs(words, row))) => {
+                        let panel: &mut [u32] = bytemuck::cast_slice_mut(low);
+                        adapter::lay_out(panel, a.right.from(0, col), (a.rank, size.1));
+                        let (k, b) = (a.rank.div_ceil(2), panel.as_ptr());
+                        Some(Pairs { k, a: words.as_ptr(), row, col: 1, b })
+                    }
+                    _ => None,
+                };
                 rows_of_pair_tiles(target, size, (pairs, second), 1.0, ahead);
             }
             _ => unreachable!("both factors are of one kind"),
@@ -211,7 +234,7 @@ fn tiles(
 pub unsafe fn rows_of_pair_tiles(
     target: Target,
     (m, cols): (usize, usize),
-    (pairs, second): (Pairs, Option<product_own::Share>),
+    (pairs, second): (Pairs, Option<Pairs>),
     scale: f32,
     ahead: Option<Ahead>,
 ) {
@@ -219,11 +242,10 @@ pub unsafe fn rows_of_pair_tiles(
         if let Some(ahead) = ahead {
             ahead.fetch(i / avx512::ROWS, m.div_ceil(avx512::ROWS));
         }
-        let here = Pairs { a: pairs.a.wrapping_add(i * pairs.row), ..pairs };
-        let part = second.map(|second| product_own::part(&second, i));
+        let from = |pairs: Pairs| Pairs { a: pairs.a.wrapping_add(i * pairs.row), ..pairs };
         let place = product_own::place(target, i, (avx512::ROWS.min(m - i), cols), scale);
         // SAFETY: the caller's promise.
-        unsafe { avx512_bf16::tile(here, part, place) };
+        unsafe { avx512_bf16::tile(from(pairs), second.map(from), place) };
     }
 }
 
@@ -246,11 +268,11 @@ mod tests {
             let (ins, outs) = if back { (n, k) } else { (k, n) };
             let mut out = vec![0.0; t * outs];
             let shared = Shared::new(&mut out);
-            let target = Target { out: &shared, at: 0, stride: outs, write: Write::Set };
-            let left = Strided::rows(&values[..left_rows * rank], rank);
+            let target = Target::rows(&shared, outs, Write::Set);
+            let left = Left::floats(&values[..left_rows * rank], rank);
             let right = Strided::rows(&values[..right_rows * outs], outs);
             let x = Left::floats(&values[..t * ins], ins);
-            let added = Some(Added { left, right, rank, scale: 1.0 });
+            let added = Some(Added { left, right, rank, scale: 1.0, rounded: false });
             match back {
                 true => panels.backward(cpu.context(), target, x, added),
                 false => panels.forward(cpu.context(), target, x, added),

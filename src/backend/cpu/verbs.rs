@@ -6,10 +6,10 @@ use super::attention_grad::{self, Outputs, Saved};
 use super::attention_pairs::PairedKeys;
 use super::elementwise::{self, Mask};
 use super::isa::Isa;
-use super::left::{Left, Precision};
+use super::left::Precision;
 use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
-use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm};
+use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm, short};
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::rng;
@@ -55,6 +55,17 @@ impl Backend for Cpu {
         self.recycling.take(len)
     }
 
+    fn short(&mut self, rows: usize, cols: usize) -> Memory {
+        match self.shortens(cols) {
+            true => self.recycling.take_pairs(rows * cols / 2),
+            false => self.recycling.take(rows * cols),
+        }
+    }
+
+    fn short_bytes(&self) -> usize {
+        if self.shortens(2) { 2 } else { 4 }
+    }
+
     fn recycle(&mut self, memory: Memory) {
         self.recycling.give(memory);
     }
@@ -64,11 +75,13 @@ impl Backend for Cpu {
     }
 
     fn upload(&mut self, mut out: ViewMut<Memory>, values: &[f32]) {
-        out.values_mut().copy_from_slice(values);
+        self.through(&mut out, |_, out| out.copy_from_slice(values));
     }
 
     fn read(&mut self, x: View<Memory>, out: &mut [f32]) -> Result<(), Fault> {
-        out.copy_from_slice(x.values());
+        let wide = self.widened(&x);
+        out.copy_from_slice(wide.as_ref().map_or_else(|| x.values(), Memory::values));
+        wide.into_iter().for_each(|m| self.recycle(m));
         Ok(())
     }
 
@@ -128,6 +141,10 @@ impl Backend for Cpu {
     ) {
         same_shape((out.rows, out.cols), (x.rows, x.cols));
         same_shape((inv_rms.rows, inv_rms.cols * gain.cols), (x.rows, x.cols));
+        if out.memory.is_short() && gain.cols == out.cols {
+            let outputs = (out.pairs_mut(), inv_rms.values_mut());
+            return norm::forward_pairs(self.context(), outputs, (x.values(), gain.values()), eps);
+        }
         let outputs = (out.values_mut(), inv_rms.values_mut());
         norm::forward(self.context(), outputs, x.cols, (x.values(), gain.values()), eps);
     }
@@ -147,22 +164,22 @@ impl Backend for Cpu {
         norm::grad(self.context(), (dx.values_mut(), write), x.cols, (dy.values(), x.values()), saved);
     }
 
-    fn linear(&mut self, mut y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
+    fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
         same_shape((y.rows, y.cols), (x.rows, w.rows()));
         assert_eq!(x.cols, w.cols(), "x has as many columns as the weight");
-        let narrowed = self.narrow(x.values(), x.cols);
-        let left = Left::of(self.context(), x.values(), x.cols, narrowed.as_ref());
-        w.forward(self.context(), (y.values_mut(), write), left, None);
-        narrowed.into_iter().for_each(|m| self.recycle(m));
+        let x = self.factor(x);
+        let left = x.left(self.context());
+        self.frozen((y, write), (w, false), left, None);
+        self.done(x);
     }
 
-    fn linear_grad(&mut self, mut dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
+    fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
         same_shape((dx.rows, dx.cols), (dy.rows, w.cols()));
         assert_eq!(dy.cols, w.rows(), "dy has as many columns as the weight has rows");
-        let narrowed = self.narrow(dy.values(), dy.cols);
-        let left = Left::of(self.context(), dy.values(), dy.cols, narrowed.as_ref());
-        w.backward(self.context(), (dx.values_mut(), write), left, None);
-        narrowed.into_iter().for_each(|m| self.recycle(m));
+        let dy = self.factor(dy);
+        let left = dy.left(self.context());
+        self.frozen((dx, write), (w, true), left, None);
+        self.done(dy);
     }
 
     fn matmul(&mut self, mut out: ViewMut<Memory>, write: Write, product_of: Product<Memory>) {
@@ -183,7 +200,7 @@ impl Backend for Cpu {
 
     fn bias(&mut self, mut y: ViewMut<Memory>, bias: View<Memory>) {
         same_shape((1, y.cols), (bias.rows, bias.cols));
-        elementwise::bias(self.context(), y.values_mut(), bias.values());
+        self.onto(&mut y, |cpu, y| elementwise::bias(cpu.context(), y, bias.values()));
     }
 
     fn rope(&mut self, mut x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
@@ -260,12 +277,18 @@ impl Backend for Cpu {
     fn swiglu(&mut self, mut out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
         same_shape((out.rows, out.cols), (gate.rows, gate.cols));
         same_shape((out.rows, out.cols), (up.rows, up.cols));
+        if out.memory.is_short() {
+            return short::swiglu(self.context(), out.pairs_mut(), gate.pairs(), up.pairs());
+        }
         elementwise::swiglu(self.context(), out.values_mut(), gate.values(), up.values());
     }
 
     fn swiglu_grad(&mut self, mut gate: ViewMut<Memory>, mut up: ViewMut<Memory>, dout: View<Memory>) {
         same_shape((gate.rows, gate.cols), (dout.rows, dout.cols));
         same_shape((up.rows, up.cols), (dout.rows, dout.cols));
+        if gate.memory.is_short() {
+            return short::swiglu_grad(self.context(), gate.pairs_mut(), up.pairs_mut(), dout.pairs());
+        }
         elementwise::swiglu_grad(self.context(), gate.values_mut(), up.values_mut(), dout.values());
     }
 
@@ -284,7 +307,12 @@ impl Backend for Cpu {
         };
         let bases = key.rows.iter().zip(tokens.bounds.windows(2)).flat_map(of_row).collect();
         let mask = Mask { bases, threshold: key.threshold(), scale: key.scale() };
-        elementwise::dropout(self.context(), out.values_mut(), write, (x.values(), x.cols), &mask);
+        let wide = self.widened(&x);
+        let values = wide.as_ref().map_or_else(|| x.values(), Memory::values);
+        self.onto(&mut out, |cpu, out| {
+            elementwise::dropout(cpu.context(), out, write, (values, x.cols), &mask);
+        });
+        wide.into_iter().for_each(|m| self.recycle(m));
     }
 
     fn gather_rows(&mut self, mut out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {

@@ -3,9 +3,10 @@
 use super::Context;
 use super::blocks::InBlocks;
 use super::head::{self, Question};
-use super::left::{self, Left, Precision};
+use super::left::{self, Left, Precision, Side};
 use super::panels::Panels;
-use super::product::{Factors, Products, Sizes, Strided, Target, product};
+use super::product::{Factors, Products, Sizes, Target, product};
+use super::product_own;
 use super::rows::Rows;
 use super::threads::Shared;
 use super::tiled::{Added, RANK, Tiled};
@@ -29,17 +30,22 @@ enum Values {
     Blocks(InBlocks),
 }
 
-/// A low-rank product [T, R] x [R, outputs] that is added in the same pass.
-#[derive(Clone, Copy)]
-pub struct LowRank<'a> {
-    /// [T, R]
-    pub left: &'a [f32],
-    /// [R, outputs], however it lies.
-    pub right: Strided<'a>,
-    /// R
-    pub rank: usize,
-    /// Multiplies the product.
-    pub scale: f32,
+/// Where a frozen product goes: f32 values, or pairs of bf16 numbers where [`Weight::writes_pairs`].
+pub enum Out<'a> {
+    /// Set or added to.
+    Values(&'a mut [f32], Write),
+    /// Set.
+    Pairs(&'a mut [u32]),
+}
+
+impl Out<'_> {
+    /// Its words, what is done with them, and whether they are pairs.
+    fn shared(&mut self) -> (Shared<'_>, Write, bool) {
+        match self {
+            Out::Values(values, write) => (Shared::new(values), *write, false),
+            Out::Pairs(pairs) => (Shared::new(bytemuck::cast_slice_mut(pairs)), Write::Set, true),
+        }
+    }
 }
 
 impl Weight {
@@ -107,13 +113,19 @@ impl Weight {
         self.cols
     }
 
+    /// Whether tiles can write the product in pairs: they are of pairs, and hold the whole sum over so many terms.
+    pub(super) fn writes_pairs(left: Left, terms: usize, low: Option<&Added>) -> bool {
+        let whole = product_own::slices(terms).count() == 1 && low.is_none_or(|low| low.rank <= RANK);
+        whole && matches!(left.side, Side::Pairs(..))
+    }
+
     /// y[T, N] (=|+=) x wᵀ [+ scale * left right]
-    pub(super) fn forward(&self, cx: Context, y: (&mut [f32], Write), x: Left, low: Option<LowRank>) {
-        let (y, write) = y;
+    pub(super) fn forward(&self, cx: Context, mut y: Out, x: Left, low: Option<Added>) {
         let t = x.rows;
         let (fits, rest) = self.split(low);
-        let out = Shared::new(&mut *y);
-        let target = Target { out: &out, at: 0, stride: self.rows, write };
+        let (out, write, short) = y.shared();
+        let target =
+            Target { short, ..Target::rows(&out, if short { self.rows / 2 } else { self.rows }, write) };
         match &self.values {
             Values::F32(p) => p.forward(cx, target, x, fits),
             Values::F16(p) => p.forward(cx, target, x, fits),
@@ -121,16 +133,16 @@ impl Weight {
             Values::Blocks(p) => p.forward(cx, target, x, fits),
             Values::Rows(p) => p.forward(cx, target, (x.numbers(), t), self.rows),
         }
-        self.add_low(cx, (y, self.rows), t, rest);
+        self.add_low(cx, y, self.rows, (t, rest));
     }
 
     /// dx[T, K] (=|+=) dy w [+ scale * left right]
-    pub(super) fn backward(&self, cx: Context, dx: (&mut [f32], Write), dy: Left, low: Option<LowRank>) {
-        let (dx, write) = dx;
+    pub(super) fn backward(&self, cx: Context, mut dx: Out, dy: Left, low: Option<Added>) {
         let t = dy.rows;
         let (fits, rest) = self.split(low);
-        let out = Shared::new(&mut *dx);
-        let target = Target { out: &out, at: 0, stride: self.cols, write };
+        let (out, write, short) = dx.shared();
+        let target =
+            Target { short, ..Target::rows(&out, if short { self.cols / 2 } else { self.cols }, write) };
         match &self.values {
             Values::F32(p) => p.backward(cx, target, dy, fits),
             Values::F16(p) => p.backward(cx, target, dy, fits),
@@ -138,7 +150,7 @@ impl Weight {
             Values::Blocks(p) => p.backward(cx, target, dy, fits),
             Values::Rows(p) => p.backward(cx, target, (dy.numbers(), t), self.rows),
         }
-        self.add_low(cx, (dx, self.cols), t, rest);
+        self.add_low(cx, dx, self.cols, (t, rest));
     }
 
     /// The loss of a head and its gradient, see [`head::loss`].
@@ -160,21 +172,17 @@ impl Weight {
         }
     }
 
-    fn add_low(&self, cx: Context, out: (&mut [f32], usize), t: usize, low: Option<LowRank>) {
-        let Some(low) = low else { return };
-        let sizes = Sizes { m: t, n: out.1, k: low.rank };
-        let f = Factors { a: Strided::rows(low.left, low.rank), b: low.right, scale: low.scale };
-        product(cx, out, Write::Add, sizes, f);
+    /// What does not go along with the frozen product, onto it.
+    fn add_low(&self, cx: Context, y: Out, n: usize, (t, low): (usize, Option<Added>)) {
+        let (Some(low), Out::Values(y, _)) = (low, y) else { return };
+        let sizes = Sizes { m: t, n, k: low.rank };
+        let f = Factors { a: low.left.numbers(), b: low.right, scale: low.scale };
+        product(cx, (y, n), Write::Add, sizes, f);
     }
 
     /// A low-rank product goes along with the frozen one, unless its rank is enormous or the crate multiplies.
-    fn split<'a>(&self, low: Option<LowRank<'a>>) -> (Option<Added<'a>>, Option<LowRank<'a>>) {
-        match (low, &self.values) {
-            (
-                Some(LowRank { left, right, rank, scale }),
-                Values::F32(_) | Values::F16(_) | Values::Bf16(_) | Values::Blocks(_),
-            ) if rank <= RANK => (Some(Added { left: Strided::rows(left, rank), right, rank, scale }), None),
-            (other, _) => (None, other),
-        }
+    fn split<'a>(&self, low: Option<Added<'a>>) -> (Option<Added<'a>>, Option<Added<'a>>) {
+        let along = !matches!(self.values, Values::Rows(_));
+        if low.is_some_and(|low| along && low.rank <= RANK) { (low, None) } else { (None, low) }
     }
 }

@@ -44,14 +44,15 @@ impl<'a> Whole<'a> {
 
     /// What it takes on `backend`.
     pub fn load(&self, backend: &impl Backend) -> Result<Load<'a>, ModelError> {
-        self.load_as(&|encoding, numbers| backend.matrix_bytes(encoding, numbers))
+        let load = self.load_as(&|encoding, numbers| backend.matrix_bytes(encoding, numbers))?;
+        Ok(Load { short: backend.short_bytes() as u64, ..load })
     }
 
     /// What it takes where `packing` says how many bytes a matrix of that many numbers does.
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
         let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
         let Whole { config, lora, tokens, measured, .. } = *self;
-        Ok(Load { config, lora, tokens, weights, home: Home::Host, measured })
+        Ok(Load { config, lora, tokens, weights, home: Home::Host, short: 4, measured })
     }
 }
 

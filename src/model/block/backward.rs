@@ -55,7 +55,7 @@ impl<B: Fused> Block<B> {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let on = below == Below::Wanted;
         let act = self.adapted(&[DOWN]).then(|| self.activation(backend, (&saved.gate, &saved.up), batch));
-        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| backend.memory(t * f));
+        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| backend.short(t, f));
         let args = LinearGrad {
             grads: &mut *streams.grads,
             dy: view(&*streams.residual, t, c),

@@ -1,0 +1,229 @@
+//! An adapter's own products. In f32 they are products like any other. In bf16 their factors are rounded as those of
+//! frozen products are (A, B and what lies between them too; parameters, sums and gradients stay f32), and multiplied in
+//! pairs: x aᵀ and dy b along the columns of activations, which lie in pairs already, and the gradients of A and B
+//! along tokens, for which a task turns the pairs of 32 columns of a slice, in L2.
+//!
+//! Each output is the chain that the f32 tile computes of the same rounded numbers, slice by slice.
+
+use super::avx512::COLS;
+use super::avx512_bf16::{self, Pairs};
+use super::isa::kernel;
+use super::left::{self, Left, Side, round};
+use super::product::{Factors, Sizes, Strided, Target, product};
+use super::product_own;
+use super::threads::Shared;
+use super::tiled::rows_of_pair_tiles;
+use super::{Context, Cpu, Memory, short};
+use crate::backend::{View, ViewMut, Write};
+
+/// Rows of a task of [`Cpu::thin`].
+const ROWS: usize = 132;
+/// Rows of a tile of gradients, which is turned where B's is written.
+const TURNED: usize = 16;
+
+/// A right factor [k, n] of pairs along k, as tiles read it: panel[k / 2][32] of `size` = (k, columns), rounded; zeros
+/// beyond its columns, and beside a last single row.
+pub fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) {
+    let panel = &mut panel[..k.div_ceil(2) * COLS];
+    assert!(b.holds(k, cols) && cols <= COLS, "the factor is as large as the product says");
+    if b.row == 1 {
+        for i in [0, COLS / 2] {
+            for j in (0..k).step_by(32) {
+                let from = b.from(j, i).data.as_ptr();
+                let (rows, numbers) = (cols.saturating_sub(i).min(16), (k - j).min(32));
+                // SAFETY: pairs are for processors that have the instruction; sizes were checked above, and a row of
+                // the panel holds 16 words from i on.
+                unsafe {
+                    let out = panel.as_mut_ptr().add(j / 2 * COLS + i);
+                    avx512_bf16::pair_and_turn(out, (from, b.col), (rows, numbers));
+                }
+            }
+        }
+        return;
+    }
+    let row = |i: usize| if i < k { &b.from(i, 0).data[..cols] } else { &[] };
+    for (w, out) in panel.chunks_exact_mut(COLS).enumerate() {
+        assert_eq!(b.col, 1, "one of both lies side by side");
+        let (even, odd) = (row(2 * w), row(2 * w + 1));
+        let whole = odd.len() / 16 * 16;
+        // SAFETY: as above.
+        unsafe { avx512_bf16::interleave(&mut out[..whole], &even[..whole], &odd[..whole]) };
+        for (j, out) in out.iter_mut().enumerate().skip(whole) {
+            let half = |row: &[f32]| round(row.get(j).copied().unwrap_or(0.0)).to_bits();
+            *out = half(even) | half(odd) >> 16;
+        }
+    }
+}
+
+kernel! {
+    fn pair_two<L>(out: &mut [u32], even: &[f32], odd: &[f32]) {
+        for ((o, &even), &odd) in out.iter_mut().zip(even).zip(odd) {
+            *o = round(even).to_bits() | round(odd).to_bits() >> 16;
+        }
+    }
+}
+
+/// panel[k / 2][wide] of pairs along the rows of x [k, n]; zeros beyond its columns, and beside a last single row.
+fn along_rows(cx: Context, panel: &mut [u32], x: &[f32], (n, wide): (usize, usize)) {
+    let none = vec![0.0; n];
+    for (out, rows) in panel.chunks_exact_mut(wide).zip(x.chunks(2 * n)) {
+        let (even, odd) = rows.split_at(n);
+        pair_two(cx.isa, &mut out[..n], even, if odd.is_empty() { &none } else { odd });
+        out[n..].fill(0);
+    }
+}
+
+impl Cpu {
+    /// out[T, R] = scale * left right, of which `right` [K, R] is an adapter's matrix.
+    pub(super) fn thin(&mut self, mut out: ViewMut<Memory>, left: Left, right: Strided, scale: f32) {
+        let (t, rank, k) = (out.rows, out.cols, left.cols);
+        assert!(
+            left.rows == t && left.holds(t, k) && right.holds(k, rank),
+            "factors are as large as the product"
+        );
+        let cx = self.context();
+        let shared = Shared::new(out.values_mut());
+        let target = Target::rows(&shared, rank, Write::Set);
+        cx.threads.each(t.div_ceil(ROWS), |task| {
+            let (row, rows) = (task * ROWS, ROWS.min(t - task * ROWS));
+            product_own::with_panel(|panel| {
+                for (from, terms) in product_own::slices(k) {
+                    for j in (0..rank).step_by(COLS) {
+                        let cols = COLS.min(rank - j);
+                        let write = if from > 0 { Write::Add } else { Write::Set };
+                        let here = Target { write, ..target.from(row, j) };
+                        here.pointer(rows, cols);
+                        let right = right.from(from, j);
+                        match left.from(row, from).side {
+                            // SAFETY: factors and output were checked, and these rows are this task's.
+                            Side::Floats(a) => unsafe {
+                                product_own::lay_out(panel, right, (terms, cols), 1.0);
+                                left::round_here(cx.isa, &mut panel[..terms * COLS]);
+                                let share = (a, terms, panel.as_ptr(), COLS);
+                                product_own::rows_of_tiles(here, (rows, cols), &[share], scale, None);
+                            },
+                            // SAFETY: as above; pairs are for processors that have the instruction.
+                            Side::Pairs(a, row) => unsafe {
+                                let panel: &mut [u32] = bytemuck::cast_slice_mut(panel);
+                                lay_out(panel, right, (terms, cols));
+                                let (k, b) = (terms.div_ceil(2), panel.as_ptr());
+                                let pairs = Pairs { k, a: a.as_ptr(), row, col: 1, b };
+                                rows_of_pair_tiles(here, (rows, cols), (pairs, None), scale, None);
+                            },
+                        }
+                    }
+                }
+            });
+        });
+    }
+
+    /// The gradient of A [R, K], dhᵀ x, or of B [N, R], scale * dyᵀ h: `thin` is dh or h [T, R], `wide` x or dy.
+    pub(super) fn along_tokens(
+        &mut self,
+        mut out: ViewMut<Memory>,
+        thin: View<Memory>,
+        wide: Left,
+        scale: f32,
+        turned: bool,
+    ) {
+        let (t, rank, n) = (thin.rows, thin.cols, wide.cols);
+        let shape = if turned { (n, rank) } else { (rank, n) };
+        assert!(
+            wide.rows == t && wide.holds(t, n) && shape == (out.rows, out.cols),
+            "factors have one row a token"
+        );
+        match wide.side {
+            Side::Floats(floats) => {
+                let mut rounded = self.recycling.take(thin.len());
+                short::rounded(self.context(), rounded.values_mut(), thin.values());
+                let thin = Strided::rows(rounded.values(), rank);
+                let (m, columns) = (out.rows, out.cols);
+                let (a, b) = if turned { (floats.transposed(), thin) } else { (thin.transposed(), floats) };
+                let sizes = Sizes { m, n: columns, k: t };
+                product(
+                    self.context(),
+                    (out.values_mut(), columns),
+                    Write::Set,
+                    sizes,
+                    Factors { a, b, scale },
+                );
+                self.recycling.give(rounded);
+            }
+            Side::Pairs(words, stride) => {
+                let across = rank.next_multiple_of(TURNED);
+                let mut paired = self.recycling.take_pairs(t.div_ceil(2) * across);
+                along_rows(self.context(), paired.pairs_mut(), thin.values(), (rank, across));
+                let sizes = Turned { t, rank, n, across, scale, turned };
+                pairs_along_tokens(self.context(), out.values_mut(), paired.pairs(), (words, stride), sizes);
+                self.recycling.give(paired);
+            }
+        }
+    }
+}
+
+/// What [`pairs_along_tokens`] multiplies.
+struct Turned {
+    t: usize,
+    rank: usize,
+    n: usize,
+    /// Words of a pair of tokens of the thin factor.
+    across: usize,
+    scale: f32,
+    /// The output is [n, rank].
+    turned: bool,
+}
+
+/// out = thinᵀ wide, of which `thin` lies in pairs along tokens and `wide` along columns.
+fn pairs_along_tokens(
+    cx: Context,
+    out: &mut [f32],
+    thin: &[u32],
+    (wide, stride): (&[u32], usize),
+    s: Turned,
+) {
+    if s.t == 0 {
+        return out.fill(0.0);
+    }
+    let out = Shared::new(out);
+    cx.threads.each(s.n.div_ceil(COLS), |task| {
+        let col = task * COLS;
+        let cols = COLS.min(s.n - col);
+        for first in (0..s.rank).step_by(TURNED) {
+            let rows = TURNED.min(s.rank - first);
+            let mut flat = [0.0f32; TURNED * COLS];
+            let here = Shared::new(&mut flat);
+            for (from, k) in product_own::slices(s.t) {
+                let write = if from > 0 { Write::Add } else { Write::Set };
+                let target = Target::rows(&here, COLS, write);
+                target.pointer(rows, cols);
+                let x = &wide[(from * stride + col / 2).min(wide.len())..];
+                let a = &thin[from / 2 * s.across + first..];
+                assert!((k - 1) * stride + cols.div_ceil(2) <= x.len(), "the wide factor is there");
+                assert!((from + k).div_ceil(2) * s.across <= thin.len(), "the thin factor is there");
+                product_own::with_panel(|panel| {
+                    let panel: &mut [u32] = bytemuck::cast_slice_mut(&mut panel[..k.div_ceil(2) * COLS]);
+                    // SAFETY: pairs are for processors that have the instruction; rows and words were checked, and
+                    // `flat` is this task's.
+                    unsafe {
+                        avx512_bf16::turn_rows(panel.as_mut_ptr(), (x.as_ptr(), stride), k, cols.div_ceil(2));
+                        let (k, b) = (k.div_ceil(2), panel.as_ptr());
+                        let pairs = Pairs { k, a: a.as_ptr(), row: 1, col: s.across, b };
+                        rows_of_pair_tiles(target, (rows, cols), (pairs, None), s.scale, None);
+                    }
+                });
+            }
+            // SAFETY: these columns of the wide factor are this task's.
+            let part = |at: usize, len: usize| unsafe { out.slice(at, len) };
+            if s.turned {
+                for j in 0..cols {
+                    let to = part((col + j) * s.rank + first, rows);
+                    to.iter_mut().enumerate().for_each(|(r, o)| *o = flat[r * COLS + j]);
+                }
+            } else {
+                for (r, row) in flat.chunks_exact(COLS).enumerate().take(rows) {
+                    part((first + r) * s.n + col, cols).copy_from_slice(&row[..cols]);
+                }
+            }
+        }
+    });
+}
