@@ -99,6 +99,9 @@ impl<B: Backend> Backend for Timed<B> {
     fn short(&mut self, rows: usize, cols: usize) -> B::Memory {
         self.inner.short(rows, cols)
     }
+    fn settle(&mut self, x: B::Memory, rows: usize, cols: usize) -> B::Memory {
+        self.time("settle", moved(rows * cols), |b| b.settle(x, rows, cols))
+    }
     fn short_bytes(&self) -> usize {
         self.inner.short_bytes()
     }

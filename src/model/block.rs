@@ -148,7 +148,12 @@ impl<B: Fused> Block<B> {
         let [q, k] = q;
         let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
         backend.recycle(normed);
-        let (attended, logsumexp) = known.unwrap_or_else(|| self.attend(backend, [&q, &k, &v], batch));
+        let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
+        let (attended, logsumexp) = known.unwrap_or_else(|| {
+            let (attended, logsumexp) = self.attend(backend, [&q, &k, &v], batch);
+            (backend.settle(attended, t, wide), logsumexp)
+        });
+        let [q, k, v] = [(q, wide), (k, narrow), (v, narrow)].map(|(x, n)| backend.settle(x, t, n));
         let (mid, [gate, up]) =
             self.after_attention(backend, (&x, &attended), (&mut inv_rms[1], &mut h), batch);
         Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, mid, gate, up, h }

@@ -168,8 +168,8 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     let norms = if config.qk_norm { q + kv } else { 0 };
     let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
     let inner = short * 2 * t * f;
-    let everything = 4 * t * (2 * c + 2 * q + 2 * kv + norms + small) + inner;
-    let held = [everything, everything - inner, 4 * t * (c + q + small), 4 * t * c];
+    let everything = 4 * t * (2 * c + norms + small) + short * t * (2 * q + 2 * kv) + inner;
+    let held = [everything, everything - inner, 4 * t * (c + small) + short * t * q, 4 * t * c];
     let counts = keep.counts(config.layers).map(|count| count as u64);
     let kept: u64 = held.iter().zip(counts).map(|(held, count)| held * count).sum();
     // A block that is computed again takes what is missing of it, and where others above it kept more, what they have
@@ -194,7 +194,7 @@ pub fn size(bytes: u64) -> String {
 }
 
 /// What blocks keep where nobody says how much memory they may take: below that much, memory is not worth time.
-const COMFORT: u64 = 1_000_000_000;
+const COMFORT: u64 = 950_000_000;
 /// The largest share of a step's arithmetic that is done again for it; attention never is.
 const DEAR: f64 = 0.125;
 

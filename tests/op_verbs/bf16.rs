@@ -242,21 +242,32 @@ fn attended([q, k, v, dout]: [&Mat; 4], heads: Heads, bounds: &[u32]) -> ([Mat; 
     ([out, lse, dq, dk, dv], sizes)
 }
 
-/// out, logsumexp, and the gradients beside the out and logsumexp that are given.
-fn attention(mut cpu: Cpu, x: [&Mat; 4], saved: [&Mat; 2], heads: Heads, bounds: &[u32]) -> Vec<Vec<f32>> {
+/// out, logsumexp, and the gradients beside the out and logsumexp that are given, which, with q, k and v, may be settled.
+fn attention(
+    mut cpu: Cpu,
+    x: [&Mat; 4],
+    saved: [&Mat; 2],
+    (heads, settled): (Heads, bool),
+    bounds: &[u32],
+) -> Vec<Vec<f32>> {
     let mut up = |m: &Mat| {
         let mut memory = cpu.memory(m.v.len());
         cpu.upload(view_mut(&mut memory, m.rows, m.cols), &m.f32s());
         memory
     };
     let [q, k, v, dout] = x.map(&mut up);
-    let [out, lse] = saved.map(&mut up);
+    let [mut out, lse] = saved.map(&mut up);
     let (t, wide, narrow) = (x[0].rows, x[0].cols, x[1].cols);
     let [mut o, mut dq] = [t * wide; 2].map(|len| cpu.memory(len));
     let [mut l, mut dk, mut dv] = [t * heads.query, t * narrow, t * narrow].map(|len| cpu.memory(len));
     let tokens = tokens(&mut cpu, bounds);
     let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
     cpu.attention(view_mut(&mut o, t, wide), view_mut(&mut l, t, heads.query), qkv, heads, &tokens);
+    let (mut q, mut k, mut v) = (q, k, v);
+    if settled {
+        [q, k, v, out] = [(q, wide), (k, narrow), (v, narrow), (out, wide)].map(|(m, n)| cpu.settle(m, t, n));
+    }
+    let qkv = Qkv { q: view(&q, t, wide), k: view(&k, t, narrow), v: view(&v, t, narrow) };
     let grad = QkvGrad {
         dq: view_mut(&mut dq, t, wide),
         dk: view_mut(&mut dk, t, narrow),
@@ -290,8 +301,19 @@ fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
             let (want, sizes) = attended([&q, &k, &v, &dout], heads, &bounds);
             let saved = [want[0].map(|v| v), want[1].map(|v| v)];
             let go = |cpu: Cpu| {
-                attention(cpu.poisoning(), [&q, &k, &v, &dout], [&saved[0], &saved[1]], heads, &bounds)
+                attention(
+                    cpu.poisoning(),
+                    [&q, &k, &v, &dout],
+                    [&saved[0], &saved[1]],
+                    (heads, false),
+                    &bounds,
+                )
             };
+            let short = |settled| {
+                let (cpu, saved) = (Cpu::bf16(2).poisoning(), [&rounded(&saved[0]), &saved[1]]);
+                attention(cpu, [&q, &k, &v, &dout], saved, (heads, settled), &bounds)
+            };
+            assert!(bits(&short(true)) == bits(&short(false)), "{name}: settled");
             let got = go(Cpu::bf16(2));
             for threads in [1, 3, 7] {
                 assert!(bits(&go(Cpu::bf16(threads))) == bits(&got), "{name}: {threads} threads");

@@ -62,6 +62,16 @@ impl Backend for Cpu {
         }
     }
 
+    fn settle(&mut self, x: Memory, rows: usize, cols: usize) -> Memory {
+        if !self.shortens(cols) {
+            return x;
+        }
+        let mut out = self.recycling.take_pairs(rows * cols / 2);
+        short::pair_all(self.context(), out.pairs_mut(), &x.values()[..rows * cols]);
+        self.recycling.give(x);
+        out
+    }
+
     fn short_bytes(&self) -> usize {
         if self.shortens(2) { 2 } else { 4 }
     }
@@ -244,15 +254,18 @@ impl Backend for Cpu {
         same_shape((grad.dq.rows, grad.dq.cols), (t, heads.query * heads.size));
         same_shape((grad.dk.rows, grad.dk.cols), (t, heads.kv * heads.size));
         same_shape((grad.dv.rows, grad.dv.cols), (t, heads.kv * heads.size));
-        let (x, segments) = (inputs(saved.qkv, heads), tokens.segments());
-        let (out, logsumexp) = (saved.out.values(), saved.logsumexp.values());
+        let Qkv { q, k, v } = saved.qkv;
+        let wide = [q, k, v, saved.out].map(|x| self.widened(&x));
+        let [q, k, v, out] = [(q, 0), (k, 1), (v, 2), (saved.out, 3)].map(|(x, i)| in_f32(x, &wide[i]));
+        let (x, segments) = (inputs(Qkv { q, k, v }, heads), tokens.segments());
+        let (out, logsumexp) = (out.values(), saved.logsumexp.values());
         let saved = Saved { out, logsumexp, dout: dout.values() };
         let mut room = self.memory(PairedKeys::room(self.context(), (&x, &segments), Pass::Backward));
         let dq = grad.dq.values_mut();
         if heads.query == heads.kv {
             let out = Outputs { dq, dk: grad.dk.values_mut(), dv: grad.dv.values_mut() };
             attention_grad::grad(self.context(), out, saved, (x, &segments), room.values_mut());
-            return self.recycle(room);
+            return wide.into_iter().flatten().chain([room]).for_each(|m| self.recycle(m));
         }
         let mut parts = (self.memory(dq.len()), self.memory(dq.len()));
         let out = Outputs { dq, dk: parts.0.values_mut(), dv: parts.1.values_mut() };
@@ -260,8 +273,7 @@ impl Backend for Cpu {
         self.recycle(room);
         attention_grad::gather_heads(self.context(), grad.dk.values_mut(), parts.0.values(), heads);
         attention_grad::gather_heads(self.context(), grad.dv.values_mut(), parts.1.values(), heads);
-        self.recycle(parts.0);
-        self.recycle(parts.1);
+        wide.into_iter().flatten().chain([parts.0, parts.1]).for_each(|m| self.recycle(m));
     }
 
     fn attention_cached(&mut self, mut out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
@@ -366,6 +378,11 @@ impl Tokens {
         };
         self.bounds.windows(2).map(of_row).collect()
     }
+}
+
+/// x, or what [`Cpu::widened`] made of it.
+fn in_f32<'a>(x: View<'a, Memory>, wide: &'a Option<Memory>) -> View<'a, Memory> {
+    wide.as_ref().map_or(x, |memory| View { memory, offset: 0, ..x })
 }
 
 fn inputs<'a>(qkv: Qkv<'a, Memory>, heads: Heads) -> Inputs<'a> {
