@@ -13,11 +13,13 @@ fn check_lora_adds_its_product<B: Rigged>(rig: &Rig<B>) {
         let name = format!("lora {t}x{k}x{r}x{n}");
         let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
         let y = Mat::random(t, n, 4);
-        let outs = [Out::Holds(y.clone()), Out::Poison(t, r)];
+        let outs = [Out::Holds(y.clone()), Out::Poison(t, r), Out::Poison(t, r)];
         let got = rig.run(&name, &[&x, &a, &b], &outs, |cpu, i, o| {
-            let [y, h] = o else { unreachable!() };
+            let [y, h, down] = o else { unreachable!() };
             cpu.lora(y.view_mut(), h.view_mut(), i[0], (i[1], i[2]), 2.0);
+            cpu.lora_down(down.view_mut(), i[0], i[1]);
         });
+        assert_eq!(got[1], got[2], "{name}: h alone");
         let h = x.mul(&a.t());
         let want: Vec<f64> = h.mul(&b.t()).v.iter().zip(&y.v).map(|(v, y)| y + 2.0 * v).collect();
         rig.close(&name, &got[1], &h.v, 2e-6);

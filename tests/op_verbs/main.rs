@@ -16,3 +16,4 @@ mod loss;
 mod products;
 mod rig;
 mod rows;
+mod short;

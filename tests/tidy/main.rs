@@ -29,6 +29,7 @@ const BOOL_ARGUMENTS: &[(&str, &str)] = &[
 ];
 /// The only files with `unsafe` in them.
 const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("src/backend/cpu/adapter.rs", "threads write disjoint tiles of one output"),
     ("src/backend/cpu/attention.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/attention_block.rs", "threads write disjoint heads of one output"),
     ("src/backend/cpu/attention_floats.rs", "threads write disjoint heads of one output"),
@@ -49,6 +50,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/product.rs", "threads write disjoint tiles of one output"),
     ("src/backend/cpu/product_crate.rs", "the gemm crate takes pointers"),
     ("src/backend/cpu/product_own.rs", "threads write disjoint tiles of one output"),
+    ("src/backend/cpu/short.rs", "a vector instruction behind detection"),
     ("src/backend/cpu/stored.rs", "vector loads and stores through pointers"),
     ("src/backend/cpu/stored_absent.rs", "the same signatures where there is no AVX-512"),
     ("src/backend/cpu/threads.rs", "disjoint chunks of one slice for the tasks of a pool"),

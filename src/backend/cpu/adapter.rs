@@ -124,10 +124,10 @@ impl Cpu {
         thin: View<Memory>,
         wide: Left,
         scale: f32,
-        turned: bool,
+        lies: Lies,
     ) {
         let (t, rank, n) = (thin.rows, thin.cols, wide.cols);
-        let shape = if turned { (n, rank) } else { (rank, n) };
+        let shape = if lies == Lies::Turned { (n, rank) } else { (rank, n) };
         assert!(
             wide.rows == t && wide.holds(t, n) && shape == (out.rows, out.cols),
             "factors have one row a token"
@@ -138,7 +138,11 @@ impl Cpu {
                 short::rounded(self.context(), rounded.values_mut(), thin.values());
                 let thin = Strided::rows(rounded.values(), rank);
                 let (m, columns) = (out.rows, out.cols);
-                let (a, b) = if turned { (floats.transposed(), thin) } else { (thin.transposed(), floats) };
+                let (a, b) = if lies == Lies::Turned {
+                    (floats.transposed(), thin)
+                } else {
+                    (thin.transposed(), floats)
+                };
                 let sizes = Sizes { m, n: columns, k: t };
                 product(
                     self.context(),
@@ -153,7 +157,7 @@ impl Cpu {
                 let across = rank.next_multiple_of(TURNED);
                 let mut paired = self.recycling.take_pairs(t.div_ceil(2) * across);
                 along_rows(self.context(), paired.pairs_mut(), thin.values(), (rank, across));
-                let sizes = Turned { t, rank, n, across, scale, turned };
+                let sizes = AlongTokens { t, rank, n, across, scale, lies };
                 pairs_along_tokens(self.context(), out.values_mut(), paired.pairs(), (words, stride), sizes);
                 self.recycling.give(paired);
             }
@@ -161,16 +165,24 @@ impl Cpu {
     }
 }
 
+/// How a gradient lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lies {
+    /// [R, K], as A.
+    Upright,
+    /// [N, R], as B.
+    Turned,
+}
+
 /// What [`pairs_along_tokens`] multiplies.
-struct Turned {
+struct AlongTokens {
     t: usize,
     rank: usize,
     n: usize,
     /// Words of a pair of tokens of the thin factor.
     across: usize,
     scale: f32,
-    /// The output is [n, rank].
-    turned: bool,
+    lies: Lies,
 }
 
 /// out = thinᵀ wide, of which `thin` lies in pairs along tokens and `wide` along columns.
@@ -179,7 +191,7 @@ fn pairs_along_tokens(
     out: &mut [f32],
     thin: &[u32],
     (wide, stride): (&[u32], usize),
-    s: Turned,
+    s: AlongTokens,
 ) {
     if s.t == 0 {
         return out.fill(0.0);
@@ -214,7 +226,7 @@ fn pairs_along_tokens(
             }
             // SAFETY: these columns of the wide factor are this task's.
             let part = |at: usize, len: usize| unsafe { out.slice(at, len) };
-            if s.turned {
+            if s.lies == Lies::Turned {
                 for j in 0..cols {
                     let to = part((col + j) * s.rank + first, rows);
                     to.iter_mut().enumerate().for_each(|(r, o)| *o = flat[r * COLS + j]);

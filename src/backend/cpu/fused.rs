@@ -1,6 +1,7 @@
 //! What the CPU does faster than its spelling in verbs: a projection and its adapter in one pass over the
 //! output, while the tile is in registers. [`Cpu::twin`] runs the spelling.
 
+use super::adapter::Lies;
 use super::head::{Question, room as head_room};
 use super::left::{Factor, Left, Precision};
 use super::product::{Products, Strided};
@@ -10,10 +11,19 @@ use super::{Cpu, Memory, Weight};
 use crate::backend::fused::{lm_head_loss_in_chunks, lora_grad_of_factors};
 use crate::backend::*;
 
+/// Which of both products of a frozen matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// y is x wᵀ.
+    Forward,
+    /// dx is dy w.
+    Backward,
+}
+
 /// A frozen product and what is added to it.
 struct Job<'a> {
     w: &'a Weight,
-    backward: bool,
+    way: Way,
     left: Left<'a>,
     low: Option<Added<'a>>,
 }
@@ -28,13 +38,13 @@ impl Cpu {
     pub(super) fn frozen(
         &mut self,
         (mut out, write): (ViewMut<Memory>, Write),
-        (w, backward): (&Weight, bool),
+        (w, way): (&Weight, Way),
         left: Left,
         low: Option<Added>,
     ) {
-        let terms = if backward { w.rows() } else { w.cols() };
+        let terms = if way == Way::Backward { w.rows() } else { w.cols() };
         let whole = Weight::writes_pairs(left, terms, low.as_ref());
-        let job = Job { w, backward, left, low };
+        let job = Job { w, way, left, low };
         if out.memory.is_short() {
             assert_eq!(write, Write::Set, "numbers in 16 bits are set");
             if whole {
@@ -61,10 +71,10 @@ impl Cpu {
         self.thin(view_mut(&mut dh, rows, rank), dy, Strided::rows(b.values(), b.cols), scale);
         let (memory, offset) = (dab.memory, dab.offset);
         let db = ViewMut { memory: &mut *memory, offset: offset + a.len(), rows: b.rows, cols: b.cols };
-        self.along_tokens(db, h, dy, scale, true);
+        self.along_tokens(db, h, dy, scale, Lies::Turned);
         let x = self.factor(x);
         let da = ViewMut { memory, offset, rows: a.rows, cols: a.cols };
-        self.along_tokens(da, view(&dh, rows, rank), x.left(self.context()), 1.0, false);
+        self.along_tokens(da, view(&dh, rows, rank), x.left(self.context()), 1.0, Lies::Upright);
         self.done(x);
         dh
     }
@@ -72,11 +82,10 @@ impl Cpu {
 
 impl Job<'_> {
     fn run(self, cpu: &Cpu, out: Out) {
-        let Job { w, backward, left, low } = self;
-        if backward {
-            w.backward(cpu.context(), out, left, low)
-        } else {
-            w.forward(cpu.context(), out, left, low)
+        let Job { w, way, left, low } = self;
+        match way {
+            Way::Forward => w.forward(cpu.context(), out, left, low),
+            Way::Backward => w.backward(cpu.context(), out, left, low),
         }
     }
 }
@@ -125,7 +134,7 @@ impl Fused for Cpu {
         let cx = self.context();
         let added = Added { left: low.left(cx), right, rank, scale, rounded };
         let left = factor.left(cx);
-        self.frozen((y, write), (w, false), left, Some(added));
+        self.frozen((y, write), (w, Way::Forward), left, Some(added));
         self.done(low);
         self.done(factor);
     }
@@ -167,7 +176,7 @@ impl Fused for Cpu {
         let right = Strided::rows(a.values(), a.cols);
         let added = Added { left: low.left(cx), right, rank, scale, rounded };
         let left = factor.left(cx);
-        self.frozen((dx, write), (w, true), left, Some(added));
+        self.frozen((dx, write), (w, Way::Backward), left, Some(added));
         self.done(low);
         self.done(factor);
         self.recycle(dh);

@@ -114,11 +114,6 @@ pub fn upper(x: f32) -> bf16 {
     bf16::from_bits((x.to_bits() >> 16) as u16)
 }
 
-/// Whether f32 numbers are all bf16 numbers: matrices of such are kept as those, in half the memory.
-pub fn is_short(bytes: &[u8]) -> bool {
-    bytes.as_chunks::<4>().0.iter().all(|b| b[0] == 0 && b[1] == 0)
-}
-
 /// Few rows are multiplied one number at a time, to the same bits.
 fn in_pairs(cx: Context, rows: usize) -> bool {
     cx.precision == Precision::Bf16Dot && rows > few::ROWS

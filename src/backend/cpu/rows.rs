@@ -35,7 +35,7 @@ impl Rows {
         let numbers = match (cx.precision, dtype) {
             (Precision::F32, Dtype::F16) => Numbers::F16(halves().map(f16::from_le_bytes).collect()),
             (Precision::F32, Dtype::Bf16) => Numbers::Bf16(halves().map(bf16::from_le_bytes).collect()),
-            (Precision::F32, Dtype::F32) if !left::is_short(bytes) => Numbers::F32(dtype.widen(bytes)),
+            (Precision::F32, Dtype::F32) if !dtype.halves(bytes) => Numbers::F32(dtype.widen(bytes)),
             (Precision::F32, Dtype::F32) => Numbers::Bf16(floats(bytes).map(left::upper).collect()),
             (_, Dtype::F32) => Numbers::Bf16(floats(bytes).map(rounded).collect()),
             (_, Dtype::F16) => {

@@ -5,6 +5,7 @@ use super::attention_block::Pass;
 use super::attention_grad::{self, Outputs, Saved};
 use super::attention_pairs::PairedKeys;
 use super::elementwise::{self, Mask};
+use super::fused::Way;
 use super::isa::Isa;
 use super::left::Precision;
 use super::product::{Factors, Products, Sizes, Strided, product};
@@ -179,7 +180,7 @@ impl Backend for Cpu {
         assert_eq!(x.cols, w.cols(), "x has as many columns as the weight");
         let x = self.factor(x);
         let left = x.left(self.context());
-        self.frozen((y, write), (w, false), left, None);
+        self.frozen((y, write), (w, Way::Forward), left, None);
         self.done(x);
     }
 
@@ -188,7 +189,7 @@ impl Backend for Cpu {
         assert_eq!(dy.cols, w.rows(), "dy has as many columns as the weight has rows");
         let dy = self.factor(dy);
         let left = dy.left(self.context());
-        self.frozen((dx, write), (w, true), left, None);
+        self.frozen((dx, write), (w, Way::Backward), left, None);
         self.done(dy);
     }
 

@@ -71,7 +71,7 @@ impl Weight {
             (_, Precision::F32, Dtype::F16) => {
                 Values::F16(Panels::pack(cx.threads, shape, |i| f16::from_le_bytes(half(i))))
             }
-            (_, Precision::F32, Dtype::F32) if !left::is_short(bytes) => {
+            (_, Precision::F32, Dtype::F32) if !dtype.halves(bytes) => {
                 Values::F32(Panels::pack(cx.threads, shape, wide))
             }
             (_, Precision::F32, _) => {

@@ -1,0 +1,146 @@
+//! Memory of 16 bits: what verbs write there is what they write into f32 memory, rounded, and what they read there is
+//! what they read in f32 memory that holds the same numbers.
+
+use crate::bench::Mat;
+use crate::bf16::bits;
+use crate::products::weight;
+use crate::rows::tokens;
+use finetune::backend::cpu::{Cpu, Memory};
+use finetune::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut};
+use finetune::numeric::dtype::Dtype;
+
+/// A backend whose activations lie in 16 bits, or in f32 memory and are rounded on the way through the host.
+struct Rounded {
+    cpu: Cpu,
+    short: bool,
+    t: usize,
+    /// All that was read.
+    out: Vec<Vec<f32>>,
+}
+
+impl Rounded {
+    fn up(&mut self, m: &Mat) -> Memory {
+        let mut memory = self.cpu.memory(m.v.len());
+        self.cpu.upload(view_mut(&mut memory, m.rows, m.cols), &m.f32s());
+        memory
+    }
+
+    fn memory(&mut self, n: usize) -> Memory {
+        if self.short { self.cpu.short(self.t, n) } else { self.cpu.memory(self.t * n) }
+    }
+
+    fn read(&mut self, memory: &Memory, (rows, cols): (usize, usize)) -> Vec<f32> {
+        let mut values = vec![0.0; rows * cols];
+        self.cpu.read(view(memory, rows, cols), &mut values).unwrap();
+        values
+    }
+
+    fn note(&mut self, memory: &Memory, shape: (usize, usize)) {
+        let values = self.read(memory, shape);
+        self.out.push(values);
+    }
+
+    /// Rounds, where memory does not.
+    fn settle(&mut self, memory: &mut Memory, n: usize) {
+        let values = self.read(memory, (self.t, n));
+        let kept: Vec<f32> = values.iter().map(|&v| half::bf16::from_f32(v).to_f32()).collect();
+        if !self.short {
+            self.cpu.upload(view_mut(memory, self.t, n), &kept);
+        }
+        self.out.push(kept);
+    }
+}
+
+/// A feed-forward half of a block, forward and backward: input, gain, gate and up, down, A and B.
+fn feed_forward(mut on: Rounded, [x, gain, w, down, a, b]: [&Mat; 6]) -> Vec<Vec<f32>> {
+    let (t, c, f, r) = (x.rows, x.cols, w.rows, a.rows);
+    let [mx, mg, ma, mb] = [x, gain, a, b].map(|m| on.up(m));
+    let (wide, narrow) = (weight(&mut on.cpu, w, Dtype::Bf16), weight(&mut on.cpu, down, Dtype::Bf16));
+    let ab = (view(&ma, r, c), view(&mb, f, r));
+    let (mut normed, mut inv) = (on.memory(c), on.cpu.memory(t));
+    let x = View { memory: &mx, offset: 0, rows: t, cols: c };
+    on.cpu.rmsnorm(view_mut(&mut normed, t, c), view_mut(&mut inv, t, 1), x, view(&mg, 1, c), 1e-5);
+    on.settle(&mut normed, c);
+    let (mut gate, mut up, mut act, mut dact) = (on.memory(f), on.memory(f), on.memory(f), on.memory(f));
+    let mut h = on.cpu.memory(t * r);
+    on.cpu.linear(view_mut(&mut gate, t, f), Write::Set, view(&normed, t, c), &wide);
+    on.settle(&mut gate, f);
+    let part = LoraPart { h: view_mut(&mut h, t, r), x: view(&normed, t, c), ab, scale: 0.7 };
+    on.cpu.lora_linear((view_mut(&mut up, t, f), Write::Set), view(&normed, t, c), &wide, part);
+    on.settle(&mut up, f);
+    on.note(&h, (t, r));
+    on.cpu.lora_down(view_mut(&mut h, t, r), view(&normed, t, c), ab.0);
+    on.note(&h, (t, r));
+    on.cpu.swiglu(view_mut(&mut act, t, f), view(&gate, t, f), view(&up, t, f));
+    on.settle(&mut act, f);
+    let (mut y, mut dx, mut dab) = (on.cpu.memory(t * c), on.cpu.memory(t * c), on.cpu.memory(r * (c + f)));
+    on.cpu.linear(view_mut(&mut y, t, c), Write::Set, view(&act, t, f), &narrow);
+    on.note(&y, (t, c));
+    on.cpu.linear_grad(view_mut(&mut dact, t, f), Write::Set, view(&y, t, c), &narrow);
+    on.settle(&mut dact, f);
+    on.cpu.swiglu_grad(view_mut(&mut gate, t, f), view_mut(&mut up, t, f), view(&dact, t, f));
+    on.settle(&mut gate, f);
+    on.settle(&mut up, f);
+    for alone in [false, true] {
+        let dab = view_mut(&mut dab, 1, r * (c + f));
+        let (dy, x, h) = (view(&up, t, f), view(&normed, t, c), view(&h, t, r));
+        let args = LoraGrad { dab, dy, x, h, ab, scale: 0.7 };
+        match alone {
+            false => on.cpu.lora_linear_grad((view_mut(&mut dx, t, c), Write::Set), &wide, args),
+            true => on.cpu.lora_grad(Some((view_mut(&mut dx, t, c), Write::Add)), args),
+        }
+        on.note(&dx, (t, c));
+    }
+    on.note(&dab, (1, r * (c + f)));
+    rare(&mut on, [&mut gate, &mut act], (&mb, f));
+    on.out
+}
+
+/// A bias, and dropout in both directions.
+fn rare(on: &mut Rounded, [x, onto]: [&mut Memory; 2], (bias, f): (&Memory, usize)) {
+    let t = on.t;
+    let tokens = tokens(&mut on.cpu, &[0, t as u32]);
+    let key = DropoutKey { seed: 1, step: 2, rows: &[3], module: 4, p: 0.3 };
+    on.cpu.bias(view_mut(x, t, f), view(bias, 1, f));
+    on.settle(x, f);
+    let mut masked = on.cpu.memory(t * f);
+    on.cpu.dropout(view_mut(&mut masked, t, f), Write::Set, view(x, t, f), key, &tokens);
+    on.note(&masked, (t, f));
+    on.cpu.dropout(view_mut(onto, t, f), Write::Add, view(&masked, t, f), key, &tokens);
+    on.settle(onto, f);
+}
+
+#[test]
+fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
+    if Cpu::bf16(1).short_bytes() == 4 {
+        println!("skipped: numbers are kept in 16 bits where our own kernels multiply");
+    }
+    let sizes = [
+        (1, 2, 6, 1),
+        (2, 34, 66, 3),
+        (3, 34, 66, 16),
+        (17, 576, 100, 8),
+        (130, 48, 1100, 17),
+        (301, 900, 34, 5),
+        (900, 40, 34, 2),
+    ];
+    for (t, c, f, r) in sizes {
+        let name = format!("{t}x{c}x{f}x{r}");
+        let all = [(t, c), (1, c), (f, c), (c, f), (r, c), (f, r)];
+        let all = all.map(|(rows, cols)| Mat::random(rows, cols, (7 * rows + cols) as u64));
+        let go = |cpu: Cpu, short: bool| {
+            feed_forward(Rounded { cpu: cpu.poisoning(), short, t, out: Vec::new() }, all.each_ref())
+        };
+        let got = go(Cpu::bf16(2), true);
+        assert!(got.iter().flatten().all(|v| v.is_finite()), "{name}");
+        for threads in [1, 3, 7] {
+            assert!(bits(&go(Cpu::bf16(threads), true)) == bits(&got), "{name}: {threads} threads");
+        }
+        if let Some(twin) = Cpu::bf16_twin(2) {
+            assert!(bits(&go(twin, true)) == bits(&got), "{name}: the other kernel");
+        }
+        for (i, (got, want)) in got.iter().zip(go(Cpu::bf16(2), false)).enumerate() {
+            assert!(bits(std::slice::from_ref(got)) == bits(&[want]), "{name}: output {i}");
+        }
+    }
+}
