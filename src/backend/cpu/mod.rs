@@ -112,8 +112,9 @@ impl Cpu {
         Cpu { threads, isa, products, precision, recycling: Recycling::default() }
     }
 
-    /// The same with the factors of frozen products and of attention's rounded to bf16; sums, activations between
-    /// verbs and all of LoRA's own mathematics stay f32.
+    /// The same with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own
+    /// kernels multiply, of adapters. Sums, the residual stream, parameters and their gradients stay f32; what only
+    /// products, swiglu and the gradient of attention read is then kept in 16 bits (`short.rs`).
     pub fn bf16(threads: usize) -> Cpu {
         let cpu = Cpu::new(threads);
         let precision = match cpu.products {
