@@ -22,11 +22,12 @@ struct Try<'a> {
     lora: LoraSpec,
     build: Build,
     threads: usize,
+    make: fn(usize) -> Cpu,
 }
 
 impl<'a> Try<'a> {
     fn new(case: &'a Case) -> Self {
-        Try { case, lora: case.lora.clone(), build: Build::whole(&case.config), threads: 2 }
+        Try { case, lora: case.lora.clone(), build: Build::whole(&case.config), threads: 2, make: Cpu::new }
     }
 
     fn dropout(mut self, p: f32) -> Self {
@@ -35,7 +36,7 @@ impl<'a> Try<'a> {
     }
 
     fn stage(&self) -> Decoder<Cpu> {
-        let (cpu, build) = (Cpu::new(self.threads).poisoning(), self.build.clone());
+        let (cpu, build) = ((self.make)(self.threads).poisoning(), self.build.clone());
         Decoder::load(cpu, &self.case.config, &self.case.tensors, &self.lora, build).unwrap()
     }
 
@@ -75,16 +76,43 @@ fn each_case(check: impl Fn(&Case)) {
 fn recomputing_and_threads_do_not_change_a_bit() {
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(0, 5));
-        for p in [0.0, 0.3] {
-            let (sums, kept) = Try::new(case).dropout(p).run(&parameters, &batch);
+        let f32s: fn(usize) -> Cpu = Cpu::new;
+        for (p, make) in [(0.0, f32s), (0.3, f32s), (0.0, Cpu::bf16), (0.3, Cpu::bf16)] {
+            let (sums, kept) = Try { make, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
             let parts = [[1, 0, 0], [1, 1, 0], [0, 9, 0], [0, 1, 9], [0, 0, 1], [0, 0, 9]].map(Keep::Parts);
             let whole = [(Keep::Inputs, 2), (Keep::Everything, 1), (Keep::Inputs, 3)];
             for (keep, threads) in whole.into_iter().chain(parts.map(|keep| (keep, 2))) {
                 let build = Build { keep, ..Build::whole(&case.config) };
                 let (again, gradient) =
-                    Try { build, threads, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
+                    Try { build, threads, make, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
                 assert_eq!(sums, again);
                 assert_eq!(bits(&kept), bits(&gradient), "{keep:?}, {threads} threads, dropout {p}");
+            }
+        }
+    });
+}
+
+/// Of a whole model: the two bf16 kernels agree to the bit, and both are near f32.
+#[test]
+fn bf16_is_near_f32_on_either_kernel() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_final"), case.microbatch(0, 5));
+        for p in [0.0, 0.3] {
+            let run = |make| Try { make, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
+            let (exact, rounded) = (run(Cpu::new), run(Cpu::bf16));
+            let near = |a: f64, b: f64| (a - b).abs() <= 0.01 * b.abs();
+            assert!(near(rounded.0.loss, exact.0.loss), "{} for {}", rounded.0.loss, exact.0.loss);
+            let size = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+            let off = size(&mut rounded.1.iter().zip(&exact.1).map(|(a, b)| a - b));
+            let of = size(&mut exact.1.iter().copied());
+            assert!(off <= 0.05 * of, "gradient: {off} of {of}, dropout {p}");
+            if Cpu::bf16_twin(1).is_some() {
+                let twin = run(|threads| Cpu::bf16_twin(threads).unwrap());
+                assert_eq!(
+                    (twin.0, bits(&twin.1)),
+                    (rounded.0, bits(&rounded.1)),
+                    "the other kernel, dropout {p}"
+                );
             }
         }
     });

@@ -100,7 +100,12 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.short(rows, cols)
     }
     fn settle(&mut self, x: B::Memory, rows: usize, cols: usize) -> B::Memory {
-        self.time("settle", moved(rows * cols), |b| b.settle(x, rows, cols))
+        match self.inner.short_bytes() {
+            4 => self.inner.settle(x, rows, cols),
+            bytes => {
+                self.time("settle", (0.0, ((4 + bytes) * rows * cols) as f64), |b| b.settle(x, rows, cols))
+            }
+        }
     }
     fn short_bytes(&self) -> usize {
         self.inner.short_bytes()
@@ -232,10 +237,12 @@ impl<B: Backend> Backend for Timed<B> {
         self.time("attention_cached", work, |b| b.attention_cached(out, qkv, heads));
     }
     fn swiglu(&mut self, out: ViewMut<B::Memory>, gate: View<B::Memory>, up: View<B::Memory>) {
-        self.time("swiglu", moved(3 * out.len()), |b| b.swiglu(out, gate, up));
+        let bytes = (3 * self.inner.short_bytes() * out.len()) as f64;
+        self.time("swiglu", (0.0, bytes), |b| b.swiglu(out, gate, up));
     }
     fn swiglu_grad(&mut self, gate: ViewMut<B::Memory>, up: ViewMut<B::Memory>, dout: View<B::Memory>) {
-        self.time("swiglu_grad", moved(5 * dout.len()), |b| b.swiglu_grad(gate, up, dout));
+        let bytes = (5 * self.inner.short_bytes() * dout.len()) as f64;
+        self.time("swiglu_grad", (0.0, bytes), |b| b.swiglu_grad(gate, up, dout));
     }
     fn dropout(
         &mut self,

@@ -151,6 +151,12 @@ fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
             for (i, want) in exact.iter().enumerate() {
                 close(&format!("{name} output {i} spelled"), &slow[i], want, 4e-6);
             }
+            if Cpu::bf16(1).short_bytes() == 4 {
+                for (i, want) in exact.iter().enumerate() {
+                    close(&format!("{name} output {i} where the crate multiplies"), &got[i], want, 4e-6);
+                }
+                continue;
+            }
             // What lies between the matrices is rounded too; it is f32 where the rank is too large for one pass.
             let [rx, ra, rb, rdy] = [&x, &a, &b, &dy].map(rounded);
             let h = Mat { rows: t, cols: r, v: got[1].iter().map(|&v| f64::from(v)).collect() };

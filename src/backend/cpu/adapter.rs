@@ -5,7 +5,7 @@
 //!
 //! Each output is the chain that the f32 tile computes of the same rounded numbers, slice by slice.
 
-use super::avx512::COLS;
+use super::avx512::{self, COLS};
 use super::avx512_bf16::{self, Pairs};
 use super::isa::kernel;
 use super::left::{self, Left, Side, round};
@@ -16,14 +16,20 @@ use super::tiled::rows_of_pair_tiles;
 use super::{Context, Cpu, Memory, short};
 use crate::backend::{View, ViewMut, Write};
 
-/// Rows of a task of [`Cpu::thin`].
+/// Most rows of a task of [`Cpu::thin`], and least tasks for each thread: a task lays its right factor out anew.
 const ROWS: usize = 132;
+const TASKS: usize = 4;
+/// Pairs of tokens of a task that only pairs.
+const PAIRS: usize = 256;
 /// Rows of a tile of gradients, which is turned where B's is written.
 const TURNED: usize = 16;
 
 /// A right factor [k, n] of pairs along k, as tiles read it: panel[k / 2][32] of `size` = (k, columns), rounded; zeros
 /// beyond its columns, and beside a last single row.
-pub fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) {
+///
+/// # Safety
+/// AVX-512 BF16.
+pub unsafe fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) {
     let panel = &mut panel[..k.div_ceil(2) * COLS];
     assert!(b.holds(k, cols) && cols <= COLS, "the factor is as large as the product says");
     if b.row == 1 {
@@ -31,8 +37,7 @@ pub fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) {
             for j in (0..k).step_by(32) {
                 let from = b.from(j, i).data.as_ptr();
                 let (rows, numbers) = (cols.saturating_sub(i).min(16), (k - j).min(32));
-                // SAFETY: pairs are for processors that have the instruction; sizes were checked above, and a row of
-                // the panel holds 16 words from i on.
+                // SAFETY: the caller's promise; sizes were checked above, and a row of the panel holds 16 words from i on.
                 unsafe {
                     let out = panel.as_mut_ptr().add(j / 2 * COLS + i);
                     avx512_bf16::pair_and_turn(out, (from, b.col), (rows, numbers));
@@ -46,7 +51,7 @@ pub fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) {
         assert_eq!(b.col, 1, "one of both lies side by side");
         let (even, odd) = (row(2 * w), row(2 * w + 1));
         let whole = odd.len() / 16 * 16;
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe { avx512_bf16::interleave(&mut out[..whole], &even[..whole], &odd[..whole]) };
         for (j, out) in out.iter_mut().enumerate().skip(whole) {
             let half = |row: &[f32]| round(row.get(j).copied().unwrap_or(0.0)).to_bits();
@@ -66,11 +71,14 @@ kernel! {
 /// panel[k / 2][wide] of pairs along the rows of x [k, n]; zeros beyond its columns, and beside a last single row.
 fn along_rows(cx: Context, panel: &mut [u32], x: &[f32], (n, wide): (usize, usize)) {
     let none = vec![0.0; n];
-    for (out, rows) in panel.chunks_exact_mut(wide).zip(x.chunks(2 * n)) {
-        let (even, odd) = rows.split_at(n);
-        pair_two(cx.isa, &mut out[..n], even, if odd.is_empty() { &none } else { odd });
-        out[n..].fill(0);
-    }
+    cx.threads.chunks(panel, PAIRS * wide, |i, panel| {
+        let x = x[2 * i * PAIRS * n..].chunks(2 * n);
+        for (out, rows) in panel.chunks_exact_mut(wide).zip(x) {
+            let (even, odd) = rows.split_at(n);
+            pair_two(cx.isa, &mut out[..n], even, if odd.is_empty() { &none } else { odd });
+            out[n..].fill(0);
+        }
+    });
 }
 
 impl Cpu {
@@ -84,8 +92,9 @@ impl Cpu {
         let cx = self.context();
         let shared = Shared::new(out.values_mut());
         let target = Target::rows(&shared, rank, Write::Set);
-        cx.threads.each(t.div_ceil(ROWS), |task| {
-            let (row, rows) = (task * ROWS, ROWS.min(t - task * ROWS));
+        let most = t.div_ceil(TASKS * cx.threads.count()).next_multiple_of(avx512::ROWS).min(ROWS);
+        cx.threads.each(t.div_ceil(most.max(1)), |task| {
+            let (row, rows) = (task * most, most.min(t - task * most));
             product_own::with_panel(|panel| {
                 for (from, terms) in product_own::slices(k) {
                     for j in (0..rank).step_by(COLS) {
@@ -193,9 +202,6 @@ fn pairs_along_tokens(
     (wide, stride): (&[u32], usize),
     s: AlongTokens,
 ) {
-    if s.t == 0 {
-        return out.fill(0.0);
-    }
     let out = Shared::new(out);
     cx.threads.each(s.n.div_ceil(COLS), |task| {
         let col = task * COLS;

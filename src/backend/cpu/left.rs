@@ -193,7 +193,10 @@ impl Cpu {
             return self.factor(x);
         }
         let mut scaled = self.recycling.take(x.len());
-        scaled.values_mut().iter_mut().zip(x.values()).for_each(|(o, &x)| *o = scale * x);
+        let values = x.values();
+        self.threads.chunks(scaled.values_mut(), CHUNK, |i, out| {
+            out.iter_mut().zip(&values[i * CHUNK..]).for_each(|(o, &x)| *o = scale * x);
+        });
         let made = self.factor(View { memory: &scaled, offset: 0, ..x }).made;
         self.recycling.give(scaled);
         Factor { x, made }

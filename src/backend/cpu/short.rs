@@ -132,15 +132,11 @@ impl Cpu {
 
     /// Runs what changes f32 values on those of `out`, in whichever way it holds numbers.
     pub(super) fn onto(&mut self, out: &mut ViewMut<Memory>, run: impl FnOnce(&mut Cpu, &mut [f32])) {
-        let before =
-            self.widened(&View { memory: &*out.memory, offset: out.offset, rows: out.rows, cols: out.cols });
-        self.through(out, |cpu, values| {
-            if let Some(before) = &before {
-                values.copy_from_slice(before.values());
-            }
-            run(cpu, values);
-        });
-        before.into_iter().for_each(|m| self.recycling.give(m));
+        let seen = View { memory: &*out.memory, offset: out.offset, rows: out.rows, cols: out.cols };
+        let Some(mut wide) = self.widened(&seen) else { return run(self, out.values_mut()) };
+        run(self, wide.values_mut());
+        pair_all(self.context(), out.pairs_mut(), wide.values());
+        self.recycling.give(wide);
     }
 
     /// Runs what writes f32 values and puts them into `out`, in whichever way it holds numbers.

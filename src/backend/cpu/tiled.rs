@@ -204,7 +204,8 @@ fn tiles(
                         let second = (floats, a.rank, low.as_ptr(), COLS);
                         product_own::rows_of_tiles(target, size, &[first, second], 1.0, ahead);
                     }
-                    _ => product_own::rows_of_tiles(target, size, &[first], 1.0, ahead),
+                    Some(_) => unreachable!("what is added is of the same kind"),
+                    None => product_own::rows_of_tiles(target, size, &[first], 1.0, ahead),
                 }
             }
             (Side::Pairs(left, row), Right::Pairs(right)) => {
@@ -218,7 +219,8 @@ fn tiles(
                         let (k, b) = (a.rank.div_ceil(2), panel.as_ptr());
                         Some(Pairs { k, a: words.as_ptr(), row, col: 1, b })
                     }
-                    _ => None,
+                    Some(_) => unreachable!("what is added is of the same kind"),
+                    None => None,
                 };
                 rows_of_pair_tiles(target, size, (pairs, second), 1.0, ahead);
             }
