@@ -20,6 +20,7 @@ mod mutations;
 mod opcodes;
 mod products;
 mod rows;
+mod sm90a;
 mod standin;
 mod step;
 mod tensor;

@@ -131,7 +131,11 @@ fn execute(body: &str) -> Result<u32, String> {
     let mut machine = Machine::default();
     machine.load(&read(&kernel(body))?);
     let out = machine.memory.alloc(128);
-    machine.launch("f", Shape { grid: [1, 1, 1], threads: 32 }, &[Value { bits: out, bytes: 8 }])?;
+    machine.launch(
+        "f",
+        Shape { grid: [1, 1, 1], threads: 32, shared: 0 },
+        &[Value { bits: out, bytes: 8 }],
+    )?;
     let mut bytes = [0; 128];
     machine.memory.find(out)?.0.get(0, &mut bytes)?;
     Ok(u32::from_le_bytes(bytes[20..24].try_into().unwrap()))
