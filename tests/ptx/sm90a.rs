@@ -1,9 +1,10 @@
 //! The tier sm_90a: products by wgmma and the copy engine against the CPU on inputs rounded the same way, what takes
 //! them, and an adapter's part in their epilogue against its composition.
 
-use crate::bench::{Mat, close, run};
-use crate::device::{device_at, device_of};
-use crate::fused::projection;
+use crate::bench::{GUARD, Mat, close, run, run_behind};
+use crate::device::{device_at, device_of, device_with_at};
+use crate::files;
+use crate::fused::projection_behind;
 use crate::products::{held, weight};
 use finetune::backend::cpu::Cpu;
 use finetune::backend::cuda::{Cuda, Driver, Trial};
@@ -28,17 +29,19 @@ fn device(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 fn products_by_wgmma_are_those_of_rounded_inputs() {
     let rounded = |m: &Mat| m.clone().map(|x| half::bf16::from_f32(x).to_f32());
     for (i, (t, n, k)) in SIZES.into_iter().enumerate() {
-        let write = [Write::Set, Write::Add][i % 2];
+        // Outputs at multiples of 8 bytes are stored in pairs, others not.
+        let (write, guard) =
+            [(Write::Set, 20), (Write::Add, GUARD), (Write::Add, 20), (Write::Set, GUARD)][i];
         let (w, x, dy) = (Mat::random(n, k, 2).coarse(), Mat::random(t, k, 4), Mat::random(t, n, 5));
         let name = format!("linear {t}x{n}x{k} {write:?}");
         let mut sides = Vec::new();
         for order in [0, 1, 3] {
             let Some(mut device) = device(order) else { return };
-            let y = run(&name, &mut device, (&[&x], &[held(write, t, n)]), |d, i, o| {
+            let y = run_behind(guard, &name, &mut device, (&[&x], &[held(write, t, n)]), |d, i, o| {
                 let w = weight(d, &w, Dtype::Bf16);
                 d.linear(o[0].view_mut(), write, i[0], &w);
             });
-            let dx = run(&name, &mut device, (&[&dy], &[held(write, t, k)]), |d, i, o| {
+            let dx = run_behind(guard, &name, &mut device, (&[&dy], &[held(write, t, k)]), |d, i, o| {
                 let w = weight(d, &w, Dtype::Bf16);
                 d.linear_grad(o[0].view_mut(), write, i[0], &w);
             });
@@ -58,5 +61,78 @@ fn products_by_wgmma_are_those_of_rounded_inputs() {
         });
         close(&name, &sides[0].0[0], &y.unwrap()[0], 1e-4);
         close(&format!("{name} gradient"), &sides[0].1[0], &dx.unwrap()[0], 1e-4);
+    }
+}
+
+#[test]
+fn an_adapter_in_the_epilogue_has_the_bits_of_its_own_product() {
+    // A weight in blocks comes in two parts, of which the second is narrower than a tile.
+    for sizes in [(129, 270, 260, 5), (140, 380, 256, 33)] {
+        for (write, guard) in [(Write::Set, GUARD), (Write::Add, 20)] {
+            let on = |order| Some(device(order)?.slab(256 * 380));
+            let Some(spelled) = on(0) else { return };
+            let want = projection_behind(guard, spelled.spelled(), sizes, write).unwrap();
+            for order in [0, 1, 3] {
+                let got = projection_behind(guard, on(order).unwrap(), sizes, write);
+                let got = got.unwrap_or_else(|e| panic!("{sizes:?}, order {order}: {e}"));
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    assert!(got == want, "{sizes:?} {write:?}, order {order}: other bits in output {i}");
+                }
+            }
+        }
+    }
+}
+
+/// A trial that the interpreter ends in a test's time, of a card that must be so much faster.
+fn trial(faster: f64) -> Trial {
+    Trial { timed: (128, 256, 64), faster }
+}
+
+#[test]
+fn it_is_taken_where_it_agrees_and_is_faster() {
+    let device = device_of((9, 0), 0).bf16().unwrap();
+    assert_eq!(device.class(), "cuda-sm90-bf16", "nothing is taken that was not tried");
+    let device = device.sm90a(trial(0.0));
+    assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-bf16-wgmma"));
+    let device = device_of((9, 0), 0).bf16().unwrap().sm90a(trial(f64::INFINITY));
+    let why = device.below().unwrap();
+    assert!(why.starts_with("wgmma: ") && why.ends_with("at 128 x 256 x 64, and inf is asked"), "{why}");
+    assert_eq!(device.class(), "cuda-sm90-bf16");
+}
+
+#[test]
+fn other_devices_are_not_asked() {
+    for capability in [(8, 0), (8, 9), (10, 0), (12, 1)] {
+        let device = device_of(capability, 0).bf16().unwrap().sm90a(trial(0.0));
+        let class = format!("cuda-sm{}{}-bf16", capability.0, capability.1);
+        assert_eq!((device.below(), device.class()), (None, class.clone()));
+        assert_eq!(device.untried().class(), class);
+    }
+    let device = device_of((9, 0), 0).sm90a(trial(0.0));
+    assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-f32"));
+}
+
+/// What a kernel does wrong, and what the device says of it; it computes with product_sm80 then.
+#[test]
+fn one_that_disagrees_is_named_and_left_aside() {
+    let changes = [
+        ("product_sm90a.ptx", "add.f32 %old3, %acc5, %old3", "mov.f32 %old3, %acc5", "wgmma: output "),
+        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward)"),
+        ("product_sm90a.ptx", "wgmma.fence.sync.aligned;", "", "wgmma without wgmma.fence"),
+    ];
+    for (file, from, to, says) in changes {
+        let text = files::read(file).text;
+        assert!(text.contains(from), "{file} has {from}");
+        let device = device_with_at((9, 0), (file, &text.replace(from, to)), 0).bf16().unwrap();
+        let mut device = device.sm90a(trial(0.0));
+        let why = device.below().unwrap_or("nothing").to_string();
+        assert!(why.contains(says), "{file}: {why}");
+        assert_eq!(device.class(), "cuda-sm90-bf16");
+        let (x, w) = (Mat::random(128, 64, 1), Mat::random(256, 64, 2).coarse());
+        let y = run("after", &mut device, (&[&x], &[held(Write::Set, 128, 256)]), |d, i, o| {
+            let w = weight(d, &w, Dtype::Bf16);
+            d.linear(o[0].view_mut(), Write::Set, i[0], &w);
+        });
+        assert!(y.is_ok(), "{file}: {:?}", y.err());
     }
 }

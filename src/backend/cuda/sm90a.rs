@@ -14,10 +14,11 @@ const STEP: usize = 64;
 /// One producer warpgroup and two that multiply.
 const THREADS: u32 = 384;
 
-/// Whether a product is worth such tiles, and lies as the copy engine wants it.
+/// Whether a product is worth such tiles, and lies as the copy engine wants it. A part of the outputs (`s.n` of `s.ldo`)
+/// goes where the whole goes, so that parts have the bits of the whole.
 pub(super) fn takes(s: &Shape, (a, b): (Arg, Arg)) -> bool {
     let aligned = |x: &Arg| matches!(x, Arg::Address(at) if at.is_multiple_of(16));
-    (s.m >= TILE.0 && s.n >= TILE.1 && s.k >= STEP)
+    (s.m >= TILE.0 && s.ldo >= TILE.1 && s.k >= STEP)
         && (aligned(&a) && aligned(&b) && s.lda.is_multiple_of(8) && s.ldb.is_multiple_of(8))
 }
 

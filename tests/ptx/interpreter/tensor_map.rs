@@ -62,14 +62,17 @@ impl Warp {
                 let at = swizzled(to[l] + u64::from(128 * row + 16 * piece));
                 let (r, c) =
                     (rows[l] as u32 as i32 + row as i32, columns[l] as u32 as i32 + 8 * piece as i32);
+                let inside = |x: i32, n: u32| x >= 0 && (x as u32) < n;
+                let real = (0..8).filter(|i| inside(r, map.rows) && inside(c + i, map.cols));
                 let mut bytes = [0; 16];
-                for i in 0..8 {
-                    let inside = |x: i32, n: u32| x >= 0 && (x as u32) < n;
-                    if inside(r, map.rows) && inside(c + i, map.cols) {
-                        let from = map.address + r as u64 * map.stride + 2 * (c + i) as u64;
-                        let (region, at) = memory.0.find(from)?;
-                        bytes[2 * i as usize..][..2].copy_from_slice(&region.read(at, 2, who)?[..2]);
-                    }
+                let (mut real, mut len) = (real.collect::<Vec<i32>>(), 2);
+                if real.len() == 8 && c % 8 == 0 {
+                    (real, len) = (vec![0], 16);
+                }
+                for i in real {
+                    let from = map.address + r as u64 * map.stride + 2 * (c + i) as u64;
+                    let (region, at) = memory.0.find(from)?;
+                    bytes[2 * i as usize..][..len].copy_from_slice(&region.read(at, len, who)?[..len]);
                 }
                 memory.1.region.announce(at, 16, who)?;
                 let number = at as usize / 16;

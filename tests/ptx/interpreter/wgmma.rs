@@ -35,7 +35,13 @@ impl Descriptor {
         if bits & !known != 0 || bits >> 62 != 1 {
             return Err(format!("a descriptor other than of 128 bytes' swizzle: {bits:#x}"));
         }
-        Ok(Descriptor { start: field(0), leading: field(16), stride: field(32) })
+        let start = field(0);
+        if start >> 7 & 7 != 0 {
+            return Err(
+                "a descriptor that begins within the swizzle's 1024 bytes, and does not say so".into()
+            );
+        }
+        Ok(Descriptor { start, leading: field(16), stride: field(32) })
     }
 
     /// Number `mn` of the outputs, term `k`.
@@ -76,13 +82,18 @@ impl Warp {
         let (a, b) = (Descriptor::of(a)?, Descriptor::of(b)?);
         let rows: Vec<u64> = (0..16).map(|r| 16 * (self.number() as u64 % 4) + r).collect();
         let mut factors = [vec![0.0; 16 * K], vec![0.0; N * K]];
-        for k in 0..K {
-            for (i, row) in rows.iter().enumerate() {
-                factors[0][i * K + k] = self.operand(a.at(*row as usize, k, false), memory)?;
+        for (i, row) in rows.into_iter().enumerate() {
+            for k in [0, 8] {
+                let eight = self.operand(a.at(row as usize, k, false), memory)?;
+                factors[0][i * K + k..][..8].copy_from_slice(&eight);
             }
-            for n in 0..N {
-                factors[1][n * K + k] = self.operand(b.at(n, k, across), memory)?;
-            }
+        }
+        for piece in 0..N * K / 8 {
+            // Eight numbers beside each other: terms of one output, or outputs of one term.
+            let (n, k) = if across { (piece % 32 * 8, piece / 32) } else { (piece / 2, piece % 2 * 8) };
+            let eight = self.operand(b.at(n, k, across), memory)?;
+            let apart = if across { K } else { 1 };
+            eight.iter().enumerate().for_each(|(i, x)| factors[1][n * K + k + i * apart] = *x);
         }
         let [fa, fb] = &factors;
         for (i, &r) in registers.iter().enumerate() {
@@ -134,8 +145,11 @@ impl Warp {
         Ok(())
     }
 
-    /// A bf16 number of an operand, which a copy has brought that this warp knows to be over.
-    fn operand(&mut self, at: u64, memory: &mut Memories) -> Result<f64, String> {
+    /// Eight bf16 numbers of an operand, which a copy has brought that this warp knows to be over.
+    fn operand(&mut self, at: u64, memory: &mut Memories) -> Result<[f64; 8], String> {
+        if !at.is_multiple_of(16) {
+            return Err("an operand that does not begin at a multiple of 16 bytes".into());
+        }
         let (me, shared) = (self.number(), &mut *memory.1);
         let piece = shared.pieces.get_mut(at as usize / 16).ok_or("an operand beyond shared memory")?;
         match piece.filled {
@@ -150,8 +164,10 @@ impl Warp {
             piece.reading[me] = self.filling.number + 1;
             self.filling.pieces.push(at as usize / 16);
         }
-        let bytes = &shared.region.bytes[at as usize..][..2];
-        Ok(f64::from(half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32()))
+        let bytes = &shared.region.bytes[at as usize..][..16];
+        let number =
+            |i: usize| f64::from(half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f32());
+        Ok(std::array::from_fn(number))
     }
 
     pub fn commit(&mut self) {
