@@ -70,6 +70,19 @@ fn heads_say_what_they_must() {
     }
 }
 
+/// ptxas does not see what a launch gives; the launch gives what the head states.
+#[test]
+fn shared_memory_of_a_launch_is_the_budgets() {
+    use finetune::backend::cuda::kernels::find;
+    for f in all() {
+        let outside = f.text.contains(".extern .shared");
+        let given = find(&f.name).map(|s| s.dynamic() as usize);
+        assert_eq!(given, Some(if outside { f.shared } else { 0 }), "{}", f.name);
+        // What a block of compute capability 9.0 can have.
+        assert!(f.shared <= 232_448, "{}", f.name);
+    }
+}
+
 #[test]
 fn what_the_binary_carries_is_what_lies_in_the_tree() {
     use finetune::backend::cuda::kernels::{SOURCES, source};

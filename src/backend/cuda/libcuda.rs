@@ -4,7 +4,7 @@
 
 use super::devices::{self, Absent};
 use super::staging::Staging;
-use super::tensor_map::{self, Encode};
+use super::tensor_map::{self, Sm90a};
 use super::{Arg, Cuda, Driver, Launch, kernels};
 use crate::backend::Fault;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
@@ -119,7 +119,7 @@ pub struct Libcuda {
     context: sys::CUcontext,
     stream: sys::CUstream,
     /// What runs the kernels of sm_90a, and how many multiprocessors it has.
-    sm90a: Option<(Encode, u32)>,
+    sm90a: Option<Sm90a>,
     /// Entries, and the bytes of shared memory that a launch gives them.
     functions: HashMap<String, (sys::CUfunction, u32)>,
     modules: HashMap<&'static str, sys::CUmodule>,
@@ -177,9 +177,7 @@ impl Libcuda {
             })?
         };
         let capability = found.capability;
-        let reads = devices::ptx_version(all.driver);
-        let takes = kernels::find("product_sm90a.ptx").is_some_and(|s| s.runs_on(capability, reads));
-        let sm90a = takes.then(|| tensor_map::encode().zip(processors(device))).flatten();
+        let sm90a = tensor_map::sm90a(device, capability, devices::ptx_version(all.driver));
         let (functions, modules, held) = (HashMap::new(), HashMap::new(), HashSet::new());
         let last = "start".into();
         Ok(Libcuda {
@@ -237,16 +235,6 @@ impl Libcuda {
         Ok((function, shared))
     }
 
-    /// The maps of a launch, in the order of its arguments.
-    fn maps(&self, launch: &Launch) -> Result<Vec<sys::CUtensorMap>, Fault> {
-        let of = |arg: &Arg| if let Arg::Tensor(map) = arg { Some(*map) } else { None };
-        let unknown = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-        let encoded =
-            |map| self.sm90a.ok_or(unknown).and_then(|(encode, _)| tensor_map::encoded(encode, &map));
-        let maps: Result<_, CUresult> = launch.args.iter().filter_map(of).map(encoded).collect();
-        maps.map_err(|code| self.fault(&format!("{}: tensor map", launch.entry), code))
-    }
-
     fn compile(&self, file: &'static str) -> Result<sys::CUmodule, Fault> {
         let text = CString::new(kernels::source(file).unwrap_or_default()).unwrap_or_default();
         let mut log = vec![0u8; LOG];
@@ -280,7 +268,7 @@ impl Driver for Libcuda {
     }
 
     fn sm90a(&self) -> Option<u32> {
-        self.sm90a.map(|(_, processors)| processors)
+        self.sm90a.map(|s| s.processors)
     }
 
     fn granularity(&self) -> usize {
@@ -332,7 +320,8 @@ impl Driver for Libcuda {
         self.current()?;
         let (function, shared) = self.function(launch.file, launch.entry)?;
         let mut values: Vec<u64> = launch.args.iter().map(|a| bits(*a)).collect();
-        let mut maps = self.maps(launch)?;
+        let mut maps = tensor_map::maps(self.sm90a, launch.args)
+            .map_err(|code| self.fault(&format!("{}: tensor map", launch.entry), code))?;
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| (v as *mut u64).cast()).collect();
         let tensors = launch.args.iter().zip(&mut pointers).filter(|(a, _)| matches!(a, Arg::Tensor(_)));
         tensors
@@ -347,14 +336,6 @@ impl Driver for Libcuda {
         };
         check(code).map_err(|code| self.fault("launch", code))
     }
-}
-
-/// Multiprocessors of a device.
-fn processors(device: sys::CUdevice) -> Option<u32> {
-    let (mut n, asked) = (0, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    // SAFETY: writes one integer; the device is one of cuDeviceGet.
-    check(unsafe { sys::cuDeviceGetAttribute(&mut n, asked, device) }).ok()?;
-    u32::try_from(n).ok().filter(|n| *n > 0)
 }
 
 /// An argument in the low bytes of a word.

@@ -33,7 +33,8 @@ fn map(at: Arg, (rows, cols): (usize, usize), between: usize, box_rows: u32) -> 
 }
 
 impl<D: Driver> Cuda<D> {
-    /// The same device with them, without a trial: tests look at the kernels themselves.
+    /// The same device with large products by wgmma, where it can run them, without a trial: another device on the same
+    /// card was tried, or a test looks at the kernels themselves.
     pub fn untried(mut self) -> Self {
         self.sm90a = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80);
         self

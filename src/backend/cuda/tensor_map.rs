@@ -1,16 +1,16 @@
 //! Tensor maps, as the driver encodes them for the copy engine. CUDA 12.0 brought the call: it is looked up by name, so
 //! that a driver without it is told, not a panic.
 
-use super::TensorMap;
+use super::{Arg, TensorMap, kernels};
 use cudarc::driver::sys::{
-    self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
-    CUtensorMapL2promotion, CUtensorMapSwizzle,
+    self, CUdevice_attribute, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
 
 /// cuTensorMapEncodeTiled.
-pub(super) type Encode = unsafe extern "C" fn(
+type Encode = unsafe extern "C" fn(
     *mut CUtensorMap,
     CUtensorMapDataType,
     u32,
@@ -25,14 +25,39 @@ pub(super) type Encode = unsafe extern "C" fn(
     CUtensorMapFloatOOBfill,
 ) -> CUresult;
 
-/// The driver's call, where it has one. Only where the driver is known to be there.
-pub(super) fn encode() -> Option<Encode> {
-    // SAFETY: the library is loaded (cuInit went through) and never unloaded; the type is that of cuda.h.
-    unsafe { sys::culib().get::<Encode>(b"cuTensorMapEncodeTiled").ok().map(|f| *f) }
+/// What a device has that runs the kernels of sm_90a.
+#[derive(Clone, Copy)]
+pub(super) struct Sm90a {
+    encode: Encode,
+    /// Multiprocessors.
+    pub processors: u32,
+}
+
+/// What a device of this capability has, behind a driver that reads PTX up to `reads`. After cuInit alone.
+pub(super) fn sm90a(device: sys::CUdevice, capability: (u32, u32), reads: u32) -> Option<Sm90a> {
+    if !kernels::find("product_sm90a.ptx")?.runs_on(capability, reads) {
+        return None;
+    }
+    let (mut n, asked) = (0, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    // SAFETY: writes one integer, the device is one of cuDeviceGet. The library is loaded and never unloaded; the type of
+    // the symbol, which may not be there, is that of cuda.h.
+    let (code, encode) = unsafe {
+        let code = sys::cuDeviceGetAttribute(&mut n, asked, device);
+        (code, sys::culib().get::<Encode>(b"cuTensorMapEncodeTiled").ok().map(|f| *f))
+    };
+    let processors = u32::try_from(n).ok().filter(|n| *n > 0 && code == CUresult::CUDA_SUCCESS)?;
+    Some(Sm90a { encode: encode?, processors })
+}
+
+/// Those of a launch, in the order of its arguments.
+pub(super) fn maps(sm90a: Option<Sm90a>, args: &[Arg]) -> Result<Vec<CUtensorMap>, CUresult> {
+    let of = |arg: &Arg| if let Arg::Tensor(map) = arg { Some(*map) } else { None };
+    let device = || sm90a.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    args.iter().filter_map(of).map(|map| encoded(device()?.encode, &map)).collect()
 }
 
 /// A map as kernels take it; 16 bytes of alignment of address and rows are the driver's to check.
-pub(super) fn encoded(encode: Encode, map: &TensorMap) -> Result<CUtensorMap, CUresult> {
+fn encoded(encode: Encode, map: &TensorMap) -> Result<CUtensorMap, CUresult> {
     let mut out = CUtensorMap { opaque: [0; 16] };
     let (sizes, strides) = ([u64::from(map.cols), u64::from(map.rows)], [map.stride]);
     let (part, steps) = ([64, map.box_rows], [1, 1]);

@@ -10,8 +10,9 @@ const CHUNK: usize = 16;
 /// Numbers from one of the rank to the next of left's tile, and of right's.
 const LEFT: usize = 130;
 const RIGHT: usize = 66;
-/// Bytes of left's tile.
+/// Bytes of left's tile, and of both.
 const LEFTS: usize = 4 * LEFT * CHUNK;
+pub const TILES: usize = LEFTS + 4 * RIGHT * CHUNK;
 
 /// Of column group `part`, the sum's number `c` of the pair `j` in the upper or lower half of the warp's rows.
 fn sum(part: usize, j: usize, half: usize, c: usize) -> usize {

@@ -30,7 +30,7 @@ Sums: the order of k in steps of 16, inside as the tensor core has it: not the b
 launch: grid min(tiles, multiprocessors), 384 threads, dynamic shared memory as much as the budget says.
 map_a: boxes 64 x 128 of a [M, K]; map_b: 64 x 256 of b [N, K] (nt), 64 x 64 of b [K, N] (nn).
 registers: a thread that multiplies has 128 sums, 16 numbers of out, addresses.
-budget: 168 registers, 197696 bytes of shared memory
+budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG
 ";
 
@@ -51,7 +51,7 @@ between: numbers from row to row of right. Rows of left_tile are 130 numbers apa
 launch: grid min(tiles, multiprocessors), 384 threads, dynamic shared memory as much as the budget says.
 map_a, map_b: as product_sm90a.ptx has them.
 registers: 128 sums and 32 of the adapter, 16 numbers of out, 2 + 16 factors, addresses.
-budget: 168 registers, 210240 bytes of shared memory
+budget: 168 registers, {SHARED} bytes of shared memory
 promises: HGMMA UTMALDG
 ";
 
@@ -83,9 +83,13 @@ pub const ALL: usize = STAGES * STAGE;
 pub const BARRIERS: usize = 16 * STAGES;
 
 pub fn files() -> Vec<(&'static str, String)> {
-    let of = |head, stem, epilogue| {
+    let of = |head: &str, stem, epilogue| {
         let mut t = Text::default();
-        t.head(head, ("8.0", "sm_90a"));
+        // 1023 bytes are where the launch's memory may begin before a multiple of 1024.
+        let shared =
+            ALL + BARRIERS + 1024 + if epilogue == Epilogue::Adapter { epilogue_sm90a::TILES } else { 0 };
+        t.head(&head.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
+        t.line(".extern .shared .align 16 .b8 stages[];\n");
         product(&mut t, &format!("{stem}_nt"), Lies::AlongK, epilogue);
         product(&mut t, &format!("{stem}_nn"), Lies::AcrossK, epilogue);
         t.finish()
@@ -97,7 +101,6 @@ pub fn files() -> Vec<(&'static str, String)> {
 }
 
 fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
-    t.line(".extern .shared .align 16 .b8 stages[];");
     match epilogue {
         Epilogue::Nothing => t.entry(name, &PARAMS, 384),
         Epilogue::Adapter => t.entry(name, &[&PARAMS[..], &super::epilogue::PARAMS].concat(), 384),
