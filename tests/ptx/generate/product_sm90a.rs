@@ -101,9 +101,11 @@ pub fn files() -> Vec<(&'static str, String)> {
 }
 
 fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
+    // One block a multiprocessor: all of its registers are this one's, to be divided anew.
+    let one = (384, " .minnctapersm 1");
     match epilogue {
-        Epilogue::Nothing => t.entry(name, &PARAMS, 384),
-        Epilogue::Adapter => t.entry(name, &[&PARAMS[..], &super::epilogue::PARAMS].concat(), 384),
+        Epilogue::Nothing => t.entry_within(name, &PARAMS, one),
+        Epilogue::Adapter => t.entry_within(name, &[&PARAMS[..], &super::epilogue::PARAMS].concat(), one),
     }
     t.code(
         ".reg .f32 %acc<128>, %v, %old<16>;

@@ -108,3 +108,11 @@ impl super::ring::Shared {
         self.complete(barrier, 16 * pieces.len())
     }
 }
+
+#[test]
+fn pieces_change_places_as_the_manual_draws_it() {
+    // 128 bytes' swizzle: piece p of row r lies where piece p ^ r would, rows counted within 1024 bytes.
+    assert_eq!([0, 16, 112, 127].map(swizzled), [0, 16, 112, 127]);
+    assert_eq!([128, 144, 160, 256, 7 * 128, 7 * 128 + 112].map(swizzled), [144, 128, 176, 288, 1008, 896]);
+    assert_eq!([1024 + 128, 8192 + 7 * 128 + 5].map(swizzled), [1024 + 144, 8192 + 1008 + 5]);
+}
