@@ -65,8 +65,12 @@ impl<D: Driver> Cuda<D> {
     pub fn sm90a(mut self, trial: Trial) -> Self {
         let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
         let Some(processors) = may else { return self };
+        let traffic = self.traffic;
         let result = self.agrees(processors).and_then(|()| self.gains(processors, trial));
-        // A fault of the kernels is a reason not to take them; what the device itself lacks comes again without them.
+        // Nobody counts a trial, nor what it needed.
+        self.traffic = traffic;
+        self.pool.peak();
+        // What the device cannot do for other kernels either, it tells again.
         let result = self.fault.take().map_or(result, |fault| Err(fault.to_string()));
         self.sm90a = result.is_ok().then_some(processors);
         self.below = result.err();
@@ -96,8 +100,8 @@ impl<D: Driver> Cuda<D> {
                 });
                 let (old, new) = (old.map_err(|e| e.to_string())?, new.map_err(|e| e.to_string())?);
                 let off = |i: usize| f64::from((old[i] - new[i]).abs()) / case.terms(i / n, i % n);
-                // Written so that NaN is told.
-                if let Some(i) = (0..m * n).find(|&i| !(off(i) <= BOUND)) {
+                // NaN is told as well.
+                if let Some(i) = (0..m * n).find(|&i| off(i).is_nan() || off(i) > BOUND) {
                     let (row, col, off) = (i / n, i % n, off(i));
                     return Err(format!("wgmma: output {row}, {col} is off by {off:.1e} ({direction:?})"));
                 }

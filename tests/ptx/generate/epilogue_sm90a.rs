@@ -2,7 +2,7 @@
 //! the adapter's sums fit beside the product's.
 
 use super::Text;
-use super::product_sm90a::{ALL, BARRIERS, Epilogue};
+use super::product_sm90a::{BARRIERS, Epilogue};
 use super::tensor::Lies;
 
 /// Of the rank that lie in shared memory at a time, behind the barriers.

@@ -78,7 +78,7 @@ const PARAMS: [(&str, &str); 8] = [
 const A: usize = 128 * 128;
 const STAGE: usize = A + 256 * 128;
 const STAGES: usize = 4;
-pub const ALL: usize = STAGES * STAGE;
+const ALL: usize = STAGES * STAGE;
 /// full of every stage, then empty of every stage.
 pub const BARRIERS: usize = 16 * STAGES;
 
