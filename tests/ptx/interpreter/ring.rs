@@ -171,63 +171,21 @@ impl Warp {
         (block, memory): (&Block, &mut Memories),
     ) -> Result<bool, String> {
         let (me, shared) = (self.number(), &mut *memory.1);
-        let lanes: Vec<usize> = (0..32).filter(|l| active >> l & 1 == 1).collect();
         match op {
-            Op::BarrierInit => {
-                let (at, expected) =
-                    (self.addresses(&args[0], active, block)?, self.get(&args[1], active, block)?);
-                for l in lanes {
-                    let (at, expected) = (at[l], expected[l] as u32);
-                    if !at.is_multiple_of(8) || at as usize + 8 > shared.region.bytes.len() || expected == 0 {
-                        return Err("an mbarrier out of bounds, not aligned or of nobody".into());
-                    }
-                    let (gathered, released) = (Clock::new(), Clock::new());
-                    let made = (me, self.clock[me]);
-                    let barrier = Barrier {
-                        expected,
-                        arrivals: expected,
-                        bytes: 0,
-                        phases: 0,
-                        gathered,
-                        released,
-                        made,
-                        fenced: false,
-                    };
-                    if shared.barriers.insert(at, barrier).is_some() {
-                        return Err("an mbarrier is initialised twice".into());
-                    }
-                }
-            }
+            Op::BarrierInit => self.initialise(args, active, (block, shared))?,
             Op::BarrierFence => {
                 shared.barriers.values_mut().filter(|b| b.made.0 == me).for_each(|b| b.fenced = true);
             }
             Op::Arrive | Op::ArriveExpect => {
                 let at = self.addresses(&args[1], active, block)?;
-                let bytes =
-                    if matches!(op, Op::ArriveExpect) { self.get(&args[2], active, block)? } else { [0; 32] };
-                for l in lanes {
+                let expects = matches!(op, Op::ArriveExpect);
+                let bytes = if expects { self.get(&args[2], active, block)? } else { [0; 32] };
+                for l in lanes(active) {
                     shared.arrive(at[l], bytes[l] as u32, me, &self.clock)?;
                 }
                 self.clock[me] += 1;
             }
-            Op::TryWait => {
-                let (at, parity) =
-                    (self.addresses(&args[1], active, block)?, self.get(&args[2], active, block)?);
-                let mut out = [0; 32];
-                for &l in &lanes {
-                    let barrier = shared.barrier(at[l], me, &self.clock)?;
-                    // The phase before the first counts as over, of odd parity.
-                    out[l] = u64::from(u64::from(barrier.phases & 1) != parity[l]);
-                    if out[l] == 1 {
-                        let seen = self.seen.entry(at[l]).or_default();
-                        *seen = barrier.phases.max(*seen);
-                        join(&mut self.clock, &barrier.released);
-                    }
-                }
-                self.set(&args[0], out, active)?;
-                // As if its time were over: only a kernel that asks again is right.
-                return Ok(lanes.iter().all(|&l| out[l] == 1));
-            }
+            Op::TryWait => return self.ask(args, active, (block, shared)),
             Op::Registers(more) => {
                 self.together(active)?;
                 let Arg::Imm(to) = args[0] else { return Err("a number is expected".into()) };
@@ -237,4 +195,62 @@ impl Warp {
         }
         Ok(true)
     }
+
+    fn initialise(
+        &mut self,
+        args: &[Arg],
+        active: u32,
+        (block, shared): (&Block, &mut Shared),
+    ) -> Result<(), String> {
+        let (at, expected) = (self.addresses(&args[0], active, block)?, self.get(&args[1], active, block)?);
+        for l in lanes(active) {
+            let (at, expected, me) = (at[l], expected[l] as u32, self.number());
+            if !at.is_multiple_of(8) || at as usize + 8 > shared.region.bytes.len() || expected == 0 {
+                return Err("an mbarrier out of bounds, not aligned or of nobody".into());
+            }
+            let barrier = Barrier {
+                expected,
+                arrivals: expected,
+                bytes: 0,
+                phases: 0,
+                gathered: Clock::new(),
+                released: Clock::new(),
+                made: (me, self.clock[me]),
+                fenced: false,
+            };
+            if shared.barriers.insert(at, barrier).is_some() {
+                return Err("an mbarrier is initialised twice".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// `mbarrier.try_wait.parity p, [mbarrier], parity`
+    fn ask(
+        &mut self,
+        args: &[Arg],
+        active: u32,
+        (block, shared): (&Block, &mut Shared),
+    ) -> Result<bool, String> {
+        let me = self.number();
+        let (at, parity) = (self.addresses(&args[1], active, block)?, self.get(&args[2], active, block)?);
+        let mut out = [0; 32];
+        for l in lanes(active) {
+            let barrier = shared.barrier(at[l], me, &self.clock)?;
+            // The phase before the first counts as over, of odd parity.
+            out[l] = u64::from(u64::from(barrier.phases & 1) != parity[l]);
+            if out[l] == 1 {
+                let seen = self.seen.entry(at[l]).or_default();
+                *seen = barrier.phases.max(*seen);
+                join(&mut self.clock, &barrier.released);
+            }
+        }
+        self.set(&args[0], out, active)?;
+        // As if its time were over: only a kernel that asks again is right.
+        Ok(lanes(active).all(|l| out[l] == 1))
+    }
+}
+
+fn lanes(active: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |l| active >> l & 1 == 1)
 }

@@ -326,6 +326,15 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Op::Multiply,
         "cp.async.cg.shared.global" => Op::CopyAsync(16),
         "cp.async.ca.shared.global" => Op::CopyAsync(4),
+        "cp.async.commit_group" => Op::CommitGroup,
+        "cp.async.wait_group" => Op::WaitGroup,
+        _ => return of_sm90a(opcode).or_else(|| arithmetic(opcode)),
+    })
+}
+
+/// What compute capability 9.0 brought: the copy engine, mbarriers, wgmma.
+fn of_sm90a(opcode: &str) -> Option<Op> {
+    Some(match opcode {
         "mbarrier.init.shared::cta.b64" => Op::BarrierInit,
         "fence.mbarrier_init.release.cluster" => Op::BarrierFence,
         "mbarrier.arrive.shared::cta.b64" => Op::Arrive,
@@ -338,9 +347,7 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
         "wgmma.fence.sync.aligned" => Op::MultiplyFence,
         "wgmma.commit_group.sync.aligned" => Op::MultiplyCommit,
         "wgmma.wait_group.sync.aligned" => Op::MultiplyWait,
-        "cp.async.commit_group" => Op::CommitGroup,
-        "cp.async.wait_group" => Op::WaitGroup,
-        _ => return arithmetic(opcode),
+        _ => return None,
     })
 }
 

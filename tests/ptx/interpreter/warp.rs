@@ -155,11 +155,7 @@ impl Warp {
             Op::MultiplyAsync => self.multiply_async(&ins.args, active, (ins.line, block, memory))?,
             Op::MultiplyFence | Op::MultiplyCommit | Op::MultiplyWait => {
                 self.together(active)?;
-                match ins.op {
-                    Op::MultiplyFence => self.fences += 1,
-                    Op::MultiplyCommit => self.commit(),
-                    _ => self.wait_groups(&ins.args, memory)?,
-                }
+                self.group(ins, memory)?;
             }
             Op::WarpBarrier => {
                 self.together(active)?;

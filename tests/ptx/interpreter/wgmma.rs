@@ -3,7 +3,7 @@
 //! rows when it issues; until they are waited for, registers and operands belong to the tensor cores.
 
 use super::block::Block;
-use super::ins::{Arg, Lanes};
+use super::ins::{Arg, Ins, Lanes, Op};
 use super::tensor_map::swizzled;
 use super::warp::{Memories, Warp};
 
@@ -170,14 +170,24 @@ impl Warp {
         Ok(std::array::from_fn(number))
     }
 
-    pub fn commit(&mut self) {
+    /// What stands around wgmma: a fence before, a group made, groups waited for.
+    pub fn group(&mut self, ins: &Ins, memory: &mut Memories) -> Result<(), String> {
+        match ins.op {
+            Op::MultiplyFence => self.fences += 1,
+            Op::MultiplyCommit => self.commit(),
+            _ => self.wait_groups(&ins.args, memory)?,
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) {
         let number = self.filling.number + 1;
         let group = std::mem::replace(&mut self.filling, Group { number, ..Group::default() });
         self.groups_under_way.push_back(group);
     }
 
     /// Until at most so many groups are under way.
-    pub fn wait_groups(&mut self, args: &[Arg], memory: &mut Memories) -> Result<(), String> {
+    fn wait_groups(&mut self, args: &[Arg], memory: &mut Memories) -> Result<(), String> {
         let Some(Arg::Imm(left)) = args.first() else { return Err("a number is expected".into()) };
         let me = self.number();
         while self.groups_under_way.len() as u64 > *left {
