@@ -19,7 +19,7 @@ if [ -z "$program" ]; then
     sed -n 's/.*"executable":"\([^"]*\/ptx-[^"]*\)".*/\1/p' | tail -1)
 fi
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
-verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen::"
+verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen:: sm90a::"
 
 # One of the sanitizer's tools over every verb; each goes on after a failure of another, and says how it ended.
 sanitized() {

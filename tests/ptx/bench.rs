@@ -5,7 +5,7 @@ use finetune::backend::{Backend, Fault, View, ViewMut};
 use finetune::numeric::rng::Stream;
 
 /// Values before and after every matrix; odd, so that nothing is aligned.
-const GUARD: usize = 19;
+pub const GUARD: usize = 19;
 const WORD: f32 = -1234.5;
 
 #[derive(Debug, Clone)]
@@ -41,29 +41,30 @@ pub struct Guarded<B: Backend> {
     memory: B::Memory,
     rows: usize,
     cols: usize,
+    guard: usize,
 }
 
 impl<B: Backend> Guarded<B> {
-    fn new(backend: &mut B, m: &Mat) -> Self {
-        let mut all = vec![WORD; GUARD];
+    fn new(backend: &mut B, m: &Mat, guard: usize) -> Self {
+        let mut all = vec![WORD; guard];
         all.extend_from_slice(&m.v);
-        all.resize(m.v.len() + 2 * GUARD, WORD);
+        all.resize(m.v.len() + 2 * guard, WORD);
         let mut memory = backend.memory(all.len());
         let len = all.len();
         backend.upload(ViewMut { memory: &mut memory, offset: 0, rows: 1, cols: len }, &all);
-        Guarded { memory, rows: m.rows, cols: m.cols }
+        Guarded { memory, rows: m.rows, cols: m.cols, guard }
     }
     pub fn view(&self) -> View<'_, B::Memory> {
-        View { memory: &self.memory, offset: GUARD, rows: self.rows, cols: self.cols }
+        View { memory: &self.memory, offset: self.guard, rows: self.rows, cols: self.cols }
     }
     pub fn view_mut(&mut self) -> ViewMut<'_, B::Memory> {
-        ViewMut { memory: &mut self.memory, offset: GUARD, rows: self.rows, cols: self.cols }
+        ViewMut { memory: &mut self.memory, offset: self.guard, rows: self.rows, cols: self.cols }
     }
     fn take(self, backend: &mut B, name: &str) -> Result<Vec<f32>, Fault> {
-        let len = self.rows * self.cols + 2 * GUARD;
+        let len = self.rows * self.cols + 2 * self.guard;
         let mut all = vec![0.0; len];
         backend.read(View { memory: &self.memory, offset: 0, rows: 1, cols: len }, &mut all)?;
-        let (before, rest) = all.split_at(GUARD);
+        let (before, rest) = all.split_at(self.guard);
         let (inside, after) = rest.split_at(self.rows * self.cols);
         assert!(before.iter().chain(after).all(|&g| g == WORD), "{name}: guard words were written");
         backend.recycle(self.memory);
@@ -75,15 +76,26 @@ impl<B: Backend> Guarded<B> {
 pub fn run<B: Backend>(
     name: &str,
     backend: &mut B,
+    matrices: (&[&Mat], &[Out]),
+    verb: impl FnOnce(&mut B, &[View<B::Memory>], &mut [Guarded<B>]),
+) -> Result<Vec<Vec<f32>>, Fault> {
+    run_behind(GUARD, name, backend, matrices, verb)
+}
+
+/// The same with so many guard words.
+pub fn run_behind<B: Backend>(
+    guard: usize,
+    name: &str,
+    backend: &mut B,
     (inputs, outputs): (&[&Mat], &[Out]),
     verb: impl FnOnce(&mut B, &[View<B::Memory>], &mut [Guarded<B>]),
 ) -> Result<Vec<Vec<f32>>, Fault> {
-    let held: Vec<Guarded<B>> = inputs.iter().map(|m| Guarded::new(backend, m)).collect();
+    let held: Vec<Guarded<B>> = inputs.iter().map(|m| Guarded::new(backend, m, guard)).collect();
     let start = |o: &Out| match o {
         Out::Poison(rows, cols) => Mat { rows: *rows, cols: *cols, v: vec![f32::NAN; rows * cols] },
         Out::Holds(m) => m.clone(),
     };
-    let mut outs: Vec<Guarded<B>> = outputs.iter().map(|o| Guarded::new(backend, &start(o))).collect();
+    let mut outs: Vec<Guarded<B>> = outputs.iter().map(|o| Guarded::new(backend, &start(o), guard)).collect();
     let views: Vec<View<B::Memory>> = held.iter().map(Guarded::view).collect();
     verb(backend, &views, &mut outs);
     let got = outs.into_iter().map(|o| o.take(backend, name)).collect::<Result<_, _>>()?;

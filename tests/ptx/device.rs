@@ -1,9 +1,9 @@
 //! The interpreter behind the backend's seam: verbs run from their shape checks to their last store, without a GPU.
 
 use crate::files;
-use crate::interpreter::{Kernel, Machine, Shape, Value, read};
+use crate::interpreter::{self, Kernel, Machine, Shape, Value, read};
 use finetune::backend::Fault;
-use finetune::backend::cuda::{Arg, Cuda, Driver, Launch, Libcuda};
+use finetune::backend::cuda::{Arg, Cuda, Driver, Launch, Libcuda, TensorMap, kernels};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -46,7 +46,15 @@ fn interpreter(capability: (u32, u32), seed: u64) -> Interpreted {
 
 /// With another text for one file.
 pub fn device_with(file: &'static str, text: &str, seed: u64) -> Cuda<Interpreted> {
-    let mut device = device_of((8, 0), seed);
+    device_with_at((8, 0), (file, text), seed)
+}
+
+pub fn device_with_at(
+    capability: (u32, u32),
+    (file, text): (&'static str, &str),
+    seed: u64,
+) -> Cuda<Interpreted> {
+    let mut device = device_of(capability, seed);
     device.driver().changed.insert(file, read(text).unwrap());
     device
 }
@@ -63,6 +71,10 @@ impl Driver for Interpreted {
     }
     fn capability(&self) -> (u32, u32) {
         self.capability
+    }
+    /// Fewer multiprocessors than tiles, so that a block has several.
+    fn sm90a(&self) -> Option<u32> {
+        kernels::find("product_sm90a.ptx")?.runs_on(self.capability, 80).then_some(3)
     }
     fn granularity(&self) -> usize {
         1 // exact, so that one byte beyond a matrix is an error
@@ -96,14 +108,21 @@ impl Driver for Interpreted {
             }
             self.machine.load(&parsed[launch.file]);
         }
+        let maps = &mut self.machine.maps;
+        maps.clear();
         let value = |a: &Arg| match *a {
             Arg::Address(x) => Value { bits: x, bytes: 8 },
             Arg::U32(x) => Value { bits: u64::from(x), bytes: 4 },
             Arg::F32(x) => Value { bits: u64::from(x.to_bits()), bytes: 4 },
+            Arg::Tensor(TensorMap { address, rows, cols, stride, box_rows }) => {
+                maps.push(interpreter::TensorMap { address, rows, cols, stride, part: (64, box_rows) });
+                Value { bits: maps.len() as u64 - 1, bytes: 128 }
+            }
             Arg::Beyond(n) => unreachable!("{n} is refused before a launch"),
         };
         let args: Vec<Value> = launch.args.iter().map(value).collect();
-        let shape = Shape { grid: launch.grid, threads: launch.threads };
+        let shared = kernels::find(launch.file).map_or(0, kernels::Source::dynamic) as usize;
+        let shape = Shape { grid: launch.grid, threads: launch.threads, shared };
         self.machine.launch(launch.entry, shape, &args).map_err(Self::fault)
     }
 }

@@ -1,7 +1,7 @@
 //! Fused verbs against the compositions that they replace, on the same device: the same operations in the same order,
 //! so the same bits.
 
-use crate::bench::{Mat, Out, run};
+use crate::bench::{GUARD, Mat, Out, run_behind};
 use crate::device::device_at;
 use crate::products::{held, weight};
 use finetune::backend::cuda::{Cuda, Driver};
@@ -15,6 +15,16 @@ const SIZES: [(usize, usize, usize, usize); 4] =
 
 /// y, h, the adapter's gradient, dx.
 pub fn projection<D: Driver>(
+    device: Cuda<D>,
+    sizes: (usize, usize, usize, usize),
+    write: Write,
+) -> Result<Vec<Vec<f32>>, Fault> {
+    projection_behind(GUARD, device, sizes, write)
+}
+
+/// The same with so many guard words.
+pub fn projection_behind<D: Driver>(
+    guard: usize,
     mut device: Cuda<D>,
     (t, n, k, r): (usize, usize, usize, usize),
     write: Write,
@@ -23,7 +33,7 @@ pub fn projection<D: Driver>(
     let (a, b) = (Mat::random(r, k, 6), Mat::random(n, r, 7));
     let (x, dy) = (Mat::random(t, k, 4), Mat::random(t, n, 5));
     let outs = [held(write, t, n), Out::Poison(t, r), Out::Poison(1, r * (n + k)), held(write, t, k)];
-    run("lora", &mut device, (&[&x, &dy, &a, &b], &outs), |d, i, o| {
+    run_behind(guard, "lora", &mut device, (&[&x, &dy, &a, &b], &outs), |d, i, o| {
         let [y, h, dab, dx] = o else { unreachable!() };
         let w = if blocks { in_blocks(d, &w) } else { weight(d, &w, Dtype::Bf16) };
         let (x, dy, ab) = (i[0], i[1], (i[2], i[3]));

@@ -61,15 +61,18 @@ R cuInit(unsigned f) {
     if (!listening++) atexit(at_exit);
     return is("no-device") ? 100 : is("mismatch") ? 803 : 0;
 }
-R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : 12080, 0; }
+R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : is("hopper-old") ? 11080 : 12080, 0; }
 R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") ? 2 : 1, 0; }
 R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 101; }
 R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 || is("broken") ? 999 : 0; }
 R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0A:00.0"), 0; }
 R cuDeviceTotalMem_v2(size_t *n, int d) { return *n = (size_t)16 << 30, 0; }
-/* 18: integrated; 75 and 76: compute capability. */
+static int hopper(void) { return getenv("STANDIN") && !strncmp(getenv("STANDIN"), "hopper", 6); }
+/* 16: multiprocessors; 18: integrated; 75 and 76: compute capability. */
 R cuDeviceGetAttribute(int *v, int a, int d) {
     if (a == 18) return *v = is("jetson"), 0;
+    if (a == 16) return *v = 132, 0;
+    if (hopper()) return *v = a == 75 ? 9 : 0, 0;
     return *v = a == 75 ? (is("pascal") ? 6 : 8) : (is("pascal") ? 1 : 6), 0;
 }
 R cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { return 0; }
@@ -148,11 +151,38 @@ R cuModuleUnload(void *m) { return gone(m, MODULE, "cuModuleUnload"); }
 R cuModuleGetFunction(void **f, void *m, const char *name) {
     needs_context("cuModuleGetFunction");
     find(m, MODULE);
-    return *f = (void *)3, is("entry") ? 500 : 0;
+    return *f = (void *)(strstr(name, "_sm90a_") ? strstr(name, "lora") ? 5 : 4 : 3), is("entry") ? 500 : 0;
 }
+/* Shared memory beyond 48 KiB is asked for before it is used: 8 is how much a launch may give. */
+static int allowed_shared[8];
+R cuFuncSetAttribute(void *f, int attribute, int value) {
+    needs_context("cuFuncSetAttribute");
+    if (attribute != 8 || (size_t)f < 4) wrong("an attribute of a function");
+    return is("hopper-attribute") ? 1 : (allowed_shared[(size_t)f] = value, 0);
+}
+#ifndef WITHOUT_MAPS
+/* bf16, two dimensions, boxes of 64 columns, the swizzle of 128 bytes, zero beyond. */
+R cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const unsigned long long *sizes,
+                         const unsigned long long *strides, const unsigned *box, const unsigned *steps, int interleave,
+                         int swizzle, int promotion, int fill) {
+    if ((size_t)map % 64 || type != 9 || rank != 2 || (size_t)at % 16 || strides[0] % 16 || strides[0] < 2 * sizes[0] ||
+        box[0] != 64 || box[1] == 0 || box[1] > 256 || steps[0] != 1 || steps[1] != 1 || interleave || swizzle != 3 || fill)
+        wrong("a tensor map that no driver takes");
+    if (is("hopper-maps")) return 801;
+    inside((P)at);
+    return memset(map, 90, 128), 0;
+}
+#endif
 R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void *s,
                  void **args, void **extra) {
     needs_context("cuLaunchKernel");
     find(s, STREAM);
+    if ((size_t)f >= 4) {
+        static const char whole[128] = {[0 ... 127] = 90};
+        if (shared != (unsigned)allowed_shared[(size_t)f] || shared < 196608 || a != 384 || x > 132)
+            wrong("a launch of sm_90a without its shared memory, threads or grid");
+        if (memcmp(args[1], whole, 128) || memcmp(args[2], whole, 128)) wrong("arguments that are no tensor maps");
+    } else if (shared)
+        wrong("shared memory that nobody asked for");
     return is("launch") ? 701 : x * a == 0 || y > 65535 || z > 65535;
 }

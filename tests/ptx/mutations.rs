@@ -265,7 +265,7 @@ fn told(file: &'static str, text: &str, exercise: Exercise, good: &[Vec<f32>]) -
 }
 
 /// Where the text of an entry begins and ends.
-fn of_entry(text: &str, entry: &str) -> (usize, usize) {
+pub fn of_entry(text: &str, entry: &str) -> (usize, usize) {
     let from = text.find(&format!(".entry {entry}(")).unwrap_or_else(|| panic!("no entry {entry}"));
     (from, text[from..].find("\n}").map_or(text.len(), |n| from + n))
 }
@@ -292,7 +292,8 @@ fn a_barrier_that_is_missing_is_told() {
 fn no_entry_with_a_barrier_is_left_out() {
     let listed: Vec<&str> =
         WITH_BARRIERS.iter().flat_map(|(_, entries, _)| entries.iter().copied()).collect();
-    for file in files::all() {
+    // Those of sm_90a have a list of their own, of more than barriers.
+    for file in files::all().into_iter().filter(|f| f.target != "90a") {
         let entries = file.text.split(".entry ").skip(1).filter_map(|rest| rest.split_once('('));
         for (entry, body) in entries.filter(|(_, body)| body.contains("bar.sync")) {
             assert!(

@@ -86,6 +86,8 @@ const STATEMENTS: &[(&str, &str, u32)] = &[
     ("cvt.u64.u32", "cvt.u64.u32 %w, %b; cvt.u32.u64 %c, %w", 105),
     ("cvt.u32.u64", "mov.u64 %w, 0x100000003; cvt.u32.u64 %c, %w", 3),
     ("mov.u64", "mov.u64 %w, 9; cvt.u32.u64 %c, %w", 9),
+    ("mov.b64", "mov.b64 %w, 9; cvt.u32.u64 %c, %w", 9),
+    ("cvta.param.u64", "mov.u64 %w, 9; cvta.param.u64 %w, %w; cvt.u32.u64 %c, %w", 9),
     ("mul.wide.u32", "mul.wide.u32 %w, 0xffffffff, 2; shl.b64 %w, %w, 1; cvt.u32.u64 %c, %w", 0xffff_fffc),
     ("mad.wide.u32", "mov.u64 %w, 7; mad.wide.u32 %w, %a, 3, %w; cvt.u32.u64 %c, %w", 22),
     ("add.u64", "mov.u64 %w, 7; add.u64 %w, %w, 5; cvt.u32.u64 %c, %w", 12),
@@ -131,7 +133,11 @@ fn execute(body: &str) -> Result<u32, String> {
     let mut machine = Machine::default();
     machine.load(&read(&kernel(body))?);
     let out = machine.memory.alloc(128);
-    machine.launch("f", Shape { grid: [1, 1, 1], threads: 32 }, &[Value { bits: out, bytes: 8 }])?;
+    machine.launch(
+        "f",
+        Shape { grid: [1, 1, 1], threads: 32, shared: 0 },
+        &[Value { bits: out, bytes: 8 }],
+    )?;
     let mut bytes = [0; 128];
     machine.memory.find(out)?.0.get(0, &mut bytes)?;
     Ok(u32::from_le_bytes(bytes[20..24].try_into().unwrap()))
@@ -159,7 +165,21 @@ fn every_opcode_that_kernels_use_has_a_known_answer() {
     let known: BTreeSet<&str> = ANSWERS.iter().map(|a| a.0).chain(HOLDS.iter().map(|h| h.0)).collect();
     let known: BTreeSet<&str> = known.into_iter().chain(STATEMENTS.iter().map(|s| s.0)).collect();
     // Moving and waiting: what they do is what every kernel's test looks at, and `mutations` takes away.
-    let elsewhere = ["ld.", "st.", "bar.", "bra", "ret", "ldmatrix", "mma", "cp.async", "."];
+    let elsewhere = [
+        "ld.",
+        "st.",
+        "bar.",
+        "bra",
+        "ret",
+        "ldmatrix",
+        "mma",
+        "cp.async",
+        "mbarrier",
+        "fence",
+        "wgmma",
+        "setmaxnreg",
+        ".",
+    ];
     let mut missing = BTreeSet::new();
     for file in files::all() {
         for line in file.text.lines().map(str::trim).filter(|l| l.ends_with(';')) {

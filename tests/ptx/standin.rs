@@ -1,7 +1,7 @@
 //! What goes wrong with a driver, told by a stand-in libcuda.so.1 that a C compiler makes here. The library is loaded
 //! once per process, so each case is a process of its own: this test program again, with one test.
 
-use finetune::backend::cuda::{Cuda, devices};
+use finetune::backend::cuda::{Cuda, Trial, devices};
 use finetune::backend::{Backend, view, view_mut};
 use std::path::Path;
 use std::process::Command;
@@ -34,6 +34,11 @@ const CASES: &[(&str, &str)] = &[
     ("launch", "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at or before fill"),
     ("illegal-address", "read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before fill"),
     ("lost", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
+    // Of sm_90a: it computes nothing, with which nothing disagrees; any speed is taken here.
+    ("hopper", "cuda-sm90-bf16-wgmma-stand-in-"),
+    ("hopper-old", "cuda-sm90-bf16-stand-in-"),
+    ("hopper-maps", "product_sm90a_nt: tensor map: CUDA_ERROR_NOT_SUPPORTED"),
+    ("hopper-attribute", "product_sm90a_nt: 197696 bytes of shared memory: CUDA_ERROR_INVALID_VALUE"),
 ];
 
 /// One case, inside its process: what happened, in one line.
@@ -60,6 +65,11 @@ fn happens() -> Result<String, String> {
         assert!(back == long, "what was uploaded comes back");
         let twin = Cuda::open(0).map_err(|e| e.to_string())?;
         drop(cuda);
+        if std::env::var("STANDIN").is_ok_and(|case| case.starts_with("hopper")) {
+            let trial = Trial { timed: (256, 512, 128), faster: 0.0 };
+            let tried = twin.bf16().map_err(|e| e.to_string())?.sm90a(trial);
+            return Ok(format!("{} {}", tried.class(), tried.below().unwrap_or("")));
+        }
         Ok(format!("read {out:?} {}", twin.class()))
     });
     let said: Result<String, String> = elsewhere.join().unwrap();
@@ -84,10 +94,21 @@ fn run(case: &str, libraries: &Path) -> String {
 
 /// The stand-in in a folder of its own; None where nothing compiles it.
 fn standin() -> Option<tempfile::TempDir> {
+    standin_with(&[])
+}
+
+/// The same with more for the compiler.
+fn standin_with(more: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
     let library = folder.path().join("libcuda.so.1");
-    match Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status() {
+    match Command::new("cc")
+        .args(more)
+        .args(["-shared", "-fPIC", "-w", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .status()
+    {
         Ok(status) => assert!(status.success(), "the stand-in compiles"),
         Err(_) => {
             println!("skipped: no C compiler");
@@ -105,6 +126,13 @@ fn every_failure_of_a_driver_has_a_name() {
         let said = run(case, folder.path());
         assert!(said.contains(want), "{case}: {said}");
     }
+}
+
+#[test]
+fn a_driver_without_tensor_maps_is_no_panic() {
+    let Some(folder) = standin_with(&["-DWITHOUT_MAPS"]) else { return };
+    let said = run("hopper", folder.path());
+    assert!(said.contains("cuda-sm90-bf16-stand-in-"), "{said}");
 }
 
 /// What STANDIN says, what is typed, the exit code, and a part of the last line.

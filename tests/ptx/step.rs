@@ -3,7 +3,7 @@
 //! again. Nothing is asserted of the time. It has run on no card; what is tested here is that a small one goes through.
 
 use crate::device::device_at;
-use finetune::backend::cuda::{Cuda, Driver};
+use finetune::backend::cuda::{Cuda, Driver, Trial};
 use finetune::backend::{Backend, Heads};
 use finetune::model::config::{Config, Family, Rope, RopeScaling};
 use finetune::model::decoder::{Build, Decoder, Keep};
@@ -133,6 +133,7 @@ fn step() {
     let config = qwen(36, 151_936, (2560, 9728), Heads { query: 32, kv: 8, size: 128 });
     match device_at((8, 0), 0).bf16() {
         Ok(device) => {
+            let device = device.sm90a(Trial::default());
             let (seconds, launched, finite) = time(device, &config, &packed(config.vocab, 4, 2048));
             println!("timing step: {seconds:.3} s, {launched} launches, finite: {finite}");
         }

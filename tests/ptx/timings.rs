@@ -5,7 +5,7 @@
 
 use crate::device::device_at;
 use crate::rows::tokens;
-use finetune::backend::cuda::{Cuda, Driver};
+use finetune::backend::cuda::{Cuda, Driver, Trial};
 use finetune::backend::{
     AttentionSaved, Backend, Fault, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, ViewMut, Write,
     view, view_mut,
@@ -129,7 +129,7 @@ fn adapters(how: &str, device: &mut Device, sizes: &[Product]) {
             d.lora_linear_grad((view_mut(&mut dx, t, k), Write::Set), &w, args);
         });
         println!(
-            "timing bf16 lora_linear {t} x {n} x {k}, {how}: {:.3} ms, gradient {:.3}",
+            "timing lora_linear {t} x {n} x {k}, {how}: {:.3} ms, gradient {:.3}",
             1e3 * forward,
             1e3 * backward
         );
@@ -173,19 +173,20 @@ fn timings() {
         println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
         return;
     }
-    if let Err(why) = all(&PRODUCTS, (Heads { query: 32, kv: 8, size: 128 }, 4096)) {
+    if let Err(why) = all(&PRODUCTS, (Heads { query: 32, kv: 8, size: 128 }, 4096), Trial::default()) {
         println!("skipped: blocks: {why}");
     }
 }
 
 #[test]
 fn small_ones_go_through() {
-    all(&[(3, 6, 256), (5, 256, 256)], (Heads { query: 2, kv: 1, size: 8 }, 7)).unwrap();
+    let trial = Trial { timed: (128, 256, 64), faster: 0.0 };
+    all(&[(3, 6, 256), (128, 256, 256)], (Heads { query: 2, kv: 1, size: 8 }, 7), trial).unwrap();
 }
 
 /// The fault is that of blocks; everything else is timed nevertheless.
-fn all(sizes: &[Product], attended: (Heads, usize)) -> Result<(), Fault> {
-    let mut f32 = device_at((8, 0), 0);
+fn all(sizes: &[Product], attended: (Heads, usize), trial: Trial) -> Result<(), Fault> {
+    let mut f32 = device_at((9, 0), 0);
     let &(t, n, _) = sizes.iter().max_by_key(|s| s.1).unwrap();
     ceiling(&mut f32, (t, n));
     products(("f32", "bf16"), &mut f32, sizes, plain).unwrap();
@@ -201,7 +202,19 @@ fn all(sizes: &[Product], attended: (Heads, usize)) -> Result<(), Fault> {
     products(("bf16", "bf16"), &mut bf16, sizes, plain).unwrap();
     let blocks = blocks.and(products(("bf16", "Q4_K"), &mut bf16, sizes, in_blocks));
     attention("bf16", &mut bf16, attended);
-    adapters("fused", &mut bf16, &sizes[1..]);
-    adapters("spelled in verbs", &mut bf16.spelled(), &sizes[1..]);
+    adapters("bf16", &mut bf16, &sizes[1..]);
+    let tried = bf16.sm90a(trial);
+    println!("timing wgmma: {} {}", tried.class(), tried.below().unwrap_or(""));
+    // Timed in any case where it can run: what a trial refused should be seen.
+    let mut wgmma = tried.untried();
+    let blocks = match wgmma.class().contains("-wgmma") {
+        true => {
+            products(("wgmma", "bf16"), &mut wgmma, sizes, plain).unwrap();
+            adapters("wgmma", &mut wgmma, &sizes[1..]);
+            blocks.and(products(("wgmma", "Q4_K"), &mut wgmma, sizes, in_blocks))
+        }
+        false => blocks,
+    };
+    adapters("spelled in verbs", &mut wgmma.spelled(), &sizes[1..]);
     blocks
 }

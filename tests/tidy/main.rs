@@ -62,6 +62,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
+    ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
     ("src/format/map.rs", "mmap"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
     ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),

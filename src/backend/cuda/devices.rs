@@ -118,7 +118,9 @@ pub fn ptx_version(driver: u32) -> u32 {
 /// All devices that the driver counts, or the one reason why it counts none.
 pub fn devices() -> Result<Found, Absent> {
     let driver = u32::try_from(libcuda::start()?).unwrap_or(0);
-    let (reads, needed) = (ptx_version(driver), SOURCES.iter().map(|s| s.version()).max().unwrap_or(0));
+    // What runs on one capability alone is left aside by other devices, and by a driver that cannot read it.
+    let needed = SOURCES.iter().filter(|s| !s.exact()).map(|s| s.version()).max().unwrap_or(0);
+    let reads = ptx_version(driver);
     if reads < needed {
         return Err(Absent::TooOld { driver, reads, needed });
     }

@@ -13,6 +13,8 @@ pub enum Arg {
     U32(u32),
     /// A factor.
     F32(f32),
+    /// A matrix of which the kernel copies boxes.
+    Tensor(TensorMap),
     /// A number that no kernel takes: it is told before the launch, and never reaches a driver.
     Beyond(usize),
 }
@@ -25,6 +27,22 @@ impl Arg {
             _ => None,
         }
     }
+}
+
+/// A matrix of bf16 numbers of which a kernel copies boxes to shared memory: 64 columns, which are 128 bytes, and so many
+/// rows; pieces of 16 bytes change places within 1024 bytes (the swizzle of 128 bytes), zero beyond the matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Where it begins, a multiple of 16.
+    pub address: u64,
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// Numbers of a row.
+    pub cols: u32,
+    /// Bytes from row to row, a multiple of 16.
+    pub stride: u64,
+    /// Rows of a box, at most 256.
+    pub box_rows: u32,
 }
 
 /// One kernel launch; everything launched runs in order.
@@ -48,6 +66,10 @@ pub trait Driver {
     fn name(&self) -> &str;
     /// Compute capability, as (8, 0).
     fn capability(&self) -> (u32, u32);
+    /// Its multiprocessors, where it runs the kernels of sm_90a and takes [`Arg::Tensor`].
+    fn sm90a(&self) -> Option<u32> {
+        None
+    }
     /// Sizes are rounded up to multiples of this, so that buffers can be used again.
     fn granularity(&self) -> usize;
     /// So many bytes of unspecified contents.
@@ -81,6 +103,9 @@ impl<D: Driver + ?Sized> Driver for Box<D> {
     }
     fn capability(&self) -> (u32, u32) {
         (**self).capability()
+    }
+    fn sm90a(&self) -> Option<u32> {
+        (**self).sm90a()
     }
     fn granularity(&self) -> usize {
         (**self).granularity()

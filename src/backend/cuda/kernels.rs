@@ -33,8 +33,10 @@ pub const SOURCES: &[Source] = sources![
     "linear.ptx",
     "linear_grad.ptx",
     "lora_linear_sm80.ptx",
+    "lora_linear_sm90a.ptx",
     "matmul.ptx",
     "product_sm80.ptx",
+    "product_sm90a.ptx",
     "rmsnorm.ptx",
     "rmsnorm_grad.ptx",
     "rope.ptx",
@@ -46,7 +48,12 @@ pub const SOURCES: &[Source] = sources![
 
 /// The text of a file.
 pub fn source(file: &str) -> Option<&'static str> {
-    SOURCES.iter().find(|s| s.file == file).map(|s| s.text)
+    find(file).map(|s| s.text)
+}
+
+/// A file by its name.
+pub fn find(file: &str) -> Option<&'static Source> {
+    SOURCES.iter().find(|s| s.file == file)
 }
 
 impl Source {
@@ -59,7 +66,27 @@ impl Source {
 
     /// The lowest compute capability that it runs on, as 70 for 7.0.
     pub fn target(&self) -> u32 {
-        self.line(".target sm_").and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+        self.line(".target sm_").and_then(|n| n.trim().trim_end_matches('a').parse().ok()).unwrap_or(0)
+    }
+
+    /// Whether it runs on no other capability than its target, as sm_90a says.
+    pub fn exact(&self) -> bool {
+        self.line(".target sm_").is_some_and(|n| n.trim().ends_with('a'))
+    }
+
+    /// Whether a device of this compute capability takes it, behind a driver that reads PTX up to `reads`.
+    pub fn runs_on(&self, (major, minor): (u32, u32), reads: u32) -> bool {
+        let (has, wants) = (10 * major + minor, self.target());
+        reads >= self.version() && if self.exact() { has == wants } else { has >= wants }
+    }
+
+    /// Bytes of shared memory that a launch gives it, which its head states as its budget.
+    pub fn dynamic(&self) -> u32 {
+        if self.line(".extern .shared").is_none() {
+            return 0;
+        }
+        let budget = self.line("// budget: ").unwrap_or("");
+        budget.split([' ', ',']).filter_map(|word| word.parse().ok()).nth(1).unwrap_or(0)
     }
 
     fn line(&self, begins: &str) -> Option<&str> {

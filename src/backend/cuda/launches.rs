@@ -13,6 +13,7 @@ pub(super) fn adds(write: Write) -> Arg {
 }
 
 /// A product as kernels take it: out[m, n], sums over k.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub m: usize,
     pub n: usize,

@@ -4,6 +4,7 @@
 
 use super::devices::{self, Absent};
 use super::staging::Staging;
+use super::tensor_map::{self, Sm90a};
 use super::{Arg, Cuda, Driver, Launch, kernels};
 use crate::backend::Fault;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
@@ -117,7 +118,10 @@ pub struct Libcuda {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    functions: HashMap<String, sys::CUfunction>,
+    /// What runs the kernels of sm_90a, and how many multiprocessors it has.
+    sm90a: Option<Sm90a>,
+    /// Entries, and the bytes of shared memory that a launch gives them.
+    functions: HashMap<String, (sys::CUfunction, u32)>,
     modules: HashMap<&'static str, sys::CUmodule>,
     staging: Staging,
     /// What is allocated: the context is the process's, so what is left would stay when this goes.
@@ -173,6 +177,7 @@ impl Libcuda {
             })?
         };
         let capability = found.capability;
+        let sm90a = tensor_map::sm90a(device, capability, devices::ptx_version(all.driver));
         let (functions, modules, held) = (HashMap::new(), HashMap::new(), HashSet::new());
         let last = "start".into();
         Ok(Libcuda {
@@ -182,6 +187,7 @@ impl Libcuda {
             device,
             context,
             stream,
+            sm90a,
             functions,
             modules,
             staging,
@@ -201,7 +207,7 @@ impl Libcuda {
     }
 
     /// The entry, its file compiled for this device when it is first asked for.
-    fn function(&mut self, file: &'static str, entry: &str) -> Result<sys::CUfunction, Fault> {
+    fn function(&mut self, file: &'static str, entry: &str) -> Result<(sys::CUfunction, u32), Fault> {
         if let Some(f) = self.functions.get(entry) {
             return Ok(*f);
         }
@@ -218,8 +224,15 @@ impl Libcuda {
         // SAFETY: the module lives until drop, the name ends with 0.
         check(unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) })
             .map_err(|code| self.fault(&format!("{file}: entry {entry}"), code))?;
-        self.functions.insert(entry.into(), function);
-        Ok(function)
+        let shared = kernels::find(file).map_or(0, kernels::Source::dynamic);
+        if shared > 0 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is the module's, which lives until drop.
+            check(unsafe { sys::cuFuncSetAttribute(function, most, shared as i32) })
+                .map_err(|code| self.fault(&format!("{entry}: {shared} bytes of shared memory"), code))?;
+        }
+        self.functions.insert(entry.into(), (function, shared));
+        Ok((function, shared))
     }
 
     fn compile(&self, file: &'static str) -> Result<sys::CUmodule, Fault> {
@@ -252,6 +265,10 @@ impl Driver for Libcuda {
 
     fn capability(&self) -> (u32, u32) {
         self.capability
+    }
+
+    fn sm90a(&self) -> Option<u32> {
+        self.sm90a.map(|s| s.processors)
     }
 
     fn granularity(&self) -> usize {
@@ -301,15 +318,21 @@ impl Driver for Libcuda {
 
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
         self.current()?;
-        let function = self.function(launch.file, launch.entry)?;
+        let (function, shared) = self.function(launch.file, launch.entry)?;
         let mut values: Vec<u64> = launch.args.iter().map(|a| bits(*a)).collect();
+        let mut maps = tensor_map::maps(self.sm90a, launch.args)
+            .map_err(|code| self.fault(&format!("{}: tensor map", launch.entry), code))?;
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| (v as *mut u64).cast()).collect();
+        let tensors = launch.args.iter().zip(&mut pointers).filter(|(a, _)| matches!(a, Arg::Tensor(_)));
+        tensors
+            .zip(&mut maps)
+            .for_each(|((_, pointer), map)| *pointer = (map as *mut sys::CUtensorMap).cast());
         let [x, y, z] = launch.grid;
         self.last = launch.entry.into();
         // SAFETY: one pointer for every parameter, to at least its bytes (low bytes first); the driver copies them.
         let code = unsafe {
             let (args, none) = (pointers.as_mut_ptr(), null_mut());
-            sys::cuLaunchKernel(function, x, y, z, launch.threads, 1, 1, 0, self.stream, args, none)
+            sys::cuLaunchKernel(function, x, y, z, launch.threads, 1, 1, shared, self.stream, args, none)
         };
         check(code).map_err(|code| self.fault("launch", code))
     }
@@ -321,8 +344,8 @@ fn bits(arg: Arg) -> u64 {
         Arg::Address(x) => x,
         Arg::U32(x) => u64::from(x).to_le(),
         Arg::F32(x) => u64::from(x.to_bits()).to_le(),
-        // Refused before a launch comes here.
-        Arg::Beyond(_) => 0,
+        // Refused before a launch comes here; passed as a map.
+        Arg::Beyond(_) | Arg::Tensor(_) => 0,
     }
 }
 

@@ -13,18 +13,22 @@ mod launches;
 mod libcuda;
 mod memory;
 mod pool;
+mod sm90a;
 mod staging;
 mod tensor;
+mod tensor_map;
+mod trial;
 mod verbs;
 mod weight;
 
 use super::{Fault, Traffic, View, ViewMut};
 use crate::numeric::block::Block;
 pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
-pub use driver::{Arg, Driver, Launch};
+pub use driver::{Arg, Driver, Launch, TensorMap};
 pub use frozen::slab_bytes;
 pub use libcuda::Libcuda;
 pub use memory::{Ids, Memory, Tokens, Weight};
+pub use trial::Trial;
 pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
 /// One device.
@@ -34,6 +38,10 @@ pub struct Cuda<D: Driver> {
     fault: Option<Fault>,
     traffic: Traffic,
     tier: Tier,
+    /// Large products of the tier [`Tier::Sm80`] are those of sm_90a instead, on so many multiprocessors.
+    sm90a: Option<u32>,
+    /// Why they are not, where they were tried.
+    below: Option<String>,
     /// Numbers of a part of a matrix that lies in blocks.
     slab: usize,
     /// Types of blocks that it has widened right.
@@ -60,6 +68,8 @@ impl<D: Driver> Cuda<D> {
             fault: None,
             traffic: Traffic::default(),
             tier: Tier::F32,
+            sm90a: None,
+            below: None,
             slab: frozen::SLAB,
             unpacked: Vec::new(),
             spelled: false,

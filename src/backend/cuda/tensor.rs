@@ -4,6 +4,7 @@
 use super::frozen::{Added, Direction};
 use super::launches::Shape;
 use super::memory::Memory;
+use super::sm90a;
 use super::{Arg, Cuda, Driver, Launch, at, blocks, size};
 use crate::backend::{View, Write};
 
@@ -35,6 +36,9 @@ impl<D: Driver> Cuda<D> {
         s: Shape,
         (direction, added): (Direction, Option<Added>),
     ) {
+        if let Some(processors) = self.sm90a.filter(|_| sm90a::takes(&s, ab)) {
+            return self.product_sm90a(processors, out, ab, s, (direction, added));
+        }
         let mut args = s.args(out, ab, 1.0).to_vec();
         let (file, stem) = match added {
             None => (FILE, "product_sm80"),

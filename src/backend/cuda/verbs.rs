@@ -20,7 +20,11 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn class(&self) -> String {
         let (major, minor) = self.driver.capability();
-        let numbers = if self.tier == Tier::Sm80 { "bf16" } else { "f32" };
+        let numbers = match (self.tier, self.sm90a) {
+            (Tier::F32, _) => "f32",
+            (Tier::Sm80, None) => "bf16",
+            (Tier::Sm80, Some(_)) => "bf16-wgmma",
+        };
         let variant = self.driver.variant();
         let dash = if variant.is_empty() { "" } else { "-" };
         format!("cuda-sm{major}{minor}-{numbers}{dash}{variant}")

@@ -3,10 +3,11 @@
 
 use super::super::options::groups::Precision;
 use crate::backend::Fault;
-use crate::backend::cuda::{self, Cuda, Libcuda};
+use crate::backend::cuda::{self, Cuda, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::io::Write;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A card as its driver describes it, and as cards of any driver are described.
 #[derive(Debug)]
@@ -77,5 +78,24 @@ fn described(found: cuda::Found) -> Cards {
 /// Opens it, with `memory` bytes for all that it holds.
 pub fn device(found: &Found, dtype: Precision, memory: Option<u64>) -> Result<Cuda<Libcuda>, Fault> {
     let device = Cuda::open(found.device.ordinal)?.within(memory.unwrap_or(u64::MAX));
-    if dtype == Precision::Bf16 { device.bf16() } else { Ok(device) }
+    if dtype == Precision::Bf16 { Ok(tiered(device.bf16()?, found.device.ordinal)) } else { Ok(device) }
+}
+
+/// With the tier that the card's trial chose. A card is tried once in a process: its class must stay what it is.
+fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
+    static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    match taken.get(&ordinal) {
+        Some(true) => device.untried(),
+        Some(false) => device,
+        None => {
+            let device = device.sm90a(Trial::default());
+            taken.insert(ordinal, device.below().is_none());
+            if let Some(why) = device.below() {
+                // A closed stderr must not end a run.
+                drop(writeln!(std::io::stderr(), "cuda {ordinal}: products stay with mma: {why}"));
+            }
+            device
+        }
+    }
 }

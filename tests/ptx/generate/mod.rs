@@ -6,8 +6,10 @@ mod attention_grad;
 mod attention_grad_sm80;
 mod attention_sm80;
 mod epilogue;
+mod epilogue_sm90a;
 mod flash;
 mod product;
+mod product_sm90a;
 mod tensor;
 mod widen;
 
@@ -68,6 +70,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     let mut out = product::files();
     out.extend(attention::files());
     out.extend(tensor::files());
+    out.extend(product_sm90a::files());
     out.extend(attention_grad::files());
     out.extend(attention_sm80::files());
     out.extend(attention_grad_sm80::files());

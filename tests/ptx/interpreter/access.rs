@@ -35,7 +35,7 @@ impl Warp {
                         .flat_map(|v| v[lane as usize].to_le_bytes()[..bytes].to_vec())
                         .collect();
                     let who = self.who(block, lane);
-                    let (region, at) = pick(memory, space, address[lane as usize])?;
+                    let (region, at) = pick(memory, space, address[lane as usize], all.len())?;
                     region.write(at, &all, who).map_err(|e| thread(who, &e))?;
                 }
                 Ok(())
@@ -61,7 +61,7 @@ impl Warp {
         let mut out = vec![[0u64; 32]; parts];
         for lane in (0..32).filter(|l| active >> l & 1 == 1) {
             let who = self.who(block, lane);
-            let (region, at) = pick(memory, space, address[lane as usize])?;
+            let (region, at) = pick(memory, space, address[lane as usize], bytes * parts)?;
             let mut read = region.read(at, bytes * parts, who);
             if constant && read.is_ok() {
                 read = region.constant(at, bytes * parts, who).and(read);
@@ -109,7 +109,7 @@ impl Warp {
                 let two = region.read(at, 2.min(real - part), who).map_err(|e| thread(who, &e))?;
                 bytes[part..real.min(part + 2)].copy_from_slice(&two[..2.min(real - part)]);
             }
-            memory.1.announce(to[l], len, who).map_err(|e| thread(who, &e))?;
+            memory.1.region.announce(to[l], len, who).map_err(|e| thread(who, &e))?;
             self.open.push(Copy { lane, to: to[l], len, bytes });
         }
         Ok(())
@@ -120,16 +120,24 @@ impl Warp {
         while self.under_way.len() as u64 > *left {
             for copy in self.under_way.remove(0) {
                 let who = self.who(block, copy.lane);
-                memory.1.write(copy.to, &copy.bytes[..copy.len], who).map_err(|e| thread(who, &e))?;
+                memory.1.region.write(copy.to, &copy.bytes[..copy.len], who).map_err(|e| thread(who, &e))?;
             }
         }
         Ok(())
     }
 }
 
-fn pick<'m>(memory: &'m mut Memories, space: Space, at: u64) -> Result<(&'m mut Region, u64), String> {
+fn pick<'m>(
+    memory: &'m mut Memories,
+    space: Space,
+    at: u64,
+    len: usize,
+) -> Result<(&'m mut Region, u64), String> {
     match space {
-        Space::Shared => Ok((&mut *memory.1, at & 0xffff_ffff)),
+        Space::Shared => {
+            memory.1.untouched(at, len)?;
+            Ok((&mut memory.1.region, at & 0xffff_ffff))
+        }
         _ => memory.0.find(at),
     }
 }

@@ -30,7 +30,7 @@ pub fn arithmetic(opcode: &str) -> Option<Op> {
 fn one(opcode: &str) -> Option<Op> {
     Some(Op::One(match opcode {
         "mov.u32" | "mov.b32" | "mov.s32" | "mov.f32" => |a| w(u(a)),
-        "mov.u64" | "mov.b64" | "mov.pred" | "cvta.to.global.u64" => |a| a,
+        "mov.u64" | "mov.b64" | "mov.pred" | "cvta.to.global.u64" | "cvta.param.u64" => |a| a,
         "mov.u16" | "mov.b16" => |a| a & 0xffff,
         "not.b32" => |a| w(!u(a)),
         "neg.s32" => |a| w(u(a).wrapping_neg()),

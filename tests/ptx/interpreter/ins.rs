@@ -67,6 +67,29 @@ pub enum Op {
     CommitGroup,
     /// Waits until at most so many groups are under way.
     WaitGroup,
+    /// mbarriers: made, seen by the copy engine, arrived at (with bytes to come), asked whether a phase is over.
+    BarrierInit,
+    BarrierFence,
+    Arrive,
+    ArriveExpect,
+    TryWait,
+    /// `setmaxnreg`: whether it is more of them.
+    Registers(bool),
+    /// `cp.async.bulk.tensor.2d` to shared memory.
+    CopyBox,
+    /// `wgmma.mma_async` m64n256k16, what comes before it, and what follows.
+    MultiplyAsync,
+    MultiplyFence,
+    MultiplyCommit,
+    MultiplyWait,
+}
+
+impl Op {
+    /// What lets warps wait for each other or for the copy engine, barriers left aside.
+    pub fn orders(&self) -> bool {
+        use Op::{Arrive, ArriveExpect, BarrierFence, BarrierInit, Registers, TryWait};
+        matches!(self, BarrierInit | BarrierFence | Arrive | ArriveExpect | TryWait | Registers(_))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +113,10 @@ pub enum Arg {
     Vector(Vec<Arg>),
     /// Index of a statement.
     Label(usize),
+    /// `[map, {column, row}]`
+    Tensor(Box<Arg>, Vec<Arg>),
+    /// `_`: nobody wants it.
+    Sink,
 }
 
 /// One parameter of an entry.
@@ -107,6 +134,8 @@ pub struct Kernel {
     pub registers: Vec<String>,
     /// Bytes of `.shared` declarations.
     pub shared: usize,
+    /// It has `.extern .shared`: as much as the launch says.
+    pub dynamic: bool,
     /// `.reqntid`: threads of a block.
     pub threads: u32,
     pub body: Vec<Ins>,

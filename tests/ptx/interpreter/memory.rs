@@ -12,9 +12,13 @@ pub struct Who {
     pub thread: u32,
     pub barriers: u32,
     pub warp_barriers: u32,
+    /// Barriers of a part of the block, and which warps meet there (a bit for each; 0 before the first).
+    pub part_barriers: u32,
+    pub part: u32,
 }
 
-const NOBODY: Who = Who { launch: 0, block: 0, thread: 0, barriers: 0, warp_barriers: 0 };
+const NOBODY: Who =
+    Who { launch: 0, block: 0, thread: 0, barriers: 0, warp_barriers: 0, part_barriers: 0, part: 0 };
 /// Stands for several threads, or several blocks.
 const MANY: u32 = u32::MAX;
 
@@ -25,6 +29,7 @@ impl Who {
             || (self.block == now.block
                 && (self.thread == now.thread
                     || self.barriers < now.barriers
+                    || (self.part != 0 && self.part == now.part && self.part_barriers < now.part_barriers)
                     || (self.thread != MANY
                         && self.thread / 32 == now.thread / 32
                         && self.warp_barriers < now.warp_barriers)))

@@ -11,14 +11,18 @@ mod arithmetic;
 mod block;
 mod ins;
 mod memory;
+mod ring;
 mod tensor;
+mod tensor_map;
 mod text;
 mod warp;
+mod wgmma;
 
 pub use ins::Kernel;
 pub use memory::Global;
 use std::collections::HashMap;
 use std::sync::Arc;
+pub use tensor_map::TensorMap;
 
 /// One argument of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +36,8 @@ pub struct Value {
 pub struct Shape {
     pub grid: [u32; 3],
     pub threads: u32,
+    /// Bytes of shared memory that the launch gives.
+    pub shared: usize,
 }
 
 /// The entries of a file.
@@ -45,7 +51,9 @@ pub struct Machine {
     pub memory: Global,
     kernels: HashMap<String, Arc<Kernel>>,
     launches: u32,
-    /// Decides the order of warps and blocks.
+    /// What arguments of 128 bytes stand for, by their number.
+    pub maps: Vec<TensorMap>,
+    /// Decides the order of warps, blocks and copies.
     pub seed: u64,
     /// Statements executed, of whole warps.
     pub steps: u64,
@@ -68,6 +76,10 @@ impl Machine {
         if widths != given {
             return Err(format!("{entry}: parameters of {widths:?} bytes, arguments of {given:?}"));
         }
+        // What a block of compute capability 9.0 can have.
+        if (shape.shared > 0) != kernel.dynamic || shape.shared > 232_448 {
+            return Err(format!("{entry}: {} bytes of shared memory from the launch", shape.shared));
+        }
         self.launches += 1;
         let [x, y, z] = shape.grid;
         if x > i32::MAX as u32 || y.max(z) > 65_535 {
@@ -77,7 +89,8 @@ impl Machine {
         shuffle(&mut blocks, self.seed);
         for index in blocks {
             let place = [index % x, index / x % y, index / x / y];
-            let call = block::Call { kernel, shape, args, launch: self.launches, seed: self.seed };
+            let (launch, seed, maps) = (self.launches, self.seed, &self.maps);
+            let call = block::Call { kernel, shape, args, maps, launch, seed };
             let mut block = block::Block::new(&call, index, place);
             block.run(&mut self.memory, &mut self.steps)?;
         }

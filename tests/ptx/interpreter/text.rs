@@ -2,6 +2,7 @@
 
 use super::arithmetic::arithmetic;
 use super::ins::{Arg, Ins, Kernel, Op, Param, Shuffle, Space, Special};
+use super::tensor_map::MAPS;
 use std::collections::HashMap;
 
 /// All entries of a file.
@@ -17,6 +18,7 @@ pub fn kernels(source: &str) -> Result<Vec<Kernel>, String> {
         let end = closing(&text, body).ok_or("a body without an end")?;
         let mut reader = Reader::new(text[start..open].trim(), &text[open + 1..close]);
         reader.threads(&text[close + 1..body]);
+        text[..open].lines().filter(|l| l.starts_with(".extern")).try_for_each(|l| reader.outside(l))?;
         out.push(reader.body(&text, (body + 1, end))?);
         from = end;
     }
@@ -41,6 +43,9 @@ fn closing(text: &str, open: usize) -> Option<usize> {
     None
 }
 
+/// Where the launch's shared memory begins: an odd multiple of 16 bytes, and of 512 almost.
+const OUTSIDE: usize = 528;
+
 struct Reader {
     kernel: Kernel,
     registers: HashMap<String, usize>,
@@ -62,12 +67,22 @@ impl Reader {
     fn new(name: &str, params: &str) -> Self {
         let param = |p: &str| {
             let words: Vec<&str> = p.split_whitespace().collect();
-            let bytes = words.get(1).and_then(|t| width(t.trim_start_matches('.'))).unwrap_or(0);
-            Param { name: words.last().unwrap_or(&"").to_string(), bytes }
+            let of = |word: &&str| width(word.strip_prefix('.')?);
+            let bytes = words.iter().find_map(of).unwrap_or(0);
+            let last = words.last().unwrap_or(&"");
+            let (name, many) = last.trim_end_matches(']').split_once('[').unwrap_or((last, "1"));
+            Param { name: name.to_string(), bytes: bytes * many.parse().unwrap_or(0) }
         };
         let params = params.split(',').map(str::trim).filter(|p| !p.is_empty()).map(param).collect();
-        let kernel =
-            Kernel { name: name.into(), params, registers: vec![], shared: 0, threads: 0, body: vec![] };
+        let kernel = Kernel {
+            name: name.into(),
+            params,
+            registers: vec![],
+            shared: 0,
+            dynamic: false,
+            threads: 0,
+            body: vec![],
+        };
         Reader { kernel, registers: HashMap::new(), shared: HashMap::new(), labels: HashMap::new() }
     }
 
@@ -75,6 +90,18 @@ impl Reader {
         let after = directives.split(".reqntid").nth(1).unwrap_or("");
         let first: String = after.trim_start().chars().take_while(char::is_ascii_digit).collect();
         self.kernel.threads = first.parse().unwrap_or(0);
+    }
+
+    /// Shared memory that the launch gives, behind that of the entry; no better aligned than it asks for.
+    fn outside(&mut self, line: &str) -> Result<(), String> {
+        let name =
+            line.split_whitespace().last().and_then(|w| w.strip_suffix("[];")).ok_or("`.extern` of what?")?;
+        if !line.contains(".shared .align 16 .b8 ") {
+            return Err(format!("unknown directive {line}"));
+        }
+        (self.kernel.shared, self.kernel.dynamic) = (OUTSIDE, true);
+        self.shared.insert(name.into(), OUTSIDE);
+        Ok(())
     }
 
     fn body(mut self, text: &str, span: (usize, usize)) -> Result<Kernel, String> {
@@ -135,6 +162,7 @@ impl Reader {
                 }
                 Ok(())
             }
+            ".shared" if self.kernel.dynamic => Err("both kinds of shared memory".into()),
             ".shared" => {
                 let last = words.last().ok_or("a name is missing")?;
                 let (name, n) = last.split_once('[').ok_or("an array is expected")?;
@@ -185,6 +213,10 @@ impl Reader {
             if let Some(i) = self.kernel.params.iter().position(|p| p.name == inner.trim()) {
                 return Ok(Arg::Param(i));
             }
+            if let Some((map, place)) = inner.split_once(',') {
+                let Arg::Vector(place) = self.arg(place)? else { return Err("a place is expected".into()) };
+                return Ok(Arg::Tensor(Box::new(self.arg(map)?), place));
+            }
             let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
             let offset = offset.trim().parse().map_err(|_| format!("a bad offset {offset}"))?;
             return Ok(Arg::Address(Box::new(self.arg(base)?), offset));
@@ -206,6 +238,12 @@ impl Reader {
         }
         if let Some(&at) = self.labels.get(text) {
             return Ok(Arg::Label(at));
+        }
+        if let Some(i) = self.kernel.params.iter().position(|p| p.name == text && p.bytes == 128) {
+            return Ok(Arg::Imm(MAPS + i as u64));
+        }
+        if text == "_" {
+            return Ok(Arg::Sink);
         }
         Ok(Arg::Special(match text {
             "%tid.x" => Special::Thread,
@@ -290,7 +328,26 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
         "cp.async.ca.shared.global" => Op::CopyAsync(4),
         "cp.async.commit_group" => Op::CommitGroup,
         "cp.async.wait_group" => Op::WaitGroup,
-        _ => return arithmetic(opcode),
+        _ => return of_sm90a(opcode).or_else(|| arithmetic(opcode)),
+    })
+}
+
+/// What compute capability 9.0 brought: the copy engine, mbarriers, wgmma.
+fn of_sm90a(opcode: &str) -> Option<Op> {
+    Some(match opcode {
+        "mbarrier.init.shared::cta.b64" => Op::BarrierInit,
+        "fence.mbarrier_init.release.cluster" => Op::BarrierFence,
+        "mbarrier.arrive.shared::cta.b64" => Op::Arrive,
+        "mbarrier.arrive.expect_tx.shared::cta.b64" => Op::ArriveExpect,
+        "mbarrier.try_wait.parity.shared::cta.b64" => Op::TryWait,
+        "setmaxnreg.inc.sync.aligned.u32" => Op::Registers(true),
+        "setmaxnreg.dec.sync.aligned.u32" => Op::Registers(false),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes" => Op::CopyBox,
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" => Op::MultiplyAsync,
+        "wgmma.fence.sync.aligned" => Op::MultiplyFence,
+        "wgmma.commit_group.sync.aligned" => Op::MultiplyCommit,
+        "wgmma.wait_group.sync.aligned" => Op::MultiplyWait,
+        _ => return None,
     })
 }
 

@@ -2,14 +2,20 @@
 
 use super::block::Block;
 use super::ins::{Arg, Ins, Lanes, Op, Shuffle, Special};
-use super::memory::{Global, Region, Who};
+use super::memory::{Global, Who};
+use super::ring::{Clock, Shared};
 use super::tensor;
+use super::wgmma::Group;
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
 
 /// Why a warp stopped for now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// At the barrier of this statement.
-    Barrier(usize),
+    /// At the barrier of this statement: its number, and for how many threads.
+    Barrier(usize, u64, u32),
+    /// For an mbarrier, or registers.
+    Waits,
     Ended,
 }
 
@@ -27,27 +33,43 @@ pub struct Warp {
     index: u32,
     /// Lanes that stand at a statement, lowest first.
     groups: Vec<(usize, u32)>,
-    registers: Vec<Lanes>,
-    defined: Vec<u32>,
+    pub registers: Vec<Lanes>,
+    pub defined: Vec<u32>,
     barriers: u32,
     warp_barriers: u32,
+    part_barriers: u32,
+    part: u32,
     /// Copies of the group that is being filled, and groups under way.
     pub open: Vec<Copy>,
     pub under_way: Vec<Vec<Copy>>,
     pub steps: u64,
+    /// What of the other warps is over, as far as this one knows; phases of mbarriers that it has seen to be over.
+    pub clock: Clock,
+    pub seen: HashMap<u64, u32>,
+    /// wgmma: the group that is being filled, those under way, the registers that are theirs, and how many were issued.
+    pub filling: Group,
+    pub groups_under_way: VecDeque<Group>,
+    pub in_flight: Vec<u32>,
+    pub multiplied: usize,
+    /// wgmma.fence so far; of every register how many there were when it was last used, and one more.
+    pub fences: u32,
+    pub touched: Vec<Cell<u32>>,
 }
 
 /// Global and shared memory.
-pub type Memories<'m> = (&'m mut Global, &'m mut Region);
+pub type Memories<'m> = (&'m mut Global, &'m mut Shared);
 
 impl Warp {
-    pub fn new(index: u32, lanes: u32, registers: usize) -> Self {
+    pub fn new(index: u32, lanes: u32, registers: usize, warps: usize) -> Self {
         let all = if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 };
         Warp {
             index,
             groups: vec![(0, all)],
             registers: vec![[0; 32]; registers],
             defined: vec![0; registers],
+            clock: (0..warps).map(|w| u32::from(w == index as usize)).collect(),
+            in_flight: vec![0; registers],
+            touched: vec![Cell::new(0); registers],
             ..Warp::default()
         }
     }
@@ -81,10 +103,28 @@ impl Warp {
                 if self.groups.len() > 1 || active != lanes {
                     return Err(address(ins, "a barrier that not all lanes of the warp reach", self.index));
                 }
-                self.barriers += 1;
-                return Ok(Stop::Barrier(at));
+                let [Arg::Imm(number), rest @ ..] = &ins.args[..] else {
+                    return Err(address(ins, "a barrier without a number", self.index));
+                };
+                let threads = match rest {
+                    [Arg::Imm(threads)] => *threads as u32,
+                    _ => block.call.shape.threads,
+                };
+                return Ok(Stop::Barrier(at, *number, threads));
+            }
+            if active != 0 && ins.op.orders() {
+                let on = self.order(&ins.op, &ins.args, active, (block, &mut memory));
+                if !on.map_err(|e| address(ins, &e, self.index))? {
+                    // Registers are waited for; an mbarrier is asked again by the kernel.
+                    self.groups[0].0 = if matches!(ins.op, Op::Registers(_)) { at } else { at + 1 };
+                    return Ok(Stop::Waits);
+                }
+                continue;
             }
             self.step(ins, active, lanes, (block, &mut memory)).map_err(|e| address(ins, &e, self.index))?;
+        }
+        if self.multiplies() {
+            return Err(format!("warp {}: ends with wgmma that nobody waited for", self.index));
         }
         if !self.open.is_empty() || self.under_way.iter().any(|g| !g.is_empty()) {
             return Err(format!("warp {}: ends with copies that nobody waited for", self.index));
@@ -111,6 +151,12 @@ impl Warp {
                 self.under_way.push(group);
             }
             Op::WaitGroup => self.wait(&ins.args, (block, memory))?,
+            Op::CopyBox => self.copy_box(&ins.args, active, (block, memory))?,
+            Op::MultiplyAsync => self.multiply_async(&ins.args, active, (ins.line, block, memory))?,
+            Op::MultiplyFence | Op::MultiplyCommit | Op::MultiplyWait => {
+                self.together(active)?;
+                self.group(ins, memory)?;
+            }
             Op::WarpBarrier => {
                 self.together(active)?;
                 self.warp_barriers += 1;
@@ -123,7 +169,7 @@ impl Warp {
                 self.together(active)?;
                 let address = self.addresses(&ins.args[1], active, block)?;
                 let who = |lane| self.who(block, lane);
-                let out = tensor::load_matrix((*n, *transposed), &address, memory.1, who)?;
+                let out = tensor::load_matrix((*n, *transposed), &address, &mut memory.1.region, who)?;
                 let Arg::Vector(registers) = &ins.args[0] else {
                     return Err("registers are expected".into());
                 };
@@ -180,7 +226,7 @@ impl Warp {
     }
 
     /// `.sync` means that all 32 lanes are here.
-    fn together(&self, active: u32) -> Result<(), String> {
+    pub fn together(&self, active: u32) -> Result<(), String> {
         if active == u32::MAX { Ok(()) } else { Err(format!("not all lanes take part: {active:#034b}")) }
     }
 
@@ -236,7 +282,26 @@ impl Warp {
             thread: self.index * 32 + lane,
             barriers: self.barriers,
             warp_barriers: self.warp_barriers,
+            part_barriers: self.part_barriers,
+            part: self.part,
         }
+    }
+
+    /// Of the block.
+    pub fn number(&self) -> usize {
+        self.index as usize
+    }
+
+    /// A barrier lets it go on: of the whole block, or of the warps in `part`, always the same ones.
+    pub fn passes(&mut self, part: Option<u32>) -> Result<(), String> {
+        match part {
+            None => self.barriers += 1,
+            Some(part) if self.part == 0 || self.part == part => {
+                (self.part, self.part_barriers) = (part, self.part_barriers + 1);
+            }
+            Some(_) => return Err(format!("warp {} meets others than before at a barrier", self.index)),
+        }
+        Ok(())
     }
 
     pub fn addresses(&self, arg: &Arg, active: u32, block: &Block) -> Result<Lanes, String> {
@@ -259,6 +324,7 @@ impl Warp {
                     let t = self.index * 32 + missing.trailing_zeros();
                     return Err(format!("thread {t}: register {name} was never set"));
                 }
+                self.own(*r)?;
                 self.registers[*r]
             }
             Arg::Imm(v) => [*v; 32],
@@ -275,8 +341,19 @@ impl Warp {
         })
     }
 
+    /// A register that wgmma does not have; it is used now.
+    fn own(&self, register: usize) -> Result<(), String> {
+        self.touched[register].set(self.fences + 1);
+        if self.in_flight[register] == 0 {
+            Ok(())
+        } else {
+            Err("a register of a wgmma that nobody waited for".into())
+        }
+    }
+
     pub fn set(&mut self, arg: &Arg, values: Lanes, active: u32) -> Result<(), String> {
         let Arg::Reg(r) = arg else { return Err("a register is expected".into()) };
+        self.own(*r)?;
         self.defined[*r] |= active;
         let old = &mut self.registers[*r];
         if active == u32::MAX {

@@ -1,0 +1,84 @@
+//! Tensor maps, as the driver encodes them for the copy engine. CUDA 12.0 brought the call: it is looked up by name, so
+//! that a driver without it is told, not a panic.
+
+use super::{Arg, TensorMap, kernels};
+use cudarc::driver::sys::{
+    self, CUdevice_attribute, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
+use std::ffi::c_void;
+use std::ptr::without_provenance_mut;
+
+/// cuTensorMapEncodeTiled.
+type Encode = unsafe extern "C" fn(
+    *mut CUtensorMap,
+    CUtensorMapDataType,
+    u32,
+    *mut c_void,
+    *const u64,
+    *const u64,
+    *const u32,
+    *const u32,
+    CUtensorMapInterleave,
+    CUtensorMapSwizzle,
+    CUtensorMapL2promotion,
+    CUtensorMapFloatOOBfill,
+) -> CUresult;
+
+/// What a device has that runs the kernels of sm_90a.
+#[derive(Clone, Copy)]
+pub(super) struct Sm90a {
+    encode: Encode,
+    /// Multiprocessors.
+    pub processors: u32,
+}
+
+/// What a device of this capability has, behind a driver that reads PTX up to `reads`. After cuInit alone.
+pub(super) fn sm90a(device: sys::CUdevice, capability: (u32, u32), reads: u32) -> Option<Sm90a> {
+    if !kernels::find("product_sm90a.ptx")?.runs_on(capability, reads) {
+        return None;
+    }
+    let (mut n, asked) = (0, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    // SAFETY: writes one integer, the device is one of cuDeviceGet. The library is loaded and never unloaded; the type of
+    // the symbol, which may not be there, is that of cuda.h.
+    let (code, encode) = unsafe {
+        let code = sys::cuDeviceGetAttribute(&mut n, asked, device);
+        (code, sys::culib().get::<Encode>(b"cuTensorMapEncodeTiled").ok().map(|f| *f))
+    };
+    let processors = u32::try_from(n).ok().filter(|n| *n > 0 && code == CUresult::CUDA_SUCCESS)?;
+    Some(Sm90a { encode: encode?, processors })
+}
+
+/// Those of a launch, in the order of its arguments.
+pub(super) fn maps(sm90a: Option<Sm90a>, args: &[Arg]) -> Result<Vec<CUtensorMap>, CUresult> {
+    let of = |arg: &Arg| if let Arg::Tensor(map) = arg { Some(*map) } else { None };
+    let device = || sm90a.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    args.iter().filter_map(of).map(|map| encoded(device()?.encode, &map)).collect()
+}
+
+/// A map as kernels take it; 16 bytes of alignment of address and rows are the driver's to check.
+fn encoded(encode: Encode, map: &TensorMap) -> Result<CUtensorMap, CUresult> {
+    let mut out = CUtensorMap { opaque: [0; 16] };
+    let (sizes, strides) = ([u64::from(map.cols), u64::from(map.rows)], [map.stride]);
+    let (part, steps) = ([64, map.box_rows], [1, 1]);
+    let address = usize::try_from(map.address).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: two dimensions, so two sizes, one stride and two edges; the driver reads them and writes `out`, which is
+    // aligned as its type says. The address is only written down.
+    let code = unsafe {
+        encode(
+            &mut out,
+            CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            without_provenance_mut(address),
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            part.as_ptr(),
+            steps.as_ptr(),
+            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    if code == CUresult::CUDA_SUCCESS { Ok(out) } else { Err(code) }
+}

@@ -1,0 +1,182 @@
+//! Whether a device takes the tier sm_90a: its products must agree with those of product_sm80, on the very device, and be
+//! faster. No card has been asked yet; tests ask the interpreter.
+
+use super::frozen::{Added, Direction};
+use super::launches::Shape;
+use super::tensor::padded;
+use super::{Arg, Cuda, Driver, Memory, Tier};
+use crate::backend::{Fault, Write};
+use crate::numeric::rng::Stream;
+use half::bf16;
+use std::time::Instant;
+
+/// What is asked of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Trial {
+    /// M, N and K of the product that is timed.
+    pub timed: (usize, usize, usize),
+    /// How many times as fast as product_sm80 it must be there.
+    pub faster: f64,
+}
+
+impl Default for Trial {
+    fn default() -> Self {
+        Trial { timed: (4096, 4096, 4096), faster: 1.03 }
+    }
+}
+
+/// Products that are compared: no multiples of anything, more than a tile each way.
+const COMPARED: (usize, usize, usize) = (133, 270, 75);
+/// Rank of their adapter's part.
+const RANK: usize = 5;
+/// Of the sum of the magnitudes of a sum's terms: both tiers multiply the same numbers exactly.
+const BOUND: f64 = 1e-4;
+/// Products that are timed at a time, and how often each tier's turn comes.
+const TIMES: (u32, usize) = (4, 3);
+
+/// The operands of a product, on the device and here.
+struct Case {
+    s: Shape,
+    direction: Direction,
+    device: [Memory; 2],
+    host: [Vec<f32>; 2],
+}
+
+impl Case {
+    fn ab(&self) -> (Arg, Arg) {
+        let [a, b] = &self.device;
+        (Arg::Address(a.at(0)), Arg::Address(b.at(0)))
+    }
+
+    /// The sum of |a| |b| of an output.
+    fn terms(&self, row: usize, col: usize) -> f64 {
+        let (Shape { n, k, .. }, [a, b]) = (self.s, &self.host);
+        let right = |c: usize| match self.direction {
+            Direction::Forward => b[col * k + c],
+            Direction::Backward => b[c * n + col],
+        };
+        (0..k).map(|c| f64::from((a[row * k + c] * right(c)).abs())).sum()
+    }
+}
+
+impl<D: Driver> Cuda<D> {
+    /// The same device with large products by wgmma, where they agree and are faster; else as it was, and
+    /// [`Cuda::below`] says why. Without the bf16 class, or on another capability than 9.0, nothing is tried.
+    pub fn sm90a(mut self, trial: Trial) -> Self {
+        let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
+        let Some(processors) = may else { return self };
+        let traffic = self.traffic;
+        let result = self.agrees(processors).and_then(|()| self.gains(processors, trial));
+        // Nobody counts a trial, nor what it needed.
+        self.traffic = traffic;
+        self.pool.peak();
+        // What the device cannot do for other kernels either, it tells again.
+        let result = self.fault.take().map_or(result, |fault| Err(fault.to_string()));
+        self.sm90a = result.is_ok().then_some(processors);
+        self.below = result.err();
+        self
+    }
+
+    /// Why products stay with product_sm80 on a device that could run those of sm_90a.
+    pub fn below(&self) -> Option<&str> {
+        self.below.as_deref()
+    }
+
+    /// Both directions, with and without an adapter's part.
+    fn agrees(&mut self, processors: u32) -> Result<(), String> {
+        let (m, n, _) = COMPARED;
+        for direction in [Direction::Forward, Direction::Backward] {
+            let case = self.case(COMPARED, direction);
+            let (left, right) = (self.numbers(m * RANK, 3), self.numbers(n * RANK, 4));
+            let between = if direction == Direction::Forward { RANK } else { n };
+            let (left, right) = (Arg::Address(left.at(0)), Arg::Address(right.at(0)));
+            for added in [None, Some(Added { left, right, rank: RANK, between, by: 0.5 })] {
+                let [old, new] = [None, Some(processors)].map(|tier| {
+                    self.sm90a = tier;
+                    let out = self.numbers(m * n, 5);
+                    let at = (Arg::Address(out.at(0)), Write::Add);
+                    self.product_bf16(at, case.ab(), case.s, (direction, added));
+                    self.fetched(&out, m * n)
+                });
+                let (old, new) = (old.map_err(|e| e.to_string())?, new.map_err(|e| e.to_string())?);
+                let off = |i: usize| f64::from((old[i] - new[i]).abs()) / case.terms(i / n, i % n);
+                // NaN is told as well.
+                if let Some(i) = (0..m * n).find(|&i| off(i).is_nan() || off(i) > BOUND) {
+                    let (row, col, off) = (i / n, i % n, off(i));
+                    return Err(format!("wgmma: output {row}, {col} is off by {off:.1e} ({direction:?})"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of one large product.
+    fn gains(&mut self, processors: u32, Trial { timed: (m, n, k), faster }: Trial) -> Result<(), String> {
+        let case = self.case((m, n, k), Direction::Forward);
+        let out = self.take(4 * m * n);
+        let mut least = [f64::INFINITY; 2];
+        for turn in 0..2 * TIMES.1 {
+            self.sm90a = (turn % 2 == 1).then_some(processors);
+            let seconds = self.seconds(&case, &out).map_err(|e| e.to_string())?;
+            least[turn % 2] = seconds.min(least[turn % 2]);
+        }
+        let gain = least[0] / least[1];
+        if gain >= faster {
+            return Ok(());
+        }
+        Err(format!("wgmma: {gain:.2} times as fast as mma at {m} x {n} x {k}, and {faster:.2} is asked"))
+    }
+
+    /// Of some products, after one that compiles and wakes the device.
+    fn seconds(&mut self, case: &Case, out: &Memory) -> Result<f64, Fault> {
+        let (at, direction) = ((Arg::Address(out.at(0)), Write::Set), case.direction);
+        self.product_bf16(at, case.ab(), case.s, (direction, None));
+        self.fetched(out, 1)?;
+        let began = Instant::now();
+        (0..TIMES.0).for_each(|_| self.product_bf16(at, case.ab(), case.s, (direction, None)));
+        self.fetched(out, 1)?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    fn case(&mut self, (m, n, k): (usize, usize, usize), direction: Direction) -> Case {
+        let b = if direction == Direction::Forward { (n, k) } else { (k, n) };
+        let s = Shape { m, n, k, lda: padded(k), ldb: padded(b.1), ldo: n };
+        let [(a, x), (b, y)] = [((m, k), 1), (b, 2)].map(|(size, key)| self.rows_of_bf16(size, key));
+        Case { s, direction, device: [a, b], host: [x, y] }
+    }
+
+    /// In -1 .. 1, keyed; rows [`padded`].
+    fn rows_of_bf16(&mut self, (rows, cols): (usize, usize), key: u64) -> (Memory, Vec<f32>) {
+        let numbers: Vec<bf16> = uniform(rows * cols, key).into_iter().map(bf16::from_f32).collect();
+        let mut all = vec![bf16::ZERO; rows * padded(cols)];
+        for (to, from) in all.chunks_mut(padded(cols)).zip(numbers.chunks(cols)) {
+            to[..cols].copy_from_slice(from);
+        }
+        let memory = self.take(2 * all.len());
+        self.write(memory.at(0), bytemuck::cast_slice(&all));
+        (memory, numbers.into_iter().map(bf16::to_f32).collect())
+    }
+
+    fn numbers(&mut self, len: usize, key: u64) -> Memory {
+        let memory = self.take(4 * len);
+        self.write(memory.at(0), bytemuck::cast_slice(&uniform(len, key)));
+        memory
+    }
+
+    /// Waits for everything before.
+    fn fetched(&mut self, from: &Memory, len: usize) -> Result<Vec<f32>, Fault> {
+        if let Some(fault) = &self.fault {
+            return Err(fault.clone());
+        }
+        let mut out = vec![0.0f32; len];
+        self.driver.read(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
+        Ok(out)
+    }
+}
+
+/// Where there are many, over and over.
+fn uniform(len: usize, key: u64) -> Vec<f32> {
+    let mut s = Stream::new(&[key]);
+    let some: Vec<f32> = (0..len.min(1 << 16)).map(|_| 2.0 * s.unit() - 1.0).collect();
+    some.into_iter().cycle().take(len).collect()
+}

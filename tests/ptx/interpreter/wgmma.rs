@@ -1,0 +1,210 @@
+//! wgmma: 64 x 256 sums of a warpgroup, operands in shared memory with the swizzle of 128 bytes, as descriptors say
+//! (PTX manual, sections on the matrix descriptor, on strides and on the fragments of m64nNk16). A warp computes its 16
+//! rows when it issues; until they are waited for, registers and operands belong to the tensor cores.
+
+use super::block::Block;
+use super::ins::{Arg, Ins, Lanes, Op};
+use super::tensor_map::swizzled;
+use super::warp::{Memories, Warp};
+
+/// Columns of the sums, and terms of one step.
+const N: usize = 256;
+const K: usize = 16;
+
+/// What is under way of a group: pieces that are read, registers that are written.
+#[derive(Default)]
+pub struct Group {
+    number: u32,
+    pieces: Vec<usize>,
+    registers: Vec<usize>,
+}
+
+/// Where an operand lies.
+struct Descriptor {
+    start: u64,
+    /// Bytes from 64 columns to the next, where K is not what is contiguous.
+    leading: u64,
+    /// Bytes from 8 rows of 128 bytes to the next.
+    stride: u64,
+}
+
+impl Descriptor {
+    fn of(bits: u64) -> Result<Descriptor, String> {
+        let field = |from: u32| (bits >> from & 0x3fff) << 4;
+        let known = 0x3fff | 0x3fff << 16 | 0x3fff << 32 | 3 << 62;
+        if bits & !known != 0 || bits >> 62 != 1 {
+            return Err(format!("a descriptor other than of 128 bytes' swizzle: {bits:#x}"));
+        }
+        let start = field(0);
+        if start >> 7 & 7 != 0 {
+            return Err(
+                "a descriptor that begins within the swizzle's 1024 bytes, and does not say so".into()
+            );
+        }
+        Ok(Descriptor { start, leading: field(16), stride: field(32) })
+    }
+
+    /// Number `mn` of the outputs, term `k`.
+    fn at(&self, mn: usize, k: usize, across: bool) -> u64 {
+        let (mn, k) = (mn as u64, k as u64);
+        swizzled(
+            self.start
+                + match across {
+                    false => mn / 8 * self.stride + mn % 8 * 128 + 2 * k,
+                    true => mn / 64 * self.leading + mn % 64 * 2 + k / 8 * self.stride + k % 8 * 128,
+                },
+        )
+    }
+}
+
+impl Warp {
+    /// `wgmma.mma_async ... d, a, b, keeps, 1, 1, 0, across`
+    pub fn multiply_async(
+        &mut self,
+        args: &[Arg],
+        active: u32,
+        (at, block, memory): (usize, &Block, &mut Memories),
+    ) -> Result<(), String> {
+        self.together(active)?;
+        let one =
+            |x: Lanes| if x.iter().all(|v| *v == x[0]) { Ok(x[0]) } else { Err("a warp's operands differ") };
+        let mut operands = [0; 3];
+        for (x, arg) in operands.iter_mut().zip(&args[1..4]) {
+            *x = one(self.get(arg, active, block)?)?;
+        }
+        let [a, b, keeps] = operands;
+        let across = match args[4..] {
+            [Arg::Imm(1), Arg::Imm(1), Arg::Imm(0), Arg::Imm(across)] => across == 1,
+            _ => return Err("wgmma with a sign or with a transposed".into()),
+        };
+        self.like_the_others(at, operands, memory)?;
+        let registers = self.sums(&args[0])?;
+        let (a, b) = (Descriptor::of(a)?, Descriptor::of(b)?);
+        let rows: Vec<u64> = (0..16).map(|r| 16 * (self.number() as u64 % 4) + r).collect();
+        let mut factors = [vec![0.0; 16 * K], vec![0.0; N * K]];
+        for (i, row) in rows.into_iter().enumerate() {
+            for k in [0, 8] {
+                let eight = self.operand(a.at(row as usize, k, false), memory)?;
+                factors[0][i * K + k..][..8].copy_from_slice(&eight);
+            }
+        }
+        for piece in 0..N * K / 8 {
+            // Eight numbers beside each other: terms of one output, or outputs of one term.
+            let (n, k) = if across { (piece % 32 * 8, piece / 32) } else { (piece / 2, piece % 2 * 8) };
+            let eight = self.operand(b.at(n, k, across), memory)?;
+            let apart = if across { K } else { 1 };
+            eight.iter().enumerate().for_each(|(i, x)| factors[1][n * K + k + i * apart] = *x);
+        }
+        let [fa, fb] = &factors;
+        for (i, &r) in registers.iter().enumerate() {
+            let old = self.registers[r];
+            self.registers[r] = std::array::from_fn(|l| {
+                let (row, n) = (l / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (l % 4) + i % 2);
+                let terms = fa[row * K..][..K].iter().zip(&fb[n * K..][..K]);
+                let start = if keeps == 1 { f64::from(f32::from_bits(old[l] as u32)) } else { 0.0 };
+                u64::from(((start + terms.map(|(a, b)| a * b).sum::<f64>()) as f32).to_bits())
+            });
+            if keeps == 1 && self.defined[r] != u32::MAX {
+                return Err("sums that were never set".into());
+            }
+            self.defined[r] = u32::MAX;
+            self.in_flight[r] += 1;
+        }
+        self.filling.registers.extend(registers);
+        Ok(())
+    }
+
+    /// The registers of the sums, which a fence must part from what was done with them before.
+    fn sums(&self, d: &Arg) -> Result<Vec<usize>, String> {
+        let Arg::Vector(d) = d else { return Err("registers are expected".into()) };
+        let register = |x: &Arg| if let Arg::Reg(r) = x { Ok(*r) } else { Err("a register is expected") };
+        let registers = d.iter().map(register).collect::<Result<Vec<_>, _>>()?;
+        if registers.len() != N / 2 {
+            return Err(format!("{} registers of 64 x 256 sums", registers.len()));
+        }
+        if self.fences == 0 || registers.iter().any(|r| self.touched[*r].get() > self.fences) {
+            return Err("wgmma without wgmma.fence after what was done with its registers".into());
+        }
+        Ok(registers)
+    }
+
+    /// The four warps of a warpgroup multiply the same.
+    fn like_the_others(
+        &mut self,
+        at: usize,
+        operands: [u64; 3],
+        memory: &mut Memories,
+    ) -> Result<(), String> {
+        let all = memory.1.multiplied.entry(self.number() / 4).or_default();
+        match all.get(self.multiplied) {
+            None => all.push((at, operands)),
+            Some(other) if *other == (at, operands) => {}
+            Some(_) => return Err("the warps of a warpgroup multiply different operands".into()),
+        }
+        self.multiplied += 1;
+        Ok(())
+    }
+
+    /// Eight bf16 numbers of an operand, which a copy has brought that this warp knows to be over.
+    fn operand(&mut self, at: u64, memory: &mut Memories) -> Result<[f64; 8], String> {
+        if !at.is_multiple_of(16) {
+            return Err("an operand that does not begin at a multiple of 16 bytes".into());
+        }
+        let (me, shared) = (self.number(), &mut *memory.1);
+        let piece = shared.pieces.get_mut(at as usize / 16).ok_or("an operand beyond shared memory")?;
+        match piece.filled {
+            _ if piece.under_way => return Err(format!("byte {at} is multiplied while it is copied")),
+            None => return Err(format!("byte {at} is multiplied, and no copy brought it")),
+            Some((barrier, phase)) if self.seen.get(&barrier).is_none_or(|seen| *seen <= phase) => {
+                return Err(format!("byte {at} is multiplied before its mbarrier is waited for"));
+            }
+            Some(_) => {}
+        }
+        if piece.reading[me] != self.filling.number + 1 {
+            piece.reading[me] = self.filling.number + 1;
+            self.filling.pieces.push(at as usize / 16);
+        }
+        let bytes = &shared.region.bytes[at as usize..][..16];
+        let number =
+            |i: usize| f64::from(half::bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f32());
+        Ok(std::array::from_fn(number))
+    }
+
+    /// What stands around wgmma: a fence before, a group made, groups waited for.
+    pub fn group(&mut self, ins: &Ins, memory: &mut Memories) -> Result<(), String> {
+        match ins.op {
+            Op::MultiplyFence => self.fences += 1,
+            Op::MultiplyCommit => self.commit(),
+            _ => self.wait_groups(&ins.args, memory)?,
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        let number = self.filling.number + 1;
+        let group = std::mem::replace(&mut self.filling, Group { number, ..Group::default() });
+        self.groups_under_way.push_back(group);
+    }
+
+    /// Until at most so many groups are under way.
+    fn wait_groups(&mut self, args: &[Arg], memory: &mut Memories) -> Result<(), String> {
+        let Some(Arg::Imm(left)) = args.first() else { return Err("a number is expected".into()) };
+        let me = self.number();
+        while self.groups_under_way.len() as u64 > *left {
+            let Some(group) = self.groups_under_way.pop_front() else { break };
+            group.registers.iter().for_each(|r| self.in_flight[*r] -= 1);
+            for number in group.pieces {
+                let piece = &mut memory.1.pieces[number];
+                if piece.reading[me] == group.number + 1 {
+                    (piece.reading[me], piece.read[me]) = (0, self.clock[me]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is multiplied when a warp ends must have been waited for.
+    pub fn multiplies(&self) -> bool {
+        !self.groups_under_way.is_empty() || !self.filling.registers.is_empty()
+    }
+}

@@ -1,0 +1,229 @@
+//! The kernels of sm_90a with a fault put in, as `mutations` does it with the others: every barrier, fence, arrival and
+//! wait is taken away once, in every entry; fields of descriptors, coordinates of boxes, counts and edges are changed.
+//! setmaxnreg alone is not asked of the interpreter where it gives more: that registers suffice is for ptxas to say.
+
+use crate::bench::{GUARD, Mat, Out, run_behind};
+use crate::device::{Interpreted, device_of, device_with_at};
+use crate::files;
+use crate::mutations::of_entry;
+use crate::products::weight;
+use finetune::backend::cuda::Cuda;
+use finetune::backend::{Backend, Fault, Fused, LoraGrad, LoraPart, Write};
+use finetune::numeric::dtype::Dtype;
+
+/// Guard words that leave outputs at multiples of 8 bytes, where tiles are stored in pairs.
+const ALIGNED: usize = 20;
+
+const T: usize = 140;
+const N: usize = 270;
+const K: usize = 340;
+
+type Outcome = Result<Vec<Vec<f32>>, Fault>;
+
+/// What runs an entry: more tiles than the interpreter has multiprocessors, more steps than there are stages, and a rank
+/// of more than one part.
+fn exercise(entry: &str, device: Cuda<Interpreted>) -> Outcome {
+    let (forward, mut device) = (entry.ends_with("nt"), device.untried());
+    if entry.starts_with("lora") {
+        return adapter(&mut device, forward);
+    }
+    let (w, from, to) =
+        (Mat::random(N, K, 2).coarse(), if forward { K } else { N }, if forward { N } else { K });
+    let mut all = Vec::new();
+    for guard in [ALIGNED, GUARD] {
+        let (x, outs) = (Mat::random(T, from, 4), [Out::Poison(T, to)]);
+        all.extend(run_behind(guard, "linear", &mut device, (&[&x], &outs), |d, i, o| {
+            let w = weight(d, &w, Dtype::Bf16);
+            match forward {
+                true => d.linear(o[0].view_mut(), Write::Set, i[0], &w),
+                false => d.linear_grad(o[0].view_mut(), Write::Set, i[0], &w),
+            }
+        })?);
+    }
+    Ok(all)
+}
+
+fn adapter(device: &mut Cuda<Interpreted>, forward: bool) -> Outcome {
+    let (w, r) = (Mat::random(N, K, 2).coarse(), 17);
+    let (a, b, h) = (Mat::random(r, K, 6), Mat::random(N, r, 7), Mat::random(T, r, 8));
+    let (x, dy) = (Mat::random(T, K, 4), Mat::random(T, N, 5));
+    let held = |cols| Out::Holds(Mat::random(T, cols, 9));
+    let outs =
+        if forward { vec![held(N), Out::Poison(T, r)] } else { vec![held(K), Out::Poison(1, r * (N + K))] };
+    run_behind(ALIGNED, "lora", device, (&[&x, &dy, &a, &b, &h], &outs), |d, i, o| {
+        let [out, other] = o else { unreachable!() };
+        let (w, ab) = (weight(d, &w, Dtype::Bf16), (i[2], i[3]));
+        if forward {
+            let lora = LoraPart { h: other.view_mut(), x: i[0], ab, scale: 0.5 };
+            return d.lora_linear((out.view_mut(), Write::Add), i[0], &w, lora);
+        }
+        let args = LoraGrad { dab: other.view_mut(), dy: i[1], x: i[0], h: i[4], ab, scale: 0.5 };
+        d.lora_linear_grad((out.view_mut(), Write::Add), &w, args);
+    })
+}
+
+const ENTRIES: [(&str, &str); 4] = [
+    ("product_sm90a.ptx", "product_sm90a_nt"),
+    ("product_sm90a.ptx", "product_sm90a_nn"),
+    ("lora_linear_sm90a.ptx", "lora_linear_sm90a_nt"),
+    ("lora_linear_sm90a.ptx", "lora_linear_sm90a_nn"),
+];
+
+/// What comes instead of what stands there, each time that it stands there.
+const EVERYWHERE: &[(&str, &str)] = &[
+    ("bar.sync 0;", ""),
+    ("bar.sync 1, 256;", ""),
+    ("fence.mbarrier_init.release.cluster;", ""),
+    ("mbarrier.init.shared::cta.b64", "//"),
+    ("], 1;", "], 2;"),
+    ("], 8;", "], 7;"),
+    ("], 8;", "], 9;"),
+    ("mbarrier.arrive.expect_tx.shared::cta.b64", "//"),
+    ("@%q mbarrier.arrive.shared::cta.b64", "//"),
+    ("@%on mbarrier.arrive.shared::cta.b64", "//"),
+    ("@!%p bra EMPTY;", ""),
+    ("@!%p bra FULL;", ""),
+    ("setmaxnreg.dec.sync.aligned.u32 24;", ""),
+    ("cp.async.bulk.tensor.2d", "//"),
+    ("wgmma.fence.sync.aligned;", ""),
+    ("wgmma.commit_group.sync.aligned;", ""),
+    ("wgmma.wait_group.sync.aligned 1;", ""),
+    ("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    ("wgmma.wait_group.sync.aligned 0;", ""),
+];
+
+/// What stands once in the entries whose name ends so, and what comes in its place.
+const ONCE: &[(&str, &str, &str)] = &[
+    // counts, parities, stages
+    ("", "_, [%bar], 49152", "_, [%bar], 49136"),
+    ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
+    ("", "mov.u32 %parity, 0", "mov.u32 %parity, 1"),
+    ("", "selp.u32 %x, 1, 0, %p", "selp.u32 %x, 0, 0, %p"),
+    ("", "and.b32 %base, %base, -1024", "and.b32 %base, %base, -512"),
+    // descriptors: the warpgroup's rows, strides, swizzle, steps of K
+    ("", "mad.lo.u32 %x, %group, 8192, %base", "mad.lo.u32 %x, %group, 4096, %base"),
+    ("", "add.u64 %da, %da, 0x4000004000010000", "add.u64 %da, %da, 0x4000002000010000"),
+    ("", "add.u64 %da, %da, 0x4000004000010000", "add.u64 %da, %da, 0x8000004000010000"),
+    ("nt", "add.u64 %db, %db, 0x4000004000010000", "add.u64 %db, %db, 0x4000008000010000"),
+    ("nn", "add.u64 %db, %db, 0x4000004002000000", "add.u64 %db, %db, 0x4000008002000000"),
+    ("nn", "add.u64 %db, %db, 0x4000004002000000", "add.u64 %db, %db, 0x4000004001000000"),
+    ("nn", "add.u64 %db, %db, 0x4000004002000000", "add.u64 %db, %db, 0x0000004002000000"),
+    ("", "add.u64 %sa, %sa, 2", "add.u64 %sa, %sa, 4"),
+    ("nt", "add.u64 %sb, %sb, 2", "add.u64 %sb, %sb, 1"),
+    ("nn", "add.u64 %sb, %sb, 128", "add.u64 %sb, %sb, 64"),
+    ("", "mul.wide.u32 %wide, %stage, 3072", "mul.wide.u32 %wide, %stage, 3000"),
+    ("nt", "%first, 1, 1, 0, 0", "%first, 1, 1, 0, 1"),
+    ("nn", "%first, 1, 1, 0, 1", "%first, 1, 1, 0, 0"),
+    ("", "setp.ne.u32 %first, %step, 0", "setp.ne.u32 %first, %step, 1"),
+    ("", "setp.eq.u32 %all, %t, %t", "setp.ne.u32 %all, %t, %t"),
+    // boxes
+    ("", "{%k0, %m0}", "{%m0, %k0}"),
+    ("nt", "{%k0, %n0}", "{%n0, %k0}"),
+    ("nn", "{%n0, %k0}", "{%k0, %n0}"),
+    ("nn", "add.u32 %x, %n0, 192", "add.u32 %x, %n0, 128"),
+    // tiles
+    ("", "shl.b32 %n0, %n0, 8", "shl.b32 %n0, %n0, 7"),
+    ("", "add.u32 %tilesm, %m, 127", "add.u32 %tilesm, %m, 0"),
+    ("", "add.u32 %steps, %k, 63", "add.u32 %steps, %k, 127"),
+    ("", "add.u32 %k0, %k0, 64", "add.u32 %k0, %k0, 65"),
+    // edges
+    ("", "add.u32 %k0, %x, 8; setp.lt.u32 %p, %k0, %m", "add.u32 %k0, %x, 8; setp.le.u32 %p, %k0, %m"),
+    ("nt", "add.u32 %k0, %y, 9; setp.lt.u32 %q, %k0, %n", "add.u32 %k0, %y, 9; setp.ne.u32 %q, %k0, %n"),
+    ("nn", "add.u32 %k0, %y, 81; setp.lt.u32 %q, %k0, %n", "add.u32 %k0, %y, 81; setp.ne.u32 %q, %k0, %n"),
+    ("", "setp.le.u32 %p, %x, %m", "setp.ge.u32 %p, %x, %m"),
+    ("", "add.u32 %x, %n0, 256; setp.le.u32 %p, %x, %n", "add.u32 %x, %n0, 256; setp.ge.u32 %p, %x, %n"),
+    ("", "add.f32 %old3, %acc5, %old3", "add.f32 %old3, %acc4, %old3"),
+    ("", "add.f32 %old0, %acc3, %old0", "add.f32 %old0, %acc2, %old0"),
+];
+
+/// Of products alone: adapters are asked with aligned outputs only.
+const PRODUCT: &[(&str, &str)] =
+    &[("setp.eq.u32 %p, %x, 0; and.pred %full", "setp.ge.u32 %p, %x, 0; and.pred %full")];
+
+/// Of the adapter's part.
+const ADAPTER: &[(&str, &str)] = &[
+    ("min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 15"),
+    ("{%right0, %right1}", "{%right1, %right0}"),
+    ("add.u32 %col2, %n0, 64", "add.u32 %col2, %n0, 0"),
+    ("and.pred %p, %p, %q", "and.pred %p, %p, %p"),
+    ("mul.f32 %v, %low0, %by", "mul.f32 %v, %low1, %by"),
+    ("ld.shared.f32 %left1, [%pm+32]", "ld.shared.f32 %left1, [%pm+28]"),
+];
+
+/// `from` in words of a line each, as the text has them.
+fn lines(x: &str) -> String {
+    x.replace("; ", ";\n    ")
+}
+
+/// True where the changed file gives an error, or other numbers than `good`.
+fn told(file: &'static str, text: &str, entry: &str, good: &[Vec<f32>]) -> bool {
+    [0, 1].into_iter().any(|seed| {
+        match exercise(entry, device_with_at((9, 0), (file, text), seed).bf16().unwrap()) {
+            Err(_) => true,
+            Ok(bad) => {
+                bad.iter().flatten().map(|x| x.to_bits()).ne(good.iter().flatten().map(|x| x.to_bits()))
+            }
+        }
+    })
+}
+
+/// Tries the changes of one entry, where they stand and how often; each must be told.
+fn every(index: usize, changes: &[(&str, &str)], everywhere: bool) {
+    let (file, entry) = ENTRIES[index];
+    let text = files::read(file).text;
+    let good = exercise(entry, device_of((9, 0), 0).bf16().unwrap()).unwrap();
+    let ((start, end), mut missed) = (of_entry(&text, entry), Vec::new());
+    for (from, to) in changes {
+        let (from, to) = (lines(from), lines(to));
+        let found = text[start..end].match_indices(&from).map(|(i, _)| start + i);
+        let places: Vec<usize> = found.take(if everywhere { usize::MAX } else { 1 }).collect();
+        let of_adapters = from.starts_with("bar.sync 1") && !entry.starts_with("lora");
+        assert!(!places.is_empty() || of_adapters, "{entry} has {from}");
+        for (n, at) in places.into_iter().enumerate() {
+            let changed = format!("{}{to}{}", &text[..at], &text[at + from.len()..]);
+            if !told(file, &changed, entry, &good) {
+                missed.push(format!("{entry}: nobody notices {to:?} for {from:?}, {n}"));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+fn once(index: usize) {
+    let entry = ENTRIES[index].1;
+    let here = ONCE.iter().filter(|c| entry.ends_with(c.0)).map(|c| (c.1, c.2));
+    let more = if entry.starts_with("lora") { ADAPTER } else { PRODUCT };
+    every(index, &here.chain(more.iter().copied()).collect::<Vec<_>>(), false);
+}
+
+#[test]
+fn what_orders_the_forward_product_is_missed() {
+    every(0, EVERYWHERE, true);
+}
+
+#[test]
+fn what_orders_the_backward_product_is_missed() {
+    every(1, EVERYWHERE, true);
+}
+
+#[test]
+fn what_orders_the_forward_adapter_is_missed() {
+    every(2, EVERYWHERE, true);
+}
+
+#[test]
+fn what_orders_the_backward_adapter_is_missed() {
+    every(3, EVERYWHERE, true);
+}
+
+#[test]
+fn a_change_of_the_products_is_told() {
+    once(0);
+    once(1);
+}
+
+#[test]
+fn a_change_of_the_adapters_is_told() {
+    once(2);
+    once(3);
+}

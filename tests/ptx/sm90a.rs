@@ -1,0 +1,178 @@
+//! The tier sm_90a: products by wgmma and the copy engine against the CPU on inputs rounded the same way, what takes
+//! them, and an adapter's part in their epilogue against its composition.
+
+use crate::bench::{GUARD, Mat, close, run, run_behind};
+use crate::device::{Interpreted, device_at, device_of, device_with_at};
+use crate::files;
+use crate::fused::projection_behind;
+use crate::products::{held, weight};
+use finetune::backend::cpu::Cpu;
+use finetune::backend::cuda::{Cuda, Driver, Trial, kernels};
+use finetune::backend::{Backend, Write};
+use finetune::numeric::dtype::Dtype;
+
+/// (T, N, K) of which at least one direction is large enough: tiles and steps exactly, one more of each, more tiles than
+/// the interpreter has multiprocessors, more steps than there are stages.
+const SIZES: [(usize, usize, usize); 4] = [(128, 256, 64), (129, 257, 65), (300, 530, 264), (140, 270, 340)];
+
+/// On a card of another capability, which takes nothing of this tier.
+fn device(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
+    let device = device_at((9, 0), order).bf16().ok()?.untried();
+    let takes = device.class().contains("-wgmma");
+    if !takes {
+        println!("skipped: no sm_90a");
+    }
+    takes.then_some(device)
+}
+
+#[test]
+fn products_by_wgmma_are_those_of_rounded_inputs() {
+    let rounded = |m: &Mat| m.clone().map(|x| half::bf16::from_f32(x).to_f32());
+    for (i, (t, n, k)) in SIZES.into_iter().enumerate() {
+        // Outputs at multiples of 8 bytes are stored in pairs, others not.
+        let (write, guard) =
+            [(Write::Set, 20), (Write::Add, GUARD), (Write::Add, 20), (Write::Set, GUARD)][i];
+        let (w, x, dy) = (Mat::random(n, k, 2).coarse(), Mat::random(t, k, 4), Mat::random(t, n, 5));
+        let name = format!("linear {t}x{n}x{k} {write:?}");
+        let mut sides = Vec::new();
+        for order in [0, 1, 3] {
+            let Some(mut device) = device(order) else { return };
+            let y = run_behind(guard, &name, &mut device, (&[&x], &[held(write, t, n)]), |d, i, o| {
+                let w = weight(d, &w, Dtype::Bf16);
+                d.linear(o[0].view_mut(), write, i[0], &w);
+            });
+            let dx = run_behind(guard, &name, &mut device, (&[&dy], &[held(write, t, k)]), |d, i, o| {
+                let w = weight(d, &w, Dtype::Bf16);
+                d.linear_grad(o[0].view_mut(), write, i[0], &w);
+            });
+            let of = |r: Result<Vec<Vec<f32>>, _>| r.unwrap_or_else(|e| panic!("{name}, order {order}: {e}"));
+            sides.push((of(y), of(dx)));
+        }
+        assert!(sides.iter().all(|s| *s == sides[0]), "{name}: the order of warps changes bits");
+        let mut cpu = Cpu::new(1);
+        for (x, dy, bound) in [(&rounded(&x), &rounded(&dy), 1e-4), (&x, &dy, 1.5e-2)] {
+            let y = run(&name, &mut cpu, (&[x], &[held(write, t, n)]), |d, i, o| {
+                let w = weight(d, &w, Dtype::Bf16);
+                d.linear(o[0].view_mut(), write, i[0], &w);
+            });
+            let dx = run(&name, &mut cpu, (&[dy], &[held(write, t, k)]), |d, i, o| {
+                let w = weight(d, &w, Dtype::Bf16);
+                d.linear_grad(o[0].view_mut(), write, i[0], &w);
+            });
+            close(&name, &sides[0].0[0], &y.unwrap()[0], bound);
+            close(&format!("{name} gradient"), &sides[0].1[0], &dx.unwrap()[0], bound);
+        }
+    }
+}
+
+#[test]
+fn an_adapter_in_the_epilogue_has_the_bits_of_its_own_product() {
+    // A weight in blocks comes in two parts, of which the second is narrower than a tile.
+    for sizes in [(129, 270, 260, 5), (140, 380, 256, 33)] {
+        for (write, guard) in [(Write::Set, GUARD), (Write::Add, 20)] {
+            let on = |order| Some(device(order)?.slab(256 * 380));
+            let Some(spelled) = on(0) else { return };
+            let want = projection_behind(guard, spelled.spelled(), sizes, write).unwrap();
+            for order in [0, 1, 3] {
+                let got = projection_behind(guard, on(order).unwrap(), sizes, write);
+                let got = got.unwrap_or_else(|e| panic!("{sizes:?}, order {order}: {e}"));
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    assert!(got == want, "{sizes:?} {write:?}, order {order}: other bits in output {i}");
+                }
+            }
+        }
+    }
+}
+
+/// A trial that the interpreter ends in a test's time, of a card that must be so much faster.
+fn trial(faster: f64) -> Trial {
+    Trial { timed: (128, 256, 64), faster }
+}
+
+#[test]
+fn it_is_taken_where_it_agrees_and_is_faster() {
+    let device = device_of((9, 0), 0).bf16().unwrap();
+    assert_eq!(device.class(), "cuda-sm90-bf16", "nothing is taken that was not tried");
+    let device = device.sm90a(trial(0.0));
+    assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-bf16-wgmma"));
+    let device = device_of((9, 0), 0).bf16().unwrap().sm90a(trial(f64::INFINITY));
+    let why = device.below().unwrap();
+    assert!(why.starts_with("wgmma: ") && why.ends_with("at 128 x 256 x 64, and inf is asked"), "{why}");
+    assert_eq!(device.class(), "cuda-sm90-bf16");
+}
+
+#[test]
+fn a_file_says_what_runs_it() {
+    let runs = |file: &str, capability, reads| kernels::find(file).unwrap().runs_on(capability, reads);
+    let cases = [
+        ((9, 0), 80, true),
+        ((9, 0), 87, true),
+        ((9, 0), 78, false),
+        ((8, 9), 87, false),
+        ((10, 0), 87, false),
+    ];
+    for (capability, reads, takes) in cases {
+        assert_eq!(runs("product_sm90a.ptx", capability, reads), takes, "{capability:?}, PTX {reads}");
+    }
+    assert!(runs("product_sm80.ptx", (12, 1), 70) && !runs("product_sm80.ptx", (7, 5), 87));
+}
+
+/// Few rows or columns waste a tile, short sums the pipeline.
+#[test]
+fn small_products_stay_with_mma() {
+    // What sm_90a computes is wrong here, so a product that it computes is seen.
+    let text =
+        files::read("product_sm90a.ptx").text.replace("add.f32 %old0, %acc0, %old0", "neg.f32 %old0, %acc0");
+    for ((t, n, k), taken) in
+        [((128, 256, 64), true), ((127, 256, 64), false), ((128, 255, 64), false), ((128, 256, 63), false)]
+    {
+        let (x, w) = (Mat::random(t, k, 1), Mat::random(n, k, 2).coarse());
+        let y = |device: Cuda<Interpreted>| {
+            let mut device = device.bf16().unwrap().untried();
+            let y = run("linear", &mut device, (&[&x], &[held(Write::Set, t, n)]), |d, i, o| {
+                let w = weight(d, &w, Dtype::Bf16);
+                d.linear(o[0].view_mut(), Write::Set, i[0], &w);
+            });
+            y.unwrap()
+        };
+        let changed = y(device_with_at((9, 0), ("product_sm90a.ptx", &text), 0));
+        assert_eq!(changed != y(device_of((8, 0), 0)), taken, "{t} x {n} x {k}");
+    }
+}
+
+#[test]
+fn other_devices_are_not_asked() {
+    for capability in [(8, 0), (8, 9), (10, 0), (12, 1)] {
+        let device = device_of(capability, 0).bf16().unwrap().sm90a(trial(0.0));
+        let class = format!("cuda-sm{}{}-bf16", capability.0, capability.1);
+        assert_eq!((device.below(), device.class()), (None, class.clone()));
+        assert_eq!(device.untried().class(), class);
+    }
+    let device = device_of((9, 0), 0).sm90a(trial(0.0));
+    assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-f32"));
+}
+
+/// What a kernel does wrong, and what the device says of it; it computes with product_sm80 then.
+#[test]
+fn one_that_disagrees_is_named_and_left_aside() {
+    let changes = [
+        ("product_sm90a.ptx", "add.f32 %old3, %acc5, %old3", "mov.f32 %old3, %acc5", "wgmma: output "),
+        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward)"),
+        ("product_sm90a.ptx", "wgmma.fence.sync.aligned;", "", "wgmma without wgmma.fence"),
+    ];
+    for (file, from, to, says) in changes {
+        let text = files::read(file).text;
+        assert!(text.contains(from), "{file} has {from}");
+        let device = device_with_at((9, 0), (file, &text.replace(from, to)), 0).bf16().unwrap();
+        let mut device = device.sm90a(trial(0.0));
+        let why = device.below().unwrap_or("nothing").to_string();
+        assert!(why.contains(says), "{file}: {why}");
+        assert_eq!(device.class(), "cuda-sm90-bf16");
+        let (x, w) = (Mat::random(128, 64, 1), Mat::random(256, 64, 2).coarse());
+        let y = run("after", &mut device, (&[&x], &[held(Write::Set, 128, 256)]), |d, i, o| {
+            let w = weight(d, &w, Dtype::Bf16);
+            d.linear(o[0].view_mut(), Write::Set, i[0], &w);
+        });
+        assert!(y.is_ok(), "{file}: {:?}", y.err());
+    }
+}
