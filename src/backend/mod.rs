@@ -60,12 +60,13 @@ pub trait Backend {
 
     /// `len` values of unspecified contents.
     fn memory(&mut self, len: usize) -> Self::Memory;
-    /// The same for `rows` rows of `cols` values that norms, products and swiglu write whole (=) and only products and
-    /// swiglu read: a backend may keep such in 16 bits.
+    /// The same for `rows` rows of `cols` values that norms, products and swiglu set, and that only products, swiglu and
+    /// dropout read: a backend may keep such in 16 bits.
     fn short(&mut self, rows: usize, cols: usize) -> Self::Memory {
         self.memory(rows * cols)
     }
-    /// `x`, of which from now on only products and the gradient of attention read: as [`Backend::short`] keeps it.
+    /// `x`, which from now on only they and the gradient of attention read, as [`Backend::short`] keeps it. What lies so
+    /// already stays.
     fn settle(&mut self, x: Self::Memory, rows: usize, cols: usize) -> Self::Memory {
         let _ = (rows, cols);
         x

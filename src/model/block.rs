@@ -241,10 +241,11 @@ impl<B: Fused> Block<B> {
         batch: &Batch<B>,
     ) -> B::Memory {
         let n = self.linears[i].shape.0;
-        let wide = [GATE, UP].contains(&i);
-        let mut y = if wide { backend.short(batch.rows, n) } else { backend.memory(batch.rows * n) };
+        let inner = [GATE, UP].contains(&i);
+        let whole = inner && !self.linears[i].is_biased();
+        let mut y = if whole { backend.short(batch.rows, n) } else { backend.memory(batch.rows * n) };
         h[i] = self.linears[i].forward(backend, (view_mut(&mut y, batch.rows, n), Write::Set), x, batch);
-        y
+        if inner { backend.settle(y, batch.rows, n) } else { y }
     }
 
     fn normed(

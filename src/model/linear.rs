@@ -81,6 +81,11 @@ impl<B: Fused> Linear<B> {
         Ok(self)
     }
 
+    /// Whether something is added to its product.
+    pub fn is_biased(&self) -> bool {
+        self.bias.is_some()
+    }
+
     /// y (=|+=) the projection of x. What the adapter's gradient needs, h, is returned.
     pub fn forward(
         &self,
@@ -162,8 +167,8 @@ impl<B: Fused> Linear<B> {
         };
         match (self.key(batch), dx) {
             (Some(key), Some((mut dx, write))) => {
-                let mut through = backend.memory(batch.rows * k);
                 backend.linear_grad(dx.again(), write, args.dy, &self.weight);
+                let mut through = backend.memory(batch.rows * k);
                 backend.lora_grad(Some((view_mut(&mut through, batch.rows, k), Write::Set)), lora);
                 backend.dropout(dx, Write::Add, view(&through, batch.rows, k), key, batch.tokens);
                 backend.recycle(through);

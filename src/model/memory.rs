@@ -83,7 +83,7 @@ pub struct Load<'a> {
     pub weights: u64,
     /// Whose memory it is.
     pub home: Home,
-    /// Bytes of a number of what only products and swiglu read: [`Backend::short_bytes`](crate::backend::Backend).
+    /// Bytes of a number of what only products, swiglu and the gradient of attention read: [`Backend::short_bytes`](crate::backend::Backend).
     pub short: u64,
     /// What the device was measured to take, where somebody did.
     pub measured: Option<Fit>,
@@ -176,10 +176,18 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     // given back.
     let topmost = counts.iter().position(|&count| count > 0).map_or(0, |which| held[which]);
     let one_block = if topmost == held[3] { everything } else { everything - topmost };
-    // An input that is masked; where numbers are short, the output of a product before it is.
-    let masked = if lora.dropout > 0.0 || short < 4 { 4 * t * f } else { 0 };
-    // Backward: the residual, two normed streams, two of F; or the head: rows, logits, their gradients.
-    let in_block = one_block + 4 * t * (2 * c + q + 2 * kv) + short * t * (c + 2 * f) + masked;
+    // An input that is masked. Where numbers are short, the output of a product before it is, and with dropout what is
+    // added to it.
+    let masked = match (short < 4, lora.dropout > 0.0) {
+        (false, false) => 0,
+        (true, false) | (false, true) => 4 * t * f,
+        (true, true) => 12 * t * f,
+    };
+    // Backward: the residual, two normed streams, two of F; attention's gradient, in which what is short is widened; or
+    // the head: rows, logits, their gradients.
+    let feed_forward = 4 * t * (2 * c + q + 2 * kv) + short * t * (c + 2 * f) + masked;
+    let attention = if short < 4 { 4 * t * (c + 6 * q + 4 * kv) } else { 0 };
+    let in_block = one_block + feed_forward.max(attention);
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
     let in_head = 4 * (t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs));
     (kept, in_block.max(in_head))

@@ -130,15 +130,6 @@ impl Cpu {
         Some(memory)
     }
 
-    /// Runs what changes f32 values on those of `out`, in whichever way it holds numbers.
-    pub(super) fn onto(&mut self, out: &mut ViewMut<Memory>, run: impl FnOnce(&mut Cpu, &mut [f32])) {
-        let seen = View { memory: &*out.memory, offset: out.offset, rows: out.rows, cols: out.cols };
-        let Some(mut wide) = self.widened(&seen) else { return run(self, out.values_mut()) };
-        run(self, wide.values_mut());
-        pair_all(self.context(), out.pairs_mut(), wide.values());
-        self.recycling.give(wide);
-    }
-
     /// Runs what writes f32 values and puts them into `out`, in whichever way it holds numbers.
     pub(super) fn through<R>(
         &mut self,

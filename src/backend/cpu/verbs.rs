@@ -64,7 +64,7 @@ impl Backend for Cpu {
     }
 
     fn settle(&mut self, x: Memory, rows: usize, cols: usize) -> Memory {
-        if !self.shortens(cols) {
+        if x.is_short() || !self.shortens(cols) {
             return x;
         }
         let mut out = self.recycling.take_pairs(rows * cols / 2);
@@ -211,7 +211,7 @@ impl Backend for Cpu {
 
     fn bias(&mut self, mut y: ViewMut<Memory>, bias: View<Memory>) {
         same_shape((1, y.cols), (bias.rows, bias.cols));
-        self.onto(&mut y, |cpu, y| elementwise::bias(cpu.context(), y, bias.values()));
+        elementwise::bias(self.context(), y.values_mut(), bias.values());
     }
 
     fn rope(&mut self, mut x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
@@ -322,9 +322,7 @@ impl Backend for Cpu {
         let mask = Mask { bases, threshold: key.threshold(), scale: key.scale() };
         let wide = self.widened(&x);
         let values = wide.as_ref().map_or_else(|| x.values(), Memory::values);
-        self.onto(&mut out, |cpu, out| {
-            elementwise::dropout(cpu.context(), out, write, (values, x.cols), &mask);
-        });
+        elementwise::dropout(self.context(), out.values_mut(), write, (values, x.cols), &mask);
         wide.into_iter().for_each(|m| self.recycle(m));
     }
 

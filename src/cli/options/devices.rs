@@ -82,7 +82,7 @@ pub enum Precision {
     Auto,
     /// Nothing is rounded.
     F32,
-    /// Factors of frozen products are rounded to bf16.
+    /// Factors of products are rounded to bf16.
     Bf16,
 }
 

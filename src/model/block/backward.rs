@@ -55,7 +55,10 @@ impl<B: Fused> Block<B> {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let on = below == Below::Wanted;
         let act = self.adapted(&[DOWN]).then(|| self.activation(backend, (&saved.gate, &saved.up), batch));
-        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| backend.short(t, f));
+        // With dropout the adapter's part is added to it.
+        let dropout = batch.dropout.is_some();
+        let memory = |b: &mut B| if dropout { b.memory(t * f) } else { b.short(t, f) };
+        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| memory(backend));
         let args = LinearGrad {
             grads: &mut *streams.grads,
             dy: view(&*streams.residual, t, c),
@@ -66,6 +69,7 @@ impl<B: Fused> Block<B> {
         self.linears[DOWN].backward(backend, out, args, batch);
         act.into_iter().for_each(|m| backend.recycle(m));
         let Some(dact) = dact else { return };
+        let dact = backend.settle(dact, t, f);
         backend.swiglu_grad(
             view_mut(&mut saved.gate, t, f),
             view_mut(&mut saved.up, t, f),
