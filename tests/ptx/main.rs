@@ -14,6 +14,7 @@ mod device;
 mod files;
 mod fused;
 mod generate;
+mod graphs;
 mod interpreter;
 mod model;
 mod mutations;

@@ -84,10 +84,21 @@ fn run(case: &str, libraries: &Path) -> String {
 
 /// The stand-in in a folder of its own; None where nothing compiles it.
 fn standin() -> Option<tempfile::TempDir> {
+    standin_with(&[])
+}
+
+/// The same, with what the C compiler is told besides.
+pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
     let library = folder.path().join("libcuda.so.1");
-    match Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status() {
+    match Command::new("cc")
+        .args(["-shared", "-fPIC", "-w", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .args(told)
+        .status()
+    {
         Ok(status) => assert!(status.success(), "the stand-in compiles"),
         Err(_) => {
             println!("skipped: no C compiler");

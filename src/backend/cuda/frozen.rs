@@ -177,6 +177,7 @@ impl<D: Driver> Cuda<D> {
             let slab = self.take(size * n);
             let widening = Widening { weight, block, part, ids: 0, tier };
             self.widen(Arg::Address(slab.at(0)), &widening);
+            self.send();
             if let Some(fault) = &self.fault {
                 return Err(fault.clone());
             }

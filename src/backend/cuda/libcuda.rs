@@ -3,9 +3,11 @@
 //! launch, an address. `unsafe` stands here alone: the calls are C's.
 
 use super::devices::{self, Absent};
+use super::graphs::{Graphs, bits};
 use super::staging::Staging;
-use super::{Arg, Cuda, Driver, Launch, kernels};
+use super::{Cuda, Driver, Launch, List, Waiting, kernels};
 use crate::backend::Fault;
+use crate::numeric::say::say;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
@@ -119,10 +121,11 @@ pub struct Libcuda {
     stream: sys::CUstream,
     functions: HashMap<String, sys::CUfunction>,
     modules: HashMap<&'static str, sys::CUmodule>,
+    graphs: Graphs,
     staging: Staging,
     /// What is allocated: the context is the process's, so what is left would stay when this goes.
     held: HashSet<u64>,
-    /// The last entry that was launched: what an error of the device is near to.
+    /// The last entry, or the last list, that was launched: what an error of the device is near to.
     last: String,
 }
 
@@ -172,7 +175,7 @@ impl Libcuda {
                 fault(code)
             })?
         };
-        let capability = found.capability;
+        let (capability, graphs) = (found.capability, Graphs::new(all.driver));
         let (functions, modules, held) = (HashMap::new(), HashMap::new(), HashSet::new());
         let last = "start".into();
         Ok(Libcuda {
@@ -184,6 +187,7 @@ impl Libcuda {
             stream,
             functions,
             modules,
+            graphs,
             staging,
             held,
             last,
@@ -313,16 +317,23 @@ impl Driver for Libcuda {
         };
         check(code).map_err(|code| self.fault("launch", code))
     }
-}
 
-/// An argument in the low bytes of a word.
-fn bits(arg: Arg) -> u64 {
-    match arg {
-        Arg::Address(x) => x,
-        Arg::U32(x) => u64::from(x).to_le(),
-        Arg::F32(x) => u64::from(x.to_bits()).to_le(),
-        // Refused before a launch comes here.
-        Arg::Beyond(_) => 0,
+    fn start(&mut self, list: &List) -> Result<u64, Fault> {
+        self.current()?;
+        let launches = list.launches();
+        match self.graphs.start(launches, &self.functions, self.stream) {
+            Ok(true) => {
+                let entry = |at: Option<&Waiting>| at.map_or(String::new(), |w| w.launch().entry.into());
+                let (first, last) = (entry(launches.first()), entry(launches.last()));
+                self.last = format!("a graph of {} launches, {first} to {last}", launches.len());
+                Ok(1)
+            }
+            Ok(false) => list.one_by_one(self),
+            Err(why) => {
+                say!("{}: {why}: a microbatch is launched kernel by kernel, not as one graph", self.name);
+                list.one_by_one(self)
+            }
+        }
     }
 }
 
@@ -341,6 +352,7 @@ impl Drop for Libcuda {
                 self.held.iter().for_each(|address| {
                     sys::cuMemFree_v2(*address);
                 });
+                self.graphs.free();
                 self.modules.values().for_each(|m| {
                     sys::cuModuleUnload(*m);
                 });

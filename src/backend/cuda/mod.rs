@@ -1,6 +1,6 @@
 //! NVIDIA through hand-written PTX: the driver is all that is needed. Kernels lie in kernels/ptx, one file per verb,
 //! each with its pseudo-code, register plan and launch shape at its head; here shapes are checked and launches are
-//! put together. The first fault stays: nothing is launched after it, and the next read tells it.
+//! put together, and sent when somebody waits for what they compute. The first fault stays: nothing is launched after it, and the next read tells it.
 
 mod attention;
 mod attention_sm80;
@@ -8,9 +8,11 @@ mod devices;
 mod driver;
 mod frozen;
 mod fused;
+mod graphs;
 pub mod kernels;
 mod launches;
 mod libcuda;
+mod list;
 mod memory;
 mod pool;
 mod staging;
@@ -24,13 +26,17 @@ pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
 pub use driver::{Arg, Driver, Launch};
 pub use frozen::slab_bytes;
 pub use libcuda::Libcuda;
+pub use list::{List, Waiting};
 pub use memory::{Ids, Memory, Tokens, Weight};
+use pool::Lasts;
 pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
 /// One device.
 pub struct Cuda<D: Driver> {
     driver: D,
     pool: pool::Pool,
+    /// What is not sent yet.
+    list: List,
     fault: Option<Fault>,
     traffic: Traffic,
     tier: Tier,
@@ -57,6 +63,7 @@ impl<D: Driver> Cuda<D> {
         Cuda {
             driver,
             pool: pool::Pool::default(),
+            list: List::default(),
             fault: None,
             traffic: Traffic::default(),
             tier: Tier::F32,
@@ -119,16 +126,50 @@ impl<D: Driver> Cuda<D> {
             return self.refuse(format!("{}: {n} numbers, and kernels count to 2^32", launch.entry));
         }
         self.traffic.dispatches += 1;
-        let result = self.driver.launch(&launch);
-        self.note(result);
+        self.list.push(&launch);
+        if self.list.launches().len() >= list::MOST {
+            self.send();
+        }
+    }
+
+    /// Sends what waits.
+    fn send(&mut self) {
+        if self.fault.is_none() && !self.list.is_empty() {
+            let result = self.driver.start(&self.list);
+            self.traffic.submissions += self.note(result).unwrap_or(0);
+        }
+        self.list.clear();
+        self.pool.sent();
     }
 
     fn take(&mut self, bytes: usize) -> Memory {
+        self.take_for(Lasts::Verb, bytes)
+    }
+
+    fn take_for(&mut self, lasts: Lasts, bytes: usize) -> Memory {
         if self.fault.is_some() {
             return self.pool.nothing();
         }
-        let result = self.pool.take(&mut self.driver, bytes);
-        self.note(result).unwrap_or_else(|| self.pool.nothing())
+        let bytes = pool::class(bytes, self.driver.granularity());
+        match (self.pool.again(lasts, bytes), lasts) {
+            (Some(memory), Lasts::List) => {
+                self.driver.forget(memory.at(0), bytes);
+                memory
+            }
+            (Some(memory), _) => {
+                self.list.forget(memory.at(0), bytes);
+                memory
+            }
+            (None, _) => {
+                if let Some(memory) = self.pool.add(&mut self.driver, lasts, bytes) {
+                    return memory;
+                }
+                // What is let go of for it may be something that a launch has to do with.
+                self.send();
+                let result = self.pool.make(&mut self.driver, lasts, bytes);
+                self.note(result).unwrap_or_else(|| self.pool.nothing())
+            }
+        }
     }
 
     fn write(&mut self, to: u64, bytes: &[u8]) {
@@ -139,8 +180,9 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
+    /// They go ahead of what waits: nothing of it has to do with their memory.
     fn integers(&mut self, values: &[u32]) -> Memory {
-        let memory = self.take(4 * values.len());
+        let memory = self.take_for(Lasts::List, 4 * values.len());
         self.write(memory.at(0), bytemuck::cast_slice(values));
         memory
     }

@@ -48,6 +48,7 @@ impl<D: Driver> Backend for Cuda<D> {
     fn upload(&mut self, out: ViewMut<Memory>, values: &[f32]) {
         assert_eq!(out.len(), values.len(), "as many values as the view has");
         let Arg::Address(to) = at_mut(&out) else { return };
+        self.send();
         self.write(to, bytemuck::cast_slice(values));
     }
 
@@ -60,6 +61,7 @@ impl<D: Driver> Backend for Cuda<D> {
             assert_eq!(x.len(), out.len(), "as many values as the view has");
             assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
         }
+        self.send();
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
@@ -77,7 +79,7 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn traffic(&self) -> Traffic {
-        Traffic { submissions: self.traffic.dispatches, made: self.pool.made, ..self.traffic }
+        Traffic { made: self.pool.made, ..self.traffic }
     }
 
     fn peak(&mut self) -> Option<u64> {
