@@ -10,6 +10,7 @@ mod attention_sm80;
 mod bench;
 #[path = "../parity/case.rs"]
 mod case;
+mod copies;
 mod device;
 mod files;
 mod fused;

@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_sm80;
+mod copies;
 mod devices;
 mod driver;
 mod frozen;
@@ -22,6 +23,7 @@ mod weight;
 
 use super::{Fault, Traffic, View, ViewMut};
 use crate::numeric::block::Block;
+pub use copies::copies_bytes;
 pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
 pub use driver::{Arg, Driver, Launch};
 pub use frozen::slab_bytes;
@@ -37,6 +39,7 @@ pub struct Cuda<D: Driver> {
     pool: pool::Pool,
     /// What is not sent yet.
     list: List,
+    copies: copies::Copies,
     fault: Option<Fault>,
     traffic: Traffic,
     tier: Tier,
@@ -44,7 +47,7 @@ pub struct Cuda<D: Driver> {
     slab: usize,
     /// Types of blocks that it has widened right.
     unpacked: Vec<Block>,
-    /// Nothing is fused.
+    /// Nothing is fused, and nothing is kept that was narrowed.
     spelled: bool,
 }
 
@@ -64,6 +67,7 @@ impl<D: Driver> Cuda<D> {
             driver,
             pool: pool::Pool::default(),
             list: List::default(),
+            copies: copies::Copies::default(),
             fault: None,
             traffic: Traffic::default(),
             tier: Tier::F32,
@@ -194,8 +198,10 @@ fn at(x: &View<Memory>) -> Arg {
     Arg::Address(x.memory.at(x.offset))
 }
 
+/// The same of one that is written: all that is written passes here, so copies of it are known to be old.
 fn at_mut(x: &ViewMut<Memory>) -> Arg {
     assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
+    x.memory.stamp().move_on();
     Arg::Address(x.memory.at(x.offset))
 }
 

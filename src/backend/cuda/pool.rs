@@ -9,6 +9,7 @@
 //! the size that they need, and are in no class: they stay.
 
 use super::Driver;
+use super::copies::Stamp;
 use crate::backend::Fault;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,7 @@ pub struct Memory {
     address: u64,
     bytes: usize,
     lasts: Lasts,
+    stamp: Stamp,
     home: Arc<Mutex<Held>>,
 }
 
@@ -42,6 +44,11 @@ impl Memory {
     /// The address of element `offset` of four bytes.
     pub(super) fn at(&self, offset: usize) -> u64 {
         self.address + 4 * offset as u64
+    }
+
+    /// What it holds.
+    pub(super) fn stamp(&self) -> &Stamp {
+        &self.stamp
     }
 
     /// Whether values of four bytes up to `end` are in it. What stands for memory after a fault has room for all:
@@ -198,7 +205,7 @@ impl Pool {
         let mut held = lock(&self.held);
         let address = held.pop(lasts, bytes)?;
         held.uses(bytes);
-        Some(Memory { address, bytes, lasts, home: self.held.clone() })
+        Some(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
     /// A new buffer of a class, where nothing has to be let go of for it.
@@ -210,7 +217,7 @@ impl Pool {
         let address = driver.alloc(bytes).ok()?;
         held.uses(bytes);
         self.made += 1;
-        Some(Memory { address, bytes, lasts, home: self.held.clone() })
+        Some(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
     /// A new buffer of a class. Where the device has no more, everything spare is given back first: nothing waits that
@@ -222,7 +229,7 @@ impl Pool {
         let address = held.make(driver, bytes)?;
         held.uses(bytes);
         self.made += 1;
-        Ok(Memory { address, bytes, lasts, home: self.held.clone() })
+        Ok(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
     /// All that waited is sent.
@@ -242,7 +249,7 @@ impl Pool {
         let address = held.make(driver, bytes)?;
         held.frozen += bytes;
         self.made += 1;
-        Ok(Memory { address, bytes, lasts: Lasts::Model, home: self.held.clone() })
+        Ok(Memory { address, bytes, lasts: Lasts::Model, stamp: Stamp::default(), home: self.held.clone() })
     }
 
     /// So many bytes may be held from now on.
@@ -259,7 +266,7 @@ impl Pool {
 
     /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.
     pub fn nothing(&self) -> Memory {
-        Memory { address: 0, bytes: 0, lasts: Lasts::Verb, home: Arc::default() }
+        Memory { address: 0, bytes: 0, lasts: Lasts::Verb, stamp: Stamp::default(), home: Arc::default() }
     }
 }
 

@@ -75,6 +75,7 @@ impl<D: Driver> Backend for Cuda<D> {
         self.traffic.read += places.iter().map(|(_, out)| out.len() as u64).sum::<u64>();
         let result = self.driver.read_all(&mut places);
         self.fault = result.clone().err();
+        self.copies.clear();
         result
     }
 
