@@ -250,6 +250,7 @@ fn memory_is_estimated_from_shapes() {
         lora: &lora,
         tokens: 1024,
         weights: 2 * 134_515_008,
+        beside: 0,
         home: Home::Host,
         measured: None,
     };

@@ -5,11 +5,15 @@ use crate::bench::Mat;
 use crate::device::device_at;
 use crate::products::weight;
 use crate::rows::tokens;
-use finetune::backend::cuda::{Cuda, Driver};
+use crate::step::{Same, packed, qwen};
+use finetune::backend::cuda::{Cuda, Driver, copies_bytes};
 use finetune::backend::{
     AttentionSaved, Backend, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart, Norm, Product, Qkv,
     QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
 };
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::stage::Stage;
 use finetune::numeric::dtype::Dtype;
 
 type Device = Cuda<Box<dyn Driver>>;
@@ -283,4 +287,35 @@ fn attention_and_its_gradient_narrow_q_k_and_v_once() {
         d.attention_grad(QkvGrad { dq, dk, dv }, of(&dout), saved, ONE, &tokens);
     });
     assert_eq!((forward, backward), (4, 4), "q, k, v, attention; dout, delta, dq, dk and dv");
+}
+
+#[test]
+fn copies_take_no_more_than_is_said() {
+    // Heads of 2 x 16, of which keys and values have one; 32 and 48 wide.
+    let config = qwen(3, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
+    let said = copies_bytes(&[32, 16, 16, 32, 48, 48]) as u64;
+    let targets = MODULES.map(String::from).to_vec();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
+    let (batch, t) = (packed(50, 2, 9), 18);
+    for keep in [Keep::Everything, Keep::Inputs, Keep::Parts([1, 1, 1])] {
+        let most = |device: Device| {
+            let build = Build { keep, ..Build::whole(&config) };
+            let mut stage = Decoder::load(device, &config, &Same::new(config.clone()), &lora, build).unwrap();
+            let mut gradient = vec![0.0; stage.layout().len()];
+            stage.gradient(&batch, &mut gradient).unwrap();
+            stage.in_use();
+            stage.gradient(&batch, &mut gradient).unwrap();
+            (gradient, stage.in_use().unwrap().bytes)
+        };
+        let (Ok(keeps), Ok(other)) = (device_at((8, 0), 0).bf16(), device_at((8, 0), 0).bf16()) else {
+            return;
+        };
+        let ((got, with), (want, without)) = (most(keeps), most(other.spelled()));
+        println!("{keep:?}: {with} bytes in use, {without} where each product narrows, {} said", t * said);
+        assert!(got == want, "{keep:?}: other bits than in verbs");
+        assert!(
+            with <= without + t * said,
+            "{keep:?}: {with} bytes in use, {without} without, {said} a token"
+        );
+    }
 }

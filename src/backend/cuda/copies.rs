@@ -6,8 +6,8 @@
 
 use super::memory::Memory;
 use super::tensor::padded;
-use super::{Cuda, Driver, libcuda, pool};
-use crate::backend::View;
+use super::{Cuda, Driver};
+use crate::backend::{View, ViewMut};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Copies that are kept: of q, k, v, attention's output, and of one stream.
 const KEPT: usize = 5;
 
-/// Bytes of all copies that there are at once on a card, of matrices of so many rows and those columns.
-pub fn copies_bytes(rows: usize, cols: &[usize]) -> usize {
-    cols.iter().map(|&cols| pool::class(2 * rows * padded(cols), libcuda::GRANULARITY)).sum()
+/// Bytes for each row of copies of matrices with those columns.
+pub fn copies_bytes(cols: &[usize]) -> usize {
+    cols.iter().map(|&cols| 2 * padded(cols)).sum()
 }
 
 /// What memory holds, told by how often somebody was about to write it. It outlives the memory in whoever compares, so
@@ -79,6 +79,7 @@ impl Copies {
         }
     }
 
+    /// Made of what x holds now.
     fn keep(&mut self, x: &View<Memory>, memory: Arc<Memory>) {
         let stamp = x.memory.stamp().clone();
         let (moment, place) = (stamp.moment(), (x.offset, x.rows, x.cols));
@@ -104,5 +105,19 @@ impl<D: Driver> Cuda<D> {
         let memory = Arc::new(self.narrow(x));
         self.copies.keep(&x, memory.clone());
         memory
+    }
+
+    /// Room for a copy that a kernel makes on its way, and from row to row of it.
+    pub(super) fn room_for_copy(&mut self, (rows, cols): (usize, usize)) -> (Memory, usize) {
+        self.copies.make_room();
+        let stride = padded(cols);
+        (self.take(2 * rows * stride), stride)
+    }
+
+    /// A kernel has made it of what was written there: no view to write it was given since.
+    pub(super) fn copied(&mut self, out: &ViewMut<Memory>, copy: Memory) {
+        let ViewMut { memory, offset, rows, cols } = out;
+        let out = View { memory: &**memory, offset: *offset, rows: *rows, cols: *cols };
+        self.copies.keep(&out, Arc::new(copy));
     }
 }

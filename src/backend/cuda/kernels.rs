@@ -37,9 +37,12 @@ pub const SOURCES: &[Source] = sources![
     "product_sm80.ptx",
     "rmsnorm.ptx",
     "rmsnorm_grad.ptx",
+    "rmsnorm_sm80.ptx",
     "rope.ptx",
+    "rope_sm80.ptx",
     "swiglu.ptx",
     "swiglu_grad.ptx",
+    "swiglu_sm80.ptx",
     "widen.ptx",
     "widen_sm80.ptx",
 ];
