@@ -191,7 +191,9 @@ fn what_is_narrowed_on_the_way_is_not_narrowed_again() {
         d.swiglu_for_linear(view_mut(&mut x, 8, 8), of(&a), of(&b));
         d.linear(view_mut(&mut y, 8, 8), Write::Set, of(&x), &w);
         count(&d);
-        [&mut x, &mut k].map(|m| d.rope_for_attention(view_mut(m, 8, 8), of(&a), &tokens));
+        for m in [&mut x, &mut k] {
+            d.rope_for_attention(view_mut(m, 8, 8), of(&a), &tokens);
+        }
         let qkv = Qkv { q: of(&x), k: of(&k), v: of(&a) };
         let lse = ViewMut { memory: &mut roots, offset: 0, rows: 8, cols: 1 };
         d.attention(view_mut(&mut y, 8, 8), lse, qkv, Heads { query: 1, kv: 1, size: 8 }, &tokens);
