@@ -144,7 +144,7 @@ fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize) -> Keep
     let counts: Vec<&str> = said.split(',').collect();
     match (said, &counts[..]) {
         ("auto", _) => {
-            let load = Load { config, lora, tokens, weights: 0, home: Home::Host, measured: None };
+            let load = Load { config, lora, tokens, weights: 0, beside: 0, home: Home::Host, measured: None };
             Limit::Free(u64::MAX).choose(load).unwrap_or_else(|e| panic!("{e}")).0
         }
         ("everything", _) => Keep::Everything,

@@ -250,6 +250,7 @@ fn memory_is_estimated_from_shapes() {
         lora: &lora,
         tokens: 1024,
         weights: 2 * 134_515_008,
+        beside: 0,
         home: Home::Host,
         measured: None,
     };
@@ -308,7 +309,7 @@ fn what_was_measured_decides_before_what_shapes_say() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
     let (tokens, weights, home) = (1024, 2 * 134_515_008, Home::Host);
-    let load = Load { config: &config, lora: &lora, tokens, weights, home, measured: None };
+    let load = Load { config: &config, lora: &lora, tokens, weights, beside: 0, home, measured: None };
     let (all, frugal) = (memory::estimate(load, Keep::Everything), memory::estimate(load, Keep::Inputs));
     // What was measured takes the place of what is counted, in the way that it was measured in; another way is scaled
     // up where that took more, and left alone where it took less.

@@ -81,6 +81,8 @@ pub struct Load<'a> {
     pub tokens: usize,
     /// Bytes of the frozen weights, as the backend packs them: [`super::weights::Weights::packed`].
     pub weights: u64,
+    /// Bytes for each token that the backend takes of its own, beside the values of its verbs: copies in a narrower type.
+    pub beside: u64,
     /// Whose memory it is.
     pub home: Home,
     /// What the device was measured to take, where somebody did.
@@ -120,7 +122,7 @@ impl Home {
 
 /// What it takes.
 pub fn estimate(load: Load, keep: Keep) -> Estimate {
-    let Load { config, lora, tokens, weights, home, measured } = load;
+    let Load { config, lora, tokens, weights, home, measured, .. } = load;
     let trained = layout::of(config, lora, 0..config.layers).len() as u64;
     let (adapter, resident) = (trained * home.adapter(), trained * ON_DEVICE);
     let recycled = |bytes: u64| bytes + bytes / 4;
@@ -158,7 +160,7 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
 
 /// Bytes that are kept between forward and backward, and that are needed while something is computed.
 fn counted(load: &Load, keep: Keep) -> (u64, u64) {
-    let &Load { config, lora, tokens, .. } = load;
+    let &Load { config, lora, tokens, beside, .. } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
@@ -178,7 +180,7 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     let in_block = one_block + t * (3 * c + 2 * f + q + 2 * kv) + masked;
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
     let in_head = t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs);
-    (4 * kept, 4 * in_block.max(in_head))
+    (4 * kept, 4 * in_block.max(in_head) + t * beside)
 }
 
 /// Bytes for people: `3.10 GB`, `15 MB`.

@@ -9,6 +9,7 @@ use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, libcuda
 use crate::backend::{Fault, View, ViewMut, Write};
 use crate::numeric::block::{Block, Blocks};
 use half::bf16;
+use std::sync::Arc;
 
 /// Numbers of a slab, where a strip as wide as a tile is not more.
 pub(super) const SLAB: usize = 4 << 20;
@@ -105,7 +106,11 @@ impl<D: Driver> Cuda<D> {
             added.is_none() || self.tier == Tier::Sm80,
             "only tensor cores' products add an adapter's part"
         );
-        let narrowed = (self.tier == Tier::Sm80).then(|| self.narrow(x));
+        let narrowed = match (self.tier, direction) {
+            (Tier::F32, _) => None,
+            (_, Direction::Forward) => Some(self.narrowed(x)),
+            (_, Direction::Backward) => Some(Arc::new(self.narrow(x))),
+        };
         let (left, lda) = match &narrowed {
             Some(narrowed) => (Arg::Address(narrowed.at(0)), padded(x.cols)),
             None => (at(&x), x.cols),
@@ -177,6 +182,7 @@ impl<D: Driver> Cuda<D> {
             let slab = self.take(size * n);
             let widening = Widening { weight, block, part, ids: 0, tier };
             self.widen(Arg::Address(slab.at(0)), &widening);
+            self.send();
             if let Some(fault) = &self.fault {
                 return Err(fault.clone());
             }
