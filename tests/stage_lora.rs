@@ -245,15 +245,8 @@ fn smollm2() -> Config {
 fn memory_is_estimated_from_shapes() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let load = Load {
-        config: &config,
-        lora: &lora,
-        tokens: 1024,
-        weights: 2 * 134_515_008,
-        beside: 0,
-        home: Home::Host,
-        measured: None,
-    };
+    let (weights, home) = (2 * 134_515_008, Home::Host);
+    let load = Load { config: &config, lora: &lora, tokens: 1024, weights, beside: 0, home, measured: None };
     let all = memory::estimate(load, Keep::Everything);
     assert_eq!(all.weights, 2 * 134_515_008, "SmolLM2's number of parameters");
     for (encoding, bytes) in [

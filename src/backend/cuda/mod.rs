@@ -186,7 +186,14 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
+    /// After all that waits.
     fn write(&mut self, to: u64, bytes: &[u8]) {
+        self.send();
+        self.write_ahead(to, bytes);
+    }
+
+    /// Before all that waits, which has nothing to do with what lies there.
+    fn write_ahead(&mut self, to: u64, bytes: &[u8]) {
         if self.fault.is_none() && !bytes.is_empty() {
             self.traffic.uploaded += bytes.len() as u64;
             let result = self.driver.write(to, bytes);
@@ -194,10 +201,19 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
+    /// Bytes from the device, after all that waits.
+    fn fetch(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.send();
+        match &self.fault {
+            Some(fault) => Err(fault.clone()),
+            None => self.driver.read(from, out),
+        }
+    }
+
     /// They go ahead of what waits: nothing of it has to do with their memory.
     fn integers(&mut self, values: &[u32]) -> Memory {
         let memory = self.take_for(Lasts::List, 4 * values.len());
-        self.write(memory.at(0), bytemuck::cast_slice(values));
+        self.write_ahead(memory.at(0), bytemuck::cast_slice(values));
         memory
     }
 }

@@ -52,7 +52,6 @@ impl<D: Driver> Backend for Cuda<D> {
     fn upload(&mut self, out: ViewMut<Memory>, values: &[f32]) {
         assert_eq!(out.len(), values.len(), "as many values as the view has");
         let Arg::Address(to) = at_mut(&out) else { return };
-        self.send();
         self.write(to, bytemuck::cast_slice(values));
     }
 
