@@ -153,26 +153,20 @@ impl<D: Driver> Cuda<D> {
             to[..cols].copy_from_slice(from);
         }
         let memory = self.take(2 * all.len());
-        self.send();
         self.write(memory.at(0), bytemuck::cast_slice(&all));
         (memory, numbers.into_iter().map(bf16::to_f32).collect())
     }
 
     fn numbers(&mut self, len: usize, key: u64) -> Memory {
         let memory = self.take(4 * len);
-        self.send();
         self.write(memory.at(0), bytemuck::cast_slice(&uniform(len, key)));
         memory
     }
 
     /// Waits for everything before.
     fn fetched(&mut self, from: &Memory, len: usize) -> Result<Vec<f32>, Fault> {
-        self.send();
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
-        }
         let mut out = vec![0.0f32; len];
-        self.driver.read(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
+        self.fetch(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
         Ok(out)
     }
 }
