@@ -145,7 +145,8 @@ fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, short: 
     let counts: Vec<&str> = said.split(',').collect();
     match (said, &counts[..]) {
         ("auto", _) => {
-            let load = Load { config, lora, tokens, weights: 0, home: Home::Host, short, measured: None };
+            let load =
+                Load { config, lora, tokens, weights: 0, beside: 0, home: Home::Host, short, measured: None };
             Limit::Free(u64::MAX).choose(load).unwrap_or_else(|e| panic!("{e}")).0
         }
         ("everything", _) => Keep::Everything,

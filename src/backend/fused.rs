@@ -94,6 +94,38 @@ pub trait Fused: Backend + Sized {
         lora_linear_in_verbs(self, y, x, w, lora);
     }
 
+    /// [`Backend::rmsnorm`] of what projections read next: who reads their input in another form makes it on the way.
+    fn rmsnorm_for_linear(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        inv_rms: ViewMut<Self::Memory>,
+        x: View<Self::Memory>,
+        gain: View<Self::Memory>,
+        eps: f32,
+    ) {
+        self.rmsnorm(out, inv_rms, x, gain, eps);
+    }
+
+    /// [`Backend::swiglu`] of what a projection reads next.
+    fn swiglu_for_linear(
+        &mut self,
+        out: ViewMut<Self::Memory>,
+        gate: View<Self::Memory>,
+        up: View<Self::Memory>,
+    ) {
+        self.swiglu(out, gate, up);
+    }
+
+    /// [`Backend::rope`] of what attention reads next.
+    fn rope_for_attention(
+        &mut self,
+        x: ViewMut<Self::Memory>,
+        table: View<Self::Memory>,
+        tokens: &Self::Tokens,
+    ) {
+        self.rope(x, table, tokens);
+    }
+
     /// The gradient of [`Fused::lora_linear`] without dropout: [`Fused::lora_grad`], and
     /// dx[T, K] (=|+=) dy w + dh a.
     fn lora_linear_grad(

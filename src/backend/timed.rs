@@ -311,6 +311,24 @@ impl<B: Fused> Fused for Timed<B> {
         self.time("lora_linear", work, |b| b.lora_linear(y, x, w, lora));
     }
 
+    fn rmsnorm_for_linear(
+        &mut self,
+        out: ViewMut<B::Memory>,
+        inv_rms: ViewMut<B::Memory>,
+        x: View<B::Memory>,
+        gain: View<B::Memory>,
+        eps: f32,
+    ) {
+        self.time("rmsnorm", moved(2 * x.len()), |b| b.rmsnorm_for_linear(out, inv_rms, x, gain, eps));
+    }
+    fn swiglu_for_linear(&mut self, out: ViewMut<B::Memory>, gate: View<B::Memory>, up: View<B::Memory>) {
+        let bytes = (3 * self.inner.short_bytes() * out.len()) as f64;
+        self.time("swiglu", (0.0, bytes), |b| b.swiglu_for_linear(out, gate, up));
+    }
+    fn rope_for_attention(&mut self, x: ViewMut<B::Memory>, table: View<B::Memory>, tokens: &B::Tokens) {
+        self.time("rope", moved(2 * x.len()), |b| b.rope_for_attention(x, table, tokens));
+    }
+
     fn lora_linear_grad(
         &mut self,
         dx: (ViewMut<B::Memory>, Write),

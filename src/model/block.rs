@@ -26,6 +26,15 @@ const GATE: usize = 4;
 const UP: usize = 5;
 const DOWN: usize = 6;
 
+/// Who reads a normed stream or the swiglu product next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// Frozen products, which may read it in another form; adapters too.
+    Projections,
+    /// Only adapters' own products: it is made again for their gradients.
+    Adapters,
+}
+
 /// The frozen weights of one layer, and where its adapters lie.
 pub struct Block<B: Backend> {
     attention_gain: B::Memory,
@@ -83,7 +92,7 @@ impl<B: Fused> Block<B> {
         let mut saved = self.attention(backend, x, None, batch);
         let mut out = backend.memory(t * c);
         backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
-        let act = self.activation(backend, (&saved.gate, &saved.up), batch);
+        let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Projections, batch);
         let act_view = view(&act, t, self.feed_forward);
         saved.h[DOWN] =
             self.linears[DOWN].forward(backend, (view_mut(&mut out, t, c), Write::Add), act_view, batch);
@@ -102,7 +111,8 @@ impl<B: Fused> Block<B> {
         match hold {
             Hold::Everything => saved,
             Hold::NarrowOnes => {
-                let normed = self.normed(backend, (&saved.mid, &self.mlp_gain), &mut saved.inv_rms[1], batch);
+                let normed = (&saved.mid, &self.mlp_gain);
+                let normed = self.normed(backend, normed, &mut saved.inv_rms[1], Reader::Projections, batch);
                 for (i, place) in [(GATE, &mut saved.gate), (UP, &mut saved.up)] {
                     let x = view(&normed, batch.rows, self.hidden);
                     let made = self.project(backend, i, x, &mut saved.h, batch);
@@ -126,7 +136,7 @@ impl<B: Fused> Block<B> {
     fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
         let mut saved = self.attention(backend, x, None, batch);
         if self.linears[DOWN].adapter.is_some() {
-            let act = self.activation(backend, (&saved.gate, &saved.up), batch);
+            let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch);
             saved.h[DOWN] = self.linears[DOWN].h(backend, view(&act, batch.rows, self.feed_forward), batch);
             backend.recycle(act);
         }
@@ -143,7 +153,8 @@ impl<B: Fused> Block<B> {
     ) -> Saved<B::Memory> {
         let (t, c) = (batch.rows, self.hidden);
         let (mut inv_rms, mut h) = ([backend.memory(t), backend.memory(t)], Saved::no_h());
-        let normed = self.normed(backend, (&x, &self.attention_gain), &mut inv_rms[0], batch);
+        let normed = (&x, &self.attention_gain);
+        let normed = self.normed(backend, normed, &mut inv_rms[0], Reader::Projections, batch);
         let (q, head_norms) = self.queries_and_keys(backend, view(&normed, t, c), &mut h, batch);
         let [q, k] = q;
         let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
@@ -188,7 +199,7 @@ impl<B: Fused> Block<B> {
         backend.copy(view_mut(&mut mid, t, c), view(x, t, c));
         let out = (view_mut(&mut mid, t, c), Write::Add);
         h[O] = self.linears[O].forward(backend, out, view(attended, t, self.linears[O].shape.1), batch);
-        let normed = self.normed(backend, (&mid, &self.mlp_gain), inv_rms, batch);
+        let normed = self.normed(backend, (&mid, &self.mlp_gain), inv_rms, Reader::Projections, batch);
         let inner = [GATE, UP].map(|i| self.project(backend, i, view(&normed, t, c), h, batch));
         backend.recycle(normed);
         (mid, inner)
@@ -212,7 +223,8 @@ impl<B: Fused> Block<B> {
             qk = [q_normed, k_normed];
         }
         for (x, i) in qk.iter_mut().zip([Q, K]) {
-            backend.rope(view_mut(x, batch.rows, self.linears[i].shape.0), batch.rope, batch.tokens);
+            let x = view_mut(x, batch.rows, self.linears[i].shape.0);
+            backend.rope_for_attention(x, batch.rope, batch.tokens);
         }
         (qk, norms)
     }
@@ -253,24 +265,34 @@ impl<B: Fused> Block<B> {
         backend: &mut B,
         (x, gain): (&B::Memory, &B::Memory),
         inv_rms: &mut B::Memory,
+        reader: Reader,
         batch: &Batch<B>,
     ) -> B::Memory {
         let (t, c) = (batch.rows, self.hidden);
-        let mut out = backend.short(t, c);
-        let inv_rms = view_mut(inv_rms, t, 1);
-        backend.rmsnorm(view_mut(&mut out, t, c), inv_rms, view(x, t, c), view(gain, 1, c), self.eps);
-        out
+        let mut memory = backend.short(t, c);
+        let (out, inv_rms) = (view_mut(&mut memory, t, c), view_mut(inv_rms, t, 1));
+        let (x, gain) = (view(x, t, c), view(gain, 1, c));
+        match reader {
+            Reader::Projections => backend.rmsnorm_for_linear(out, inv_rms, x, gain, self.eps),
+            Reader::Adapters => backend.rmsnorm(out, inv_rms, x, gain, self.eps),
+        }
+        memory
     }
 
     fn activation(
         &self,
         backend: &mut B,
         (gate, up): (&B::Memory, &B::Memory),
+        reader: Reader,
         batch: &Batch<B>,
     ) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         let mut act = backend.short(t, f);
-        backend.swiglu(view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
+        let (out, gate, up) = (view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
+        match reader {
+            Reader::Projections => backend.swiglu_for_linear(out, gate, up),
+            Reader::Adapters => backend.swiglu(out, gate, up),
+        }
         act
     }
 

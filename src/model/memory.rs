@@ -81,6 +81,8 @@ pub struct Load<'a> {
     pub tokens: usize,
     /// Bytes of the frozen weights, as the backend packs them: [`super::weights::Weights::packed`].
     pub weights: u64,
+    /// Bytes for each token that the backend takes of its own, beside the values of its verbs: copies in a narrower type.
+    pub beside: u64,
     /// Whose memory it is.
     pub home: Home,
     /// Bytes of a number of what only products, swiglu and the gradient of attention read: [`Backend::short_bytes`](crate::backend::Backend).
@@ -160,7 +162,7 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
 
 /// Bytes that are kept between forward and backward, and that are needed while something is computed.
 fn counted(load: &Load, keep: Keep) -> (u64, u64) {
-    let &Load { config, lora, tokens, short, .. } = load;
+    let &Load { config, lora, tokens, beside, short, .. } = load;
     let (c, f, t) = (config.hidden as u64, config.feed_forward as u64, tokens as u64);
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
@@ -190,7 +192,7 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     let in_block = one_block + feed_forward.max(attention);
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
     let in_head = 4 * (t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs));
-    (kept, in_block.max(in_head))
+    (kept, in_block.max(in_head) + t * beside)
 }
 
 /// Bytes for people: `3.10 GB`, `15 MB`.

@@ -79,7 +79,7 @@ fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError>
     let weights = Weights::new(&*blueprint.tensors)?
         .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
-    Ok(Load { config, lora, tokens, weights, home: Home::Host, short: 4, measured: None })
+    Ok(Load { config, lora, tokens, weights, beside: 0, home: Home::Host, short: 4, measured: None })
 }
 
 /// As many devices, each with a chain of two backends.

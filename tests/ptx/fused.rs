@@ -1,11 +1,14 @@
 //! Fused verbs against the compositions that they replace, on the same device: the same operations in the same order,
 //! so the same bits.
 
-use crate::bench::{GUARD, Mat, Out, run_behind};
+use crate::bench::{GUARD, Mat, Out, run, run_behind};
 use crate::device::device_at;
 use crate::products::{held, weight};
+use crate::rows::tokens;
 use finetune::backend::cuda::{Cuda, Driver};
-use finetune::backend::{Backend, Fault, Fused, LoraGrad, LoraPart, Write, view, view_mut};
+use finetune::backend::{
+    Backend, Fault, Fused, Heads, LoraGrad, LoraPart, Qkv, View, ViewMut, Write, view, view_mut,
+};
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
 
@@ -91,4 +94,125 @@ fn a_fused_projection_does_not_read_its_output_again() {
     assert_eq!(launches(device), 3, "x is narrowed, h, the projection with its adapter");
     assert_eq!(launches(device_at((8, 0), 0).bf16().unwrap().spelled()), 4);
     assert_eq!(launches(device_at((8, 0), 0)), 3, "f32 narrows nothing");
+}
+
+/// What a kernel that makes a copy on its way left, and what was made of the copy.
+pub type Made = Result<Vec<Vec<f32>>, Fault>;
+
+/// A normed stream [T, K], its roots, and a projection of it [T, N].
+pub fn normed<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize)) -> Made {
+    let (x, gain, w) = (Mat::random(t, k, 1), Mat::random(1, k, 2), Mat::random(n, k, 3).coarse());
+    let outs = [Out::Poison(t, k), Out::Poison(t, 1), Out::Poison(t, n)];
+    run("rmsnorm_for_linear", &mut device, (&[&x, &gain], &outs), |d, i, o| {
+        let [out, inv, y] = o else { unreachable!() };
+        let w = weight(d, &w, Dtype::Bf16);
+        d.rmsnorm_for_linear(out.view_mut(), inv.view_mut(), i[0], i[1], 1e-5);
+        d.linear(y.view_mut(), Write::Set, out.view(), &w);
+    })
+}
+
+/// The swiglu product [T, K], and a projection of it [T, N].
+pub fn activated<D: Driver>(mut device: Cuda<D>, (t, n, k): (usize, usize, usize)) -> Made {
+    let (gate, up) = (Mat::random(t, k, 1).map(|x| 4.0 * x), Mat::random(t, k, 2));
+    let w = Mat::random(n, k, 3).coarse();
+    let outs = [Out::Poison(t, k), Out::Poison(t, n)];
+    run("swiglu_for_linear", &mut device, (&[&gate, &up], &outs), |d, i, o| {
+        let [out, y] = o else { unreachable!() };
+        let w = weight(d, &w, Dtype::Bf16);
+        d.swiglu_for_linear(out.view_mut(), i[0], i[1]);
+        d.linear(y.view_mut(), Write::Set, out.view(), &w);
+    })
+}
+
+/// q and k, turned, and what attention makes of them.
+pub fn turned<D: Driver>(mut device: Cuda<D>, (t, size): (usize, usize)) -> Made {
+    let heads = Heads { query: 2, kv: 1, size };
+    let (q, k, v) = (Mat::random(t, 2 * size, 1), Mat::random(t, size, 2), Mat::random(t, size, 3));
+    // Angles of any kind: of a turn by more than one, numbers are only larger.
+    let table = Mat::random(t, size, 4);
+    let outs = [Out::Holds(q), Out::Holds(k), Out::Poison(t, 2 * size), Out::Poison(t, 2)];
+    run("rope_for_attention", &mut device, (&[&v, &table], &outs), |d, i, o| {
+        let [q, k, out, lse] = o else { unreachable!() };
+        let tokens = tokens(d, &[0, t as u32 / 3, t as u32]);
+        d.rope_for_attention(q.view_mut(), i[1], &tokens);
+        d.rope_for_attention(k.view_mut(), i[1], &tokens);
+        let qkv = Qkv { q: q.view(), k: k.view(), v: i[0] };
+        d.attention(out.view_mut(), lse.view_mut(), qkv, heads, &tokens);
+    })
+}
+
+/// The same bits in every order as spelled in verbs.
+fn like_its_composition(name: &str, made: &dyn Fn(Cuda<Box<dyn Driver>>) -> Made) {
+    let on = |order| device_at((8, 0), order).bf16().unwrap();
+    let want = made(on(0).spelled()).unwrap();
+    for order in [0, 1, 3] {
+        let got = made(on(order)).unwrap_or_else(|e| panic!("{name}, order {order}: {e}"));
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert!(got == want, "{name}, order {order}: other bits in output {i}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_made_on_the_way_has_the_bits_of_one_made_apart() {
+    if device_at((8, 0), 0).bf16().is_err() {
+        println!("skipped: no tensor cores for bf16");
+        return;
+    }
+    for sizes in [(1, 3, 5), (5, 9, 32), (9, 130, 40), (66, 17, 300)] {
+        like_its_composition(&format!("rmsnorm_for_linear {sizes:?}"), &|device| normed(device, sizes));
+        like_its_composition(&format!("swiglu_for_linear {sizes:?}"), &|device| activated(device, sizes));
+    }
+    // Heads of 10 stay with the baseline.
+    for sizes in [(1, 8), (7, 10), (33, 72), (131, 64), (5, 128)] {
+        like_its_composition(&format!("rope_for_attention {sizes:?}"), &|device| turned(device, sizes));
+    }
+}
+
+fn of<M>(memory: &M) -> View<'_, M> {
+    view(memory, 8, 8)
+}
+
+#[test]
+fn what_is_narrowed_on_the_way_is_not_narrowed_again() {
+    let launches = |mut d: Cuda<Box<dyn Driver>>| {
+        let w = weight(&mut d, &Mat::random(8, 8, 1), Dtype::Bf16);
+        let tokens = tokens(&mut d, &[0, 8]);
+        let [a, b, mut x, mut k, mut y] = [0; 5].map(|_| {
+            let mut memory = d.memory(64);
+            d.upload(view_mut(&mut memory, 8, 8), &[0.5; 64]);
+            memory
+        });
+        let mut roots = d.memory(8);
+        let mut counts = Vec::new();
+        let mut count = |d: &Cuda<Box<dyn Driver>>| {
+            let all = d.traffic().dispatches;
+            counts.push(all - counts.iter().sum::<u64>());
+        };
+        d.rmsnorm_for_linear(
+            view_mut(&mut x, 8, 8),
+            view_mut(&mut roots, 8, 1),
+            of(&a),
+            view(&b, 1, 8),
+            1e-5,
+        );
+        (0..2).for_each(|_| d.linear(view_mut(&mut y, 8, 8), Write::Set, of(&x), &w));
+        count(&d);
+        d.swiglu_for_linear(view_mut(&mut x, 8, 8), of(&a), of(&b));
+        d.linear(view_mut(&mut y, 8, 8), Write::Set, of(&x), &w);
+        count(&d);
+        for m in [&mut x, &mut k] {
+            d.rope_for_attention(view_mut(m, 8, 8), of(&a), &tokens);
+        }
+        let qkv = Qkv { q: of(&x), k: of(&k), v: of(&a) };
+        let lse = ViewMut { memory: &mut roots, offset: 0, rows: 8, cols: 1 };
+        d.attention(view_mut(&mut y, 8, 8), lse, qkv, Heads { query: 1, kv: 1, size: 8 }, &tokens);
+        count(&d);
+        d.read(of(&y), &mut [0.0; 64]).unwrap();
+        counts
+    };
+    let Ok(device) = device_at((8, 0), 0).bf16() else { return };
+    assert_eq!(launches(device), [3, 2, 4], "nothing but v is narrowed by itself");
+    assert_eq!(launches(device_at((8, 0), 0).bf16().unwrap().spelled()), [5, 3, 6]);
+    assert_eq!(launches(device_at((8, 0), 0)), [3, 2, 3], "f32 narrows nothing");
 }

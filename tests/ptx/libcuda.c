@@ -1,9 +1,11 @@
 /* A stand-in for libcuda.so.1: no device, only answers. STANDIN names what goes wrong. Memory is the host's, kernels
    do nothing. Codes are those of cuda.h. It keeps books: what is used without a current context, given back twice or
-   never, or used after its context is gone, ends the process with exit code 99. */
+   never, or used after its context is gone, ends the process with exit code 99. Where STANDIN_LOG names a file, every
+   kernel and every upload is written there, in the order of the stream; addresses are the same in every process. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef int R;
@@ -13,10 +15,10 @@ static int is(const char *what) {
     return s && !strcmp(s, what);
 }
 
-/* Things that are given back: memory, pinned memory, streams, modules, events. */
-enum { MEMORY, PINNED, STREAM, MODULE, EVENT, KINDS };
+/* Things that are given back: memory, pinned memory, streams, modules, events, graphs, graphs that can be started. */
+enum { MEMORY, PINNED, STREAM, MODULE, EVENT, GRAPH, EXEC, KINDS };
 static struct { void *at; int kind; } things[4096];
-static int retained, dead, listening;
+static int retained, dead, listening, fallen;
 static __thread void *current;
 
 static void wrong(const char *what) {
@@ -45,8 +47,29 @@ static int find(void *at, int kind) {
 static R gone(void *at, int kind, const char *call) {
     needs_context(call);
     things[find(at, kind)].at = 0;
-    if (kind == MEMORY || kind == PINNED) free(at);
+    if (kind == PINNED) free(at);
     return dead ? 719 : 0;
+}
+static void say(const char *line) {
+    const char *path = getenv("STANDIN_LOG");
+    FILE *f = path ? fopen(path, "a") : 0;
+    if (!f) return;
+    fprintf(f, "%s\n", line);
+    fclose(f);
+}
+/* Memory is taken upwards, and never twice. */
+static void *room(size_t n) {
+    static char *next, *end;
+    size_t all = (size_t)64 << 30;
+    if (!next) {
+        next = mmap((void *)0x200000000000, all, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (next == MAP_FAILED) wrong("no room for memory");
+        end = next + all;
+    }
+    n = (n + 511) / 512 * 512;
+    if (n > (size_t)(end - next)) return 0;
+    next += n;
+    return next - n;
 }
 /* An address lies in something that is allocated. */
 static void inside(P address) {
@@ -61,7 +84,7 @@ R cuInit(unsigned f) {
     if (!listening++) atexit(at_exit);
     return is("no-device") ? 100 : is("mismatch") ? 803 : 0;
 }
-R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : is("hopper-old") ? 11080 : 12080, 0; }
+R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : is("graphs-old") || is("hopper-old") ? 11080 : 12080, 0; }
 R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") ? 2 : 1, 0; }
 R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 101; }
 R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 || is("broken") ? 999 : 0; }
@@ -103,7 +126,7 @@ R cuStreamSynchronize(void *s) {
     needs_context("cuStreamSynchronize");
     find(s, STREAM);
     if (is("gone")) dead = 1;
-    return is("illegal-address") ? 700 : is("lost") || dead ? 719 : 0;
+    return is("illegal-address") || fallen ? 700 : is("lost") || dead ? 719 : 0;
 }
 R cuEventCreate(void **e, unsigned f) { return needs_context("cuEventCreate"), *e = have(calloc(1, 8), EVENT), 0; }
 R cuEventRecord(void *e, void *s) { return needs_context("cuEventRecord"), find(e, EVENT), find(s, STREAM), 0; }
@@ -119,7 +142,8 @@ R cuMemAlloc_v2(P *p, size_t n) {
     static int allowed = 1;
     needs_context("cuMemAlloc");
     if (is("out-of-memory") && allowed-- <= 0) return 2;
-    return *p = (P)have(calloc(1, n), MEMORY), 0;
+    void *at = room(n);
+    return at ? *p = (P)have(at, MEMORY), 0 : 2;
 }
 R cuMemGetInfo_v2(size_t *free, size_t *total) {
     needs_context("cuMemGetInfo");
@@ -130,13 +154,53 @@ R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
     needs_context("cuMemcpyHtoDAsync");
     inside(to);
     if (is("upload")) return 700;
-    return memcpy((void *)to, from, n), 0;
+    P sum = 0;
+    char line[99];
+    for (size_t i = 0; getenv("STANDIN_LOG") && i < n; i++) sum = sum * 31 + ((unsigned char *)from)[i];
+    snprintf(line, sizeof line, "upload %llx %zu %llx", to, n, sum);
+    return say(line), memcpy((void *)to, from, n), 0;
 }
 R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
     needs_context("cuMemcpyDtoHAsync");
     inside(from);
     return memcpy(to, (void *)from, n), 0;
 }
+
+/* An entry: its name and the bytes of its parameters. */
+struct function { int magic, n, size[64]; unsigned shared; char name[64]; };
+/* A kernel and what it works on. */
+struct node { struct graph *graph; struct function *f; unsigned grid[3], threads; P values[64]; };
+struct graph { int n; struct node *nodes[1 << 14]; };
+struct started { struct graph *from; int n; struct node *nodes; };
+/* As in cuda.h. */
+struct params {
+    void *f; unsigned grid[3], block[3], shared; void **args, **extra; void *kernel, *context;
+};
+
+static R take(struct node *node, struct function *f, const unsigned *grid, const unsigned *block, unsigned shared,
+              void **args) {
+    if (!f || f->magic != 77) wrong("a function that is none");
+    if (grid[0] * block[0] == 0 || grid[1] > 65535 || grid[2] > 65535) return 1;
+    node->f = f, node->threads = block[0];
+    memcpy(node->grid, grid, sizeof node->grid);
+    if (shared != f->shared || (shared && (shared < 196608 || block[0] != 384 || grid[0] > 132)))
+        wrong("a launch without its shared memory, threads or grid");
+    for (int i = 0; i < f->n; i++) {
+        static const char whole[128] = {[0 ... 127] = 90};
+        int map = f->size[i] == 128;
+        if (map && memcmp(args[i], whole, 128)) wrong("an argument that is no tensor map");
+        node->values[i] = 0, memcpy(&node->values[i], args[i], map ? 8 : f->size[i]);
+    }
+    return 0;
+}
+static void run(struct node *node) {
+    char line[2048];
+    int at = snprintf(line, sizeof line, "%s %u %u %u x %u:", node->f->name, node->grid[0], node->grid[1], node->grid[2],
+                      node->threads);
+    for (int i = 0; i < node->f->n; i++) at += snprintf(line + at, sizeof line - at, " %llx", node->values[i]);
+    say(line);
+}
+
 R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void **values) {
     needs_context("cuModuleLoadDataEx");
     if (is("compiler")) {
@@ -145,20 +209,28 @@ R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void 
         return 218;
     }
     if (strncmp(text, "//", 2)) return 200;
-    return *m = have(calloc(1, 8), MODULE), 0;
+    return *m = have(strdup(text), MODULE), 0;
 }
 R cuModuleUnload(void *m) { return gone(m, MODULE, "cuModuleUnload"); }
-R cuModuleGetFunction(void **f, void *m, const char *name) {
+R cuModuleGetFunction(void **out, void *m, const char *name) {
     needs_context("cuModuleGetFunction");
     find(m, MODULE);
-    return *f = (void *)(strstr(name, "_sm90a_") ? strstr(name, "lora") ? 5 : 4 : 3), is("entry") ? 500 : 0;
+    if (is("entry")) return 500;
+    char entry[99];
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    const char *at = strstr(m, entry);
+    if (!at) return 500;
+    struct function *f = calloc(1, sizeof *f);
+    snprintf(f->name, sizeof f->name, "%s", name);
+    for (const char *end = strchr(at, ')'); (at = strstr(at + 1, ".param .")) && at < end;)
+        f->size[f->n++] = strncmp(at, ".param .align", 13) ? strtol(strpbrk(at + 7, "0123456789"), 0, 10) / 8 : 128;
+    return f->magic = 77, *out = f, 0;
 }
 /* Shared memory beyond 48 KiB is asked for before it is used: 8 is how much a launch may give. */
-static int allowed_shared[8];
-R cuFuncSetAttribute(void *f, int attribute, int value) {
+R cuFuncSetAttribute(struct function *f, int attribute, int value) {
     needs_context("cuFuncSetAttribute");
-    if (attribute != 8 || (size_t)f < 4) wrong("an attribute of a function");
-    return is("hopper-attribute") ? 1 : (allowed_shared[(size_t)f] = value, 0);
+    if (attribute != 8 || f->magic != 77) wrong("an attribute of a function");
+    return is("hopper-attribute") ? 1 : (f->shared = value, 0);
 }
 #ifndef WITHOUT_MAPS
 /* bf16, two dimensions, boxes of 64 columns, the swizzle of 128 bytes, zero beyond. */
@@ -175,14 +247,70 @@ R cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const uns
 #endif
 R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void *s,
                  void **args, void **extra) {
+    struct node node;
+    unsigned grid[3] = {x, y, z}, block[3] = {a, b, c};
     needs_context("cuLaunchKernel");
     find(s, STREAM);
-    if ((size_t)f >= 4) {
-        static const char whole[128] = {[0 ... 127] = 90};
-        if (shared != (unsigned)allowed_shared[(size_t)f] || shared < 196608 || a != 384 || x > 132)
-            wrong("a launch of sm_90a without its shared memory, threads or grid");
-        if (memcmp(args[1], whole, 128) || memcmp(args[2], whole, 128)) wrong("arguments that are no tensor maps");
-    } else if (shared)
-        wrong("shared memory that nobody asked for");
-    return is("launch") ? 701 : x * a == 0 || y > 65535 || z > 65535;
+    if (is("launch")) return 701;
+    R code = take(&node, f, grid, block, shared, args);
+    return code ? code : (run(&node), 0);
 }
+
+#ifndef NO_GRAPHS
+R cuGraphCreate(void **g, unsigned flags) {
+    needs_context("cuGraphCreate");
+    if (is("graph-create")) return 2;
+    return *g = have(calloc(1, sizeof(struct graph)), GRAPH), 0;
+}
+/* In a chain: each behind the one that was added before it. */
+R cuGraphAddKernelNode_v2(void **out, void *g, void **before, size_t n, struct params *p) {
+    needs_context("cuGraphAddKernelNode");
+    find(g, GRAPH);
+    struct graph *graph = g;
+    if (n != (graph->n > 0) || (n && before[0] != graph->nodes[graph->n - 1])) wrong("a node that is not behind the last one");
+    if (is("graph-node") && graph->n == 3) return 801;
+    struct node *node = calloc(1, sizeof *node);
+    node->graph = graph;
+    graph->nodes[graph->n++] = node;
+    return *out = node, p->extra || p->kernel ? 1 : take(node, p->f, p->grid, p->block, p->shared, p->args);
+}
+R cuGraphInstantiateWithFlags(void **e, void *g, unsigned long long flags) {
+    static int made;
+    needs_context("cuGraphInstantiate");
+    find(g, GRAPH);
+    if (is("graph-instantiate")) return 2;
+    struct graph *graph = g;
+    struct started *it = calloc(1, sizeof *it);
+    *it = (struct started){graph, graph->n, calloc(graph->n, sizeof(struct node))};
+    for (int i = 0; i < it->n; i++) it->nodes[i] = *graph->nodes[i];
+    *e = have(it, EXEC);
+    int alive = 0;
+    for (int i = 0; i < 4096; i++) alive += things[i].at && things[i].kind == EXEC;
+    char line[99];
+    snprintf(line, sizeof line, "# made %d, %d alive", ++made, alive);
+    return say(line), 0;
+}
+R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
+    needs_context("cuGraphExecKernelNodeSetParams");
+    find(e, EXEC);
+    struct started *it = e;
+    find(it->from, GRAPH);
+    if (is("graph-params")) return 910;
+    for (int i = 0; i < it->n; i++)
+        if (it->from->nodes[i] == node) return take(&it->nodes[i], p->f, p->grid, p->block, p->shared, p->args);
+    wrong("a node of another graph");
+    return 1;
+}
+R cuGraphLaunch(void *e, void *s) {
+    needs_context("cuGraphLaunch");
+    find(e, EXEC), find(s, STREAM);
+    if (is("graph-launch")) return 801;
+    struct started *it = e;
+    fallen = is("graph-fault");
+    say("# graph");
+    for (int i = 0; i < it->n; i++) run(&it->nodes[i]);
+    return 0;
+}
+R cuGraphExecDestroy(void *e) { return gone(e, EXEC, "cuGraphExecDestroy"); }
+R cuGraphDestroy(void *g) { return gone(g, GRAPH, "cuGraphDestroy"); }
+#endif

@@ -10,10 +10,12 @@ mod attention_sm80;
 mod bench;
 #[path = "../parity/case.rs"]
 mod case;
+mod copies;
 mod device;
 mod files;
 mod fused;
 mod generate;
+mod graphs;
 mod interpreter;
 mod model;
 mod mutations;

@@ -27,9 +27,18 @@ enum Exercise {
     Adapter,
     /// Attention and its gradient on tensor cores, with heads of that size.
     TensorAttention(usize),
+    /// A norm whose copy in bf16 is read by a product.
+    NormAhead,
+    /// A swiglu whose copy in bf16 is read by a product.
+    SwigluAhead,
+    /// A rotation whose copy in bf16 is read by attention on tensor cores.
+    RopeAhead,
 }
 
-use Exercise::{Adapter, Attention, CrossEntropy, Linear, Matmul, Norm, Tensor, TensorAttention};
+use Exercise::{
+    Adapter, Attention, CrossEntropy, Linear, Matmul, Norm, NormAhead, RopeAhead, SwigluAhead, Tensor,
+    TensorAttention,
+};
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
 
@@ -41,6 +50,9 @@ impl Exercise {
             Attention(size) => attention(device, (size, 70)),
             Adapter => fused::projection(device.bf16().unwrap(), (65, 137, 200, 40), Write::Set),
             TensorAttention(size) => attention(device.bf16().unwrap(), (size, 135)),
+            NormAhead => fused::normed(device.bf16().unwrap(), (9, 17, 300)),
+            SwigluAhead => fused::activated(device.bf16().unwrap(), (9, 17, 300)),
+            RopeAhead => fused::turned(device.bf16().unwrap(), (33, 72)),
             CrossEntropy => cross_entropy(device),
             Norm => norm(device),
             Tensor => linear(device.bf16().unwrap(), Dtype::Bf16),
@@ -252,6 +264,22 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         "",
         TensorAttention(72),
     ),
+    ("rmsnorm_sm80.ptx", "rmsnorm_sm80", "add.u64 %copy, %copy, 64", "add.u64 %copy, %copy, 128", NormAhead),
+    ("rmsnorm_sm80.ptx", "rmsnorm_sm80", "%group, %stride", "%group, %size", NormAhead),
+    (
+        "rmsnorm_sm80.ptx",
+        "rmsnorm_sm80",
+        "st.global.b16 [%copy], %h",
+        "st.global.b16 [%copy], %rest",
+        NormAhead,
+    ),
+    ("rmsnorm_sm80.ptx", "rmsnorm_sm80", ", 4, 31", ", 2, 31", NormAhead),
+    ("swiglu_sm80.ptx", "swiglu_sm80", "%r, %stride", "%r, %cols", SwigluAhead),
+    ("swiglu_sm80.ptx", "swiglu_sm80", "setp.ge.u32 %beyond", "setp.gt.u32 %beyond", SwigluAhead),
+    ("swiglu_sm80.ptx", "swiglu_sm80", "st.global.b16 [%copy], %h", "", SwigluAhead),
+    ("rope_sm80.ptx", "rope_sm80", "%apart, %half, 2", "%apart, %half, 4", RopeAhead),
+    ("rope_sm80.ptx", "rope_sm80", "%both, 0f00000000, %v", "%both, 0f00000000, %u", RopeAhead),
+    ("rope_sm80.ptx", "rope_sm80", "%t, %stride", "%t, %size", RopeAhead),
     ("rmsnorm.ptx", "rmsnorm", ", 16, 31", ", 8, 31", Norm),
     ("rmsnorm.ptx", "rmsnorm", "setp.lt.u32 %more", "setp.le.u32 %more", Norm),
 ];

@@ -97,16 +97,16 @@ fn standin() -> Option<tempfile::TempDir> {
     standin_with(&[])
 }
 
-/// The same with more for the compiler.
-fn standin_with(more: &[&str]) -> Option<tempfile::TempDir> {
+/// The same, with what the C compiler is told besides.
+pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx/libcuda.c");
     let library = folder.path().join("libcuda.so.1");
     match Command::new("cc")
-        .args(more)
         .args(["-shared", "-fPIC", "-w", "-o"])
         .arg(&library)
         .arg(&source)
+        .args(told)
         .status()
     {
         Ok(status) => assert!(status.success(), "the stand-in compiles"),

@@ -37,7 +37,7 @@ impl<D: Driver> Cuda<D> {
         heads: Heads,
         (kernel, tokens): (usize, &Tokens),
     ) {
-        let narrow = [qkv.q, qkv.k, qkv.v].map(|x| self.narrow(x));
+        let narrow = [qkv.q, qkv.k, qkv.v].map(|x| self.narrowed(x));
         let [q, k, v] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
         let (list, blocks) = tokens.blocks(Width::Queries);
         let [hq, hkv, d, scale] = shape(heads);
@@ -57,8 +57,10 @@ impl<D: Driver> Cuda<D> {
     ) {
         let rows = dout.rows * heads.query;
         let Qkv { q, k, v } = saved.qkv;
-        let narrow = [q, k, v, dout].map(|x| self.narrow(x));
-        let [q, k, v, dout] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
+        let narrow = [q, k, v].map(|x| self.narrowed(x));
+        let [q, k, v] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
+        let narrow_dout = self.narrow(dout);
+        let dout = Arg::Address(narrow_dout.at(0));
         let delta = self.take(4 * rows);
         let args = [Arg::Address(delta.at(0)), dout, at(&saved.out), size(rows), size(heads.size)];
         let grid = [super::blocks(rows, 4), 1, 1];

@@ -2,6 +2,7 @@
 //! interpreter of PTX behind the same seam, so that every verb is tested from its shape checks to its last store
 //! without a GPU.
 
+use super::List;
 use crate::backend::Fault;
 
 /// One argument of a kernel.
@@ -95,6 +96,10 @@ pub trait Driver {
     }
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault>;
+    /// Starts kernels, one after the other or all at once; how often something was sent.
+    fn start(&mut self, list: &List) -> Result<u64, Fault> {
+        list.one_by_one(self)
+    }
 }
 
 impl<D: Driver + ?Sized> Driver for Box<D> {
@@ -133,5 +138,8 @@ impl<D: Driver + ?Sized> Driver for Box<D> {
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
         (**self).launch(launch)
+    }
+    fn start(&mut self, list: &List) -> Result<u64, Fault> {
+        (**self).start(list)
     }
 }

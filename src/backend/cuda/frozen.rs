@@ -9,6 +9,7 @@ use super::{Arg, Cuda, Driver, Launch, Tier, Tokens, at, at_mut, blocks, libcuda
 use crate::backend::{Fault, View, ViewMut, Write};
 use crate::numeric::block::{Block, Blocks};
 use half::bf16;
+use std::sync::Arc;
 
 /// Numbers of a slab, where a strip as wide as a tile is not more.
 pub(super) const SLAB: usize = 4 << 20;
@@ -105,7 +106,11 @@ impl<D: Driver> Cuda<D> {
             added.is_none() || self.tier == Tier::Sm80,
             "only tensor cores' products add an adapter's part"
         );
-        let narrowed = (self.tier == Tier::Sm80).then(|| self.narrow(x));
+        let narrowed = match (self.tier, direction) {
+            (Tier::F32, _) => None,
+            (_, Direction::Forward) => Some(self.narrowed(x)),
+            (_, Direction::Backward) => Some(Arc::new(self.narrow(x))),
+        };
         let (left, lda) = match &narrowed {
             Some(narrowed) => (Arg::Address(narrowed.at(0)), padded(x.cols)),
             None => (at(&x), x.cols),
@@ -177,11 +182,8 @@ impl<D: Driver> Cuda<D> {
             let slab = self.take(size * n);
             let widening = Widening { weight, block, part, ids: 0, tier };
             self.widen(Arg::Address(slab.at(0)), &widening);
-            if let Some(fault) = &self.fault {
-                return Err(fault.clone());
-            }
             let mut got = vec![0u8; size * n];
-            self.driver.read(slab.at(0), &mut got)?;
+            self.fetch(slab.at(0), &mut got)?;
             let same = want.iter().zip(got.chunks_exact(size)).all(|(want, got)| match (tier, got) {
                 (Tier::Sm80, &[a, b]) => bf16::from_f32(*want).to_le_bytes() == [a, b],
                 (Tier::F32, &[a, b, c, d]) => want.to_le_bytes() == [a, b, c, d],

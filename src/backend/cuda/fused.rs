@@ -1,11 +1,14 @@
 //! Fused verbs: on tensor cores an adapter's part is added in the epilogue of its projection's product, so that the
-//! output is written once and not read again. Beside it stays the composition, which the f32 class computes with.
+//! output is written once and not read again; and what makes the input of tensor cores writes their bf16 copy of it in
+//! the same pass. Beside it stays the composition, which the f32 class computes with.
 
 use super::frozen::{Added, Direction};
-use super::{Cuda, Driver, Memory, Tier, Weight, at};
+use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, Weight, at, at_mut, blocks, size};
 use crate::backend::fused::{lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs};
 use crate::backend::shapes::{check_product, same_shape};
-use crate::backend::{Backend, Fused, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view};
+use crate::backend::{
+    Backend, Fused, Heads, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view,
+};
 
 impl<D: Driver> Cuda<D> {
     /// The same device, with what it has fused spelled in verbs: the slow twin that tests compare with.
@@ -39,6 +42,76 @@ impl<D: Driver> Fused for Cuda<D> {
         check_product(&Product { a: left, b, transpose, scale }, (y.rows, y.cols));
         let added = Added { left: at(&left), right: at(&b), rank: left.cols, between: b.cols, by: scale };
         self.frozen((y, write), x, (w, Direction::Forward), Some(added));
+    }
+
+    fn rmsnorm_for_linear(
+        &mut self,
+        out: ViewMut<Memory>,
+        inv_rms: ViewMut<Memory>,
+        x: View<Memory>,
+        gain: View<Memory>,
+        eps: f32,
+    ) {
+        if !self.fuses() || inv_rms.cols != 1 {
+            return self.rmsnorm(out, inv_rms, x, gain, eps);
+        }
+        same_shape((out.rows, out.cols), (x.rows, x.cols));
+        same_shape((inv_rms.rows, gain.cols), (x.rows, x.cols));
+        let (copy, stride) = self.room_for_copy((x.rows, x.cols));
+        let args = [
+            at_mut(&out),
+            Arg::Address(copy.at(0)),
+            at_mut(&inv_rms),
+            at(&x),
+            at(&gain),
+            size(x.rows),
+            size(x.cols),
+            size(stride),
+            Arg::F32(1.0 / x.cols as f32),
+            Arg::F32(eps),
+        ];
+        let (file, entry) = ("rmsnorm_sm80.ptx", "rmsnorm_sm80");
+        self.launch(Launch { file, entry, grid: [blocks(x.rows, 4), 1, 1], threads: 128, args: &args });
+        self.copied(&out, copy);
+    }
+
+    fn swiglu_for_linear(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
+        if !self.fuses() {
+            return self.swiglu(out, gate, up);
+        }
+        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
+        same_shape((out.rows, out.cols), (up.rows, up.cols));
+        let (rows, cols) = (out.rows, out.cols);
+        let (copy, stride) = self.room_for_copy((rows, cols));
+        let at_copy = Arg::Address(copy.at(0));
+        let args = [at_mut(&out), at_copy, at(&gate), at(&up), size(cols), size(stride)];
+        self.rows("swiglu_sm80.ptx", "swiglu_sm80", (rows, cols), &args);
+        self.copied(&out, copy);
+    }
+
+    fn rope_for_attention(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
+        // A head is as wide as the table.
+        let heads = Heads { query: 1, kv: 1, size: table.cols };
+        if !self.fuses() || self.tensor_attention(heads).is_none() {
+            return self.rope(x, table, tokens);
+        }
+        if !self.turns((x.rows, x.cols), &table, tokens) {
+            return;
+        }
+        let (rows, cols) = (x.rows, x.cols);
+        let (copy, stride) = self.room_for_copy((rows, cols));
+        let args = [
+            at_mut(&x),
+            Arg::Address(copy.at(0)),
+            at(&table),
+            Arg::Address(tokens.positions()),
+            size(cols),
+            size(table.cols),
+            size(stride),
+            Arg::F32(1.0),
+        ];
+        self.rows("rope_sm80.ptx", "rope_sm80", (rows, cols / 2), &args);
+        self.copied(&x, copy);
     }
 
     fn lora_linear_grad(

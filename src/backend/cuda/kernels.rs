@@ -39,9 +39,12 @@ pub const SOURCES: &[Source] = sources![
     "product_sm90a.ptx",
     "rmsnorm.ptx",
     "rmsnorm_grad.ptx",
+    "rmsnorm_sm80.ptx",
     "rope.ptx",
+    "rope_sm80.ptx",
     "swiglu.ptx",
     "swiglu_grad.ptx",
+    "swiglu_sm80.ptx",
     "widen.ptx",
     "widen_sm80.ptx",
 ];

@@ -63,11 +63,25 @@ impl<D: Driver> Cuda<D> {
         self.launch(Launch { file: at_entry.0, entry: at_entry.1, grid, threads: 256, args: &args });
     }
 
+    /// Whether the table has the positions of all tokens; else that is a fault.
+    pub(super) fn turns(
+        &mut self,
+        (rows, cols): (usize, usize),
+        table: &View<Memory>,
+        tokens: &Tokens,
+    ) -> bool {
+        assert_eq!(rows, tokens.count, "one position per token");
+        assert_eq!((table.cols % 2, cols % table.cols), (0, 0), "whole heads of even size");
+        let there = tokens.count == 0 || (tokens.largest.1 as usize) < table.rows;
+        if !there {
+            self.refuse(format!("position {} of a table of {}", tokens.largest.1, table.rows));
+        }
+        there
+    }
+
     pub(super) fn turn(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, sign: f32) {
-        assert_eq!(x.rows, tokens.count, "one position per token");
-        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
-        if tokens.count > 0 && tokens.largest.1 as usize >= table.rows {
-            return self.refuse(format!("position {} of a table of {}", tokens.largest.1, table.rows));
+        if !self.turns((x.rows, x.cols), &table, tokens) {
+            return;
         }
         let args = [
             at_mut(&x),

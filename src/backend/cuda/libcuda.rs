@@ -3,10 +3,12 @@
 //! launch, an address. `unsafe` stands here alone: the calls are C's.
 
 use super::devices::{self, Absent};
+use super::graphs::{Functions, Graphs};
 use super::staging::Staging;
-use super::tensor_map::{self, Sm90a};
-use super::{Arg, Cuda, Driver, Launch, kernels};
+use super::tensor_map::{self, Arguments};
+use super::{Cuda, Driver, Launch, List, Waiting, kernels};
 use crate::backend::Fault;
+use crate::numeric::say::say;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
@@ -118,15 +120,13 @@ pub struct Libcuda {
     device: sys::CUdevice,
     context: sys::CUcontext,
     stream: sys::CUstream,
-    /// What runs the kernels of sm_90a, and how many multiprocessors it has.
-    sm90a: Option<Sm90a>,
-    /// Entries, and the bytes of shared memory that a launch gives them.
-    functions: HashMap<String, (sys::CUfunction, u32)>,
+    functions: Functions,
     modules: HashMap<&'static str, sys::CUmodule>,
+    graphs: Graphs,
     staging: Staging,
     /// What is allocated: the context is the process's, so what is left would stay when this goes.
     held: HashSet<u64>,
-    /// The last entry that was launched: what an error of the device is near to.
+    /// The last entry, or the last list, that was launched: what an error of the device is near to.
     last: String,
 }
 
@@ -176,9 +176,10 @@ impl Libcuda {
                 fault(code)
             })?
         };
-        let capability = found.capability;
+        let (capability, graphs) = (found.capability, Graphs::new(all.driver));
         let sm90a = tensor_map::sm90a(device, capability, devices::ptx_version(all.driver));
-        let (functions, modules, held) = (HashMap::new(), HashMap::new(), HashSet::new());
+        let functions = Functions { entries: HashMap::new(), sm90a };
+        let (modules, held) = (HashMap::new(), HashSet::new());
         let last = "start".into();
         Ok(Libcuda {
             name,
@@ -187,9 +188,9 @@ impl Libcuda {
             device,
             context,
             stream,
-            sm90a,
             functions,
             modules,
+            graphs,
             staging,
             held,
             last,
@@ -208,7 +209,7 @@ impl Libcuda {
 
     /// The entry, its file compiled for this device when it is first asked for.
     fn function(&mut self, file: &'static str, entry: &str) -> Result<(sys::CUfunction, u32), Fault> {
-        if let Some(f) = self.functions.get(entry) {
+        if let Some(f) = self.functions.entries.get(entry) {
             return Ok(*f);
         }
         let module = match self.modules.get(file) {
@@ -231,7 +232,7 @@ impl Libcuda {
             check(unsafe { sys::cuFuncSetAttribute(function, most, shared as i32) })
                 .map_err(|code| self.fault(&format!("{entry}: {shared} bytes of shared memory"), code))?;
         }
-        self.functions.insert(entry.into(), (function, shared));
+        self.functions.entries.insert(entry.into(), (function, shared));
         Ok((function, shared))
     }
 
@@ -268,7 +269,7 @@ impl Driver for Libcuda {
     }
 
     fn sm90a(&self) -> Option<u32> {
-        self.sm90a.map(|s| s.processors)
+        self.functions.sm90a.map(|s| s.processors)
     }
 
     fn granularity(&self) -> usize {
@@ -319,33 +320,34 @@ impl Driver for Libcuda {
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
         self.current()?;
         let (function, shared) = self.function(launch.file, launch.entry)?;
-        let mut values: Vec<u64> = launch.args.iter().map(|a| bits(*a)).collect();
-        let mut maps = tensor_map::maps(self.sm90a, launch.args)
+        let mut arguments = Arguments::of(self.functions.sm90a, launch.args)
             .map_err(|code| self.fault(&format!("{}: tensor map", launch.entry), code))?;
-        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|v| (v as *mut u64).cast()).collect();
-        let tensors = launch.args.iter().zip(&mut pointers).filter(|(a, _)| matches!(a, Arg::Tensor(_)));
-        tensors
-            .zip(&mut maps)
-            .for_each(|((_, pointer), map)| *pointer = (map as *mut sys::CUtensorMap).cast());
         let [x, y, z] = launch.grid;
         self.last = launch.entry.into();
         // SAFETY: one pointer for every parameter, to at least its bytes (low bytes first); the driver copies them.
         let code = unsafe {
-            let (args, none) = (pointers.as_mut_ptr(), null_mut());
+            let (args, none) = (arguments.pointers(), null_mut());
             sys::cuLaunchKernel(function, x, y, z, launch.threads, 1, 1, shared, self.stream, args, none)
         };
         check(code).map_err(|code| self.fault("launch", code))
     }
-}
 
-/// An argument in the low bytes of a word.
-fn bits(arg: Arg) -> u64 {
-    match arg {
-        Arg::Address(x) => x,
-        Arg::U32(x) => u64::from(x).to_le(),
-        Arg::F32(x) => u64::from(x.to_bits()).to_le(),
-        // Refused before a launch comes here; passed as a map.
-        Arg::Beyond(_) | Arg::Tensor(_) => 0,
+    fn start(&mut self, list: &List) -> Result<u64, Fault> {
+        self.current()?;
+        let launches = list.launches();
+        match self.graphs.start(launches, &self.functions, self.stream) {
+            Ok(true) => {
+                let entry = |at: Option<&Waiting>| at.map_or(String::new(), |w| w.launch().entry.into());
+                let (first, last) = (entry(launches.first()), entry(launches.last()));
+                self.last = format!("a graph of {} launches, {first} to {last}", launches.len());
+                Ok(1)
+            }
+            Ok(false) => list.one_by_one(self),
+            Err(why) => {
+                say!("{}: {why}: a microbatch is launched kernel by kernel, not as one graph", self.name);
+                list.one_by_one(self)
+            }
+        }
     }
 }
 
@@ -364,6 +366,7 @@ impl Drop for Libcuda {
                 self.held.iter().for_each(|address| {
                     sys::cuMemFree_v2(*address);
                 });
+                self.graphs.free();
                 self.modules.values().for_each(|m| {
                     sys::cuModuleUnload(*m);
                 });

@@ -1,16 +1,19 @@
 //! NVIDIA through hand-written PTX: the driver is all that is needed. Kernels lie in kernels/ptx, one file per verb,
 //! each with its pseudo-code, register plan and launch shape at its head; here shapes are checked and launches are
-//! put together. The first fault stays: nothing is launched after it, and the next read tells it.
+//! put together, and sent when somebody waits for what they compute. The first fault stays: nothing is launched after it, and the next read tells it.
 
 mod attention;
 mod attention_sm80;
+mod copies;
 mod devices;
 mod driver;
 mod frozen;
 mod fused;
+mod graphs;
 pub mod kernels;
 mod launches;
 mod libcuda;
+mod list;
 mod memory;
 mod pool;
 mod sm90a;
@@ -23,11 +26,14 @@ mod weight;
 
 use super::{Fault, Traffic, View, ViewMut};
 use crate::numeric::block::Block;
+pub use copies::copies_bytes;
 pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
 pub use driver::{Arg, Driver, Launch, TensorMap};
 pub use frozen::slab_bytes;
 pub use libcuda::Libcuda;
+pub use list::{List, Waiting};
 pub use memory::{Ids, Memory, Tokens, Weight};
+use pool::Lasts;
 pub use trial::Trial;
 pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
@@ -35,6 +41,9 @@ pub use weight::{matrix_bytes, matrix_bytes_bf16};
 pub struct Cuda<D: Driver> {
     driver: D,
     pool: pool::Pool,
+    /// What is not sent yet.
+    list: List,
+    copies: copies::Copies,
     fault: Option<Fault>,
     traffic: Traffic,
     tier: Tier,
@@ -46,7 +55,7 @@ pub struct Cuda<D: Driver> {
     slab: usize,
     /// Types of blocks that it has widened right.
     unpacked: Vec<Block>,
-    /// Nothing is fused.
+    /// Nothing is fused, and nothing is kept that was narrowed.
     spelled: bool,
 }
 
@@ -65,6 +74,8 @@ impl<D: Driver> Cuda<D> {
         Cuda {
             driver,
             pool: pool::Pool::default(),
+            list: List::default(),
+            copies: copies::Copies::default(),
             fault: None,
             traffic: Traffic::default(),
             tier: Tier::F32,
@@ -129,19 +140,60 @@ impl<D: Driver> Cuda<D> {
             return self.refuse(format!("{}: {n} numbers, and kernels count to 2^32", launch.entry));
         }
         self.traffic.dispatches += 1;
-        let result = self.driver.launch(&launch);
-        self.note(result);
+        self.list.push(&launch);
+        if self.list.launches().len() >= list::MOST {
+            self.send();
+        }
+    }
+
+    /// Sends what waits.
+    fn send(&mut self) {
+        if self.fault.is_none() && !self.list.is_empty() {
+            let result = self.driver.start(&self.list);
+            self.traffic.submissions += self.note(result).unwrap_or(0);
+        }
+        self.list.clear();
+        self.pool.sent();
     }
 
     fn take(&mut self, bytes: usize) -> Memory {
+        self.take_for(Lasts::Verb, bytes)
+    }
+
+    fn take_for(&mut self, lasts: Lasts, bytes: usize) -> Memory {
         if self.fault.is_some() {
             return self.pool.nothing();
         }
-        let result = self.pool.take(&mut self.driver, bytes);
-        self.note(result).unwrap_or_else(|| self.pool.nothing())
+        let bytes = pool::class(bytes, self.driver.granularity());
+        match (self.pool.again(lasts, bytes), lasts) {
+            (Some(memory), Lasts::List) => {
+                self.driver.forget(memory.at(0), bytes);
+                memory
+            }
+            (Some(memory), _) => {
+                self.list.forget(memory.at(0), bytes);
+                memory
+            }
+            (None, _) => {
+                if let Some(memory) = self.pool.add(&mut self.driver, lasts, bytes) {
+                    return memory;
+                }
+                // What is let go of for it may be something that a launch has to do with.
+                self.send();
+                let result = self.pool.make(&mut self.driver, lasts, bytes);
+                self.note(result).unwrap_or_else(|| self.pool.nothing())
+            }
+        }
     }
 
+    /// After all that waits.
     fn write(&mut self, to: u64, bytes: &[u8]) {
+        self.send();
+        self.write_ahead(to, bytes);
+    }
+
+    /// Before all that waits, which has nothing to do with what lies there.
+    fn write_ahead(&mut self, to: u64, bytes: &[u8]) {
         if self.fault.is_none() && !bytes.is_empty() {
             self.traffic.uploaded += bytes.len() as u64;
             let result = self.driver.write(to, bytes);
@@ -149,9 +201,19 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
+    /// Bytes from the device, after all that waits.
+    fn fetch(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.send();
+        match &self.fault {
+            Some(fault) => Err(fault.clone()),
+            None => self.driver.read(from, out),
+        }
+    }
+
+    /// They go ahead of what waits: nothing of it has to do with their memory.
     fn integers(&mut self, values: &[u32]) -> Memory {
-        let memory = self.take(4 * values.len());
-        self.write(memory.at(0), bytemuck::cast_slice(values));
+        let memory = self.take_for(Lasts::List, 4 * values.len());
+        self.write_ahead(memory.at(0), bytemuck::cast_slice(values));
         memory
     }
 }
@@ -162,8 +224,10 @@ fn at(x: &View<Memory>) -> Arg {
     Arg::Address(x.memory.at(x.offset))
 }
 
+/// The same of one that is written: all that is written passes here, so copies of it are known to be old.
 fn at_mut(x: &ViewMut<Memory>) -> Arg {
     assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
+    x.memory.stamp().move_on();
     Arg::Address(x.memory.at(x.offset))
 }
 

@@ -1,14 +1,17 @@
 //! Device memory. A buffer that is dropped or recycled goes to a list of its size and is used again by whoever next
-//! asks for that size: in the steady state nothing is allocated. Everything runs in order on one stream, so a buffer
-//! may be written again before what reads it has run. Sizes are rounded to classes, four to a doubling; on a miss spare
+//! asks for that size: in the steady state nothing is allocated, and because it is the one with the lowest address, the
+//! same work has the same addresses. Everything runs in order on one stream, so a buffer
+//! may be written again before what reads it has run; those of integers, which are written ahead of launches that wait,
+//! are apart, and used again once those are sent. Sizes are rounded to classes, four to a doubling; on a miss spare
 //! buffers are given back, the largest first, until what is held is within half as much again as the most that was ever
 //! in use at once, and a little more: microbatches of many lengths must not fill the card; nor may they fill more of it
 //! than its budget, because another device of the same process may be on the same card. Frozen matrices have exactly
 //! the size that they need, and are in no class: they stay.
 
 use super::Driver;
+use super::copies::Stamp;
 use crate::backend::Fault;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that may always lie spare: classes peak at different moments.
@@ -22,14 +25,17 @@ pub struct Memory {
     address: u64,
     bytes: usize,
     lasts: Lasts,
+    stamp: Stamp,
     home: Arc<Mutex<Held>>,
 }
 
 /// What becomes of memory that nobody needs any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lasts {
+pub(super) enum Lasts {
     /// It is used again.
     Verb,
+    /// It is used again once all that waits is sent.
+    List,
     /// It goes back to the device.
     Model,
 }
@@ -38,6 +44,11 @@ impl Memory {
     /// The address of element `offset` of four bytes.
     pub(super) fn at(&self, offset: usize) -> u64 {
         self.address + 4 * offset as u64
+    }
+
+    /// What it holds.
+    pub(super) fn stamp(&self) -> &Stamp {
+        &self.stamp
     }
 
     /// Whether values of four bytes up to `end` are in it. What stands for memory after a fault has room for all:
@@ -57,7 +68,11 @@ impl Drop for Memory {
 #[derive(Debug)]
 struct Held {
     /// Addresses that nobody uses, by size.
-    spare: BTreeMap<usize, Vec<u64>>,
+    spare: BTreeMap<usize, BTreeSet<u64>>,
+    /// The same of integers.
+    integers: BTreeMap<usize, BTreeSet<u64>>,
+    /// Integers that nobody needs any more, once all that waits is sent.
+    waiting: Vec<(u64, usize)>,
     spare_bytes: usize,
     live: usize,
     peak: usize,
@@ -73,26 +88,41 @@ struct Held {
 
 impl Default for Held {
     fn default() -> Self {
-        let (spare, over) = (BTreeMap::new(), Vec::new());
-        Held { spare, spare_bytes: 0, live: 0, peak: 0, since: 0, frozen: 0, over, budget: usize::MAX }
+        Held {
+            spare: BTreeMap::new(),
+            integers: BTreeMap::new(),
+            waiting: Vec::new(),
+            spare_bytes: 0,
+            live: 0,
+            peak: 0,
+            since: 0,
+            frozen: 0,
+            over: Vec::new(),
+            budget: usize::MAX,
+        }
     }
 }
 
 impl Held {
     fn give(&mut self, address: u64, bytes: usize, lasts: Lasts) {
-        if lasts == Lasts::Model {
-            return self.over.push((address, bytes));
+        match lasts {
+            Lasts::Model => return self.over.push((address, bytes)),
+            Lasts::List => self.waiting.push((address, bytes)),
+            Lasts::Verb => {
+                self.spare.entry(bytes).or_default().insert(address);
+            }
         }
         self.live = self.live.saturating_sub(bytes);
         self.spare_bytes += bytes;
-        self.spare.entry(bytes).or_default().push(address);
     }
 
-    fn pop(&mut self, bytes: usize) -> Option<u64> {
-        let same = self.spare.get_mut(&bytes)?;
-        let found = same.pop();
+    /// The one with the lowest address.
+    fn pop(&mut self, lasts: Lasts, bytes: usize) -> Option<u64> {
+        let all = if lasts == Lasts::List { &mut self.integers } else { &mut self.spare };
+        let same = all.get_mut(&bytes)?;
+        let found = same.pop_first();
         if same.is_empty() {
-            self.spare.remove(&bytes);
+            all.remove(&bytes);
         }
         self.spare_bytes -= found.map_or(0, |_| bytes);
         found
@@ -102,6 +132,12 @@ impl Held {
         self.live + self.spare_bytes + self.frozen
     }
 
+    /// Bytes that may be held once `wanted` more are in use.
+    fn most(&self, wanted: usize) -> usize {
+        let peak = self.peak.max(self.live + wanted);
+        (peak + peak / 2 + SPARE).saturating_add(self.frozen).min(self.budget)
+    }
+
     /// Gives spare buffers back, the largest first, until at most `most` bytes are held once `wanted` come.
     fn shrink(&mut self, driver: &mut impl Driver, most: usize, wanted: usize) {
         for (address, bytes) in std::mem::take(&mut self.over) {
@@ -109,8 +145,12 @@ impl Held {
             driver.free(address);
         }
         while self.all().saturating_add(wanted) > most {
-            let Some((&bytes, _)) = self.spare.last_key_value() else { return };
-            self.pop(bytes).into_iter().for_each(|address| driver.free(address));
+            let largest = |all: &BTreeMap<usize, _>| all.last_key_value().map(|(bytes, _)| *bytes);
+            let verbs = largest(&self.spare).map(|bytes| (Lasts::Verb, bytes));
+            let Some((lasts, bytes)) = verbs.or_else(|| Some((Lasts::List, largest(&self.integers)?))) else {
+                return;
+            };
+            self.pop(lasts, bytes).into_iter().for_each(|address| driver.free(address));
         }
     }
 
@@ -160,29 +200,44 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// A buffer of at least so many bytes. Where the device has no more, everything spare is given back first.
-    pub fn take(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<Memory, Fault> {
-        let bytes = class(bytes, driver.granularity());
-        let used = lock(&self.held).pop(bytes);
-        let address = match used {
-            Some(address) => {
-                driver.forget(address, bytes);
-                address
-            }
-            None => self.make(driver, bytes)?,
-        };
-        lock(&self.held).uses(bytes);
-        Ok(Memory { address, bytes, lasts: Lasts::Verb, home: self.held.clone() })
+    /// A buffer of a class that lies spare. What it holds means nothing.
+    pub fn again(&mut self, lasts: Lasts, bytes: usize) -> Option<Memory> {
+        let mut held = lock(&self.held);
+        let address = held.pop(lasts, bytes)?;
+        held.uses(bytes);
+        Some(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
-    fn make(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<u64, Fault> {
+    /// A new buffer of a class, where nothing has to be let go of for it.
+    pub fn add(&mut self, driver: &mut impl Driver, lasts: Lasts, bytes: usize) -> Option<Memory> {
         let mut held = lock(&self.held);
-        held.peak = held.peak.max(held.live + bytes);
-        let most = (held.peak + held.peak / 2 + SPARE).saturating_add(held.frozen).min(held.budget);
+        if !held.over.is_empty() || held.all().saturating_add(bytes) > held.most(bytes) {
+            return None;
+        }
+        let address = driver.alloc(bytes).ok()?;
+        held.uses(bytes);
+        self.made += 1;
+        Some(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
+    }
+
+    /// A new buffer of a class. Where the device has no more, everything spare is given back first: nothing waits that
+    /// has to do with it.
+    pub fn make(&mut self, driver: &mut impl Driver, lasts: Lasts, bytes: usize) -> Result<Memory, Fault> {
+        let mut held = lock(&self.held);
+        let most = held.most(bytes);
         held.shrink(driver, most, bytes);
         let address = held.make(driver, bytes)?;
+        held.uses(bytes);
         self.made += 1;
-        Ok(address)
+        Ok(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
+    }
+
+    /// All that waited is sent.
+    pub fn sent(&mut self) {
+        let mut held = lock(&self.held);
+        for (address, bytes) in std::mem::take(&mut held.waiting) {
+            held.integers.entry(bytes).or_default().insert(address);
+        }
     }
 
     /// Memory of exactly so many bytes, for a frozen matrix.
@@ -194,7 +249,7 @@ impl Pool {
         let address = held.make(driver, bytes)?;
         held.frozen += bytes;
         self.made += 1;
-        Ok(Memory { address, bytes, lasts: Lasts::Model, home: self.held.clone() })
+        Ok(Memory { address, bytes, lasts: Lasts::Model, stamp: Stamp::default(), home: self.held.clone() })
     }
 
     /// So many bytes may be held from now on.
@@ -211,128 +266,9 @@ impl Pool {
 
     /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.
     pub fn nothing(&self) -> Memory {
-        Memory { address: 0, bytes: 0, lasts: Lasts::Verb, home: Arc::default() }
+        Memory { address: 0, bytes: 0, lasts: Lasts::Verb, stamp: Stamp::default(), home: Arc::default() }
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::super::Launch;
-    use super::*;
-
-    /// Memory alone, of a card of `room` bytes.
-    pub struct Card {
-        room: usize,
-        held: BTreeMap<u64, usize>,
-        next: u64,
-        most: usize,
-    }
-
-    impl Card {
-        pub fn of(room: usize) -> Self {
-            Card { room, held: BTreeMap::new(), next: 1, most: 0 }
-        }
-        fn bytes(&self) -> usize {
-            self.held.values().sum()
-        }
-    }
-
-    impl Driver for Card {
-        fn name(&self) -> &str {
-            "card"
-        }
-        fn capability(&self) -> (u32, u32) {
-            (7, 0)
-        }
-        fn granularity(&self) -> usize {
-            512
-        }
-        fn alloc(&mut self, bytes: usize) -> Result<u64, Fault> {
-            if self.bytes() + bytes > self.room {
-                return Err(Fault::OutOfMemory { device: "card".into(), needed: bytes as u64 });
-            }
-            self.next += 1;
-            self.held.insert(self.next, bytes);
-            self.most = self.most.max(self.bytes());
-            Ok(self.next)
-        }
-        fn free(&mut self, address: u64) {
-            self.held.remove(&address).unwrap();
-        }
-        fn write(&mut self, _: u64, _: &[u8]) -> Result<(), Fault> {
-            Ok(())
-        }
-        fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), Fault> {
-            Ok(())
-        }
-        fn launch(&mut self, _: &Launch) -> Result<(), Fault> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn microbatches_of_many_lengths_hold_little_more_than_the_largest() {
-        let (mut card, mut pool) = (Card::of(usize::MAX / 2), Pool::default());
-        let mut largest = 0;
-        for i in 0..300usize {
-            let tokens = 100 + i * 7919 % 3989;
-            let sizes = [tokens * 4 * 2560, tokens * 4 * 9728, tokens * 4 * 320];
-            largest = largest.max(sizes.map(|b| class(b, 512)).iter().sum::<usize>());
-            let taken: Vec<Memory> = sizes.map(|b| pool.take(&mut card, b).unwrap()).into();
-            drop(taken);
-        }
-        assert!(card.most <= largest + largest / 2 + SPARE, "{} of {largest}", card.most);
-        let before = pool.made;
-        for _ in 0..3 {
-            pool.take(&mut card, 4 * 100 * 320).unwrap();
-        }
-        assert!(pool.made <= before + 1, "the same size again makes nothing");
-    }
-
-    #[test]
-    fn what_is_spare_goes_back_before_memory_is_out() {
-        let (mut card, mut pool) = (Card::of(20 << 20), Pool::default());
-        let small: Vec<Memory> = (0..8).map(|_| pool.take(&mut card, 2 << 20).unwrap()).collect();
-        drop(small);
-        let large = pool.take(&mut card, 16 << 20).unwrap();
-        assert!(large.reaches(4 << 20) && !large.reaches((4 << 20) + 1));
-        assert_eq!(card.held.len(), 1);
-        assert!(matches!(pool.take(&mut card, 8 << 20), Err(Fault::OutOfMemory { .. })));
-        drop(large);
-        assert!(pool.take(&mut card, 8 << 20).is_ok(), "and a pool goes on after it");
-    }
-
-    #[test]
-    fn a_frozen_matrix_takes_what_it_needs_and_counts_for_no_peak() {
-        let (mut card, mut pool) = (Card::of(1 << 40), Pool::default());
-        let exact = (1 << 30) + 512;
-        let frozen: Vec<Memory> = (0..4).map(|_| pool.freeze(&mut card, exact).unwrap()).collect();
-        assert_eq!(card.bytes(), 4 * exact, "no class of sizes");
-        for i in 0..40 {
-            pool.take(&mut card, (8 + i) << 20).unwrap();
-        }
-        assert!(card.bytes() <= 4 * exact + (48 << 20) * 3 / 2 + SPARE, "{} bytes", card.bytes());
-        drop(frozen);
-        pool.take(&mut card, 100 << 20).unwrap();
-        assert!(card.bytes() < 1 << 30, "a model that is gone has given its memory back");
-    }
-
-    #[test]
-    fn two_devices_of_a_card_stay_within_their_budgets() {
-        let mut card = Card::of(32 << 20);
-        let mut pools = [Pool::default(), Pool::default()];
-        for pool in &mut pools {
-            pool.within(16 << 20);
-        }
-        let [one, two] = &mut pools;
-        let _weights = one.freeze(&mut card, 6 << 20).unwrap();
-        // One after the other: what lies spare would add up to more than the budget.
-        for bytes in [4 << 20, 6 << 20, 8 << 20] {
-            one.take(&mut card, bytes).unwrap();
-        }
-        assert!(card.bytes() <= 16 << 20, "{} bytes", card.bytes());
-        assert!(matches!(one.take(&mut card, 12 << 20), Err(Fault::OutOfMemory { .. })));
-        assert!(matches!(one.freeze(&mut card, 12 << 20), Err(Fault::OutOfMemory { .. })));
-        assert!(two.take(&mut card, 16 << 20).is_ok(), "the other one has its half");
-    }
-}
+pub(super) mod tests;

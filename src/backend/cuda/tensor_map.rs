@@ -1,4 +1,4 @@
-//! Tensor maps, as the driver encodes them for the copy engine. CUDA 12.0 brought the call: it is looked up by name, so
+//! Arguments of a launch as the driver reads them; tensor maps, as it encodes them for the copy engine. CUDA 12.0 brought the call: it is looked up by name, so
 //! that a driver without it is told, not a panic.
 
 use super::{Arg, TensorMap, kernels};
@@ -49,11 +49,44 @@ pub(super) fn sm90a(device: sys::CUdevice, capability: (u32, u32), reads: u32) -
     Some(Sm90a { encode: encode?, processors })
 }
 
-/// Those of a launch, in the order of its arguments.
-pub(super) fn maps(sm90a: Option<Sm90a>, args: &[Arg]) -> Result<Vec<CUtensorMap>, CUresult> {
-    let of = |arg: &Arg| if let Arg::Tensor(map) = arg { Some(*map) } else { None };
-    let device = || sm90a.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    args.iter().filter_map(of).map(|map| encoded(device()?.encode, &map)).collect()
+/// The arguments of a launch where the driver reads them, and a pointer to each.
+pub(super) struct Arguments {
+    pointers: Vec<*mut c_void>,
+    _words: Vec<u64>,
+    _maps: Vec<CUtensorMap>,
+}
+
+impl Arguments {
+    /// Maps are encoded; the error is the driver's about one.
+    pub fn of(sm90a: Option<Sm90a>, args: &[Arg]) -> Result<Self, CUresult> {
+        let map = |arg: &Arg| if let Arg::Tensor(map) = arg { Some(*map) } else { None };
+        let device = || sm90a.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        let encoded = args.iter().filter_map(map).map(|map| encoded(device()?.encode, &map));
+        let mut maps = encoded.collect::<Result<Vec<_>, _>>()?;
+        let mut words: Vec<u64> = args.iter().map(|a| bits(*a)).collect();
+        let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|w| (w as *mut u64).cast()).collect();
+        let tensors = args.iter().zip(&mut pointers).filter(|(a, _)| matches!(a, Arg::Tensor(_)));
+        for ((_, pointer), map) in tensors.zip(&mut maps) {
+            *pointer = (map as *mut CUtensorMap).cast();
+        }
+        Ok(Arguments { pointers, _words: words, _maps: maps })
+    }
+
+    /// One for every parameter, to at least its bytes (low bytes first), as long as this lives.
+    pub fn pointers(&mut self) -> *mut *mut c_void {
+        self.pointers.as_mut_ptr()
+    }
+}
+
+/// An argument in the low bytes of a word.
+fn bits(arg: Arg) -> u64 {
+    match arg {
+        Arg::Address(x) => x,
+        Arg::U32(x) => u64::from(x).to_le(),
+        Arg::F32(x) => u64::from(x.to_bits()).to_le(),
+        // Refused before a launch comes here; passed as a map.
+        Arg::Beyond(_) | Arg::Tensor(_) => 0,
+    }
 }
 
 /// A map as kernels take it; 16 bytes of alignment of address and rows are the driver's to check.

@@ -165,11 +165,8 @@ impl<D: Driver> Cuda<D> {
 
     /// Waits for everything before.
     fn fetched(&mut self, from: &Memory, len: usize) -> Result<Vec<f32>, Fault> {
-        if let Some(fault) = &self.fault {
-            return Err(fault.clone());
-        }
         let mut out = vec![0.0f32; len];
-        self.driver.read(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
+        self.fetch(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
         Ok(out)
     }
 }

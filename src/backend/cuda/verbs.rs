@@ -64,6 +64,7 @@ impl<D: Driver> Backend for Cuda<D> {
             assert_eq!(x.len(), out.len(), "as many values as the view has");
             assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
         }
+        self.send();
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
@@ -77,11 +78,12 @@ impl<D: Driver> Backend for Cuda<D> {
         self.traffic.read += places.iter().map(|(_, out)| out.len() as u64).sum::<u64>();
         let result = self.driver.read_all(&mut places);
         self.fault = result.clone().err();
+        self.copies.clear();
         result
     }
 
     fn traffic(&self) -> Traffic {
-        Traffic { submissions: self.traffic.dispatches, made: self.pool.made, ..self.traffic }
+        Traffic { made: self.pool.made, ..self.traffic }
     }
 
     fn peak(&mut self) -> Option<u64> {

@@ -68,6 +68,7 @@ impl<D: Driver> Cuda<D> {
     }
 
     pub(super) fn uploaded(&mut self, bytes: &[u8]) -> Result<Memory, Fault> {
+        self.send();
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }

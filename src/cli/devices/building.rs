@@ -52,7 +52,7 @@ impl<'a> Whole<'a> {
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
         let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
         let Whole { config, lora, tokens, measured, .. } = *self;
-        Ok(Load { config, lora, tokens, weights, home: Home::Host, short: 4, measured })
+        Ok(Load { config, lora, tokens, weights, beside: 0, home: Home::Host, short: 4, measured })
     }
 }
 

@@ -9,6 +9,7 @@ use crate::backend::wgpu::{self, Breaker};
 use crate::backend::{Backend, Fault, cuda};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
+use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Fit, Home, Load};
 use crate::model::stage::Model;
@@ -136,9 +137,19 @@ impl Found {
         let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
         let counted = blocks.get() && whole.measured.is_none();
         let slab = if counted { cuda::slab_bytes(longest, number) as u64 } else { 0 };
+        let bf16 = matches!((self, dtype), (Found::Cuda(_), Precision::Bf16));
+        let beside = if bf16 { copied(whole.config) } else { 0 };
         let home = if self.shared() { Home::Shared } else { Home::Own };
-        Ok(Load { weights: load.weights + slab, home, ..load })
+        Ok(Load { weights: load.weights + slab, beside, home, ..load })
     }
+}
+
+/// Bytes for each token of the copies that the bf16 class of CUDA has at once: queries, keys, values, attention's output,
+/// one more input of products, and a gradient on its way through one.
+fn copied(config: &Config) -> u64 {
+    let [q, kv] = [config.heads.query, config.heads.kv].map(|heads| heads * config.heads.size);
+    let widest = config.feed_forward.max(config.hidden).max(q);
+    cuda::copies_bytes(&[q, kv, kv, q, widest, widest]) as u64
 }
 
 /// What is left of free bytes.

@@ -5,8 +5,8 @@ use super::super::options::groups::Precision;
 use crate::backend::Fault;
 use crate::backend::cuda::{self, Cuda, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
+use crate::numeric::say::say;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A card as its driver describes it, and as cards of any driver are described.
@@ -92,8 +92,7 @@ fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
             let device = device.sm90a(Trial::default());
             taken.insert(ordinal, device.below().is_none());
             if let Some(why) = device.below() {
-                // A closed stderr must not end a run.
-                drop(writeln!(std::io::stderr(), "cuda {ordinal}: products stay with mma: {why}"));
+                say!("cuda {ordinal}: products stay with mma: {why}");
             }
             device
         }

@@ -4,7 +4,7 @@
 
 use super::super::linear::{Batch, LinearGrad};
 use super::saved::{HeadNorms, Saved};
-use super::{Block, DOWN, GATE, K, O, Q, UP, V};
+use super::{Block, DOWN, GATE, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
 
 /// How far down a backward pass goes.
@@ -54,7 +54,8 @@ impl<B: Fused> Block<B> {
     ) {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let on = below == Below::Wanted;
-        let act = self.adapted(&[DOWN]).then(|| self.activation(backend, (&saved.gate, &saved.up), batch));
+        let act = self.adapted(&[DOWN]);
+        let act = act.then(|| self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch));
         // With dropout the adapter's part is added to it.
         let dropout = batch.dropout.is_some();
         let memory = |b: &mut B| if dropout { b.memory(t * f) } else { b.short(t, f) };
@@ -78,7 +79,8 @@ impl<B: Fused> Block<B> {
         backend.recycle(dact);
         let normed = self.adapted(&[GATE, UP]).then(|| {
             let mut again = backend.memory(t);
-            let normed = self.normed(backend, (&saved.mid, &self.mlp_gain), &mut again, batch);
+            let normed = (&saved.mid, &self.mlp_gain);
+            let normed = self.normed(backend, normed, &mut again, Reader::Adapters, batch);
             backend.recycle(again);
             normed
         });
@@ -129,7 +131,8 @@ impl<B: Fused> Block<B> {
         backend.recycle(dattended);
         let normed = self.adapted(&[Q, K, V]).then(|| {
             let mut again = backend.memory(t);
-            let normed = self.normed(backend, (&saved.x, &self.attention_gain), &mut again, batch);
+            let normed = (&saved.x, &self.attention_gain);
+            let normed = self.normed(backend, normed, &mut again, Reader::Adapters, batch);
             backend.recycle(again);
             normed
         });

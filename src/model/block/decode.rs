@@ -2,7 +2,7 @@
 //! pass; only attention over cached keys is a verb of its own.
 
 use super::saved::Saved;
-use super::{Block, K, Q, V};
+use super::{Block, K, Q, Reader, V};
 use crate::backend::{Fused, Qkv, View, ViewMut, Write, view, view_mut};
 use crate::model::linear::Batch;
 
@@ -43,13 +43,14 @@ impl<B: Fused> Block<B> {
     ) -> B::Memory {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let (mut inv_rms, mut h) = (backend.memory(t), Saved::no_h());
-        let normed = self.normed(backend, (&x, &self.attention_gain), &mut inv_rms, batch);
+        let normed = (&x, &self.attention_gain);
+        let normed = self.normed(backend, normed, &mut inv_rms, Reader::Projections, batch);
         let ([q, k], norms) = self.queries_and_keys(backend, view(&normed, t, c), &mut h, batch);
         let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
         let attended = self.attend_cached(backend, [&q, &k, &v], cache, batch);
         let (mut mid, [gate, up]) =
             self.after_attention(backend, (&x, &attended), (&mut inv_rms, &mut h), batch);
-        let act = self.activation(backend, (&gate, &up), batch);
+        let act = self.activation(backend, (&gate, &up), Reader::Projections, batch);
         let out = (view_mut(&mut mid, t, c), Write::Add);
         h[super::DOWN] = self.linears[super::DOWN].forward(backend, out, view(&act, t, f), batch);
         let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();

@@ -78,6 +78,9 @@ fn the_slab_is_counted_once() {
         let load = |measured| found.load(&Whole { measured, ..Whole::of(&blueprint) }, dtype).unwrap();
         let slab = cuda::slab_bytes(blueprint.config.vocab, number) as u64;
         assert_eq!(load(None).weights, load(Some(fit)).weights + slab, "what was measured has it in it");
+        let (with, none) = (load(None), Load { beside: 0, ..load(None) });
+        let [with, none] = [with, none].map(|load| memory::estimate(load, Keep::Inputs).total());
+        assert_eq!(with > none, dtype == Precision::Bf16, "copies of the bf16 class, for each token");
 
         // What a device was measured to take fits where there is just as much.
         let card = Card::new(found, memory::estimate(load(Some(fit)), Keep::Inputs).total(), dtype);

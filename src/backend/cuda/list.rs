@@ -1,0 +1,112 @@
+//! Launches that wait. What verbs launch is written down here and sent when somebody needs it: before a read, before
+//! an upload into memory that a kernel may have to do with, before the device is asked for memory. So a microbatch is one list,
+//! which a driver may know again ([`super::graphs`]). Integers go ahead of the list: their memory is used by
+//! nothing else until it is sent ([`super::pool`]).
+
+use super::{Arg, Driver, Launch};
+use crate::backend::Fault;
+
+/// Launches that wait at most: whoever never reads sends now and then.
+pub(super) const MOST: usize = 1 << 16;
+
+/// A launch that waits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    file: &'static str,
+    entry: Box<str>,
+    grid: [u32; 3],
+    threads: u32,
+    args: Vec<Arg>,
+}
+
+impl Waiting {
+    fn of(launch: &Launch) -> Self {
+        let Launch { file, entry, grid, threads, args } = *launch;
+        Waiting { file, entry: entry.into(), grid, threads, args: args.into() }
+    }
+
+    /// The launch.
+    pub fn launch(&self) -> Launch<'_> {
+        let Waiting { file, entry, grid, threads, args } = self;
+        Launch { file, entry, grid: *grid, threads: *threads, args }
+    }
+
+    /// Whether that is the same kernel, on whatever it works.
+    pub(super) fn like(&self, other: &Waiting) -> bool {
+        (self.file, &self.entry) == (other.file, &other.entry)
+    }
+}
+
+/// Launches in order, and memory that is used anew among them.
+#[derive(Debug, Default)]
+pub struct List {
+    launches: Vec<Waiting>,
+    /// Before which launch, address, bytes.
+    forgotten: Vec<(usize, u64, usize)>,
+}
+
+impl List {
+    /// The launches, in order.
+    pub fn launches(&self) -> &[Waiting] {
+        &self.launches
+    }
+
+    /// One after the other; how many there were.
+    pub fn one_by_one<D: Driver + ?Sized>(&self, driver: &mut D) -> Result<u64, Fault> {
+        let mut forgotten = self.forgotten.iter().peekable();
+        for (i, waiting) in self.launches.iter().enumerate() {
+            while let Some((_, address, bytes)) = forgotten.next_if(|(before, ..)| *before <= i) {
+                driver.forget(*address, *bytes);
+            }
+            driver.launch(&waiting.launch())?;
+        }
+        forgotten.for_each(|(_, address, bytes)| driver.forget(*address, *bytes));
+        Ok(self.launches.len() as u64)
+    }
+
+    pub(super) fn push(&mut self, launch: &Launch) {
+        self.launches.push(Waiting::of(launch));
+    }
+
+    pub(super) fn forget(&mut self, address: u64, bytes: usize) {
+        self.forgotten.push((self.launches.len(), address, bytes));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.launches.is_empty() && self.forgotten.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.launches.clear();
+        self.forgotten.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cuda;
+    use super::super::pool::tests::Card;
+    use crate::backend::{Backend, view, view_mut};
+
+    #[test]
+    fn what_waits_is_sent_before_its_memory_is_given_back_or_read_or_written() {
+        let mut device = Cuda::on(Card::of(20 << 20));
+        let (mut a, mut b) = (device.memory(1 << 20), device.memory(1 << 20));
+        device.fill(view_mut(&mut a, 1, 4), 1.0);
+        device.copy(view_mut(&mut b, 1, 4), view(&a, 1, 4));
+        drop((a, b));
+        let _small = device.memory(4);
+        assert_eq!(device.driver().did, [""; 0], "there is room: nobody needs it yet");
+        let mut large = device.memory(4 << 20);
+        assert_eq!(device.driver().did, ["fill", "copy", "free", "free"]);
+        device.fill(view_mut(&mut large, 1, 4), 1.0);
+        device.upload(view_mut(&mut large, 1, 4), &[2.0; 4]);
+        assert_eq!(device.driver().did[4..], ["fill"], "an upload comes after what was launched before it");
+        device.fill(view_mut(&mut large, 1, 4), 3.0);
+        let _ids = device.ids(&[1, 2, 3]);
+        assert_eq!(device.driver().did[5..], [""; 0], "integers go ahead");
+        device.read(view(&large, 1, 4), &mut [0.0; 4]).unwrap();
+        assert_eq!(device.driver().did[5..], ["fill"]);
+        assert_eq!((device.traffic().dispatches, device.traffic().submissions), (4, 4));
+    }
+}

@@ -1,0 +1,180 @@
+//! One start of a graph for each microbatch: on the stand-in, which writes down every kernel and what it works on. With
+//! graphs the same kernels run in the same order on the same numbers as without; whatever a driver refuses, a run goes
+//! on kernel by kernel.
+
+use crate::standin::standin_with;
+use crate::step::{Same, packed, qwen};
+use finetune::backend::cuda::Cuda;
+use finetune::backend::{Backend, Heads, view, view_mut};
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::stage::{Microbatch, Stage};
+use std::path::Path;
+use std::process::Command;
+
+/// What a driver refuses, and what is then said.
+const REFUSED: &[(&str, &str)] = &[
+    ("graph-create", "cuGraphCreate: CUDA_ERROR_OUT_OF_MEMORY"),
+    ("graph-node", "cuGraphAddKernelNode: CUDA_ERROR_NOT_SUPPORTED"),
+    ("graph-instantiate", "cuGraphInstantiate: CUDA_ERROR_OUT_OF_MEMORY"),
+    ("graph-params", "cuGraphExecKernelNodeSetParams: CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE"),
+    ("graph-launch", "cuGraphLaunch: CUDA_ERROR_NOT_SUPPORTED"),
+    ("graphs-old", "the driver is that of CUDA 11.8, and graphs need 12.0"),
+    ("graphs-missing", "the driver has no cuGraphCreate"),
+];
+
+/// Microbatches of two lengths, one of them again after the other.
+fn batches(vocab: usize) -> Vec<Microbatch> {
+    [(2, 9), (2, 9), (2, 9), (3, 7), (2, 9), (1, 30), (1, 30)].map(|(rows, t)| packed(vocab, rows, t)).into()
+}
+
+/// Kernels, and how often something was sent, of each microbatch; or the first fault.
+fn microbatches(dropout: f32, keep: Keep) -> Result<Vec<(u64, u64)>, String> {
+    let config = qwen(2, 50, (32, 48), Heads { query: 2, kv: 1, size: 16 });
+    let targets = MODULES.map(String::from).to_vec();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout, targets, seed: 1 };
+    let build = Build { keep, ..Build::whole(&config) };
+    let device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?;
+    let mut stage = Decoder::load(device, &config, &Same::new(config.clone()), &lora, build).unwrap();
+    let mut gradient = vec![0.0; stage.layout().len()];
+    let mut all = Vec::new();
+    for batch in batches(config.vocab) {
+        stage.set_parameters(&gradient).map_err(|e| e.to_string())?;
+        let before = stage.traffic();
+        stage.gradient(&batch, &mut gradient).map_err(|e| e.to_string())?;
+        let taken = stage.traffic().since(&before);
+        all.push((taken.dispatches, taken.submissions));
+    }
+    Ok(all)
+}
+
+/// Lists of many lengths, each twice.
+fn lists() -> Result<(), String> {
+    let mut device = Cuda::open(0).map_err(|e| e.to_string())?;
+    let mut x = device.memory(4);
+    for n in (10..30).flat_map(|n| [n, n]) {
+        (0..n).for_each(|_| device.fill(view_mut(&mut x, 1, 4), 1.0));
+        device.read(view(&x, 1, 4), &mut [0.0; 4]).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn inside() {
+    match std::env::var("STANDIN_WORK").as_deref() {
+        Ok("lists") => println!("said: {:?}", lists()),
+        Ok("dropout") => println!("said: {:?}", microbatches(0.1, Keep::Inputs)),
+        Ok(_) => println!("said: {:?}", microbatches(0.0, Keep::Everything)),
+        Err(_) => {}
+    }
+}
+
+/// What came out, what was said on the way, and what the stand-in wrote down.
+struct Ran {
+    out: String,
+    said: String,
+    log: Vec<String>,
+}
+
+impl Ran {
+    /// Kernels and uploads, however they were started.
+    fn work(&self) -> Vec<&str> {
+        self.log.iter().map(String::as_str).filter(|line| !line.starts_with('#')).collect()
+    }
+
+    /// Kernels of every microbatch, where each has so many.
+    fn kernels(&self, each: u64) -> Vec<Vec<&str>> {
+        let kernels = self.work().into_iter().filter(|line| !line.starts_with("upload"));
+        kernels.collect::<Vec<_>>()[1..].chunks(each as usize).map(<[_]>::to_vec).collect()
+    }
+
+    fn count(&self, line: &str) -> usize {
+        self.log.iter().filter(|l| l.starts_with(line)).count()
+    }
+}
+
+fn run(case: &str, work: &str, libraries: &Path) -> Ran {
+    let log = libraries.join(format!("{case}-{work}.log"));
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "graphs::inside", "--nocapture"]).env("STANDIN_LOG", &log);
+    child.env("STANDIN", case).env("STANDIN_WORK", work).env("LD_LIBRARY_PATH", libraries);
+    let done = child.output().unwrap();
+    let [out, said] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(done.status.success() && !said.contains("misuse"), "{case}: {out}{said}");
+    let out =
+        out.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {out}")).1.into();
+    let log = std::fs::read_to_string(log).unwrap_or_default().lines().map(String::from).collect();
+    Ran { out, said, log }
+}
+
+#[test]
+fn a_microbatch_is_one_graph_after_warm_up() {
+    let Some(folder) = standin_with(&[]) else { return };
+    for work in ["model", "dropout"] {
+        let (with, without) = (run("fine", work, folder.path()), run("graphs-old", work, folder.path()));
+        let [a, b] = [&with, &without].map(|ran| {
+            let all = ran.out.strip_prefix("Ok([").and_then(|l| l.strip_suffix("])")).unwrap();
+            let pair = |pair: &str| -> Vec<u64> {
+                pair.trim_matches(['(', ')']).split(", ").map(|n| n.parse().unwrap()).collect()
+            };
+            all.split("), (").map(pair).collect::<Vec<_>>()
+        });
+        let kernels = a[0][0];
+        assert!(kernels > 80, "{kernels} kernels");
+        println!("{work}: {kernels} kernels, sent {:?}", a.iter().map(|m| m[1]).collect::<Vec<_>>());
+        // The first one is launched kernel by kernel; another length is the same graph.
+        assert_eq!(
+            a.iter().map(|m| m[1]).collect::<Vec<_>>(),
+            [kernels, 1, 1, 1, 1, 1, 1],
+            "{work}: {}",
+            with.said
+        );
+        assert!(b.iter().all(|m| *m == [kernels, kernels]), "{work}: {b:?}");
+        let each = with.kernels(kernels);
+        assert!(each[1] == each[2] && each[5] == each[6], "{work}: the same microbatch has other addresses");
+        assert_eq!((with.count("# graph"), with.count("# made"), without.count("#")), (6, 1, 0));
+        let (got, want) = (with.work(), without.work());
+        assert!(want.len() as u64 > 7 * kernels, "uploads and kernels");
+        let differs = got.iter().zip(&want).position(|(a, b)| a != b);
+        assert!(got == want, "{work}: line {differs:?} differs: {:?}", differs.map(|i| (got[i], want[i])));
+    }
+}
+
+#[test]
+fn whatever_a_driver_refuses_a_run_goes_on_kernel_by_kernel() {
+    let (Some(folder), Some(lacking)) = (standin_with(&[]), standin_with(&["-DNO_GRAPHS"])) else { return };
+    let want = run("fine", "model", folder.path());
+    for (case, why) in REFUSED {
+        let place = if *case == "graphs-missing" { lacking.path() } else { folder.path() };
+        let got = run(case, "model", place);
+        assert!(got.work() == want.work(), "{case}: other kernels");
+        let told: Vec<&str> = got.said.lines().filter(|l| l.contains("kernel by kernel")).collect();
+        assert!(told.len() == 1 && told[0].contains(why), "{case}: {}", got.said);
+        assert!(got.count("# graph") <= 2, "{case}: it goes on with graphs");
+    }
+}
+
+#[test]
+fn a_fault_in_a_graph_names_where_it_begins_and_ends() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let ran = run("graph-fault", "model", folder.path());
+    let parts = ["read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before a graph of ", " launches, embed_bf16 to "];
+    assert!(parts.iter().all(|part| ran.out.contains(part)), "{}", ran.out);
+    // Of one that is launched kernel by kernel the last kernel is known.
+    let ran = run("illegal-address", "model", folder.path());
+    assert!(
+        ran.out.contains("read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before ") && !ran.out.contains("graph"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
+fn few_graphs_are_kept() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let ran = run("fine", "lists", folder.path());
+    assert_eq!((ran.out.as_str(), ran.count("# graph")), ("Ok(())", 20));
+    let alive = |line: &String| line.split_once(", ")?.1.split_once(" alive")?.0.parse::<u32>().ok();
+    let most = ran.log.iter().filter_map(alive).max();
+    assert_eq!(most, Some(9), "eight and the one that is made");
+}
