@@ -6,10 +6,7 @@ use crate::fused::{headed, projected};
 use crate::products::weight;
 use crate::rows::{bounds, tokens};
 use finetune::backend::cpu::Cpu;
-use finetune::backend::{
-    AttentionSaved, Backend, DropoutKey, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, Write, view,
-    view_mut,
-};
+use finetune::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 fn rounded(m: &Mat) -> Mat {
@@ -111,8 +108,8 @@ fn near_but_for_ties(name: &str, got: &[f32], want: &Mat, terms: &Mat) {
     let off = |i: usize| (f64::from(got[i]) - want.v[i]).abs();
     let far = (0..got.len()).filter(|&i| off(i) > 4e-6 * largest).count();
     assert!(far * 50 <= got.len().max(50), "{name}: {far} of {} are off", got.len());
-    for i in 0..got.len() {
-        assert!(off(i) <= terms.v[i] / 256.0 + 4e-6 * largest, "{name}: {} for {}", got[i], want.v[i]);
+    for (i, (got, terms)) in got.iter().zip(&terms.v).enumerate() {
+        assert!(off(i) <= terms / 256.0 + 4e-6 * largest, "{name}: {got} for {}", want.v[i]);
     }
 }
 
