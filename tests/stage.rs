@@ -4,17 +4,15 @@
 
 #[path = "parity/case.rs"]
 mod case;
+#[path = "stage/decoding.rs"]
+mod decoding;
 
 use case::Case;
 use finetune::backend::cpu::Cpu;
 use finetune::model::decoder::{Build, Decoder, Keep};
-use finetune::model::head::argmax;
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
-use finetune::model::stage::{
-    Cancel, Fault, Generate, LossSums, Microbatch, Output, Sampling, Stage, Targets, Want,
-};
-use finetune::numeric::rng::Stream;
+use finetune::model::stage::{Cancel, Fault, LossSums, Microbatch, Output, Stage, Targets, Want};
 
 /// Loss and gradient of one microbatch, and how they came about.
 struct Try<'a> {
@@ -297,71 +295,6 @@ fn dropout_is_keyed_by_step_and_row_and_off_in_evaluation() {
         assert_eq!(evaluated, Try::new(case).run(&parameters, &batch).0);
         assert!(stage.backward(None, &mut vec![0.0; parameters.len()]).is_err(), "nothing was kept");
     });
-}
-
-#[test]
-fn a_cache_decodes_what_whole_passes_decode() {
-    each_case(|case| {
-        if case.config.labels.is_some() {
-            return;
-        }
-        let mut stage = Try::new(case).stage();
-        stage.set_parameters(&case.adapter("adapter_final")).unwrap();
-        let mut draws = Stream::new(&[1]);
-        for length in [1, 2, 17] {
-            let prompt: Vec<u32> = (0..length).map(|_| draws.below(case.config.vocab as u32)).collect();
-            let sampling =
-                Sampling { max_new_tokens: 12, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
-            let new = stage.generate(&prompt, &sampling, &mut |_| true).unwrap();
-            assert_eq!(new.len(), 12);
-            let mut ids = prompt.clone();
-            for &token in &new {
-                let bounds = vec![0, ids.len() as u32];
-                let targets = Targets::Tokens(vec![u32::MAX; ids.len()]);
-                let batch = Microbatch { step: 1, rows: vec![0], ids: ids.clone(), bounds, targets };
-                let Output::Logits(logits) = stage.forward(&batch, None, Want::Logits).unwrap() else {
-                    panic!("logits were asked for");
-                };
-                assert_eq!(argmax(&logits) as u32, token);
-                ids.push(token);
-            }
-            let stop = vec![new[3]];
-            let stopped =
-                stage.generate(&prompt, &Sampling { stop, ..sampling.clone() }, &mut |_| true).unwrap();
-            assert_eq!(stopped[..], new[..=new.iter().position(|t| *t == new[3]).unwrap()]);
-            let mut left = 5;
-            let cut = stage.generate(&prompt, &sampling, &mut |_| {
-                left -= 1;
-                left > 0
-            });
-            assert_eq!(cut.unwrap(), new[..5]);
-        }
-    });
-}
-
-/// A length that nobody reaches takes no memory, and what was cached stays when the cache grows.
-#[test]
-fn a_cache_grows_with_what_is_said() {
-    let mut case = Case::open(&case::golden()[0]);
-    case.config.max_positions = 1 << 40;
-    case.config.window = None;
-    let mut stage = Try::new(&case).stage();
-    stage.set_parameters(&case.adapter("adapter_final")).unwrap();
-    let mut left = 600;
-    let sampling = Sampling { max_new_tokens: 1 << 39, temperature: 0.0, top_p: 1.0, seed: 0, stop: vec![] };
-    let mut say = |_| {
-        left -= 1;
-        left > 0
-    };
-    let mut ids = [vec![3, 1], stage.generate(&[3, 1], &sampling, &mut say).unwrap()].concat();
-    assert_eq!(ids.len(), 602);
-    let token = ids.pop();
-    let (bounds, targets) = (vec![0, 601], Targets::Tokens(vec![u32::MAX; 601]));
-    let batch = Microbatch { step: 1, rows: vec![0], ids, bounds, targets };
-    let Output::Logits(logits) = stage.forward(&batch, None, Want::Logits).unwrap() else {
-        panic!("logits were asked for");
-    };
-    assert_eq!(Some(argmax(&logits) as u32), token);
 }
 
 #[test]

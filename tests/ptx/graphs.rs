@@ -2,13 +2,16 @@
 //! graphs the same kernels run in the same order on the same numbers as without; whatever a driver refuses, a run goes
 //! on kernel by kernel.
 
+use crate::bench::Mat;
+use crate::products::weight;
 use crate::standin::standin_with;
 use crate::step::{Same, packed, qwen};
 use finetune::backend::cuda::Cuda;
-use finetune::backend::{Backend, Heads, view, view_mut};
+use finetune::backend::{Backend, Heads, Write, view, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{Microbatch, Stage};
+use finetune::numeric::dtype::Dtype;
 use std::path::Path;
 use std::process::Command;
 
@@ -59,9 +62,22 @@ fn lists() -> Result<(), String> {
     Ok(())
 }
 
+/// Products by wgmma, of which each takes two tensor maps; the third list has other ones.
+fn wgmma() -> Result<(), String> {
+    let mut device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?.untried();
+    let w = weight(&mut device, &Mat::random(256, 64, 1), Dtype::Bf16);
+    for t in [128, 128, 130] {
+        let (x, mut y) = (device.memory(64 * t), device.memory(256 * t));
+        (0..10).for_each(|_| device.linear(view_mut(&mut y, t, 256), Write::Set, view(&x, t, 64), &w));
+        device.read(view(&y, 1, 4), &mut [0.0; 4]).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
 #[test]
 fn inside() {
     match std::env::var("STANDIN_WORK").as_deref() {
+        Ok("wgmma") => println!("said: {:?}", wgmma()),
         Ok("lists") => println!("said: {:?}", lists()),
         Ok("dropout") => println!("said: {:?}", microbatches(0.1, Keep::Inputs)),
         Ok(_) => println!("said: {:?}", microbatches(0.0, Keep::Everything)),
@@ -177,4 +193,12 @@ fn few_graphs_are_kept() {
     let alive = |line: &String| line.split_once(", ")?.1.split_once(" alive")?.0.parse::<u32>().ok();
     let most = ran.log.iter().filter_map(alive).max();
     assert_eq!(most, Some(9), "eight and the one that is made");
+}
+
+#[test]
+fn nodes_take_tensor_maps_and_their_shared_memory() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let ran = run("hopper", "wgmma", folder.path());
+    let products = ran.count("product_sm90a_nt ");
+    assert_eq!((ran.out.as_str(), ran.count("# graph"), products), ("Ok(())", 2, 30), "{}", ran.said);
 }

@@ -56,10 +56,7 @@ impl<B: Fused> Block<B> {
         let on = below == Below::Wanted;
         let act = self.adapted(&[DOWN]);
         let act = act.then(|| self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch));
-        // With dropout the adapter's part is added to it.
-        let dropout = batch.dropout.is_some();
-        let memory = |b: &mut B| if dropout { b.memory(t * f) } else { b.short(t, f) };
-        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| memory(backend));
+        let mut dact = (on || self.adapted(&[GATE, UP])).then(|| self.inner(backend, batch));
         let args = LinearGrad {
             grads: &mut *streams.grads,
             dy: view(&*streams.residual, t, c),
@@ -105,6 +102,12 @@ impl<B: Fused> Block<B> {
             backend.rmsnorm_grad(dx, Write::Add, view(dnormed, t, c), view(&saved.mid, t, c), norm);
         }
         [normed, dnormed].into_iter().flatten().for_each(|m| backend.recycle(m));
+    }
+
+    /// Room for the gradient of the swiglu product; with dropout the adapter's part is added to it.
+    fn inner(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
+        let (t, f) = (batch.rows, self.feed_forward);
+        if batch.dropout.is_some() { backend.memory(t * f) } else { backend.short(t, f) }
     }
 
     fn attention_backward(
