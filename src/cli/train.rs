@@ -53,12 +53,15 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let (hardware, shape, profiles) = (devices::hardware(&chosen, 0), job.shape(&options), Profiles::read());
     let device = profile::device(&devices::cpu_class(&chosen), &hardware);
     let need = Need { measured: profiles.memory(&device, &shape), ..job.need() };
-    let (keep, takes) = devices::settle(&chosen, weights, need, job.longest(&options))?;
+    // What is measured first may be longer than what is trained on.
+    let trials = job.trials();
+    let longest = trials.iter().map(|batch| batch.ids.len()).fold(job.longest(&options), usize::max);
+    let (keep, takes) = devices::settle(&chosen, weights, need, longest)?;
     let need = Need { keep: Some(keep), ..need };
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     let model = OwnThread::new(model, &signals::STOP);
     // Measured before or not: what it did in a busy hour says little of what it will do in this one.
-    let mut team = Alone { model, hardware, trials: job.trials(), takes };
+    let mut team = Alone { model, hardware, trials, takes };
     let claim = Claim::new(&place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)
 }

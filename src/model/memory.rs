@@ -160,6 +160,9 @@ pub fn estimate(load: Load, keep: Keep) -> Estimate {
     }
 }
 
+/// Terms of a sum that a product of the CPU adds up at a time.
+const SLICE: u64 = 768;
+
 /// Bytes that are kept between forward and backward, and that are needed while something is computed.
 fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     let &Load { config, lora, tokens, beside, short, .. } = load;
@@ -178,20 +181,28 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     // given back.
     let topmost = counts.iter().position(|&count| count > 0).map_or(0, |which| held[which]);
     let one_block = if topmost == held[3] { everything } else { everything - topmost };
-    // An input that is masked. Where numbers are short, the output of a product before it is, and with dropout what is
-    // added to it.
-    let masked = match (short < 4, lora.dropout > 0.0) {
-        (false, false) => 0,
-        (true, false) | (false, true) => 4 * t * f,
-        (true, true) => 12 * t * f,
+    // Backward: the residual, two normed streams, two of F, an input that is masked; or the head: rows, logits, their
+    // gradients.
+    let dropped = if lora.dropout > 0.0 { 4 * t * f } else { 0 };
+    let (feed_forward, attention) = if short == 4 {
+        (4 * t * (3 * c + 2 * f + q + 2 * kv) + dropped, 0)
+    } else {
+        // What is set in 16 bits has its whole sum before; with dropout something is added to it. In attention's gradient
+        // what is short is widened.
+        let sums = if c > SLICE { 4 * t * f } else { 0 };
+        let inner = 4 * t * 2 * c + short * t * (c + 2 * f);
+        (inner + sums.max(3 * dropped), 4 * t * (c + 6 * q + 4 * kv))
     };
-    // Backward: the residual, two normed streams, two of F; attention's gradient, in which what is short is widened; or
-    // the head: rows, logits, their gradients.
-    let feed_forward = 4 * t * (2 * c + q + 2 * kv) + short * t * (c + 2 * f) + masked;
-    let attention = if short < 4 { 4 * t * (c + 6 * q + 4 * kv) } else { 0 };
     let in_block = one_block + feed_forward.max(attention);
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
-    let in_head = 4 * (t * 5 * c + (t * outputs).min(chunk(outputs as usize) as u64 * outputs));
+    // Logits of a chunk; who computes in 16 bits has none, but the sums of two blocks of rows for eight parts of the
+    // vocabulary.
+    let block = (160_000 / c.max(1)).clamp(48, 264);
+    let logits = match short < 4 && config.labels.is_none() {
+        true => t.min(2 * block) * 8 * (c + 3),
+        false => (t * outputs).min(chunk(outputs as usize) as u64 * outputs),
+    };
+    let in_head = 4 * (t * 5 * c + logits);
     (kept, in_block.max(in_head) + t * beside)
 }
 
