@@ -65,8 +65,7 @@ pub trait Backend {
     fn short(&mut self, rows: usize, cols: usize) -> Self::Memory {
         self.memory(rows * cols)
     }
-    /// `x`, which from now on only they and the gradient of attention read, as [`Backend::short`] keeps it. What lies so
-    /// already stays.
+    /// `x`, which from now on only they and the gradient of attention read, as [`Backend::short`] keeps it.
     fn settle(&mut self, x: Self::Memory, rows: usize, cols: usize) -> Self::Memory {
         let _ = (rows, cols);
         x

@@ -257,7 +257,7 @@ impl<B: Fused> Block<B> {
         let whole = inner && !self.linears[i].is_biased();
         let mut y = if whole { backend.short(batch.rows, n) } else { backend.memory(batch.rows * n) };
         h[i] = self.linears[i].forward(backend, (view_mut(&mut y, batch.rows, n), Write::Set), x, batch);
-        if inner { backend.settle(y, batch.rows, n) } else { y }
+        if inner && !whole { backend.settle(y, batch.rows, n) } else { y }
     }
 
     fn normed(

@@ -67,7 +67,7 @@ impl<B: Fused> Block<B> {
         self.linears[DOWN].backward(backend, out, args, batch);
         act.into_iter().for_each(|m| backend.recycle(m));
         let Some(dact) = dact else { return };
-        let dact = backend.settle(dact, t, f);
+        let dact = if batch.dropout.is_some() { backend.settle(dact, t, f) } else { dact };
         backend.swiglu_grad(
             view_mut(&mut saved.gate, t, f),
             view_mut(&mut saved.up, t, f),
