@@ -152,13 +152,37 @@ fn other_devices_are_not_asked() {
     assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-f32"));
 }
 
+/// Rows of tiles are in groups of eight: what is wrong from the ninth row on is seen where the large product is compared.
+#[test]
+fn a_large_product_is_compared_as_well() {
+    let text = files::read("product_sm90a.ptx").text;
+    // The first that stands there is what fills stages.
+    let (from, to) = ("shl.b32 %m0, %x, 3;", "mov.u32 %m0, %x;");
+    assert!(text.contains(from));
+    let on = |text: &str| device_with_at((9, 0), ("product_sm90a.ptx", text), 0).bf16().unwrap();
+    let trial = Trial { timed: (1030, 256, 64), faster: 0.0 };
+    assert_eq!(on(&text).sm90a(trial).below(), None);
+    let device = on(&text.replacen(from, to, 1)).sm90a(trial);
+    let why = device.below().unwrap();
+    assert!(why.starts_with("wgmma: output ") && why.ends_with("(Forward, 64 terms)"), "{why}");
+}
+
 /// What a kernel does wrong, and what the device says of it; it computes with product_sm80 then.
 #[test]
 fn one_that_disagrees_is_named_and_left_aside() {
     let changes = [
         ("product_sm90a.ptx", "add.f32 %old3, %acc5, %old3", "mov.f32 %old3, %acc5", "wgmma: output "),
-        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward)"),
+        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward, "),
         ("product_sm90a.ptx", "wgmma.fence.sync.aligned;", "", "wgmma without wgmma.fence"),
+        // Where the ring turns, a block has a second tile, and a rank a second part.
+        ("product_sm90a.ptx", "selp.u32 %x, 1, 0, %p", "selp.u32 %x, 0, 0, %p", "more arrivals"),
+        (
+            "product_sm90a.ptx",
+            "mov.u32 %step, 0;",
+            "mov.u32 %step, 0; mov.u32 %stage, 0;",
+            "interpreter: product",
+        ),
+        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 8", "(Forward, "),
     ];
     for (file, from, to, says) in changes {
         let text = files::read(file).text;
