@@ -102,6 +102,21 @@ fn it_is_taken_where_it_agrees_and_is_faster() {
 }
 
 #[test]
+fn a_trial_without_memory_decides_nothing_and_leaves_none_behind() {
+    // The first operands fit, what is computed of them does not.
+    let device = device_of((9, 0), 0).bf16().unwrap().within(600_000);
+    let mut device = device.sm90a(trial(0.0));
+    assert!(device.undecided() && device.below().unwrap().contains("out of memory"), "{:?}", device.below());
+    assert_eq!((&device.class()[..], device.driver().held()), ("cuda-sm90-bf16", 0));
+    let mut device = device.within(u64::MAX).sm90a(trial(0.0));
+    assert_eq!((device.undecided(), device.below()), (false, None));
+    assert_eq!(&device.class()[..], "cuda-sm90-bf16-wgmma", "the next trial is one of its own");
+    assert_eq!((device.driver().held(), device.traffic().made, device.peak()), (0, 0, Some(0)));
+    let device = device.sm90a(trial(f64::INFINITY));
+    assert!(!device.undecided() && device.below().is_some(), "one that was decided");
+}
+
+#[test]
 fn a_file_says_what_runs_it() {
     let runs = |file: &str, capability, reads| kernels::find(file).unwrap().runs_on(capability, reads);
     let cases = [

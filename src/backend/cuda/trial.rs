@@ -84,16 +84,25 @@ impl<D: Driver> Cuda<D> {
     pub fn sm90a(mut self, trial: Trial) -> Self {
         let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
         let Some(processors) = may else { return self };
-        let traffic = self.traffic;
+        let (traffic, counts) = (self.traffic, self.pool.counts());
         let result = self.agrees(processors).and_then(|()| self.gains(processors, trial));
-        // Nobody counts a trial, nor what it needed.
-        self.traffic = traffic;
-        self.pool.peak();
+        // After a fault nothing of what waits is launched.
+        self.send();
         // What the device cannot do for other kernels either, it tells again.
-        let result = self.fault.take().map_or(result, |fault| Err(fault.to_string()));
+        let fault = self.fault.take();
+        self.undecided = matches!(fault, Some(Fault::OutOfMemory { .. }));
+        let result = fault.map_or(result, |fault| Err(fault.to_string()));
         self.sm90a = result.is_ok().then_some(processors);
         self.below = result.err();
+        // Nobody counts a trial, nor what it needed, which goes back.
+        self.traffic = traffic;
+        self.pool.restore(&mut self.driver, counts);
         self
+    }
+
+    /// Whether a trial ended for want of memory, which says nothing of the kernels: another may end otherwise.
+    pub fn undecided(&self) -> bool {
+        self.undecided
     }
 
     /// Why products stay with product_sm80 on a device that could run those of sm_90a.
@@ -130,8 +139,8 @@ impl<D: Driver> Cuda<D> {
     /// Of one large product, all of whose outputs are compared as well: rows of tiles are in groups there.
     fn gains(&mut self, processors: u32, Trial { timed: (m, n, k), faster }: Trial) -> Result<(), String> {
         let case = self.case((m, n, k), Direction::Forward);
-        // An output that is not written stays what only one of them has.
-        let outs = [5, 6].map(|key| self.numbers(m * n, key));
+        // An output that one of them does not write stays a number that is not the other's.
+        let outs = [5, 5].map(|key| self.numbers(m * n, key));
         let mut least = [f64::INFINITY; 2];
         for turn in 0..2 * TIMES.1 {
             self.sm90a = (turn % 2 == 1).then_some(processors);
