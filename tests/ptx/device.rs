@@ -60,6 +60,11 @@ pub fn device_with_at(
 }
 
 impl Interpreted {
+    /// Buffers that are not given back.
+    pub fn held(&self) -> usize {
+        self.machine.memory.held()
+    }
+
     fn fault(reason: String) -> Fault {
         Fault::Device { device: "interpreter".into(), reason }
     }

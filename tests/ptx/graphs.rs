@@ -62,6 +62,17 @@ fn lists() -> Result<(), String> {
     Ok(())
 }
 
+/// A graph that falls, of which nobody reads, and so many kernels after it.
+fn after(n: usize, value: f32) -> Result<(), String> {
+    let mut device = Cuda::open(0).map_err(|e| e.to_string())?;
+    let mut x = device.memory(4);
+    for (n, value) in [(10, 1.0), (10, 1.0), (n, value)] {
+        (0..n).for_each(|_| device.fill(view_mut(&mut x, 1, 4), value));
+        device.upload(view_mut(&mut x, 1, 4), &[0.0; 4]);
+    }
+    device.read(view(&x, 1, 4), &mut [0.0; 4]).map_err(|e| e.to_string())
+}
+
 /// Products by wgmma, of which each takes two tensor maps; the third list has other ones.
 fn wgmma() -> Result<(), String> {
     let mut device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?.untried();
@@ -79,6 +90,9 @@ fn inside() {
     match std::env::var("STANDIN_WORK").as_deref() {
         Ok("wgmma") => println!("said: {:?}", wgmma()),
         Ok("lists") => println!("said: {:?}", lists()),
+        Ok("again") => println!("said: {:?}", after(10, 1.0)),
+        Ok("others") => println!("said: {:?}", after(10, 2.0)),
+        Ok("few") => println!("said: {:?}", after(3, 1.0)),
         Ok("dropout") => println!("said: {:?}", microbatches(0.1, Keep::Inputs)),
         Ok(_) => println!("said: {:?}", microbatches(0.0, Keep::Everything)),
         Err(_) => {}
@@ -183,6 +197,21 @@ fn a_fault_in_a_graph_names_where_it_begins_and_ends() {
         "{}",
         ran.out
     );
+}
+
+/// The next call tells it, whatever it asks: no refusal of graphs, and none of the kernels that come after.
+#[test]
+fn a_fault_of_a_graph_that_another_call_tells_is_its_own() {
+    let Some(folder) = standin_with(&[]) else { return };
+    for (work, call) in
+        [("again", "cuGraphLaunch"), ("others", "cuGraphExecKernelNodeSetParams"), ("few", "launch")]
+    {
+        let ran = run("graph-fault", work, folder.path());
+        let ends = "at or before a graph of 10 launches, fill to fill";
+        let told = format!("{call}: CUDA_ERROR_ILLEGAL_ADDRESS, {ends}");
+        assert!(ran.out.contains(&told), "{work}: {}", ran.out);
+        assert!(!ran.said.contains("kernel by kernel"), "{work}: {}", ran.said);
+    }
 }
 
 #[test]

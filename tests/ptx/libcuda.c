@@ -232,6 +232,12 @@ R cuFuncSetAttribute(struct function *f, int attribute, int value) {
     if (attribute != 8 || f->magic != 77) wrong("an attribute of a function");
     return is("hopper-attribute") ? 1 : (f->shared = value, 0);
 }
+/* 4: registers of a thread. */
+R cuFuncGetAttribute(int *value, int attribute, struct function *f) {
+    needs_context("cuFuncGetAttribute");
+    if (attribute != 4 || f->magic != 77) wrong("an attribute of a function");
+    return *value = is("hopper-registers") ? 160 : 168, is("hopper-unknown") ? 1 : 0;
+}
 #ifndef WITHOUT_MAPS
 /* bf16, two dimensions, boxes of 64 columns, the swizzle of 128 bytes, zero beyond. */
 R cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const unsigned long long *sizes,
@@ -251,7 +257,7 @@ R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsign
     unsigned grid[3] = {x, y, z}, block[3] = {a, b, c};
     needs_context("cuLaunchKernel");
     find(s, STREAM);
-    if (is("launch")) return 701;
+    if (is("launch") || fallen) return fallen ? 700 : 701;
     R code = take(&node, f, grid, block, shared, args);
     return code ? code : (run(&node), 0);
 }
@@ -295,7 +301,7 @@ R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
     find(e, EXEC);
     struct started *it = e;
     find(it->from, GRAPH);
-    if (is("graph-params")) return 910;
+    if (is("graph-params") || fallen) return fallen ? 700 : 910;
     for (int i = 0; i < it->n; i++)
         if (it->from->nodes[i] == node) return take(&it->nodes[i], p->f, p->grid, p->block, p->shared, p->args);
     wrong("a node of another graph");
@@ -304,7 +310,7 @@ R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
 R cuGraphLaunch(void *e, void *s) {
     needs_context("cuGraphLaunch");
     find(e, EXEC), find(s, STREAM);
-    if (is("graph-launch")) return 801;
+    if (is("graph-launch") || fallen) return fallen ? 700 : 801;
     struct started *it = e;
     fallen = is("graph-fault");
     say("# graph");

@@ -102,6 +102,21 @@ fn it_is_taken_where_it_agrees_and_is_faster() {
 }
 
 #[test]
+fn a_trial_without_memory_decides_nothing_and_leaves_none_behind() {
+    // The first operands fit, what is computed of them does not.
+    let device = device_of((9, 0), 0).bf16().unwrap().within(600_000);
+    let mut device = device.sm90a(trial(0.0));
+    assert!(device.undecided() && device.below().unwrap().contains("out of memory"), "{:?}", device.below());
+    assert_eq!((&device.class()[..], device.driver().held()), ("cuda-sm90-bf16", 0));
+    let mut device = device.within(u64::MAX).sm90a(trial(0.0));
+    assert_eq!((device.undecided(), device.below()), (false, None));
+    assert_eq!(&device.class()[..], "cuda-sm90-bf16-wgmma", "the next trial is one of its own");
+    assert_eq!((device.driver().held(), device.traffic().made, device.peak()), (0, 0, Some(0)));
+    let device = device.sm90a(trial(f64::INFINITY));
+    assert!(!device.undecided() && device.below().is_some(), "one that was decided");
+}
+
+#[test]
 fn a_file_says_what_runs_it() {
     let runs = |file: &str, capability, reads| kernels::find(file).unwrap().runs_on(capability, reads);
     let cases = [
@@ -152,13 +167,37 @@ fn other_devices_are_not_asked() {
     assert_eq!((device.below(), &device.class()[..]), (None, "cuda-sm90-f32"));
 }
 
+/// Rows of tiles are in groups of eight: what is wrong from the ninth row on is seen where the large product is compared.
+#[test]
+fn a_large_product_is_compared_as_well() {
+    let text = files::read("product_sm90a.ptx").text;
+    // The first that stands there is what fills stages.
+    let (from, to) = ("shl.b32 %m0, %x, 3;", "mov.u32 %m0, %x;");
+    assert!(text.contains(from));
+    let on = |text: &str| device_with_at((9, 0), ("product_sm90a.ptx", text), 0).bf16().unwrap();
+    let trial = Trial { timed: (1030, 256, 64), faster: 0.0 };
+    assert_eq!(on(&text).sm90a(trial).below(), None);
+    let device = on(&text.replacen(from, to, 1)).sm90a(trial);
+    let why = device.below().unwrap();
+    assert!(why.starts_with("wgmma: output ") && why.ends_with("(Forward, 64 terms)"), "{why}");
+}
+
 /// What a kernel does wrong, and what the device says of it; it computes with product_sm80 then.
 #[test]
 fn one_that_disagrees_is_named_and_left_aside() {
     let changes = [
         ("product_sm90a.ptx", "add.f32 %old3, %acc5, %old3", "mov.f32 %old3, %acc5", "wgmma: output "),
-        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward)"),
+        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1", "(Forward, "),
         ("product_sm90a.ptx", "wgmma.fence.sync.aligned;", "", "wgmma without wgmma.fence"),
+        // Where the ring turns, a block has a second tile, and a rank a second part.
+        ("product_sm90a.ptx", "selp.u32 %x, 1, 0, %p", "selp.u32 %x, 0, 0, %p", "more arrivals"),
+        (
+            "product_sm90a.ptx",
+            "mov.u32 %step, 0;",
+            "mov.u32 %step, 0; mov.u32 %stage, 0;",
+            "interpreter: product",
+        ),
+        ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 8", "(Forward, "),
     ];
     for (file, from, to, says) in changes {
         let text = files::read(file).text;

@@ -38,6 +38,8 @@ const CASES: &[(&str, &str)] = &[
     ("hopper", "cuda-sm90-bf16-wgmma-stand-in-"),
     ("hopper-old", "cuda-sm90-bf16-stand-in-"),
     ("hopper-maps", "product_sm90a_nt: tensor map: CUDA_ERROR_NOT_SUPPORTED"),
+    ("hopper-registers", "product_sm90a_nt: compiled for 160 registers, and it divides 168"),
+    ("hopper-unknown", "product_sm90a_nt: registers: CUDA_ERROR_INVALID_VALUE"),
     ("hopper-attribute", "product_sm90a_nt: 197696 bytes of shared memory: CUDA_ERROR_INVALID_VALUE"),
 ];
 

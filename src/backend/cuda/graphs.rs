@@ -2,8 +2,8 @@
 //! driver. A list of the same kernels on other numbers (another length, other addresses) is the same graph, of which
 //! the nodes that differ are told so; what was started before keeps its own numbers (CUDA driver API,
 //! cuGraphExecKernelNodeSetParams). The first time a list comes it is launched kernel by kernel: that compiles what it
-//! needs, and what comes only once costs nothing. Whatever a driver refuses here, the caller launches kernel by kernel:
-//! what is really wrong is told there.
+//! needs, and what comes only once costs nothing. Whatever a driver refuses here, the caller launches kernel by kernel.
+//! What the device did wrong before is told as it is, and not taken for a refusal.
 
 use super::list::Waiting;
 use super::tensor_map::{Arguments, Sm90a};
@@ -65,8 +65,45 @@ enum State {
     Off,
 }
 
-fn check(call: &'static str, code: CUresult) -> Result<(), String> {
-    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{call}: {code:?}")) }
+/// Why a list was not started.
+pub(super) enum Unstarted {
+    /// Graphs are refused, in words: kernel by kernel it may go on.
+    Refused(String),
+    /// The device has failed before: the call that told, and how.
+    Failed(&'static str, CUresult),
+}
+
+impl From<String> for Unstarted {
+    fn from(why: String) -> Self {
+        Unstarted::Refused(why)
+    }
+}
+
+/// Whether it is an error of the device, which every later call tells again, whatever it asks (CUDA driver API, CUresult).
+pub(super) fn lasts(code: CUresult) -> bool {
+    use CUresult::*;
+    matches!(
+        code,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_CONTEXT_IS_DESTROYED
+    )
+}
+
+fn check(call: &'static str, code: CUresult) -> Result<(), Unstarted> {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        code if lasts(code) => Err(Unstarted::Failed(call, code)),
+        code => Err(Unstarted::Refused(format!("{call}: {code:?}"))),
+    }
 }
 
 impl Graphs {
@@ -87,19 +124,19 @@ impl Graphs {
     }
 
     /// Starts a list on `stream` where it is or becomes a graph. False where it has to be launched kernel by kernel;
-    /// an error where from now on all have to be, for that reason, which is said once.
+    /// an error where from now on all have to be, for that reason, which is said once, or where the device has failed.
     pub fn start(
         &mut self,
         list: &[Waiting],
         functions: &Functions,
         stream: sys::CUstream,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Unstarted> {
         if list.len() < LEAST {
             return Ok(false);
         }
         let started = match std::mem::replace(&mut self.state, State::Off) {
             State::Off => return Ok(false),
-            State::Refused(why) => Err(why),
+            State::Refused(why) => Err(why.into()),
             State::On => self.known(list, functions, stream),
         };
         match started {
@@ -114,7 +151,7 @@ impl Graphs {
         list: &[Waiting],
         functions: &Functions,
         stream: sys::CUstream,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Unstarted> {
         let same = |graph: &Graph| {
             graph.list.len() == list.len() && graph.list.iter().zip(list).all(|(a, b)| a.like(b))
         };
@@ -157,7 +194,7 @@ impl Graphs {
 
 impl Graph {
     /// A chain of nodes, each behind the one before it.
-    fn new(list: &[Waiting], functions: &Functions) -> Result<Self, String> {
+    fn new(list: &[Waiting], functions: &Functions) -> Result<Self, Unstarted> {
         let mut it = Graph { graph: null_mut(), started: null_mut(), nodes: Vec::new(), list: list.to_vec() };
         match it.build(functions) {
             Ok(()) => Ok(it),
@@ -168,7 +205,7 @@ impl Graph {
         }
     }
 
-    fn build(&mut self, functions: &Functions) -> Result<(), String> {
+    fn build(&mut self, functions: &Functions) -> Result<(), Unstarted> {
         // SAFETY: outputs are handles of this value, which gives back what it has in `free`.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut self.graph, 0) })?;
         for waiting in &self.list {
@@ -189,7 +226,7 @@ impl Graph {
     }
 
     /// Tells nodes that differ what they do from now on.
-    fn become_like(&mut self, list: &[Waiting], functions: &Functions) -> Result<(), String> {
+    fn become_like(&mut self, list: &[Waiting], functions: &Functions) -> Result<(), Unstarted> {
         for ((node, old), new) in self.nodes.iter().zip(&mut self.list).zip(list) {
             if old == new {
                 continue;

@@ -92,6 +92,12 @@ impl Source {
         budget.split([' ', ',']).filter_map(|word| word.parse().ok()).nth(1).unwrap_or(0)
     }
 
+    /// Registers of a thread that its warpgroups divide anew (setmaxnreg), which its head states as its budget.
+    pub fn divided(&self) -> Option<u32> {
+        let budget = self.line("// budget: ").filter(|_| self.text.contains("setmaxnreg"))?;
+        budget.split(' ').find_map(|word| word.parse().ok())
+    }
+
     fn line(&self, begins: &str) -> Option<&str> {
         self.text.lines().find_map(|l| l.strip_prefix(begins))
     }

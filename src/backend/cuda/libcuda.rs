@@ -3,7 +3,7 @@
 //! launch, an address. `unsafe` stands here alone: the calls are C's.
 
 use super::devices::{self, Absent};
-use super::graphs::{Functions, Graphs};
+use super::graphs::{self, Functions, Graphs, Unstarted};
 use super::staging::Staging;
 use super::tensor_map::{self, Arguments};
 use super::{Cuda, Driver, Launch, List, Waiting, kernels};
@@ -198,7 +198,10 @@ impl Libcuda {
     }
 
     fn fault(&self, what: &str, code: CUresult) -> Fault {
-        let reason = format!("{what}: {code:?}, at or before {}", self.last);
+        self.device(format!("{what}: {code:?}, at or before {}", self.last))
+    }
+
+    fn device(&self, reason: String) -> Fault {
         Fault::Device { device: self.name.clone(), reason }
     }
 
@@ -232,6 +235,7 @@ impl Libcuda {
             check(unsafe { sys::cuFuncSetAttribute(function, most, shared as i32) })
                 .map_err(|code| self.fault(&format!("{entry}: {shared} bytes of shared memory"), code))?;
         }
+        tensor_map::divides(file, function).map_err(|why| self.device(format!("{entry}: {why}")))?;
         self.functions.entries.insert(entry.into(), (function, shared));
         Ok((function, shared))
     }
@@ -252,8 +256,7 @@ impl Libcuda {
         check(code).map_err(|code| {
             let said = log.split(|b| *b == 0).next().unwrap_or_default();
             let said = String::from_utf8_lossy(said).split_whitespace().collect::<Vec<_>>().join(" ");
-            let reason = format!("{file} does not compile: {code:?}: {said}");
-            Fault::Device { device: self.name.clone(), reason }
+            self.device(format!("{file} does not compile: {code:?}: {said}"))
         })?;
         Ok(module)
     }
@@ -323,12 +326,15 @@ impl Driver for Libcuda {
         let mut arguments = Arguments::of(self.functions.sm90a, launch.args)
             .map_err(|code| self.fault(&format!("{}: tensor map", launch.entry), code))?;
         let [x, y, z] = launch.grid;
-        self.last = launch.entry.into();
         // SAFETY: one pointer for every parameter, to at least its bytes (low bytes first); the driver copies them.
         let code = unsafe {
             let (args, none) = (arguments.pointers(), null_mut());
             sys::cuLaunchKernel(function, x, y, z, launch.threads, 1, 1, shared, self.stream, args, none)
         };
+        // What failed is something before this, which is named.
+        if !graphs::lasts(code) {
+            self.last = launch.entry.into();
+        }
         check(code).map_err(|code| self.fault("launch", code))
     }
 
@@ -343,7 +349,8 @@ impl Driver for Libcuda {
                 Ok(1)
             }
             Ok(false) => list.one_by_one(self),
-            Err(why) => {
+            Err(Unstarted::Failed(call, code)) => Err(self.fault(call, code)),
+            Err(Unstarted::Refused(why)) => {
                 say!("{}: {why}: a microbatch is launched kernel by kernel, not as one graph", self.name);
                 list.one_by_one(self)
             }

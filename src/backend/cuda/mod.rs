@@ -51,6 +51,8 @@ pub struct Cuda<D: Driver> {
     sm90a: Option<u32>,
     /// Why they are not, where they were tried.
     below: Option<String>,
+    /// That was memory.
+    undecided: bool,
     /// Numbers of a part of a matrix that lies in blocks.
     slab: usize,
     /// Types of blocks that it has widened right.
@@ -81,6 +83,7 @@ impl<D: Driver> Cuda<D> {
             tier: Tier::F32,
             sm90a: None,
             below: None,
+            undecided: false,
             slab: frozen::SLAB,
             unpacked: Vec::new(),
             spelled: false,

@@ -264,6 +264,19 @@ impl Pool {
         std::mem::replace(&mut held.since, live) as u64
     }
 
+    /// Buffers made, the most that was ever in use, the most since somebody asked.
+    pub fn counts(&self) -> (u64, usize, usize) {
+        let held = lock(&self.held);
+        (self.made, held.peak, held.since)
+    }
+
+    /// As if nothing had been asked of it since those counts: what lies spare goes back. Nothing waits that has to do with it.
+    pub fn restore(&mut self, driver: &mut impl Driver, (made, peak, since): (u64, usize, usize)) {
+        let mut held = lock(&self.held);
+        held.shrink(driver, 0, 0);
+        (self.made, held.peak, held.since) = (made, peak, since);
+    }
+
     /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.
     pub fn nothing(&self) -> Memory {
         Memory { address: 0, bytes: 0, lasts: Lasts::Verb, stamp: Stamp::default(), home: Arc::default() }

@@ -49,6 +49,19 @@ pub(super) fn sm90a(device: sys::CUdevice, capability: (u32, u32), reads: u32) -
     Some(Sm90a { encode: encode?, processors })
 }
 
+/// Why a function cannot be run whose warpgroups divide its registers anew: compiled for another number than its head
+/// states, they would wait for registers for ever.
+pub(super) fn divides(file: &str, function: sys::CUfunction) -> Result<(), String> {
+    let Some(wanted) = kernels::find(file).and_then(kernels::Source::divided) else { return Ok(()) };
+    let (mut has, asked) = (0, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
+    // SAFETY: writes one integer; the function is that of a module which lives.
+    match unsafe { sys::cuFuncGetAttribute(&mut has, asked, function) } {
+        CUresult::CUDA_SUCCESS if u32::try_from(has) == Ok(wanted) => Ok(()),
+        CUresult::CUDA_SUCCESS => Err(format!("compiled for {has} registers, and it divides {wanted}")),
+        code => Err(format!("registers: {code:?}")),
+    }
+}
+
 /// The arguments of a launch where the driver reads them, and a pointer to each.
 pub(super) struct Arguments {
     pointers: Vec<*mut c_void>,

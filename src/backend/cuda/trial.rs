@@ -25,10 +25,13 @@ impl Default for Trial {
     }
 }
 
-/// Products that are compared: no multiples of anything, more than a tile each way.
-const COMPARED: (usize, usize, usize) = (133, 270, 75);
-/// Rank of their adapter's part.
-const RANK: usize = 5;
+/// Products that are compared: no multiples of anything, more than a tile each way, and ten steps: the ring of four stages
+/// turns twice, and the second tile of a block begins in its middle.
+const COMPARED: (usize, usize, usize) = (133, 270, 587);
+/// So few blocks that each of them has two tiles.
+const FEW: u32 = 2;
+/// Rank of their adapter's part, which is read in parts of 16.
+const RANK: usize = 17;
 /// Of the sum of the magnitudes of a sum's terms: both tiers multiply the same numbers exactly.
 const BOUND: f64 = 1e-4;
 /// Products that are timed at a time, and how often each tier's turn comes.
@@ -48,6 +51,22 @@ impl Case {
         (Arg::Address(a.at(0)), Arg::Address(b.at(0)))
     }
 
+    /// The lengths of a's rows and, on the way forward, of b's: two of them multiplied are no less than the sum of |a| |b|.
+    fn lengths(&self) -> [Vec<f64>; 2] {
+        let length = |row: &[f32]| row.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        self.host.each_ref().map(|x| x.chunks(self.s.k).map(length).collect())
+    }
+
+    /// The first output of two tiers that are further apart than [`BOUND`] of its terms.
+    fn same(&self, [old, new]: [&[f32]; 2], terms: impl Fn(usize, usize) -> f64) -> Result<(), String> {
+        let Shape { n, k, .. } = self.s;
+        let off = |i: usize| f64::from((old[i] - new[i]).abs()) / terms(i / n, i % n);
+        // NaN is told as well.
+        let Some(i) = (0..old.len()).find(|&i| off(i).is_nan() || off(i) > BOUND) else { return Ok(()) };
+        let (row, col, off, direction) = (i / n, i % n, off(i), self.direction);
+        Err(format!("wgmma: output {row}, {col} is off by {off:.1e} ({direction:?}, {k} terms)"))
+    }
+
     /// The sum of |a| |b| of an output.
     fn terms(&self, row: usize, col: usize) -> f64 {
         let (Shape { n, k, .. }, [a, b]) = (self.s, &self.host);
@@ -65,16 +84,25 @@ impl<D: Driver> Cuda<D> {
     pub fn sm90a(mut self, trial: Trial) -> Self {
         let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
         let Some(processors) = may else { return self };
-        let traffic = self.traffic;
+        let (traffic, counts) = (self.traffic, self.pool.counts());
         let result = self.agrees(processors).and_then(|()| self.gains(processors, trial));
-        // Nobody counts a trial, nor what it needed.
-        self.traffic = traffic;
-        self.pool.peak();
+        // After a fault nothing of what waits is launched.
+        self.send();
         // What the device cannot do for other kernels either, it tells again.
-        let result = self.fault.take().map_or(result, |fault| Err(fault.to_string()));
+        let fault = self.fault.take();
+        self.undecided = matches!(fault, Some(Fault::OutOfMemory { .. }));
+        let result = fault.map_or(result, |fault| Err(fault.to_string()));
         self.sm90a = result.is_ok().then_some(processors);
         self.below = result.err();
+        // Nobody counts a trial, nor what it needed, which goes back.
+        self.traffic = traffic;
+        self.pool.restore(&mut self.driver, counts);
         self
+    }
+
+    /// Whether a trial ended for want of memory, which says nothing of the kernels: another may end otherwise.
+    pub fn undecided(&self) -> bool {
+        self.undecided
     }
 
     /// Why products stay with product_sm80 on a device that could run those of sm_90a.
@@ -82,7 +110,7 @@ impl<D: Driver> Cuda<D> {
         self.below.as_deref()
     }
 
-    /// Both directions, with and without an adapter's part.
+    /// Both directions, with and without an adapter's part, on all multiprocessors and on few.
     fn agrees(&mut self, processors: u32) -> Result<(), String> {
         let (m, n, _) = COMPARED;
         for direction in [Direction::Forward, Direction::Backward] {
@@ -91,35 +119,37 @@ impl<D: Driver> Cuda<D> {
             let between = if direction == Direction::Forward { RANK } else { n };
             let (left, right) = (Arg::Address(left.at(0)), Arg::Address(right.at(0)));
             for added in [None, Some(Added { left, right, rank: RANK, between, by: 0.5 })] {
-                let [old, new] = [None, Some(processors)].map(|tier| {
+                let mut computed = |tier| {
                     self.sm90a = tier;
                     let out = self.numbers(m * n, 5);
                     let at = (Arg::Address(out.at(0)), Write::Add);
                     self.product_bf16(at, case.ab(), case.s, (direction, added));
-                    self.fetched(&out, m * n)
-                });
-                let (old, new) = (old.map_err(|e| e.to_string())?, new.map_err(|e| e.to_string())?);
-                let off = |i: usize| f64::from((old[i] - new[i]).abs()) / case.terms(i / n, i % n);
-                // NaN is told as well.
-                if let Some(i) = (0..m * n).find(|&i| off(i).is_nan() || off(i) > BOUND) {
-                    let (row, col, off) = (i / n, i % n, off(i));
-                    return Err(format!("wgmma: output {row}, {col} is off by {off:.1e} ({direction:?})"));
+                    self.fetched(&out, m * n).map_err(|e| e.to_string())
+                };
+                let old = computed(None)?;
+                for processors in [processors, FEW] {
+                    let new = computed(Some(processors))?;
+                    case.same([&old, &new], |row, col| case.terms(row, col))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Of one large product.
+    /// Of one large product, all of whose outputs are compared as well: rows of tiles are in groups there.
     fn gains(&mut self, processors: u32, Trial { timed: (m, n, k), faster }: Trial) -> Result<(), String> {
         let case = self.case((m, n, k), Direction::Forward);
-        let out = self.take(4 * m * n);
+        // An output that one of them does not write stays a number that is not the other's.
+        let outs = [5, 5].map(|key| self.numbers(m * n, key));
         let mut least = [f64::INFINITY; 2];
         for turn in 0..2 * TIMES.1 {
             self.sm90a = (turn % 2 == 1).then_some(processors);
-            let seconds = self.seconds(&case, &out).map_err(|e| e.to_string())?;
+            let seconds = self.seconds(&case, &outs[turn % 2]).map_err(|e| e.to_string())?;
             least[turn % 2] = seconds.min(least[turn % 2]);
         }
+        let [old, new] = outs.each_ref().map(|out| self.fetched(out, m * n).map_err(|e| e.to_string()));
+        let [a, b] = case.lengths();
+        case.same([&old?, &new?], |row, col| a[row] * b[col])?;
         let gain = least[0] / least[1];
         if gain >= faster {
             return Ok(());
@@ -171,9 +201,9 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
-/// Where there are many, over and over.
+/// Where there are many, over and over; a prime number of them, so that no two rows of a tile's edge are the same.
 fn uniform(len: usize, key: u64) -> Vec<f32> {
     let mut s = Stream::new(&[key]);
-    let some: Vec<f32> = (0..len.min(1 << 16)).map(|_| 2.0 * s.unit() - 1.0).collect();
+    let some: Vec<f32> = (0..len.min(65_521)).map(|_| 2.0 * s.unit() - 1.0).collect();
     some.into_iter().cycle().take(len).collect()
 }

@@ -90,7 +90,10 @@ fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
         Some(false) => device,
         None => {
             let device = device.sm90a(Trial::default());
-            taken.insert(ordinal, device.below().is_none());
+            // For want of memory nothing was decided: the next opening asks again.
+            if !device.undecided() {
+                taken.insert(ordinal, device.below().is_none());
+            }
             if let Some(why) = device.below() {
                 say!("cuda {ordinal}: products stay with mma: {why}");
             }

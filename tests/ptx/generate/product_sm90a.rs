@@ -31,7 +31,7 @@ launch: grid min(tiles, multiprocessors), 384 threads, dynamic shared memory as 
 map_a: boxes 64 x 128 of a [M, K]; map_b: 64 x 256 of b [N, K] (nt), 64 x 64 of b [K, N] (nn).
 registers: a thread that multiplies has 128 sums, 16 numbers of out, addresses.
 budget: 168 registers, {SHARED} bytes of shared memory
-promises: HGMMA UTMALDG
+promises: HGMMA UTMALDG USETMAXREG
 ";
 
 const LORA: &str = "
@@ -52,7 +52,7 @@ launch: grid min(tiles, multiprocessors), 384 threads, dynamic shared memory as 
 map_a, map_b: as product_sm90a.ptx has them.
 registers: 128 sums and 32 of the adapter, 16 numbers of out, 2 + 16 factors, addresses.
 budget: 168 registers, {SHARED} bytes of shared memory
-promises: HGMMA UTMALDG
+promises: HGMMA UTMALDG USETMAXREG
 ";
 
 /// What is done with a tile before it is stored.

@@ -200,6 +200,10 @@ impl Global {
         at
     }
 
+    pub fn held(&self) -> usize {
+        self.regions.len()
+    }
+
     pub fn free(&mut self, at: u64) -> bool {
         self.regions.remove(&at).is_some()
     }
