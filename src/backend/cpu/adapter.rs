@@ -8,7 +8,7 @@
 use super::avx512::{self, COLS};
 use super::avx512_bf16::{self, Pairs};
 use super::isa::kernel;
-use super::left::{self, Left, Side, round};
+use super::left::{self, Left, Side};
 use super::product::{Factors, Sizes, Strided, Target, product};
 use super::product_own;
 use super::threads::Shared;
@@ -54,8 +54,8 @@ pub unsafe fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) 
         // SAFETY: the caller's promise.
         unsafe { avx512_bf16::interleave(&mut out[..whole], &even[..whole], &odd[..whole]) };
         for (j, out) in out.iter_mut().enumerate().skip(whole) {
-            let half = |row: &[f32]| round(row.get(j).copied().unwrap_or(0.0)).to_bits();
-            *out = half(even) | half(odd) >> 16;
+            let number = |row: &[f32]| row.get(j).copied().unwrap_or(0.0);
+            *out = short::together(number(even), number(odd));
         }
     }
 }
@@ -63,7 +63,7 @@ pub unsafe fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) 
 kernel! {
     fn pair_two<L>(out: &mut [u32], even: &[f32], odd: &[f32]) {
         for ((o, &even), &odd) in out.iter_mut().zip(even).zip(odd) {
-            *o = round(even).to_bits() | round(odd).to_bits() >> 16;
+            *o = short::together(even, odd);
         }
     }
 }
@@ -143,9 +143,8 @@ impl Cpu {
         );
         match wide.side {
             Side::Floats(floats) => {
-                let mut rounded = self.recycling.take(thin.len());
-                short::rounded(self.context(), rounded.values_mut(), thin.values());
-                let thin = Strided::rows(rounded.values(), rank);
+                let factor = self.factor(thin);
+                let thin = factor.left(self.context()).numbers();
                 let (m, columns) = (out.rows, out.cols);
                 let (a, b) = if lies == Lies::Turned {
                     (floats.transposed(), thin)
@@ -160,7 +159,7 @@ impl Cpu {
                     sizes,
                     Factors { a, b, scale },
                 );
-                self.recycling.give(rounded);
+                self.done(factor);
             }
             Side::Pairs(words, stride) => {
                 let across = rank.next_multiple_of(TURNED);

@@ -20,17 +20,9 @@ pub(super) enum Way {
     Backward,
 }
 
-/// A frozen product and what is added to it.
-struct Job<'a> {
-    w: &'a Weight,
-    way: Way,
-    left: Left<'a>,
-    low: Option<Added<'a>>,
-}
-
 impl Cpu {
     /// Whether an adapter's factors are rounded: in bf16, where our own kernels multiply.
-    fn rounds(&self) -> bool {
+    pub(super) fn rounds(&self) -> bool {
         self.precision != Precision::F32 && self.products == Products::Own
     }
 
@@ -44,14 +36,17 @@ impl Cpu {
     ) {
         let terms = if way == Way::Backward { w.rows() } else { w.cols() };
         let whole = Weight::writes_pairs(left, terms, low.as_ref());
-        let job = Job { w, way, left, low };
+        let run = |cpu: &Cpu, out: Out| match way {
+            Way::Forward => w.forward(cpu.context(), out, left, low),
+            Way::Backward => w.backward(cpu.context(), out, left, low),
+        };
         if out.memory.is_short() {
             assert_eq!(write, Write::Set, "numbers in 16 bits are set");
             if whole {
-                return job.run(self, Out::Pairs(out.pairs_mut()));
+                return run(self, Out::Pairs(out.pairs_mut()));
             }
         }
-        self.through(&mut out, |cpu, values| job.run(cpu, Out::Values(values, write)));
+        self.through(&mut out, |cpu, values| run(cpu, Out::Values(values, write)));
     }
 
     /// The left factor of what an adapter adds, h or dh [T, R], as the frozen product beside it wants it, and what is
@@ -77,16 +72,6 @@ impl Cpu {
         self.along_tokens(da, view(&dh, rows, rank), x.left(self.context()), 1.0, Lies::Upright);
         self.done(x);
         dh
-    }
-}
-
-impl Job<'_> {
-    fn run(self, cpu: &Cpu, out: Out) {
-        let Job { w, way, left, low } = self;
-        match way {
-            Way::Forward => w.forward(cpu.context(), out, left, low),
-            Way::Backward => w.backward(cpu.context(), out, left, low),
-        }
     }
 }
 

@@ -4,8 +4,7 @@
 //! columns, so that pairs do not cross rows.
 
 use super::isa::kernel;
-use super::left::{self, Precision, round};
-use super::product::Products;
+use super::left::{Precision, round};
 use super::{Context, Cpu, Memory, avx512_bf16, math};
 use crate::backend::{View, ViewMut};
 
@@ -20,7 +19,7 @@ fn apart(pair: u32) -> (f32, f32) {
 
 /// Two numbers, rounded.
 #[inline(always)]
-fn together(even: f32, odd: f32) -> u32 {
+pub fn together(even: f32, odd: f32) -> u32 {
     round(even).to_bits() | round(odd).to_bits() >> 16
 }
 
@@ -114,7 +113,7 @@ impl ViewMut<'_, Memory> {
 impl Cpu {
     /// Whether such rows are kept in 16 bits: in bf16, where our own kernels read them.
     pub(super) fn shortens(&self, cols: usize) -> bool {
-        self.precision != Precision::F32 && self.products == Products::Own && cols.is_multiple_of(2)
+        self.rounds() && cols.is_multiple_of(2)
     }
 
     /// x in f32, in memory to give back; None where it is.
@@ -131,26 +130,13 @@ impl Cpu {
     }
 
     /// Runs what writes f32 values and puts them into `out`, in whichever way it holds numbers.
-    pub(super) fn through<R>(
-        &mut self,
-        out: &mut ViewMut<Memory>,
-        run: impl FnOnce(&mut Cpu, &mut [f32]) -> R,
-    ) -> R {
+    pub(super) fn through(&mut self, out: &mut ViewMut<Memory>, run: impl FnOnce(&mut Cpu, &mut [f32])) {
         if !out.memory.is_short() {
             return run(self, out.values_mut());
         }
         let mut values = self.recycling.take(out.len());
-        let result = run(self, values.values_mut());
+        run(self, values.values_mut());
         pair_all(self.context(), out.pairs_mut(), values.values());
         self.recycling.give(values);
-        result
     }
-}
-
-/// x, rounded, as f32 numbers: what pairs are worth.
-pub fn rounded(cx: Context, out: &mut [f32], x: &[f32]) {
-    cx.threads.chunks(out, CHUNK, |i, out| {
-        out.copy_from_slice(&x[i * CHUNK..][..out.len()]);
-        left::round_here(cx.isa, out);
-    });
 }
