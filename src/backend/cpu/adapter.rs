@@ -5,7 +5,7 @@
 //!
 //! Each output is the chain that the f32 tile computes of the same rounded numbers, slice by slice.
 
-use super::avx512::{self, COLS};
+use super::tile::{self, COLS};
 use super::avx512_bf16::{self, Pairs};
 use super::isa::kernel;
 use super::left::{self, Left, Side};
@@ -92,7 +92,7 @@ impl Cpu {
         let cx = self.context();
         let shared = Shared::new(out.values_mut());
         let target = Target::rows(&shared, rank, Write::Set);
-        let most = t.div_ceil(TASKS * cx.threads.count()).next_multiple_of(avx512::ROWS).min(ROWS);
+        let most = t.div_ceil(TASKS * cx.threads.count()).next_multiple_of(tile::ROWS).min(ROWS);
         cx.threads.each(t.div_ceil(most.max(1)), |task| {
             let (row, rows) = (task * most, most.min(t - task * most));
             product_own::with_panel(|panel| {

@@ -4,7 +4,7 @@
 
 use super::Context;
 use super::attention_block::{Into, KEYS, Keys, Products, QUERIES, Seen, Which};
-use super::avx512::{COLS, ROWS};
+use super::tile::{COLS, ROWS};
 use super::left::{Precision, round, round_here};
 use super::product::{self, Factors, Sizes, Strided, small, tile};
 use super::product_own;

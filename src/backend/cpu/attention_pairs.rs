@@ -6,7 +6,7 @@
 use super::Context;
 use super::attention::{Inputs, Segment};
 use super::attention_block::{Into, KEYS, Keys, Pass, Products, QUERIES, Seen, Which};
-use super::avx512::{COLS, ROWS};
+use super::tile::{COLS, ROWS};
 use super::avx512_bf16::{self, Pairs};
 use super::left::Precision;
 use super::product::{Strided, Target};

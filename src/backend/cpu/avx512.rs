@@ -1,85 +1,10 @@
-//! The AVX-512 kernel of matrix products: one tile of at most ROWS x COLS outputs in registers.
+//! The AVX-512 kernel of matrix products: one tile of at most 12 x 32 outputs in 24 registers.
 //!
 //! Its parts are inlined without features of their own, always: a sum that does not stay in registers runs at a
 //! quarter of the speed.
-//!
-//! A tile's value is one chain of fused multiply-adds over k in ascending order per slice of K; slices are
-//! added in order. Nothing here knows of threads.
 
+use super::tile::{Part, Place};
 use std::arch::x86_64::*;
-
-/// Most rows of a tile.
-pub const ROWS: usize = 12;
-/// Columns of a tile and of a panel: two vectors.
-pub const COLS: usize = 32;
-
-/// Sum over k of a[i * row + k * col] * b[k * stride + j].
-#[derive(Debug, Clone, Copy)]
-pub struct Part {
-    /// Terms.
-    pub k: usize,
-    /// Left factor, read one value at a time.
-    pub a: *const f32,
-    /// Distance between rows of a.
-    pub row: usize,
-    /// Distance between columns of a.
-    pub col: usize,
-    /// Right factor: COLS values in a row (or as many as the tile is wide).
-    pub b: *const f32,
-    /// Distance between rows of b.
-    pub stride: usize,
-}
-
-/// Where a tile goes.
-#[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// Its first element.
-    pub at: *mut f32,
-    /// Distance between rows.
-    pub stride: usize,
-    /// Rows, at most ROWS.
-    pub rows: usize,
-    /// Columns, at most COLS.
-    pub cols: usize,
-    /// Multiplies the sum.
-    pub scale: f32,
-    /// Whether what stands there is added.
-    pub add: bool,
-    /// Pairs of bf16 numbers go there, in words of which `stride` counts; `add` is not for them.
-    pub short: bool,
-}
-
-/// What will be read next: that many runs of bytes, evenly apart.
-#[derive(Debug, Clone, Copy)]
-pub struct Ahead {
-    /// The first byte.
-    pub at: *const u8,
-    /// Bytes of a run.
-    pub run: usize,
-    /// How many.
-    pub runs: usize,
-    /// Bytes from one to the next.
-    pub stride: usize,
-}
-
-impl Ahead {
-    /// Asks for the `i`-th of `of` equal parts of it to come to L2.
-    pub fn fetch(&self, i: usize, of: usize) {
-        let lines = self.run.div_ceil(64).max(1);
-        let all = lines * self.runs;
-        let (first, end) = (all * i / of, all * (i + 1) / of);
-        // A division for each line would take as long as a twentieth of a tile.
-        let (mut run, mut line) = (self.at.wrapping_add(first / lines * self.stride), first % lines);
-        for _ in first..end {
-            // SAFETY: a hint, which no address can make fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(run.wrapping_add(line * 64).cast()) };
-            line += 1;
-            if line == lines {
-                (run, line) = (run.wrapping_add(self.stride), 0);
-            }
-        }
-    }
-}
 
 /// out = [out +] scale * (sum of the parts)
 ///
@@ -107,7 +32,7 @@ pub unsafe fn tile(parts: &[Part], place: Place) {
 #[target_feature(enable = "avx512f")]
 unsafe fn fixed<const MR: usize, const NV: usize>(parts: &[Part], place: Place) {
     let mut sum = [[_mm512_setzero_ps(); NV]; MR];
-    place.near::<MR, NV>();
+    place.near::<MR>(NV);
     for p in parts {
         // SAFETY: the caller's promise.
         unsafe { chain(&mut sum, p, place.last::<NV>()) };
@@ -122,18 +47,6 @@ impl Place {
     pub fn last<const NV: usize>(&self) -> __mmask16 {
         let lanes = self.cols - (NV - 1) * 16;
         if lanes >= 16 { !0 } else { (1 << lanes) - 1 }
-    }
-
-    /// Asks for the output: it is not needed before all terms have been added, and then at once.
-    #[inline]
-    pub fn near<const MR: usize, const NV: usize>(&self) {
-        for i in 0..MR {
-            for j in 0..NV {
-                let at = self.at.wrapping_add(i * self.stride + 16 * j);
-                // SAFETY: a hint, which no address can make fault.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
-            }
-        }
     }
 }
 

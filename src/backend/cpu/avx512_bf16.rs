@@ -6,8 +6,9 @@
 //! over ascending k that the f32 tile computes of the same rounded numbers: that tile is the slow twin, and,
 //! where this instruction runs at half the rate, the fast one.
 
-use super::avx512::{COLS, Place, put};
-use super::stored::{across, load_rows, transposed};
+use super::avx512::put;
+use super::stored_avx512::{across, load_rows, transposed};
+use super::tile::{COLS, Place};
 use std::arch::x86_64::*;
 
 /// Sum over pairs k of a[i * row + k * col] . b[k * 32 + j].
@@ -28,7 +29,7 @@ pub struct Pairs {
 /// out = [out +] scale * (sum of the pairs, then of those of the second product)
 ///
 /// # Safety
-/// As [`super::avx512::tile`]; the processor has AVX-512 BF16. All of b's 32 pairs in a row are read.
+/// As [`super::tile::tile`]; the processor has AVX-512 BF16. All of b's 32 pairs in a row are read.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub unsafe fn tile(pairs: Pairs, second: Option<Pairs>, place: Place) {
     macro_rules! by_rows {
@@ -50,7 +51,7 @@ pub unsafe fn tile(pairs: Pairs, second: Option<Pairs>, place: Place) {
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn fixed<const MR: usize, const NV: usize>(pairs: Pairs, second: Option<Pairs>, place: Place) {
     let mut sum = [[_mm512_setzero_ps(); NV]; MR];
-    place.near::<MR, NV>();
+    place.near::<MR>(NV);
     // SAFETY: the caller's promise.
     unsafe {
         dots(&mut sum, pairs);

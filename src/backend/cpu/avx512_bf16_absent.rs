@@ -1,7 +1,7 @@
 //! Stands in for `avx512_bf16.rs` where the processor is not an x86-64: nobody calls it, because no such processor
 //! is ever found to have the instruction; bf16 is then computed by the `gemm` crate on rounded numbers.
 
-use super::avx512::Place;
+use super::tile::Place;
 
 /// As in `avx512_bf16.rs`.
 #[derive(Debug, Clone, Copy)]

@@ -4,8 +4,7 @@
 //!
 //! In bf16 the unpacked numbers are rounded, as a matrix of f32 is when it is packed.
 
-use super::avx512::{Ahead, COLS};
-use super::decode::Decode;
+use super::tile::{Ahead, COLS};
 use super::few::{Chains, Sums};
 use super::left::{self, Precision, Side};
 use super::tiled::{Right, Tiled};
@@ -132,8 +131,8 @@ impl Tiled for InBlocks {
 }
 
 impl Chains for InBlocks {
-    unsafe fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
+    fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
         let rows = self.rows_from(first, panels * COLS);
-        self.block.visit(Decode { x, rows, from: from / RUN })
+        self.block.visit(unpack::InPlace { x, rows, from: from / RUN })
     }
 }

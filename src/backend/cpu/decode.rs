@@ -5,37 +5,29 @@
 //! A number is worth what [`Packed::unpack`] makes of it, and numbers are added in ascending order, as tiles add
 //! them: to the bit what the widened matrix gives.
 
-use super::avx512::COLS;
+use super::tile::COLS;
 use super::blocks::Rounded;
 use super::few::{PANELS, Sums};
-use super::unpack::{Rows, widen_half};
-use crate::numeric::block::{Bits, Lie, Packed, RUN, Scales, Split, Visitor};
+use super::isa::{self, Isa};
+use super::stored_avx512::put_sums;
+use super::unpack::{InPlace, Rows};
+use super::unpack_avx512::widen_half;
+use crate::numeric::block::{Bits, Lie, Packed, RUN, Scales, Split};
 use std::arch::x86_64::*;
 
-/// The chains over x of at most four times 32 rows, see [`super::few::Chains`].
-pub struct Decode<'a> {
-    /// Whole runs.
-    pub x: &'a [f32],
-    /// At most 4 x 32.
-    pub rows: Rows<'a>,
-    /// First run of each row.
-    pub from: usize,
-}
-
-impl Visitor for Decode<'_> {
-    type Result = Sums;
-    fn visit<P: Packed>(self) -> Sums {
-        let Decode { x, rows, from } = self;
-        let runs = from + x.len() / RUN;
-        assert!(x.len().is_multiple_of(RUN) && rows.count > 0, "whole runs of some rows");
-        assert!(runs.div_ceil(P::ELEMENTS / RUN) * P::BYTES <= rows.size, "runs of these rows");
-        assert!(rows.count * rows.size <= rows.bytes.len(), "rows that are there");
-        // SAFETY: matrices are kept in blocks for our own kernels on AVX-512 only; sizes were checked.
-        unsafe {
-            match rows.rounded {
-                Rounded::Not => panels::<P, Exact>(x, rows, from),
-                Rounded::Bf16 => panels::<P, ToBf16>(x, rows, from),
-            }
+/// See [`super::unpack::InPlace`].
+pub fn decode<P: Packed>(chains: InPlace) -> Sums {
+    let InPlace { x, rows, from } = chains;
+    let runs = from + x.len() / RUN;
+    assert!(x.len().is_multiple_of(RUN) && rows.count > 0, "whole runs of some rows");
+    assert!(runs.div_ceil(P::ELEMENTS / RUN) * P::BYTES <= rows.size, "runs of these rows");
+    assert!(rows.count * rows.size <= rows.bytes.len(), "rows that are there");
+    assert!(isa::best() == Isa::Avx512, "vectors that the processor has");
+    // SAFETY: the processor was asked; sizes were checked.
+    unsafe {
+        match rows.rounded {
+            Rounded::Not => panels::<P, Exact>(x, rows, from),
+            Rounded::Bf16 => panels::<P, ToBf16>(x, rows, from),
         }
     }
 }
@@ -93,9 +85,10 @@ type Scaled = [(__m512, __m512); 2];
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Sums {
-    let mut sums = [[_mm512_setzero_ps(); 2]; PANELS];
+    let mut out = [[0.0; COLS]; PANELS];
     let in_block = P::ELEMENTS / RUN;
-    for (p, sums) in sums.iter_mut().enumerate().take(rows.count.div_ceil(COLS)) {
+    for (p, out) in out.iter_mut().enumerate().take(rows.count.div_ceil(COLS)) {
+        let mut sums = [_mm512_setzero_ps(); 2];
         let sides = [0, 16].map(|side| sixteen(&rows, p * COLS + side));
         for (i, x) in x.as_chunks::<RUN>().0.iter().enumerate() {
             let (block, run) = ((from + i) / in_block * P::BYTES, (from + i) % in_block);
@@ -110,8 +103,10 @@ unsafe fn panels<P: Packed, B: Become>(x: &[f32], rows: Rows, from: usize) -> Su
                 }
             }
         }
+        // SAFETY: the caller's promise.
+        unsafe { put_sums(out, sums) };
     }
-    sums
+    out
 }
 
 #[inline]

@@ -5,19 +5,26 @@
 //! microbatch.
 
 use super::Context;
-use super::avx512::COLS;
-
+use super::isa::{self, kernel};
+#[cfg(target_arch = "x86_64")]
+use super::isa::Isa;
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE};
-use super::stored::Stored;
+use super::stored;
+#[cfg(target_arch = "x86_64")]
+use super::stored_avx512;
+use super::stored::Vectors;
+use super::tile::COLS;
 use super::tiled::{Added, Tiled};
 use crate::backend::Write;
-use std::arch::x86_64::*;
 
 /// Most rows that this is faster for than tiles.
 pub const ROWS: usize = 2;
 /// Panels side by side: eight vectors of sums, as many as multiply-adds are under way at a time.
 pub const PANELS: usize = 4;
+
+/// Terms that are widened at a time where there is no AVX-512.
+const AT_ONCE: usize = 32;
 
 /// Least tasks for each thread, if there are panels enough.
 const TASKS: usize = 8;
@@ -26,10 +33,7 @@ const TASKS: usize = 8;
 pub trait Chains {
     /// The chains over x of `panels` panels of outputs, at most [`PANELS`], from output `first` on, whose terms begin
     /// at `from`, in ascending order.
-    ///
-    /// # Safety
-    /// AVX-512 F, BW and VL; the outputs' panels and the terms are there.
-    unsafe fn chains(&self, x: &[f32], outputs: (usize, usize), from: usize) -> Sums;
+    fn chains(&self, x: &[f32], outputs: (usize, usize), from: usize) -> Sums;
 }
 
 /// y[T, N] (=|+=) x wᵀ [+ what is added], at most [`ROWS`] rows.
@@ -48,10 +52,10 @@ pub fn forward<W: Tiled>(cx: Context, w: &W, y: Target, x: (Strided, usize), add
                 let low = added.filter(|_| from + k == cols);
                 product_own::with_panel(|room| {
                     let low = low.map(|a| lay_out(room, a, (row, first), panels, rows));
-                    // SAFETY: such matrices are made for AVX-512 only; the outputs of this task belong to it alone.
+                    let sums = w.chains(&x[from..][..k], (first, panels), from);
+                    // SAFETY: the outputs of this task belong to it alone.
                     unsafe {
-                        let sums = w.chains(&x[from..][..k], (first, panels), from);
-                        put(sums, low, Target { write, ..y }, (rows - first).min(panels * COLS));
+                        put(cx, sums, low, Target { write, ..y }, (rows - first).min(panels * COLS));
                     }
                 });
             }
@@ -77,29 +81,48 @@ fn lay_out<'a>(
 /// Most terms of what is added: the room of a thread holds so many for every panel.
 pub const RANK: usize = 2 * SLICE / PANELS;
 
-/// Two vectors for each panel.
-pub type Sums = [[__m512; 2]; PANELS];
+/// Of every output of the panels.
+pub type Sums = [[f32; COLS]; PANELS];
 
-/// The chains of P panels, from 0, in ascending order of k.
-///
-/// # Safety
-/// AVX-512 F, BW and VL; P panels of x's terms lie `deep` rows of words apart.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub unsafe fn of_words<S: Stored, const P: usize>(x: &[f32], words: *const S::Word, deep: usize) -> Sums {
-    let mut sums = [[_mm512_setzero_ps(); 2]; PANELS];
-    for word in 0..x.len().div_ceil(S::DEPTH) {
-        // A last single number goes with 0, which lies beside it in the panel too.
-        let second = x.get(word * S::DEPTH + 1).copied().unwrap_or(0.0);
-        let x = [_mm512_set1_ps(x[word * S::DEPTH]), _mm512_set1_ps(second)];
-        for (p, sums) in sums.iter_mut().enumerate().take(P) {
-            for (half, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the caller's promise.
-                let w = unsafe { S::numbers(words.add((p * deep + word) * COLS + 16 * half)) };
-                *sum = _mm512_fmadd_ps(x[0], w[0], *sum);
-                if S::DEPTH == 2 {
-                    *sum = _mm512_fmadd_ps(x[1], w[1], *sum);
-                }
+kernel! {
+    /// sums += x[k] * panel[k][32], in ascending order of k.
+    pub fn chain<L>(sums: &mut [f32; COLS], x: &[f32], panel: &[f32]) {
+        let mut sum = *sums;
+        for (&x, row) in x.iter().zip(panel.as_chunks::<COLS>().0) {
+            for (sum, &w) in sum.iter_mut().zip(row) {
+                *sum = L::fma(x, w, *sum);
             }
+        }
+        *sums = sum;
+    }
+}
+
+/// The chains over x of some panels, from 0, whose words lie `deep` rows apart.
+pub fn of_words<S: Vectors>(x: &[f32], (words, deep): (&[S::Word], usize), panels: usize) -> Sums {
+    let terms = x.len().div_ceil(S::DEPTH);
+    assert!(((panels - 1) * deep + terms) * COLS <= words.len(), "the panels' terms are there");
+    #[cfg(target_arch = "x86_64")]
+    if isa::best() == Isa::Avx512 {
+        let words = words.as_ptr();
+        // SAFETY: the processor was asked, and the sizes checked.
+        unsafe {
+            return match panels {
+                1 => stored_avx512::of_words::<S, 1>(x, words, deep),
+                2 => stored_avx512::of_words::<S, 2>(x, words, deep),
+                3 => stored_avx512::of_words::<S, 3>(x, words, deep),
+                _ => stored_avx512::of_words::<S, PANELS>(x, words, deep),
+            };
+        }
+    }
+    let (mut sums, mut room) = ([[0.0; COLS]; PANELS], [0.0; AT_ONCE * COLS]);
+    for (p, sums) in sums.iter_mut().enumerate().take(panels) {
+        let words = &words[p * deep * COLS..][..terms * COLS];
+        for (x, words) in x.chunks(AT_ONCE).zip(words.chunks(AT_ONCE / S::DEPTH * COLS)) {
+            let panel = S::plain(words).unwrap_or_else(|| {
+                stored::widen_rows::<S>(&mut room[..x.len() * COLS], words);
+                &room
+            });
+            chain(isa::best(), sums, x, panel);
         }
     }
     sums
@@ -108,29 +131,26 @@ pub unsafe fn of_words<S: Stored, const P: usize>(x: &[f32], words: *const S::Wo
 /// y (=|+=) the sums, to which the products of what is added come first.
 ///
 /// # Safety
-/// AVX-512 F; the outputs belong to the caller.
-#[target_feature(enable = "avx512f")]
-unsafe fn put(sums: Sums, low: Option<(Strided, &[f32], usize)>, y: Target, cols: usize) {
+/// The outputs belong to the caller.
+unsafe fn put(
+    cx: Context,
+    mut sums: Sums,
+    low: Option<(Strided, &[f32], usize)>,
+    y: Target,
+    cols: usize,
+) {
     let at = y.pointer(1, cols);
-    for j in (0..cols).step_by(16) {
-        let (p, half) = (j / COLS, j % COLS / 16);
-        let mut sum = sums[p][half];
-        if let Some((left, right, rank)) = low {
-            for r in 0..rank {
-                let right = &right[(p * rank + r) * COLS + 16 * half..][..16];
-                // SAFETY: sixteen values.
-                let right = unsafe { _mm512_loadu_ps(right.as_ptr()) };
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(left.data[r * left.col]), right, sum);
-            }
+    if let Some((left, right, rank)) = low {
+        let mut factor = [0.0; RANK];
+        factor.iter_mut().zip(left.data.iter().step_by(left.col)).take(rank).for_each(|(f, &x)| *f = x);
+        for (sums, right) in sums.iter_mut().zip(right.chunks(rank.max(1) * COLS)) {
+            chain(cx.isa, sums, &factor[..rank], right);
         }
-        let mask: __mmask16 = if cols - j >= 16 { !0 } else { (1 << (cols - j)) - 1 };
-        // SAFETY: `pointer` has checked the outputs, and the mask ends where they do.
-        unsafe {
-            let at = at.add(j);
-            if y.write == Write::Add {
-                sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, at));
-            }
-            _mm512_mask_storeu_ps(at, mask, sum);
-        }
+    }
+    // SAFETY: `pointer` has checked the outputs, which are the caller's.
+    let out = unsafe { std::slice::from_raw_parts_mut(at, cols) };
+    match y.write {
+        Write::Add => out.iter_mut().zip(sums.as_flattened()).for_each(|(o, s)| *o += s),
+        Write::Set => out.copy_from_slice(&sums.as_flattened()[..cols]),
     }
 }

@@ -9,7 +9,7 @@ use super::left::{self, Left, Precision, Side};
 use super::memory::Memory;
 use super::product::Strided;
 use super::tiled::Tiled;
-use super::{Context, avx512, loss, math, product_own};
+use super::{Context, loss, math, product_own, tile};
 use crate::backend::Write;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -152,8 +152,8 @@ fn wave(cx: Context) -> usize {
 }
 
 fn rows_of_task(n: usize, c: usize) -> usize {
-    let most = (LEFT / c.max(1)).clamp(4 * avx512::ROWS, ROWS);
-    n.div_ceil(n.div_ceil(most).max(1)).next_multiple_of(avx512::ROWS).min(ROWS)
+    let most = (LEFT / c.max(1)).clamp(4 * tile::ROWS, ROWS);
+    n.div_ceil(n.div_ceil(most).max(1)).next_multiple_of(tile::ROWS).min(ROWS)
 }
 
 /// One block of rows against one part of the vocabulary.

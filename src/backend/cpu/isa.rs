@@ -4,6 +4,11 @@
 //!
 //! Kernel bodies do not reorder sums by themselves, and neither does LLVM: wherever a sum is to be
 //! vectorised, its body spells the sixteen partial sums.
+//!
+//! `FINETUNE_CPU` names the best variant that may be used ("avx512", "avx2", "generic"), to try here what another
+//! processor would run.
+
+use std::sync::OnceLock;
 
 /// How a multiply-add rounds.
 pub trait Lanes {
@@ -43,9 +48,37 @@ pub enum Isa {
     Generic,
 }
 
+/// The variable of the environment that names the best variant to use.
+pub const LIMIT: &str = "FINETUNE_CPU";
+
+/// The best variant that this processor has and [`LIMIT`] allows.
+pub fn best() -> Isa {
+    static BEST: OnceLock<Isa> = OnceLock::new();
+    *BEST.get_or_init(|| limited(Isa::detect(), std::env::var(LIMIT).ok().as_deref()))
+}
+
+/// Whether [`LIMIT`] names a variant, if it is there.
+pub fn limit_is_known() -> bool {
+    std::env::var(LIMIT).ok().is_none_or(|name| Isa::NAMED.iter().any(|(known, _)| *known == name))
+}
+
+/// What is left of `found`: nothing that it does not have.
+fn limited(found: Isa, limit: Option<&str>) -> Isa {
+    let named = |name| Isa::NAMED.iter().find(|(known, _)| *known == name).map(|&(_, isa)| isa);
+    match (found, limit.and_then(named)) {
+        (_, Some(Isa::Generic)) => Isa::Generic,
+        (Isa::Avx512, Some(Isa::Avx2)) => Isa::Avx2,
+        _ => found,
+    }
+}
+
 impl Isa {
+    /// What [`LIMIT`] may be.
+    const NAMED: &[(&str, Isa)] =
+        &[("avx512", Isa::Avx512), ("avx2", Isa::Avx2), ("neon", Isa::Neon), ("generic", Isa::Generic)];
+
     /// The best that this processor has.
-    pub fn detect() -> Isa {
+    fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
             let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -90,7 +123,7 @@ pub enum Bf16 {
 /// Asks the processor. Its maker tells how fast it is: a measurement could answer otherwise the next time.
 pub fn bf16() -> Bf16 {
     #[cfg(target_arch = "x86_64")]
-    if Isa::detect() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
+    if best() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
         let id = std::arch::x86_64::__cpuid(0);
         let name = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).concat();
         return if name == b"AuthenticAMD" { Bf16::Fast } else { Bf16::Slow };
@@ -118,7 +151,7 @@ macro_rules! kernel {
                 }
                 use $crate::backend::cpu::isa::Isa;
                 match isa {
-                    // SAFETY: an Isa other than Generic comes out of Isa::detect, or of a test that asked it
+                    // SAFETY: an Isa other than Generic comes out of `best`, or of a test that asked it
                     // first, so the processor has these instructions.
                     Isa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
@@ -137,3 +170,25 @@ macro_rules! kernel {
     };
 }
 pub(crate) use kernel;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_takes_away_and_adds_nothing() {
+        for (found, limit, left) in [
+            (Isa::Avx512, None, Isa::Avx512),
+            (Isa::Avx512, Some("avx512"), Isa::Avx512),
+            (Isa::Avx512, Some("avx2"), Isa::Avx2),
+            (Isa::Avx512, Some("generic"), Isa::Generic),
+            (Isa::Avx512, Some("neon"), Isa::Avx512),
+            (Isa::Avx2, Some("avx512"), Isa::Avx2),
+            (Isa::Generic, Some("avx2"), Isa::Generic),
+            (Isa::Neon, Some("avx2"), Isa::Neon),
+            (Isa::Neon, Some("generic"), Isa::Generic),
+        ] {
+            assert_eq!(limited(found, limit), left, "{found:?} {limit:?}");
+        }
+    }
+}

@@ -12,9 +12,6 @@ mod attention_grad;
 mod attention_pairs;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "avx512_absent.rs"]
-mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg(not(target_arch = "x86_64"))]
@@ -23,14 +20,7 @@ mod avx512_bf16;
 mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod decode;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "decode_absent.rs"]
-mod decode;
 mod elementwise;
-#[cfg(target_arch = "x86_64")]
-mod few;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "few_absent.rs"]
 mod few;
 mod fused;
 mod head;
@@ -39,6 +29,7 @@ mod left;
 mod loss;
 mod math;
 mod memory;
+mod narrow;
 mod norm;
 mod panels;
 mod peak;
@@ -48,18 +39,15 @@ mod product_own;
 mod rope;
 mod rows;
 mod short;
+mod stored;
 #[cfg(target_arch = "x86_64")]
-mod stored;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "stored_absent.rs"]
-mod stored;
+mod stored_avx512;
 mod threads;
+mod tile;
 mod tiled;
+mod unpack;
 #[cfg(target_arch = "x86_64")]
-mod unpack;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "unpack_absent.rs"]
-mod unpack;
+mod unpack_avx512;
 mod verbs;
 mod weight;
 
@@ -106,8 +94,8 @@ pub struct Ids(Vec<u32>);
 impl Cpu {
     /// The best instruction set variant of this processor, on that many threads (at least one), in f32.
     pub fn new(threads: usize) -> Cpu {
-        let isa = Isa::detect();
-        let products = if isa == Isa::Avx512 { Products::Own } else { Products::Crate };
+        let isa = isa::best();
+        let products = if isa == Isa::Generic { Products::Crate } else { Products::Own };
         let (threads, precision) = (Threads::new(threads), Precision::F32);
         Cpu { threads, isa, products, precision, recycling: Recycling::default() }
     }

@@ -6,11 +6,11 @@
 //! inner dimension is N, turns blocks of 16 outputs while it widens them or pairs them anew (3 % of the product at
 //! 256 rows; a second copy of the weights would save that).
 
-use super::avx512::{Ahead, COLS};
+use super::tile::{Ahead, COLS};
 use super::avx512_bf16;
 use super::few::{self, Sums};
 use super::left::Side;
-use super::stored::Stored;
+use super::stored::{self, Stored, Vectors};
 use super::threads::Threads;
 use super::tiled::{Right, Tiled};
 
@@ -45,7 +45,7 @@ impl<S: Stored> Panels<S> {
     }
 }
 
-impl<S: Stored> Tiled for Panels<S> {
+impl<S: Vectors> Tiled for Panels<S> {
     fn rows(&self) -> usize {
         self.rows
     }
@@ -75,8 +75,7 @@ impl<S: Stored> Tiled for Panels<S> {
             (Side::Pairs(..), None, _) => unreachable!("products of bf16 have panels of bf16"),
             (Side::Floats(_), _, Some(plain)) => Right::Floats(plain),
             (Side::Floats(_), _, None) => {
-                // SAFETY: panels are made for AVX-512 only.
-                unsafe { S::widen_rows(&mut wide[..k * COLS], part) };
+                stored::widen_rows::<S>(&mut wide[..k * COLS], part);
                 Right::Floats(&wide[..k * COLS])
             }
         }
@@ -96,13 +95,11 @@ impl<S: Stored> Tiled for Panels<S> {
             let at = ((from + row) / COLS * self.deep() + k / S::DEPTH) * COLS + (from + row) % COLS;
             let x = &self.data[at..];
             assert!((words - 1) * COLS + 16 <= x.len(), "inside the panel");
-            // SAFETY: panels are made for AVX-512 only; the source is inside `data`, and so are the rows of
-            // `wide` that are written.
             match S::pairs(x).filter(|_| pairs) {
+                // SAFETY: factors are pairs where the processor has AVX-512; the source is inside `data`, and so are
+                // the rows of `wide` that are written.
                 Some(x) => unsafe { turn_to_pairs(wide[row / 2 * COLS..].as_mut_ptr().cast(), x, words) },
-                None => unsafe {
-                    S::turn(wide[row * COLS..].as_mut_ptr(), x.as_ptr(), (words, 16.min(n - row)));
-                },
+                None => stored::turn::<S>(&mut wide[row * COLS..], x, (words, 16.min(n - row))),
             }
         }
         if pairs { Right::Pairs(bytemuck::cast_slice(wide)) } else { Right::Floats(wide) }
@@ -123,19 +120,11 @@ impl<S: Stored> Tiled for Panels<S> {
     }
 }
 
-impl<S: Stored> few::Chains for Panels<S> {
-    unsafe fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
+impl<S: Vectors> few::Chains for Panels<S> {
+    fn chains(&self, x: &[f32], (first, panels): (usize, usize), from: usize) -> Sums {
         let deep = self.deep();
-        let words = self.data[(first / COLS * deep + from / S::DEPTH) * COLS..].as_ptr();
-        // SAFETY: the caller's promise; panels lie `deep` rows of words apart.
-        unsafe {
-            match panels {
-                1 => few::of_words::<S, 1>(x, words, deep),
-                2 => few::of_words::<S, 2>(x, words, deep),
-                3 => few::of_words::<S, 3>(x, words, deep),
-                _ => few::of_words::<S, { few::PANELS }>(x, words, deep),
-            }
-        }
+        let words = &self.data[(first / COLS * deep + from / S::DEPTH) * COLS..];
+        few::of_words::<S>(x, (words, deep), panels)
     }
 }
 

@@ -5,7 +5,7 @@ use super::avx512_bf16::{self, Pairs};
 use super::left::Precision;
 use super::product::{Factors, Sizes, Strided, Target, small};
 use super::threads::Shared;
-use super::{Cpu, avx512, elementwise, product_own};
+use super::{Cpu, elementwise, product_own, tile};
 use crate::backend::Write;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ const COPIED: usize = 1 << 25;
 impl Cpu {
     /// Measures; takes about half a second.
     pub fn peaks(&self) -> Peaks {
-        let (rows, cols) = (avx512::ROWS, avx512::COLS);
+        let (rows, cols) = (tile::ROWS, tile::COLS);
         let products = |_: usize| match self.precision {
             Precision::Bf16Dot => self.dots(),
             _ => self.sums(),
@@ -40,7 +40,7 @@ impl Cpu {
     }
 
     fn sums(&self) {
-        let (m, n, k) = (avx512::ROWS, avx512::COLS, TERMS);
+        let (m, n, k) = (tile::ROWS, tile::COLS, TERMS);
         let (a, b, mut out) = (vec![0.5; m * k], vec![0.5; k * n], vec![0.0; m * n]);
         let f = Factors { a: Strided::rows(&a, k), b: Strided::rows(&b, n), scale: 1.0 };
         for _ in 0..REPEATS {
@@ -50,7 +50,7 @@ impl Cpu {
     }
 
     fn dots(&self) {
-        let (m, n, k) = (avx512::ROWS, avx512::COLS, TERMS / 2);
+        let (m, n, k) = (tile::ROWS, tile::COLS, TERMS / 2);
         let (a, b, mut out) = (vec![0x3f00_3f00; m * k], vec![0x3f00_3f00; k * n], vec![0.0; m * n]);
         let shared = Shared::new(&mut out);
         let target = Target::rows(&shared, n, Write::Set);

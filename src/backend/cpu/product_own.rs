@@ -1,4 +1,4 @@
-//! Products on our own AVX-512 tiles. Every output is one chain of multiply-adds per slice of the inner
+//! Products on our own tiles (`tile.rs`). Every output is one chain of multiply-adds per slice of the inner
 //! dimension, whatever the sizes and wherever the cuts between tasks fall: those may follow the shapes, and
 //! what is convenient, freely.
 //!
@@ -6,7 +6,7 @@
 //! a few times only. Both loops run over L2: a panel and a block of rows of the left factor.
 
 use super::Context;
-use super::avx512::{self, Ahead, COLS, Part, Place};
+use super::tile::{self, Ahead, COLS, Part, Place};
 use super::memory::Memory;
 use super::product::{Factors, Sizes, Strided, Target};
 use super::stored;
@@ -56,7 +56,7 @@ pub struct Area {
 /// Cuts an output of m rows and that many panels into areas and works on all of them. Where the cuts fall
 /// changes no bit, so they may follow the number of threads.
 pub fn areas(cx: Context, m: usize, panels: usize, work: impl Fn(Area) + Sync) {
-    let rows = m.div_ceil(m.div_ceil(BLOCK).max(1)).next_multiple_of(avx512::ROWS);
+    let rows = m.div_ceil(m.div_ceil(BLOCK).max(1)).next_multiple_of(tile::ROWS);
     let blocks = m.div_ceil(rows.max(1));
     let least = (TASKS * cx.threads.count()).div_ceil(blocks.max(1)).max(panels.div_ceil(GROUP));
     let group = panels.div_ceil(least.max(1)).max(1);
@@ -117,7 +117,7 @@ fn across(cx: Context, target: Target, sizes: Sizes, f: Factors) {
 /// See [`super::product::tile`], which has checked the sizes.
 ///
 /// # Safety
-/// As there; and the processor has AVX-512.
+/// As there.
 pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
     let Sizes { m, n, k } = sizes;
     target.pointer(m, n);
@@ -130,7 +130,7 @@ pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
             let b = f.b.from(from, j);
             // SAFETY: the caller's promise.
             unsafe {
-                if b.col == 1 && m <= IN_PLACE {
+                if b.col == 1 && m <= IN_PLACE && (cols == COLS || tile::reads_columns_alone()) {
                     rows_of_tiles(here, (m, cols), &[(a, slice, b.data.as_ptr(), b.row)], f.scale, None);
                 } else {
                     with_panel(|panel| {
@@ -157,18 +157,18 @@ pub unsafe fn rows_of_tiles(
     scale: f32,
     ahead: Option<Ahead>,
 ) {
-    let of = m.div_ceil(avx512::ROWS);
-    for i in (0..m).step_by(avx512::ROWS) {
-        let rows = avx512::ROWS.min(m - i);
+    let of = m.div_ceil(tile::ROWS);
+    for i in (0..m).step_by(tile::ROWS) {
+        let rows = tile::ROWS.min(m - i);
         if let Some(ahead) = ahead {
-            ahead.fetch(i / avx512::ROWS, of);
+            ahead.fetch(i / tile::ROWS, of);
         }
         let place = place(target, i, (rows, cols), scale);
         // SAFETY: the caller's promise.
         unsafe {
             match shares {
-                [one] => avx512::tile(&[part(one, i)], place),
-                [one, two] => avx512::tile(&[part(one, i), part(two, i)], place),
+                [one] => tile::tile(&[part(one, i)], place),
+                [one, two] => tile::tile(&[part(one, i), part(two, i)], place),
                 _ => unreachable!("one share or two"),
             }
         }
@@ -197,12 +197,8 @@ pub fn lay_out(panel: &mut [f32], b: Strided, (k, cols): (usize, usize), scale: 
             let rows = 16.min(cols.saturating_sub(i));
             for j in (0..k).step_by(16) {
                 let from = b.from(j, i.min(cols.saturating_sub(1)));
-                // SAFETY: AVX-512 is there, or nobody calls this file; sizes were checked above, and a row of
-                // the panel holds 16 values from i on.
-                unsafe {
-                    let out = panel.as_mut_ptr().add(j * COLS + i);
-                    stored::transpose((out, COLS), (from.data.as_ptr(), b.col), (rows, 16.min(k - j)), scale);
-                }
+                let out = &mut panel[j * COLS + i..];
+                stored::transpose(out, (from.data, b.col), (rows, 16.min(k - j)), scale);
             }
         }
         return;

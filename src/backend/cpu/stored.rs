@@ -1,12 +1,19 @@
-//! Numbers as panels hold them, and the widening and turning that make right factors for tiles out of them.
+//! Numbers as panels hold them, and the widening and turning that make right factors for tiles out of them: by
+//! `stored_avx512.rs` where the processor has AVX-512, in plain code elsewhere.
 //!
 //! A word holds the DEPTH numbers of one output that follow each other along K. bf16 numbers lie in pairs, the
 //! one of even k in the upper half: widening it is clearing the lower half, `_mm512_dpbf16_ps` adds the upper
 //! product first, so that both kernels add in ascending order of k, and one layout serves them all.
 
-use super::avx512::COLS;
+#[cfg(target_arch = "x86_64")]
+use super::isa::{self, Isa};
+#[cfg(target_arch = "x86_64")]
+use super::stored_avx512;
+#[cfg(target_arch = "x86_64")]
+pub use super::stored_avx512::Vectors;
+use super::tile::COLS;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use std::arch::x86_64::*;
 
 /// A number as it is stored.
 pub trait Stored: Copy + Default + Send + Sync + 'static {
@@ -18,6 +25,8 @@ pub trait Stored: Copy + Default + Send + Sync + 'static {
     fn word(numbers: [Self; 2]) -> Self::Word;
     /// Number i of a word.
     fn widen(word: Self::Word, i: usize) -> f32;
+    /// The numbers of sixteen words; the second only where DEPTH is 2.
+    fn sixteen(words: &[Self::Word; 16]) -> [[f32; 16]; 2];
     /// Values that need no widening.
     fn plain(_: &[Self::Word]) -> Option<&[f32]> {
         None
@@ -26,24 +35,13 @@ pub trait Stored: Copy + Default + Send + Sync + 'static {
     fn pairs(_: &[Self::Word]) -> Option<&[u32]> {
         None
     }
-    /// out[k][32] = the words, widened; as many rows as there are whole ones in `out`.
-    ///
-    /// # Safety
-    /// AVX-512 F, BW and VL.
-    unsafe fn widen_rows(out: &mut [f32], words: &[Self::Word]);
-    /// The numbers of sixteen words; the second only where DEPTH is 2.
-    ///
-    /// # Safety
-    /// AVX-512 F, BW and VL; sixteen words can be read.
-    unsafe fn numbers(words: *const Self::Word) -> [__m512; 2];
-    /// out[n * 32 + k] of `block.1` outputs n (at most 16) and at most 32 k, of which words exist for `block.0`
-    /// (others become 0). Words of the next k lie 32 further on.
-    ///
-    /// # Safety
-    /// AVX-512 F, BW and VL; `block.0` rows of 16 words can be read, and 32 values written for each of the
-    /// `block.1` outputs.
-    unsafe fn turn(out: *mut f32, x: *const Self::Word, block: (usize, usize));
 }
+
+/// Where there are no other vectors, all of this is plain code.
+#[cfg(not(target_arch = "x86_64"))]
+pub trait Vectors: Stored {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<S: Stored> Vectors for S {}
 
 impl Stored for f32 {
     type Word = f32;
@@ -54,27 +52,11 @@ impl Stored for f32 {
     fn widen(word: f32, _: usize) -> f32 {
         word
     }
+    fn sixteen(words: &[f32; 16]) -> [[f32; 16]; 2] {
+        [*words, [0.0; 16]]
+    }
     fn plain(words: &[f32]) -> Option<&[f32]> {
         Some(words)
-    }
-    unsafe fn widen_rows(out: &mut [f32], words: &[f32]) {
-        out.copy_from_slice(words);
-    }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn numbers(words: *const f32) -> [__m512; 2] {
-        // SAFETY: the caller's promise.
-        [unsafe { _mm512_loadu_ps(words) }, _mm512_setzero_ps()]
-    }
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn turn(out: *mut f32, x: *const f32, (ks, ns): (usize, usize)) {
-        for half in [0, 16] {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let rows = load_rows(ks.saturating_sub(half), |i| _mm512_loadu_ps(x.add((half + i) * COLS)));
-                put_rows(out.add(half), transposed(rows), ns);
-            }
-        }
     }
 }
 
@@ -87,29 +69,10 @@ impl Stored for f16 {
     fn widen(word: f16, _: usize) -> f32 {
         word.to_f32()
     }
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn widen_rows(out: &mut [f32], words: &[f16]) {
-        for (out, words) in out.as_chunks_mut::<16>().0.iter_mut().zip(words.as_chunks::<16>().0) {
-            // SAFETY: both have sixteen values.
-            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), Self::numbers(words.as_ptr())[0]) };
-        }
-    }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn numbers(words: *const f16) -> [__m512; 2] {
-        // SAFETY: the caller's promise.
-        let bits = unsafe { _mm256_loadu_si256(words.cast()) };
-        [_mm512_cvtph_ps(bits), _mm512_setzero_ps()]
-    }
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn turn(out: *mut f32, x: *const f16, (ks, ns): (usize, usize)) {
-        for half in [0, 16] {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let load = |i| Self::numbers(x.add((half + i) * COLS))[0];
-                put_rows(out.add(half), transposed(load_rows(ks.saturating_sub(half), load)), ns);
-            }
-        }
+    fn sixteen(words: &[f16; 16]) -> [[f32; 16]; 2] {
+        let mut out = [[0.0; 16]; 2];
+        words.convert_to_f32_slice(&mut out[0]);
+        out
     }
 }
 
@@ -122,137 +85,66 @@ impl Stored for bf16 {
     fn widen(word: u32, i: usize) -> f32 {
         f32::from_bits(if i == 0 { word & 0xffff_0000 } else { word << 16 })
     }
+    fn sixteen(words: &[u32; 16]) -> [[f32; 16]; 2] {
+        [0, 1].map(|i| words.map(|word| Self::widen(word, i)))
+    }
     fn pairs(words: &[u32]) -> Option<&[u32]> {
         Some(words)
     }
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn widen_rows(out: &mut [f32], words: &[u32]) {
-        for (pair, words) in out.chunks_mut(2 * COLS).zip(words.as_chunks::<COLS>().0) {
-            let (even, odd) = pair.split_at_mut(COLS);
-            for j in [0, 16] {
-                // SAFETY: rows have 32 values; the last odd one may be missing.
-                unsafe {
-                    let (first, second) = apart(_mm512_loadu_si512(words.as_ptr().add(j).cast()));
-                    _mm512_storeu_ps(even.as_mut_ptr().add(j), first);
-                    if !odd.is_empty() {
-                        _mm512_storeu_ps(odd.as_mut_ptr().add(j), second);
-                    }
-                }
-            }
-        }
+}
+
+/// out[k][32] = the words, widened; as many rows as there are whole ones in `out`.
+pub fn widen_rows<S: Vectors>(out: &mut [f32], words: &[S::Word]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa::best() == Isa::Avx512 {
+        // SAFETY: the processor was asked.
+        return unsafe { S::widen_rows(out, words) };
     }
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn numbers(words: *const u32) -> [__m512; 2] {
-        // SAFETY: the caller's promise.
-        let (even, odd) = apart(unsafe { _mm512_loadu_si512(words.cast()) });
-        [even, odd]
-    }
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn turn(out: *mut f32, x: *const u32, (ks, ns): (usize, usize)) {
-        let lower = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        let upper = _mm512_add_epi32(lower, _mm512_set1_epi32(8));
-        // SAFETY: the caller's promise.
-        let turned = unsafe { transposed(load_rows(ks, |i| _mm512_loadu_ps(x.add(i * COLS).cast()))) };
-        for (n, &pairs) in turned.iter().enumerate().take(ns) {
-            let (even, odd) = apart(_mm512_castps_si512(pairs));
-            // SAFETY: the caller's promise.
-            unsafe {
-                _mm512_storeu_ps(out.add(n * COLS), _mm512_permutex2var_ps(even, lower, odd));
-                _mm512_storeu_ps(out.add(n * COLS + 16), _mm512_permutex2var_ps(even, upper, odd));
+    for (rows, words) in out.chunks_mut(S::DEPTH * COLS).zip(words.as_chunks::<COLS>().0) {
+        for (half, words) in words.as_chunks::<16>().0.iter().enumerate() {
+            let numbers = S::sixteen(words);
+            for (row, numbers) in rows.chunks_exact_mut(COLS).zip(&numbers) {
+                row[16 * half..][..16].copy_from_slice(numbers);
             }
         }
     }
 }
 
-/// The numbers of sixteen pairs: those of even k, those of odd k.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub fn apart(pairs: __m512i) -> (__m512, __m512) {
-    let even = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
-    (_mm512_castsi512_ps(even), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)))
-}
-
-/// Up to sixteen rows, as `load` reads them; the others are 0.
-///
-/// # Safety
-/// AVX-512 F.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub unsafe fn load_rows(count: usize, load: impl Fn(usize) -> __m512) -> [__m512; 16] {
-    let mut r = [_mm512_setzero_ps(); 16];
-    for (i, r) in r.iter_mut().enumerate().take(count) {
-        *r = load(i);
+/// out[n][32] of `ns` outputs n (at most 16) and at most 32 k, of which words exist for `ks` (others become 0). Words of
+/// the next k lie 32 further on.
+pub fn turn<S: Vectors>(out: &mut [f32], x: &[S::Word], (ks, ns): (usize, usize)) {
+    assert!(ks * S::DEPTH <= COLS && ns <= 16 && ns * COLS <= out.len(), "room for the outputs");
+    assert!(ks > 0 && (ks - 1) * COLS + 16 <= x.len(), "the words are there");
+    #[cfg(target_arch = "x86_64")]
+    if isa::best() == Isa::Avx512 {
+        // SAFETY: the processor was asked, and the sizes checked.
+        return unsafe { S::turn(out.as_mut_ptr(), x.as_ptr(), (ks, ns)) };
     }
-    r
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn put_rows(out: *mut f32, r: [__m512; 16], count: usize) {
-    for (j, &r) in r.iter().enumerate().take(count) {
-        // SAFETY: the caller's promise: rows of `COLS` values.
-        unsafe { _mm512_storeu_ps(out.add(j * COLS), r) };
+    let out = &mut out.as_chunks_mut::<COLS>().0[..ns];
+    out.iter_mut().for_each(|row| row[ks * S::DEPTH..].fill(0.0));
+    for (k, words) in x.chunks(COLS).enumerate().take(ks) {
+        let Some(words) = words.first_chunk() else { unreachable!("sixteen words, as was checked") };
+        let numbers = S::sixteen(words);
+        for (n, row) in out.iter_mut().enumerate() {
+            numbers.iter().take(S::DEPTH).enumerate().for_each(|(i, x)| row[k * S::DEPTH + i] = x[n]);
+        }
     }
 }
 
-/// out[j * to + i] = scale * x[i * from + j], for i in 0..rows (at most 16) and j in 0..cols (at most 16).
+/// out[j * COLS + i] = scale * x[i * from + j], for i in 0..rows (at most 16) and j in 0..cols (at most 16).
 /// Sixteen values are written in each row of out, those from `rows` on 0.
-///
-/// # Safety
-/// AVX-512 F; all that the sizes and strides name is inside its allocation.
-#[target_feature(enable = "avx512f")]
-pub unsafe fn transpose(
-    out: (*mut f32, usize),
-    x: (*const f32, usize),
-    (count, cols): (usize, usize),
-    scale: f32,
-) {
-    let mask: __mmask16 = if cols >= 16 { !0 } else { (1 << cols) - 1 };
-    // SAFETY: rows and columns exist, says the caller.
-    let r = unsafe { load_rows(count, |i| _mm512_maskz_loadu_ps(mask, x.0.add(i * x.1))) };
-    let by = _mm512_set1_ps(scale);
-    for (j, &t) in transposed(r).iter().enumerate().take(cols) {
-        // SAFETY: row j of out exists.
-        unsafe { _mm512_storeu_ps(out.0.add(j * out.1), _mm512_mul_ps(t, by)) };
+pub fn transpose(out: &mut [f32], (x, from): (&[f32], usize), (rows, cols): (usize, usize), scale: f32) {
+    assert!(rows <= 16 && cols <= 16 && cols > 0 && (cols - 1) * COLS + 16 <= out.len(), "room for the columns");
+    assert!(rows == 0 || (rows - 1) * from + cols <= x.len(), "the rows are there");
+    #[cfg(target_arch = "x86_64")]
+    if isa::best() == Isa::Avx512 {
+        let (out, x) = ((out.as_mut_ptr(), COLS), (x.as_ptr(), from));
+        // SAFETY: the processor was asked, and the sizes checked.
+        return unsafe { stored_avx512::transpose(out, x, (rows, cols), scale) };
     }
-}
-
-/// Sixteen rows of sixteen 32-bit values, transposed.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub fn transposed(mut r: [__m512; 16]) -> [__m512; 16] {
-    let mut t = [_mm512_setzero_ps(); 16];
-    for i in 0..8 {
-        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    for (j, out) in out.chunks_mut(COLS).enumerate().take(cols) {
+        for (i, out) in out.iter_mut().enumerate().take(16) {
+            *out = if i < rows { scale * x[i * from + j] } else { 0.0 };
+        }
     }
-    // Groups of four rows: within each 128-bit lane a 4 x 4 transposition.
-    for g in 0..4 {
-        let q = |i: usize| _mm512_castps_pd(t[4 * g + i]);
-        r[4 * g] = _mm512_castpd_ps(_mm512_unpacklo_pd(q(0), q(2)));
-        r[4 * g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(q(0), q(2)));
-        r[4 * g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(q(1), q(3)));
-        r[4 * g + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(q(1), q(3)));
-    }
-    // Then the 4 x 4 lanes: r[4 g + c] holds column 4 l + c of rows 4 g .. 4 g + 4 in its lane l.
-    for c in 0..4 {
-        let lanes = across([r[c], r[4 + c], r[8 + c], r[12 + c]]);
-        (t[c], t[4 + c], t[8 + c], t[12 + c]) = (lanes[0], lanes[1], lanes[2], lanes[3]);
-    }
-    t
-}
-
-/// Four vectors of four 128-bit lanes, transposed.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub fn across(r: [__m512; 4]) -> [__m512; 4] {
-    let (low, odd) = (_mm512_shuffle_f32x4::<0x88>(r[0], r[1]), _mm512_shuffle_f32x4::<0xdd>(r[0], r[1]));
-    let (low2, odd2) = (_mm512_shuffle_f32x4::<0x88>(r[2], r[3]), _mm512_shuffle_f32x4::<0xdd>(r[2], r[3]));
-    [
-        _mm512_shuffle_f32x4::<0x88>(low, low2),
-        _mm512_shuffle_f32x4::<0x88>(odd, odd2),
-        _mm512_shuffle_f32x4::<0xdd>(low, low2),
-        _mm512_shuffle_f32x4::<0xdd>(odd, odd2),
-    ]
 }

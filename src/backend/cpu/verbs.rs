@@ -43,8 +43,8 @@ impl Backend for Cpu {
         let dtype = if self.precision == Precision::F32 { "f32" } else { "bf16" };
         // Where products could be our own and are not, sums are in another order: another class.
         match (self.isa, self.products) {
-            (Isa::Avx512, Products::Crate) => format!("cpu-{name}-crate-{dtype}"),
-            _ => format!("cpu-{name}-{dtype}"),
+            (Isa::Generic, _) | (_, Products::Own) => format!("cpu-{name}-{dtype}"),
+            (_, Products::Crate) => format!("cpu-{name}-crate-{dtype}"),
         }
     }
 

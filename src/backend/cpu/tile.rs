@@ -1,0 +1,137 @@
+//! Tiles of matrix products: at most [`ROWS`] x [`COLS`] outputs that are added up in registers, whatever kernel does it:
+//! `avx512.rs`, or `narrow.rs` where vectors are shorter.
+//!
+//! A tile's value is one chain of fused multiply-adds over k in ascending order per slice of K; slices are added in
+//! order. So all of these kernels give the same bits.
+
+use super::isa::{self, Isa};
+use super::narrow;
+
+/// Most rows of a tile.
+pub const ROWS: usize = 12;
+/// Columns of a tile and of a panel: two vectors.
+pub const COLS: usize = 32;
+
+/// Sum over k of a[i * row + k * col] * b[k * stride + j].
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// Terms.
+    pub k: usize,
+    /// Left factor, read one value at a time.
+    pub a: *const f32,
+    /// Distance between rows of a.
+    pub row: usize,
+    /// Distance between columns of a.
+    pub col: usize,
+    /// Right factor: COLS values in a row (or as many as the tile is wide).
+    pub b: *const f32,
+    /// Distance between rows of b.
+    pub stride: usize,
+}
+
+/// Where a tile goes.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Its first element.
+    pub at: *mut f32,
+    /// Distance between rows.
+    pub stride: usize,
+    /// Rows, at most ROWS.
+    pub rows: usize,
+    /// Columns, at most COLS.
+    pub cols: usize,
+    /// Multiplies the sum.
+    pub scale: f32,
+    /// Whether what stands there is added.
+    pub add: bool,
+    /// Pairs of bf16 numbers go there, in words of which `stride` counts; `add` is not for them.
+    pub short: bool,
+}
+
+/// What will be read next: that many runs of bytes, evenly apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// The first byte.
+    pub at: *const u8,
+    /// Bytes of a run.
+    pub run: usize,
+    /// How many.
+    pub runs: usize,
+    /// Bytes from one to the next.
+    pub stride: usize,
+}
+
+impl Ahead {
+    /// Asks for the `i`-th of `of` equal parts of it to come to L2.
+    pub fn fetch(&self, i: usize, of: usize) {
+        let lines = self.run.div_ceil(64).max(1);
+        let all = lines * self.runs;
+        let (first, end) = (all * i / of, all * (i + 1) / of);
+        // A division for each line would take as long as a twentieth of a tile.
+        let (mut run, mut line) = (self.at.wrapping_add(first / lines * self.stride), first % lines);
+        for _ in first..end {
+            soon(run.wrapping_add(line * 64));
+            line += 1;
+            if line == lines {
+                (run, line) = (run.wrapping_add(self.stride), 0);
+            }
+        }
+    }
+}
+
+/// Asks for the line at `at` to come to L2.
+#[inline(always)]
+fn soon(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which no address can make fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    let _ = at;
+}
+
+impl Place {
+    /// Asks for `MR` rows of `vectors` cache lines of the output: it is not needed before all terms have been added, and
+    /// then at once.
+    #[inline(always)]
+    pub fn near<const MR: usize>(&self, vectors: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for i in 0..MR {
+            for j in 0..vectors {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                let at = self.at.wrapping_add(i * self.stride + 16 * j);
+                // SAFETY: a hint, which no address can make fault.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+            }
+        }
+        let _ = vectors;
+    }
+}
+
+/// Whether [`tile`] reads no more of a row of the right factor than the columns of its tile: else it reads a multiple of
+/// 16 numbers, which panels have.
+pub fn reads_columns_alone() -> bool {
+    isa::best() == Isa::Avx512
+}
+
+/// out = [out +] scale * (sum of the parts), by the processor's kernel.
+///
+/// # Safety
+/// Every element that the sizes and strides name is inside its allocation, as is what [`reads_columns_alone`] says of b,
+/// and the output is nobody else's meanwhile.
+#[inline]
+pub unsafe fn tile(parts: &[Part], place: Place) {
+    // SAFETY: the caller's promise, and the processor was asked.
+    unsafe {
+        match isa::best() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => super::avx512::tile(parts, place),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => narrow::avx2(parts, place),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => narrow::neon(parts, place),
+            _ => unreachable!("elsewhere the gemm crate multiplies"),
+        }
+    }
+}
