@@ -6,6 +6,8 @@
 mod case;
 #[path = "stage/decoding.rs"]
 mod decoding;
+#[path = "stage/processors.rs"]
+mod processors;
 
 use case::Case;
 use finetune::backend::cpu::Cpu;

@@ -5,13 +5,13 @@
 //!
 //! Each output is the chain that the f32 tile computes of the same rounded numbers, slice by slice.
 
-use super::tile::{self, COLS};
 use super::avx512_bf16::{self, Pairs};
 use super::isa::kernel;
 use super::left::{self, Left, Side};
 use super::product::{Factors, Sizes, Strided, Target, product};
 use super::product_own;
 use super::threads::Shared;
+use super::tile::{self, COLS};
 use super::tiled::rows_of_pair_tiles;
 use super::{Context, Cpu, Memory, short};
 use crate::backend::{View, ViewMut, Write};

@@ -4,10 +4,10 @@
 
 use super::Context;
 use super::attention_block::{Into, KEYS, Keys, Products, QUERIES, Seen, Which};
-use super::tile::{COLS, ROWS};
 use super::left::{Precision, round, round_here};
 use super::product::{self, Factors, Sizes, Strided, small, tile};
 use super::product_own;
+use super::tile::{COLS, ROWS};
 use crate::backend::Write;
 
 /// Of one kind, in f32: its numbers where they lie, or a rounded copy.

@@ -6,11 +6,11 @@
 use super::Context;
 use super::attention::{Inputs, Segment};
 use super::attention_block::{Into, KEYS, Keys, Pass, Products, QUERIES, Seen, Which};
-use super::tile::{COLS, ROWS};
 use super::avx512_bf16::{self, Pairs};
 use super::left::Precision;
 use super::product::{Strided, Target};
 use super::threads::Shared;
+use super::tile::{COLS, ROWS};
 use super::tiled::rows_of_pair_tiles;
 use crate::backend::Write;
 

@@ -4,9 +4,9 @@
 //!
 //! In bf16 the unpacked numbers are rounded, as a matrix of f32 is when it is packed.
 
-use super::tile::{Ahead, COLS};
 use super::few::{Chains, Sums};
 use super::left::{self, Precision, Side};
+use super::tile::{Ahead, COLS};
 use super::tiled::{Right, Tiled};
 use super::unpack;
 use crate::numeric::block::{Blocks, RUN};

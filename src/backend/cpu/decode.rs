@@ -5,11 +5,11 @@
 //! A number is worth what [`Packed::unpack`] makes of it, and numbers are added in ascending order, as tiles add
 //! them: to the bit what the widened matrix gives.
 
-use super::tile::COLS;
 use super::blocks::Rounded;
 use super::few::{PANELS, Sums};
 use super::isa::{self, Isa};
 use super::stored_avx512::put_sums;
+use super::tile::COLS;
 use super::unpack::{InPlace, Rows};
 use super::unpack_avx512::widen_half;
 use crate::numeric::block::{Bits, Lie, Packed, RUN, Scales, Split};

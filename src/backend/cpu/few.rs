@@ -5,15 +5,15 @@
 //! microbatch.
 
 use super::Context;
-use super::isa::{self, kernel};
 #[cfg(target_arch = "x86_64")]
 use super::isa::Isa;
+use super::isa::{self, kernel};
 use super::product::{Strided, Target};
 use super::product_own::{self, SLICE};
 use super::stored;
+use super::stored::Vectors;
 #[cfg(target_arch = "x86_64")]
 use super::stored_avx512;
-use super::stored::Vectors;
 use super::tile::COLS;
 use super::tiled::{Added, Tiled};
 use crate::backend::Write;
@@ -132,13 +132,7 @@ pub fn of_words<S: Vectors>(x: &[f32], (words, deep): (&[S::Word], usize), panel
 ///
 /// # Safety
 /// The outputs belong to the caller.
-unsafe fn put(
-    cx: Context,
-    mut sums: Sums,
-    low: Option<(Strided, &[f32], usize)>,
-    y: Target,
-    cols: usize,
-) {
+unsafe fn put(cx: Context, mut sums: Sums, low: Option<(Strided, &[f32], usize)>, y: Target, cols: usize) {
     let at = y.pointer(1, cols);
     if let Some((left, right, rank)) = low {
         let mut factor = [0.0; RANK];

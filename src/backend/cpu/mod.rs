@@ -94,10 +94,8 @@ pub struct Ids(Vec<u32>);
 impl Cpu {
     /// The best instruction set variant of this processor, on that many threads (at least one), in f32.
     pub fn new(threads: usize) -> Cpu {
-        let isa = isa::best();
-        let products = if isa == Isa::Generic { Products::Crate } else { Products::Own };
         let (threads, precision) = (Threads::new(threads), Precision::F32);
-        Cpu { threads, isa, products, precision, recycling: Recycling::default() }
+        Cpu { threads, isa: isa::best(), products: Products::Own, precision, recycling: Recycling::default() }
     }
 
     /// The same with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own

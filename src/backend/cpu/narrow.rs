@@ -1,18 +1,17 @@
 //! The kernel of matrix products where vectors have eight or four numbers: a tile in parts of at most 6 x 16 outputs,
 //! whose sums are 12 registers of AVX2's 16 (a row of the right factor takes two more, a number of the left one another),
-//! or 24 of NEON's 32.
+//! or 24 of NEON's 32. Elsewhere a part has 2 rows, 8 registers, and a multiply-add rounds twice.
 //!
 //! Its parts are inlined without features of their own, always: a sum that does not stay in registers runs at a
 //! quarter of the speed.
 
+use super::isa::{Lanes, Twice};
 use super::tile::{Part, Place};
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::*;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// Rows of a part.
-const ROWS: usize = 6;
 /// Columns of a part: a cache line of the right factor.
 const COLS: usize = 16;
 
@@ -23,6 +22,8 @@ const COLS: usize = 16;
 trait Vector: Copy {
     /// Numbers in it.
     const LANES: usize;
+    /// Rows of a part, at most 6.
+    const ROWS: usize = 6;
     /// x everywhere.
     unsafe fn splat(x: f32) -> Self;
     /// The numbers from there on.
@@ -31,7 +32,7 @@ trait Vector: Copy {
     unsafe fn store(self, at: *mut f32);
     /// self * by
     unsafe fn times(self, by: Self) -> Self;
-    /// self * by + plus, rounded once.
+    /// self * by + plus, rounded as [`super::isa::Lanes`] of this processor say.
     unsafe fn times_plus(self, by: Self, plus: Self) -> Self;
 }
 
@@ -95,6 +96,34 @@ impl Vector for float32x4_t {
     }
 }
 
+/// What every processor has, which the compiler puts into what this one has.
+impl Vector for [f32; 4] {
+    const LANES: usize = 4;
+    const ROWS: usize = 2;
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        [x; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> Self {
+        // SAFETY: the caller's promise, here and below.
+        unsafe { at.cast::<[f32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: as above.
+        unsafe { at.cast::<[f32; 4]>().write_unaligned(self) }
+    }
+    #[inline(always)]
+    unsafe fn times(self, by: Self) -> Self {
+        std::array::from_fn(|i| self[i] * by[i])
+    }
+    #[inline(always)]
+    unsafe fn times_plus(self, by: Self, plus: Self) -> Self {
+        std::array::from_fn(|i| Twice::fma(self[i], by[i], plus[i]))
+    }
+}
+
 /// On AVX2.
 ///
 /// # Safety
@@ -116,14 +145,24 @@ pub unsafe fn neon(parts: &[Part], place: Place) {
     unsafe { tile::<float32x4_t, 4>(parts, place) }
 }
 
+/// On what Rust compiles for.
+///
+/// # Safety
+/// As [`super::tile::tile`].
+pub unsafe fn generic(parts: &[Part], place: Place) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<[f32; 4], 4>(parts, place) }
+}
+
 /// `NV` vectors are the columns of a part.
 #[inline(always)]
 unsafe fn tile<V: Vector, const NV: usize>(parts: &[Part], place: Place) {
     const { assert!(NV * V::LANES == COLS) };
     for j in (0..place.cols).step_by(COLS) {
-        for i in (0..place.rows).step_by(ROWS) {
+        for i in (0..place.rows).step_by(V::ROWS) {
             let at = place.at.wrapping_add(i * place.stride + j);
-            let here = Place { at, rows: ROWS.min(place.rows - i), cols: COLS.min(place.cols - j), ..place };
+            let here =
+                Place { at, rows: V::ROWS.min(place.rows - i), cols: COLS.min(place.cols - j), ..place };
             macro_rules! by_rows {
                 ($($rows:literal)*) => {
                     match here.rows {

@@ -6,12 +6,12 @@
 //! inner dimension is N, turns blocks of 16 outputs while it widens them or pairs them anew (3 % of the product at
 //! 256 rows; a second copy of the weights would save that).
 
-use super::tile::{Ahead, COLS};
 use super::avx512_bf16;
 use super::few::{self, Sums};
 use super::left::Side;
 use super::stored::{self, Stored, Vectors};
 use super::threads::Threads;
+use super::tile::{Ahead, COLS};
 use super::tiled::{Right, Tiled};
 
 /// N x K numbers.

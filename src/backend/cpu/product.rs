@@ -1,5 +1,5 @@
-//! Matrix products: out (=|+=) scale * a b with strided factors. Two ways to compute them: our own kernel where
-//! there is AVX-512, the `gemm` crate elsewhere and as its slow twin.
+//! Matrix products: out (=|+=) scale * a b with strided factors. Two ways to compute them: our own kernels, and the
+//! `gemm` crate, their twin.
 //!
 //! Both add up the inner dimension in slices that depend on its length alone, in ascending order.
 
@@ -11,7 +11,7 @@ use crate::backend::Write;
 /// Which code multiplies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Products {
-    /// Our own AVX-512 kernel.
+    /// Our own kernels.
     Own,
     /// The `gemm` crate.
     Crate,

@@ -6,10 +6,10 @@
 //! a few times only. Both loops run over L2: a panel and a block of rows of the left factor.
 
 use super::Context;
-use super::tile::{self, Ahead, COLS, Part, Place};
 use super::memory::Memory;
 use super::product::{Factors, Sizes, Strided, Target};
 use super::stored;
+use super::tile::{self, Ahead, COLS, Part, Place};
 use crate::backend::Write;
 use std::cell::RefCell;
 

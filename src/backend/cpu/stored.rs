@@ -134,7 +134,10 @@ pub fn turn<S: Vectors>(out: &mut [f32], x: &[S::Word], (ks, ns): (usize, usize)
 /// out[j * COLS + i] = scale * x[i * from + j], for i in 0..rows (at most 16) and j in 0..cols (at most 16).
 /// Sixteen values are written in each row of out, those from `rows` on 0.
 pub fn transpose(out: &mut [f32], (x, from): (&[f32], usize), (rows, cols): (usize, usize), scale: f32) {
-    assert!(rows <= 16 && cols <= 16 && cols > 0 && (cols - 1) * COLS + 16 <= out.len(), "room for the columns");
+    assert!(
+        rows <= 16 && cols <= 16 && cols > 0 && (cols - 1) * COLS + 16 <= out.len(),
+        "room for the columns"
+    );
     assert!(rows == 0 || (rows - 1) * from + cols <= x.len(), "the rows are there");
     #[cfg(target_arch = "x86_64")]
     if isa::best() == Isa::Avx512 {

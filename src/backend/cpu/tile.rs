@@ -1,8 +1,8 @@
 //! Tiles of matrix products: at most [`ROWS`] x [`COLS`] outputs that are added up in registers, whatever kernel does it:
 //! `avx512.rs`, or `narrow.rs` where vectors are shorter.
 //!
-//! A tile's value is one chain of fused multiply-adds over k in ascending order per slice of K; slices are added in
-//! order. So all of these kernels give the same bits.
+//! A tile's value is one chain of multiply-adds over k in ascending order per slice of K; slices are added in order. So
+//! all of these kernels give the same bits, but for the one that has no fused multiply-add.
 
 use super::isa::{self, Isa};
 use super::narrow;
@@ -131,7 +131,7 @@ pub unsafe fn tile(parts: &[Part], place: Place) {
             Isa::Avx2 => narrow::avx2(parts, place),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => narrow::neon(parts, place),
-            _ => unreachable!("elsewhere the gemm crate multiplies"),
+            _ => narrow::generic(parts, place),
         }
     }
 }

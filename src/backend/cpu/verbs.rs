@@ -6,7 +6,6 @@ use super::attention_grad::{self, Outputs, Saved};
 use super::attention_pairs::PairedKeys;
 use super::elementwise::{self, Mask};
 use super::fused::Way;
-use super::isa::Isa;
 use super::left::Precision;
 use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
@@ -41,10 +40,10 @@ impl Backend for Cpu {
     fn class(&self) -> String {
         let name = self.isa.name();
         let dtype = if self.precision == Precision::F32 { "f32" } else { "bf16" };
-        // Where products could be our own and are not, sums are in another order: another class.
-        match (self.isa, self.products) {
-            (Isa::Generic, _) | (_, Products::Own) => format!("cpu-{name}-{dtype}"),
-            (_, Products::Crate) => format!("cpu-{name}-crate-{dtype}"),
+        // The twin adds in another order: another class.
+        match self.products {
+            Products::Own => format!("cpu-{name}-{dtype}"),
+            Products::Crate => format!("cpu-{name}-crate-{dtype}"),
         }
     }
 
