@@ -152,6 +152,18 @@ fn configuration_files() {
 }
 
 #[test]
+fn instructions_that_have_no_such_name() {
+    let b = Bench::new();
+    let out = b.command("demo --data rows.jsonl -o out").env("FINETUNE_CPU", "avx3").output().unwrap();
+    assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
+    assert!(
+        stderr(&out).contains("FINETUNE_CPU=avx3: no instructions of that name: one of"),
+        "{}",
+        stderr(&out)
+    );
+}
+
+#[test]
 fn rows_that_cannot_be_used() {
     let b = Bench::new();
     let good = rows(2);

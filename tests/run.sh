@@ -92,4 +92,14 @@ if [ -z "${FINETUNE_SMOLLM2_GGUF:-}" ]; then
 fi
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
 
-exec cargo test --release --locked --no-fail-fast "$@"
+failed=0
+cargo test --release --locked --no-fail-fast "$@" || failed=$?
+# What processors with fewer instructions would run.
+if [ $# = 0 ]; then
+  for cpu in avx2 generic; do
+    echo "FINETUNE_CPU=$cpu"
+    FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --test op_verbs --test stage --test parity -- \
+      --skip on_wgpu || failed=$?
+  done
+fi
+exit "$failed"

@@ -49,7 +49,7 @@ pub enum Isa {
 }
 
 /// The variable of the environment that names the best variant to use.
-pub const LIMIT: &str = "FINETUNE_CPU";
+const LIMIT: &str = "FINETUNE_CPU";
 
 /// The best variant that this processor has and [`LIMIT`] allows.
 pub fn best() -> Isa {
@@ -57,9 +57,11 @@ pub fn best() -> Isa {
     *BEST.get_or_init(|| limited(Isa::detect(), std::env::var(LIMIT).ok().as_deref()))
 }
 
-/// Whether [`LIMIT`] names a variant, if it is there.
-pub fn limit_is_known() -> bool {
-    std::env::var(LIMIT).ok().is_none_or(|name| Isa::NAMED.iter().any(|(known, _)| *known == name))
+/// What is wrong with [`LIMIT`], if it names no variant.
+pub fn refused_limit() -> Option<String> {
+    let name = std::env::var(LIMIT).ok().filter(|name| Isa::NAMED.iter().all(|(known, _)| known != name))?;
+    let known: Vec<_> = Isa::NAMED.iter().map(|(known, _)| *known).collect();
+    Some(format!("{LIMIT}={name}: no instructions of that name: one of {}, or unset it", known.join(", ")))
 }
 
 /// What is left of `found`: nothing that it does not have.

@@ -52,6 +52,7 @@ mod verbs;
 mod weight;
 
 use isa::Isa;
+pub use isa::refused_limit;
 use left::Precision;
 pub use memory::Memory;
 use memory::Recycling;
