@@ -6,7 +6,6 @@
 //! Each output is the chain that the f32 tile computes of the same rounded numbers, slice by slice.
 
 use super::avx512_bf16::{self, Pairs};
-use super::isa::kernel;
 use super::left::{self, Left, Side};
 use super::product::{Factors, Sizes, Strided, Target, product};
 use super::product_own;
@@ -60,14 +59,6 @@ pub unsafe fn lay_out(panel: &mut [u32], b: Strided, (k, cols): (usize, usize)) 
     }
 }
 
-kernel! {
-    fn pair_two<L>(out: &mut [u32], even: &[f32], odd: &[f32]) {
-        for ((o, &even), &odd) in out.iter_mut().zip(even).zip(odd) {
-            *o = short::together(even, odd);
-        }
-    }
-}
-
 /// panel[k / 2][wide] of pairs along the rows of x [k, n]; zeros beyond its columns, and beside a last single row.
 fn along_rows(cx: Context, panel: &mut [u32], x: &[f32], (n, wide): (usize, usize)) {
     let none = vec![0.0; n];
@@ -75,7 +66,7 @@ fn along_rows(cx: Context, panel: &mut [u32], x: &[f32], (n, wide): (usize, usiz
         let x = x[2 * i * PAIRS * n..].chunks(2 * n);
         for (out, rows) in panel.chunks_exact_mut(wide).zip(x) {
             let (even, odd) = rows.split_at(n);
-            pair_two(cx.isa, &mut out[..n], even, if odd.is_empty() { &none } else { odd });
+            short::pair_two(cx.isa, &mut out[..n], even, if odd.is_empty() { &none } else { odd });
             out[n..].fill(0);
         }
     });

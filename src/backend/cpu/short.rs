@@ -35,28 +35,67 @@ kernel! {
     }
 }
 
+/// Numbers that are computed in f32 at a time, before they are paired: they stay in the first cache.
+const AT_ONCE: usize = 512;
+
+/// Some numbers in f32: the first of every pair, and the second.
+#[derive(Clone, Copy)]
+struct Apart {
+    even: [f32; AT_ONCE],
+    odd: [f32; AT_ONCE],
+}
+
+impl Apart {
+    const ROOM: Apart = Apart { even: [0.0; AT_ONCE], odd: [0.0; AT_ONCE] };
+
+    /// The first numbers, in pairs.
+    fn put(&self, cx: Context, out: &mut [u32]) {
+        let whole = if cx.precision == Precision::Bf16Dot { out.len() / 16 * 16 } else { 0 };
+        let (vectors, rest) = out.split_at_mut(whole);
+        if whole > 0 {
+            // SAFETY: the precision was chosen by `Cpu`, which asked the processor.
+            unsafe { avx512_bf16::interleave(vectors, &self.even[..whole], &self.odd[..whole]) };
+        }
+        pair_two(cx.isa, rest, &self.even[whole..], &self.odd[whole..]);
+    }
+}
+
 kernel! {
-    fn swiglu_pairs<L>(out: &mut [u32], gate: &[u32], up: &[u32]) {
-        let one = |g: f32, u: f32| g * math::sigmoid::<L>(g) * u;
-        for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
-            let ((g0, g1), (u0, u1)) = (apart(g), apart(u));
-            *o = together(one(g0, u0), one(g1, u1));
+    /// out = the pairs of even and odd numbers; as many as `out` has room for.
+    pub fn pair_two<L>(out: &mut [u32], even: &[f32], odd: &[f32]) {
+        for ((o, &even), &odd) in out.iter_mut().zip(even).zip(odd) {
+            *o = together(even, odd);
         }
     }
 }
 
 kernel! {
-    fn swiglu_grad_pairs<L>(gate: &mut [u32], up: &mut [u32], dout: &[u32]) {
+    fn swiglu_apart<L>(out: &mut Apart, gate: &[u32], up: &[u32]) {
+        let one = |g: f32, u: f32| g * math::sigmoid::<L>(g) * u;
+        let numbers = out.even.iter_mut().zip(&mut out.odd);
+        for ((o, &g), &u) in numbers.zip(gate).zip(up) {
+            let ((g0, g1), (u0, u1)) = (apart(g), apart(u));
+            (*o.0, *o.1) = (one(g0, u0), one(g1, u1));
+        }
+    }
+}
+
+kernel! {
+    /// d gate, d up
+    fn swiglu_grad_apart<L>(out: &mut [Apart; 2], gate: &[u32], up: &[u32], dout: &[u32]) {
         let one = |g: f32, u: f32, d: f32| {
             let s = math::sigmoid::<L>(g);
             let silu = g * s;
             (d * u * L::fma(silu, 1.0 - s, s), d * silu)
         };
-        for ((g, u), &d) in gate.iter_mut().zip(up).zip(dout) {
-            let ((g0, g1), (u0, u1), (d0, d1)) = (apart(*g), apart(*u), apart(d));
+        let [dgate, dup] = out;
+        let dgate = dgate.even.iter_mut().zip(&mut dgate.odd);
+        let numbers = dgate.zip(dup.even.iter_mut().zip(&mut dup.odd));
+        for (((o, &g), &u), &d) in numbers.zip(gate).zip(up).zip(dout) {
+            let ((g0, g1), (u0, u1), (d0, d1)) = (apart(g), apart(u), apart(d));
             let (even, odd) = (one(g0, u0, d0), one(g1, u1, d1));
-            *g = together(even.0, odd.0);
-            *u = together(even.1, odd.1);
+            let ((g0, g1), (u0, u1)) = o;
+            (*g0, *g1, *u0, *u1) = (even.0, odd.0, even.1, odd.1);
         }
     }
 }
@@ -79,8 +118,12 @@ pub fn pair_all(cx: Context, out: &mut [u32], x: &[f32]) {
 /// out = silu(gate) * up
 pub fn swiglu(cx: Context, out: &mut [u32], gate: &[u32], up: &[u32]) {
     cx.threads.chunks(out, CHUNK, |i, out| {
-        let part = i * CHUNK..i * CHUNK + out.len();
-        swiglu_pairs(cx.isa, out, &gate[part.clone()], &up[part]);
+        let (gate, up) = (&gate[i * CHUNK..][..out.len()], &up[i * CHUNK..][..out.len()]);
+        let mut numbers = Apart::ROOM;
+        for ((out, gate), up) in out.chunks_mut(AT_ONCE).zip(gate.chunks(AT_ONCE)).zip(up.chunks(AT_ONCE)) {
+            swiglu_apart(cx.isa, &mut numbers, gate, up);
+            numbers.put(cx, out);
+        }
     });
 }
 
@@ -88,8 +131,17 @@ pub fn swiglu(cx: Context, out: &mut [u32], gate: &[u32], up: &[u32]) {
 pub fn swiglu_grad(cx: Context, gate: &mut [u32], up: &mut [u32], dout: &[u32]) {
     let values = (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
     cx.threads.chunks2(values, (CHUNK, CHUNK), |i, gate, up| {
-        let (gate, up) = (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
-        swiglu_grad_pairs(cx.isa, gate, up, &dout[i * CHUNK..][..up.len()]);
+        let (gate, up): (&mut [u32], &mut [u32]) =
+            (bytemuck::cast_slice_mut(gate), bytemuck::cast_slice_mut(up));
+        let dout = &dout[i * CHUNK..][..up.len()];
+        let mut numbers = [Apart::ROOM; 2];
+        for ((gate, up), dout) in
+            gate.chunks_mut(AT_ONCE).zip(up.chunks_mut(AT_ONCE)).zip(dout.chunks(AT_ONCE))
+        {
+            swiglu_grad_apart(cx.isa, &mut numbers, gate, up, dout);
+            numbers[0].put(cx, gate);
+            numbers[1].put(cx, up);
+        }
     });
 }
 
