@@ -100,6 +100,7 @@ if [ $# = 0 ]; then
     echo "FINETUNE_CPU=$cpu"
     FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --test op_verbs --test stage --test parity -- \
       --skip on_wgpu || failed=$?
+    FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --lib backend::cpu || failed=$?
   done
 fi
 exit "$failed"

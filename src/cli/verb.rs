@@ -258,6 +258,9 @@ impl Verb {
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
         }
+        if let Some(line) = crate::backend::cpu::refused_limit() {
+            return Err(Refusal::configuration(line));
+        }
         let environment = environment(|v| std::env::var(v).ok());
         // A verb without --config has no file either, whatever the environment says.
         let has_config = self.accepts().options.iter().any(|o| o.name == "config");

@@ -1,5 +1,5 @@
 //! Stands in for `avx512_bf16.rs` where the processor is not an x86-64: nobody calls it, because no such processor
-//! is ever found to have the instruction; bf16 is then computed by the `gemm` crate on rounded numbers.
+//! is ever found to have the instruction; bf16 is then computed by the f32 tiles on rounded numbers.
 
 use super::tile::Place;
 

@@ -10,7 +10,7 @@ use super::tile::{Ahead, COLS};
 use super::tiled::{Right, Tiled};
 use super::unpack;
 use crate::numeric::block::{Blocks, RUN};
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 
 /// N x K numbers.
 pub struct InBlocks {
@@ -42,15 +42,6 @@ impl InBlocks {
         InBlocks { blocks: blocks.clone(), rounded }
     }
 
-    /// out = columns `cols` of row `row`; `cols` begins and ends where blocks do.
-    pub fn part(&self, out: &mut [f32], row: usize, cols: Range<usize>) {
-        let bytes = self.block.size_of(cols.start)..self.block.size_of(cols.end);
-        self.block.widen(out, &self.blocks.row(row)[bytes]);
-        if self.rounded == Rounded::Bf16 {
-            out.iter_mut().for_each(|x| *x = left::round(*x));
-        }
-    }
-
     /// Which rows, and how they are rounded.
     fn rows_from(&self, first: usize, most: usize) -> unpack::Rows<'_> {
         let size = self.block.size_of(self.cols);
@@ -69,7 +60,10 @@ impl Tiled for InBlocks {
     }
 
     fn row(&self, out: &mut [f32], id: usize) {
-        self.part(out, id, 0..self.cols);
+        self.block.widen(out, self.blocks.row(id));
+        if self.rounded == Rounded::Bf16 {
+            out.iter_mut().for_each(|x| *x = left::round(*x));
+        }
     }
 
     fn upright<'a>(

@@ -100,6 +100,7 @@ kernel! {
 /// The chains over x of some panels, from 0, whose words lie `deep` rows apart.
 pub fn of_words<S: Vectors>(x: &[f32], (words, deep): (&[S::Word], usize), panels: usize) -> Sums {
     let terms = x.len().div_ceil(S::DEPTH);
+    assert!((1..=PANELS).contains(&panels), "some panels");
     assert!(((panels - 1) * deep + terms) * COLS <= words.len(), "the panels' terms are there");
     #[cfg(target_arch = "x86_64")]
     if isa::best() == Isa::Avx512 {
@@ -137,7 +138,8 @@ unsafe fn put(cx: Context, mut sums: Sums, low: Option<(Strided, &[f32], usize)>
     if let Some((left, right, rank)) = low {
         let mut factor = [0.0; RANK];
         factor.iter_mut().zip(left.data.iter().step_by(left.col)).take(rank).for_each(|(f, &x)| *f = x);
-        for (sums, right) in sums.iter_mut().zip(right.chunks(rank.max(1) * COLS)) {
+        let panels = cols.div_ceil(COLS);
+        for (sums, right) in sums.iter_mut().zip(right.chunks(rank.max(1) * COLS)).take(panels) {
             chain(cx.isa, sums, &factor[..rank], right);
         }
     }

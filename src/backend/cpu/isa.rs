@@ -5,8 +5,8 @@
 //! Kernel bodies do not reorder sums by themselves, and neither does LLVM: wherever a sum is to be
 //! vectorised, its body spells the sixteen partial sums.
 //!
-//! `FINETUNE_CPU` names the best variant that may be used ("avx512", "avx2", "generic"), to try here what another
-//! processor would run.
+//! `FINETUNE_CPU` names the best variant that may be used ("avx512", "avx2", "generic"; on ARM "neon",
+//! "generic"), to try here what another processor would run.
 
 use std::sync::OnceLock;
 
@@ -54,20 +54,28 @@ const LIMIT: &str = "FINETUNE_CPU";
 /// The best variant that this processor has and [`LIMIT`] allows.
 pub fn best() -> Isa {
     static BEST: OnceLock<Isa> = OnceLock::new();
-    *BEST.get_or_init(|| limited(Isa::detect(), std::env::var(LIMIT).ok().as_deref()))
+    *BEST.get_or_init(|| limited(Isa::detect(), &limit()))
 }
 
-/// What is wrong with [`LIMIT`], if it names no variant.
+/// What [`LIMIT`] says; nothing where it is not there.
+fn limit() -> String {
+    std::env::var_os(LIMIT).map(|limit| limit.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// What is wrong with [`LIMIT`], if it names no variant of this architecture.
 pub fn refused_limit() -> Option<String> {
-    let name = std::env::var(LIMIT).ok().filter(|name| Isa::NAMED.iter().all(|(known, _)| known != name))?;
+    let name = limit();
+    if name.is_empty() || Isa::NAMED.iter().any(|(known, _)| *known == name) {
+        return None;
+    }
     let known: Vec<_> = Isa::NAMED.iter().map(|(known, _)| *known).collect();
     Some(format!("{LIMIT}={name}: no instructions of that name: one of {}, or unset it", known.join(", ")))
 }
 
 /// What is left of `found`: nothing that it does not have.
-fn limited(found: Isa, limit: Option<&str>) -> Isa {
-    let named = |name| Isa::NAMED.iter().find(|(known, _)| *known == name).map(|&(_, isa)| isa);
-    match (found, limit.and_then(named)) {
+fn limited(found: Isa, limit: &str) -> Isa {
+    let named = Isa::NAMED.iter().find(|(known, _)| *known == limit).map(|&(_, isa)| isa);
+    match (found, named) {
         (_, Some(Isa::Generic)) => Isa::Generic,
         (Isa::Avx512, Some(Isa::Avx2)) => Isa::Avx2,
         _ => found,
@@ -76,8 +84,15 @@ fn limited(found: Isa, limit: Option<&str>) -> Isa {
 
 impl Isa {
     /// What [`LIMIT`] may be.
-    const NAMED: &[(&str, Isa)] =
-        &[("avx512", Isa::Avx512), ("avx2", Isa::Avx2), ("neon", Isa::Neon), ("generic", Isa::Generic)];
+    const NAMED: &[(&str, Isa)] = &[
+        #[cfg(target_arch = "x86_64")]
+        ("avx512", Isa::Avx512),
+        #[cfg(target_arch = "x86_64")]
+        ("avx2", Isa::Avx2),
+        #[cfg(target_arch = "aarch64")]
+        ("neon", Isa::Neon),
+        ("generic", Isa::Generic),
+    ];
 
     /// The best that this processor has.
     fn detect() -> Isa {
@@ -180,17 +195,20 @@ mod tests {
     #[test]
     fn a_limit_takes_away_and_adds_nothing() {
         for (found, limit, left) in [
-            (Isa::Avx512, None, Isa::Avx512),
-            (Isa::Avx512, Some("avx512"), Isa::Avx512),
-            (Isa::Avx512, Some("avx2"), Isa::Avx2),
-            (Isa::Avx512, Some("generic"), Isa::Generic),
-            (Isa::Avx512, Some("neon"), Isa::Avx512),
-            (Isa::Avx2, Some("avx512"), Isa::Avx2),
-            (Isa::Generic, Some("avx2"), Isa::Generic),
-            (Isa::Neon, Some("avx2"), Isa::Neon),
-            (Isa::Neon, Some("generic"), Isa::Generic),
+            (Isa::Avx512, "", Isa::Avx512),
+            (Isa::Avx512, "none of them", Isa::Avx512),
+            (Isa::Generic, "generic", Isa::Generic),
+            (Isa::Neon, "generic", Isa::Generic),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, "avx512", Isa::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, "avx2", Isa::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, "avx512", Isa::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Generic, "avx2", Isa::Generic),
         ] {
-            assert_eq!(limited(found, limit), left, "{found:?} {limit:?}");
+            assert_eq!(limited(found, limit), left, "{found:?} {limit}");
         }
     }
 }

@@ -37,7 +37,6 @@ mod product;
 mod product_crate;
 mod product_own;
 mod rope;
-mod rows;
 mod short;
 mod stored;
 #[cfg(target_arch = "x86_64")]
@@ -104,8 +103,8 @@ impl Cpu {
     /// products, swiglu and the gradient of attention read is then kept in 16 bits (`short.rs`).
     pub fn bf16(threads: usize) -> Cpu {
         let cpu = Cpu::new(threads);
-        let precision = match cpu.products {
-            Products::Own if isa::bf16() == isa::Bf16::Fast => Precision::Bf16Dot,
+        let precision = match isa::bf16() {
+            isa::Bf16::Fast => Precision::Bf16Dot,
             _ => Precision::Bf16Widened,
         };
         Cpu { precision, ..cpu }
@@ -116,7 +115,7 @@ impl Cpu {
         let cpu = Cpu::bf16(threads);
         let precision = match cpu.precision {
             Precision::Bf16Dot => Precision::Bf16Widened,
-            _ if cpu.products == Products::Own && isa::bf16() != isa::Bf16::None => Precision::Bf16Dot,
+            _ if isa::bf16() != isa::Bf16::None => Precision::Bf16Dot,
             _ => return None,
         };
         Some(Cpu { precision, ..cpu })

@@ -224,23 +224,33 @@ unsafe fn chain<V: Vector, const MR: usize, const NV: usize>(sum: &mut [[V; NV];
 unsafe fn put<V: Vector, const MR: usize, const NV: usize>(sum: &[[V; NV]; MR], place: Place) {
     // SAFETY: in bounds by the caller's promise; what is not whole goes through a row of its own.
     unsafe {
-        let scale = V::splat(place.scale);
+        if place.cols == COLS {
+            for (r, row) in sum.iter().enumerate() {
+                put_row(row, place.at.wrapping_add(r * place.stride), place);
+            }
+            return;
+        }
         for (r, row) in sum.iter().enumerate() {
-            let at = place.at.wrapping_add(r * place.stride);
-            let mut part = [0.0; COLS];
-            let whole = place.cols == COLS;
-            let to = if whole { at } else { part.as_mut_ptr() };
-            if place.add && !whole {
-                std::ptr::copy_nonoverlapping(at, to, place.cols);
+            let (at, mut part) = (place.at.wrapping_add(r * place.stride), [0.0; COLS]);
+            if place.add {
+                std::ptr::copy_nonoverlapping(at, part.as_mut_ptr(), place.cols);
             }
-            for (j, s) in row.iter().enumerate() {
-                let to = to.add(j * V::LANES);
-                let v = if place.add { s.times_plus(scale, V::load(to)) } else { s.times(scale) };
-                v.store(to);
-            }
-            if !whole {
-                std::ptr::copy_nonoverlapping(to, at, place.cols);
-            }
+            put_row(row, part.as_mut_ptr(), place);
+            std::ptr::copy_nonoverlapping(part.as_ptr(), at, place.cols);
+        }
+    }
+}
+
+/// A whole row.
+#[inline(always)]
+unsafe fn put_row<V: Vector, const NV: usize>(row: &[V; NV], to: *mut f32, place: Place) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scale = V::splat(place.scale);
+        for (j, s) in row.iter().enumerate() {
+            let to = to.add(j * V::LANES);
+            let v = if place.add { s.times_plus(scale, V::load(to)) } else { s.times(scale) };
+            v.store(to);
         }
     }
 }

@@ -1,13 +1,10 @@
-//! Products through the `gemm` crate. Its blocking over K follows the cache sizes that it finds, but is never
+//! The twin's products, through the `gemm` crate. Its blocking over K follows the cache sizes that it finds, but is never
 //! finer than 512: in slices of at most that there is one block whatever the machine. Its order of summation
 //! may depend on the sizes of a call, so the output is cut into tiles of a fixed size.
 
 use super::Context;
-use super::memory::Memory;
-use super::product::{Factors, Sizes, Strided, Target};
+use super::product::{Factors, Sizes, Target};
 use crate::backend::Write;
-use std::cell::RefCell;
-use std::ops::Range;
 
 /// Inner dimension per call.
 const SLICE: usize = 512;
@@ -24,43 +21,6 @@ pub fn product(cx: Context, target: Target, sizes: Sizes, f: Factors) {
         let factors = Factors { a: f.a.from(i, 0), b: f.b.from(0, j), scale: f.scale };
         // SAFETY: tiles are disjoint, and each belongs to one task.
         unsafe { super::product::tile(cx, target.from(i, j), part, factors) };
-    });
-}
-
-/// Writes the right factor of those terms and outputs, and says how it lies.
-pub type Right<'a> = &'a (dyn for<'r> Fn(&'r mut [f32], Range<usize>, Range<usize>) -> Strided<'r> + Sync);
-
-thread_local! {
-    static ROOM: RefCell<Memory> = RefCell::new(Memory::zeros(SLICE * COLS));
-}
-
-/// out[m, n] (=|+=) a b on all threads, a [m, k]; b is made where it is needed. The same bits as [`product`]'s.
-pub fn frozen(cx: Context, target: Target, (a, m): (Strided, usize), (n, k): (usize, usize), right: Right) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    assert!(a.holds(m, k), "the left factor is as large as the product says");
-    target.pointer(m, n);
-    // What is widened serves a column of tiles, or a part of one where there are fewer columns than threads.
-    let (across, down) = (n.div_ceil(COLS), m.div_ceil(ROWS));
-    let parts = cx.threads.count().div_ceil(across).min(down);
-    cx.threads.each(across * parts, |task| {
-        let (j, part) = (task / parts * COLS, task % parts);
-        let cols = COLS.min(n - j);
-        ROOM.with_borrow_mut(|room| {
-            for (from, terms) in slices(k) {
-                let room = &mut room.values_mut()[..terms * cols];
-                let b = right(room, from..from + terms, j..j + cols);
-                assert!(b.holds(terms, cols), "the right factor is as large as the product says");
-                for i in (part * ROWS..m).step_by(parts * ROWS) {
-                    let sizes = Sizes { m: ROWS.min(m - i), n: cols, k: terms };
-                    let add = target.write == Write::Add || from > 0;
-                    let f = Factors { a: a.from(i, from), b, scale: 1.0 };
-                    // SAFETY: factors were checked; tiles of the output are disjoint, and each is one task's.
-                    unsafe { slice((target.from(i, j), add), sizes, f) };
-                }
-            }
-        });
     });
 }
 

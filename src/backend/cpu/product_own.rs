@@ -130,7 +130,7 @@ pub unsafe fn tile(target: Target, sizes: Sizes, f: Factors) {
             let b = f.b.from(from, j);
             // SAFETY: the caller's promise.
             unsafe {
-                if b.col == 1 && m <= IN_PLACE && (cols == COLS || tile::reads_columns_alone()) {
+                if b.col == 1 && m <= IN_PLACE && (cols.is_multiple_of(16) || tile::reads_columns_alone()) {
                     rows_of_tiles(here, (m, cols), &[(a, slice, b.data.as_ptr(), b.row)], f.scale, None);
                 } else {
                     with_panel(|panel| {
@@ -149,7 +149,8 @@ pub type Share<'a> = (Strided<'a>, usize, *const f32, usize);
 /// All tiles of one panel: m rows, the sum of at most two shares. Meanwhile `ahead` comes nearer.
 ///
 /// # Safety
-/// As [`tile`]; the right factors have as many rows as terms, of as many values as the output has columns.
+/// As [`tile`]; the right factors have as many rows as terms, of as many values as the output has columns, and what
+/// [`tile::reads_columns_alone`] says.
 pub unsafe fn rows_of_tiles(
     target: Target,
     (m, cols): (usize, usize),

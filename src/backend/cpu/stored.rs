@@ -93,8 +93,9 @@ impl Stored for bf16 {
     }
 }
 
-/// out[k][32] = the words, widened; as many rows as there are whole ones in `out`.
+/// out[k][32] = the words, widened; as many rows as both have.
 pub fn widen_rows<S: Vectors>(out: &mut [f32], words: &[S::Word]) {
+    assert!(out.len().is_multiple_of(COLS) && words.len().is_multiple_of(COLS), "whole rows");
     #[cfg(target_arch = "x86_64")]
     if isa::best() == Isa::Avx512 {
         // SAFETY: the processor was asked.

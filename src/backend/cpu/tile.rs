@@ -23,7 +23,7 @@ pub struct Part {
     pub row: usize,
     /// Distance between columns of a.
     pub col: usize,
-    /// Right factor: COLS values in a row (or as many as the tile is wide).
+    /// Right factor: COLS values in a row, or as many as the tile is wide (see [`reads_columns_alone`]).
     pub b: *const f32,
     /// Distance between rows of b.
     pub stride: usize,
@@ -45,6 +45,7 @@ pub struct Place {
     /// Whether what stands there is added.
     pub add: bool,
     /// Pairs of bf16 numbers go there, in words of which `stride` counts; `add` is not for them.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub short: bool,
 }
 
@@ -132,6 +133,99 @@ pub unsafe fn tile(parts: &[Part], place: Place) {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => narrow::neon(parts, place),
             _ => narrow::generic(parts, place),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::rng::Stream;
+
+    type Kernel = unsafe fn(&[Part], Place);
+
+    /// Those that this processor has, and whether a multiply-add of theirs rounds once.
+    fn kernels() -> Vec<(&'static str, Kernel, bool)> {
+        let mut kernels: Vec<(_, Kernel, _)> = vec![("generic", narrow::generic, false)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let longer = is_x86_feature_detected!("avx512f");
+            kernels.extend(fused.then_some(("avx2", narrow::avx2 as Kernel, true)));
+            kernels.extend(longer.then_some(("avx512", super::super::avx512::tile as Kernel, true)));
+        }
+        #[cfg(target_arch = "aarch64")]
+        kernels.push(("neon", narrow::neon, true));
+        kernels
+    }
+
+    /// A sum of two products [12, 32], the terms of the first and of the second; left factors along rows or columns.
+    struct Case {
+        left: [Vec<f32>; 2],
+        right: [Vec<f32>; 2],
+        terms: [usize; 2],
+        turned: bool,
+    }
+
+    impl Case {
+        fn new(terms: [usize; 2], turned: bool, draws: &mut Stream) -> Self {
+            let mut numbers = |n: usize| (0..n).map(|_| draws.unit() - 0.5).collect::<Vec<_>>();
+            let left = terms.map(|k| numbers(ROWS * (k + 3)));
+            Case { left, right: terms.map(|k| numbers(k * COLS)), terms, turned }
+        }
+
+        fn parts(&self) -> [Part; 2] {
+            [0, 1].map(|i| {
+                let (k, wide) = (self.terms[i], self.terms[i] + 3);
+                let (row, col) = if self.turned { (1, ROWS) } else { (wide, 1) };
+                Part { k, a: self.left[i].as_ptr(), row, col, b: self.right[i].as_ptr(), stride: COLS }
+            })
+        }
+
+        /// One output, by a chain of scalars.
+        fn value(&self, (r, c): (usize, usize), old: Option<f32>, scale: f32, fused: bool) -> f32 {
+            let plus = |a: f32, b: f32, sum: f32| if fused { a.mul_add(b, sum) } else { a * b + sum };
+            let mut sum = 0.0;
+            for (i, &k) in self.terms.iter().enumerate() {
+                for t in 0..k {
+                    let at = if self.turned { t * ROWS + r } else { r * (k + 3) + t };
+                    sum = plus(self.left[i][at], self.right[i][t * COLS + c], sum);
+                }
+            }
+            old.map_or(sum * scale, |old| plus(sum, scale, old))
+        }
+    }
+
+    #[test]
+    fn tiles_of_every_size_are_chains_of_scalars_and_nothing_beside_them_is_written() {
+        let mut draws = Stream::new(&[11]);
+        let stride = COLS + 5;
+        for (terms, turned) in [([7, 3], false), ([1, 0], true), ([0, 0], false), ([5, 1], true)] {
+            let case = Case::new(terms, turned, &mut draws);
+            let before: Vec<f32> = (0..(ROWS + 1) * stride).map(|_| draws.unit()).collect();
+            for (name, kernel, fused) in kernels() {
+                for (rows, cols) in (1..=ROWS).flat_map(|r| (1..=COLS).map(move |c| (r, c))) {
+                    for (add, scale) in [(false, 1.0), (true, 0.3)] {
+                        let mut out = before.clone();
+                        let at = out.as_mut_ptr();
+                        // SAFETY: the processor was asked; factors have 12 rows and 32 columns, and so has `out`.
+                        unsafe {
+                            kernel(&case.parts(), Place { at, stride, rows, cols, scale, add, short: false });
+                        }
+                        for (i, (&got, &old)) in out.iter().zip(&before).enumerate() {
+                            let (r, c) = (i / stride, i % stride);
+                            let inside = r < rows && c < cols;
+                            let sum = || case.value((r, c), add.then_some(old), scale, fused);
+                            let want = if inside { sum() } else { old };
+                            assert_eq!(
+                                got.to_bits(),
+                                want.to_bits(),
+                                "{name}, {rows} x {cols}, {terms:?}, {add}: {r}, {c}"
+                            );
+                        }
+                    }
+                }
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Frozen matrices as products see them: whatever gives the right factors of tiles, 32 columns wide, in either
 //! direction, gives both products, the head's and the few rows' of decoding.
 //!
-//! How a matrix is kept changes no bit: an output is the chain that `avx512.rs` describes of the numbers that
+//! How a matrix is kept changes no bit: an output is the chain that `tile.rs` describes of the numbers that
 //! the matrix is worth.
 
 use super::Context;

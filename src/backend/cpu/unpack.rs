@@ -8,7 +8,9 @@ use super::blocks::Rounded;
 #[cfg(target_arch = "x86_64")]
 use super::decode::decode;
 use super::few::{self, PANELS, Sums};
-use super::isa::{self, Isa};
+use super::isa;
+#[cfg(target_arch = "x86_64")]
+use super::isa::Isa;
 use super::left;
 use super::tile::COLS;
 #[cfg(target_arch = "x86_64")]
@@ -40,6 +42,7 @@ pub struct Upright<'a> {
 }
 
 /// The same in pairs of bf16 numbers: out[k / 2][32].
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub struct UprightPairs<'a> {
     /// 32 words for two terms.
     pub out: &'a mut [u32],
@@ -60,6 +63,7 @@ pub struct Turned<'a> {
 }
 
 /// The same in pairs of bf16 numbers: out[n / 2][32].
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub struct TurnedPairs<'a> {
     /// 32 words for two rows.
     pub out: &'a mut [u32],

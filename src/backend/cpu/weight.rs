@@ -1,15 +1,15 @@
-//! Frozen matrices: in panels or in the blocks of their file for our own kernel, in rows for the `gemm` crate.
+//! Frozen matrices: in panels or in the blocks of their file for our own kernels, in rows of f32 for the twin, which
+//! multiplies through the `gemm` crate.
 
 use super::Context;
 use super::blocks::InBlocks;
 use super::head::{self, Question};
 use super::left::{self, Left, Precision, Side};
 use super::panels::Panels;
-use super::product::{Factors, Products, Sizes, Target, product};
-use super::product_own;
-use super::rows::Rows;
+use super::product::{Factors, Products, Sizes, Strided, Target, product};
 use super::threads::Shared;
 use super::tiled::{Added, RANK, Tiled};
+use super::{product_crate, product_own};
 use crate::backend::{Fault, Frozen, Write};
 use crate::numeric::block::Blocks;
 use crate::numeric::dtype::Dtype;
@@ -23,7 +23,7 @@ pub struct Weight {
 }
 
 enum Values {
-    Rows(Rows),
+    Rows(Vec<f32>),
     F32(Panels<f32>),
     F16(Panels<f16>),
     Bf16(Panels<bf16>),
@@ -67,7 +67,8 @@ impl Weight {
             Dtype::Bf16 => bf16::from_le_bytes(half(i)).to_f32(),
         };
         let values = match (cx.products, cx.precision, dtype) {
-            (Products::Crate, ..) => Values::Rows(Rows::pack(cx, source)),
+            (Products::Crate, Precision::F32, _) => Values::Rows((0..rows * cols).map(number).collect()),
+            (Products::Crate, ..) => Values::Rows((0..rows * cols).map(|i| left::round(number(i))).collect()),
             (_, Precision::F32, Dtype::F16) => {
                 Values::F16(Panels::pack(cx.threads, shape, |i| f16::from_le_bytes(half(i))))
             }
@@ -87,7 +88,12 @@ impl Weight {
         let blocks = InBlocks::new(source, cx.precision);
         let values = match cx.products {
             Products::Own => Values::Blocks(blocks),
-            Products::Crate => Values::Rows(Rows::of_blocks(blocks)),
+            Products::Crate => {
+                let mut numbers = vec![0.0; source.rows * source.cols];
+                let rows = numbers.chunks_exact_mut(source.cols.max(1)).enumerate();
+                rows.for_each(|(id, out)| blocks.row(out, id));
+                Values::Rows(numbers)
+            }
         };
         Weight { rows: source.rows, cols: source.cols, values }
     }
@@ -95,7 +101,7 @@ impl Weight {
     /// out = row `id`
     pub fn row(&self, out: &mut [f32], id: usize) {
         match &self.values {
-            Values::Rows(p) => p.part(out, id, 0..self.cols),
+            Values::Rows(p) => out.copy_from_slice(&p[id * self.cols..][..self.cols]),
             Values::F32(p) => p.row(out, id),
             Values::F16(p) => p.row(out, id),
             Values::Bf16(p) => p.row(out, id),
@@ -131,7 +137,10 @@ impl Weight {
             Values::F16(p) => p.forward(cx, target, x, fits),
             Values::Bf16(p) => p.forward(cx, target, x, fits),
             Values::Blocks(p) => p.forward(cx, target, x, fits),
-            Values::Rows(p) => p.forward(cx, target, (x.numbers(), t), self.rows),
+            Values::Rows(p) => {
+                let f = Factors { a: x.numbers(), b: Strided::rows(p, self.cols).transposed(), scale: 1.0 };
+                product_crate::product(cx, target, Sizes { m: t, n: self.rows, k: self.cols }, f);
+            }
         }
         self.add_low(cx, y, self.rows, (t, rest));
     }
@@ -148,7 +157,10 @@ impl Weight {
             Values::F16(p) => p.backward(cx, target, dy, fits),
             Values::Bf16(p) => p.backward(cx, target, dy, fits),
             Values::Blocks(p) => p.backward(cx, target, dy, fits),
-            Values::Rows(p) => p.backward(cx, target, (dy.numbers(), t), self.rows),
+            Values::Rows(p) => {
+                let f = Factors { a: dy.numbers(), b: Strided::rows(p, self.cols), scale: 1.0 };
+                product_crate::product(cx, target, Sizes { m: t, n: self.cols, k: self.rows }, f);
+            }
         }
         self.add_low(cx, dx, self.cols, (t, rest));
     }

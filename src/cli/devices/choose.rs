@@ -49,9 +49,6 @@ impl Chosen {
 
 /// Chooses among what this machine has. Where the CPU was named no driver is asked.
 pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
-    if let Some(line) = crate::backend::cpu::refused_limit() {
-        return Err(refuse(line));
-    }
     if options.backend == Driver::Cuda && !matches!(options.gpus, Gpus::None | Gpus::Cpu) {
         let facts: Vec<&Facts> = nvidia::all().unwrap_or_default().iter().map(|found| &found.facts).collect();
         return among(options, &facts, &|| nvidia::all().err().unwrap_or("none is left").to_string());

@@ -116,9 +116,8 @@ pub fn hardware(chosen: &Chosen, at: usize) -> String {
 /// Of one thread, in training, everything counted: what machines of that kind reach, rounded down.
 fn per_thread(class: &str) -> f64 {
     match class {
-        c if c.contains("bf16") => 40e9,
-        c if c.contains("avx512") => 30e9,
-        c if c.contains("avx2") => 15e9,
+        "cpu-avx512-bf16" => 40e9,
+        c if c.contains("avx512") || c.contains("avx2") => 30e9,
         _ => 4e9,
     }
 }
