@@ -4,7 +4,7 @@
 
 use crate::bench::Mat;
 use crate::products::weight;
-use crate::standin::standin_with;
+use crate::standin::{self, Ran, standin_with};
 use crate::step::{Same, packed, qwen};
 use finetune::backend::cuda::Cuda;
 use finetune::backend::{Backend, Heads, Write, view, view_mut};
@@ -13,7 +13,6 @@ use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{Microbatch, Stage};
 use finetune::numeric::dtype::Dtype;
 use std::path::Path;
-use std::process::Command;
 
 /// What a driver refuses, and what is then said.
 const REFUSED: &[(&str, &str)] = &[
@@ -99,42 +98,14 @@ fn inside() {
     }
 }
 
-/// What came out, what was said on the way, and what the stand-in wrote down.
-struct Ran {
-    out: String,
-    said: String,
-    log: Vec<String>,
-}
-
-impl Ran {
-    /// Kernels and uploads, however they were started.
-    fn work(&self) -> Vec<&str> {
-        self.log.iter().map(String::as_str).filter(|line| !line.starts_with('#')).collect()
-    }
-
-    /// Kernels of every microbatch, where each has so many.
-    fn kernels(&self, each: u64) -> Vec<Vec<&str>> {
-        let kernels = self.work().into_iter().filter(|line| !line.starts_with("upload"));
-        kernels.collect::<Vec<_>>()[1..].chunks(each as usize).map(<[_]>::to_vec).collect()
-    }
-
-    fn count(&self, line: &str) -> usize {
-        self.log.iter().filter(|l| l.starts_with(line)).count()
-    }
-}
-
 fn run(case: &str, work: &str, libraries: &Path) -> Ran {
-    let log = libraries.join(format!("{case}-{work}.log"));
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "graphs::inside", "--nocapture"]).env("STANDIN_LOG", &log);
-    child.env("STANDIN", case).env("STANDIN_WORK", work).env("LD_LIBRARY_PATH", libraries);
-    let done = child.output().unwrap();
-    let [out, said] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(done.status.success() && !said.contains("misuse"), "{case}: {out}{said}");
-    let out =
-        out.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {out}")).1.into();
-    let log = std::fs::read_to_string(log).unwrap_or_default().lines().map(String::from).collect();
-    Ran { out, said, log }
+    standin::child("graphs::inside", case, work, libraries)
+}
+
+/// Kernels of every microbatch, where each has so many.
+fn kernels(ran: &Ran, each: u64) -> Vec<Vec<&str>> {
+    let kernels = ran.work().into_iter().filter(|line| !line.starts_with("upload"));
+    kernels.collect::<Vec<_>>()[1..].chunks(each as usize).map(<[_]>::to_vec).collect()
 }
 
 #[test]
@@ -149,22 +120,22 @@ fn a_microbatch_is_one_graph_after_warm_up() {
             };
             all.split("), (").map(pair).collect::<Vec<_>>()
         });
-        let kernels = a[0][0];
-        assert!(kernels > 80, "{kernels} kernels");
-        println!("{work}: {kernels} kernels, sent {:?}", a.iter().map(|m| m[1]).collect::<Vec<_>>());
+        let launched = a[0][0];
+        assert!(launched > 80, "{launched} kernels");
+        println!("{work}: {launched} kernels, sent {:?}", a.iter().map(|m| m[1]).collect::<Vec<_>>());
         // The first one is launched kernel by kernel; another length is the same graph.
         assert_eq!(
             a.iter().map(|m| m[1]).collect::<Vec<_>>(),
-            [kernels, 1, 1, 1, 1, 1, 1],
+            [launched, 1, 1, 1, 1, 1, 1],
             "{work}: {}",
             with.said
         );
-        assert!(b.iter().all(|m| *m == [kernels, kernels]), "{work}: {b:?}");
-        let each = with.kernels(kernels);
+        assert!(b.iter().all(|m| *m == [launched, launched]), "{work}: {b:?}");
+        let each = kernels(&with, launched);
         assert!(each[1] == each[2] && each[5] == each[6], "{work}: the same microbatch has other addresses");
         assert_eq!((with.count("# graph"), with.count("# made"), without.count("#")), (6, 1, 0));
         let (got, want) = (with.work(), without.work());
-        assert!(want.len() as u64 > 7 * kernels, "uploads and kernels");
+        assert!(want.len() as u64 > 7 * launched, "uploads and kernels");
         let differs = got.iter().zip(&want).position(|(a, b)| a != b);
         assert!(got == want, "{work}: line {differs:?} differs: {:?}", differs.map(|i| (got[i], want[i])));
     }

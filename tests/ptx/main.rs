@@ -12,6 +12,7 @@ mod bench;
 mod case;
 mod copies;
 mod device;
+mod estimate;
 mod files;
 mod fused;
 mod generate;

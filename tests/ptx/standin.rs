@@ -121,6 +121,39 @@ pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
+/// What came out, what was said on the way, and what the stand-in wrote down.
+pub struct Ran {
+    pub out: String,
+    pub said: String,
+    pub log: Vec<String>,
+}
+
+impl Ran {
+    /// Kernels and uploads, however they were started.
+    pub fn work(&self) -> Vec<&str> {
+        self.log.iter().map(String::as_str).filter(|line| !line.starts_with('#')).collect()
+    }
+
+    pub fn count(&self, line: &str) -> usize {
+        self.log.iter().filter(|l| l.starts_with(line)).count()
+    }
+}
+
+/// That test in a process of its own, where STANDIN is the case and STANDIN_WORK what it is to do: it says what came out.
+pub fn child(test: &str, case: &str, work: &str, libraries: &Path) -> Ran {
+    let log = libraries.join(format!("{case}-{work}.log"));
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).env("STANDIN_LOG", &log);
+    child.env("STANDIN", case).env("STANDIN_WORK", work).env("LD_LIBRARY_PATH", libraries);
+    let done = child.output().unwrap();
+    let [out, said] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(done.status.success() && !said.contains("misuse"), "{case}: {out}{said}");
+    let out =
+        out.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {out}")).1.into();
+    let log = std::fs::read_to_string(log).unwrap_or_default().lines().map(String::from).collect();
+    Ran { out, said, log }
+}
+
 #[test]
 fn every_failure_of_a_driver_has_a_name() {
     let Some(folder) = standin() else { return };
