@@ -50,11 +50,11 @@ fn microbatches(dropout: f32, keep: Keep) -> Result<Vec<(u64, u64)>, String> {
     Ok(all)
 }
 
-/// Lists of many lengths, each twice.
-fn lists() -> Result<(), String> {
+/// Lists of so many launches.
+fn lists(lengths: impl Iterator<Item = u32>) -> Result<(), String> {
     let mut device = Cuda::open(0).map_err(|e| e.to_string())?;
     let mut x = device.memory(4);
-    for n in (10..30).flat_map(|n| [n, n]) {
+    for n in lengths {
         (0..n).for_each(|_| device.fill(view_mut(&mut x, 1, 4), 1.0));
         device.read(view(&x, 1, 4), &mut [0.0; 4]).map_err(|e| e.to_string())?;
     }
@@ -88,7 +88,9 @@ fn wgmma() -> Result<(), String> {
 fn inside() {
     match std::env::var("STANDIN_WORK").as_deref() {
         Ok("wgmma") => println!("said: {:?}", wgmma()),
-        Ok("lists") => println!("said: {:?}", lists()),
+        Ok("lists") => println!("said: {:?}", lists((10..30).flat_map(|n| [n, n]))),
+        Ok("turns") => println!("said: {:?}", lists((0..10).flat_map(|_| 10..30))),
+        Ok("phases") => println!("said: {:?}", lists(phases())),
         Ok("again") => println!("said: {:?}", after(10, 1.0)),
         Ok("others") => println!("said: {:?}", after(10, 2.0)),
         Ok("few") => println!("said: {:?}", after(3, 1.0)),
@@ -185,14 +187,47 @@ fn a_fault_of_a_graph_that_another_call_tells_is_its_own() {
     }
 }
 
+/// The graphs that were alive at once, at most.
+fn most_alive(ran: &Ran) -> Option<u32> {
+    let alive = |line: &String| line.split_once(", ")?.1.split_once(" alive")?.0.parse::<u32>().ok();
+    ran.log.iter().filter_map(alive).max()
+}
+
 #[test]
 fn few_graphs_are_kept() {
     let Some(folder) = standin_with(&[]) else { return };
     let ran = run("fine", "lists", folder.path());
-    assert_eq!((ran.out.as_str(), ran.count("# graph")), ("Ok(())", 20));
-    let alive = |line: &String| line.split_once(", ")?.1.split_once(" alive")?.0.parse::<u32>().ok();
-    let most = ran.log.iter().filter_map(alive).max();
-    assert_eq!(most, Some(9), "eight and the one that is made");
+    // Each comes twice; the first eight find room.
+    assert_eq!((ran.out.as_str(), ran.count("# graph"), most_alive(&ran)), ("Ok(())", 8, Some(8)));
+}
+
+/// Twenty in turn, ten times. All are known from the second turn on; then eight of twenty are graphs, and of the others one
+/// in seventeen is built.
+#[test]
+fn lists_that_come_back_are_not_built_each_time() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let (with, without) = (run("fine", "turns", folder.path()), run("graphs-old", "turns", folder.path()));
+    let (made, started) = (with.count("# made"), with.count("# graph"));
+    println!("{made} graphs made, {started} started");
+    let went_without = 9 * 20 - started;
+    assert_eq!((with.out.as_str(), made), ("Ok(())", 8 + went_without / 16), "{}", with.said);
+    assert!(started > 5 * made, "{made} made, {started} started");
+    assert!(with.work() == without.work(), "other kernels than without graphs");
+    assert_eq!(most_alive(&with), Some(8));
+}
+
+/// Ten lists that take turns and are never seen again, then two others.
+fn phases() -> impl Iterator<Item = u32> {
+    (0..4).flat_map(|_| 10..20).chain((0..60).flat_map(|_| [40, 41]))
+}
+
+#[test]
+fn what_comes_later_and_often_is_a_graph_too() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let ran = run("fine", "phases", folder.path());
+    let last = ran.log.iter().rposition(|line| line.starts_with("# made")).unwrap();
+    let after = ran.log[last..].iter().filter(|line| *line == "# graph").count();
+    assert!(ran.out == "Ok(())" && after > 60, "the last {after} starts are of graphs that are kept");
 }
 
 #[test]
