@@ -230,6 +230,16 @@ fn what_comes_later_and_often_is_a_graph_too() {
     assert!(ran.out == "Ok(())" && after > 60, "the last {after} starts are of graphs that are kept");
 }
 
+/// What graphs take of a device is promised to nobody: where memory is short they go first, and come again.
+#[test]
+fn graphs_give_way_to_memory() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let (got, want) = (run("graphs-fill-it", "model", folder.path()), run("fine", "model", folder.path()));
+    assert_eq!((got.out.starts_with("Ok"), want.count("# made")), (true, 1), "{}", got.out);
+    assert!(got.count("# made") > 1 && got.work() == want.work(), "{}", got.said);
+    assert!(!got.said.contains("kernel by kernel"), "{}", got.said);
+}
+
 #[test]
 fn nodes_take_tensor_maps_and_their_shared_memory() {
     let Some(folder) = standin_with(&[]) else { return };

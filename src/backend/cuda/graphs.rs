@@ -204,6 +204,11 @@ impl Graphs {
         time
     }
 
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
     /// Gives all back; the context that they were made in is current.
     pub fn free(&mut self) {
         self.kept.drain(..).for_each(Graph::free);
