@@ -17,6 +17,7 @@ mod files;
 mod fused;
 mod generate;
 mod graphs;
+mod graphs_sm90a;
 mod interpreter;
 mod model;
 mod mutations;
