@@ -181,6 +181,14 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("broken", "--gpu-backend cuda -o out", 78, "does not describe device 0: CUDA_ERROR_UNKNOWN"),
     // Somebody else has the card: that is said, not that it has no memory.
     ("busy", "--gpu-backend cuda -o out", 78, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    (
+        "old",
+        "devices",
+        0,
+        "no GPU through cuda: the NVIDIA driver is too old: CUDA 10.2, which reads PTX 6.5",
+    ),
+    ("hidden", "devices", 0, "no GPU through cuda: the NVIDIA driver has no device (CUDA_VISIBLE_"),
+    ("mismatch", "devices", 0, "no GPU through cuda: the NVIDIA driver does not start: CUDA_ERROR_"),
     ("busy", "devices", 0, "cannot be opened: cuda:0 (Stand-in): CUDA_ERROR_DEVICE_UNAVAILABLE"),
     ("fine", "devices --check", 1, "cuda 0: computes wrong numbers"),
     ("fine", "generate --gpu-backend cuda --prompt hi", 1, "cuda 0 Stand-in: computes wrong numbers"),
@@ -190,7 +198,7 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 78, " MB, it has 1 MB)"),
     ("old", "--gpu-backend cuda -o out", 78, "the NVIDIA driver is too old"),
     ("hidden", "--gpu-backend cuda --gpus 0 -o out", 78, "CUDA_VISIBLE_DEVICES may hide it"),
-    ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "there is no device 1: there are 0 Stand-in"),
+    ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "device 1; what there is: device 0 Stand-in"),
 ];
 
 #[test]
