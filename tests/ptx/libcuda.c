@@ -32,9 +32,16 @@ static void needs_context(const char *call) {
     if (!retained) wrong("a call without a context");
     if (!current) wrong(call);
 }
+/* A device has a thread; those of several devices keep the same books. */
+static int held;
+static void hold(void) {
+    while (__sync_lock_test_and_set(&held, 1)) usleep(1);
+}
+static void *let_go(void *what) { return __sync_lock_release(&held), what; }
 static void *have(void *at, int kind) {
+    hold();
     for (int i = 0; i < 4096; i++)
-        if (!things[i].at) return things[i].at = at, things[i].kind = kind, things[i].bytes = 0, at;
+        if (!things[i].at) return things[i].kind = kind, things[i].bytes = 0, things[i].at = at, let_go(at);
     wrong("more things than the books hold");
     return 0;
 }
@@ -61,15 +68,16 @@ static void say(const char *line) {
 static void *room(size_t n) {
     static char *next, *end;
     size_t all = (size_t)64 << 30;
+    hold();
     if (!next) {
         next = mmap((void *)0x200000000000, all, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (next == MAP_FAILED) wrong("no room for memory");
         end = next + all;
     }
     n = (n + 511) / 512 * 512;
-    if (n > (size_t)(end - next)) return 0;
+    if (n > (size_t)(end - next)) return let_go(0);
     next += n;
-    return next - n;
+    return let_go(next - n);
 }
 /* So many bytes lie in something that is allocated. */
 static void inside(P address, size_t n) {
@@ -85,10 +93,10 @@ R cuInit(unsigned f) {
     return is("no-device") ? 100 : is("mismatch") ? 803 : 0;
 }
 R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : is("graphs-old") || is("hopper-old") ? 11080 : 12080, 0; }
-R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") ? 2 : 1, 0; }
-R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 101; }
-R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 || is("broken") ? 999 : 0; }
-R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0A:00.0"), 0; }
+R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") || is("two") ? 2 : 1, 0; }
+R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") || is("two") ? 0 : 101; }
+R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), (d == 1 && !is("two")) || is("broken") ? 999 : 0; }
+R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0%c:00.0", 'A' + d), 0; }
 R cuDeviceTotalMem_v2(size_t *n, int d) { return *n = (size_t)16 << 30, 0; }
 static int hopper(void) { return getenv("STANDIN") && !strncmp(getenv("STANDIN"), "hopper", 6); }
 /* 16: multiprocessors; 18: integrated; 75 and 76: compute capability. */
@@ -101,11 +109,11 @@ R cuDeviceGetAttribute(int *v, int a, int d) {
 R cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { return 0; }
 R cuDevicePrimaryCtxRetain(void **c, int d) {
     if (is("busy")) return 46;
-    return *c = (void *)1, retained++, 0;
+    return *c = (void *)1, __sync_fetch_and_add(&retained, 1), 0;
 }
 R cuDevicePrimaryCtxRelease_v2(int d) {
     if (!retained) wrong("a context that is released twice");
-    if (--retained || dead) return 0;
+    if (__sync_sub_and_fetch(&retained, 1) || dead) return 0;
     for (int i = 0; i < 4096; i++)
         if (things[i].at) wrong("something that is not given back with its context");
     return 0;

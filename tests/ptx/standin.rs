@@ -194,8 +194,21 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("fine", "generate --gpu-backend cuda --prompt hi", 1, "cuda 0 Stand-in: computes wrong numbers"),
     // Its kernels do nothing: the self-test finds that out before a step is taken.
     ("fine", "--gpu-backend cuda -o out", 78, "cuda 0 Stand-in: computes wrong numbers"),
+    // Two cards, each with a thread, in one process.
+    (
+        "two",
+        "--gpu-backend cuda --gpus 0,1 -o out",
+        78,
+        "check its driver; cuda 1 Stand-in: computes wrong numbers",
+    ),
     ("launch", "--gpu-backend cuda -o out", 78, "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
     ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 78, " MB, it has 1 MB)"),
+    (
+        "fine",
+        "generate --gpu-backend cuda --memory-limit 1MB --prompt hi",
+        78,
+        "the model alone does not fit: choose",
+    ),
     ("old", "--gpu-backend cuda -o out", 78, "the NVIDIA driver is too old"),
     ("hidden", "--gpu-backend cuda --gpus 0 -o out", 78, "CUDA_VISIBLE_DEVICES may hide it"),
     ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "device 1; what there is: device 0 Stand-in"),
@@ -210,12 +223,18 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
         program.current_dir(here.path()).args(typed.split(' ')).env("XDG_CACHE_HOME", here.path());
         // No other card answers.
         program.env("VK_DRIVER_FILES", "/nowhere.json").env("VK_ICD_FILENAMES", "/nowhere.json");
-        let done = program.env("STANDIN", case).env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
+        let log = here.path().join("log");
+        program.env("STANDIN", case).env("STANDIN_LOG", &log).env("LD_LIBRARY_PATH", folder.path());
+        let done = program.output().unwrap();
         let said =
             [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
         assert_eq!(done.status.code(), Some(*code), "{case}, {typed}: {said}");
         assert!(said.contains(part) && !said.contains("misuse"), "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
+        // Whether a model fits is asked before anything is uploaded, also for the self-test.
+        let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));
+        assert!(!(uploaded && typed.contains("--memory-limit")), "{case}, {typed}: {said}");
+        assert!(uploaded || !said.contains("computes wrong numbers"), "{case}, {typed}: {said}");
     }
 }
 
