@@ -37,9 +37,16 @@ fn inside() {
     }
 }
 
-/// A kernel of sm_90a as the stand-in wrote it down: its name, what its maps say (rows, columns, bytes from row to row, rows
-/// of a box), and m, n, k.
-fn product(line: &str) -> Option<(&str, [[u64; 4]; 2], [u64; 3])> {
+/// A kernel of sm_90a as the stand-in wrote it down.
+struct Product<'a> {
+    name: &'a str,
+    /// Of a and of b: rows, columns, bytes from row to row, rows of a box.
+    maps: [[u64; 4]; 2],
+    /// m, n, k
+    sizes: [u64; 3],
+}
+
+fn product(line: &str) -> Option<Product<'_>> {
     let (name, rest) = line.split_once(' ').filter(|(name, _)| name.contains("_sm90a_"))?;
     let args: Vec<&str> = rest.split_once(": ")?.1.split(' ').collect();
     let map = |text: &str| {
@@ -47,7 +54,7 @@ fn product(line: &str) -> Option<(&str, [[u64; 4]; 2], [u64; 3])> {
         numbers.collect::<Vec<u64>>().try_into().unwrap()
     };
     let sizes = [3, 4, 5].map(|i| u64::from_str_radix(args[i], 16).unwrap());
-    Some((name, [map(args[1]), map(args[2])], sizes))
+    Some(Product { name, maps: [map(args[1]), map(args[2])], sizes })
 }
 
 #[test]
@@ -69,13 +76,13 @@ fn a_microbatch_with_tensor_maps_is_one_graph() {
 
     // What a map says is what the kernel was told of the product.
     let products: Vec<_> = want.iter().filter_map(|line| product(line)).collect();
-    for (name, [a, b], [m, n, k]) in &products {
+    for Product { name, maps: [a, b], sizes: [m, n, k] } in &products {
         let (rows, cols, box_rows) = if name.ends_with("_nt") { (n, k, 256) } else { (k, n, 64) };
         for (map, (rows, cols, box_rows)) in [(a, (m, k, 128)), (b, (rows, cols, box_rows))] {
             assert_eq!(*map, [*rows, *cols, 2 * cols.next_multiple_of(8), box_rows], "{name}: {m} {n} {k}");
         }
     }
-    let count = |name: &str| products.iter().filter(|product| product.0 == name).count();
+    let count = |name: &str| products.iter().filter(|product| product.name == name).count();
     for name in ["product_sm90a_nt", "product_sm90a_nn", "lora_linear_sm90a_nt", "lora_linear_sm90a_nn"] {
         println!("{name}: {}", count(name));
         assert!(count(name) >= 5, "{name} in every microbatch");
