@@ -8,8 +8,8 @@ usage: gpu_peer.py [--only products|attention|step] [--device cuda] [--small]   
 products   linear and its input's gradient, in bf16 and f32 (no TF32)
 attention  2 rows of 4096 tokens, causal, 32 heads of 128 numbers that share 8 of keys, bf16, forward and backward; the
            causal half is counted, and backward as 2.5 times that
-step       forward and backward of Qwen3-4B's shapes in bf16 with LoRA of rank 16 on seven projections and gradient
-           checkpointing, 4 rows of 2048 tokens; no optimizer, which is not in ours either
+step       forward and backward of the shapes of Qwen3-4B and of SmolLM2-135M in bf16 with LoRA of rank 16 on seven
+           projections and gradient checkpointing, 4 rows of 2048 tokens; no optimizer, which is not in ours either
 Numbers are random: a card that is held to a power runs faster on numbers that are all alike.
 """
 import argparse, json, statistics, sys, time
@@ -30,7 +30,8 @@ torch.manual_seed(0)
 torch.backends.cuda.matmul.allow_tf32 = False
 
 # (T, N, K) as in timings.rs
-PRODUCTS = [(8192, 8192, 8192), (8192, 2560, 2560), (8192, 9728, 2560), (8192, 2560, 9728), (8192, 1024, 2560)]
+PRODUCTS = [(8192, 8192, 8192), (8192, 2560, 2560), (8192, 9728, 2560), (8192, 2560, 9728), (8192, 1024, 2560),
+            (4096, 9728, 2560), (16384, 9728, 2560)]
 
 
 def say(**what):
@@ -83,19 +84,30 @@ def attention():
 
 
 def step():
-    from peft import LoraConfig, get_peft_model
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    shape = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
-                 num_key_value_heads=1, vocab_size=50) if a.small else \
-        dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, head_dim=128,
-             num_key_value_heads=8, vocab_size=151936)
+    small = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, head_dim=16,
+                 num_key_value_heads=1, vocab_size=50)
+    qwen3 = dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, head_dim=128,
+                 num_key_value_heads=8, vocab_size=151936)
+    smollm2 = dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, head_dim=64,
+                   num_key_value_heads=3, vocab_size=49152)
+    step_of("qwen3-4b", Qwen3Config, Qwen3ForCausalLM, small if a.small else qwen3)
+    step_of("smollm2-135m", LlamaConfig, LlamaForCausalLM, small if a.small else smollm2)
+
+
+def step_of(name, Config, Model, shape):
+    from peft import LoraConfig, get_peft_model
+
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     rows, length = (2, 9) if a.small else (4, 2048)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(a.device):
-        config = Qwen3Config(**shape, tie_word_embeddings=True, max_position_embeddings=4096, use_cache=False)
+        config = Config(**shape, tie_word_embeddings=True, max_position_embeddings=4096, use_cache=False)
         config._attn_implementation = "sdpa"
-        model = Qwen3ForCausalLM(config)
+        model = Model(config)
     torch.set_default_dtype(torch.float32)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
@@ -113,7 +125,7 @@ def step():
     took = seconds(once, 3)
     assert all(w.grad is not None and w.grad.isfinite().all() for w in trained), "a gradient is missing or not finite"
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
-    say(step="qwen3-4b" if not a.small else "small", rows=rows, tokens=length, seconds=took,
+    say(step=name if not a.small else "small", rows=rows, tokens=length, seconds=took,
         tokens_per_second=rows * length / took, peak_gb=peak)
 
 

@@ -81,14 +81,23 @@ pub struct Load<'a> {
     pub tokens: usize,
     /// Bytes of the frozen weights, as the backend packs them: [`super::weights::Weights::packed`].
     pub weights: u64,
-    /// Bytes for each token that the backend takes of its own, beside the values of its verbs: copies in a narrower type.
-    pub beside: u64,
+    /// What the backend takes of its own, beside the values of its verbs.
+    pub beside: Beside,
     /// Whose memory it is.
     pub home: Home,
     /// Bytes of a number of what only products, swiglu and the gradient of attention read: [`Backend::short_bytes`](crate::backend::Backend).
     pub short: u64,
     /// What the device was measured to take, where somebody did.
     pub measured: Option<Fit>,
+}
+
+/// Bytes of copies in a narrower type, which products read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// For each token.
+    pub token: u64,
+    /// For each row of a vocabulary's logits: of their gradient.
+    pub logits: u64,
 }
 
 /// Whose memory a device computes in.
@@ -195,15 +204,17 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     };
     let in_block = one_block + feed_forward.max(attention);
     let outputs = config.labels.as_ref().map_or(config.vocab, Vec::len) as u64;
+    let rows = t.min(chunk(outputs as usize) as u64);
     // Logits of a chunk; who computes in 16 bits has none, but the sums of two blocks of rows for eight parts of the
     // vocabulary.
     let block = (160_000 / c.max(1)).clamp(48, 264);
     let logits = match short < 4 && config.labels.is_none() {
         true => t.min(2 * block) * 8 * (c + 3),
-        false => (t * outputs).min(chunk(outputs as usize) as u64 * outputs),
+        false => rows * outputs,
     };
-    let in_head = 4 * (t * 5 * c + logits);
-    (kept, in_block.max(in_head) + t * beside)
+    let copied = if config.labels.is_none() { rows * beside.logits } else { 0 };
+    let in_head = 4 * (t * 5 * c + logits) + copied;
+    (kept, in_block.max(in_head) + t * beside.token)
 }
 
 /// Bytes for people: `3.10 GB`, `15 MB`.

@@ -17,7 +17,7 @@ static int is(const char *what) {
 
 /* Things that are given back: memory, pinned memory, streams, modules, events, graphs, graphs that can be started. */
 enum { MEMORY, PINNED, STREAM, MODULE, EVENT, GRAPH, EXEC, KINDS };
-static struct { void *at; int kind; } things[4096];
+static struct { void *at; int kind; size_t bytes; } things[4096];
 static int retained, dead, listening, fallen;
 static __thread void *current;
 
@@ -32,9 +32,16 @@ static void needs_context(const char *call) {
     if (!retained) wrong("a call without a context");
     if (!current) wrong(call);
 }
+/* A device has a thread; those of several devices keep the same books. */
+static int held;
+static void hold(void) {
+    while (__sync_lock_test_and_set(&held, 1)) usleep(1);
+}
+static void *let_go(void *what) { return __sync_lock_release(&held), what; }
 static void *have(void *at, int kind) {
+    hold();
     for (int i = 0; i < 4096; i++)
-        if (!things[i].at) return things[i].at = at, things[i].kind = kind, at;
+        if (!things[i].at) return things[i].kind = kind, things[i].bytes = 0, things[i].at = at, let_go(at);
     wrong("more things than the books hold");
     return 0;
 }
@@ -61,23 +68,24 @@ static void say(const char *line) {
 static void *room(size_t n) {
     static char *next, *end;
     size_t all = (size_t)64 << 30;
+    hold();
     if (!next) {
         next = mmap((void *)0x200000000000, all, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (next == MAP_FAILED) wrong("no room for memory");
         end = next + all;
     }
     n = (n + 511) / 512 * 512;
-    if (n > (size_t)(end - next)) return 0;
+    if (n > (size_t)(end - next)) return let_go(0);
     next += n;
-    return next - n;
+    return let_go(next - n);
 }
-/* An address lies in something that is allocated. */
-static void inside(P address) {
-    P below = 0;
-    for (int i = 0; i < 4096; i++)
-        if (things[i].at && things[i].kind == MEMORY && (P)things[i].at <= address && (P)things[i].at > below)
-            below = (P)things[i].at;
-    if (!below) wrong("an address that was never had");
+/* So many bytes lie in something that is allocated. */
+static void inside(P address, size_t n) {
+    for (int i = 0; i < 4096; i++) {
+        P at = (P)things[i].at;
+        if (at && things[i].kind == MEMORY && at <= address && address + n <= at + things[i].bytes) return;
+    }
+    wrong("an address that was never had");
 }
 
 R cuInit(unsigned f) {
@@ -85,10 +93,10 @@ R cuInit(unsigned f) {
     return is("no-device") ? 100 : is("mismatch") ? 803 : 0;
 }
 R cuDriverGetVersion(int *v) { return *v = is("old") ? 10020 : is("graphs-old") || is("hopper-old") ? 11080 : 12080, 0; }
-R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") ? 2 : 1, 0; }
-R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") ? 0 : 101; }
-R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), d == 1 || is("broken") ? 999 : 0; }
-R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0A:00.0"), 0; }
+R cuDeviceGetCount(int *n) { return *n = is("hidden") ? 0 : is("one-broken") || is("two") ? 2 : 1, 0; }
+R cuDeviceGet(int *d, int i) { return *d = i, i == 0 || is("one-broken") || is("two") ? 0 : 101; }
+R cuDeviceGetName(char *s, int n, int d) { return snprintf(s, n, "Stand-in"), (d == 1 && !is("two")) || is("broken") ? 999 : 0; }
+R cuDeviceGetPCIBusId(char *s, int n, int d) { return snprintf(s, n, "0000:0%c:00.0", 'A' + d), 0; }
 R cuDeviceTotalMem_v2(size_t *n, int d) { return *n = (size_t)16 << 30, 0; }
 static int hopper(void) { return getenv("STANDIN") && !strncmp(getenv("STANDIN"), "hopper", 6); }
 /* 16: multiprocessors; 18: integrated; 75 and 76: compute capability. */
@@ -101,11 +109,11 @@ R cuDeviceGetAttribute(int *v, int a, int d) {
 R cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { return 0; }
 R cuDevicePrimaryCtxRetain(void **c, int d) {
     if (is("busy")) return 46;
-    return *c = (void *)1, retained++, 0;
+    return *c = (void *)1, __sync_fetch_and_add(&retained, 1), 0;
 }
 R cuDevicePrimaryCtxRelease_v2(int d) {
     if (!retained) wrong("a context that is released twice");
-    if (--retained || dead) return 0;
+    if (__sync_sub_and_fetch(&retained, 1) || dead) return 0;
     for (int i = 0; i < 4096; i++)
         if (things[i].at) wrong("something that is not given back with its context");
     return 0;
@@ -142,8 +150,12 @@ R cuMemAlloc_v2(P *p, size_t n) {
     static int allowed = 1;
     needs_context("cuMemAlloc");
     if (is("out-of-memory") && allowed-- <= 0) return 2;
+    for (int i = 0; is("graphs-fill-it") && i < 4096; i++)
+        if (things[i].at && things[i].kind == EXEC) return 2;
     void *at = room(n);
-    return at ? *p = (P)have(at, MEMORY), 0 : 2;
+    if (!at) return 2;
+    *p = (P)have(at, MEMORY);
+    return things[find(at, MEMORY)].bytes = n, 0;
 }
 R cuMemGetInfo_v2(size_t *free, size_t *total) {
     needs_context("cuMemGetInfo");
@@ -152,7 +164,7 @@ R cuMemGetInfo_v2(size_t *free, size_t *total) {
 R cuMemFree_v2(P p) { return gone((void *)p, MEMORY, "cuMemFree"); }
 R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
     needs_context("cuMemcpyHtoDAsync");
-    inside(to);
+    inside(to, n);
     if (is("upload")) return 700;
     P sum = 0;
     char line[99];
@@ -162,14 +174,18 @@ R cuMemcpyHtoDAsync_v2(P to, const void *from, size_t n, void *s) {
 }
 R cuMemcpyDtoHAsync_v2(void *to, P from, size_t n, void *s) {
     needs_context("cuMemcpyDtoHAsync");
-    inside(from);
+    inside(from, n);
     return memcpy(to, (void *)from, n), 0;
 }
+
+/* A tensor map as it is here: what it was made of, and the sum of that. */
+struct map { P sum, at, cols, rows, stride, box, rest[10]; };
+static P sum_of(struct map *m) { return 77 + m->at * 3 + m->cols * 5 + m->rows * 7 + m->stride * 11 + m->box * 13; }
 
 /* An entry: its name and the bytes of its parameters. */
 struct function { int magic, n, size[64]; unsigned shared; char name[64]; };
 /* A kernel and what it works on. */
-struct node { struct graph *graph; struct function *f; unsigned grid[3], threads; P values[64]; };
+struct node { struct graph *graph; struct function *f; unsigned grid[3], threads; P values[64]; struct map maps[2]; };
 struct graph { int n; struct node *nodes[1 << 14]; };
 struct started { struct graph *from; int n; struct node *nodes; };
 /* As in cuda.h. */
@@ -185,11 +201,14 @@ static R take(struct node *node, struct function *f, const unsigned *grid, const
     memcpy(node->grid, grid, sizeof node->grid);
     if (shared != f->shared || (shared && (shared < 196608 || block[0] != 384 || grid[0] > 132)))
         wrong("a launch without its shared memory, threads or grid");
-    for (int i = 0; i < f->n; i++) {
-        static const char whole[128] = {[0 ... 127] = 90};
-        int map = f->size[i] == 128;
-        if (map && memcmp(args[i], whole, 128)) wrong("an argument that is no tensor map");
-        node->values[i] = 0, memcpy(&node->values[i], args[i], map ? 8 : f->size[i]);
+    for (int i = 0, maps = 0; i < f->n; i++) {
+        node->values[i] = 0;
+        if (f->size[i] != 128) {
+            memcpy(&node->values[i], args[i], f->size[i]);
+            continue;
+        }
+        struct map *map = &node->maps[maps++ & 1];
+        if (memcpy(map, args[i], 128), map->sum != sum_of(map)) wrong("an argument that is no tensor map");
     }
     return 0;
 }
@@ -197,7 +216,12 @@ static void run(struct node *node) {
     char line[2048];
     int at = snprintf(line, sizeof line, "%s %u %u %u x %u:", node->f->name, node->grid[0], node->grid[1], node->grid[2],
                       node->threads);
-    for (int i = 0; i < node->f->n; i++) at += snprintf(line + at, sizeof line - at, " %llx", node->values[i]);
+    for (int i = 0, maps = 0; i < node->f->n; i++) {
+        struct map *m = &node->maps[maps & 1];
+        int map = node->f->size[i] == 128 && ++maps;
+        at += map ? snprintf(line + at, sizeof line - at, " [%llx,%llu,%llu,%llu,%llu]", m->at, m->rows, m->cols, m->stride, m->box)
+                  : snprintf(line + at, sizeof line - at, " %llx", node->values[i]);
+    }
     say(line);
 }
 
@@ -247,8 +271,10 @@ R cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at, const uns
         box[0] != 64 || box[1] == 0 || box[1] > 256 || steps[0] != 1 || steps[1] != 1 || interleave || swizzle != 3 || fill)
         wrong("a tensor map that no driver takes");
     if (is("hopper-maps")) return 801;
-    inside((P)at);
-    return memset(map, 90, 128), 0;
+    inside((P)at, strides[0] * (sizes[1] - 1) + 2 * sizes[0]);
+    struct map made = {0, (P)at, sizes[0], sizes[1], strides[0], box[1]};
+    made.sum = sum_of(&made);
+    return memcpy(map, &made, 128), 0;
 }
 #endif
 R cuLaunchKernel(void *f, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b, unsigned c, unsigned shared, void *s,
@@ -302,8 +328,15 @@ R cuGraphExecKernelNodeSetParams_v2(void *e, void *node, struct params *p) {
     struct started *it = e;
     find(it->from, GRAPH);
     if (is("graph-params") || fallen) return fallen ? 700 : 910;
-    for (int i = 0; i < it->n; i++)
-        if (it->from->nodes[i] == node) return take(&it->nodes[i], p->f, p->grid, p->block, p->shared, p->args);
+    for (int i = 0; i < it->n; i++) {
+        struct node *told = &it->nodes[i];
+        struct map before = told->maps[0];
+        if (it->from->nodes[i] != node) continue;
+        R code = take(told, p->f, p->grid, p->block, p->shared, p->args);
+        /* As if a node kept what its first map was. */
+        if (is("hopper-stale")) told->maps[0] = before;
+        return code;
+    }
     wrong("a node of another graph");
     return 1;
 }

@@ -3,13 +3,18 @@
 //! where the CPU's does.
 
 use crate::case::{Case, golden};
-use crate::device::{device, device_at};
+use crate::device::{device, device_at, device_with_at};
+use crate::files;
+use crate::step::{Same, packed, qwen};
 use crate::train;
 use finetune::backend::cpu::Cpu;
 use finetune::backend::cuda::{Cuda, Driver};
-use finetune::backend::{Backend, Fused};
+use finetune::backend::{Backend, Fused, Heads};
+use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
-use finetune::model::stage::{LossSums, Stage};
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::stage::{LossSums, Microbatch, Stage};
+use finetune::numeric::rng::Stream;
 use finetune::train::optim::{self, AdamW, Options};
 
 /// The case of that name, with dropout, which PEFT's numbers are without.
@@ -90,6 +95,51 @@ fn a_whole_model_on_tensor_cores_is_near() {
         let other = gradient(&mut load(other, &case, Keep::Inputs), &case);
         assert!(other == got, "{name}: bits depend on the order of warps, or on what blocks keep");
     }
+}
+
+/// The bf16 class as a card of capability 9.0 has it: large products by wgmma, whose sums are those of mma within what f32
+/// rounds, and all else as before.
+#[test]
+fn a_whole_model_by_wgmma_is_near() {
+    let config = qwen(1, 260, (256, 264), Heads { query: 4, kv: 4, size: 64 });
+    let targets = MODULES.map(String::from).to_vec();
+    let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
+    let (same, batch) = (Same::new(config.clone()), packed(config.vocab, 2, 66));
+    fn of<B: Fused>(
+        backend: B,
+        (config, lora): (&Config, &LoraSpec),
+        same: &Same,
+        batch: &Microbatch,
+    ) -> (LossSums, Vec<f32>) {
+        let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
+        let mut stage = Decoder::load(backend, config, same, lora, build).unwrap();
+        let mut numbers = Stream::new(&[4]);
+        let parameters: Vec<f32> = (0..stage.layout().len()).map(|_| 0.1 * (numbers.unit() - 0.5)).collect();
+        stage.set_parameters(&parameters).unwrap();
+        let mut gradient = vec![f32::NAN; parameters.len()];
+        let sums = stage.gradient(batch, &mut gradient).unwrap();
+        (sums, gradient)
+    }
+    let on = |order| {
+        device_at((9, 0), order).bf16().ok().map(Cuda::untried).filter(|d| d.class().contains("wgmma"))
+    };
+    let (Some(device), Some(other), Some(below)) = (on(0), on(7), bf16(0)) else {
+        return println!("skipped: no sm_90a");
+    };
+    let spec = (&config, &lora);
+    let want = of(Cpu::new(1), spec, &same, &batch);
+    let got = of(device, spec, &same, &batch);
+    near("by wgmma", &got, &want, (1e-2, 5e-2));
+    let mma = of(below, spec, &same, &batch);
+    near("by wgmma, for mma", &got, &mma, (1e-4, 1e-3));
+    // Without most of the adapters' rank, which nobody sees who computes by mma.
+    let text = files::read("lora_linear_sm90a.ptx")
+        .text
+        .replace("min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1");
+    let changed = device_with_at((9, 0), ("lora_linear_sm90a.ptx", &text), 0).bf16().unwrap().untried();
+    let changed = of(changed, spec, &same, &batch);
+    assert!(off(&changed.1, &got.1) > 1e-3, "what is computed by wgmma is seen");
+    assert!(of(other, spec, &same, &batch) == got, "bits depend on the order of warps");
 }
 
 #[test]

@@ -121,6 +121,39 @@ pub fn standin_with(told: &[&str]) -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
+/// What came out, what was said on the way, and what the stand-in wrote down.
+pub struct Ran {
+    pub out: String,
+    pub said: String,
+    pub log: Vec<String>,
+}
+
+impl Ran {
+    /// Kernels and uploads, however they were started.
+    pub fn work(&self) -> Vec<&str> {
+        self.log.iter().map(String::as_str).filter(|line| !line.starts_with('#')).collect()
+    }
+
+    pub fn count(&self, line: &str) -> usize {
+        self.log.iter().filter(|l| l.starts_with(line)).count()
+    }
+}
+
+/// That test in a process of its own, where STANDIN is the case and STANDIN_WORK what it is to do: it says what came out.
+pub fn child(test: &str, case: &str, work: &str, libraries: &Path) -> Ran {
+    let log = libraries.join(format!("{case}-{work}.log"));
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).env("STANDIN_LOG", &log);
+    child.env("STANDIN", case).env("STANDIN_WORK", work).env("LD_LIBRARY_PATH", libraries);
+    let done = child.output().unwrap();
+    let [out, said] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(done.status.success() && !said.contains("misuse"), "{case}: {out}{said}");
+    let out =
+        out.lines().find_map(|l| l.split_once("said: ")).unwrap_or_else(|| panic!("{case}: {out}")).1.into();
+    let log = std::fs::read_to_string(log).unwrap_or_default().lines().map(String::from).collect();
+    Ran { out, said, log }
+}
+
 #[test]
 fn every_failure_of_a_driver_has_a_name() {
     let Some(folder) = standin() else { return };
@@ -148,16 +181,37 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
     ("broken", "--gpu-backend cuda -o out", 78, "does not describe device 0: CUDA_ERROR_UNKNOWN"),
     // Somebody else has the card: that is said, not that it has no memory.
     ("busy", "--gpu-backend cuda -o out", 78, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    (
+        "old",
+        "devices",
+        0,
+        "no GPU through cuda: the NVIDIA driver is too old: CUDA 10.2, which reads PTX 6.5",
+    ),
+    ("hidden", "devices", 0, "no GPU through cuda: the NVIDIA driver has no device (CUDA_VISIBLE_"),
+    ("mismatch", "devices", 0, "no GPU through cuda: the NVIDIA driver does not start: CUDA_ERROR_"),
     ("busy", "devices", 0, "cannot be opened: cuda:0 (Stand-in): CUDA_ERROR_DEVICE_UNAVAILABLE"),
     ("fine", "devices --check", 1, "cuda 0: computes wrong numbers"),
     ("fine", "generate --gpu-backend cuda --prompt hi", 1, "cuda 0 Stand-in: computes wrong numbers"),
     // Its kernels do nothing: the self-test finds that out before a step is taken.
     ("fine", "--gpu-backend cuda -o out", 78, "cuda 0 Stand-in: computes wrong numbers"),
+    // Two cards, each with a thread, in one process.
+    (
+        "two",
+        "--gpu-backend cuda --gpus 0,1 -o out",
+        78,
+        "check its driver; cuda 1 Stand-in: computes wrong numbers",
+    ),
     ("launch", "--gpu-backend cuda -o out", 78, "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
     ("fine", "--gpu-backend cuda --memory-limit 1MB -o out", 78, " MB, it has 1 MB)"),
+    (
+        "fine",
+        "generate --gpu-backend cuda --memory-limit 1MB --prompt hi",
+        78,
+        "the model alone does not fit: choose",
+    ),
     ("old", "--gpu-backend cuda -o out", 78, "the NVIDIA driver is too old"),
     ("hidden", "--gpu-backend cuda --gpus 0 -o out", 78, "CUDA_VISIBLE_DEVICES may hide it"),
-    ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "there is no device 1: there are 0 Stand-in"),
+    ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "device 1; what there is: device 0 Stand-in"),
 ];
 
 #[test]
@@ -169,12 +223,18 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
         program.current_dir(here.path()).args(typed.split(' ')).env("XDG_CACHE_HOME", here.path());
         // No other card answers.
         program.env("VK_DRIVER_FILES", "/nowhere.json").env("VK_ICD_FILENAMES", "/nowhere.json");
-        let done = program.env("STANDIN", case).env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
+        let log = here.path().join("log");
+        program.env("STANDIN", case).env("STANDIN_LOG", &log).env("LD_LIBRARY_PATH", folder.path());
+        let done = program.output().unwrap();
         let said =
             [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
         assert_eq!(done.status.code(), Some(*code), "{case}, {typed}: {said}");
         assert!(said.contains(part) && !said.contains("misuse"), "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
+        // Whether a model fits is asked before anything is uploaded, also for the self-test.
+        let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));
+        assert!(!(uploaded && typed.contains("--memory-limit")), "{case}, {typed}: {said}");
+        assert!(uploaded || !said.contains("computes wrong numbers"), "{case}, {typed}: {said}");
     }
 }
 

@@ -1,6 +1,7 @@
-//! How long a training step takes on a card, for benches/gpu.sh: a model with the shapes of Qwen3-4B, whose weights are
-//! one row of numbers over and over, LoRA of rank 16 on all projections, 4 rows of 2048 tokens packed, blocks computed
-//! again. Nothing is asserted of the time. It has run on no card; what is tested here is that a small one goes through.
+//! How long a training step takes on a card, for benches/gpu.sh, and how much of its memory: models with the shapes of
+//! Qwen3-4B and SmolLM2-135M, whose weights are one row of numbers over and over, LoRA of rank 16 on all projections, 4 rows
+//! of 2048 tokens packed, blocks computed again. Nothing is asserted of the time. It has run on no card; what is tested here
+//! is that a small one goes through.
 
 use crate::device::device_at;
 use finetune::backend::cuda::{Cuda, Driver, Trial};
@@ -95,25 +96,50 @@ pub fn packed(vocab: usize, rows: u32, length: u32) -> Microbatch {
     }
 }
 
+/// What an H100 (SXM) or H200 multiplies in bf16 by its data sheet, without sparsity.
+const PEAK: f64 = 989e12;
+
+/// Bytes that are free on the card that is named.
+fn free() -> Option<u64> {
+    finetune::backend::cuda::free(std::env::var("FINETUNE_PTX_DEVICE").ok()?.parse().ok()?)
+}
+
+fn smollm2() -> Config {
+    let heads = Heads { query: 9, kv: 3, size: 64 };
+    Config { family: Family::Llama, eps: 1e-5, qk_norm: false, ..qwen(30, 49_152, (576, 1536), heads) }
+}
+
 /// Seconds of the third microbatch, which is one graph where there are graphs; how many kernels it had, and how often
 /// something was sent.
 fn time(device: Cuda<Box<dyn Driver>>, config: &Config, batch: &Microbatch) -> (f64, [u64; 2], bool) {
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 16, alpha: 32.0, rslora: false, dropout: 0.0, targets, seed: 1 };
     let build = Build { keep: Keep::Inputs, ..Build::whole(config) };
-    let (same, class) = (Same::new(config.clone()), device.class());
+    let (same, class, before) = (Same::new(config.clone()), device.class(), free());
     let mut stage = Decoder::load(device, config, &same, &lora, build).unwrap();
     let parameters: Vec<f32> = (0..stage.layout().len()).map(|i| (i % 17) as f32 * 1e-3).collect();
     stage.set_parameters(&parameters).unwrap();
     let mut gradient = vec![0.0; parameters.len()];
     (0..2).for_each(|_| drop(stage.gradient(batch, &mut gradient).unwrap()));
-    let (began, before) = (Instant::now(), stage.traffic());
+    let (began, sent) = (Instant::now(), stage.traffic());
     stage.gradient(batch, &mut gradient).unwrap();
     let (seconds, tokens) = (began.elapsed().as_secs_f64(), batch.ids.len() as f64);
     let row = tokens / batch.rows.len() as f64;
-    let rate = flops::training(config, &lora, row) * tokens / seconds / 1e12;
-    println!("timing {class} step: {:.0} tokens/s, {rate:.1} TFLOP/s of the model's", tokens / seconds);
-    let taken = stage.traffic().since(&before);
+    let rate = flops::training(config, &lora, row) * tokens / seconds;
+    let (peak, used) = (PEAK / 1e12, rate / PEAK);
+    println!(
+        "timing {class} step: {:.0} tokens/s, {:.1} TFLOP/s of the model's, {used:.3} of {peak} (an H100's or H200's)",
+        tokens / seconds,
+        rate / 1e12
+    );
+    // Weights, what is spare, graphs and compiled kernels included.
+    if let (Some(before), Some(after)) = (before, free()) {
+        println!(
+            "timing {class} step: {:.2} GB of the card taken",
+            before.saturating_sub(after) as f64 / 1e9
+        );
+    }
+    let taken = stage.traffic().since(&sent);
     (seconds, [taken.dispatches, taken.submissions], gradient.iter().all(|g| g.is_finite()))
 }
 
@@ -131,13 +157,18 @@ fn step() {
         println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
         return;
     }
-    let config = qwen(36, 151_936, (2560, 9728), Heads { query: 32, kv: 8, size: 128 });
-    match device_at((8, 0), 0).bf16() {
-        Ok(device) => {
-            let device = device.sm90a(Trial::default());
-            let (seconds, [launched, sent], finite) = time(device, &config, &packed(config.vocab, 4, 2048));
-            println!("timing step: {seconds:.3} s, {launched} kernels, sent {sent} times, finite: {finite}");
+    let qwen3 = qwen(36, 151_936, (2560, 9728), Heads { query: 32, kv: 8, size: 128 });
+    for (name, config) in [("qwen3-4b", qwen3), ("smollm2-135m", smollm2())] {
+        match device_at((8, 0), 0).bf16() {
+            Ok(device) => {
+                let device = device.sm90a(Trial::default());
+                let (seconds, [launched, sent], finite) =
+                    time(device, &config, &packed(config.vocab, 4, 2048));
+                println!(
+                    "timing {name}: {seconds:.3} s, {launched} kernels, sent {sent} times, finite: {finite}"
+                );
+            }
+            Err(why) => println!("skipped: {why}"),
         }
-        Err(why) => println!("skipped: {why}"),
     }
 }

@@ -22,8 +22,16 @@ type Weight = <Device as Backend>::Weight;
 /// (T, N, K)
 type Product = (usize, usize, usize);
 
-const PRODUCTS: [Product; 5] =
-    [(8192, 8192, 8192), (8192, 2560, 2560), (8192, 9728, 2560), (8192, 2560, 9728), (8192, 1024, 2560)];
+/// The largest, then a model's with 4 billion parameters.
+const PRODUCTS: [Product; 7] = [
+    (8192, 8192, 8192),
+    (8192, 2560, 2560),
+    (8192, 9728, 2560),
+    (8192, 2560, 9728),
+    (8192, 1024, 2560),
+    (4096, 9728, 2560),
+    (16_384, 9728, 2560),
+];
 
 /// Seconds of one of several, after the same twice: kernels are compiled the first time, and the second time what is
 /// launched together may become a graph. A number is read at the end, so that all is over.

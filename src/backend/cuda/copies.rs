@@ -9,8 +9,8 @@ use super::tensor::padded;
 use super::{Cuda, Driver};
 use crate::backend::{View, ViewMut};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Copies that are kept: of q, k, v, attention's output, and of one stream.
 const KEPT: usize = 5;
@@ -20,9 +20,9 @@ pub fn copies_bytes(cols: &[usize]) -> usize {
     cols.iter().map(|&cols| 2 * padded(cols)).sum()
 }
 
-/// What memory holds, told by how often somebody was about to write it. It outlives the memory in whoever compares, so
-/// that no other memory ever has it.
-#[derive(Debug, Clone, Default)]
+/// What memory holds, told by how often somebody was about to write it. While somebody compares with it, no other memory's
+/// lies in its place, also when the memory is gone.
+#[derive(Debug, Default)]
 pub(super) struct Stamp(Arc<AtomicU64>);
 
 impl Stamp {
@@ -30,16 +30,13 @@ impl Stamp {
     pub fn move_on(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
-
-    fn moment(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 /// A copy, and of what.
 #[derive(Debug)]
 struct Copy {
-    stamp: Stamp,
+    /// Of the memory, which alone keeps it: copies of two parts of it do not keep each other.
+    stamp: Weak<AtomicU64>,
     moment: u64,
     /// First element, rows, columns.
     place: (usize, usize, usize),
@@ -49,11 +46,12 @@ struct Copy {
 impl Copy {
     /// Whether somebody could still ask for it: what it was made of is there, and nobody wrote it.
     fn fresh(&self) -> bool {
-        self.moment == self.stamp.moment() && Arc::strong_count(&self.stamp.0) > 1
+        self.stamp.upgrade().is_some_and(|stamp| self.moment == stamp.load(Ordering::Relaxed))
     }
 
     fn is_of(&self, x: &View<Memory>) -> bool {
-        Arc::ptr_eq(&self.stamp.0, &x.memory.stamp().0) && self.place == (x.offset, x.rows, x.cols)
+        std::ptr::eq(self.stamp.as_ptr(), Arc::as_ptr(&x.memory.stamp().0))
+            && self.place == (x.offset, x.rows, x.cols)
     }
 }
 
@@ -81,8 +79,9 @@ impl Copies {
 
     /// Made of what x holds now.
     fn keep(&mut self, x: &View<Memory>, memory: Arc<Memory>) {
-        let stamp = x.memory.stamp().clone();
-        let (moment, place) = (stamp.moment(), (x.offset, x.rows, x.cols));
+        let Stamp(held) = x.memory.stamp();
+        let (moment, place) = (held.load(Ordering::Relaxed), (x.offset, x.rows, x.cols));
+        let stamp = Arc::downgrade(held);
         self.0.push_back(Copy { stamp, moment, place, memory });
     }
 
@@ -119,5 +118,26 @@ impl<D: Driver> Cuda<D> {
         let ViewMut { memory, offset, rows, cols } = out;
         let out = View { memory: &**memory, offset: *offset, rows: *rows, cols: *cols };
         self.copies.keep(&out, Arc::new(copy));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pool::Pool;
+    use super::*;
+
+    #[test]
+    fn copies_of_two_parts_do_not_keep_each_other() {
+        let (pool, mut copies) = (Pool::default(), Copies::default());
+        let memory = pool.nothing();
+        for offset in [0, 4] {
+            let part = View { memory: &memory, offset, rows: 1, cols: 4 };
+            copies.keep(&part, Arc::new(pool.nothing()));
+        }
+        copies.make_room();
+        assert_eq!(copies.0.len(), 2, "both are of memory that is there");
+        drop(memory);
+        copies.make_room();
+        assert_eq!(copies.0.len(), 0, "and go with it");
     }
 }

@@ -2,7 +2,8 @@
 //! driver. A list of the same kernels on other numbers (another length, other addresses) is the same graph, of which
 //! the nodes that differ are told so; what was started before keeps its own numbers (CUDA driver API,
 //! cuGraphExecKernelNodeSetParams). The first time a list comes it is launched kernel by kernel: that compiles what it
-//! needs, and what comes only once costs nothing. Whatever a driver refuses here, the caller launches kernel by kernel.
+//! needs, and what comes only once costs nothing. Where more lists take turns than graphs are kept, the others go kernel
+//! by kernel, but for a few. Whatever a driver refuses here, the caller launches kernel by kernel.
 //! What the device did wrong before is told as it is, and not taken for a refusal.
 
 use super::list::Waiting;
@@ -27,7 +28,11 @@ const CALLS: [&str; 7] = [
 /// Shorter lists are as fast without.
 const LEAST: usize = 8;
 /// Graphs that are kept: a microbatch whose losses are computed in more parts is a list of its own, and so is an evaluation.
+/// No more, because each takes memory of the device for every node, which nobody counts beforehand.
 const KEPT: usize = 8;
+/// Lists that go kernel by kernel, though they are known, before one takes the place of a graph: where more of them take
+/// turns than graphs are kept, one in so many is built, and not each for a single start.
+const PATIENCE: u32 = 16;
 /// Lists that are known again.
 const SEEN: usize = 64;
 
@@ -54,6 +59,8 @@ pub(super) struct Graphs {
     kept: Vec<Graph>,
     /// Hashes of lists, the latest last.
     seen: VecDeque<u64>,
+    /// Lists that were known and went without, since one was built in the place of another.
+    without: u32,
     state: State,
 }
 
@@ -120,7 +127,7 @@ impl Graphs {
             Some(name) => State::Refused(format!("the driver has no {name}")),
             None => State::On,
         };
-        Graphs { kept: Vec::new(), seen: VecDeque::new(), state }
+        Graphs { kept: Vec::new(), seen: VecDeque::new(), without: 0, state }
     }
 
     /// Starts a list on `stream` where it is or becomes a graph. False where it has to be launched kernel by kernel;
@@ -157,7 +164,7 @@ impl Graphs {
         };
         let mut graph = match self.kept.iter().position(same) {
             Some(i) => self.kept.remove(i),
-            None if self.again(list) => Graph::new(list, functions)?,
+            None if self.again(list) && self.room() => Graph::new(list, functions)?,
             None => return Ok(false),
         };
         let done = graph.become_like(list, functions).and_then(|()| {
@@ -165,9 +172,6 @@ impl Graphs {
             check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.started, stream) })
         });
         self.kept.push(graph);
-        if self.kept.len() > KEPT {
-            self.kept.remove(0).free();
-        }
         done.map(|()| true)
     }
 
@@ -184,6 +188,25 @@ impl Graphs {
             }
         }
         known
+    }
+
+    /// Makes room for one more, where it is time for it.
+    fn room(&mut self) -> bool {
+        if self.kept.len() < KEPT {
+            return true;
+        }
+        self.without += 1;
+        let time = self.without > PATIENCE;
+        if time {
+            self.without = 0;
+            self.kept.remove(0).free();
+        }
+        time
+    }
+
+    /// Whether there are any.
+    pub fn any(&self) -> bool {
+        !self.kept.is_empty()
     }
 
     /// Gives all back; the context that they were made in is current.

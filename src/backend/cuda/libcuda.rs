@@ -283,7 +283,16 @@ impl Driver for Libcuda {
         self.current()?;
         let mut address = 0;
         // SAFETY: writes one address.
-        match unsafe { sys::cuMemAlloc_v2(&mut address, bytes) } {
+        let mut asked = || unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
+        let mut code = asked();
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY && self.graphs.any() {
+            // What graphs take was promised to nobody. Those that run end first.
+            // SAFETY: the stream lives.
+            unsafe { sys::cuStreamSynchronize(self.stream) };
+            self.graphs.free();
+            code = asked();
+        }
+        match code {
             CUresult::CUDA_SUCCESS => {
                 self.held.insert(address);
                 Ok(address)

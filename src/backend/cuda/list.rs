@@ -1,7 +1,8 @@
 //! Launches that wait. What verbs launch is written down here and sent when somebody needs it: before a read, before
-//! an upload into memory that a kernel may have to do with, before the device is asked for memory that nothing spare can serve, or where 65,536 wait. So a microbatch is one list where
-//! the pool has what it needs, which a driver may know again ([`super::graphs`]). Integers go ahead of the list: their memory is used by
-//! nothing else until it is sent ([`super::pool`]).
+//! an upload into memory that a kernel may have to do with, before the device is asked for memory that nothing spare can
+//! serve, or where 65,536 wait. So a microbatch is one list where the pool has what it needs, which a driver may know
+//! again ([`super::graphs`]). Integers go ahead of the list: their memory is used by nothing else until it is sent
+//! ([`super::pool`]).
 
 use super::{Arg, Driver, Launch};
 use crate::backend::Fault;

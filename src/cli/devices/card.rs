@@ -11,7 +11,7 @@ use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Fit, Home, Load};
+use crate::model::memory::{self, Beside, Fit, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::block::Encoding;
@@ -137,19 +137,23 @@ impl Found {
         let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
         let counted = blocks.get() && whole.measured.is_none();
         let slab = if counted { cuda::slab_bytes(longest, number) as u64 } else { 0 };
-        let bf16 = matches!((self, dtype), (Found::Cuda(_), Precision::Bf16));
-        let beside = if bf16 { copied(whole.config) } else { 0 };
+        let beside = match (self, dtype) {
+            (Found::Cuda(_), Precision::Bf16) => copied(whole.config),
+            _ => Beside::default(),
+        };
         let home = if self.shared() { Home::Shared } else { Home::Own };
         Ok(Load { weights: load.weights + slab, beside, home, ..load })
     }
 }
 
-/// Bytes for each token of the copies that the bf16 class of CUDA has at once: queries, keys, values, attention's output,
-/// one more input of products, and a gradient on its way through one.
-fn copied(config: &Config) -> u64 {
+/// The copies that the bf16 class of CUDA has at once, for each token: queries, keys, values, attention's output, one more
+/// input of products, and a gradient on its way through one; and the gradient of logits, which is far wider.
+fn copied(config: &Config) -> Beside {
     let [q, kv] = [config.heads.query, config.heads.kv].map(|heads| heads * config.heads.size);
     let widest = config.feed_forward.max(config.hidden).max(q);
-    cuda::copies_bytes(&[q, kv, kv, q, widest, widest]) as u64
+    let [token, logits] =
+        [&[q, kv, kv, q, widest, widest][..], &[config.vocab]].map(|cols| cuda::copies_bytes(cols) as u64);
+    Beside { token, logits }
 }
 
 /// What is left of free bytes.

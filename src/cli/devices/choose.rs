@@ -140,14 +140,14 @@ fn no_card(facts: &[&Facts], why: &dyn Fn() -> String) -> String {
 
 fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(Device, String), String> {
     let list = || {
-        let names = (0..facts.len()).map(|i| format!("{i} {}", facts[i].name));
+        let names = (0..facts.len()).map(|i| format!("device {i} {}", facts[i].name));
         names.collect::<Vec<_>>().join(", ")
     };
     match wanted {
         Wanted::Cpu => Ok((Device::Cpu, "cpu".into())),
         Wanted::Index(index) if *index < facts.len() => Ok(named(facts, *index)),
         _ if facts.is_empty() => Err(format!("--gpus: no GPU: {} (the CPU is --gpus cpu)", why())),
-        Wanted::Index(index) => Err(format!("--gpus: there is no device {index}: there are {}", list())),
+        Wanted::Index(index) => Err(format!("--gpus: there is no device {index}; what there is: {}", list())),
         Wanted::Part(part) => {
             let has = |text: &str| text.to_lowercase().contains(&part.to_lowercase());
             let mut matching: Vec<usize> =
@@ -157,7 +157,7 @@ fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(
                 matching.truncate(1);
             }
             match matching[..] {
-                [] => Err(format!("--gpus: no device has {part:?} in its name: there are {}", list())),
+                [] => Err(format!("--gpus: no device has {part:?} in its name; what there is: {}", list())),
                 [one] => Ok(named(facts, one)),
                 _ => {
                     let names = matching.iter().map(|i| format!("{i} {}", facts[*i].name));

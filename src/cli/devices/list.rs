@@ -160,6 +160,11 @@ pub fn no_gpu(found: &[Listed]) -> Option<String> {
     (!found.iter().any(real)).then(|| adapters::why_none().to_string())
 }
 
+/// Why NVIDIA's own driver, which is there, lists none.
+pub fn no_cuda() -> Option<&'static str> {
+    nvidia::silent()
+}
+
 /// What the system says of Vulkan's drivers, for a report.
 pub fn drivers() -> Value {
     let facts = absence::Facts::gather();

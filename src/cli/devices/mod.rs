@@ -19,6 +19,6 @@ mod speed;
 pub use chain::equipment;
 pub use choose::{Chosen, choose};
 pub use cpu::{cores, free_memory};
-pub use list::{Listed, check, drivers, list, no_gpu};
+pub use list::{Listed, check, drivers, list, no_cuda, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle};
 pub use prospect::{Opens, Prospect, hardware, prospects};

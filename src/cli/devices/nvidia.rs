@@ -3,7 +3,7 @@
 
 use super::super::options::groups::Precision;
 use crate::backend::Fault;
-use crate::backend::cuda::{self, Cuda, Libcuda, Trial};
+use crate::backend::cuda::{self, Absent, Cuda, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
 use crate::numeric::say::say;
 use std::collections::BTreeMap;
@@ -30,16 +30,27 @@ pub struct Broken {
 /// What the driver lists.
 type Cards = (Vec<Found>, Vec<Broken>);
 
-/// What the driver said, asked once; or the one line that says why it said nothing.
-fn asked() -> Result<&'static Cards, &'static str> {
-    static ASKED: OnceLock<Result<Cards, String>> = OnceLock::new();
-    let asked = ASKED.get_or_init(|| cuda::devices().map(described).map_err(|e| e.to_string()));
-    asked.as_ref().map_err(String::as_str)
+/// Why the driver lists nothing.
+struct Silent {
+    why: Absent,
+    line: String,
+}
+
+/// What the driver said, asked once.
+fn asked() -> Result<&'static Cards, &'static Silent> {
+    static ASKED: OnceLock<Result<Cards, Silent>> = OnceLock::new();
+    let silent = |why: Absent| Silent { line: why.to_string(), why };
+    ASKED.get_or_init(|| cuda::devices().map(described).map_err(silent)).as_ref()
+}
+
+/// Why a driver that is there lists nothing.
+pub fn silent() -> Option<&'static str> {
+    asked().err().filter(|silent| silent.why != Absent::Driver).map(|silent| silent.line.as_str())
 }
 
 /// All of them, by where they are plugged in; or the one line that says why there are none.
 pub fn all() -> Result<&'static [Found], &'static str> {
-    let (found, broken) = asked()?;
+    let (found, broken) = asked().map_err(|silent| silent.line.as_str())?;
     match (&found[..], broken.first()) {
         ([], Some(broken)) => Err(&broken.why),
         _ => Ok(found),

@@ -57,14 +57,17 @@ fn verdict(found: &[Listed]) -> Result<(), Refusal> {
 }
 
 fn tell(inv: &mut Invocation, found: &[Listed]) -> Result<(), Refusal> {
-    let no_gpu = devices::no_gpu(found);
+    let (no_gpu, no_cuda) = (devices::no_gpu(found), devices::no_cuda());
     if inv.json {
-        return inv.say(&json!({ "devices": found, "no_gpu": no_gpu }).to_string());
+        return inv.say(&json!({ "devices": found, "no_gpu": no_gpu, "no_cuda": no_cuda }).to_string());
     }
     for device in found {
         for line in lines(device) {
             inv.say(&line)?;
         }
+    }
+    if let Some(why) = no_cuda {
+        inv.say(&format!("no GPU through cuda: {why}"))?;
     }
     no_gpu.map_or(Ok(()), |why| inv.say(&format!("no GPU: {why}")))
 }

@@ -35,6 +35,7 @@ fn facts(found: &[Listed]) -> Value {
         "variables": variables(),
         "vulkan": devices::drivers(),
         "no_gpu": devices::no_gpu(found),
+        "no_cuda": devices::no_cuda(),
         "devices": found,
     })
 }

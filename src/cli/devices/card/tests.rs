@@ -78,9 +78,13 @@ fn the_slab_is_counted_once() {
         let load = |measured| found.load(&Whole { measured, ..Whole::of(&blueprint) }, dtype).unwrap();
         let slab = cuda::slab_bytes(blueprint.config.vocab, number) as u64;
         assert_eq!(load(None).weights, load(Some(fit)).weights + slab, "what was measured has it in it");
-        let (with, none) = (load(None), Load { beside: 0, ..load(None) });
-        let [with, none] = [with, none].map(|load| memory::estimate(load, Keep::Inputs).total());
-        assert_eq!(with > none, dtype == Precision::Bf16, "copies of the bf16 class, for each token");
+        let beside = load(None).beside;
+        let [with, token, none] = [beside, Beside { logits: 0, ..beside }, Beside::default()]
+            .map(|beside| memory::estimate(Load { beside, ..load(None) }, Keep::Inputs).in_use);
+        assert_eq!(token > none, dtype == Precision::Bf16, "copies of the bf16 class, for each token");
+        // The vocabulary is far wider than all else: the head decides.
+        let gradient = if dtype == Precision::Bf16 { 64 * 70_000 * 2 } else { 0 };
+        assert_eq!(with - token, gradient, "and of the gradient of logits");
 
         // What a device was measured to take fits where there is just as much.
         let card = Card::new(found, memory::estimate(load(Some(fit)), Keep::Inputs).total(), dtype);

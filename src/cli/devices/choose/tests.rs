@@ -112,7 +112,7 @@ fn nvidias_own_driver_is_taken_by_name() {
         "78: --dtype bf16: cuda 1 Tesla V100 has no bf16 arithmetic: leave --dtype out, or use --gpus cpu";
     check(NVIDIA, "gpu-backend=cuda dtype=bf16", line);
     check(NONE, "gpu-backend=cuda", "78: --gpu-backend cuda: no GPU: install a driver");
-    let line = "78: --gpus: there is no device 2: there are 0 NVIDIA H200, 1 Tesla V100";
+    let line = "78: --gpus: there is no device 2; what there is: device 0 NVIDIA H200, device 1 Tesla V100";
     check(NVIDIA, "gpu-backend=cuda gpus=2", line);
 }
 
@@ -126,12 +126,12 @@ fn what_cannot_be_meant_gets_one_line() {
     check(
         SOFTWARE,
         "gpus=1",
-        "78: --gpus: there is no device 1: there are 0 llvmpipe (LLVM 15.0.6, 256 bits)",
+        "78: --gpus: there is no device 1; what there is: device 0 llvmpipe (LLVM 15.0.6, 256 bits)",
     );
     check(
         SOFTWARE,
         "gpus=arc",
-        "78: --gpus: no device has \"arc\" in its name: there are 0 llvmpipe (LLVM 15.0.6, 256 bits)",
+        "78: --gpus: no device has \"arc\" in its name; what there is: device 0 llvmpipe (LLVM 15.0.6, 256 bits)",
     );
     check(NONE, "gpus=0", "78: --gpus: no GPU: install a driver (the CPU is --gpus cpu)");
     check(NONE, "gpus=arc gpu-backend=wgpu", "78: --gpus: no GPU: install a driver (the CPU is --gpus cpu)");

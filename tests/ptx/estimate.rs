@@ -1,0 +1,75 @@
+//! What a stage of the bf16 class takes of a card's memory is no more than what is said before it is opened, also where the
+//! vocabulary is far wider than anything else: then the head decides, and the copy of its gradient is a third of it.
+
+use crate::device::device_at;
+use crate::standin::{self, standin_with};
+use crate::step::{Same, packed, qwen};
+use finetune::backend::Heads;
+use finetune::backend::cuda::{Cuda, Driver, copies_bytes};
+use finetune::model::config::Config;
+use finetune::model::decoder::{Build, Decoder, Keep};
+use finetune::model::lora::{LoraSpec, MODULES};
+use finetune::model::memory::{Beside, Estimate, Home, Load, estimate};
+use finetune::model::stage::Stage;
+
+/// Heads of 2 x 16, of which keys and values have one; 32 and 48 wide.
+fn config(vocab: usize) -> Config {
+    qwen(1, vocab, (32, 48), Heads { query: 2, kv: 1, size: 16 })
+}
+
+fn lora() -> LoraSpec {
+    let targets = MODULES.map(String::from).to_vec();
+    LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 }
+}
+
+/// Bytes that the second microbatch has in use, of that many rows of a length.
+fn took<D: Driver>(device: Cuda<D>, vocab: usize, (rows, length): (u32, u32)) -> u64 {
+    let config = config(vocab);
+    let build = Build { keep: Keep::Inputs, ..Build::whole(&config) };
+    let mut stage = Decoder::load(device, &config, &Same::new(config.clone()), &lora(), build).unwrap();
+    let (mut gradient, batch) = (vec![0.0; stage.layout().len()], packed(vocab, rows, length));
+    stage.gradient(&batch, &mut gradient).unwrap();
+    stage.in_use();
+    stage.gradient(&batch, &mut gradient).unwrap();
+    stage.in_use().unwrap().bytes
+}
+
+/// What is said of it, with and without the copy of the gradient of logits.
+fn said(vocab: usize, tokens: usize) -> [Estimate; 2] {
+    let (config, lora) = (config(vocab), lora());
+    let token = copies_bytes(&[32, 16, 16, 32, 48, 48]) as u64;
+    [copies_bytes(&[vocab]) as u64, 0].map(|logits| {
+        let (beside, home) = (Beside { token, logits }, Home::Own);
+        let load =
+            Load { config: &config, lora: &lora, tokens, weights: 0, beside, home, short: 4, measured: None };
+        estimate(load, Keep::Inputs)
+    })
+}
+
+/// Buffers have exactly the bytes that are asked for.
+#[test]
+fn a_wide_vocabulary_takes_no_more_than_is_said() {
+    let Ok(device) = device_at((8, 0), 0).bf16() else { return };
+    let took = took(device, 2000, (2, 9));
+    let [with, without] = said(2000, 18).map(|said| said.in_use);
+    println!("{took} bytes in use, {with} said, {without} without the copy");
+    assert!(without < took && took <= with, "{took} bytes in use, {with} said, {without} without the copy");
+}
+
+#[test]
+fn inside() {
+    if std::env::var_os("STANDIN_WORK").is_some() {
+        let device = Cuda::open(0).and_then(Cuda::bf16).unwrap();
+        println!("said: {}", took(device, 151_936, (4, 100)));
+    }
+}
+
+/// Buffers come in the driver's classes, which are a quarter larger at most; a real vocabulary, in chunks.
+#[test]
+fn a_card_takes_no_more_than_is_said() {
+    let Some(folder) = standin_with(&[]) else { return };
+    let took: u64 = standin::child("estimate::inside", "fine", "", folder.path()).out.parse().unwrap();
+    let [with, without] = said(151_936, 400).map(|said| said.adapter + said.kept + said.scratch);
+    println!("{took} bytes in use, {with} said, {without} without the copy");
+    assert!(without < took && took <= with, "{took} bytes in use, {with} said, {without} without the copy");
+}
