@@ -258,7 +258,7 @@ impl Verb {
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
         }
-        if let Some(line) = crate::backend::cpu::refused_limit() {
+        if let Some(line) = super::devices::refused_limit() {
             return Err(Refusal::configuration(line));
         }
         let environment = environment(|v| std::env::var(v).ok());

@@ -144,51 +144,68 @@ mod tests {
 
     type Kernel = unsafe fn(&[Part], Place);
 
-    /// Those that this processor has, and whether a multiply-add of theirs rounds once.
-    fn kernels() -> Vec<(&'static str, Kernel, bool)> {
-        let mut kernels: Vec<(_, Kernel, _)> = vec![("generic", narrow::generic, false)];
+    /// How a multiply-add rounds.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Rounds {
+        Once,
+        Twice,
+    }
+
+    /// Those that this processor has.
+    fn kernels() -> Vec<(&'static str, Kernel, Rounds)> {
+        let mut kernels: Vec<(_, Kernel, _)> = vec![("generic", narrow::generic, Rounds::Twice)];
         #[cfg(target_arch = "x86_64")]
         {
             let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
             let longer = is_x86_feature_detected!("avx512f");
-            kernels.extend(fused.then_some(("avx2", narrow::avx2 as Kernel, true)));
-            kernels.extend(longer.then_some(("avx512", super::super::avx512::tile as Kernel, true)));
+            kernels.extend(fused.then_some(("avx2", narrow::avx2 as Kernel, Rounds::Once)));
+            kernels.extend(longer.then_some(("avx512", super::super::avx512::tile as Kernel, Rounds::Once)));
         }
         #[cfg(target_arch = "aarch64")]
-        kernels.push(("neon", narrow::neon, true));
+        kernels.push(("neon", narrow::neon, Rounds::Once));
         kernels
     }
 
-    /// A sum of two products [12, 32], the terms of the first and of the second; left factors along rows or columns.
+    /// How left factors lie: one row after the other, or one column.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Lies {
+        Upright,
+        Turned,
+    }
+
+    /// A sum of two products [12, 32], and their terms.
     struct Case {
         left: [Vec<f32>; 2],
         right: [Vec<f32>; 2],
         terms: [usize; 2],
-        turned: bool,
+        lies: Lies,
     }
 
     impl Case {
-        fn new(terms: [usize; 2], turned: bool, draws: &mut Stream) -> Self {
+        fn new(terms: [usize; 2], lies: Lies, draws: &mut Stream) -> Self {
             let mut numbers = |n: usize| (0..n).map(|_| draws.unit() - 0.5).collect::<Vec<_>>();
             let left = terms.map(|k| numbers(ROWS * (k + 3)));
-            Case { left, right: terms.map(|k| numbers(k * COLS)), terms, turned }
+            Case { left, right: terms.map(|k| numbers(k * COLS)), terms, lies }
         }
 
         fn parts(&self) -> [Part; 2] {
             [0, 1].map(|i| {
                 let (k, wide) = (self.terms[i], self.terms[i] + 3);
-                let (row, col) = if self.turned { (1, ROWS) } else { (wide, 1) };
+                let (row, col) = if self.lies == Lies::Turned { (1, ROWS) } else { (wide, 1) };
                 Part { k, a: self.left[i].as_ptr(), row, col, b: self.right[i].as_ptr(), stride: COLS }
             })
         }
 
         /// One output, by a chain of scalars.
-        fn value(&self, (r, c): (usize, usize), old: Option<f32>, scale: f32, fused: bool) -> f32 {
-            let plus = |a: f32, b: f32, sum: f32| if fused { a.mul_add(b, sum) } else { a * b + sum };
+        fn value(&self, (r, c): (usize, usize), old: Option<f32>, scale: f32, rounds: Rounds) -> f32 {
+            let plus = |a: f32, b: f32, sum: f32| match rounds {
+                Rounds::Once => a.mul_add(b, sum),
+                Rounds::Twice => a * b + sum,
+            };
             let mut sum = 0.0;
             for (i, &k) in self.terms.iter().enumerate() {
                 for t in 0..k {
-                    let at = if self.turned { t * ROWS + r } else { r * (k + 3) + t };
+                    let at = if self.lies == Lies::Turned { t * ROWS + r } else { r * (k + 3) + t };
                     sum = plus(self.left[i][at], self.right[i][t * COLS + c], sum);
                 }
             }
@@ -200,10 +217,11 @@ mod tests {
     fn tiles_of_every_size_are_chains_of_scalars_and_nothing_beside_them_is_written() {
         let mut draws = Stream::new(&[11]);
         let stride = COLS + 5;
-        for (terms, turned) in [([7, 3], false), ([1, 0], true), ([0, 0], false), ([5, 1], true)] {
-            let case = Case::new(terms, turned, &mut draws);
+        let (upright, turned) = (Lies::Upright, Lies::Turned);
+        for (terms, lies) in [([7, 3], upright), ([1, 0], turned), ([0, 0], upright), ([5, 1], turned)] {
+            let case = Case::new(terms, lies, &mut draws);
             let before: Vec<f32> = (0..(ROWS + 1) * stride).map(|_| draws.unit()).collect();
-            for (name, kernel, fused) in kernels() {
+            for (name, kernel, rounds) in kernels() {
                 for (rows, cols) in (1..=ROWS).flat_map(|r| (1..=COLS).map(move |c| (r, c))) {
                     for (add, scale) in [(false, 1.0), (true, 0.3)] {
                         let mut out = before.clone();
@@ -215,7 +233,7 @@ mod tests {
                         for (i, (&got, &old)) in out.iter().zip(&before).enumerate() {
                             let (r, c) = (i / stride, i % stride);
                             let inside = r < rows && c < cols;
-                            let sum = || case.value((r, c), add.then_some(old), scale, fused);
+                            let sum = || case.value((r, c), add.then_some(old), scale, rounds);
                             let want = if inside { sum() } else { old };
                             assert_eq!(
                                 got.to_bits(),

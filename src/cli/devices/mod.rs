@@ -16,6 +16,7 @@ mod pretend;
 mod prospect;
 mod speed;
 
+pub use crate::backend::cpu::refused_limit;
 pub use chain::equipment;
 pub use choose::{Chosen, choose};
 pub use cpu::{cores, free_memory};
