@@ -62,7 +62,7 @@ fn limit() -> String {
     std::env::var_os(LIMIT).map(|limit| limit.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// What is wrong with [`LIMIT`], if it names no variant of this architecture.
+/// What is wrong with `FINETUNE_CPU`, if it names no variant of this architecture.
 pub fn refused_limit() -> Option<String> {
     let name = limit();
     if name.is_empty() || Isa::NAMED.iter().any(|(known, _)| *known == name) {
