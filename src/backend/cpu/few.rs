@@ -86,7 +86,7 @@ pub type Sums = [[f32; COLS]; PANELS];
 
 kernel! {
     /// sums += x[k] * panel[k][32], in ascending order of k.
-    pub fn chain<L>(sums: &mut [f32; COLS], x: &[f32], panel: &[f32]) {
+    fn chain<L>(sums: &mut [f32; COLS], x: &[f32], panel: &[f32]) {
         let mut sum = *sums;
         for (&x, row) in x.iter().zip(panel.as_chunks::<COLS>().0) {
             for (sum, &w) in sum.iter_mut().zip(row) {

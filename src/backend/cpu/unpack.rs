@@ -7,10 +7,10 @@
 use super::blocks::Rounded;
 #[cfg(target_arch = "x86_64")]
 use super::decode::decode;
-use super::few::{self, PANELS, Sums};
-use super::isa;
+use super::few::{PANELS, Sums};
 #[cfg(target_arch = "x86_64")]
 use super::isa::Isa;
+use super::isa::{self, kernel};
 use super::left;
 use super::tile::COLS;
 #[cfg(target_arch = "x86_64")]
@@ -93,7 +93,7 @@ impl Visitor for Upright<'_> {
             return unsafe { vectors::upright::<P>(self.out, self.rows, self.runs) };
         }
         for (out, run) in self.out.as_chunks_mut::<{ RUN * COLS }>().0.iter_mut().zip(self.runs) {
-            upright::<P>(out, &self.rows, 0, run);
+            upright::<P>(out, &self.rows, run);
         }
     }
 }
@@ -143,18 +143,38 @@ impl Visitor for InPlace<'_> {
             return decode::<P>(self);
         }
         let mut sums = [[0.0; COLS]; PANELS];
-        let mut panel = [0.0; RUN * COLS];
-        for (p, sums) in sums.iter_mut().enumerate().take(self.rows.count.div_ceil(COLS)) {
+        let mut wide = [[0.0; RUN]; ROWS];
+        for (first, sums) in (0..self.rows.count).step_by(ROWS).zip(sums.as_flattened_mut().as_chunks_mut().0)
+        {
             for (i, x) in self.x.as_chunks::<RUN>().0.iter().enumerate() {
-                upright::<P>(&mut panel, &self.rows, p * COLS, self.from + i);
-                few::chain(isa::best(), sums, x, &panel);
+                for (row, wide) in wide.iter_mut().enumerate().take(self.rows.count - first) {
+                    unpack::<P>(wide, &self.rows, first + row, self.from + i);
+                }
+                chains(isa::best(), sums, x, &wide);
             }
         }
         sums
     }
 }
 
-/// out = run `run` of row `row`.
+/// Rows whose chains run side by side in [`InPlace`]: as many as are under way at a time.
+const ROWS: usize = 8;
+
+kernel! {
+    /// sums[row] += x[k] * wide[row][k], in ascending order of k: scalars, because turning rows takes longer.
+    fn chains<L>(sums: &mut [f32; ROWS], x: &[f32; RUN], wide: &[[f32; RUN]; ROWS]) {
+        let mut sum = *sums;
+        for (k, &x) in x.iter().enumerate() {
+            for (sum, row) in sum.iter_mut().zip(wide) {
+                *sum = L::fma(x, row[k], *sum);
+            }
+        }
+        *sums = sum;
+    }
+}
+
+/// out = run `run` of row `row`. Not inlined: beside what its callers do the compiler no longer finds vectors in it.
+#[inline(never)]
 fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
     let block = &rows.bytes[row * rows.size + run * RUN / P::ELEMENTS * P::BYTES..][..P::BYTES];
     P::unpack(out, block, run % (P::ELEMENTS / RUN));
@@ -163,12 +183,12 @@ fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) 
     }
 }
 
-/// out[k][32] = one run of 32 rows from `first` on.
-fn upright<P: Packed>(out: &mut [f32; RUN * COLS], rows: &Rows, first: usize, run: usize) {
+/// out[k][32] = one run of 32 rows.
+fn upright<P: Packed>(out: &mut [f32; RUN * COLS], rows: &Rows, run: usize) {
     let mut numbers = [0.0; RUN];
     for lane in 0..COLS {
-        match first + lane < rows.count {
-            true => unpack::<P>(&mut numbers, rows, first + lane, run),
+        match lane < rows.count {
+            true => unpack::<P>(&mut numbers, rows, lane, run),
             false => numbers.fill(0.0),
         }
         out.iter_mut().skip(lane).step_by(COLS).zip(&numbers).for_each(|(o, &x)| *o = x);
