@@ -15,7 +15,7 @@ use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::flops;
 use finetune::model::layout;
 use finetune::model::lora::LoraSpec;
-use finetune::model::memory::{Beside, Home, Limit, Load};
+use finetune::model::memory::{Limit, Load};
 use finetune::model::stage::{IGNORE, Microbatch, Output, Stage, Targets, Want};
 use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
@@ -145,16 +145,7 @@ fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, short: 
     let counts: Vec<&str> = said.split(',').collect();
     match (said, &counts[..]) {
         ("auto", _) => {
-            let load = Load {
-                config,
-                lora,
-                tokens,
-                weights: 0,
-                beside: Beside::default(),
-                home: Home::Host,
-                short,
-                measured: None,
-            };
+            let load = Load { short, ..Load::of(config, lora, tokens, 0) };
             Limit::Free(u64::MAX).choose(load).unwrap_or_else(|e| panic!("{e}")).0
         }
         ("everything", _) => Keep::Everything,

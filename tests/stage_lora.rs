@@ -11,7 +11,7 @@ use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};
 use finetune::model::lora::{self, LoraError, LoraSpec, MODULES, Named};
-use finetune::model::memory::{self, Basis, Beside, Fit, Home, Load};
+use finetune::model::memory::{self, Basis, Fit, Home, Load};
 use finetune::model::merge::Merged;
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::model::weights::{ModelError, Weights};
@@ -245,8 +245,8 @@ fn smollm2() -> Config {
 fn memory_is_estimated_from_shapes() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let (tokens, weights, home, beside) = (1024, 2 * 134_515_008, Home::Host, Beside::default());
-    let load = Load { config: &config, lora: &lora, tokens, weights, beside, home, short: 4, measured: None };
+    let (tokens, weights) = (1024, 2 * 134_515_008);
+    let load = Load::of(&config, &lora, tokens, weights);
     let all = memory::estimate(load, Keep::Everything);
     assert_eq!(all.weights, 2 * 134_515_008, "SmolLM2's number of parameters");
     for (encoding, bytes) in [
@@ -301,8 +301,8 @@ fn memory_is_estimated_from_shapes() {
 fn what_lies_in_16_bits_is_counted_so() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let (tokens, weights, home, beside) = (1024, 2 * 134_515_008, Home::Host, Beside::default());
-    let load = Load { config: &config, lora: &lora, tokens, weights, beside, home, short: 2, measured: None };
+    let (tokens, weights) = (1024, 2 * 134_515_008);
+    let load = Load { short: 2, ..Load::of(&config, &lora, tokens, weights) };
     let kept = |keep, short| memory::estimate(Load { short, ..load }, keep).kept;
     // Gate, up and what attention reads and writes, a quarter more that waits, of what each way keeps of them.
     let (narrow, attended) = (2 * 576 + 2 * 192, 576);
@@ -320,8 +320,8 @@ fn what_lies_in_16_bits_is_counted_so() {
 fn what_was_measured_decides_before_what_shapes_say() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
-    let (tokens, weights, home, beside) = (1024, 2 * 134_515_008, Home::Host, Beside::default());
-    let load = Load { config: &config, lora: &lora, tokens, weights, beside, home, short: 4, measured: None };
+    let (tokens, weights) = (1024, 2 * 134_515_008);
+    let load = Load::of(&config, &lora, tokens, weights);
     let (all, frugal) = (memory::estimate(load, Keep::Everything), memory::estimate(load, Keep::Inputs));
     // What was measured takes the place of what is counted, in the way that it was measured in; another way is scaled
     // up where that took more, and left alone where it took less.

@@ -91,6 +91,14 @@ pub struct Load<'a> {
     pub measured: Option<Fit>,
 }
 
+impl<'a> Load<'a> {
+    /// In f32 on the host, with nothing beside it and nothing measured.
+    pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
+        let (beside, home, short, measured) = (Beside::default(), Home::Host, 4, None);
+        Load { config, lora, tokens, weights, beside, home, short, measured }
+    }
+}
+
 /// Bytes of copies in a narrower type, which products read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Beside {

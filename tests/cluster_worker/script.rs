@@ -14,7 +14,7 @@ use finetune::cluster::worker::{
 };
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
-use finetune::model::memory::{self, Beside, Fit, Home, Load};
+use finetune::model::memory::{self, Fit, Load};
 use finetune::model::stage::{Microbatch, Model, Output, Targets, Want};
 use finetune::model::weights::{ModelError, Weights};
 use finetune::numeric::fixed::{self, CELL, FRACTION_BITS};
@@ -79,16 +79,7 @@ fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError>
     let weights = Weights::new(&*blueprint.tensors)?
         .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
-    Ok(Load {
-        config,
-        lora,
-        tokens,
-        weights,
-        beside: Beside::default(),
-        home: Home::Host,
-        short: 4,
-        measured: None,
-    })
+    Ok(Load::of(config, lora, tokens, weights))
 }
 
 /// As many devices, each with a chain of two backends.

@@ -40,8 +40,7 @@ fn said(vocab: usize, tokens: usize) -> [Estimate; 2] {
     let token = copies_bytes(&[32, 16, 16, 32, 48, 48]) as u64;
     [copies_bytes(&[vocab]) as u64, 0].map(|logits| {
         let (beside, home) = (Beside { token, logits }, Home::Own);
-        let load =
-            Load { config: &config, lora: &lora, tokens, weights: 0, beside, home, short: 4, measured: None };
+        let load = Load { beside, home, ..Load::of(&config, &lora, tokens, 0) };
         estimate(load, Keep::Inputs)
     })
 }

@@ -3,6 +3,7 @@
 use super::{Try, bits, each_case};
 use finetune::backend::Backend;
 use finetune::backend::cpu::Cpu;
+use finetune::numeric::rng;
 use std::process::Command;
 
 const NAME: &str = "processors::with_fused_multiply_adds_the_length_of_vectors_changes_no_bit";
@@ -20,7 +21,7 @@ fn computed() -> Vec<String> {
         {
             let (sums, gradient) = Try { make, ..Try::new(case).dropout(p) }.run(&parameters, &batch);
             let words = bits(&gradient).into_iter().map(u64::from).chain([sums.loss.to_bits()]);
-            let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |h, w| (h ^ w).wrapping_mul(0x0100_0000_01b3));
+            let hash = rng::hash(&words.collect::<Vec<_>>());
             told.borrow_mut().push(format!("{} {hash:x}", make(1).class()));
         }
     });

@@ -5,7 +5,7 @@ use crate::cluster::worker::Blueprint;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{Beside, Fit, Home, Load};
+use crate::model::memory::{Fit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
@@ -52,16 +52,7 @@ impl<'a> Whole<'a> {
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
         let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
         let Whole { config, lora, tokens, measured, .. } = *self;
-        Ok(Load {
-            config,
-            lora,
-            tokens,
-            weights,
-            beside: Beside::default(),
-            home: Home::Host,
-            short: 4,
-            measured,
-        })
+        Ok(Load { measured, ..Load::of(config, lora, tokens, weights) })
     }
 }
 
