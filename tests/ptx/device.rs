@@ -34,6 +34,18 @@ pub fn device_at(capability: (u32, u32), seed: u64) -> Cuda<Box<dyn Driver>> {
     }
 }
 
+/// One of the bf16 class; None, which is said, on a device that has none.
+pub fn device_bf16() -> Option<Cuda<Box<dyn Driver>>> {
+    match device_at((8, 0), 0).bf16() {
+        Ok(device) => Some(device),
+        Err(why) => {
+            assert!(std::env::var_os("FINETUNE_PTX_DEVICE").is_some(), "the interpreter: {why}");
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
+
 pub fn device_of(capability: (u32, u32), seed: u64) -> Cuda<Interpreted> {
     Cuda::on(interpreter(capability, seed))
 }
