@@ -77,8 +77,8 @@ pub enum Op {
     Registers(bool),
     /// `cp.async.bulk.tensor.2d` to shared memory.
     CopyBox,
-    /// `wgmma.mma_async` m64n256k16, what comes before it, and what follows.
-    MultiplyAsync,
+    /// `wgmma.mma_async` m64nNk16, what comes before it, and what follows.
+    MultiplyAsync(usize),
     MultiplyFence,
     MultiplyCommit,
     MultiplyWait,

@@ -152,7 +152,9 @@ impl Warp {
             }
             Op::WaitGroup => self.wait(&ins.args, (block, memory))?,
             Op::CopyBox => self.copy_box(&ins.args, active, (block, memory))?,
-            Op::MultiplyAsync => self.multiply_async(&ins.args, active, (ins.line, block, memory))?,
+            Op::MultiplyAsync(n) => {
+                self.multiply_async(*n, &ins.args, active, (ins.line, block, memory))?;
+            }
             Op::MultiplyFence | Op::MultiplyCommit | Op::MultiplyWait => {
                 self.together(active)?;
                 self.group(ins, memory)?;

@@ -1,22 +1,22 @@
-//! wgmma: 64 x 256 sums of a warpgroup, operands in shared memory with the swizzle of 128 bytes, as descriptors say
-//! (PTX manual, sections on the matrix descriptor, on strides and on the fragments of m64nNk16). A warp computes its 16
-//! rows when it issues; until they are waited for, registers and operands belong to the tensor cores.
+//! wgmma: 64 x N sums of a warpgroup, operands in shared memory with the swizzle of 128 bytes, as descriptors say, or the
+//! left one in registers (PTX manual, sections on the matrix descriptor, on strides and on the fragments of m64nNk16). A
+//! warp computes its 16 rows when it issues; until they are waited for, registers and operands belong to the tensor cores.
 
 use super::block::Block;
 use super::ins::{Arg, Ins, Lanes, Op};
 use super::tensor_map::swizzled;
 use super::warp::{Memories, Warp};
 
-/// Columns of the sums, and terms of one step.
-const N: usize = 256;
+/// Terms of one step.
 const K: usize = 16;
 
-/// What is under way of a group: pieces that are read, registers that are written.
+/// What is under way of a group: pieces that are read, registers that are written, of each wgmma, and that are read.
 #[derive(Default)]
 pub struct Group {
     number: u32,
     pieces: Vec<usize>,
-    registers: Vec<usize>,
+    sums: Vec<Vec<usize>>,
+    left: Vec<usize>,
 }
 
 /// Where an operand lies.
@@ -58,9 +58,10 @@ impl Descriptor {
 }
 
 impl Warp {
-    /// `wgmma.mma_async ... d, a, b, keeps, 1, 1, 0, across`
+    /// `wgmma.mma_async ... d, a, b, keeps, 1, 1, 0, across`, or without the 0 where a lies in registers.
     pub fn multiply_async(
         &mut self,
+        n: usize,
         args: &[Arg],
         active: u32,
         (at, block, memory): (usize, &Block, &mut Memories),
@@ -68,39 +69,29 @@ impl Warp {
         self.together(active)?;
         let one =
             |x: Lanes| if x.iter().all(|v| *v == x[0]) { Ok(x[0]) } else { Err("a warp's operands differ") };
+        let in_registers = matches!(args[1], Arg::Vector(_));
         let mut operands = [0; 3];
-        for (x, arg) in operands.iter_mut().zip(&args[1..4]) {
+        for (x, arg) in operands.iter_mut().zip(&args[1..4]).skip(usize::from(in_registers)) {
             *x = one(self.get(arg, active, block)?)?;
         }
         let [a, b, keeps] = operands;
-        let across = match args[4..] {
-            [Arg::Imm(1), Arg::Imm(1), Arg::Imm(0), Arg::Imm(across)] => across == 1,
+        let across = match (in_registers, &args[4..]) {
+            (true, [Arg::Imm(1), Arg::Imm(1), Arg::Imm(across)])
+            | (false, [Arg::Imm(1), Arg::Imm(1), Arg::Imm(0), Arg::Imm(across)]) => *across == 1,
             _ => return Err("wgmma with a sign or with a transposed".into()),
         };
         self.like_the_others(at, operands, memory)?;
-        let registers = self.sums(&args[0])?;
-        let (a, b) = (Descriptor::of(a)?, Descriptor::of(b)?);
-        let rows: Vec<u64> = (0..16).map(|r| 16 * (self.number() as u64 % 4) + r).collect();
-        let mut factors = [vec![0.0; 16 * K], vec![0.0; N * K]];
-        for (i, row) in rows.into_iter().enumerate() {
-            for k in [0, 8] {
-                let eight = self.operand(a.at(row as usize, k, false), memory)?;
-                factors[0][i * K + k..][..8].copy_from_slice(&eight);
-            }
-        }
-        for piece in 0..N * K / 8 {
-            // Eight numbers beside each other: terms of one output, or outputs of one term.
-            let (n, k) = if across { (piece % 32 * 8, piece / 32) } else { (piece / 2, piece % 2 * 8) };
-            let eight = self.operand(b.at(n, k, across), memory)?;
-            let apart = if across { K } else { 1 };
-            eight.iter().enumerate().for_each(|(i, x)| factors[1][n * K + k + i * apart] = *x);
-        }
-        let [fa, fb] = &factors;
-        for (i, &r) in registers.iter().enumerate() {
+        let sums = self.sums(n, &args[0])?;
+        let fa = match in_registers {
+            true => self.left(&args[1])?,
+            false => self.rows(&Descriptor::of(a)?, memory)?,
+        };
+        let fb = self.right(n, (&Descriptor::of(b)?, across), memory)?;
+        for (i, &r) in sums.iter().enumerate() {
             let old = self.registers[r];
             self.registers[r] = std::array::from_fn(|l| {
-                let (row, n) = (l / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (l % 4) + i % 2);
-                let terms = fa[row * K..][..K].iter().zip(&fb[n * K..][..K]);
+                let (row, col) = (l / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (l % 4) + i % 2);
+                let terms = fa[row * K..][..K].iter().zip(&fb[col * K..][..K]);
                 let start = if keeps == 1 { f64::from(f32::from_bits(old[l] as u32)) } else { 0.0 };
                 u64::from(((start + terms.map(|(a, b)| a * b).sum::<f64>()) as f32).to_bits())
             });
@@ -110,22 +101,93 @@ impl Warp {
             self.defined[r] = u32::MAX;
             self.in_flight[r] += 1;
         }
-        self.filling.registers.extend(registers);
+        self.filling.sums.push(sums);
         Ok(())
     }
 
-    /// The registers of the sums, which a fence must part from what was done with them before.
-    fn sums(&self, d: &Arg) -> Result<Vec<usize>, String> {
-        let Arg::Vector(d) = d else { return Err("registers are expected".into()) };
-        let register = |x: &Arg| if let Arg::Reg(r) = x { Ok(*r) } else { Err("a register is expected") };
-        let registers = d.iter().map(register).collect::<Result<Vec<_>, _>>()?;
-        if registers.len() != N / 2 {
-            return Err(format!("{} registers of 64 x 256 sums", registers.len()));
+    /// The warp's 16 rows of the left operand.
+    fn rows(&mut self, a: &Descriptor, memory: &mut Memories) -> Result<Vec<f64>, String> {
+        let mut out = vec![0.0; 16 * K];
+        for (i, k) in (0..16).flat_map(|i| [(i, 0), (i, 8)]) {
+            let eight = self.operand(a.at(16 * (self.number() % 4) + i, k, false), memory)?;
+            out[i * K + k..][..8].copy_from_slice(&eight);
         }
+        Ok(out)
+    }
+
+    /// The same where it lies in registers, two numbers each: rows 0 and 8, then those eight terms on.
+    fn left(&mut self, a: &Arg) -> Result<Vec<f64>, String> {
+        let registers = named(a)?;
+        if registers.len() != 4 {
+            return Err(format!("{} registers of 64 x 16 numbers", registers.len()));
+        }
+        let groups = || self.groups_under_way.iter().chain([&self.filling]);
+        for &r in &registers {
+            if self.defined[r] != u32::MAX {
+                return Err("a left operand that was never set".into());
+            }
+            if groups().flat_map(|g| &g.sums).any(|sums| sums.contains(&r)) {
+                return Err("a register of a wgmma that nobody waited for".into());
+            }
+        }
+        self.fenced(&registers)?;
+        let mut out = vec![0.0; 16 * K];
+        for (i, &r) in registers.iter().enumerate() {
+            for (l, both) in self.registers[r].iter().enumerate() {
+                let at = (l / 4 + 8 * (i % 2)) * K + 8 * (i / 2) + 2 * (l % 4);
+                for (c, bits) in [*both as u16, (*both >> 16) as u16].into_iter().enumerate() {
+                    out[at + c] = f64::from(half::bf16::from_bits(bits).to_f32());
+                }
+            }
+            self.in_flight[r] += 1;
+        }
+        self.filling.left.extend(registers);
+        Ok(out)
+    }
+
+    /// The right operand by its outputs.
+    fn right(
+        &mut self,
+        n: usize,
+        (b, across): (&Descriptor, bool),
+        memory: &mut Memories,
+    ) -> Result<Vec<f64>, String> {
+        let mut out = vec![0.0; n * K];
+        for piece in 0..n * K / 8 {
+            // Eight numbers beside each other: terms of one output, or outputs of one term.
+            let (mn, k) = match across {
+                true => (piece % (n / 8) * 8, piece / (n / 8)),
+                false => (piece / 2, piece % 2 * 8),
+            };
+            let eight = self.operand(b.at(mn, k, across), memory)?;
+            let apart = if across { K } else { 1 };
+            eight.iter().enumerate().for_each(|(i, x)| out[mn * K + k + i * apart] = *x);
+        }
+        Ok(out)
+    }
+
+    /// The registers of the sums, which those that are under way have in the same places or not at all.
+    fn sums(&self, n: usize, d: &Arg) -> Result<Vec<usize>, String> {
+        let registers = named(d)?;
+        if registers.len() != n / 2 {
+            return Err(format!("{} registers of 64 x {n} sums", registers.len()));
+        }
+        for group in self.groups_under_way.iter().chain([&self.filling]) {
+            let shared = |other: &[usize]| other.iter().any(|r| registers.contains(r));
+            if shared(&group.left) || group.sums.iter().any(|s| *s != registers && shared(s)) {
+                return Err("a register of another wgmma that nobody waited for".into());
+            }
+        }
+        self.fenced(&registers)?;
+        Ok(registers)
+    }
+
+    /// A fence must part wgmma from what was done with its registers before.
+    fn fenced(&self, registers: &[usize]) -> Result<(), String> {
         if self.fences == 0 || registers.iter().any(|r| self.touched[*r].get() > self.fences) {
             return Err("wgmma without wgmma.fence after what was done with its registers".into());
         }
-        Ok(registers)
+        Ok(())
     }
 
     /// The four warps of a warpgroup multiply the same.
@@ -192,7 +254,7 @@ impl Warp {
         let me = self.number();
         while self.groups_under_way.len() as u64 > *left {
             let Some(group) = self.groups_under_way.pop_front() else { break };
-            group.registers.iter().for_each(|r| self.in_flight[*r] -= 1);
+            group.sums.iter().flatten().chain(&group.left).for_each(|r| self.in_flight[*r] -= 1);
             for number in group.pieces {
                 let piece = &mut memory.1.pieces[number];
                 if piece.reading[me] == group.number + 1 {
@@ -205,6 +267,13 @@ impl Warp {
 
     /// What is multiplied when a warp ends must have been waited for.
     pub fn multiplies(&self) -> bool {
-        !self.groups_under_way.is_empty() || !self.filling.registers.is_empty()
+        !self.groups_under_way.is_empty() || !self.filling.sums.is_empty()
     }
+}
+
+fn named(registers: &Arg) -> Result<Vec<usize>, String> {
+    let Arg::Vector(all) = registers else { return Err("registers are expected".into()) };
+    all.iter()
+        .map(|x| if let Arg::Reg(r) = x { Ok(*r) } else { Err("a register is expected".into()) })
+        .collect()
 }
