@@ -8,6 +8,7 @@ mod attention_sm80;
 mod epilogue;
 mod epilogue_sm90a;
 mod flash;
+mod flash_sm90a;
 mod product;
 mod product_sm90a;
 mod tensor;
