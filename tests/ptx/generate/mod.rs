@@ -5,6 +5,7 @@ mod attention;
 mod attention_grad;
 mod attention_grad_sm80;
 mod attention_sm80;
+mod attention_sm90a;
 mod epilogue;
 mod epilogue_sm90a;
 mod flash;
@@ -74,6 +75,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     out.extend(product_sm90a::files());
     out.extend(attention_grad::files());
     out.extend(attention_sm80::files());
+    out.extend(attention_sm90a::files());
     out.extend(attention_grad_sm80::files());
     out.extend(widen::files());
     out.sort_by_key(|f| f.0);
