@@ -19,7 +19,7 @@ fn kernel(heads: Heads) -> Option<usize> {
 }
 
 /// What is the same for all of a microbatch's attention.
-fn shape(heads: Heads) -> [Arg; 4] {
+pub(super) fn shape(heads: Heads) -> [Arg; 4] {
     let scale = Arg::F32(1.0 / (heads.size as f32).sqrt());
     [size(heads.query), size(heads.kv), size(heads.size), scale]
 }
@@ -39,6 +39,9 @@ impl<D: Driver> Cuda<D> {
     ) {
         let narrow = [qkv.q, qkv.k, qkv.v].map(|x| self.narrowed(x));
         let [q, k, v] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
+        if self.attend_sm90a((&out, &logsumexp), [q, k, v], heads, tokens) {
+            return;
+        }
         let (list, blocks) = tokens.blocks(Width::Queries);
         let [hq, hkv, d, scale] = shape(heads);
         let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale];

@@ -229,14 +229,14 @@ fn soften(t: &mut Text, label: &str) {
             ));
         }
         t.code(format!(
-            "sub.f32 %v, %m{row}, %big; mul.f32 %v, %v, %c2; ex2.approx.f32 %shrink{row}, %v; mov.f32 %m{row}, %big;
+            "sub.f32 %v, %m{row}, %big; mul.f32 %v, %v, %c2; ex2.approx.ftz.f32 %shrink{row}, %v; mov.f32 %m{row}, %big;
              mul.f32 %low, %big, %c2; neg.f32 %low, %low; mul.f32 %l{row}, %l{row}, %shrink{row};
              mov.f32 %sum, 0f00000000"
         ));
         for (j, s) in (0..n).map(|j| (j, at(j))) {
             let to = [format!("%l{row}"), "%sum".into()][j % 2].clone();
             t.code(format!(
-                "fma.rn.f32 {s}, {s}, %c2, %low; ex2.approx.f32 {s}, {s}; add.f32 {to}, {to}, {s}"
+                "fma.rn.f32 {s}, {s}, %c2, %low; ex2.approx.ftz.f32 {s}, {s}; add.f32 {to}, {to}, {s}"
             ));
         }
         t.code(format!("add.f32 %l{row}, %l{row}, %sum"));
