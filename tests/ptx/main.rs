@@ -6,6 +6,7 @@
 
 mod assemble;
 mod attention;
+mod attention_grad_sm90a;
 mod attention_sm80;
 mod bench;
 #[path = "../parity/case.rs"]

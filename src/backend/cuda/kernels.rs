@@ -22,6 +22,7 @@ pub const SOURCES: &[Source] = sources![
     "attention.ptx",
     "attention_grad.ptx",
     "attention_grad_sm80.ptx",
+    "attention_grad_sm90a.ptx",
     "attention_sm80.ptx",
     "attention_sm90a.ptx",
     "bias.ptx",

@@ -4,12 +4,14 @@
 mod attention;
 mod attention_grad;
 mod attention_grad_sm80;
+mod attention_grad_sm90a;
 mod attention_sm80;
 mod attention_sm90a;
 mod epilogue;
 mod epilogue_sm90a;
 mod flash;
 mod flash_sm90a;
+mod grad_scores_sm90a;
 mod product;
 mod product_sm90a;
 mod tensor;
@@ -77,6 +79,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     out.extend(attention_sm80::files());
     out.extend(attention_sm90a::files());
     out.extend(attention_grad_sm80::files());
+    out.extend(attention_grad_sm90a::files());
     out.extend(widen::files());
     out.sort_by_key(|f| f.0);
     out

@@ -1,0 +1,189 @@
+//! The gradient of attention by wgmma against its twin in f64, launched straight on the interpreter: at lengths that are no
+//! multiple of anything, in rows that are packed, of heads that are shared.
+
+use crate::bench::{GUARD, Mat};
+use crate::files;
+use crate::interpreter::{Kernel, Machine, Shape, TensorMap, Value, read};
+use crate::twin::{Case, Value as Wanted};
+use finetune::backend::Heads;
+use std::sync::Arc;
+
+const FILE: &str = "attention_grad_sm90a.ptx";
+/// Rows that a block holds, and of a box of every map.
+const HELD: usize = 128;
+const BOX: u32 = 64;
+const WORD: f32 = -1234.5;
+
+/// One microbatch whose gradient is asked for.
+#[derive(Clone)]
+pub struct Problem {
+    heads: Heads,
+    bounds: Vec<u32>,
+    /// q, k, v, dout: numbers that bf16 holds.
+    x: [Mat; 4],
+    out: Vec<f32>,
+    lse: Vec<f32>,
+    delta: Vec<f32>,
+}
+
+impl Problem {
+    pub fn new((query, kv, size): (usize, usize, usize), bounds: &[u32]) -> Problem {
+        let (heads, t) = (Heads { query, kv, size }, *bounds.last().unwrap() as usize);
+        let random = |heads: usize, key| Mat::random(t, heads * size, key);
+        let x = [random(query, 1).map(|x| 3.0 * x), random(kv, 2), random(kv, 3), random(query, 4)];
+        let x = x.map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
+        let case = Case { x: &x, heads, bounds, step: HELD };
+        let [out, lse] = case.forward().map(|v| v.iter().map(|v| v.value as f32).collect::<Vec<_>>());
+        let dot = |(a, b): (&[f32], &[f32])| {
+            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+        };
+        let delta = x[3].v.chunks(size).zip(out.chunks(size)).map(dot).collect();
+        Problem { heads, bounds: bounds.to_vec(), x, out, lse, delta }
+    }
+
+    /// dq, dk and dv.
+    fn wanted(&self) -> [Vec<Wanted>; 3] {
+        let case = Case { x: &self.x, heads: self.heads, bounds: &self.bounds, step: HELD };
+        case.backward(&self.out, &self.lse)
+    }
+
+    /// Blocks of 128 tokens: first, count, and where their row begins and ends.
+    fn blocks(&self) -> Vec<u32> {
+        let rows = self.bounds.windows(2).flat_map(|w| (w[0]..w[1]).step_by(HELD).map(move |at| (at, w)));
+        rows.flat_map(|(at, w)| [at, (w[1] - at).min(HELD as u32), w[0], w[1]]).collect()
+    }
+}
+
+pub fn kernels(text: &str) -> Vec<Arc<Kernel>> {
+    read(text).unwrap()
+}
+
+fn upload<T: Copy, const N: usize>(m: &mut Machine, values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Value {
+    let all: Vec<u8> = values.iter().flat_map(|v| bytes(*v)).collect();
+    let at = m.memory.alloc(all.len());
+    m.memory.find(at).unwrap().0.put(0, &all);
+    Value { bits: at, bytes: 8 }
+}
+
+/// What `q` (dq) or `kv` (dk, dv) gives, on outputs that are not finite before, between `guard` words.
+pub fn run(
+    kernels: &[Arc<Kernel>],
+    which: &str,
+    (p, guard, seed): (&Problem, usize, u64),
+) -> Result<Vec<Vec<f32>>, String> {
+    let mut m = Machine::default();
+    m.seed = seed;
+    m.load(kernels);
+    let Heads { query, kv, size } = p.heads;
+    let (t, word) = (p.x[0].rows, |bits, bytes| Value { bits, bytes });
+    let outs = if which == "q" { vec![query * size] } else { vec![kv * size; 2] };
+    let mut args = Vec::new();
+    for cols in &outs {
+        let guards = vec![WORD; guard];
+        let all = [&guards[..], &vec![f32::NAN; t * cols], &guards[..]].concat();
+        let mut at = upload(&mut m, &all, f32::to_le_bytes);
+        at.bits += 4 * guard as u64;
+        args.push(at);
+    }
+    for x in &p.x {
+        let address = upload(&mut m, &x.v, |x| half::bf16::from_f32(x).to_le_bytes()).bits;
+        let (rows, cols) = (x.rows as u32, x.cols as u32);
+        m.maps.push(TensorMap { address, rows, cols, stride: 2 * u64::from(cols), part: (64, BOX) });
+        args.push(word(m.maps.len() as u64 - 1, 128));
+    }
+    let blocks = p.blocks();
+    args.extend([&p.lse, &p.delta].map(|x| upload(&mut m, x, f32::to_le_bytes)));
+    args.push(upload(&mut m, &blocks, u32::to_le_bytes));
+    let scale = (1.0 / (size as f32).sqrt()).to_bits();
+    args.extend([query as u64, kv as u64, u64::from(scale)].map(|x| word(x, 4)));
+    let per = if which == "q" { query } else { kv };
+    let shape = Shape {
+        grid: [blocks.len() as u32 / 4, per as u32, 1],
+        threads: 384,
+        shared: files::read(FILE).shared,
+    };
+    m.launch(&format!("attention_grad_sm90a_{which}_{size}"), shape, &args)?;
+    outs.iter().zip(&args).map(|(cols, at)| take(&mut m, at.bits, t * cols, guard)).collect()
+}
+
+fn take(m: &mut Machine, at: u64, len: usize, guard: usize) -> Result<Vec<f32>, String> {
+    let mut bytes = vec![0; 4 * (len + 2 * guard)];
+    m.memory.find(at)?.0.get(0, &mut bytes)?;
+    let all: Vec<f32> = bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let (before, rest) = all.split_at(guard);
+    let (inside, after) = rest.split_at(len);
+    assert!(before.iter().chain(after).all(|x| *x == WORD), "guard words were written");
+    Ok(inside.to_vec())
+}
+
+/// Each value within 1e-4 of the sum of its terms' magnitudes, and of what a rounding that is a tie may differ by.
+fn within(name: &str, got: &[f32], want: &[Wanted]) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let off = (f64::from(*g) - w.value).abs();
+        let bound = 1e-4 * w.terms + w.ties + 1e-7;
+        assert!(off <= bound, "{name}: element {i} is {g}, want {}: off {off:e}, allowed {bound:e}", w.value);
+    }
+}
+
+/// Less than a tile, edges of tiles, several rows packed, and more tiles than there are slots.
+const CASES: [((usize, usize, usize), &[u32]); 8] = [
+    ((1, 1, 64), &[0, 1]),
+    ((3, 1, 64), &[0, 5, 38]),
+    ((4, 2, 64), &[0, 64, 65]),
+    ((2, 1, 64), &[0, 3, 150, 343]),
+    ((1, 1, 64), &[0, 7, 657]),
+    ((1, 1, 128), &[0, 2, 67]),
+    ((4, 2, 128), &[0, 128, 130]),
+    ((2, 1, 128), &[0, 3, 150, 477]),
+];
+
+#[test]
+fn the_gradient_by_wgmma_is_that_of_its_twin() {
+    let kernels = kernels(&files::read(FILE).text);
+    for (i, (heads, bounds)) in CASES.into_iter().enumerate() {
+        let p = Problem::new(heads, bounds);
+        let [dq, dk, dv] = p.wanted();
+        for (which, want) in [("q", vec![("dq", dq)]), ("kv", vec![("dk", dk), ("dv", dv)])] {
+            // Outputs at multiples of 8 bytes are stored in pairs, others not.
+            let name = format!("{heads:?} {bounds:?}");
+            let on = |order| {
+                let got = run(&kernels, which, (&p, GUARD + i % 2, order));
+                got.unwrap_or_else(|e| panic!("{name}, order {order}: {e}"))
+            };
+            let got = on(0);
+            for ((what, want), got) in want.iter().zip(&got) {
+                within(&format!("{what} {name}"), got, want);
+            }
+            assert!(
+                [1, 3].into_iter().all(|order| on(order) == got),
+                "{name}: the order of warps changes bits"
+            );
+        }
+    }
+}
+
+/// A tile reaches into the rows beside it: what is not finite there is found in that row's own part of the same matrix, and
+/// elsewhere numbers have the bits that they have without it, where they are finite.
+#[test]
+fn what_is_not_finite_in_another_row_is_told_there() {
+    let kernels = kernels(&files::read(FILE).text);
+    let p = Problem::new((2, 1, 64), &[0, 70, 140]);
+    for (which, what) in [("q", 0), ("kv", 0), ("q", 1), ("kv", 1), ("q", 2), ("kv", 2), ("q", 3), ("kv", 3)]
+    {
+        let good = run(&kernels, which, (&p, GUARD, 0)).unwrap();
+        for by in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            let mut bad = p.clone();
+            bad.x[what].v[90 * p.x[what].cols + 3] = by;
+            let got = run(&kernels, which, (&bad, GUARD, 0)).unwrap();
+            for (got, good) in got.iter().zip(&good) {
+                let cols = good.len() / 140;
+                let (first, own) = got.split_at(70 * cols);
+                let finite = first.iter().all(|x| x.is_finite());
+                assert!(finite || own.iter().any(|x| !x.is_finite()), "{which}, {by} in {what}");
+                let same = first.iter().zip(good).all(|(a, b)| !a.is_finite() || a == b);
+                assert!(same, "{which}: {by} in {what} of one row changes another");
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The gradient of attention on the tensor cores of sm_90a. Both kernels are one, as those of sm_80 are: 128 rows are held
+//! by a block, in shared memory, 64 by a warpgroup; tiles of the other side stream past through four slots that one thread
+//! of a third warpgroup fills. Where queries are held, keys stream and dq is summed; where keys are held, queries of all
+//! heads that share them stream, and dk and dv are summed.
+
+use super::Text;
+use super::flash_sm90a::{self as flash, BLOCK, HELD, Left, Operand, Ring, SIZES, Sums, Tile};
+use super::grad_scores_sm90a as scores;
+use super::tensor::Lies;
+
+const HEAD: &str = "
+attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
+q, k, v and dout are bf16 rows, D is 64 or 128 exactly; delta is attention_grad_sm80.ptx's.
+
+  q: block (x, h) holds q, dout of 128 queries   kv: block (x, g) holds k, v of 128 keys
+  warpgroup 0, one thread of it:                         24 registers
+      what is held, then a tile of the other side into each slot that is empty
+  warpgroups 1, 2, 64 of the rows that are held each:    240 registers
+     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries from the first key on:
+         s = q k^T;  dp = dout v^T                      s = k q^T;  dp = v dout^T                 wgmma m64nSk16
+         p = 2^(s scale log2 e - logsumexp log2 e), 0 where not seen
+         ds = p (dp - delta), 0 where not seen
+         dq += bf16(ds) k                               dv += bf16(p) dout;  dk += bf16(ds) q     wgmma m64nDk16
+     dq = scale dq                                  dk = scale dk
+
+S = 64; 128 for q of D = 64. p is computed while dp is multiplied. What a tile adds to the sums is multiplied while the
+scores of the next are: its slot is given back then. p and ds are left operands from the registers where they were computed;
+the tile that was read row by row for the scores is read across them for the sums. A warpgroup that sees nothing of a tile
+gives it back. logsumexp and delta of queries that stream: two a lane, asked for a tile ahead, spread by shuffles.
+Sums: in the order of tiles, of heads, inside as the tensor core has it; nothing is added atomically.
+A tile may reach beyond its row: into keys that no query sees, or another row's queries. p and ds are 0 there, whatever
+stands there; 0 times a number that is not finite is none, but such a number of another row makes that row's own part of
+the same matrix (dq of k, dk of q, dv of dout) not finite as well, so that the microbatch ends with a fault either way.
+launch: grid (blocks of 128 tokens, H or G), 384 threads, dynamic shared memory as much as the budget says; q: the last
+block first.
+map_q, map_k, map_v, map_dout: boxes 64 x 64 of the bf16 rows [T, H D] or [T, G D].
+registers: D / 2 sums (kv: twice), S / 2 scores and dp each, S / 4 packed (kv: twice), logsumexp and delta, addresses.
+budget: 168 registers, {SHARED} bytes of shared memory
+promises: HGMMA UTMALDG USETMAXREG
+";
+
+/// Which side a block holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    Queries,
+    Keys,
+}
+
+/// One entry.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// Size of heads.
+    pub d: usize,
+    pub holds: Holds,
+}
+
+impl Kernel {
+    /// Whether what a tile adds is multiplied while the next one's scores are: registers are too few for kv of D = 128.
+    fn overlaps(self) -> bool {
+        self.d == 64 || self.holds == Holds::Queries
+    }
+    /// Rows of a tile that streams past.
+    pub fn step(self) -> usize {
+        if self.d == 64 && self.holds == Holds::Queries { 128 } else { 64 }
+    }
+    fn held(self) -> Tile {
+        Tile { d: self.d, rows: HELD }
+    }
+    fn streams(self) -> Tile {
+        Tile { d: self.d, rows: self.step() }
+    }
+    /// Two tiles are held, and two are a slot.
+    fn ring(self) -> Ring {
+        Ring { held: 2 * self.held().bytes(), slots: 4, bytes: 2 * self.streams().bytes() }
+    }
+}
+
+/// Rows of a box of every map.
+const BOX: usize = 64;
+const MAPS: [&str; 4] = ["map_q", "map_k", "map_v", "map_dout"];
+
+pub fn files() -> Vec<(&'static str, String)> {
+    let kernels: Vec<Kernel> = [Holds::Queries, Holds::Keys]
+        .into_iter()
+        .flat_map(|holds| SIZES.map(|d| Kernel { d, holds }))
+        .collect();
+    let shared = kernels.iter().map(|k| k.ring().shared()).max().unwrap_or(0);
+    let mut t = Text::default();
+    t.head(&HEAD.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
+    t.line(".extern .shared .align 16 .b8 tiles[];\n");
+    kernels.into_iter().for_each(|k| gradient(&mut t, k));
+    vec![("attention_grad_sm90a.ptx", t.finish())]
+}
+
+fn gradient(t: &mut Text, k: Kernel) {
+    begin(t, k);
+    flash::fills(t);
+    fill(t, k);
+    flash::multiplies(t);
+    rows(t, k);
+    multiply(t, k);
+    finish(t, k);
+    t.label("END");
+    t.end();
+}
+
+fn begin(t: &mut Text, k: Kernel) {
+    let (name, outs): (_, &[(&str, &str)]) = match k.holds {
+        Holds::Queries => ("q", &[("u64", "dq")]),
+        Holds::Keys => ("kv", &[("u64", "dk"), ("u64", "dv")]),
+    };
+    let maps =
+        [("align 64 .b8", "map_q[128]"), ("align 64 .b8", "map_k[128]"), ("align 64 .b8", "map_v[128]")];
+    let rest = [
+        ("align 64 .b8", "map_dout[128]"),
+        ("u64", "lse"),
+        ("u64", "delta"),
+        ("u64", "blocks"),
+        ("u32", "hq"),
+        ("u32", "hkv"),
+        ("f32", "scale"),
+    ];
+    let params: Vec<_> = outs.iter().copied().chain(maps).chain(rest).collect();
+    t.entry_within(&format!("attention_grad_sm90a_{name}_{}", k.d), &params, BLOCK);
+    flash::open(t, k.ring(), &MAPS);
+    let (sums, scores) = (k.d / 2, k.step() / 2);
+    let keys = k.holds == Holds::Keys;
+    t.code(format!(
+        ".reg .f32 %ga<{sums}>, %gb<{}>, %s<{scores}>, %e<{scores}>, %lse<2>, %delta<2>;
+         .reg .b32 %fs<{}>, %fe<{}>;
+         .reg .u64 %at, %ha, %hb, %along, %across, %ta, %tb, %wa, %wb, %lsep, %deltap, %out<2>, %gafe;
+         .reg .u32 %lasthead, %j0, %end, %column, %columnkv, %held, %mine, %r, %limit, %rows, %last, %now;
+         .reg .s32 %seen; .reg .pred %skip, %whole, %pending, %in<2>",
+        if keys { sums } else { 1 },
+        if keys { k.step() / 4 } else { 1 },
+        k.step() / 4,
+    ));
+    t.code("mov.u32 %x, %ctaid.x");
+    if !keys {
+        t.code("mov.u32 %y, %nctaid.x; sub.u32 %x, %y, %x; sub.u32 %x, %x, 1");
+    }
+    t.code(
+        "mad.wide.u32 %list, %x, 16, %list; ld.global.nc.v4.u32 {%first, %count, %start, %stop}, [%list];
+         div.u32 %z, %hq, %hkv; mov.u32 %x, %ctaid.y",
+    );
+    match k.holds {
+        Holds::Queries => t.code(
+            "mov.u32 %head, %x; div.u32 %group, %head, %z; mov.u32 %j0, %start; add.u32 %end, %first, %count",
+        ),
+        Holds::Keys => t.code(
+            "mov.u32 %group, %x; mul.lo.u32 %head, %group, %z; add.u32 %lasthead, %head, %z; sub.u32 %lasthead, %lasthead, 1;
+             shfl.sync.idx.b32 %lasthead, %lasthead, 0, 31, 0xffffffff;
+             mov.u32 %j0, %first; mov.u32 %end, %stop",
+        ),
+    }
+}
+
+/// The one thread that fills: what is held, then the tiles in the order in which they are taken.
+fn fill(t: &mut Text, k: Kernel) {
+    t.code(format!("mul.lo.u32 %column, %head, {0}; mul.lo.u32 %columnkv, %group, {0}", k.d));
+    let (held, streams, [own, other]) = match k.holds {
+        Holds::Queries => (["%map_q", "%map_dout"], ["%map_k", "%map_v"], ["%column", "%columnkv"]),
+        Holds::Keys => (["%map_k", "%map_v"], ["%map_q", "%map_dout"], ["%columnkv", "%column"]),
+    };
+    flash::hold(t, k.ring());
+    held.iter().for_each(|map| flash::copy(t, map, (own, "%first"), (k.held(), BOX)));
+    t.label("FILL");
+    flash::give(t, k.ring(), "EMPTY");
+    streams.iter().for_each(|map| flash::copy(t, map, (other, "%j0"), (k.streams(), BOX)));
+    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end; @%p bra FILL", k.step()));
+    if k.holds == Holds::Keys {
+        next_head(t);
+        t.code(format!("add.u32 %column, %column, {}; @!%p bra FILL", k.d));
+    }
+}
+
+/// %p: no head is left; else its first tile.
+fn next_head(t: &mut Text) {
+    t.code("setp.ge.u32 %p, %head, %lasthead; add.u32 %head, %head, 1; mov.u32 %j0, %first");
+}
+
+/// What a thread that multiplies knows of the rows that it holds. %held is the first row of its warp, %mine its own first
+/// row, which has 8 rows below it that is its own as well; tokens, as %j0. %in<2>: whether they are outputs.
+fn rows(t: &mut Text, k: Kernel) {
+    t.code(
+        "ld.param.u64 %lsep, [lse]; ld.param.u64 %deltap, [delta]; shl.b32 %x, %wg, 6; add.u32 %held, %first, %x; add.u32 %rows, %first, %count",
+    );
+    t.say("the last tile that the warpgroup sees, or the first; none where it has no rows");
+    match k.holds {
+        Holds::Queries => {
+            t.code("add.u32 %seen, %held, 63; setp.ge.u32 %p, %x, %count; selp.s32 %seen, -1, %seen, %p")
+        }
+        Holds::Keys => t.code(format!(
+            "sub.u32 %seen, %held, {}; setp.ge.u32 %p, %x, %count; selp.s32 %seen, 0x7fffffff, %seen, %p",
+            k.step() - 1
+        )),
+    }
+    t.code("and.b32 %x, %warp, 3; shl.b32 %x, %x, 4; add.u32 %held, %held, %x; add.u32 %mine, %held, %g");
+    for i in 0..2 {
+        t.code(format!("add.u32 %x, %mine, {}; setp.lt.u32 %in{i}, %x, %rows", 8 * i));
+        if k.holds == Holds::Queries {
+            scores::of_query(t, i, &format!("%in{i}"));
+            scores::negate(t, i);
+        }
+    }
+    if k.holds == Holds::Keys {
+        scores::ask(t);
+    }
+}
+
+/// Tiles to sums. What a tile adds is waited for when the next one's scores are under way.
+fn multiply(t: &mut Text, k: Kernel) {
+    let (held, streams, ring) = (k.held(), k.streams(), k.ring());
+    let keys = k.holds == Holds::Keys;
+    let operand = |descriptor, tile, lies| Operand { descriptor, tile, lies };
+    t.code("shl.b32 %y, %wg, 13; add.u32 %y, %base, %y");
+    flash::describe(t, "%ha", "%y", (held, Lies::AlongK));
+    t.code(format!("add.u64 %hb, %ha, {}; add.u32 %y, %base, {}", held.bytes() / 16, ring.held));
+    flash::describe(t, "%along", "%y", (streams, Lies::AlongK));
+    flash::describe(t, "%across", "%y", (streams, Lies::AcrossK));
+    for i in 0..k.d / 2 {
+        t.code(format!("mov.f32 %ga{i}, 0f00000000"));
+        if keys {
+            t.code(format!("mov.f32 %gb{i}, 0f00000000"));
+        }
+    }
+    t.code("setp.ne.u32 %pending, %t, %t; mov.u32 %last, %bars");
+    flash::held(t, ring);
+    t.label("TILE");
+    flash::take(t, ring, "FULL", ("%now", "%at"));
+    let unseen = if keys { "lt" } else { "gt" };
+    t.code(format!("setp.{unseen}.s32 %skip, %j0, %seen; @%skip bra SKIP"));
+    t.code(format!(
+        "add.u64 %ta, %along, %at; add.u64 %tb, %ta, {0}; add.u64 %wa, %across, %at; add.u64 %wb, %wa, {0}",
+        streams.bytes() / 16
+    ));
+    flash::fence(t);
+    for (sums, left, right) in [("%s", "%ha", "%ta"), ("%e", "%hb", "%tb")] {
+        let left = Left::Shared(operand(left, held, Lies::AlongK));
+        let right = operand(right, streams, Lies::AlongK);
+        flash::multiply(t, (sums, k.step(), Sums::Set), left, right, k.d / 16);
+        flash::commit(t);
+    }
+    if k.overlaps() {
+        t.say("what the tile before adds is added");
+        flash::wait(t, 2);
+        t.code(format!("@%pending mbarrier.arrive.shared::cta.b64 _, [%last+{}]", 8 * ring.slots));
+    }
+    t.say("the scores");
+    flash::wait(t, 1);
+    scores::whole(t, k);
+    scores::hide(t, k, "%s");
+    scores::probabilities(t, k);
+    t.say("their gradients");
+    flash::wait(t, 0);
+    scores::hide(t, k, "%e");
+    scores::gradients(t, k);
+    flash::fence(t);
+    for (sums, left, right) in [("%gb", "%fs", "%wb"), ("%ga", "%fe", "%wa")] {
+        if keys || sums == "%ga" {
+            let right = operand(right, streams, Lies::AcrossK);
+            flash::multiply(t, (sums, k.d, Sums::Add), Left::Registers(left), right, k.step() / 16);
+        }
+    }
+    flash::commit(t);
+    if k.overlaps() {
+        t.code("mov.u32 %last, %now; and.pred %pending, %one, %one");
+    } else {
+        flash::wait(t, 0);
+        flash::release(t, ring, "%now");
+    }
+    t.code("bra NEXT");
+    t.label("SKIP");
+    flash::release(t, ring, "%now");
+    t.label("NEXT");
+    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end", k.step()));
+    if keys {
+        t.code("@%p bra SAME");
+        next_head(t);
+        t.code("@%p bra DONE");
+        t.label("SAME");
+        scores::ask(t);
+        t.code("bra TILE");
+        t.label("DONE");
+    } else {
+        t.code("@%p bra TILE");
+    }
+    flash::wait(t, 0);
+}
+
+/// Sums to f32 rows.
+fn finish(t: &mut Text, k: Kernel) {
+    let outs: &[(&str, &str, &str, &str)] = match k.holds {
+        Holds::Queries => &[("dq", "%ga", "%hq", "%head")],
+        Holds::Keys => &[("dk", "%ga", "%hkv", "%group"), ("dv", "%gb", "%hkv", "%group")],
+    };
+    for (out, sums, heads, head) in outs {
+        t.code(format!(
+            "ld.param.u64 %gafe, [{out}]; mul.lo.u32 %x, {head}, {0}; add.u32 %x, %x, %pair; mul.wide.u32 %wide, %x, 4;
+             add.u64 %gafe, %gafe, %wide; mul.lo.u32 %y, {heads}, {1}; mad.wide.u32 %out0, %mine, %y, %gafe;
+             mul.wide.u32 %wide, %y, 8; add.u64 %out1, %out0, %wide",
+            k.d,
+            4 * k.d
+        ));
+        if *sums == "%ga" {
+            (0..k.d / 2).for_each(|i| t.code(format!("mul.f32 %ga{i}, %ga{i}, %scale")));
+        }
+        t.say("pairs are stored as such where all of them begin at multiples of 8 bytes");
+        t.code(format!(
+            "cvt.u32.u64 %x, %gafe; and.b32 %x, %x, 7; setp.ne.u32 %p, %x, 0; @%p bra SINGLES_{out}"
+        ));
+        let places = || (0..k.d / 8).flat_map(|n| (0..2).map(move |high| (n, high)));
+        for (n, high) in places() {
+            let i = 4 * n + 2 * high;
+            t.code(format!(
+                "@%in{high} st.global.v2.f32 [%out{high}+{}], {{{sums}{i}, {sums}{}}}",
+                32 * n,
+                i + 1
+            ));
+        }
+        t.code(format!("bra STORED_{out}"));
+        t.label(&format!("SINGLES_{out}"));
+        for (n, high) in places() {
+            for c in 0..2 {
+                let i = 4 * n + 2 * high + c;
+                t.code(format!("@%in{high} st.global.f32 [%out{high}+{}], {sums}{i}", 32 * n + 4 * c));
+            }
+        }
+        t.label(&format!("STORED_{out}"));
+    }
+}

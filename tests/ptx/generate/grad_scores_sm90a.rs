@@ -1,0 +1,125 @@
+//! What becomes of scores in the gradient of attention on sm_90a: probabilities and their gradients, 0 where a query does
+//! not see a key, packed as left operands. Sums lie as m64nSk16 has them: number i of a thread is row 8 (i / 2 % 2) from
+//! its first on, column 8 (i / 4) + i % 2 from its own pair on.
+
+use super::Text;
+use super::attention_grad_sm90a::{Holds, Kernel};
+use super::flash::pack;
+
+/// The column of number `i`, less the thread's pair.
+fn column(i: usize) -> usize {
+    8 * (i / 4) + i % 2
+}
+
+/// %lse{i} and %delta{i} of the query token %x of head %head, 0 where not `real`.
+pub fn of_query(t: &mut Text, i: usize, real: &str) {
+    t.code(format!(
+        "mad.lo.u32 %y, %x, %hq, %head; mad.wide.u32 %row, %y, 4, %lsep; mov.f32 %lse{i}, 0f00000000;
+         @{real} ld.global.nc.f32 %lse{i}, [%row]; mad.wide.u32 %row, %y, 4, %deltap; mov.f32 %delta{i}, 0f00000000;
+         @{real} ld.global.nc.f32 %delta{i}, [%row]"
+    ));
+}
+
+/// %lse{i} = -logsumexp log2 e
+pub fn negate(t: &mut Text, i: usize) {
+    t.code(format!("mul.f32 %lse{i}, %lse{i}, 0fBFB8AA3B"));
+}
+
+/// Asks for logsumexp and delta of the tile's queries at %j0: of the lane's own, and of the 32nd after it.
+pub fn ask(t: &mut Text) {
+    for i in 0..2 {
+        t.code(format!("add.u32 %x, %j0, %lane; add.u32 %x, %x, {}; setp.lt.u32 %q, %x, %stop", 32 * i));
+        of_query(t, i, "%q");
+    }
+}
+
+/// %whole: all of the warp's rows see all of the tile; most tiles are so. %r, %limit: columns from which on, or up to
+/// which, they do not.
+pub fn whole(t: &mut Text, k: Kernel) {
+    match k.holds {
+        Holds::Queries => t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %whole, %x, %held", k.step() - 1)),
+        Holds::Keys => t.code(format!(
+            "add.u32 %x, %held, 15; setp.ge.u32 %whole, %j0, %x; add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %stop;
+             and.pred %whole, %whole, %p; sub.u32 %limit, %stop, %j0; sub.u32 %limit, %limit, %pair",
+            k.step()
+        )),
+    }
+    t.code("sub.u32 %r, %mine, %j0; sub.u32 %r, %r, %pair");
+}
+
+/// Scores (-inf) or what dout v is (0) where a query does not see a key.
+pub fn hide(t: &mut Text, k: Kernel, what: &str) {
+    let (label, by) = if what == "%s" { ("SCORES", "0fFF800000") } else { ("GRADIENTS", "0f00000000") };
+    t.code(format!("@%whole bra {label}"));
+    for i in 0..k.step() / 2 {
+        let c = column(i) as i64 - 8 * (i as i64 / 2 % 2);
+        match k.holds {
+            Holds::Queries => t.code(format!("setp.lt.s32 %p, %r, {c}")),
+            Holds::Keys => t.code(format!(
+                "setp.gt.s32 %p, %r, {c}; setp.le.s32 %q, %limit, {}; or.pred %p, %p, %q",
+                column(i)
+            )),
+        }
+        t.code(format!("selp.f32 {what}{i}, {by}, {what}{i}, %p"));
+    }
+    t.label(label);
+}
+
+/// -logsumexp log2 e of the query of column `c`, or delta, from the lane that has it.
+fn spread(t: &mut Text, to: &str, stem: &str, c: usize) {
+    t.code(format!(
+        "add.u32 %x, %pair, {}; shfl.sync.idx.b32 {to}, {stem}{}, %x, 31, 0xffffffff",
+        c % 32,
+        c / 32
+    ));
+}
+
+/// Numbers whose query is the same, and that query: of the thread's rows, or of a column.
+fn queries(k: Kernel) -> Vec<(usize, Vec<usize>)> {
+    let all = 0..k.step() / 2;
+    match k.holds {
+        Holds::Queries => {
+            (0..2).map(|row| (row, all.clone().filter(|i| i / 2 % 2 == row).collect())).collect()
+        }
+        Holds::Keys => all.filter(|i| i / 2 % 2 == 0).map(|i| (column(i), vec![i, i + 2])).collect(),
+    }
+}
+
+/// s = p; %fs = bf16(p) where it is a factor.
+pub fn probabilities(t: &mut Text, k: Kernel) {
+    if k.holds == Holds::Keys {
+        (0..2).for_each(|i| negate(t, i));
+    }
+    for (query, numbers) in queries(k) {
+        let lse = match k.holds {
+            Holds::Queries => format!("%lse{query}"),
+            Holds::Keys => {
+                spread(t, "%u", "%lse", query);
+                "%u".to_string()
+            }
+        };
+        for i in numbers {
+            t.code(format!("fma.rn.f32 %s{i}, %s{i}, %c2, {lse}; ex2.approx.f32 %s{i}, %s{i}"));
+        }
+    }
+    if k.holds == Holds::Keys {
+        (0..k.step() / 16).for_each(|j| pack(t, ("%fs", 4 * j), ("%s", 8 * j)));
+    }
+}
+
+/// %fe = bf16(p (dp - delta))
+pub fn gradients(t: &mut Text, k: Kernel) {
+    for (query, numbers) in queries(k) {
+        let delta = match k.holds {
+            Holds::Queries => format!("%delta{query}"),
+            Holds::Keys => {
+                spread(t, "%u", "%delta", query);
+                "%u".to_string()
+            }
+        };
+        for i in numbers {
+            t.code(format!("sub.f32 %e{i}, %e{i}, {delta}; mul.f32 %e{i}, %e{i}, %s{i}"));
+        }
+    }
+    (0..k.step() / 16).for_each(|j| pack(t, ("%fe", 4 * j), ("%e", 8 * j)));
+}
