@@ -5,14 +5,15 @@ use super::attention_sm80::shape;
 use super::memory::Width;
 use super::sm90a::map;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at_mut};
-use crate::backend::{Heads, ViewMut};
+use crate::backend::{Heads, QkvGrad, ViewMut};
 
 /// Sizes of heads that kernels are written for.
 pub(super) const SIZES: [usize; 2] = [64, 128];
 /// One producer warpgroup and two that multiply.
 const THREADS: u32 = 384;
-/// Rows of a tile of the forward pass, which the copy engine brings at a time.
-const TILE: u32 = 128;
+/// Rows that the copy engine brings at a time.
+const FORWARD: u32 = 128;
+const BACKWARD: u32 = 64;
 
 /// What of attention is computed by wgmma.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,18 +50,16 @@ impl<D: Driver> Cuda<D> {
         self.flash
     }
 
-    /// As [`Cuda::attend_sm80`], of narrowed q, k and v; false for heads that it is not written for.
+    /// As [`Cuda::attend_sm80`], of narrowed q, k and v in heads of [`SIZES`].
     pub(super) fn attend_sm90a(
         &mut self,
         (out, logsumexp): (&ViewMut<Memory>, &ViewMut<Memory>),
         qkv: [Arg; 3],
         heads: Heads,
         tokens: &Tokens,
-    ) -> bool {
-        if !self.flash.forward || !SIZES.contains(&heads.size) {
-            return false;
-        }
-        let [q, k, v] = tiles(qkv, heads, (tokens.count, TILE));
+    ) {
+        let counts = [heads.query, heads.kv, heads.kv];
+        let [q, k, v] = tiles(qkv, (counts, heads.size), (tokens.count, FORWARD));
         let (list, blocks) = tokens.blocks(Width::Queries);
         let [hq, hkv, _, scale] = shape(heads);
         let args = [at_mut(out), at_mut(logsumexp), q, k, v, Arg::Address(list), hq, hkv, scale];
@@ -73,12 +72,38 @@ impl<D: Driver> Cuda<D> {
             threads: THREADS,
             args: &args,
         });
-        true
+    }
+
+    /// dq, then dk and dv, as [`Cuda::attend_grad_sm80`] after its delta, of narrowed q, k, v and dout.
+    pub(super) fn attend_grad_sm90a(
+        &mut self,
+        grad: &QkvGrad<Memory>,
+        inputs: [Arg; 4],
+        (logsumexp, delta): (Arg, Arg),
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let counts = [heads.query, heads.kv, heads.kv, heads.query];
+        let [q, k, v, dout] = tiles(inputs, (counts, heads.size), (tokens.count, BACKWARD));
+        let (list, blocks) = tokens.blocks(Width::Queries);
+        let [hq, hkv, _, scale] = shape(heads);
+        let inputs = [q, k, v, dout, logsumexp, delta, Arg::Address(list), hq, hkv, scale];
+        let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
+        for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {
+            let args: Vec<Arg> = outs.iter().chain(&inputs).copied().collect();
+            let entry = format!("attention_grad_sm90a_{name}_{}", heads.size);
+            let grid = [blocks as u32, per as u32, 1];
+            let file = "attention_grad_sm90a.ptx";
+            self.launch(Launch { file, entry: &entry, grid, threads: THREADS, args: &args });
+        }
     }
 }
 
-/// q, k and v as the copy engine reads them, boxes of so many rows.
-fn tiles([q, k, v]: [Arg; 3], heads: Heads, (rows, box_rows): (usize, u32)) -> [Arg; 3] {
-    let of = |at, count| map(at, (rows, count * heads.size), count * heads.size, box_rows);
-    [of(q, heads.query), of(k, heads.kv), of(v, heads.kv)]
+/// Matrices of so many heads each as the copy engine reads them, boxes of so many rows.
+fn tiles<const N: usize>(
+    at: [Arg; N],
+    (heads, size): ([usize; N], usize),
+    (rows, box_rows): (usize, u32),
+) -> [Arg; N] {
+    std::array::from_fn(|i| map(at[i], (rows, heads[i] * size), heads[i] * size, box_rows))
 }
