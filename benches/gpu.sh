@@ -20,6 +20,8 @@ if [ -z "$program" ]; then
 fi
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
 verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen:: sm90a::"
+# What would run on the interpreter alone.
+verbs="$verbs --skip mutations --skip opcodes --skip graphs --skip attention_grad_sm90a"
 
 # One of the sanitizer's tools over every verb; each goes on after a failure of another, and says how it ended.
 sanitized() {

@@ -1,10 +1,10 @@
-//! Microbatches of a whole model whose large products are those of sm_90a: each is one graph, whose nodes have the
-//! arguments and the tensor maps of kernels that are launched one by one.
+//! Microbatches of a whole model whose large products and attention are those of sm_90a: each is one graph, whose nodes
+//! have the arguments and the tensor maps of kernels that are launched one by one.
 
 use crate::standin::{self, Ran, standin_with};
 use crate::step::{Same, packed, qwen};
 use finetune::backend::Heads;
-use finetune::backend::cuda::Cuda;
+use finetune::backend::cuda::{Cuda, Flash};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::Stage;
@@ -16,7 +16,8 @@ fn microbatches() -> Result<Vec<[u64; 2]>, String> {
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
     let build = Build { keep: Keep::Inputs, ..Build::whole(&config) };
-    let device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?.untried();
+    let flash = Flash { forward: true, backward: true };
+    let device = Cuda::open(0).and_then(Cuda::bf16).map_err(|e| e.to_string())?.untried().attending(flash);
     let mut stage = Decoder::load(device, &config, &Same::new(config.clone()), &lora, build).unwrap();
     let mut gradient = vec![0.0; stage.layout().len()];
     let mut all = Vec::new();
@@ -37,7 +38,13 @@ fn inside() {
     }
 }
 
-/// A kernel of sm_90a as the stand-in wrote it down.
+/// Rows, columns, bytes from row to row, rows of a box of a tensor map as the stand-in wrote it down.
+fn map(text: &str) -> [u64; 4] {
+    let numbers = text.trim_matches(['[', ']']).split(',').skip(1).map(|n| n.parse().unwrap());
+    numbers.collect::<Vec<u64>>().try_into().unwrap()
+}
+
+/// A product of sm_90a as the stand-in wrote it down.
 struct Product<'a> {
     name: &'a str,
     /// Of a and of b: rows, columns, bytes from row to row, rows of a box.
@@ -47,14 +54,29 @@ struct Product<'a> {
 }
 
 fn product(line: &str) -> Option<Product<'_>> {
-    let (name, rest) = line.split_once(' ').filter(|(name, _)| name.contains("_sm90a_"))?;
+    let of_product = |name: &str| name.contains("_sm90a_") && !name.starts_with("attention");
+    let (name, rest) = line.split_once(' ').filter(|(name, _)| of_product(name))?;
     let args: Vec<&str> = rest.split_once(": ")?.1.split(' ').collect();
-    let map = |text: &str| {
-        let numbers = text.trim_matches(['[', ']']).split(',').skip(1).map(|n| n.parse().unwrap());
-        numbers.collect::<Vec<u64>>().try_into().unwrap()
-    };
     let sizes = [3, 4, 5].map(|i| u64::from_str_radix(args[i], 16).unwrap());
     Some(Product { name, maps: [map(args[1]), map(args[2])], sizes })
+}
+
+/// Attention and its gradient: q, k, v (and dout) are matrices of all tokens of a microbatch, of four heads and of two.
+fn attended(work: &[&str]) {
+    for (name, counts, box_rows) in [
+        ("attention_sm90a_64 ", &[4, 2, 2][..], 128),
+        ("attention_grad_sm90a_q_64 ", &[4, 2, 2, 4], 64),
+        ("attention_grad_sm90a_kv_64 ", &[4, 2, 2, 4], 64),
+    ] {
+        let lines: Vec<_> = work.iter().filter(|line| line.starts_with(name)).collect();
+        assert!(lines.len() >= 2 * 5, "{name}: {} times", lines.len());
+        for (i, line) in lines.iter().enumerate() {
+            let tokens = [140, 140, 150, 140, 150][5 * i / lines.len()];
+            let maps: Vec<_> = line.split(' ').filter(|word| word.starts_with('[')).map(map).collect();
+            let want = counts.iter().map(|heads| [tokens, 64 * heads, 2 * 64 * heads, box_rows]);
+            assert!(maps.iter().copied().eq(want), "{line}");
+        }
+    }
 }
 
 #[test]
@@ -82,6 +104,7 @@ fn a_microbatch_with_tensor_maps_is_one_graph() {
             assert_eq!(*map, [*rows, *cols, 2 * cols.next_multiple_of(8), box_rows], "{name}: {m} {n} {k}");
         }
     }
+    attended(&want);
     let count = |name: &str| products.iter().filter(|product| product.name == name).count();
     for name in ["product_sm90a_nt", "product_sm90a_nn", "lora_linear_sm90a_nt", "lora_linear_sm90a_nn"] {
         println!("{name}: {}", count(name));

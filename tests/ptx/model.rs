@@ -8,7 +8,7 @@ use crate::files;
 use crate::step::{Same, packed, qwen};
 use crate::train;
 use finetune::backend::cpu::Cpu;
-use finetune::backend::cuda::{Cuda, Driver};
+use finetune::backend::cuda::{Cuda, Driver, Flash};
 use finetune::backend::{Backend, Fused, Heads};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
@@ -97,11 +97,13 @@ fn a_whole_model_on_tensor_cores_is_near() {
     }
 }
 
-/// The bf16 class as a card of capability 9.0 has it: large products by wgmma, whose sums are those of mma within what f32
-/// rounds, and all else as before.
-#[test]
-fn a_whole_model_by_wgmma_is_near() {
-    let config = qwen(1, 260, (256, 264), Heads { query: 4, kv: 4, size: 64 });
+/// A change of a file: what stands there, and what comes in its place.
+type Change = (&'static str, &'static str, &'static str);
+
+/// The bf16 class as a card of capability 9.0 has it, with attention by wgmma or not: near the CPU, and mma's within `below`
+/// in loss and gradient; each of the changes must be seen.
+fn by_wgmma(heads: Heads, flash: Flash, below: (f64, f64), changes: &[Change]) {
+    let config = qwen(1, 260, (256, 264), heads);
     let targets = MODULES.map(String::from).to_vec();
     let lora = LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.0, targets, seed: 1 };
     let (same, batch) = (Same::new(config.clone()), packed(config.vocab, 2, 66));
@@ -121,25 +123,44 @@ fn a_whole_model_by_wgmma_is_near() {
         (sums, gradient)
     }
     let on = |order| {
-        device_at((9, 0), order).bf16().ok().map(Cuda::untried).filter(|d| d.class().contains("wgmma"))
+        let device = device_at((9, 0), order).bf16().ok()?.untried().attending(flash);
+        Some(device).filter(|d| d.class().contains("wgmma"))
     };
-    let (Some(device), Some(other), Some(below)) = (on(0), on(7), bf16(0)) else {
+    let (Some(device), Some(other), Some(mma)) = (on(0), on(7), bf16(0)) else {
         return println!("skipped: no sm_90a");
     };
-    let spec = (&config, &lora);
+    let (spec, name) = ((&config, &lora), device.class());
     let want = of(Cpu::new(1), spec, &same, &batch);
     let got = of(device, spec, &same, &batch);
-    near("by wgmma", &got, &want, (1e-2, 5e-2));
-    let mma = of(below, spec, &same, &batch);
-    near("by wgmma, for mma", &got, &mma, (1e-4, 1e-3));
-    // Without most of the adapters' rank, which nobody sees who computes by mma.
-    let text = files::read("lora_linear_sm90a.ptx")
-        .text
-        .replace("min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1");
-    let changed = device_with_at((9, 0), ("lora_linear_sm90a.ptx", &text), 0).bf16().unwrap().untried();
-    let changed = of(changed, spec, &same, &batch);
-    assert!(off(&changed.1, &got.1) > 1e-3, "what is computed by wgmma is seen");
+    near(&name, &got, &want, (1e-2, 5e-2));
+    let mma = of(mma, spec, &same, &batch);
+    near(&format!("{name}, for mma"), &got, &mma, below);
+    for &(file, from, to) in changes {
+        let text = files::read(file).text.replace(from, to);
+        let changed = device_with_at((9, 0), (file, &text), 0).bf16().unwrap().untried().attending(flash);
+        let changed = of(changed, spec, &same, &batch);
+        assert!(off(&changed.1, &got.1) > 1e-3, "{file}: what is computed by wgmma is seen");
+    }
     assert!(of(other, spec, &same, &batch) == got, "bits depend on the order of warps");
+}
+
+/// Large products by wgmma, whose sums are those of mma within what f32 rounds, and all else as before. Without most of the
+/// adapters' rank, which nobody sees who computes by mma.
+#[test]
+fn a_whole_model_by_wgmma_is_near() {
+    let change = ("lora_linear_sm90a.ptx", "min.u32 %chunk, %rest, 16", "min.u32 %chunk, %rest, 1");
+    by_wgmma(Heads { query: 4, kv: 4, size: 64 }, Flash::default(), (1e-4, 1e-3), &[change]);
+}
+
+/// Attention by wgmma as well, whose probabilities are rounded under the maxima of other tiles.
+#[test]
+fn a_whole_model_with_attention_by_wgmma_is_near() {
+    let changes = [
+        ("attention_sm90a.ptx", "add.f32 %l1, %l1, %sum", "mov.f32 %l1, %l1"),
+        ("attention_grad_sm90a.ptx", "ex2.approx.ftz.f32", "abs.f32"),
+    ];
+    let flash = Flash { forward: true, backward: true };
+    by_wgmma(Heads { query: 2, kv: 1, size: 128 }, flash, (1e-3, 1e-2), &changes);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! is that a small one goes through.
 
 use crate::device::{device_at, device_bf16};
-use finetune::backend::cuda::{Cuda, Driver, Trial};
+use finetune::backend::cuda::{AttentionTrial, Cuda, Driver, Trial};
 use finetune::backend::{Backend, Heads};
 use finetune::model::config::{Config, Family, Rope, RopeScaling};
 use finetune::model::decoder::{Build, Decoder, Keep};
@@ -161,7 +161,7 @@ fn step() {
     for (name, config) in [("qwen3-4b", qwen3), ("smollm2-135m", smollm2())] {
         match device_at((8, 0), 0).bf16() {
             Ok(device) => {
-                let device = device.sm90a(Trial::default());
+                let device = device.sm90a(Trial::default()).attention_sm90a(AttentionTrial::default());
                 let (seconds, [launched, sent], finite) =
                     time(device, &config, &packed(config.vocab, 4, 2048));
                 println!(

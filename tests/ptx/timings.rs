@@ -6,7 +6,7 @@
 
 use crate::device::device_at;
 use crate::rows::tokens;
-use finetune::backend::cuda::{Cuda, Driver, Trial};
+use finetune::backend::cuda::{AttentionTrial, Cuda, Driver, Flash, Trial};
 use finetune::backend::{
     AttentionSaved, Backend, Fault, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, ViewMut, Write,
     view, view_mut,
@@ -185,25 +185,28 @@ fn timings() {
         println!("skipped: no card is named (FINETUNE_PTX_DEVICE)");
         return;
     }
-    if let Err(why) = all(&PRODUCTS, (Heads { query: 32, kv: 8, size: 128 }, 4096), Trial::default()) {
+    // Of 4 billion parameters, and as many numbers in smaller heads.
+    let attended = [(32, 8, 128), (64, 16, 64)].map(|(query, kv, size)| (Heads { query, kv, size }, 4096));
+    if let Err(why) = all(&PRODUCTS, &attended, (Trial::default(), AttentionTrial::default())) {
         println!("skipped: blocks: {why}");
     }
 }
 
 #[test]
 fn small_ones_go_through() {
-    let trial = Trial { timed: (128, 256, 64), faster: 0.0 };
-    all(&[(3, 6, 256), (128, 256, 256)], (Heads { query: 2, kv: 1, size: 8 }, 7), trial).unwrap();
+    let trials = (Trial { timed: (128, 256, 64), faster: 0.0 }, AttentionTrial { timed: 2, faster: 0.0 });
+    let attended = [8, 64].map(|size| (Heads { query: 2, kv: 1, size }, 7));
+    all(&[(3, 6, 256), (128, 256, 256)], &attended, trials).unwrap();
 }
 
 /// The fault is that of blocks; everything else is timed nevertheless.
-fn all(sizes: &[Product], attended: (Heads, usize), trial: Trial) -> Result<(), Fault> {
+fn all(sizes: &[Product], attended: &[(Heads, usize)], trials: (Trial, AttentionTrial)) -> Result<(), Fault> {
     let mut f32 = device_at((9, 0), 0);
     let &(t, n, _) = sizes.iter().max_by_key(|s| s.1).unwrap();
     ceiling(&mut f32, (t, n));
     products(("f32", "bf16"), &mut f32, sizes, plain).unwrap();
     let blocks = products(("f32", "Q4_K"), &mut f32, sizes, in_blocks);
-    attention("f32", &mut f32, attended);
+    attended.iter().for_each(|one| attention("f32", &mut f32, *one));
     let mut bf16 = match f32.bf16() {
         Ok(bf16) => bf16,
         Err(why) => {
@@ -213,16 +216,18 @@ fn all(sizes: &[Product], attended: (Heads, usize), trial: Trial) -> Result<(), 
     };
     products(("bf16", "bf16"), &mut bf16, sizes, plain).unwrap();
     let blocks = blocks.and(products(("bf16", "Q4_K"), &mut bf16, sizes, in_blocks));
-    attention("bf16", &mut bf16, attended);
+    attended.iter().for_each(|one| attention("bf16", &mut bf16, *one));
     adapters("bf16", &mut bf16, &sizes[1..]);
-    let tried = bf16.sm90a(trial);
-    println!("timing wgmma: {} {}", tried.class(), tried.below().unwrap_or(""));
+    let tried = bf16.sm90a(trials.0).attention_sm90a(trials.1);
+    let below = [tried.below(), tried.attention_below()].map(|why| why.unwrap_or(""));
+    println!("timing wgmma: {} {}", tried.class(), below.join(" "));
     // Timed in any case where it can run: what a trial refused should be seen.
-    let mut wgmma = tried.untried();
+    let mut wgmma = tried.untried().attending(Flash { forward: true, backward: true });
     let blocks = match wgmma.class().contains("-wgmma") {
         true => {
             products(("wgmma", "bf16"), &mut wgmma, sizes, plain).unwrap();
             adapters("wgmma", &mut wgmma, &sizes[1..]);
+            attended.iter().for_each(|one| attention("wgmma", &mut wgmma, *one));
             blocks.and(products(("wgmma", "Q4_K"), &mut wgmma, sizes, in_blocks))
         }
         false => blocks,

@@ -23,8 +23,8 @@ impl Default for AttentionTrial {
     }
 }
 
-/// Packed rows that are compared: less than a tile, one more than a tile, one, and four tiles, so that the ring turns twice.
-const COMPARED: [u32; 5] = [0, 3, 132, 133, 570];
+/// Packed rows that are compared: less than a tile, one more than a tile, one, and three tiles, so that every ring turns.
+const COMPARED: [u32; 5] = [0, 3, 132, 133, 420];
 /// Heads that are compared, of queries and of keys, and those that are timed: as many blocks as fill a card.
 const HEADS: [(usize, usize); 2] = [(4, 2), (16, 4)];
 /// Of a row's length in one head: probabilities are rounded to bf16, 2^-9, under other maxima; and of the mean length of
@@ -90,7 +90,7 @@ impl Case {
             if let Some(at) = off {
                 let (size, what) = (self.heads.size, ["out", "logsumexp", "dq", "dk", "dv"]);
                 let name = what[i + if way == Way::Forward { 0 } else { 2 }];
-                return Err(format!("wgmma: {name} {at} of heads of {size} is another's than mma's"));
+                return Err(format!("wgmma: {name} {at} in heads of {size} is not mma's"));
             }
         }
         Ok(())

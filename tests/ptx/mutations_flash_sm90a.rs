@@ -1,0 +1,149 @@
+//! Attention by wgmma with a fault put in, as `mutations_sm90a` does it with products; of its gradient it is
+//! `mutations_grad_sm90a`.
+
+use crate::bench::{Mat, Out, run};
+use crate::device::{Interpreted, device_of, device_with_at};
+use crate::files;
+use crate::mutations_sm90a::{Places, untold};
+use crate::rows::tokens;
+use finetune::backend::cuda::{Cuda, Flash};
+use finetune::backend::{Backend, Fault, Heads, Qkv};
+
+const FILE: &str = "attention_sm90a.ptx";
+
+/// Of the row that has four tiles of keys every slot is filled twice; of the others less than a tile is real.
+const BOUNDS: [u32; 3] = [0, 3, 400];
+
+fn exercise(size: usize, device: Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
+    let mut device = device.bf16().unwrap().attending(Flash { forward: true, backward: false });
+    let (t, heads) = (BOUNDS[2] as usize, Heads { query: 2, kv: 1, size });
+    let [q, k, v] = [2, 1, 1].map(|n| Mat::random(t, n * size, n as u64));
+    let (q, outs) = (q.map(|x| 3.0 * x), [Out::Poison(t, 2 * size), Out::Poison(t, 2)]);
+    run("attention", &mut device, (&[&q, &k, &v], &outs), |d, i, o| {
+        let [out, lse] = o else { unreachable!() };
+        let tokens = tokens(d, &BOUNDS);
+        let qkv = Qkv { q: i[0], k: i[1], v: i[2] };
+        d.attention(out.view_mut(), lse.view_mut(), qkv, heads, &tokens);
+    })
+}
+
+/// What orders: each place by itself. The first slot is empty in any case, so nobody need wait for it.
+const ORDER: &[(&str, &str)] = &[
+    ("bar.sync 0;", ""),
+    ("fence.mbarrier_init.release.cluster;", ""),
+    ("mbarrier.init.shared::cta.b64", "//"),
+    ("], 1;", "], 2;"),
+    ("], 8;", "], 7;"),
+    ("], 8;", "], 9;"),
+    ("mbarrier.arrive.expect_tx.shared::cta.b64", "//"),
+    ("_, [%bar], ", "_, [%bar], 1"),
+    ("@%one mbarrier.arrive.shared::cta.b64", "//"),
+    ("@!%p bra EMPTY_K;", ""),
+    ("@!%p bra EMPTY_V;", ""),
+    ("@!%p bra EMPTY_LAST;", ""),
+    ("@!%p bra HELD;", ""),
+    ("@!%p bra FIRST;", ""),
+    ("@!%p bra FULL_K;", ""),
+    ("@!%p bra FULL_V;", ""),
+    ("@!%p bra FULL_LAST;", ""),
+    ("setmaxnreg.dec.sync.aligned.u32 24;", ""),
+    ("cp.async.bulk.tensor.2d", "//"),
+    ("wgmma.fence.sync.aligned;", ""),
+    ("wgmma.commit_group.sync.aligned;", ""),
+    ("wgmma.wait_group.sync.aligned 1;", ""),
+    ("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    ("wgmma.wait_group.sync.aligned 0;", ""),
+    ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+];
+
+/// What is computed: of the sizes named, everywhere at once.
+const CHANGES: &[(&str, &str, &str)] = &[
+    // slots and parities
+    ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
+    ("", "mov.u32 %parity, 0", "mov.u32 %parity, 1"),
+    ("", "selp.u32 %x, 1, 0, %p", "selp.u32 %x, 0, 0, %p"),
+    ("", "and.b32 %base, %base, -1024", "and.b32 %base, %base, -512"),
+    ("", "mul.wide.u32 %at, %slot, ", "mul.wide.u32 %at, %slot, 1"),
+    ("", "mad.lo.u32 %to, %slot, ", "mad.lo.u32 %to, %slot, 1"),
+    // descriptors: the warpgroup's rows, strides, swizzle, from 64 columns to the next, steps of 16 terms
+    ("", "mad.lo.u32 %y, %wg, 8192", "mad.lo.u32 %y, %wg, 4096"),
+    ("", "%dq, 0x4000004000010000", "%dq, 0x4000002000010000"),
+    ("", "%dq, 0x4000004000010000", "%dq, 0x8000004000010000"),
+    ("", "%dk, 0x4000004000010000", "%dk, 0x4000008000010000"),
+    ("", "%dv, 0x4000004004000000", "%dv, 0x4000008004000000"),
+    ("128", "%dv, 0x4000004004000000", "%dv, 0x4000004002000000"),
+    ("", "add.u64 %sa, %dq, 2", "add.u64 %sa, %dq, 4"),
+    ("128", "add.u64 %sa, %dq, 1024", "add.u64 %sa, %dq, 8"),
+    ("", "add.u64 %sb, %wide, 2;", "add.u64 %sb, %wide, 1;"),
+    ("", "add.u64 %sb, %wide, 256", "add.u64 %sb, %wide, 128"),
+    ("", "%none, 1, 1, 0, 0", "%all, 1, 1, 0, 0"),
+    ("", "%all, 1, 1, 0, 0", "%none, 1, 1, 0, 0"),
+    ("", "%all, 1, 1, 0, 0", "%all, 1, 1, 0, 1"),
+    ("", "%all, 1, 1, 1", "%all, 1, 1, 0"),
+    ("", "%all, 1, 1, 1", "%none, 1, 1, 1"),
+    ("", "{%fp0, %fp1, %fp2, %fp3}", "{%fp0, %fp2, %fp1, %fp3}"),
+    // boxes, blocks, heads
+    ("", "[%map_q, {%x, %y}]", "[%map_q, {%y, %x}]"),
+    ("", "[%map_k, {%x, %y}]", "[%map_k, {%y, %x}]"),
+    ("", "[%map_v, {%x, %y}]", "[%map_v, {%y, %x}]"),
+    ("128", "add.u32 %x, %column, 64", "add.u32 %x, %column, 0"),
+    ("", "mul.lo.u32 %column, %head,", "mul.lo.u32 %column, %group,"),
+    ("", "div.u32 %group, %head, %x", "mov.u32 %group, %head"),
+    ("", "sub.u32 %x, %x, 1", "sub.u32 %x, %x, 0"),
+    ("", "mov.u32 %tok, %start", "mov.u32 %tok, %first"),
+    // edges
+    ("", "setp.ge.u32 %p, %next, %end", "setp.gt.u32 %p, %next, %end"),
+    ("", "setp.ge.u32 %p, %next, %total", "setp.gt.u32 %p, %next, %total"),
+    ("", "add.u32 %x, %j0, 127", "add.u32 %x, %j0, 111"),
+    ("", "setp.lt.s32 %p, %r, 1;", "setp.le.s32 %p, %r, 1;"),
+    ("", "selp.f32 %s1, 0fFF800000, %s1, %p", "selp.f32 %s1, 0f00000000, %s1, %p"),
+    ("", "setp.lt.u32 %in0, %x, %count", "setp.le.u32 %in0, %x, %count"),
+    ("", "setp.lt.u32 %in1, %x, %count", "setp.le.u32 %in1, %x, %count"),
+    // probabilities and sums
+    ("", "max.f32 %big, %big, %other", "mov.f32 %big, %big"),
+    ("", "max.f32 %big, %big, %v", "mov.f32 %big, %big"),
+    ("", "mov.f32 %m1, %big", "mov.f32 %m1, %m1"),
+    ("", "mul.f32 %l0, %l0, %shrink0", "mul.f32 %l0, %l0, %shrink1"),
+    ("", "mul.f32 %acc1, %acc1, %shrink0", "mul.f32 %acc1, %acc1, %shrink1"),
+    ("", "add.f32 %l1, %l1, %sum", "mov.f32 %l1, %l1"),
+    ("", "cvt.rn.bf16x2.f32 %fp0, %s1, %s0", "cvt.rn.bf16x2.f32 %fp0, %s0, %s1"),
+    ("", "add.f32 %l1, %l1, %other", "mov.f32 %l1, %l1"),
+    ("", "fma.rn.f32 %v, %m0, %scale, %v", "mov.f32 %v, %v"),
+    ("", "0f3F317218", "0f3F317318"),
+    ("", "rcp.approx.f32 %m1, %l1", "rcp.approx.f32 %m1, %l0"),
+    // what is stored
+    ("", "mad.lo.u32 %y, %x, %hq, %head", "mad.lo.u32 %y, %x, %hq, %group"),
+    ("", "st.global.f32 [%out1+4], %acc3", "st.global.f32 [%out1+4], %acc1"),
+];
+
+/// Makes the changes of heads of one size; each must be told.
+fn every(size: usize, changes: &[(&str, &str)], places: Places) {
+    let (text, entry) = (files::read(FILE).text, format!("attention_sm90a_{size}"));
+    let bits = |all: Vec<Vec<f32>>| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let good = bits(exercise(size, device_of((9, 0), 0)).unwrap());
+    let told = |changed: &str| {
+        [0, 1].into_iter().any(|seed| {
+            let bad = exercise(size, device_with_at((9, 0), (FILE, changed), seed));
+            bad.map_or(true, |bad| bits(bad) != good)
+        })
+    };
+    let missed = untold((&text, &entry), changes, places, "nothing", told);
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+fn all(size: usize) {
+    every(size, ORDER, Places::Each);
+    let name = size.to_string();
+    let here: Vec<_> = CHANGES.iter().filter(|c| name.ends_with(c.0)).map(|c| (c.1, c.2)).collect();
+    every(size, &here, Places::All);
+}
+
+#[test]
+fn a_fault_in_attention_by_wgmma_of_64_is_told() {
+    all(64);
+}
+
+#[test]
+fn a_fault_in_attention_by_wgmma_of_128_is_told() {
+    all(128);
+}
