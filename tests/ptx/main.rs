@@ -22,6 +22,7 @@ mod graphs_sm90a;
 mod interpreter;
 mod model;
 mod mutations;
+mod mutations_grad_sm90a;
 mod mutations_sm90a;
 mod opcodes;
 mod opcodes_sm90a;

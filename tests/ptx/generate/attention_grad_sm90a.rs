@@ -290,5 +290,7 @@ fn multiply(t: &mut Text, k: Kernel) {
     } else {
         t.code("@%p bra TILE");
     }
-    flash::wait(t, 0);
+    if k.overlaps() {
+        flash::wait(t, 0);
+    }
 }
