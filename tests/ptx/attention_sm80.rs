@@ -14,14 +14,19 @@ const HEADS: [(usize, usize, usize); 6] =
 /// Rows of a microbatch: less than a tile, its edges, several of them packed.
 const ROWS: [&[u32]; 4] = [&[0, 1], &[0, 5, 38], &[0, 64, 65], &[0, 3, 150, 167]];
 
-fn inputs(t: usize, heads: Heads) -> [Mat; 4] {
+pub fn inputs(t: usize, heads: Heads) -> [Mat; 4] {
     let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
     let random = |cols, key| Mat::random(t, cols, key);
     [random(wide, 1).map(|x| 3.0 * x), random(narrow, 2), random(narrow, 3), random(wide, 4)]
 }
 
 /// out, logsumexp, dq, dk, dv.
-fn both<B: Backend>(b: &mut B, x: &[Mat; 4], heads: Heads, bounds: &[u32]) -> Result<Vec<Vec<f32>>, Fault> {
+pub fn both<B: Backend>(
+    b: &mut B,
+    x: &[Mat; 4],
+    heads: Heads,
+    bounds: &[u32],
+) -> Result<Vec<Vec<f32>>, Fault> {
     let (t, wide, narrow) = (x[0].rows, heads.query * heads.size, heads.kv * heads.size);
     let outs = [wide, heads.query, wide, narrow, narrow].map(|cols| Out::Poison(t, cols));
     run("attention", b, (&x.each_ref(), &outs), |d, i, o| {
@@ -36,7 +41,7 @@ fn both<B: Backend>(b: &mut B, x: &[Mat; 4], heads: Heads, bounds: &[u32]) -> Re
 }
 
 /// Each value within 1e-4 of the sum of its terms' magnitudes, and of what a rounding that is a tie may differ by.
-fn within(name: &str, got: &[f32], want: &[Value]) {
+pub fn within(name: &str, got: &[f32], want: &[Value]) {
     assert_eq!(got.len(), want.len(), "{name}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let off = (f64::from(*g) - w.value).abs();

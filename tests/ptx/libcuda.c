@@ -185,7 +185,7 @@ static P sum_of(struct map *m) { return 77 + m->at * 3 + m->cols * 5 + m->rows *
 /* An entry: its name and the bytes of its parameters. */
 struct function { int magic, n, size[64]; unsigned shared; char name[64]; };
 /* A kernel and what it works on. */
-struct node { struct graph *graph; struct function *f; unsigned grid[3], threads; P values[64]; struct map maps[2]; };
+struct node { struct graph *graph; struct function *f; unsigned grid[3], threads; P values[64]; struct map maps[4]; };
 struct graph { int n; struct node *nodes[1 << 14]; };
 struct started { struct graph *from; int n; struct node *nodes; };
 /* As in cuda.h. */
@@ -199,7 +199,7 @@ static R take(struct node *node, struct function *f, const unsigned *grid, const
     if (grid[0] * block[0] == 0 || grid[1] > 65535 || grid[2] > 65535) return 1;
     node->f = f, node->threads = block[0];
     memcpy(node->grid, grid, sizeof node->grid);
-    if (shared != f->shared || (shared && (shared < 196608 || block[0] != 384 || grid[0] > 132)))
+    if (shared != f->shared || (shared && (shared <= 49152 || block[0] != 384 || (strncmp(f->name, "attention", 9) && grid[0] > 132))))
         wrong("a launch without its shared memory, threads or grid");
     for (int i = 0, maps = 0; i < f->n; i++) {
         node->values[i] = 0;
@@ -207,7 +207,7 @@ static R take(struct node *node, struct function *f, const unsigned *grid, const
             memcpy(&node->values[i], args[i], f->size[i]);
             continue;
         }
-        struct map *map = &node->maps[maps++ & 1];
+        struct map *map = &node->maps[maps++ & 3];
         if (memcpy(map, args[i], 128), map->sum != sum_of(map)) wrong("an argument that is no tensor map");
     }
     return 0;
@@ -217,7 +217,7 @@ static void run(struct node *node) {
     int at = snprintf(line, sizeof line, "%s %u %u %u x %u:", node->f->name, node->grid[0], node->grid[1], node->grid[2],
                       node->threads);
     for (int i = 0, maps = 0; i < node->f->n; i++) {
-        struct map *m = &node->maps[maps & 1];
+        struct map *m = &node->maps[maps & 3];
         int map = node->f->size[i] == 128 && ++maps;
         at += map ? snprintf(line + at, sizeof line - at, " [%llx,%llu,%llu,%llu,%llu]", m->at, m->rows, m->cols, m->stride, m->box)
                   : snprintf(line + at, sizeof line - at, " %llx", node->values[i]);

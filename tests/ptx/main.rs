@@ -8,6 +8,7 @@ mod assemble;
 mod attention;
 mod attention_grad_sm90a;
 mod attention_sm80;
+mod attention_sm90a;
 mod bench;
 #[path = "../parity/case.rs"]
 mod case;

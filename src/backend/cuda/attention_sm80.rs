@@ -2,6 +2,7 @@
 //! and tiles of 128 queries, or of 64 rows in the gradient, are read from those. Heads whose size the kernels are not
 //! written for stay with the baseline.
 
+use super::attention_sm90a::SIZES as SIZES_SM90A;
 use super::memory::Width;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
@@ -19,7 +20,7 @@ fn kernel(heads: Heads) -> Option<usize> {
 }
 
 /// What is the same for all of a microbatch's attention.
-fn shape(heads: Heads) -> [Arg; 4] {
+pub(super) fn shape(heads: Heads) -> [Arg; 4] {
     let scale = Arg::F32(1.0 / (heads.size as f32).sqrt());
     [size(heads.query), size(heads.kv), size(heads.size), scale]
 }
@@ -39,6 +40,9 @@ impl<D: Driver> Cuda<D> {
     ) {
         let narrow = [qkv.q, qkv.k, qkv.v].map(|x| self.narrowed(x));
         let [q, k, v] = narrow.each_ref().map(|m| Arg::Address(m.at(0)));
+        if self.flash().forward && SIZES_SM90A.contains(&heads.size) {
+            return self.attend_sm90a((&out, &logsumexp), [q, k, v], heads, tokens);
+        }
         let (list, blocks) = tokens.blocks(Width::Queries);
         let [hq, hkv, d, scale] = shape(heads);
         let args = [at_mut(&out), at_mut(&logsumexp), q, k, v, Arg::Address(list), hq, hkv, d, scale];
@@ -66,9 +70,13 @@ impl<D: Driver> Cuda<D> {
         let grid = [super::blocks(rows, 4), 1, 1];
         let entry = "attention_grad_sm80_delta";
         self.launch(Launch { file: BACKWARD, entry, grid, threads: THREADS, args: &args });
+        let (lse, delta) = (at(&saved.logsumexp), Arg::Address(delta.at(0)));
+        if self.flash().backward && SIZES_SM90A.contains(&heads.size) {
+            return self.attend_grad_sm90a(&grad, [q, k, v, dout], (lse, delta), heads, tokens);
+        }
         let (list, blocks) = tokens.blocks(Width::Gradient);
         let [hq, hkv, d, scale] = shape(heads);
-        let [lse, delta, list] = [at(&saved.logsumexp), Arg::Address(delta.at(0)), Arg::Address(list)];
+        let list = Arg::Address(list);
         let inputs = [q, k, v, dout, lse, delta, list, hq, hkv, d, scale];
         let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
         for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {

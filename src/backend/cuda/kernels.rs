@@ -24,6 +24,7 @@ pub const SOURCES: &[Source] = sources![
     "attention_grad_sm80.ptx",
     "attention_grad_sm90a.ptx",
     "attention_sm80.ptx",
+    "attention_sm90a.ptx",
     "bias.ptx",
     "copy.ptx",
     "cross_entropy.ptx",

@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_sm80;
+mod attention_sm90a;
 mod copies;
 mod devices;
 mod driver;
@@ -21,11 +22,13 @@ mod staging;
 mod tensor;
 mod tensor_map;
 mod trial;
+mod trial_attention;
 mod verbs;
 mod weight;
 
 use super::{Fault, Traffic, View, ViewMut};
 use crate::numeric::block::Block;
+pub use attention_sm90a::Flash;
 pub use copies::copies_bytes;
 pub use devices::{Absent, Device, Found, build, devices, free, ptx_version};
 pub use driver::{Arg, Driver, Launch, TensorMap};
@@ -35,6 +38,7 @@ pub use list::{List, Waiting};
 pub use memory::{Ids, Memory, Tokens, Weight};
 use pool::Lasts;
 pub use trial::Trial;
+pub use trial_attention::AttentionTrial;
 pub use weight::{matrix_bytes, matrix_bytes_bf16};
 
 /// One device.
@@ -51,7 +55,10 @@ pub struct Cuda<D: Driver> {
     sm90a: Option<u32>,
     /// Why they are not, where they were tried.
     below: Option<String>,
-    /// That was memory.
+    /// What of attention is computed by wgmma, and why not all, where it was tried.
+    flash: Flash,
+    attention_below: Option<String>,
+    /// Memory was short for a trial.
     undecided: bool,
     /// Numbers of a part of a matrix that lies in blocks.
     slab: usize,
@@ -83,6 +90,8 @@ impl<D: Driver> Cuda<D> {
             tier: Tier::F32,
             sm90a: None,
             below: None,
+            flash: Flash::default(),
+            attention_below: None,
             undecided: false,
             slab: frozen::SLAB,
             unpacked: Vec::new(),

@@ -23,7 +23,7 @@ pub(super) fn takes(s: &Shape, (a, b): (Arg, Arg)) -> bool {
 }
 
 /// A matrix as the copy engine reads it, rows `between` numbers apart.
-fn map(at: Arg, (rows, cols): (usize, usize), between: usize, box_rows: u32) -> Arg {
+pub(super) fn map(at: Arg, (rows, cols): (usize, usize), between: usize, box_rows: u32) -> Arg {
     match (at, u32::try_from(rows), u32::try_from(cols)) {
         (Arg::Address(address), Ok(rows), Ok(cols)) => {
             Arg::Tensor(TensorMap { address, rows, cols, stride: 2 * between as u64, box_rows })

@@ -84,20 +84,29 @@ impl<D: Driver> Cuda<D> {
     pub fn sm90a(mut self, trial: Trial) -> Self {
         let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
         let Some(processors) = may else { return self };
-        let (traffic, counts) = (self.traffic, self.pool.counts());
-        let result = self.agrees(processors).and_then(|()| self.gains(processors, trial));
-        // After a fault nothing of what waits is launched.
-        self.send();
-        // What the device cannot do for other kernels either, it tells again.
-        let fault = self.fault.take();
-        self.undecided = matches!(fault, Some(Fault::OutOfMemory { .. }));
-        let result = fault.map_or(result, |fault| Err(fault.to_string()));
+        self.undecided = false;
+        let result = self.tried(|d| d.agrees(processors).and_then(|()| d.gains(processors, trial)));
         self.sm90a = result.is_ok().then_some(processors);
         self.below = result.err();
-        // Nobody counts a trial, nor what it needed, which goes back.
+        self
+    }
+
+    /// What a trial says. Nobody counts it, nor what it needed, which goes back.
+    pub(super) fn tried(
+        &mut self,
+        trial: impl FnOnce(&mut Self) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let (traffic, counts) = (self.traffic, self.pool.counts());
+        let result = trial(self);
+        // After a fault nothing of what waits is launched.
+        self.send();
+        self.copies.clear();
+        // What the device cannot do for other kernels either, it tells again.
+        let fault = self.fault.take();
+        self.undecided |= matches!(fault, Some(Fault::OutOfMemory { .. }));
         self.traffic = traffic;
         self.pool.restore(&mut self.driver, counts);
-        self
+        fault.map_or(result, |fault| Err(fault.to_string()))
     }
 
     /// Whether a trial ended for want of memory, which says nothing of the kernels: another may end otherwise.
@@ -187,14 +196,14 @@ impl<D: Driver> Cuda<D> {
         (memory, numbers.into_iter().map(bf16::to_f32).collect())
     }
 
-    fn numbers(&mut self, len: usize, key: u64) -> Memory {
+    pub(super) fn numbers(&mut self, len: usize, key: u64) -> Memory {
         let memory = self.take(4 * len);
         self.write(memory.at(0), bytemuck::cast_slice(&uniform(len, key)));
         memory
     }
 
     /// Waits for everything before.
-    fn fetched(&mut self, from: &Memory, len: usize) -> Result<Vec<f32>, Fault> {
+    pub(super) fn fetched(&mut self, from: &Memory, len: usize) -> Result<Vec<f32>, Fault> {
         let mut out = vec![0.0f32; len];
         self.fetch(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
         Ok(out)
@@ -202,7 +211,7 @@ impl<D: Driver> Cuda<D> {
 }
 
 /// Where there are many, over and over; a prime number of them, so that no two rows of a tile's edge are the same.
-fn uniform(len: usize, key: u64) -> Vec<f32> {
+pub(super) fn uniform(len: usize, key: u64) -> Vec<f32> {
     let mut s = Stream::new(&[key]);
     let some: Vec<f32> = (0..len.min(65_521)).map(|_| 2.0 * s.unit() - 1.0).collect();
     some.into_iter().cycle().take(len).collect()

@@ -27,7 +27,8 @@ impl<D: Driver> Backend for Cuda<D> {
         };
         let variant = self.driver.variant();
         let dash = if variant.is_empty() { "" } else { "-" };
-        format!("cuda-sm{major}{minor}-{numbers}{dash}{variant}")
+        let flash = self.flash.name();
+        format!("cuda-sm{major}{minor}-{numbers}{flash}{dash}{variant}")
     }
 
     fn weight_bytes(&self, dtype: Dtype) -> usize {

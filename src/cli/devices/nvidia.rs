@@ -3,7 +3,7 @@
 
 use super::super::options::groups::Precision;
 use crate::backend::Fault;
-use crate::backend::cuda::{self, Absent, Cuda, Libcuda, Trial};
+use crate::backend::cuda::{self, Absent, AttentionTrial, Cuda, Flash, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
 use crate::numeric::say::say;
 use std::collections::BTreeMap;
@@ -94,19 +94,22 @@ pub fn device(found: &Found, dtype: Precision, memory: Option<u64>) -> Result<Cu
 
 /// With the tier that the card's trial chose. A card is tried once in a process: its class must stay what it is.
 fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
+    static TAKEN: Mutex<BTreeMap<usize, (bool, Flash)>> = Mutex::new(BTreeMap::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     match taken.get(&ordinal) {
-        Some(true) => device.untried(),
-        Some(false) => device,
+        Some((true, flash)) => device.untried().attending(*flash),
+        Some((false, flash)) => device.attending(*flash),
         None => {
-            let device = device.sm90a(Trial::default());
+            let device = device.sm90a(Trial::default()).attention_sm90a(AttentionTrial::default());
             // For want of memory nothing was decided: the next opening asks again.
             if !device.undecided() {
-                taken.insert(ordinal, device.below().is_none());
+                taken.insert(ordinal, (device.below().is_none(), device.flash()));
             }
-            if let Some(why) = device.below() {
-                say!("cuda {ordinal}: products stay with mma: {why}");
+            let below = [("products stay", device.below()), ("attention stays", device.attention_below())];
+            for (what, why) in below {
+                if let Some(why) = why {
+                    say!("cuda {ordinal}: {what} with mma: {why}");
+                }
             }
             device
         }

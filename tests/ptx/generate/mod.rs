@@ -6,6 +6,7 @@ mod attention_grad;
 mod attention_grad_sm80;
 mod attention_grad_sm90a;
 mod attention_sm80;
+mod attention_sm90a;
 mod epilogue;
 mod epilogue_sm90a;
 mod flash;
@@ -77,6 +78,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     out.extend(product_sm90a::files());
     out.extend(attention_grad::files());
     out.extend(attention_sm80::files());
+    out.extend(attention_sm90a::files());
     out.extend(attention_grad_sm80::files());
     out.extend(attention_grad_sm90a::files());
     out.extend(widen::files());

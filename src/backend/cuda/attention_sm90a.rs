@@ -1,0 +1,109 @@
+//! Launches of attention by wgmma, of heads of exactly 64 or 128. They take what those of sm_80 take and give what those
+//! give, so each direction is decided for itself ([`super::trial_attention`]); every other head stays with sm_80.
+
+use super::attention_sm80::shape;
+use super::memory::Width;
+use super::sm90a::map;
+use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at_mut};
+use crate::backend::{Heads, QkvGrad, ViewMut};
+
+/// Sizes of heads that kernels are written for.
+pub(super) const SIZES: [usize; 2] = [64, 128];
+/// One producer warpgroup and two that multiply.
+const THREADS: u32 = 384;
+/// Rows that the copy engine brings at a time.
+const FORWARD: u32 = 128;
+const BACKWARD: u32 = 64;
+
+/// What of attention is computed by wgmma.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flash {
+    /// Attention itself.
+    pub forward: bool,
+    /// Its gradient.
+    pub backward: bool,
+}
+
+impl Flash {
+    /// As a class has it.
+    pub(super) fn name(self) -> &'static str {
+        match (self.forward, self.backward) {
+            (false, false) => "",
+            (true, false) => "-flashfwd",
+            (false, true) => "-flashbwd",
+            (true, true) => "-flash",
+        }
+    }
+}
+
+impl<D: Driver> Cuda<D> {
+    /// The same device with attention by wgmma where `flash` says so and it can run it, without a trial: another device on
+    /// the same card was tried, or a test looks at the kernels themselves.
+    pub fn attending(mut self, flash: Flash) -> Self {
+        let can = self.driver.sm90a().is_some() && self.tier == Tier::Sm80;
+        self.flash = if can { flash } else { Flash::default() };
+        self
+    }
+
+    /// What of attention is computed by wgmma.
+    pub fn flash(&self) -> Flash {
+        self.flash
+    }
+
+    /// As [`Cuda::attend_sm80`], of narrowed q, k and v in heads of [`SIZES`].
+    pub(super) fn attend_sm90a(
+        &mut self,
+        (out, logsumexp): (&ViewMut<Memory>, &ViewMut<Memory>),
+        qkv: [Arg; 3],
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let counts = [heads.query, heads.kv, heads.kv];
+        let [q, k, v] = tiles(qkv, (counts, heads.size), (tokens.count, FORWARD));
+        let (list, blocks) = tokens.blocks(Width::Queries);
+        let [hq, hkv, _, scale] = shape(heads);
+        let args = [at_mut(out), at_mut(logsumexp), q, k, v, Arg::Address(list), hq, hkv, scale];
+        let entry = format!("attention_sm90a_{}", heads.size);
+        let grid = [blocks as u32, heads.query as u32, 1];
+        self.launch(Launch {
+            file: "attention_sm90a.ptx",
+            entry: &entry,
+            grid,
+            threads: THREADS,
+            args: &args,
+        });
+    }
+
+    /// dq, then dk and dv, as [`Cuda::attend_grad_sm80`] after its delta, of narrowed q, k, v and dout.
+    pub(super) fn attend_grad_sm90a(
+        &mut self,
+        grad: &QkvGrad<Memory>,
+        inputs: [Arg; 4],
+        (logsumexp, delta): (Arg, Arg),
+        heads: Heads,
+        tokens: &Tokens,
+    ) {
+        let counts = [heads.query, heads.kv, heads.kv, heads.query];
+        let [q, k, v, dout] = tiles(inputs, (counts, heads.size), (tokens.count, BACKWARD));
+        let (list, blocks) = tokens.blocks(Width::Queries);
+        let [hq, hkv, _, scale] = shape(heads);
+        let inputs = [q, k, v, dout, logsumexp, delta, Arg::Address(list), hq, hkv, scale];
+        let (dq, dkv) = ([at_mut(&grad.dq)], [at_mut(&grad.dk), at_mut(&grad.dv)]);
+        for (name, outs, per) in [("q", &dq[..], heads.query), ("kv", &dkv[..], heads.kv)] {
+            let args: Vec<Arg> = outs.iter().chain(&inputs).copied().collect();
+            let entry = format!("attention_grad_sm90a_{name}_{}", heads.size);
+            let grid = [blocks as u32, per as u32, 1];
+            let file = "attention_grad_sm90a.ptx";
+            self.launch(Launch { file, entry: &entry, grid, threads: THREADS, args: &args });
+        }
+    }
+}
+
+/// Matrices of so many heads each as the copy engine reads them, boxes of so many rows.
+fn tiles<const N: usize>(
+    at: [Arg; N],
+    (heads, size): ([usize; N], usize),
+    (rows, box_rows): (usize, u32),
+) -> [Arg; N] {
+    std::array::from_fn(|i| map(at[i], (rows, heads[i] * size), heads[i] * size, box_rows))
+}
