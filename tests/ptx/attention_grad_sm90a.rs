@@ -8,10 +8,11 @@ use crate::twin::{Case, Value as Wanted};
 use finetune::backend::Heads;
 use std::sync::Arc;
 
-const FILE: &str = "attention_grad_sm90a.ptx";
+pub const FILE: &str = "attention_grad_sm90a.ptx";
 /// Rows that a block holds, and of a box of every map.
 const HELD: usize = 128;
 const BOX: u32 = 64;
+const SIZES: [usize; 2] = [64, 128];
 const WORD: f32 = -1234.5;
 
 /// One microbatch whose gradient is asked for.
@@ -163,26 +164,32 @@ fn the_gradient_by_wgmma_is_that_of_its_twin() {
     }
 }
 
-/// A tile reaches into the rows beside it: what is not finite there is found in that row's own part of the same matrix, and
-/// elsewhere numbers have the bits that they have without it, where they are finite.
+/// A problem of two rows, and a number of the second's in q, k, v or dout (0 .. 4).
+pub fn beside(size: usize, (what, by): (usize, f32)) -> Problem {
+    let mut p = Problem::new((2, 1, size), &[0, 70, 140]);
+    let at = 90 * p.x[what].cols + 3;
+    p.x[what].v[at] = by;
+    p
+}
+
+/// A tile reaches into the rows beside it: what is not finite there makes dq of k, dk of q, and dv of dout no number, in
+/// that row's own part as well; all else of the first row has the bits that it has without it.
 #[test]
 fn what_is_not_finite_in_another_row_is_told_there() {
     let kernels = kernels(&files::read(FILE).text);
-    let p = Problem::new((2, 1, 64), &[0, 70, 140]);
-    for (which, what) in [("q", 0), ("kv", 0), ("q", 1), ("kv", 1), ("q", 2), ("kv", 2), ("q", 3), ("kv", 3)]
-    {
-        let good = run(&kernels, which, (&p, GUARD, 0)).unwrap();
+    for (size, what) in SIZES.into_iter().flat_map(|size| (0..4).map(move |what| (size, what))) {
+        let good = Problem::new((2, 1, size), &[0, 70, 140]);
         for by in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let mut bad = p.clone();
-            bad.x[what].v[90 * p.x[what].cols + 3] = by;
-            let got = run(&kernels, which, (&bad, GUARD, 0)).unwrap();
-            for (got, good) in got.iter().zip(&good) {
-                let cols = good.len() / 140;
-                let (first, own) = got.split_at(70 * cols);
-                let finite = first.iter().all(|x| x.is_finite());
-                assert!(finite || own.iter().any(|x| !x.is_finite()), "{which}, {by} in {what}");
-                let same = first.iter().zip(good).all(|(a, b)| !a.is_finite() || a == b);
-                assert!(same, "{which}: {by} in {what} of one row changes another");
+            for (which, reached) in [("q", [1, 1]), ("kv", [0, 3])] {
+                let on = |p: &Problem| run(&kernels, which, (p, GUARD, 0)).unwrap();
+                let outs = on(&beside(size, (what, by))).into_iter().zip(on(&good)).zip(reached);
+                for (i, ((got, good), reached)) in outs.enumerate() {
+                    let (first, own) = got.split_at(got.len() / 2);
+                    let same = first.iter().zip(&good).all(|(a, b)| a == b);
+                    let name = format!("{which}, output {i}: {by} in {what}, heads of {size}");
+                    assert!(same || what == reached, "{name}: it changes another row");
+                    assert!(same || own.iter().any(|x| !x.is_finite()), "{name}: its own row is finite");
+                }
             }
         }
     }

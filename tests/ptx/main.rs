@@ -24,6 +24,7 @@ mod interpreter;
 mod model;
 mod mutations;
 mod mutations_flash_sm90a;
+mod mutations_grad_sm90a;
 mod mutations_sm90a;
 mod opcodes;
 mod opcodes_sm90a;

@@ -3,10 +3,10 @@
 //! of a third warpgroup fills. Where queries are held, keys stream and dq is summed; where keys are held, queries of all
 //! heads that share them stream, and dk and dv are summed.
 
-use super::Text;
+use super::flash::entry_of_list;
 use super::flash_sm90a::{self as flash, BLOCK, HELD, Left, Operand, Ring, SIZES, Sums, Tile};
-use super::grad_scores_sm90a as scores;
 use super::tensor::Lies;
+use super::{Text, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
 
 const HEAD: &str = "
 attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
@@ -24,9 +24,10 @@ q, k, v and dout are bf16 rows, D is 64 or 128 exactly; delta is attention_grad_
      dq = scale dq                                  dk = scale dk
 
 S = 64; 128 for q of D = 64. p is computed while dp is multiplied. What a tile adds to the sums is multiplied while the
-scores of the next are: its slot is given back then. p and ds are left operands from the registers where they were computed;
-the tile that was read row by row for the scores is read across them for the sums. A warpgroup that sees nothing of a tile
-gives it back. logsumexp and delta of queries that stream: two a lane, asked for a tile ahead, spread by shuffles.
+scores of the next are, and its slot is given back then (kv of D = 128 has too few registers and waits before). p and ds are
+left operands from the registers where they were computed; a tile that was read row by row for the scores is read across its
+rows for the sums. A warpgroup that sees nothing of a tile gives it back. logsumexp and delta of queries that stream: two a
+lane, asked for a tile ahead, spread by shuffles.
 Sums: in the order of tiles, of heads, inside as the tensor core has it; nothing is added atomically.
 A tile may reach beyond its row: into keys that no query sees, or another row's queries. p and ds are 0 there, whatever
 stands there; 0 times a number that is not finite is none, but such a number of another row makes that row's own part of
@@ -99,7 +100,7 @@ fn gradient(t: &mut Text, k: Kernel) {
     flash::multiplies(t);
     rows(t, k);
     multiply(t, k);
-    finish(t, k);
+    sums::store(t, k);
     t.label("END");
     t.end();
 }
@@ -128,7 +129,7 @@ fn begin(t: &mut Text, k: Kernel) {
     t.code(format!(
         ".reg .f32 %ga<{sums}>, %gb<{}>, %s<{scores}>, %e<{scores}>, %lse<2>, %delta<2>;
          .reg .b32 %fs<{}>, %fe<{}>;
-         .reg .u64 %at, %ha, %hb, %along, %across, %ta, %tb, %wa, %wb, %lsep, %deltap, %out<2>, %gafe;
+         .reg .u64 %at, %ha, %hb, %along, %across, %ta, %tb, %wa, %wb, %lsep, %deltap, %out<2>;
          .reg .u32 %lasthead, %j0, %end, %column, %columnkv, %held, %mine, %r, %limit, %rows, %last, %now;
          .reg .s32 %seen; .reg .pred %skip, %whole, %pending, %in<2>",
         if keys { sums } else { 1 },
@@ -139,17 +140,14 @@ fn begin(t: &mut Text, k: Kernel) {
     if !keys {
         t.code("mov.u32 %y, %nctaid.x; sub.u32 %x, %y, %x; sub.u32 %x, %x, 1");
     }
-    t.code(
-        "mad.wide.u32 %list, %x, 16, %list; ld.global.nc.v4.u32 {%first, %count, %start, %stop}, [%list];
-         div.u32 %z, %hq, %hkv; mov.u32 %x, %ctaid.y",
-    );
+    entry_of_list(t);
+    t.code("div.u32 %z, %hq, %hkv; mov.u32 %x, %ctaid.y");
     match k.holds {
         Holds::Queries => t.code(
             "mov.u32 %head, %x; div.u32 %group, %head, %z; mov.u32 %j0, %start; add.u32 %end, %first, %count",
         ),
         Holds::Keys => t.code(
-            "mov.u32 %group, %x; mul.lo.u32 %head, %group, %z; add.u32 %lasthead, %head, %z; sub.u32 %lasthead, %lasthead, 1;
-             shfl.sync.idx.b32 %lasthead, %lasthead, 0, 31, 0xffffffff;
+            "mov.u32 %group, %x; mul.lo.u32 %head, %group, %z; add.u32 %lasthead, %head, %z;
              mov.u32 %j0, %first; mov.u32 %end, %stop",
         ),
     }
@@ -165,25 +163,30 @@ fn fill(t: &mut Text, k: Kernel) {
     flash::hold(t, k.ring());
     held.iter().for_each(|map| flash::copy(t, map, (own, "%first"), (k.held(), BOX)));
     t.label("FILL");
+    t.code(format!("mul.lo.u32 %column, %head, {}", k.d));
     flash::give(t, k.ring(), "EMPTY");
     streams.iter().for_each(|map| flash::copy(t, map, (other, "%j0"), (k.streams(), BOX)));
-    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end; @%p bra FILL", k.step()));
-    if k.holds == Holds::Keys {
-        next_head(t);
-        t.code(format!("add.u32 %column, %column, {}; @!%p bra FILL", k.d));
-    }
+    advance(t, k);
+    t.code("@%p bra FILL");
 }
 
-/// %p: no head is left; else its first tile.
-fn next_head(t: &mut Text) {
-    t.code("setp.ge.u32 %p, %head, %lasthead; add.u32 %head, %head, 1; mov.u32 %j0, %first");
+/// Where the next tile begins: %j0, and of which head; %p: there is one.
+fn advance(t: &mut Text, k: Kernel) {
+    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end", k.step()));
+    if k.holds == Holds::Keys {
+        t.code(
+            "selp.u32 %j0, %j0, %first, %p; selp.u32 %x, 0, 1, %p; add.u32 %head, %head, %x;
+             setp.lt.u32 %p, %head, %lasthead",
+        );
+    }
 }
 
 /// What a thread that multiplies knows of the rows that it holds. %held is the first row of its warp, %mine its own first
 /// row, which has 8 rows below it that is its own as well; tokens, as %j0. %in<2>: whether they are outputs.
 fn rows(t: &mut Text, k: Kernel) {
     t.code(
-        "ld.param.u64 %lsep, [lse]; ld.param.u64 %deltap, [delta]; shl.b32 %x, %wg, 6; add.u32 %held, %first, %x; add.u32 %rows, %first, %count",
+        "ld.param.u64 %lsep, [lse]; ld.param.u64 %deltap, [delta]; shl.b32 %x, %wg, 6; add.u32 %held, %first, %x;
+         add.u32 %rows, %first, %count",
     );
     t.say("the last tile that the warpgroup sees, or the first; none where it has no rows");
     match k.holds {
@@ -198,17 +201,15 @@ fn rows(t: &mut Text, k: Kernel) {
     t.code("and.b32 %x, %warp, 3; shl.b32 %x, %x, 4; add.u32 %held, %held, %x; add.u32 %mine, %held, %g");
     for i in 0..2 {
         t.code(format!("add.u32 %x, %mine, {}; setp.lt.u32 %in{i}, %x, %rows", 8 * i));
-        if k.holds == Holds::Queries {
-            scores::of_query(t, i, &format!("%in{i}"));
-            scores::negate(t, i);
-        }
     }
-    if k.holds == Holds::Keys {
-        scores::ask(t);
+    match k.holds {
+        Holds::Queries => scores::of_rows(t),
+        Holds::Keys => scores::ask(t),
     }
 }
 
-/// Tiles to sums. What a tile adds is waited for when the next one's scores are under way.
+/// Tiles to sums. What a tile adds is waited for when the next one's scores are under way, and its slot given back; the
+/// two after it can be filled meanwhile, so that one in between may be left out.
 fn multiply(t: &mut Text, k: Kernel) {
     let (held, streams, ring) = (k.held(), k.streams(), k.ring());
     let keys = k.holds == Holds::Keys;
@@ -249,11 +250,18 @@ fn multiply(t: &mut Text, k: Kernel) {
     t.say("the scores");
     flash::wait(t, 1);
     scores::whole(t, k);
-    scores::hide(t, k, "%s");
+    t.code("@%whole bra SEEN");
+    scores::hide(t, k, ("%s", "0fFF800000"));
+    t.label("SEEN");
     scores::probabilities(t, k);
-    t.say("their gradients");
+    t.say("their gradients; without the branch the compiler waits before it computes what stands above");
+    t.code("@!%whole bra PARTLY");
     flash::wait(t, 0);
-    scores::hide(t, k, "%e");
+    t.code("bra BOTH");
+    t.label("PARTLY");
+    flash::wait(t, 0);
+    scores::hide(t, k, ("%e", "0f00000000"));
+    t.label("BOTH");
     scores::gradients(t, k);
     flash::fence(t);
     for (sums, left, right) in [("%gb", "%fs", "%wb"), ("%ga", "%fe", "%wa")] {
@@ -273,59 +281,16 @@ fn multiply(t: &mut Text, k: Kernel) {
     t.label("SKIP");
     flash::release(t, ring, "%now");
     t.label("NEXT");
-    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end", k.step()));
+    advance(t, k);
     if keys {
-        t.code("@%p bra SAME");
-        next_head(t);
-        t.code("@%p bra DONE");
-        t.label("SAME");
+        t.code("@!%p bra DONE");
         scores::ask(t);
         t.code("bra TILE");
         t.label("DONE");
     } else {
         t.code("@%p bra TILE");
     }
-    flash::wait(t, 0);
-}
-
-/// Sums to f32 rows.
-fn finish(t: &mut Text, k: Kernel) {
-    let outs: &[(&str, &str, &str, &str)] = match k.holds {
-        Holds::Queries => &[("dq", "%ga", "%hq", "%head")],
-        Holds::Keys => &[("dk", "%ga", "%hkv", "%group"), ("dv", "%gb", "%hkv", "%group")],
-    };
-    for (out, sums, heads, head) in outs {
-        t.code(format!(
-            "ld.param.u64 %gafe, [{out}]; mul.lo.u32 %x, {head}, {0}; add.u32 %x, %x, %pair; mul.wide.u32 %wide, %x, 4;
-             add.u64 %gafe, %gafe, %wide; mul.lo.u32 %y, {heads}, {1}; mad.wide.u32 %out0, %mine, %y, %gafe;
-             mul.wide.u32 %wide, %y, 8; add.u64 %out1, %out0, %wide",
-            k.d,
-            4 * k.d
-        ));
-        if *sums == "%ga" {
-            (0..k.d / 2).for_each(|i| t.code(format!("mul.f32 %ga{i}, %ga{i}, %scale")));
-        }
-        t.say("pairs are stored as such where all of them begin at multiples of 8 bytes");
-        t.code(format!(
-            "cvt.u32.u64 %x, %gafe; and.b32 %x, %x, 7; setp.ne.u32 %p, %x, 0; @%p bra SINGLES_{out}"
-        ));
-        let places = || (0..k.d / 8).flat_map(|n| (0..2).map(move |high| (n, high)));
-        for (n, high) in places() {
-            let i = 4 * n + 2 * high;
-            t.code(format!(
-                "@%in{high} st.global.v2.f32 [%out{high}+{}], {{{sums}{i}, {sums}{}}}",
-                32 * n,
-                i + 1
-            ));
-        }
-        t.code(format!("bra STORED_{out}"));
-        t.label(&format!("SINGLES_{out}"));
-        for (n, high) in places() {
-            for c in 0..2 {
-                let i = 4 * n + 2 * high + c;
-                t.code(format!("@%in{high} st.global.f32 [%out{high}+{}], {sums}{i}", 32 * n + 4 * c));
-            }
-        }
-        t.label(&format!("STORED_{out}"));
+    if k.overlaps() {
+        flash::wait(t, 0);
     }
 }

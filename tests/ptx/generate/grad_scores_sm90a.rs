@@ -11,25 +11,34 @@ fn column(i: usize) -> usize {
     8 * (i / 4) + i % 2
 }
 
-/// %lse{i} and %delta{i} of the query token %x of head %head, 0 where not `real`.
-pub fn of_query(t: &mut Text, i: usize, real: &str) {
+/// %lse{i} and %delta{i} of the query token %x of head %head, or of the last below `end`: what stands beyond is not seen, or
+/// no output. A load for everybody, because the compiler makes a branch of one for some.
+fn of_query(t: &mut Text, i: usize, end: &str) {
     t.code(format!(
-        "mad.lo.u32 %y, %x, %hq, %head; mad.wide.u32 %row, %y, 4, %lsep; mov.f32 %lse{i}, 0f00000000;
-         @{real} ld.global.nc.f32 %lse{i}, [%row]; mad.wide.u32 %row, %y, 4, %deltap; mov.f32 %delta{i}, 0f00000000;
-         @{real} ld.global.nc.f32 %delta{i}, [%row]"
+        "sub.u32 %y, {end}, 1; min.u32 %y, %x, %y; mad.lo.u32 %y, %y, %hq, %head; mad.wide.u32 %row, %y, 4, %lsep;
+         ld.global.nc.f32 %lse{i}, [%row]; mad.wide.u32 %row, %y, 4, %deltap; ld.global.nc.f32 %delta{i}, [%row]"
     ));
 }
 
 /// %lse{i} = -logsumexp log2 e
-pub fn negate(t: &mut Text, i: usize) {
-    t.code(format!("mul.f32 %lse{i}, %lse{i}, 0fBFB8AA3B"));
+fn negate(t: &mut Text) {
+    (0..2).for_each(|i| t.code(format!("mul.f32 %lse{i}, %lse{i}, 0fBFB8AA3B")));
+}
+
+/// logsumexp and delta of the thread's two rows, up to %rows.
+pub fn of_rows(t: &mut Text) {
+    for i in 0..2 {
+        t.code(format!("add.u32 %x, %mine, {}", 8 * i));
+        of_query(t, i, "%rows");
+    }
+    negate(t);
 }
 
 /// Asks for logsumexp and delta of the tile's queries at %j0: of the lane's own, and of the 32nd after it.
 pub fn ask(t: &mut Text) {
     for i in 0..2 {
-        t.code(format!("add.u32 %x, %j0, %lane; add.u32 %x, %x, {}; setp.lt.u32 %q, %x, %stop", 32 * i));
-        of_query(t, i, "%q");
+        t.code(format!("add.u32 %x, %j0, %lane; add.u32 %x, %x, {}", 32 * i));
+        of_query(t, i, "%stop");
     }
 }
 
@@ -47,22 +56,20 @@ pub fn whole(t: &mut Text, k: Kernel) {
     t.code("sub.u32 %r, %mine, %j0; sub.u32 %r, %r, %pair");
 }
 
-/// Scores (-inf) or what dout v is (0) where a query does not see a key.
-pub fn hide(t: &mut Text, k: Kernel, what: &str) {
-    let (label, by) = if what == "%s" { ("SCORES", "0fFF800000") } else { ("GRADIENTS", "0f00000000") };
-    t.code(format!("@%whole bra {label}"));
+/// `what` is `by` where a query does not see a key.
+pub fn hide(t: &mut Text, k: Kernel, (what, by): (&str, &str)) {
     for i in 0..k.step() / 2 {
-        let c = column(i) as i64 - 8 * (i as i64 / 2 % 2);
+        let (column, below) = (column(i), 8 * (i / 2 % 2));
+        // Rows 8 below see 8 columns more of keys, and as many less of queries.
+        let from = column as i64 - below as i64;
         match k.holds {
-            Holds::Queries => t.code(format!("setp.lt.s32 %p, %r, {c}")),
+            Holds::Queries => t.code(format!("setp.lt.s32 %p, %r, {from}")),
             Holds::Keys => t.code(format!(
-                "setp.gt.s32 %p, %r, {c}; setp.le.s32 %q, %limit, {}; or.pred %p, %p, %q",
-                column(i)
+                "setp.gt.s32 %p, %r, {from}; setp.le.s32 %q, %limit, {column}; or.pred %p, %p, %q"
             )),
         }
         t.code(format!("selp.f32 {what}{i}, {by}, {what}{i}, %p"));
     }
-    t.label(label);
 }
 
 /// -logsumexp log2 e of the query of column `c`, or delta, from the lane that has it.
@@ -85,10 +92,10 @@ fn queries(k: Kernel) -> Vec<(usize, Vec<usize>)> {
     }
 }
 
-/// s = p; %fs = bf16(p) where it is a factor.
+/// s = p, which is no subnormal number (the compiler would add two operations for those); %fs = bf16(p) where it is a factor.
 pub fn probabilities(t: &mut Text, k: Kernel) {
     if k.holds == Holds::Keys {
-        (0..2).for_each(|i| negate(t, i));
+        negate(t);
     }
     for (query, numbers) in queries(k) {
         let lse = match k.holds {
@@ -99,7 +106,7 @@ pub fn probabilities(t: &mut Text, k: Kernel) {
             }
         };
         for i in numbers {
-            t.code(format!("fma.rn.f32 %s{i}, %s{i}, %c2, {lse}; ex2.approx.f32 %s{i}, %s{i}"));
+            t.code(format!("fma.rn.f32 %s{i}, %s{i}, %c2, {lse}; ex2.approx.ftz.f32 %s{i}, %s{i}"));
         }
     }
     if k.holds == Holds::Keys {

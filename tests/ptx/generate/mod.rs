@@ -12,6 +12,7 @@ mod epilogue_sm90a;
 mod flash;
 mod flash_sm90a;
 mod grad_scores_sm90a;
+mod grad_sums_sm90a;
 mod product;
 mod product_sm90a;
 mod tensor;

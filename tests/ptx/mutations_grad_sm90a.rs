@@ -1,0 +1,223 @@
+//! The gradient of attention by wgmma with a fault put in, as `mutations_sm90a` does it with products: each barrier, fence,
+//! arrival, wait and copy is taken away once, in every entry; descriptors, coordinates, counts, edges and what is hidden are
+//! changed. What is only wasted (a warpgroup without rows that multiplies) is not told, and not asked.
+
+use crate::attention_grad_sm90a::{FILE, Problem, beside, kernels, run};
+use crate::bench::GUARD;
+use crate::files;
+use crate::interpreter::{self, Kernel};
+use crate::mutations::of_entry;
+use std::sync::Arc;
+
+/// Guard words that leave outputs at multiples of 8 bytes, where sums are stored in pairs.
+const ALIGNED: usize = 20;
+
+/// Entries: which kernel, and its size of heads.
+const ENTRIES: [(&str, usize); 4] = [("q", 64), ("q", 128), ("kv", 64), ("kv", 128)];
+
+/// What comes instead of what stands there, each time that it stands there.
+const EVERYWHERE: &[(&str, &str)] = &[
+    ("bar.sync 0;", ""),
+    ("fence.mbarrier_init.release.cluster;", ""),
+    ("mbarrier.init.shared::cta.b64", "//"),
+    ("], 1;", "], 2;"),
+    ("], 8;", "], 7;"),
+    ("], 8;", "], 9;"),
+    ("mbarrier.arrive.expect_tx.shared::cta.b64", "//"),
+    ("_, [%bar], ", "_, [%bar], 1"),
+    ("@%pending mbarrier.arrive.shared::cta.b64", "//"),
+    ("@%one mbarrier.arrive.shared::cta.b64", "//"),
+    ("@!%p bra EMPTY;", ""),
+    ("@!%p bra FULL;", ""),
+    ("@!%p bra HELD;", ""),
+    ("setmaxnreg.dec.sync.aligned.u32 24;", ""),
+    ("cp.async.bulk.tensor.2d", "//"),
+    ("{%x, %y}", "{%y, %x}"),
+    ("wgmma.fence.sync.aligned;", ""),
+    ("wgmma.commit_group.sync.aligned;", ""),
+    ("wgmma.wait_group.sync.aligned 2;", ""),
+    ("wgmma.wait_group.sync.aligned 1;", ""),
+    ("wgmma.wait_group.sync.aligned 0;", ""),
+    ("wgmma.wait_group.sync.aligned 2;", "wgmma.wait_group.sync.aligned 3;"),
+    ("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+    ("add.u32 %j0, %j0, ", "add.u32 %j0, %j0, 1"),
+    ("setp.lt.u32 %p, %j0, %end", "setp.gt.u32 %p, %j0, %end"),
+    ("selp.u32 %j0, %j0, %first, %p", "selp.u32 %j0, %j0, %start, %p"),
+    ("setp.lt.u32 %p, %head, %lasthead", "setp.le.u32 %p, %head, %lasthead"),
+    ("min.u32 %y, %x, %y", "mov.u32 %y, %x"),
+];
+
+/// What stands once in the entries that this ends (`64`, `kv_`, all), and what comes in its place.
+const ONCE: &[(&str, &str, &str)] = &[
+    // slots and parities
+    ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
+    ("", "mov.u32 %parity, 0", "mov.u32 %parity, 1"),
+    ("", "selp.u32 %x, 1, 0, %p", "selp.u32 %x, 0, 0, %p"),
+    ("", "and.b32 %base, %base, -1024", "and.b32 %base, %base, -512"),
+    ("", "mul.wide.u32 %at, %slot, ", "mul.wide.u32 %at, %slot, 1"),
+    ("", "mad.lo.u32 %to, %slot, ", "mad.lo.u32 %to, %slot, 1"),
+    ("", "add.u32 %to, %to, 8192", "add.u32 %to, %to, 4096"),
+    ("_64", "setp.ne.u32 %pending, %t, %t", "setp.eq.u32 %pending, %lane, 0"),
+    ("q_128", "setp.ne.u32 %pending, %t, %t", "setp.eq.u32 %pending, %lane, 0"),
+    ("_64", "and.pred %pending, %one, %one", "and.pred %pending, %one, %none"),
+    ("_64", "mov.u32 %last, %now", "mov.u32 %last, %bars"),
+    // descriptors: the warpgroup's rows, strides, swizzle, steps of 16 terms, from one tile to the next
+    ("", "shl.b32 %y, %wg, 13", "shl.b32 %y, %wg, 12"),
+    ("", "add.u64 %ha, %ha, 0x4000004000010000", "add.u64 %ha, %ha, 0x4000002000010000"),
+    ("", "add.u64 %ha, %ha, 0x4000004000010000", "add.u64 %ha, %ha, 0x8000004000010000"),
+    ("", "add.u64 %along, %along, 0x4000004000010000", "add.u64 %along, %along, 0x4000008000010000"),
+    ("q_64", "add.u64 %across, %across, 0x4000004004000000", "add.u64 %across, %across, 0x4000008004000000"),
+    ("128", "add.u64 %across, %across, 0x4000004002000000", "add.u64 %across, %across, 0x4000008002000000"),
+    ("128", "add.u64 %across, %across, 0x4000004002000000", "add.u64 %across, %across, 0x4000004001000000"),
+    ("kv_64", "add.u64 %across, %across, 0x4000004002000000", "add.u64 %across, %across, 0x0000004002000000"),
+    ("", "add.u64 %sa, %ha, 2", "add.u64 %sa, %ha, 4"),
+    ("", "add.u64 %sb, %ta, 2", "add.u64 %sb, %ta, 1"),
+    ("", "add.u64 %sa, %hb, 4", "add.u64 %sa, %hb, 2"),
+    ("128", "add.u64 %sa, %ha, 1024", "add.u64 %sa, %ha, 8"),
+    ("", "add.u64 %sb, %wa, 128", "add.u64 %sb, %wa, 64"),
+    ("kv_64", "add.u64 %sb, %wb, 256", "add.u64 %sb, %wb, 128"),
+    ("_64", "add.u64 %hb, %ha, 1024", "add.u64 %hb, %ha, 512"),
+    ("128", "add.u64 %hb, %ha, 2048", "add.u64 %hb, %ha, 1024"),
+    ("", "add.u64 %tb, %ta, ", "add.u64 %tb, %ta, 1"),
+    ("", "add.u64 %wa, %across, %at", "mov.u64 %wa, %across"),
+    ("", "%none, 1, 1, 0, 0", "%all, 1, 1, 0, 0"),
+    ("", "%all, 1, 1, 0, 0", "%none, 1, 1, 0, 0"),
+    ("", "%all, 1, 1, 0, 0", "%all, 1, 1, 0, 1"),
+    ("", "%all, 1, 1, 1", "%all, 1, 1, 0"),
+    ("", "%all, 1, 1, 1", "%none, 1, 1, 1"),
+    ("", "{%fe0, %fe1, %fe2, %fe3}", "{%fe0, %fe2, %fe1, %fe3}"),
+    // boxes, blocks, heads
+    ("", "add.u32 %y, %first, 64", "add.u32 %y, %first, 0"),
+    ("q_128", "add.u32 %x, %column, 64", "add.u32 %x, %column, 0"),
+    ("kv_128", "add.u32 %x, %columnkv, 64", "add.u32 %x, %columnkv, 0"),
+    ("q_128", "div.u32 %group, %head, %z", "mov.u32 %group, %head"),
+    ("q_128", "sub.u32 %x, %x, 1", "sub.u32 %x, %x, 0"),
+    ("kv_64", "mul.lo.u32 %head, %group, %z", "mov.u32 %head, %group"),
+    ("kv_128", "add.u32 %lasthead, %head, %z", "add.u32 %lasthead, %head, 1"),
+    // edges
+    ("q_64", "setp.gt.s32 %skip, %j0, %seen", "setp.le.s32 %skip, %j0, %seen"),
+    ("q_128", "setp.gt.s32 %skip, %j0, %seen", "setp.ge.s32 %skip, %j0, %held"),
+    ("kv_64", "setp.lt.s32 %skip, %j0, %seen", "setp.ge.s32 %skip, %j0, %seen"),
+    ("kv_128", "sub.u32 %seen, %held, 63", "add.u32 %seen, %held, 63"),
+    ("", "setp.lt.u32 %in0, %x, %rows", "setp.le.u32 %in0, %x, %rows"),
+    ("", "setp.lt.u32 %in1, %x, %rows", "setp.ne.u32 %in1, %x, %rows"),
+    ("q_64", "add.u32 %x, %j0, 127", "add.u32 %x, %j0, 111"),
+    ("q_128", "add.u32 %x, %j0, 63", "add.u32 %x, %j0, 47"),
+    ("q_64", "setp.lt.s32 %p, %r, 1;", "setp.le.s32 %p, %r, 1;"),
+    ("q_128", "setp.lt.s32 %p, %r, -7;", "setp.lt.s32 %p, %r, 1;"),
+    ("kv_64", "add.u32 %x, %held, 15", "add.u32 %x, %held, 0"),
+    ("kv_128", "setp.le.u32 %p, %x, %stop", "setp.ge.u32 %p, %x, %stop"),
+    ("kv_64", "setp.gt.s32 %p, %r, 1;", "setp.ge.s32 %p, %r, 1;"),
+    ("kv_128", "setp.le.s32 %q, %limit, 1;", "setp.lt.s32 %q, %limit, 1;"),
+    ("", "selp.f32 %s1, 0fFF800000, %s1, %p", "selp.f32 %s1, 0f00000000, %s1, %p"),
+    ("q_64", "selp.f32 %e44, 0f00000000, %e44, %p", "mov.f32 %e44, %e44"),
+    ("128", "selp.f32 %e12, 0f00000000, %e12, %p", "mov.f32 %e12, %e12"),
+    ("kv_64", "selp.f32 %e12, 0f00000000, %e12, %p", "mov.f32 %e12, %e12"),
+    // what is computed of scores
+    ("", "mul.f32 %lse0, %lse0, 0fBFB8AA3B", "mul.f32 %lse0, %lse0, 0fBF317218"),
+    ("kv_64", "idx.b32 %u, %lse1", "idx.b32 %u, %lse0"),
+    ("kv_128", "idx.b32 %u, %delta1", "idx.b32 %u, %delta0"),
+    ("kv_64", "add.u32 %x, %x, 32;", "add.u32 %x, %x, 31;"),
+    ("q_64", "sub.f32 %e0, %e0, %delta0", "sub.f32 %e0, %e0, %delta1"),
+    ("kv_64", "sub.f32 %e0, %e0, %u", "mov.f32 %e0, %e0"),
+    ("", "mul.f32 %e0, %e0, %s0", "mov.f32 %e0, %e0"),
+    ("", "cvt.rn.bf16x2.f32 %fe0, %e1, %e0", "cvt.rn.bf16x2.f32 %fe0, %e0, %e1"),
+    ("", "mul.f32 %ga0, %ga0, %scale", "mov.f32 %ga0, %ga0"),
+    // what is stored
+    ("", "setp.ne.u32 %p, %x, 0; @%p bra SINGLES", "setp.lt.u32 %p, %x, 0; @%p bra SINGLES"),
+    ("", "{%ga0, %ga1}", "{%ga1, %ga0}"),
+    ("", "st.global.f32 [%out1+4], %ga3", "st.global.f32 [%out1+4], %ga1"),
+    ("", "mul.wide.u32 %wide, %y, 8", "mul.wide.u32 %wide, %y, 4"),
+];
+
+/// A row beside what is not finite, which reaches ds alone: small, so that most changes are told soon. And packed rows, the
+/// last block with few; `laps`: every slot is filled twice.
+fn problems((which, size): (&str, usize), laps: bool) -> [Problem; 2] {
+    let large = match (which, size, laps) {
+        ("q", 64, true) => Problem::new((1, 1, 64), &[0, 5, 930]),
+        ("q", 64, false) => Problem::new((1, 1, 64), &[0, 5, 560]),
+        ("q", _, true) => Problem::new((1, 1, 128), &[0, 5, 530]),
+        ("kv", 64, _) => Problem::new((4, 2, 64), &[0, 5, 290]),
+        _ => Problem::new((2, 1, 128), &[0, 5, 290]),
+    };
+    [beside(size, (if which == "q" { 2 } else { 3 }, f32::INFINITY)), large]
+}
+
+/// `from` in words of a line each, as the text has them.
+fn lines(x: &str) -> String {
+    x.replace("; ", ";\n    ")
+}
+
+fn bits(x: &[Vec<f32>]) -> Vec<u32> {
+    x.iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+/// Tries the changes of one entry, where they stand and how often; gives those that nobody notices.
+fn every(index: usize, changes: &[(&str, &str)], everywhere: bool) -> Vec<String> {
+    let (which, size) = ENTRIES[index];
+    let (text, entry, problems) = (
+        files::read(FILE).text,
+        format!("attention_grad_sm90a_{which}_{size}"),
+        problems(ENTRIES[index], everywhere),
+    );
+    let on = |kernels: &[Arc<Kernel>], problem, (seed, guard)| run(kernels, which, (problem, guard, seed));
+    let right = kernels(&text);
+    let good = problems.each_ref().map(|p| bits(&on(&right, p, (0, GUARD)).unwrap()));
+    let ((start, end), mut missed) = (of_entry(&text, &entry), Vec::new());
+    for (from, to) in changes {
+        let (from, to) = (lines(from), lines(to));
+        let found = text[start..end].match_indices(&from).map(|(i, _)| start + i);
+        let places: Vec<usize> = found.take(if everywhere { usize::MAX } else { 1 }).collect();
+        let of_some = everywhere
+            && ["wait_group.sync.aligned 2", "%pending", "%lasthead", "%first, %p"]
+                .iter()
+                .any(|x| from.contains(x));
+        assert!(!places.is_empty() || of_some, "{entry} has {from}");
+        for (n, at) in places.into_iter().enumerate() {
+            let changed = format!("{}{to}{}", &text[..at], &text[at + from.len()..]);
+            let told = |kernels: &[Arc<Kernel>]| {
+                problems.iter().zip(&good).any(|(p, good)| {
+                    let orders = [(0, ALIGNED), (1, GUARD)].into_iter();
+                    orders.map(|o| on(kernels, p, o)).any(|bad| bad.map_or(true, |bad| bits(&bad) != *good))
+                })
+            };
+            if interpreter::read(&changed).is_ok_and(|kernels| !told(&kernels)) {
+                missed.push(format!("{entry}: nobody notices {to:?} for {from:?}, {n}"));
+            }
+        }
+    }
+    missed
+}
+
+fn once(index: usize) -> Vec<String> {
+    let (which, size) = ENTRIES[index];
+    let entry = format!("{which}_{size}");
+    let here = ONCE.iter().filter(|c| entry.ends_with(c.0)).map(|c| (c.1, c.2));
+    every(index, &here.collect::<Vec<_>>(), false)
+}
+
+fn all_told(missed: [Vec<String>; 2]) {
+    let missed = missed.concat();
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn what_orders_the_gradient_of_queries_is_missed() {
+    all_told([0, 1].map(|i| every(i, EVERYWHERE, true)));
+}
+
+#[test]
+fn what_orders_the_gradient_of_keys_is_missed() {
+    all_told([2, 3].map(|i| every(i, EVERYWHERE, true)));
+}
+
+#[test]
+fn a_change_of_the_gradient_of_queries_is_told() {
+    all_told([0, 1].map(once));
+}
+
+#[test]
+fn a_change_of_the_gradient_of_keys_is_told() {
+    all_told([2, 3].map(once));
+}
