@@ -183,7 +183,7 @@ impl<D: Driver> Cuda<D> {
         &mut self,
         case: &Case,
         way: Way,
-        (new, outs): (bool, &mut Vec<Memory>),
+        (new, outs): (bool, &mut [Memory]),
     ) -> Result<f64, Fault> {
         self.attended(case, way, (new, outs));
         self.fetched(&outs[0], 1)?;
@@ -194,10 +194,10 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// One direction, by wgmma or not.
-    fn attended(&mut self, case: &Case, way: Way, (new, outs): (bool, &mut Vec<Memory>)) {
+    fn attended(&mut self, case: &Case, way: Way, (new, outs): (bool, &mut [Memory])) {
         self.flash = way.flash(new);
         let (rows, [wide, narrow, ..]) = (case.rows, case.cols());
-        match &mut outs[..] {
+        match outs {
             [out, lse] => {
                 let outs = (view_mut(out, rows, wide), view_mut(lse, rows, case.heads.query));
                 self.attention(outs.0, outs.1, case.qkv(), case.heads, &case.tokens);
