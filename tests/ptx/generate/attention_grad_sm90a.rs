@@ -181,8 +181,8 @@ fn advance(t: &mut Text, k: Kernel) {
     }
 }
 
-/// What a thread that multiplies knows of the rows that it holds. %held is the first row of its warp, %mine its own first
-/// row, which has 8 rows below it that is its own as well; tokens, as %j0. %in<2>: whether they are outputs.
+/// What a thread that multiplies knows of the rows that it holds; tokens, as %j0. %held is the first row of its warpgroup,
+/// %mine its own first row, which has 8 rows below it that is its own as well. %in<2>: whether they are outputs.
 fn rows(t: &mut Text, k: Kernel) {
     t.code(
         "ld.param.u64 %lsep, [lse]; ld.param.u64 %deltap, [delta]; shl.b32 %x, %wg, 6; add.u32 %held, %first, %x;
@@ -198,7 +198,7 @@ fn rows(t: &mut Text, k: Kernel) {
             k.step() - 1
         )),
     }
-    t.code("and.b32 %x, %warp, 3; shl.b32 %x, %x, 4; add.u32 %held, %held, %x; add.u32 %mine, %held, %g");
+    t.code("and.b32 %x, %warp, 3; shl.b32 %x, %x, 4; add.u32 %mine, %held, %x; add.u32 %mine, %mine, %g");
     for i in 0..2 {
         t.code(format!("add.u32 %x, %mine, {}; setp.lt.u32 %in{i}, %x, %rows", 8 * i));
     }

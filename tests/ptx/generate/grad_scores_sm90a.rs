@@ -42,13 +42,14 @@ pub fn ask(t: &mut Text) {
     }
 }
 
-/// %whole: all of the warp's rows see all of the tile; most tiles are so. %r, %limit: columns from which on, or up to
-/// which, they do not.
+/// %whole: all rows of the warpgroup see all of the tile; most tiles are so. (Of a warp would do for what is hidden, but a
+/// branch around a wait for wgmma is one that all four warps take.) %r, %limit: columns from which on, or up to which, the
+/// thread's rows do not.
 pub fn whole(t: &mut Text, k: Kernel) {
     match k.holds {
         Holds::Queries => t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %whole, %x, %held", k.step() - 1)),
         Holds::Keys => t.code(format!(
-            "add.u32 %x, %held, 15; setp.ge.u32 %whole, %j0, %x; add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %stop;
+            "add.u32 %x, %held, 63; setp.ge.u32 %whole, %j0, %x; add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %stop;
              and.pred %whole, %whole, %p; sub.u32 %limit, %stop, %j0; sub.u32 %limit, %limit, %pair",
             k.step()
         )),
