@@ -162,7 +162,7 @@ impl<D: Driver> Cuda<D> {
             let mut outs = [(); 2].map(|()| self.attention_outs(&case, way));
             let mut least = [f64::INFINITY; 2];
             for turn in 0..2 * TIMES.1 {
-                let outs = (turn % 2 == 1, &mut outs[turn % 2]);
+                let outs = (turn % 2 == 1, &mut outs[turn % 2][..]);
                 let seconds = self.seconds_of(&case, way, outs).map_err(|e| e.to_string())?;
                 least[turn % 2] = seconds.min(least[turn % 2]);
             }
