@@ -4,8 +4,7 @@
 //! heads that share them stream, and dk and dv are summed.
 
 use super::flash::entry_of_list;
-use super::flash_sm90a::{self as flash, BLOCK, HELD, Left, Operand, Ring, SIZES, Sums, Tile};
-use super::tensor::Lies;
+use super::flash_sm90a::{self as flash, BLOCK, HELD, Ring, SIZES, Tile};
 use super::{Text, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
 
 const HEAD: &str = "
@@ -57,21 +56,21 @@ pub struct Kernel {
 
 impl Kernel {
     /// Whether what a tile adds is multiplied while the next one's scores are: registers are too few for kv of D = 128.
-    fn overlaps(self) -> bool {
+    pub fn overlaps(self) -> bool {
         self.d == 64 || self.holds == Holds::Queries
     }
     /// Rows of a tile that streams past.
     pub fn step(self) -> usize {
         if self.d == 64 && self.holds == Holds::Queries { 128 } else { 64 }
     }
-    fn held(self) -> Tile {
+    pub fn held(self) -> Tile {
         Tile { d: self.d, rows: HELD }
     }
-    fn streams(self) -> Tile {
+    pub fn streams(self) -> Tile {
         Tile { d: self.d, rows: self.step() }
     }
     /// Two tiles are held, and two are a slot.
-    fn ring(self) -> Ring {
+    pub fn ring(self) -> Ring {
         Ring { held: 2 * self.held().bytes(), slots: 4, bytes: 2 * self.streams().bytes() }
     }
 }
@@ -99,7 +98,7 @@ fn gradient(t: &mut Text, k: Kernel) {
     fill(t, k);
     flash::multiplies(t);
     rows(t, k);
-    multiply(t, k);
+    sums::tiles(t, k);
     sums::store(t, k);
     t.label("END");
     t.end();
@@ -171,7 +170,7 @@ fn fill(t: &mut Text, k: Kernel) {
 }
 
 /// Where the next tile begins: %j0, and of which head; %p: there is one.
-fn advance(t: &mut Text, k: Kernel) {
+pub fn advance(t: &mut Text, k: Kernel) {
     t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end", k.step()));
     if k.holds == Holds::Keys {
         t.code(
@@ -205,92 +204,5 @@ fn rows(t: &mut Text, k: Kernel) {
     match k.holds {
         Holds::Queries => scores::of_rows(t),
         Holds::Keys => scores::ask(t),
-    }
-}
-
-/// Tiles to sums. What a tile adds is waited for when the next one's scores are under way, and its slot given back; the
-/// two after it can be filled meanwhile, so that one in between may be left out.
-fn multiply(t: &mut Text, k: Kernel) {
-    let (held, streams, ring) = (k.held(), k.streams(), k.ring());
-    let keys = k.holds == Holds::Keys;
-    let operand = |descriptor, tile, lies| Operand { descriptor, tile, lies };
-    t.code("shl.b32 %y, %wg, 13; add.u32 %y, %base, %y");
-    flash::describe(t, "%ha", "%y", (held, Lies::AlongK));
-    t.code(format!("add.u64 %hb, %ha, {}; add.u32 %y, %base, {}", held.bytes() / 16, ring.held));
-    flash::describe(t, "%along", "%y", (streams, Lies::AlongK));
-    flash::describe(t, "%across", "%y", (streams, Lies::AcrossK));
-    for i in 0..k.d / 2 {
-        t.code(format!("mov.f32 %ga{i}, 0f00000000"));
-        if keys {
-            t.code(format!("mov.f32 %gb{i}, 0f00000000"));
-        }
-    }
-    t.code("setp.ne.u32 %pending, %t, %t; mov.u32 %last, %bars");
-    flash::held(t, ring);
-    t.label("TILE");
-    flash::take(t, ring, "FULL", ("%now", "%at"));
-    let unseen = if keys { "lt" } else { "gt" };
-    t.code(format!("setp.{unseen}.s32 %skip, %j0, %seen; @%skip bra SKIP"));
-    t.code(format!(
-        "add.u64 %ta, %along, %at; add.u64 %tb, %ta, {0}; add.u64 %wa, %across, %at; add.u64 %wb, %wa, {0}",
-        streams.bytes() / 16
-    ));
-    flash::fence(t);
-    for (sums, left, right) in [("%s", "%ha", "%ta"), ("%e", "%hb", "%tb")] {
-        let left = Left::Shared(operand(left, held, Lies::AlongK));
-        let right = operand(right, streams, Lies::AlongK);
-        flash::multiply(t, (sums, k.step(), Sums::Set), left, right, k.d / 16);
-        flash::commit(t);
-    }
-    if k.overlaps() {
-        t.say("what the tile before adds is added");
-        flash::wait(t, 2);
-        t.code(format!("@%pending mbarrier.arrive.shared::cta.b64 _, [%last+{}]", 8 * ring.slots));
-    }
-    t.say("the scores");
-    flash::wait(t, 1);
-    scores::whole(t, k);
-    t.code("@%whole bra SEEN");
-    scores::hide(t, k, ("%s", "0fFF800000"));
-    t.label("SEEN");
-    scores::probabilities(t, k);
-    t.say("their gradients; without the branch the compiler waits before it computes what stands above");
-    t.code("@!%whole bra PARTLY");
-    flash::wait(t, 0);
-    t.code("bra BOTH");
-    t.label("PARTLY");
-    flash::wait(t, 0);
-    scores::hide(t, k, ("%e", "0f00000000"));
-    t.label("BOTH");
-    scores::gradients(t, k);
-    flash::fence(t);
-    for (sums, left, right) in [("%gb", "%fs", "%wb"), ("%ga", "%fe", "%wa")] {
-        if keys || sums == "%ga" {
-            let right = operand(right, streams, Lies::AcrossK);
-            flash::multiply(t, (sums, k.d, Sums::Add), Left::Registers(left), right, k.step() / 16);
-        }
-    }
-    flash::commit(t);
-    if k.overlaps() {
-        t.code("mov.u32 %last, %now; and.pred %pending, %one, %one");
-    } else {
-        flash::wait(t, 0);
-        flash::release(t, ring, "%now");
-    }
-    t.code("bra NEXT");
-    t.label("SKIP");
-    flash::release(t, ring, "%now");
-    t.label("NEXT");
-    advance(t, k);
-    if keys {
-        t.code("@!%p bra DONE");
-        scores::ask(t);
-        t.code("bra TILE");
-        t.label("DONE");
-    } else {
-        t.code("@%p bra TILE");
-    }
-    if k.overlaps() {
-        flash::wait(t, 0);
     }
 }
