@@ -12,7 +12,7 @@ pub const FILE: &str = "attention_grad_sm90a.ptx";
 /// Rows that a block holds, and of a box of every map.
 const HELD: usize = 128;
 const BOX: u32 = 64;
-const SIZES: [usize; 2] = [64, 128];
+pub const SIZES: [usize; 2] = [64, 128];
 const WORD: f32 = -1234.5;
 
 /// One microbatch whose gradient is asked for.
