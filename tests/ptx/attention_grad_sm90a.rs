@@ -12,8 +12,11 @@ pub const FILE: &str = "attention_grad_sm90a.ptx";
 /// Rows that a block holds, and of a box of every map.
 const HELD: usize = 128;
 const BOX: u32 = 64;
-const SIZES: [usize; 2] = [64, 128];
+pub const SIZES: [usize; 2] = [64, 128];
 const WORD: f32 = -1234.5;
+
+/// Heads of queries, heads of keys, their size.
+type Shared = (usize, usize, usize);
 
 /// One microbatch whose gradient is asked for.
 #[derive(Clone)]
@@ -28,7 +31,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub fn new((query, kv, size): (usize, usize, usize), bounds: &[u32]) -> Problem {
+    pub fn new((query, kv, size): Shared, bounds: &[u32]) -> Problem {
         let (heads, t) = (Heads { query, kv, size }, *bounds.last().unwrap() as usize);
         let random = |heads: usize, key| Mat::random(t, heads * size, key);
         let x = [random(query, 1).map(|x| 3.0 * x), random(kv, 2), random(kv, 3), random(query, 4)];
@@ -128,7 +131,7 @@ fn within(name: &str, got: &[f32], want: &[Wanted]) {
 }
 
 /// Less than a tile, edges of tiles, several rows packed, and more tiles than there are slots.
-const CASES: [((usize, usize, usize), &[u32]); 8] = [
+const CASES: [(Shared, &[u32]); 8] = [
     ((1, 1, 64), &[0, 1]),
     ((3, 1, 64), &[0, 5, 38]),
     ((4, 2, 64), &[0, 64, 65]),

@@ -2,53 +2,51 @@
 //! arrival, wait and copy is taken away once, in every entry; descriptors, coordinates, counts, edges and what is hidden are
 //! changed. What is only wasted (a warpgroup without rows that multiplies) is not told, and not asked.
 
-use crate::attention_grad_sm90a::{FILE, Problem, beside, kernels, run};
+use crate::attention_grad_sm90a::{FILE, Problem, SIZES, beside, kernels, run};
 use crate::bench::GUARD;
 use crate::files;
-use crate::interpreter::{self, Kernel};
-use crate::mutations::of_entry;
+use crate::interpreter::Kernel;
+use crate::mutations_sm90a::{Places, untold};
 use std::sync::Arc;
 
 /// Guard words that leave outputs at multiples of 8 bytes, where sums are stored in pairs.
 const ALIGNED: usize = 20;
 
-/// Entries: which kernel, and its size of heads.
-const ENTRIES: [(&str, usize); 4] = [("q", 64), ("q", 128), ("kv", 64), ("kv", 128)];
-
-/// What comes instead of what stands there, each time that it stands there.
-const EVERYWHERE: &[(&str, &str)] = &[
-    ("bar.sync 0;", ""),
-    ("fence.mbarrier_init.release.cluster;", ""),
-    ("mbarrier.init.shared::cta.b64", "//"),
-    ("], 1;", "], 2;"),
-    ("], 8;", "], 7;"),
-    ("], 8;", "], 9;"),
-    ("mbarrier.arrive.expect_tx.shared::cta.b64", "//"),
-    ("_, [%bar], ", "_, [%bar], 1"),
-    ("@%pending mbarrier.arrive.shared::cta.b64", "//"),
-    ("@%one mbarrier.arrive.shared::cta.b64", "//"),
-    ("@!%p bra EMPTY;", ""),
-    ("@!%p bra FULL;", ""),
-    ("@!%p bra HELD;", ""),
-    ("setmaxnreg.dec.sync.aligned.u32 24;", ""),
-    ("cp.async.bulk.tensor.2d", "//"),
-    ("{%x, %y}", "{%y, %x}"),
-    ("wgmma.fence.sync.aligned;", ""),
-    ("wgmma.commit_group.sync.aligned;", ""),
-    ("wgmma.wait_group.sync.aligned 2;", ""),
-    ("wgmma.wait_group.sync.aligned 1;", ""),
-    ("wgmma.wait_group.sync.aligned 0;", ""),
-    ("wgmma.wait_group.sync.aligned 2;", "wgmma.wait_group.sync.aligned 3;"),
-    ("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
-    ("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
-    ("add.u32 %j0, %j0, ", "add.u32 %j0, %j0, 1"),
-    ("setp.lt.u32 %p, %j0, %end", "setp.gt.u32 %p, %j0, %end"),
-    ("selp.u32 %j0, %j0, %first, %p", "selp.u32 %j0, %j0, %start, %p"),
-    ("setp.lt.u32 %p, %head, %lasthead", "setp.le.u32 %p, %head, %lasthead"),
-    ("min.u32 %y, %x, %y", "mov.u32 %y, %x"),
+/// In the entries in whose names one of these words is (`q_`, `kv_64`), what stands there, and what comes in its place each
+/// time that it stands there.
+const EVERYWHERE: &[(&str, &str, &str)] = &[
+    ("", "bar.sync 0;", ""),
+    ("", "fence.mbarrier_init.release.cluster;", ""),
+    ("", "mbarrier.init.shared::cta.b64", "//"),
+    ("", "], 1;", "], 2;"),
+    ("", "], 8;", "], 7;"),
+    ("", "], 8;", "], 9;"),
+    ("", "mbarrier.arrive.expect_tx.shared::cta.b64", "//"),
+    ("", "_, [%bar], ", "_, [%bar], 1"),
+    ("q_ kv_64", "@%pending mbarrier.arrive.shared::cta.b64", "//"),
+    ("", "@%one mbarrier.arrive.shared::cta.b64", "//"),
+    ("", "@!%p bra EMPTY;", ""),
+    ("", "@!%p bra FULL;", ""),
+    ("", "@!%p bra HELD;", ""),
+    ("", "setmaxnreg.dec.sync.aligned.u32 24;", ""),
+    ("", "cp.async.bulk.tensor.2d", "//"),
+    ("", "{%x, %y}", "{%y, %x}"),
+    ("", "wgmma.fence.sync.aligned;", ""),
+    ("", "wgmma.commit_group.sync.aligned;", ""),
+    ("q_ kv_64", "wgmma.wait_group.sync.aligned 2;", ""),
+    ("", "wgmma.wait_group.sync.aligned 1;", ""),
+    ("", "wgmma.wait_group.sync.aligned 0;", ""),
+    ("q_ kv_64", "wgmma.wait_group.sync.aligned 2;", "wgmma.wait_group.sync.aligned 3;"),
+    ("", "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    ("", "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+    ("", "add.u32 %j0, %j0, ", "add.u32 %j0, %j0, 1"),
+    ("", "setp.lt.u32 %p, %j0, %end", "setp.gt.u32 %p, %j0, %end"),
+    ("kv_", "selp.u32 %j0, %j0, %first, %p", "selp.u32 %j0, %j0, %start, %p"),
+    ("kv_", "setp.lt.u32 %p, %head, %lasthead", "setp.le.u32 %p, %head, %lasthead"),
+    ("", "min.u32 %y, %x, %y", "mov.u32 %y, %x"),
 ];
 
-/// What stands once in the entries that this ends (`64`, `kv_`, all), and what comes in its place.
+/// The same of the first place alone.
 const ONCE: &[(&str, &str, &str)] = &[
     // slots and parities
     ("", "mov.u32 %parity, 1", "mov.u32 %parity, 0"),
@@ -58,10 +56,9 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("", "mul.wide.u32 %at, %slot, ", "mul.wide.u32 %at, %slot, 1"),
     ("", "mad.lo.u32 %to, %slot, ", "mad.lo.u32 %to, %slot, 1"),
     ("", "add.u32 %to, %to, 8192", "add.u32 %to, %to, 4096"),
-    ("_64", "setp.ne.u32 %pending, %t, %t", "setp.eq.u32 %pending, %lane, 0"),
-    ("q_128", "setp.ne.u32 %pending, %t, %t", "setp.eq.u32 %pending, %lane, 0"),
-    ("_64", "and.pred %pending, %one, %one", "and.pred %pending, %one, %none"),
-    ("_64", "mov.u32 %last, %now", "mov.u32 %last, %bars"),
+    ("q_ kv_64", "setp.ne.u32 %pending, %t, %t", "setp.eq.u32 %pending, %lane, 0"),
+    ("q_ kv_64", "and.pred %pending, %one, %one", "and.pred %pending, %one, %none"),
+    ("q_ kv_64", "mov.u32 %last, %now", "mov.u32 %last, %bars"),
     // descriptors: the warpgroup's rows, strides, swizzle, steps of 16 terms, from one tile to the next
     ("", "shl.b32 %y, %wg, 13", "shl.b32 %y, %wg, 12"),
     ("", "add.u64 %ha, %ha, 0x4000004000010000", "add.u64 %ha, %ha, 0x4000002000010000"),
@@ -112,8 +109,7 @@ const ONCE: &[(&str, &str, &str)] = &[
     ("kv_128", "setp.le.s32 %q, %limit, 1;", "setp.lt.s32 %q, %limit, 1;"),
     ("", "selp.f32 %s1, 0fFF800000, %s1, %p", "selp.f32 %s1, 0f00000000, %s1, %p"),
     ("q_64", "selp.f32 %e44, 0f00000000, %e44, %p", "mov.f32 %e44, %e44"),
-    ("128", "selp.f32 %e12, 0f00000000, %e12, %p", "mov.f32 %e12, %e12"),
-    ("kv_64", "selp.f32 %e12, 0f00000000, %e12, %p", "mov.f32 %e12, %e12"),
+    ("128 kv_64", "selp.f32 %e12, 0f00000000, %e12, %p", "mov.f32 %e12, %e12"),
     // what is computed of scores
     ("", "mul.f32 %lse0, %lse0, 0fBFB8AA3B", "mul.f32 %lse0, %lse0, 0fBF317218"),
     ("kv_64", "idx.b32 %u, %lse1", "idx.b32 %u, %lse0"),
@@ -144,80 +140,50 @@ fn problems((which, size): (&str, usize), laps: bool) -> [Problem; 2] {
     [beside(size, (if which == "q" { 2 } else { 3 }, f32::INFINITY)), large]
 }
 
-/// `from` in words of a line each, as the text has them.
-fn lines(x: &str) -> String {
-    x.replace("; ", ";\n    ")
-}
-
 fn bits(x: &[Vec<f32>]) -> Vec<u32> {
     x.iter().flatten().map(|x| x.to_bits()).collect()
 }
 
-/// Tries the changes of one entry, where they stand and how often; gives those that nobody notices.
-fn every(index: usize, changes: &[(&str, &str)], everywhere: bool) -> Vec<String> {
-    let (which, size) = ENTRIES[index];
-    let (text, entry, problems) = (
-        files::read(FILE).text,
-        format!("attention_grad_sm90a_{which}_{size}"),
-        problems(ENTRIES[index], everywhere),
-    );
-    let on = |kernels: &[Arc<Kernel>], problem, (seed, guard)| run(kernels, which, (problem, guard, seed));
+/// Makes the changes of the entries of one kernel; each must be told.
+fn every(which: &str, changes: &[(&str, &str, &str)], places: Places) {
+    let (text, mut missed) = (files::read(FILE).text, Vec::new());
     let right = kernels(&text);
-    let good = problems.each_ref().map(|p| bits(&on(&right, p, (0, GUARD)).unwrap()));
-    let ((start, end), mut missed) = (of_entry(&text, &entry), Vec::new());
-    for (from, to) in changes {
-        let (from, to) = (lines(from), lines(to));
-        let found = text[start..end].match_indices(&from).map(|(i, _)| start + i);
-        let places: Vec<usize> = found.take(if everywhere { usize::MAX } else { 1 }).collect();
-        let of_some = everywhere
-            && ["wait_group.sync.aligned 2", "%pending", "%lasthead", "%first, %p"]
-                .iter()
-                .any(|x| from.contains(x));
-        assert!(!places.is_empty() || of_some, "{entry} has {from}");
-        for (n, at) in places.into_iter().enumerate() {
-            let changed = format!("{}{to}{}", &text[..at], &text[at + from.len()..]);
-            let told = |kernels: &[Arc<Kernel>]| {
-                problems.iter().zip(&good).any(|(p, good)| {
-                    let orders = [(0, ALIGNED), (1, GUARD)].into_iter();
-                    orders.map(|o| on(kernels, p, o)).any(|bad| bad.map_or(true, |bad| bits(&bad) != *good))
-                })
-            };
-            if interpreter::read(&changed).is_ok_and(|kernels| !told(&kernels)) {
-                missed.push(format!("{entry}: nobody notices {to:?} for {from:?}, {n}"));
-            }
-        }
+    for size in SIZES {
+        let problems = problems((which, size), places == Places::Each);
+        let on = |kernels: &[Arc<Kernel>], p, (seed, guard)| run(kernels, which, (p, guard, seed));
+        let good = problems.each_ref().map(|p| bits(&on(&right, p, (0, GUARD)).unwrap()));
+        let told = |changed: &str| {
+            let kernels = kernels(changed);
+            problems.iter().zip(&good).any(|(p, good)| {
+                let orders = [(0, ALIGNED), (1, GUARD)].into_iter();
+                orders.map(|o| on(&kernels, p, o)).any(|bad| bad.map_or(true, |bad| bits(&bad) != *good))
+            })
+        };
+        let name = format!("{which}_{size}");
+        let here = changes.iter().filter(|c| c.0.split(' ').any(|part| name.contains(part)));
+        let here: Vec<_> = here.map(|c| (c.1, c.2)).collect();
+        let entry = format!("attention_grad_sm90a_{name}");
+        missed.extend(untold((&text, &entry), &here, places, "nothing", told));
     }
-    missed
-}
-
-fn once(index: usize) -> Vec<String> {
-    let (which, size) = ENTRIES[index];
-    let entry = format!("{which}_{size}");
-    let here = ONCE.iter().filter(|c| entry.ends_with(c.0)).map(|c| (c.1, c.2));
-    every(index, &here.collect::<Vec<_>>(), false)
-}
-
-fn all_told(missed: [Vec<String>; 2]) {
-    let missed = missed.concat();
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
 #[test]
 fn what_orders_the_gradient_of_queries_is_missed() {
-    all_told([0, 1].map(|i| every(i, EVERYWHERE, true)));
+    every("q", EVERYWHERE, Places::Each);
 }
 
 #[test]
 fn what_orders_the_gradient_of_keys_is_missed() {
-    all_told([2, 3].map(|i| every(i, EVERYWHERE, true)));
+    every("kv", EVERYWHERE, Places::Each);
 }
 
 #[test]
 fn a_change_of_the_gradient_of_queries_is_told() {
-    all_told([0, 1].map(once));
+    every("q", ONCE, Places::First);
 }
 
 #[test]
 fn a_change_of_the_gradient_of_keys_is_told() {
-    all_told([2, 3].map(once));
+    every("kv", ONCE, Places::First);
 }
