@@ -194,7 +194,10 @@ fn timings() {
 
 #[test]
 fn small_ones_go_through() {
-    let trials = (Trial { timed: (128, 256, 64), faster: 0.0 }, AttentionTrial { timed: 2, faster: 0.0 });
+    let trials = (
+        Trial { timed: (128, 256, 64), faster: 0.0 },
+        AttentionTrial { timed: 2, heads: (2, 1), faster: 0.0 },
+    );
     let attended = [8, 64].map(|size| (Heads { query: 2, kv: 1, size }, 7));
     all(&[(3, 6, 256), (128, 256, 256)], &attended, trials).unwrap();
 }

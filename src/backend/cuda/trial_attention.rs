@@ -13,20 +13,23 @@ use std::time::Instant;
 pub struct AttentionTrial {
     /// Tokens of the row that is timed.
     pub timed: usize,
+    /// Its heads of queries, and those of keys that they share: as many blocks as fill a card.
+    pub heads: (usize, usize),
     /// How many times as fast as attention of sm_80 it must be there.
     pub faster: f64,
 }
 
 impl Default for AttentionTrial {
     fn default() -> Self {
-        AttentionTrial { timed: 4096, faster: 1.03 }
+        AttentionTrial { timed: 4096, heads: (16, 4), faster: 1.03 }
     }
 }
 
-/// Packed rows that are compared: less than a tile, one more than a tile, one, and three tiles, so that every ring turns.
-const COMPARED: [u32; 5] = [0, 3, 132, 133, 420];
-/// Heads that are compared, of queries and of keys, and those that are timed: as many blocks as fill a card.
-const HEADS: [(usize, usize); 2] = [(4, 2), (16, 4)];
+/// Packed rows that are compared: less than a tile, one token, and three tiles of which the last is almost nothing, so that
+/// every ring turns; what is timed is compared as well.
+const COMPARED: [u32; 4] = [0, 3, 4, 263];
+/// Their heads of queries and of keys.
+const HEADS: (usize, usize) = (2, 1);
 /// Of a row's length in one head: probabilities are rounded to bf16, 2^-9, under other maxima; and of the mean length of
 /// all rows, where a gradient is all but nothing.
 const ROUNDED: [f64; 2] = [1.0 / 128.0, 1e-3];
@@ -142,7 +145,7 @@ impl<D: Driver> Cuda<D> {
 
     fn attends(&mut self, way: Way) -> Result<(), String> {
         for size in SIZES {
-            let case = self.attention_case(&COMPARED, (HEADS[0], size));
+            let case = self.attention_case(&COMPARED, (HEADS, size));
             let mut computed = |new| {
                 let mut outs = self.attention_outs(&case, way);
                 self.attended(&case, way, (new, &mut outs));
@@ -155,10 +158,10 @@ impl<D: Driver> Cuda<D> {
     }
 
     fn attends_faster(&mut self, way: Way, trial: AttentionTrial) -> Result<(), String> {
-        let AttentionTrial { timed, faster } = trial;
+        let AttentionTrial { timed, heads, faster } = trial;
         for size in SIZES {
             let bounds = [0, timed as u32];
-            let case = self.attention_case(&bounds, (HEADS[1], size));
+            let case = self.attention_case(&bounds, (heads, size));
             let mut outs = [(); 2].map(|()| self.attention_outs(&case, way));
             let mut least = [f64::INFINITY; 2];
             for turn in 0..2 * TIMES.1 {
