@@ -45,10 +45,18 @@ enum Way {
     Backward,
 }
 
+/// Whose kernels compute it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Mma,
+    Wgmma,
+}
+
 impl Way {
-    /// By wgmma in this direction alone, where `new`.
-    fn flash(self, new: bool) -> Flash {
-        Flash { forward: new && self == Way::Forward, backward: new && self == Way::Backward }
+    /// By wgmma in this direction alone, or not at all.
+    fn flash(self, by: By) -> Flash {
+        let takes = |way| by == By::Wgmma && self == way;
+        Flash { forward: takes(Way::Forward), backward: takes(Way::Backward) }
     }
 }
 
@@ -146,12 +154,12 @@ impl<D: Driver> Cuda<D> {
     fn attends(&mut self, way: Way) -> Result<(), String> {
         for size in SIZES {
             let case = self.attention_case(&COMPARED, (HEADS, size));
-            let mut computed = |new| {
+            let mut computed = |by| {
                 let mut outs = self.attention_outs(&case, way);
-                self.attended(&case, way, (new, &mut outs));
+                self.attended(&case, way, (by, &mut outs));
                 self.outs(&case, way, &outs)
             };
-            let (old, new) = (computed(false)?, computed(true)?);
+            let (old, new) = (computed(By::Mma)?, computed(By::Wgmma)?);
             case.same(way, &old, &new)?;
         }
         Ok(())
@@ -165,7 +173,7 @@ impl<D: Driver> Cuda<D> {
             let mut outs = [(); 2].map(|()| self.attention_outs(&case, way));
             let mut least = [f64::INFINITY; 2];
             for turn in 0..2 * TIMES.1 {
-                let outs = (turn % 2 == 1, &mut outs[turn % 2][..]);
+                let outs = ([By::Mma, By::Wgmma][turn % 2], &mut outs[turn % 2][..]);
                 let seconds = self.seconds_of(&case, way, outs).map_err(|e| e.to_string())?;
                 least[turn % 2] = seconds.min(least[turn % 2]);
             }
@@ -182,23 +190,18 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Of some, after one that compiles and wakes the device.
-    fn seconds_of(
-        &mut self,
-        case: &Case,
-        way: Way,
-        (new, outs): (bool, &mut [Memory]),
-    ) -> Result<f64, Fault> {
-        self.attended(case, way, (new, outs));
+    fn seconds_of(&mut self, case: &Case, way: Way, (by, outs): (By, &mut [Memory])) -> Result<f64, Fault> {
+        self.attended(case, way, (by, outs));
         self.fetched(&outs[0], 1)?;
         let began = Instant::now();
-        (0..TIMES.0).for_each(|_| self.attended(case, way, (new, outs)));
+        (0..TIMES.0).for_each(|_| self.attended(case, way, (by, outs)));
         self.fetched(&outs[0], 1)?;
         Ok(began.elapsed().as_secs_f64())
     }
 
     /// One direction, by wgmma or not.
-    fn attended(&mut self, case: &Case, way: Way, (new, outs): (bool, &mut [Memory])) {
-        self.flash = way.flash(new);
+    fn attended(&mut self, case: &Case, way: Way, (by, outs): (By, &mut [Memory])) {
+        self.flash = way.flash(by);
         let (rows, [wide, narrow, ..]) = (case.rows, case.cols());
         match outs {
             [out, lse] => {
@@ -241,7 +244,7 @@ impl<D: Driver> Cuda<D> {
         });
         let mut case = Case { heads, rows, tokens, inputs, saved: Vec::new() };
         let mut saved = self.attention_outs(&case, Way::Forward);
-        self.attended(&case, Way::Forward, (false, &mut saved));
+        self.attended(&case, Way::Forward, (By::Mma, &mut saved));
         case.saved = saved;
         case
     }
