@@ -140,6 +140,7 @@ impl Hall {
             longest(job).fits(&manifest).map_err(Refusal::configuration)?;
         }
         let shape = Shape::of(&manifest);
+        let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
         let coordinator = Coordinator::new(Setup {
             layout: job.writer.layout.clone(),
             machine: machine(options, here),
@@ -148,7 +149,7 @@ impl Hall {
             runtime: runtime.handle().clone(),
             threads: devices::cores(),
             hint: job.hint(options),
-            company: if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed },
+            company,
             stop: &signals::STOP,
         });
         let mut coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
@@ -157,7 +158,7 @@ impl Hall {
             Some(equipment) => {
                 let blueprint = Blueprint::open(&job.prepared.base.path, shape);
                 let blueprint = blueprint.map_err(Refusal::configuration)?;
-                Some(work_here(&coordinator, blueprint, equipment)?)
+                Some(work_here(&coordinator, (blueprint, company), equipment)?)
             }
             None => None,
         };
@@ -206,7 +207,7 @@ fn ended(local: JoinHandle<Outcome>) -> Option<Outcome> {
 /// Devices of this process hold the same conversation as others, over channels.
 fn work_here(
     coordinator: &Coordinator,
-    blueprint: Blueprint,
+    (blueprint, company): (Blueprint, Company),
     equipment: Equipment,
 ) -> Result<JoinHandle<Outcome>, Refusal> {
     // Drawn like everybody's: one that others know could be named by them.
@@ -225,7 +226,10 @@ fn work_here(
     Ok(std::thread::spawn(move || {
         let say = |line: &str| say!("{line}");
         let outcome = Worker::new(equipment, Source::Here(blueprint), &say).serve(theirs, hello, &NEVER);
-        if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome {
+        // Where they are alone it is why the run ends, and said there.
+        if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome
+            && company == Company::Open
+        {
             say!("warning: the devices of this process: {reason}");
         }
         outcome

@@ -137,7 +137,14 @@ fn a_microbatch_is_one_graph_after_warm_up() {
         assert!(b.iter().all(|m| *m == [launched, launched]), "{work}: {b:?}");
         let each = kernels(&with, launched);
         assert!(each[1] == each[2] && each[5] == each[6], "{work}: the same microbatch has other addresses");
-        assert_eq!((with.count("# graph"), with.count("# made"), without.count("#")), (6, 1, 0));
+        assert_eq!(
+            [&with, &without].map(|ran| (ran.count("# graph"), ran.count("# made"))),
+            [(6, 1), (0, 0)]
+        );
+        // Each file is compiled once.
+        let modules: Vec<_> = with.log.iter().filter(|l| l.starts_with("# module")).collect();
+        let once: std::collections::BTreeSet<_> = modules.iter().collect();
+        assert!(once.len() == modules.len() && once.len() > 8, "{work}: {modules:?}");
         let (got, want) = (with.work(), without.work());
         assert!(want.len() as u64 > 7 * launched, "uploads and kernels");
         let differs = got.iter().zip(&want).position(|(a, b)| a != b);

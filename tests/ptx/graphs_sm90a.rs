@@ -91,7 +91,7 @@ fn a_microbatch_with_tensor_maps_is_one_graph() {
         format!("Ok([{}])", all.join(", "))
     };
     assert_eq!((&with.out, &without.out), (&sent([&each, "1"]), &sent([&each, &each])), "{}", with.said);
-    assert_eq!((with.count("# made"), with.count("# graph"), without.count("#")), (1, 4, 0));
+    assert_eq!([&with, &without].map(|ran| (ran.count("# made"), ran.count("# graph"))), [(1, 4), (0, 0)]);
     let (got, want) = (with.work(), without.work());
     let differs = got.iter().zip(&want).position(|(a, b)| a != b);
     assert!(got == want, "line {differs:?} differs: {:?}", differs.map(|i| (got[i], want[i])));

@@ -1,7 +1,7 @@
 /* A stand-in for libcuda.so.1: no device, only answers. STANDIN names what goes wrong. Memory is the host's, kernels
    do nothing. Codes are those of cuda.h. It keeps books: what is used without a current context, given back twice or
    never, or used after its context is gone, ends the process with exit code 99. Where STANDIN_LOG names a file, every
-   kernel and every upload is written there, in the order of the stream; addresses are the same in every process. */
+   module, kernel and upload is written there, in the order of the stream; addresses are the same in every process. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -233,6 +233,9 @@ R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void 
         return 218;
     }
     if (strncmp(text, "//", 2)) return 200;
+    char line[99];
+    snprintf(line, sizeof line, "# module %.*s", (int)strcspn(text, ":\n"), (const char *)text);
+    say(line);
     return *m = have(strdup(text), MODULE), 0;
 }
 R cuModuleUnload(void *m) { return gone(m, MODULE, "cuModuleUnload"); }

@@ -230,6 +230,9 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
             [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
         assert_eq!(done.status.code(), Some(*code), "{case}, {typed}: {said}");
         assert!(said.contains(part) && !said.contains("misuse"), "{case}, {typed}: {said}");
+        // Once where it happens, and where the run ends.
+        assert!(said.matches("can take part").count() <= 1, "{case}, {typed}: {said}");
+        assert!(said.matches(part).count() <= 2, "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
         // Whether a model fits is asked before anything is uploaded, also for the self-test.
         let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));

@@ -144,6 +144,11 @@ impl Member {
         }
     }
 
+    /// Whether nobody has heard that it came: it is not ready yet, or has no device that could take part, which was said.
+    pub fn is_unknown(&self) -> bool {
+        self.devices.as_ref().is_none_or(Vec::is_empty)
+    }
+
     /// A piece of a sum: what is new of one it was asked for is waited for longer. What came before shows nothing:
     /// whoever began again and again would hold up the step.
     pub fn comes(&mut self, piece: (u64, u64), now: Duration) {

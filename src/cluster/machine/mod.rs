@@ -163,9 +163,9 @@ impl Machine {
 
     fn take_out(&mut self, member: MemberId, reason: &str, bye: Bye) {
         let Some(m) = self.fleet.members.get(&member) else { return };
-        let (unready, name, reason) = (m.devices.is_none(), m.name.clone(), format!("taken out: {reason}"));
+        let (unknown, name, reason) = (m.is_unknown(), m.name.clone(), format!("taken out: {reason}"));
         self.lost(member, &reason);
-        if unready {
+        if unknown {
             // Nobody has heard that it came; why it went is to be read nevertheless.
             self.note(Note::Left { member: name, reason, reopened: 0 });
         }
@@ -188,7 +188,7 @@ impl Machine {
             round.tally.reopened += reopened as u64;
         }
         self.out.push(Action::TakeBack { member: id });
-        if member.devices.is_some() {
+        if !member.is_unknown() {
             self.note(Note::Left { member: member.name, reason: reason.to_string(), reopened });
         }
     }
