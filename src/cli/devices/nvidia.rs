@@ -89,7 +89,33 @@ fn described(found: cuda::Found) -> Cards {
 /// Opens it, with `memory` bytes for all that it holds.
 pub fn device(found: &Found, dtype: Precision, memory: Option<u64>) -> Result<Cuda<Libcuda>, Fault> {
     let device = Cuda::open(found.device.ordinal)?.within(memory.unwrap_or(u64::MAX));
-    if dtype == Precision::Bf16 { Ok(tiered(device.bf16()?, found.device.ordinal)) } else { Ok(device) }
+    match dtype {
+        Precision::Bf16 => Ok(tiered(device.bf16()?, found.device.ordinal)),
+        Precision::Auto => Ok(rounded(device, found.device.ordinal)),
+        Precision::F32 => Ok(device),
+    }
+}
+
+/// In the f16 class, where the card's trial chose it: nobody typed that factors keep all of f32. A card is tried once in
+/// a process: its class must stay what it is.
+fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
+    static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    match taken.get(&ordinal) {
+        Some(true) => device.f16(),
+        Some(false) => device,
+        None => {
+            let device = device.sm70(Trial::default());
+            // For want of memory nothing was decided: the next opening asks again.
+            if !device.undecided() {
+                taken.insert(ordinal, device.below().is_none());
+            }
+            if let Some(why) = device.below() {
+                say!("cuda {ordinal}: products stay in f32: {why}");
+            }
+            device
+        }
+    }
 }
 
 /// With the tier that the card's trial chose. A card is tried once in a process: its class must stay what it is.

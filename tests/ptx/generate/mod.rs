@@ -9,6 +9,7 @@ mod epilogue;
 mod epilogue_sm90a;
 mod flash;
 mod product;
+mod product_sm70;
 mod product_sm90a;
 mod tensor;
 mod widen;
@@ -70,6 +71,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     let mut out = product::files();
     out.extend(attention::files());
     out.extend(tensor::files());
+    out.extend(product_sm70::files());
     out.extend(product_sm90a::files());
     out.extend(attention_grad::files());
     out.extend(attention_sm80::files());
