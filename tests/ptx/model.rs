@@ -109,7 +109,7 @@ fn f16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
 /// Products with frozen matrices on f16 tensor cores, all else the baseline's f32.
 #[test]
 fn a_whole_model_in_f16_is_near() {
-    for name in ["llama", "qwen2", "qwen3", "llamacls"] {
+    for name in ["qwen2", "llamacls"] {
         let case = open(name, 0.3);
         let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
         let (Some(device), Some(other)) = (f16(0), f16(7)) else { return };

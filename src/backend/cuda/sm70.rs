@@ -16,8 +16,8 @@ const TILE: usize = 128;
 /// What gradients are multiplied by before they are rounded, as wgpu's f16 variants do: 2^8 leaves room for values up to
 /// 255, and numbers down to 2.3e-10 are not lost.
 const LIFT: f32 = 256.0;
-/// Products that are compared: no multiples of anything, more than a tile each way, and nineteen steps.
-const COMPARED: (usize, usize, usize) = (133, 270, 587);
+/// Products that are compared: no multiples of anything, more than a tile each way, and eleven steps.
+const COMPARED: (usize, usize, usize) = (133, 270, 331);
 
 impl<D: Driver> Cuda<D> {
     /// The same device in the f16 class, where its tensor cores have f16 and no bf16, without a trial: another device on
