@@ -71,12 +71,12 @@ impl<D: Driver> Cuda<D> {
         for stored in [Stored::F32, Stored::Bf16, Stored::F16] {
             for direction in [Direction::Forward, Direction::Backward] {
                 let case = self.of_f16(COMPARED, (direction, stored));
-                let mut computed = |new| {
+                let mut computed = |tier| {
                     let out = self.numbers(m * n, 5);
-                    self.one_of_both(new, (Arg::Address(out.at(0)), Write::Add), &case, stored);
+                    self.one_of_both(tier, (Arg::Address(out.at(0)), Write::Add), &case, stored);
                     self.fetched(&out, m * n).map_err(|e| e.to_string())
                 };
-                let [old, new] = [computed(false)?, computed(true)?];
+                let [old, new] = [computed(Tier::F32)?, computed(Tier::Sm70)?];
                 case.same([&old, &new], |row, col| case.terms(row, col))?;
             }
         }
@@ -86,12 +86,15 @@ impl<D: Driver> Cuda<D> {
     fn gains_by_f16(&mut self, trial: Trial) -> Result<(), String> {
         let stored = Stored::Bf16;
         let case = self.of_f16(trial.timed, (Direction::Forward, stored));
-        self.gains(&case, trial.faster, |d, new, out| d.one_of_both(new, (out, Write::Set), &case, stored))
+        self.gains(&case, trial.faster, |d, new, out| {
+            let tier = if new { Tier::Sm70 } else { Tier::F32 };
+            d.one_of_both(tier, (out, Write::Set), &case, stored);
+        })
     }
 
-    fn one_of_both(&mut self, new: bool, out: (Arg, Write), case: &Case, stored: Stored) {
+    fn one_of_both(&mut self, tier: Tier, out: (Arg, Write), case: &Case, stored: Stored) {
         let how = (case.direction, stored);
-        if new {
+        if tier == Tier::Sm70 {
             self.product_f16(out, case.ab(), case.s, how);
         } else {
             self.product_f32(out, case.ab(), case.s, how);

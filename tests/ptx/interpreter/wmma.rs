@@ -98,22 +98,11 @@ impl Warp {
     ) -> Result<(), String> {
         self.together(active)?;
         match op {
-            Wmma::LoadA(columns) | Wmma::LoadB(columns) => {
-                let order = if matches!(op, Wmma::LoadA(_)) { order_a(columns) } else { order_b(columns) };
-                let (at, stride) = self.place(&args[1], args.get(2), (active, 2), block)?;
-                let mut out = [[0u64; 32]; 8];
-                for place in 0..2 * SIDE * SIDE {
-                    let (row, col) = element(order, place);
-                    let (line, inside) = if columns { (col, row) } else { (row, col) };
-                    let (at, lane) = (at + line as u64 * stride + 2 * inside as u64, place / 16);
-                    let who = self.who(block, lane as u32);
-                    memory.1.untouched(at, 2)?;
-                    let read = memory.1.region.read(at, 2, who);
-                    let bytes = read.map_err(|e| format!("thread {}: {e}", who.thread))?;
-                    out[place / 2 % 8][lane] |=
-                        u64::from(u16::from_le_bytes([bytes[0], bytes[1]])) << (16 * (place % 2));
-                }
-                self.fragment(&args[0], &out, active)
+            Wmma::LoadA(columns) => {
+                self.load_fragment((columns, order_a(columns)), args, active, (block, memory))
+            }
+            Wmma::LoadB(columns) => {
+                self.load_fragment((columns, order_b(columns)), args, active, (block, memory))
             }
             Wmma::Multiply(left, right) => {
                 let [_, a, b, c] = args else { return Err("four fragments are expected".into()) };
@@ -149,6 +138,29 @@ impl Warp {
                 Ok(())
             }
         }
+    }
+
+    fn load_fragment(
+        &mut self,
+        (columns, order): (bool, (usize, usize)),
+        args: &[Arg],
+        active: u32,
+        (block, memory): (&Block, &mut Memories),
+    ) -> Result<(), String> {
+        let (at, stride) = self.place(&args[1], args.get(2), (active, 2), block)?;
+        let mut out = [[0u64; 32]; 8];
+        for place in 0..2 * SIDE * SIDE {
+            let (row, col) = element(order, place);
+            let (line, inside) = if columns { (col, row) } else { (row, col) };
+            let (at, lane) = (at + line as u64 * stride + 2 * inside as u64, place / 16);
+            let who = self.who(block, lane as u32);
+            memory.1.untouched(at, 2)?;
+            let read = memory.1.region.read(at, 2, who);
+            let bytes = read.map_err(|e| format!("thread {}: {e}", who.thread))?;
+            out[place / 2 % 8][lane] |=
+                u64::from(u16::from_le_bytes([bytes[0], bytes[1]])) << (16 * (place % 2));
+        }
+        self.fragment(&args[0], &out, active)
     }
 
     /// Where a matrix begins and the bytes from line to line, which all lanes must agree on.
