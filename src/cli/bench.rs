@@ -244,9 +244,9 @@ fn tell(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
         inv.say("verb               calls        ms  share   GFLOP/s of peak     GB/s of peak")?;
         for v in pass["verbs"].as_array().into_iter().flatten() {
             inv.say(&format!(
-                "{:<17} {:>6} {:>9.2} {:>5.1}% {:>9.1} {:>6.1}% {:>8.1} {:>6.1}%",
+                "{:<17} {:>6.0} {:>9.2} {:>5.1}% {:>9.1} {:>6.1}% {:>8.1} {:>6.1}%",
                 v["verb"].as_str().unwrap_or_default(),
-                v["calls"],
+                number(v, "calls"),
                 1e3 * number(v, "seconds"),
                 100.0 * number(v, "share"),
                 number(v, "gflops"),

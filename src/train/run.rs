@@ -6,7 +6,7 @@ use super::checkpoint::{Saving, State};
 use super::compute::{Compute, Effort, tensor};
 use super::error::TrainError;
 use super::eval::evaluate;
-use super::event::{self, Event};
+use super::event::{self, Event, Speed};
 use super::next::{Means, Next};
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
@@ -91,6 +91,11 @@ struct Trainer<'a, 'e> {
     next: Next,
 }
 
+/// Whether it has computed a microbatch of the run. What its trials showed was said when it came.
+fn worked(speed: &Speed) -> bool {
+    speed.points.n > speed.trials as f64
+}
+
 impl Trainer<'_, '_> {
     /// True when the plan's last step was taken, false when a signal came first.
     fn all_steps(&mut self) -> Result<bool, TrainError> {
@@ -99,7 +104,7 @@ impl Trainer<'_, '_> {
         let State { step, parameters, .. } = &self.run.state;
         let first = step + 1;
         let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
-        self.measured();
+        self.measured(|_| true);
         self.look()?;
         while self.run.state.step < total && self.run.stop.urgency() == Urgency::Run {
             let Some(done) = self.one_step(self.run.state.step + 1)? else { break };
@@ -107,7 +112,7 @@ impl Trainer<'_, '_> {
             self.say(Event::Step(done));
             // Often at first, when little is known, and then ever less.
             if taken >= 8 && taken.is_power_of_two() {
-                self.measured();
+                self.measured(worked);
             }
             self.look()?;
             self.keep()?;
@@ -117,7 +122,7 @@ impl Trainer<'_, '_> {
 
     /// True when the last step was taken. Whatever ended the loop, its state is saved.
     fn ended(&mut self) -> Result<bool, TrainError> {
-        self.measured();
+        self.measured(worked);
         let stopped = self.run.stop.urgency();
         let complete = self.run.state.step == self.run.work.total_steps() && stopped != Urgency::Now;
         if complete || stopped != Urgency::Run {
@@ -181,9 +186,10 @@ impl Trainer<'_, '_> {
         }
     }
 
-    /// Says what devices were measured to need.
-    fn measured(&mut self) {
-        for speed in self.run.compute.speeds(self.run.state.step) {
+    /// Says what devices were measured to need, where that is worth saying.
+    fn measured(&mut self, worth: impl Fn(&Speed) -> bool) {
+        let speeds = self.run.compute.speeds(self.run.state.step).into_iter();
+        for speed in speeds.filter(worth).collect::<Vec<_>>() {
             self.say(Event::Speed(speed));
         }
     }

@@ -123,10 +123,14 @@ impl Found {
     pub fn load<'a>(self, whole: &Whole<'a>, dtype: Precision) -> Result<Load<'a>, ModelError> {
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
         let whole = Whole { tokens, ..*whole };
+        let dtype = match self {
+            Found::Wgpu(_) => dtype,
+            Found::Cuda(found) => nvidia::settled(found, dtype),
+        };
         let (packing, number): (fn(Encoding, usize) -> usize, _) = match (self, dtype) {
             (Found::Wgpu(_), _) => (wgpu::matrix_bytes, 0),
             (Found::Cuda(_), Precision::Bf16) => (cuda::matrix_bytes_bf16, 2),
-            (Found::Cuda(_), Precision::Auto | Precision::F32) => (cuda::matrix_bytes, 4),
+            (Found::Cuda(_), _) => (cuda::matrix_bytes, 4),
         };
         let blocks = Cell::new(false);
         let load = whole.load_as(&|encoding, numbers| {

@@ -95,7 +95,7 @@ fn has_bf16(device: Device, facts: &[&Facts]) -> bool {
     match device {
         Device::Cpu => true,
         Device::Gpu(_) => false,
-        Device::Cuda(index) => facts.get(index).is_some_and(|f| f.features.iter().any(|f| f == "bf16")),
+        Device::Cuda(index) => facts.get(index).is_some_and(|facts| nvidia::has_bf16(facts)),
     }
 }
 

@@ -27,6 +27,9 @@ pub struct Broken {
     pub why: String,
 }
 
+/// A card that has it says so among its features.
+const BF16: &str = "bf16";
+
 /// What the driver lists.
 type Cards = (Vec<Found>, Vec<Broken>);
 
@@ -67,7 +70,7 @@ fn described(found: cuda::Found) -> Cards {
     let one = |device: cuda::Device| {
         let (major, minor) = device.capability;
         let mut features = vec![format!("compute {major}.{minor}")];
-        features.extend((major >= 8).then(|| "bf16".to_string()));
+        features.extend((major >= 8).then(|| BF16.to_string()));
         let facts = Facts {
             name: device.name.clone(),
             kind: if device.integrated { Kind::Integrated } else { Kind::Discrete },
@@ -86,10 +89,23 @@ fn described(found: cuda::Found) -> Cards {
     (all, broken.collect())
 }
 
+/// Whether its tensor cores multiply bf16 numbers.
+pub(super) fn has_bf16(facts: &Facts) -> bool {
+    facts.features.iter().any(|feature| feature == BF16)
+}
+
+/// What it computes in: where nobody says, what it is fastest in, which a trial decides where it has no bf16.
+pub fn settled(found: &Found, dtype: Precision) -> Precision {
+    match dtype {
+        Precision::Auto if has_bf16(&found.facts) => Precision::Bf16,
+        as_it_is => as_it_is,
+    }
+}
+
 /// Opens it, with `memory` bytes for all that it holds.
 pub fn device(found: &Found, dtype: Precision, memory: Option<u64>) -> Result<Cuda<Libcuda>, Fault> {
     let device = Cuda::open(found.device.ordinal)?.within(memory.unwrap_or(u64::MAX));
-    match dtype {
+    match settled(found, dtype) {
         Precision::Bf16 => Ok(tiered(device.bf16()?, found.device.ordinal)),
         Precision::Auto => Ok(rounded(device, found.device.ordinal)),
         Precision::F32 => Ok(device),

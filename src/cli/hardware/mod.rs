@@ -35,7 +35,9 @@ pub fn selftest(inv: &mut Invocation) -> Result<(), Refusal> {
             Some(path) => path,
         };
         report::write(Path::new(path), &found)?;
-        say!("{path}: attach it to an issue about this machine; it names no user, host or folder of yours");
+        say!(
+            "{path}: attach it to an issue about this machine; of yours it has drivers' variables, with `~` for the home folder"
+        );
     }
     verdict(&found)
 }

@@ -133,7 +133,7 @@ pub const TABLE: &[Opt] = &[
 
     opt(Devices, "gpus", Commas("auto|none|cpu|0,1|NAME"), "auto", "which devices compute: indices of `finetune devices` (one twice is two devices), part of a name, cpu; auto: every card, else the CPU"),
     opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "what drives them; one that is named and missing is an error (cuda: taken only by name so far; cpu: indices are parts of the CPU)"),
-    opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "what products are computed in; auto: bf16 where the processor is faster in it"),
+    opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "what products are computed in; auto: bf16 or f16 where the device is faster in it"),
     opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); never changes a result"),
     opt(Devices, "memory-limit", One("SIZE"), "", "keep to this much memory of each device (2GB, 1500MiB; default: what it has free)"),
 

@@ -164,4 +164,18 @@ mod tests {
         assert_eq!(wait(&mut bed, &|turn| u64::from(turn) << 16), None, "it comes, however slowly");
         assert!(wait(&mut bed, &|turn| u64::from(turn % 2) << 16).is_some(), "it begins again and again");
     }
+
+    #[test]
+    fn a_member_without_devices_was_refused_once_and_leaves_in_silence() {
+        let mut bed = Bed::train(1, 1);
+        let noted =
+            |out: &[Action]| out.iter().filter(|a| matches!(a, Action::Note(Note::Left { .. }))).count();
+        bed.join(1, &[]);
+        assert_eq!(noted(&bed.said(1, From::Leave { reason: "no device here can take part".into() })), 0);
+        bed.join(2, &["b"]);
+        assert_eq!(noted(&bed.said(2, From::Leave { reason: "it was told to stop".into() })), 1);
+        // What it does that no honest worker does is told.
+        bed.join(3, &[]);
+        assert_eq!(noted(&bed.said(3, From::Ready { devices: vec![], refused: vec![] })), 1);
+    }
 }

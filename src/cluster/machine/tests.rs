@@ -208,19 +208,6 @@ fn a_lost_member_takes_its_granted_work_back_to_open() {
 }
 
 #[test]
-fn a_member_without_devices_was_refused_once_and_leaves_in_silence() {
-    let mut bed = Bed::train(1, 1);
-    let noted = |out: &[Action]| out.iter().filter(|a| matches!(a, Action::Note(Note::Left { .. }))).count();
-    bed.join(1, &[]);
-    assert_eq!(noted(&bed.said(1, From::Leave { reason: "no device here can take part".into() })), 0);
-    bed.join(2, &["b"]);
-    assert_eq!(noted(&bed.said(2, From::Leave { reason: "it was told to stop".into() })), 1);
-    // What it does that no honest worker does is told.
-    bed.join(3, &[]);
-    assert_eq!(noted(&bed.said(3, From::Ready { devices: vec![], refused: vec![] })), 1);
-}
-
-#[test]
 fn an_idle_device_repeats_what_is_late_and_the_first_to_finish_counts() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);

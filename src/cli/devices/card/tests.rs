@@ -47,7 +47,7 @@ fn blueprint() -> Blueprint {
     Blueprint { tensors: Arc::new(InBlocks(config.clone())), config, shape }
 }
 
-fn card() -> Found {
+fn card(features: &[&str]) -> Found {
     let device = cuda::Device {
         ordinal: 0,
         name: "a card".into(),
@@ -63,7 +63,7 @@ fn card() -> Found {
         driver: "a driver".into(),
         pci: "0000:01:00.0".into(),
         card: "01:00.0".into(),
-        features: Vec::new(),
+        features: features.iter().map(|f| f.to_string()).collect(),
         limits: BTreeMap::new(),
     };
     Found::Cuda(Box::leak(Box::new(nvidia::Found { device, facts })))
@@ -71,19 +71,27 @@ fn card() -> Found {
 
 #[test]
 fn the_slab_is_counted_once() {
-    let (blueprint, found) = (blueprint(), card());
+    let blueprint = blueprint();
     let line = Line { fixed: 1e8, each: 1e5 };
     let fit = Fit { line, blocks: Keep::Inputs.blocks(blueprint.config.layers), tokens: 64 };
-    for (dtype, number) in [(Precision::F32, 4), (Precision::Bf16, 2)] {
+    let (with, without): (&[&str], &[&str]) = (&["compute 8.0", "bf16"], &["compute 7.0"]);
+    for (features, dtype, number) in [
+        (with, Precision::F32, 4),
+        (with, Precision::Bf16, 2),
+        // Where nobody says, what the card is fastest in.
+        (with, Precision::Auto, 2),
+        (without, Precision::Auto, 4),
+    ] {
+        let (found, short) = (card(features), number == 2);
         let load = |measured| found.load(&Whole { measured, ..Whole::of(&blueprint) }, dtype).unwrap();
         let slab = cuda::slab_bytes(blueprint.config.vocab, number) as u64;
         assert_eq!(load(None).weights, load(Some(fit)).weights + slab, "what was measured has it in it");
         let beside = load(None).beside;
         let [with, token, none] = [beside, Beside { logits: 0, ..beside }, Beside::default()]
             .map(|beside| memory::estimate(Load { beside, ..load(None) }, Keep::Inputs).in_use);
-        assert_eq!(token > none, dtype == Precision::Bf16, "copies of the bf16 class, for each token");
+        assert_eq!(token > none, short, "copies of the bf16 class, for each token");
         // The vocabulary is far wider than all else: the head decides.
-        let gradient = if dtype == Precision::Bf16 { 64 * 70_000 * 2 } else { 0 };
+        let gradient = if short { 64 * 70_000 * 2 } else { 0 };
         assert_eq!(with - token, gradient, "and of the gradient of logits");
 
         // What a device was measured to take fits where there is just as much.
