@@ -214,10 +214,9 @@ mod tests {
             Finding { place: "a".into(), class: class.into(), again }.advice()
         };
         for bad in [true, false] {
-            assert!(
-                advice("wgpu-coop16+tiled-f16-card", bad).contains("try --dtype f32; else the "),
-                "{bad}"
-            );
+            for class in ["wgpu-coop16+tiled-f16-card", "cuda-sm75-f16-card"] {
+                assert!(advice(class, bad).contains("try --dtype f32; else the "), "{class} {bad}");
+            }
             assert!(!advice("wgpu-tiled+flash-f32-card", bad).contains("--dtype"));
         }
         assert_eq!(advice("cpu-avx2-f32", false), "the device is at fault: leave a out");

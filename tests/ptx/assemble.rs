@@ -109,7 +109,9 @@ fn tensor_cores_are_used_where_promised() {
     let folder = tempfile::tempdir().unwrap();
     for file in files::all().iter().filter(|f| !f.promises.is_empty()) {
         let out = folder.path().join("out.cubin");
-        assemble(&ptxas, &files::folder().join(&file.name), &file.target, &out);
+        // The disassembler has forgotten 7.0.
+        let arch = if file.target == "70" { "75" } else { &file.target };
+        assemble(&ptxas, &files::folder().join(&file.name), arch, &out);
         let dump = Command::new(&cuobjdump).arg("-sass").arg(&out).output().unwrap();
         let text = String::from_utf8_lossy(&dump.stdout).into_owned();
         let entries: Vec<&str> = text.split("Function : ").skip(1).collect();

@@ -104,6 +104,8 @@ R cuDeviceGetAttribute(int *v, int a, int d) {
     if (a == 18) return *v = is("jetson"), 0;
     if (a == 16) return *v = 132, 0;
     if (hopper()) return *v = a == 75 ? 9 : 0, 0;
+    if (is("turing")) return *v = a == 75 ? 7 : 5, 0;
+    if (is("volta") || is("volta-compiler")) return *v = a == 75 ? 7 : 0, 0;
     return *v = a == 75 ? (is("pascal") ? 6 : 8) : (is("pascal") ? 1 : 6), 0;
 }
 R cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) { return 0; }
@@ -227,7 +229,7 @@ static void run(struct node *node) {
 
 R cuModuleLoadDataEx(void **m, const void *text, unsigned n, int *options, void **values) {
     needs_context("cuModuleLoadDataEx");
-    if (is("compiler")) {
+    if (is("compiler") || (is("volta-compiler") && !strncmp(text, "// product_sm70:", 16))) {
         for (unsigned i = 0; i + 1 < n; i++)
             if (options[i] == 5) snprintf(values[i], (size_t)values[i + 1], "ptxas application ptx input, line 7;\n error");
         return 218;

@@ -97,6 +97,35 @@ fn a_whole_model_on_tensor_cores_is_near() {
     }
 }
 
+/// In the f16 class, where the device is one of those that have it.
+fn f16(order: u64) -> Option<Cuda<Box<dyn Driver>>> {
+    let device = Some(device_at((7, 5), order).f16()).filter(|d| d.class().contains("-f16"));
+    if device.is_none() {
+        println!("skipped: no f16 class");
+    }
+    device
+}
+
+/// Products with frozen matrices on f16 tensor cores, all else the baseline's f32.
+#[test]
+fn a_whole_model_in_f16_is_near() {
+    for name in ["qwen2", "llamacls"] {
+        let case = open(name, 0.3);
+        let want = gradient(&mut load(Cpu::new(1), &case, Keep::Everything), &case);
+        let (Some(device), Some(other)) = (f16(0), f16(7)) else { return };
+        let mut stage = load(device, &case, Keep::Everything);
+        let got = gradient(&mut stage, &case);
+        near(&format!("{name} in f16"), &got, &want, (1e-3, 5e-3));
+        let made = stage.traffic().made;
+        assert!(gradient(&mut stage, &case) == got, "{name}: the same microbatch gives the same bits");
+        assert_eq!(stage.traffic().made, made, "{name}: memory is made in the steady state");
+        let exact = gradient(&mut load(device_at((7, 5), 0), &case, Keep::Everything), &case);
+        assert!(exact != got, "{name}: nothing is rounded");
+        let other = gradient(&mut load(other, &case, Keep::Inputs), &case);
+        assert!(other == got, "{name}: bits depend on the order of warps, or on what blocks keep");
+    }
+}
+
 /// A change of a file: what stands there, and what comes in its place.
 type Change = (&'static str, &'static str, &'static str);
 
@@ -197,7 +226,7 @@ fn thirty<B: Backend + Fused>(backend: B, case: &Case) -> Vec<f64> {
 fn thirty_steps_end_within_a_hundredth_of_the_cpu() {
     let case = open("llama", 0.1);
     let want = thirty(Cpu::new(1), &case);
-    let runs = [("f32", Some(device(0))), ("bf16", bf16(0))];
+    let runs = [("f32", Some(device(0))), ("f16", f16(0)), ("bf16", bf16(0))];
     for (name, device) in runs {
         let Some(device) = device else { continue };
         let got = thirty(device, &case);

@@ -2,7 +2,7 @@
 //! nothing. Every barrier of every kernel is taken away once.
 
 use crate::bench::{Mat, Out, run};
-use crate::device::{Interpreted, device_of, device_with};
+use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::fused;
 use crate::products::weight;
@@ -23,6 +23,8 @@ enum Exercise {
     Norm,
     /// Forward and backward on tensor cores.
     Tensor,
+    /// The same on those of sm_70, of a weight that is stored so.
+    TensorF16(Dtype),
     /// A projection with its adapter on tensor cores, forward and backward, of a rank beyond one part.
     Adapter,
     /// Attention and its gradient on tensor cores, with heads of that size.
@@ -37,12 +39,17 @@ enum Exercise {
 
 use Exercise::{
     Adapter, Attention, CrossEntropy, Linear, Matmul, Norm, NormAhead, RopeAhead, SwigluAhead, Tensor,
-    TensorAttention,
+    TensorAttention, TensorF16,
 };
 
 type Outcome = Result<Vec<Vec<f32>>, Fault>;
 
 impl Exercise {
+    /// What of: tensor cores of sm_70 are those of no later card.
+    fn capability(self) -> (u32, u32) {
+        if matches!(self, TensorF16(_)) { (7, 0) } else { (8, 0) }
+    }
+
     fn on(self, device: Cuda<Interpreted>) -> Outcome {
         match self {
             Matmul(transpose) => matmul(device, transpose),
@@ -56,6 +63,7 @@ impl Exercise {
             CrossEntropy => cross_entropy(device),
             Norm => norm(device),
             Tensor => linear(device.bf16().unwrap(), Dtype::Bf16),
+            TensorF16(dtype) => linear(device.f16(), dtype),
         }
     }
 }
@@ -138,6 +146,9 @@ const WITH_BARRIERS: &[(&str, &[&str], Exercise)] = &[
     ("attention_grad.ptx", &["attention_grad_q_128", "attention_grad_kv_128"], Attention(68)),
     ("attention_grad.ptx", &["attention_grad_q_256", "attention_grad_kv_256"], Attention(132)),
     ("cross_entropy.ptx", &["cross_entropy"], CrossEntropy),
+    ("product_sm70.ptx", &["product_sm70_nt_f32", "product_sm70_nn_f32"], TensorF16(Dtype::F32)),
+    ("product_sm70.ptx", &["product_sm70_nt_bf16", "product_sm70_nn_bf16"], TensorF16(Dtype::Bf16)),
+    ("product_sm70.ptx", &["product_sm70_nt_f16", "product_sm70_nn_f16"], TensorF16(Dtype::F16)),
     ("product_sm80.ptx", &["product_sm80_nt", "product_sm80_nn"], Tensor),
     ("lora_linear_sm80.ptx", &["lora_linear_sm80_nt", "lora_linear_sm80_nn"], Adapter),
     ("attention_sm80.ptx", &["attention_sm80_64"], TensorAttention(16)),
@@ -205,6 +216,39 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ),
     ("cross_entropy.ptx", "cross_entropy", "add.u32 %i, %i, 256", "add.u32 %i, %i, 255", CrossEntropy),
     ("cross_entropy.ptx", "cross_entropy", "@%first st", "st", CrossEntropy),
+    ("product_sm70.ptx", "product_sm70_nt_f32", "bar.warp.sync 0xffffffff", "", TensorF16(Dtype::F32)),
+    (
+        "product_sm70.ptx",
+        "product_sm70_nn_bf16",
+        "@%p bra ROWS0;\n    bar.warp.sync 0xffffffff",
+        "@%p bra ROWS0",
+        TensorF16(Dtype::Bf16),
+    ),
+    ("product_sm70.ptx", "product_sm70_nn_f32", "%g0, %lift", "%g0, %g0", TensorF16(Dtype::F32)),
+    ("product_sm70.ptx", "product_sm70_nt_bf16", "{0, %b3}", "{%b3, 0}", TensorF16(Dtype::Bf16)),
+    ("product_sm70.ptx", "product_sm70_nn_f16", "{%b4, %b5}", "{%b5, %b4}", TensorF16(Dtype::F16)),
+    (
+        "product_sm70.ptx",
+        "product_sm70_nt_f16",
+        "sub.s32 %left, %left, 32",
+        "sub.s32 %left, %left, 31",
+        TensorF16(Dtype::F16),
+    ),
+    ("product_sm70.ptx", "product_sm70_nn_f32", "%p, %p, %column", "%p, %p, %p", TensorF16(Dtype::F32)),
+    (
+        "product_sm70.ptx",
+        "product_sm70_nt_bf16",
+        "add.u32 %y, %lb, %use",
+        "mov.u32 %y, %lb",
+        TensorF16(Dtype::Bf16),
+    ),
+    (
+        "product_sm70.ptx",
+        "product_sm70_nn_bf16",
+        "wmma.load.b.sync.aligned.row",
+        "wmma.load.b.sync.aligned.col",
+        TensorF16(Dtype::Bf16),
+    ),
     ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 1", "cp.async.wait_group 2", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 0", "", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "min.s32 %real, %real, %keepa1", "mov.u32 %real, 8", Tensor),
@@ -286,9 +330,13 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
 
 /// True where the changed file gives an error, or other numbers than `good`.
 fn told(file: &'static str, text: &str, exercise: Exercise, good: &[Vec<f32>]) -> bool {
-    [0, 1].into_iter().any(|seed| match exercise.on(device_with(file, text, seed)) {
-        Err(_) => true,
-        Ok(bad) => bad.iter().flatten().map(|x| x.to_bits()).ne(good.iter().flatten().map(|x| x.to_bits())),
+    [0, 1].into_iter().any(|seed| {
+        match exercise.on(device_with_at(exercise.capability(), (file, text), seed)) {
+            Err(_) => true,
+            Ok(bad) => {
+                bad.iter().flatten().map(|x| x.to_bits()).ne(good.iter().flatten().map(|x| x.to_bits()))
+            }
+        }
     })
 }
 
@@ -302,7 +350,7 @@ pub fn of_entry(text: &str, entry: &str) -> (usize, usize) {
 fn a_barrier_that_is_missing_is_told() {
     for (file, entries, exercise) in WITH_BARRIERS {
         let text = files::read(file).text;
-        let good = exercise.on(device_of((8, 0), 0)).unwrap();
+        let good = exercise.on(device_of(exercise.capability(), 0)).unwrap();
         for entry in *entries {
             let (from, to) = of_entry(&text, entry);
             let barriers = text[from..to].match_indices("bar.sync 0;");
@@ -338,7 +386,7 @@ fn no_entry_with_a_barrier_is_left_out() {
 fn a_change_is_told() {
     for (file, entry, from, to, exercise) in CHANGES {
         let text = files::read(file).text;
-        let good = exercise.on(device_of((8, 0), 0)).unwrap();
+        let good = exercise.on(device_of(exercise.capability(), 0)).unwrap();
         let (start, _) = of_entry(&text, entry);
         let at = start + text[start..].find(from).unwrap_or_else(|| panic!("{entry} has {from}"));
         let end = if to.is_empty() { at + from.len() + 1 } else { at + from.len() };

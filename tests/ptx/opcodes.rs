@@ -177,6 +177,7 @@ fn every_opcode_that_kernels_use_has_a_known_answer() {
         "mbarrier",
         "fence",
         "wgmma",
+        "wmma",
         "setmaxnreg",
         ".",
     ];

@@ -34,6 +34,11 @@ const CASES: &[(&str, &str)] = &[
     ("launch", "launch: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at or before fill"),
     ("illegal-address", "read: CUDA_ERROR_ILLEGAL_ADDRESS, at or before fill"),
     ("lost", "read: CUDA_ERROR_LAUNCH_FAILED, at or before fill"),
+    // Of sm_70, likewise.
+    ("volta", "cuda-sm70-f16-stand-in-"),
+    ("turing", "cuda-sm75-f16-stand-in-"),
+    ("volta-compiler", "cuda-sm70-f32-stand-in-"),
+    ("volta-compiler", "cuda:0 (Stand-in): product_sm70.ptx does not compile: CUDA_ERROR_INVALID_PTX"),
     // Of sm_90a: it computes nothing, with which nothing disagrees; any speed is taken here.
     ("hopper", "cuda-sm90-bf16-wgmma-stand-in-"),
     ("hopper-old", "cuda-sm90-bf16-stand-in-"),
@@ -70,6 +75,10 @@ fn happens() -> Result<String, String> {
         if std::env::var("STANDIN").is_ok_and(|case| case.starts_with("hopper")) {
             let trial = Trial { timed: (256, 512, 128), faster: 0.0 };
             let tried = twin.bf16().map_err(|e| e.to_string())?.sm90a(trial);
+            return Ok(format!("{} {}", tried.class(), tried.below().unwrap_or("")));
+        }
+        if std::env::var("STANDIN").is_ok_and(|case| case.starts_with("volta") || case == "turing") {
+            let tried = twin.sm70(Trial { timed: (130, 140, 64), faster: 0.0 });
             return Ok(format!("{} {}", tried.class(), tried.below().unwrap_or("")));
         }
         Ok(format!("read {out:?} {}", twin.class()))
@@ -209,6 +218,19 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
         78,
         "the model alone does not fit: choose",
     ),
+    // What the trial says, once however often the card is opened, and not where f32 is typed.
+    (
+        "volta-compiler",
+        "--gpu-backend cuda -o out",
+        78,
+        "cuda 0: products stay in f32: cuda:0 (Stand-in): product_sm70.ptx does not compile",
+    ),
+    (
+        "volta-compiler",
+        "--gpu-backend cuda --dtype f32 -o out",
+        78,
+        "cuda 0 Stand-in: computes wrong numbers",
+    ),
     ("old", "--gpu-backend cuda -o out", 78, "the NVIDIA driver is too old"),
     ("hidden", "--gpu-backend cuda --gpus 0 -o out", 78, "CUDA_VISIBLE_DEVICES may hide it"),
     ("fine", "--gpu-backend cuda --gpus 1 -o out", 78, "device 1; what there is: device 0 Stand-in"),
@@ -233,6 +255,8 @@ fn the_program_refuses_a_card_that_does_not_count_right() {
         // Once where it happens, and where the run ends.
         assert!(said.matches("can take part").count() <= 1, "{case}, {typed}: {said}");
         assert!(said.matches(part).count() <= 2, "{case}, {typed}: {said}");
+        let tried = usize::from(*case == "volta-compiler" && !typed.contains("f32"));
+        assert_eq!(said.matches("products stay in f32").count(), tried, "{case}, {typed}: {said}");
         assert!(!here.path().join("out").exists(), "{case}, {typed}: a folder was left");
         // Whether a model fits is asked before anything is uploaded, also for the self-test.
         let uploaded = std::fs::read_to_string(log).is_ok_and(|log| log.contains("upload"));

@@ -210,6 +210,18 @@ fn all(sizes: &[Product], attended: &[(Heads, usize)], trials: (Trial, Attention
     products(("f32", "bf16"), &mut f32, sizes, plain).unwrap();
     let blocks = products(("f32", "Q4_K"), &mut f32, sizes, in_blocks);
     attended.iter().for_each(|one| attention("f32", &mut f32, *one));
+    // Of capability 7.x; others stay as they are, which the rows above have. Timed in any case: what a trial refused
+    // should be seen.
+    let tried = device_at((7, 5), 0).sm70(trial);
+    println!("timing f16: {} {}", tried.class(), tried.below().unwrap_or(""));
+    let mut f16 = tried.f16();
+    let blocks = match f16.class().contains("-f16") {
+        true => {
+            products(("f16", "bf16"), &mut f16, sizes, plain).unwrap();
+            blocks.and(products(("f16", "Q4_K"), &mut f16, sizes, in_blocks))
+        }
+        false => blocks,
+    };
     let mut bf16 = match f32.bf16() {
         Ok(bf16) => bf16,
         Err(why) => {

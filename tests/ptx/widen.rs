@@ -89,7 +89,7 @@ fn products<B: Backend>(
 
 /// A tier on the interpreter, or on a card.
 fn tiers() -> Vec<(&'static str, Cuda<Box<dyn Driver>>)> {
-    let mut all = vec![("f32", device(1))];
+    let mut all = vec![("f32", device(1)), ("f16", device(1).f16())];
     match device_at((8, 0), 1).bf16() {
         Ok(device) => all.push(("bf16", device)),
         Err(_) => println!("skipped: no tensor cores for bf16"),

@@ -107,7 +107,7 @@ impl<D: Driver> Cuda<D> {
             "only tensor cores' products add an adapter's part"
         );
         let narrowed = match (self.tier, direction) {
-            (Tier::F32, _) => None,
+            (Tier::F32 | Tier::Sm70, _) => None,
             (_, Direction::Forward) => Some(self.narrowed(x)),
             (_, Direction::Backward) => Some(Arc::new(self.narrow(x))),
         };
@@ -129,21 +129,30 @@ impl<D: Driver> Cuda<D> {
             let out_at = Arg::Address(begin + 4 * first as u64);
             let s = Shape { m: out.rows, n, k: x.cols, lda, ldb, ldo: out.cols };
             let ab = (left, Arg::Address(right));
-            match (self.tier, direction) {
-                (Tier::Sm80, _) => {
+            match self.tier {
+                Tier::Sm80 => {
                     let added = added.map(|added| added.from(first, direction));
                     self.product_bf16((out_at, write), ab, s, (direction, added));
                 }
-                (Tier::F32, Direction::Forward) => {
-                    let entry = format!("linear_{}", w.stored.name());
-                    self.product(("linear.ptx", &entry), (out_at, write), ab, 1.0, s);
-                }
-                (Tier::F32, Direction::Backward) => {
-                    let entry = format!("linear_grad_{}", w.stored.name());
-                    self.product(("linear_grad.ptx", &entry), (out_at, write), ab, 1.0, s);
-                }
+                Tier::Sm70 => self.product_f16((out_at, write), ab, s, (direction, w.stored)),
+                Tier::F32 => self.product_f32((out_at, write), ab, s, (direction, w.stored)),
             }
         }
+    }
+
+    /// Of a matrix that is stored so, in f32 arithmetic.
+    pub(super) fn product_f32(
+        &mut self,
+        out: (Arg, Write),
+        ab: (Arg, Arg),
+        s: Shape,
+        (direction, stored): (Direction, Stored),
+    ) {
+        let (file, stem) = match direction {
+            Direction::Forward => ("linear.ptx", "linear"),
+            Direction::Backward => ("linear_grad.ptx", "linear_grad"),
+        };
+        self.product((file, &format!("{stem}_{}", stored.name())), out, ab, 1.0, s);
     }
 
     /// out[T, C] = `table[ids[T]]` of a table in blocks, in f32 in every tier.
@@ -186,7 +195,7 @@ impl<D: Driver> Cuda<D> {
             self.fetch(slab.at(0), &mut got)?;
             let same = want.iter().zip(got.chunks_exact(size)).all(|(want, got)| match (tier, got) {
                 (Tier::Sm80, &[a, b]) => bf16::from_f32(*want).to_le_bytes() == [a, b],
-                (Tier::F32, &[a, b, c, d]) => want.to_le_bytes() == [a, b, c, d],
+                (Tier::F32 | Tier::Sm70, &[a, b, c, d]) => want.to_le_bytes() == [a, b, c, d],
                 _ => false,
             });
             // A damaged file's own infinities are told where the file is read.
@@ -219,7 +228,7 @@ impl<D: Driver> Cuda<D> {
             size(part.cols.1),
         ];
         let (file, stem) = match tier {
-            Tier::F32 => ("widen.ptx", "widen"),
+            Tier::F32 | Tier::Sm70 => ("widen.ptx", "widen"),
             Tier::Sm80 => ("widen_sm80.ptx", "widen_sm80"),
         };
         let entry = format!("{stem}_{}", block.name().to_lowercase());

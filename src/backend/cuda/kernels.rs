@@ -37,6 +37,7 @@ pub const SOURCES: &[Source] = sources![
     "lora_linear_sm80.ptx",
     "lora_linear_sm90a.ptx",
     "matmul.ptx",
+    "product_sm70.ptx",
     "product_sm80.ptx",
     "product_sm90a.ptx",
     "rmsnorm.ptx",

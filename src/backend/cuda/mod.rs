@@ -17,6 +17,7 @@ mod libcuda;
 mod list;
 mod memory;
 mod pool;
+mod sm70;
 mod sm90a;
 mod staging;
 mod tensor;
@@ -73,6 +74,8 @@ pub struct Cuda<D: Driver> {
 enum Tier {
     /// f32 arithmetic.
     F32,
+    /// Tensor cores of sm_70: operands rounded to f16 on their way, f32 sums; all else as [`Tier::F32`].
+    Sm70,
     /// Tensor cores of sm_80: bf16 operands, f32 sums.
     Sm80,
 }

@@ -38,15 +38,17 @@ const BOUND: f64 = 1e-4;
 const TIMES: (u32, usize) = (4, 3);
 
 /// The operands of a product, on the device and here.
-struct Case {
-    s: Shape,
-    direction: Direction,
-    device: [Memory; 2],
-    host: [Vec<f32>; 2],
+pub(super) struct Case {
+    pub s: Shape,
+    pub direction: Direction,
+    pub device: [Memory; 2],
+    pub host: [Vec<f32>; 2],
+    /// What is tried, and what it is compared with.
+    pub names: [&'static str; 2],
 }
 
 impl Case {
-    fn ab(&self) -> (Arg, Arg) {
+    pub fn ab(&self) -> (Arg, Arg) {
         let [a, b] = &self.device;
         (Arg::Address(a.at(0)), Arg::Address(b.at(0)))
     }
@@ -58,17 +60,17 @@ impl Case {
     }
 
     /// The first output of two tiers that are further apart than [`BOUND`] of its terms.
-    fn same(&self, [old, new]: [&[f32]; 2], terms: impl Fn(usize, usize) -> f64) -> Result<(), String> {
+    pub fn same(&self, [old, new]: [&[f32]; 2], terms: impl Fn(usize, usize) -> f64) -> Result<(), String> {
         let Shape { n, k, .. } = self.s;
         let off = |i: usize| f64::from((old[i] - new[i]).abs()) / terms(i / n, i % n);
         // NaN is told as well.
         let Some(i) = (0..old.len()).find(|&i| off(i).is_nan() || off(i) > BOUND) else { return Ok(()) };
-        let (row, col, off, direction) = (i / n, i % n, off(i), self.direction);
-        Err(format!("wgmma: output {row}, {col} is off by {off:.1e} ({direction:?}, {k} terms)"))
+        let (row, col, off, direction, [new, _]) = (i / n, i % n, off(i), self.direction, self.names);
+        Err(format!("{new}: output {row}, {col} is off by {off:.1e} ({direction:?}, {k} terms)"))
     }
 
     /// The sum of |a| |b| of an output.
-    fn terms(&self, row: usize, col: usize) -> f64 {
+    pub fn terms(&self, row: usize, col: usize) -> f64 {
         let (Shape { n, k, .. }, [a, b]) = (self.s, &self.host);
         let right = |c: usize| match self.direction {
             Direction::Forward => b[col * k + c],
@@ -85,7 +87,14 @@ impl<D: Driver> Cuda<D> {
         let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
         let Some(processors) = may else { return self };
         self.undecided = false;
-        let result = self.tried(|d| d.agrees(processors).and_then(|()| d.gains(processors, trial)));
+        let result = self.tried(|d| {
+            d.agrees(processors)?;
+            let case = d.case(trial.timed, Direction::Forward);
+            d.gains(&case, trial.faster, |d, new, out| {
+                d.sm90a = new.then_some(processors);
+                d.product_bf16((out, Write::Set), case.ab(), case.s, (case.direction, None));
+            })
+        });
         self.sm90a = result.is_ok().then_some(processors);
         self.below = result.err();
         self
@@ -146,14 +155,20 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Of one large product, all of whose outputs are compared as well: rows of tiles are in groups there.
-    fn gains(&mut self, processors: u32, Trial { timed: (m, n, k), faster }: Trial) -> Result<(), String> {
-        let case = self.case((m, n, k), Direction::Forward);
+    /// `product`: by what is tried, or by what it is compared with.
+    pub(super) fn gains(
+        &mut self,
+        case: &Case,
+        faster: f64,
+        product: impl Fn(&mut Self, bool, Arg),
+    ) -> Result<(), String> {
+        let Shape { m, n, k, .. } = case.s;
         // An output that one of them does not write stays a number that is not the other's.
         let outs = [5, 5].map(|key| self.numbers(m * n, key));
         let mut least = [f64::INFINITY; 2];
         for turn in 0..2 * TIMES.1 {
-            self.sm90a = (turn % 2 == 1).then_some(processors);
-            let seconds = self.seconds(&case, &outs[turn % 2]).map_err(|e| e.to_string())?;
+            let seconds = self.seconds(&outs[turn % 2], |d, out| product(d, turn % 2 == 1, out));
+            let seconds = seconds.map_err(|e| e.to_string())?;
             least[turn % 2] = seconds.min(least[turn % 2]);
         }
         let [old, new] = outs.each_ref().map(|out| self.fetched(out, m * n).map_err(|e| e.to_string()));
@@ -163,16 +178,17 @@ impl<D: Driver> Cuda<D> {
         if gain >= faster {
             return Ok(());
         }
-        Err(format!("wgmma: {gain:.2} times as fast as mma at {m} x {n} x {k}, and {faster:.2} is asked"))
+        let [new, old] = case.names;
+        Err(format!("{new}: {gain:.2} times as fast as {old} at {m} x {n} x {k}, and {faster:.2} is asked"))
     }
 
     /// Of some products, after one that compiles and wakes the device.
-    fn seconds(&mut self, case: &Case, out: &Memory) -> Result<f64, Fault> {
-        let (at, direction) = ((Arg::Address(out.at(0)), Write::Set), case.direction);
-        self.product_bf16(at, case.ab(), case.s, (direction, None));
+    fn seconds(&mut self, out: &Memory, product: impl Fn(&mut Self, Arg)) -> Result<f64, Fault> {
+        let at = Arg::Address(out.at(0));
+        product(self, at);
         self.fetched(out, 1)?;
         let began = Instant::now();
-        (0..TIMES.0).for_each(|_| self.product_bf16(at, case.ab(), case.s, (direction, None)));
+        (0..TIMES.0).for_each(|_| product(self, at));
         self.fetched(out, 1)?;
         Ok(began.elapsed().as_secs_f64())
     }
@@ -181,7 +197,7 @@ impl<D: Driver> Cuda<D> {
         let b = if direction == Direction::Forward { (n, k) } else { (k, n) };
         let s = Shape { m, n, k, lda: padded(k), ldb: padded(b.1), ldo: n };
         let [(a, x), (b, y)] = [((m, k), 1), (b, 2)].map(|(size, key)| self.rows_of_bf16(size, key));
-        Case { s, direction, device: [a, b], host: [x, y] }
+        Case { s, direction, device: [a, b], host: [x, y], names: ["wgmma", "mma"] }
     }
 
     /// In -1 .. 1, keyed; rows [`padded`].

@@ -22,6 +22,7 @@ impl<D: Driver> Backend for Cuda<D> {
         let (major, minor) = self.driver.capability();
         let numbers = match (self.tier, self.sm90a) {
             (Tier::F32, _) => "f32",
+            (Tier::Sm70, _) => "f16",
             (Tier::Sm80, None) => "bf16",
             (Tier::Sm80, Some(_)) => "bf16-wgmma",
         };
@@ -37,7 +38,7 @@ impl<D: Driver> Backend for Cuda<D> {
 
     fn matrix_bytes(&self, encoding: Encoding, numbers: usize) -> usize {
         match self.tier {
-            Tier::F32 => super::matrix_bytes(encoding, numbers),
+            Tier::F32 | Tier::Sm70 => super::matrix_bytes(encoding, numbers),
             Tier::Sm80 => super::matrix_bytes_bf16(encoding, numbers),
         }
     }

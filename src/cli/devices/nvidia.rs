@@ -94,12 +94,11 @@ pub(super) fn has_bf16(facts: &Facts) -> bool {
     facts.features.iter().any(|feature| feature == BF16)
 }
 
-/// What it computes in: where nobody says, what it is fastest in.
+/// What it computes in: where nobody says, what it is fastest in, which a trial decides where it has no bf16.
 pub fn settled(found: &Found, dtype: Precision) -> Precision {
     match dtype {
         Precision::Auto if has_bf16(&found.facts) => Precision::Bf16,
-        Precision::Auto => Precision::F32,
-        typed => typed,
+        as_it_is => as_it_is,
     }
 }
 
@@ -108,7 +107,30 @@ pub fn device(found: &Found, dtype: Precision, memory: Option<u64>) -> Result<Cu
     let device = Cuda::open(found.device.ordinal)?.within(memory.unwrap_or(u64::MAX));
     match settled(found, dtype) {
         Precision::Bf16 => Ok(tiered(device.bf16()?, found.device.ordinal)),
-        _ => Ok(device),
+        Precision::Auto => Ok(rounded(device, found.device.ordinal)),
+        Precision::F32 => Ok(device),
+    }
+}
+
+/// In the f16 class, where the card's trial chose it: nobody typed that factors keep all of f32. A card is tried once in
+/// a process: its class must stay what it is.
+fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
+    static TAKEN: Mutex<BTreeMap<usize, bool>> = Mutex::new(BTreeMap::new());
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    match taken.get(&ordinal) {
+        Some(true) => device.f16(),
+        Some(false) => device,
+        None => {
+            let device = device.sm70(Trial::default());
+            // For want of memory nothing was decided: the next opening asks again.
+            if !device.undecided() {
+                taken.insert(ordinal, device.below().is_none());
+            }
+            if let Some(why) = device.below() {
+                say!("cuda {ordinal}: products stay in f32: {why}");
+            }
+            device
+        }
     }
 }
 

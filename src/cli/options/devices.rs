@@ -78,7 +78,7 @@ const MOST_DEVICES: usize = 64;
 /// `--dtype`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// bf16 where the device is faster in it, else f32.
+    /// bf16, or f16 on a card that has no bf16, where the device is faster in it; else f32.
     Auto,
     /// Nothing is rounded.
     F32,

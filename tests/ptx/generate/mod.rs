@@ -14,6 +14,7 @@ mod flash_sm90a;
 mod grad_scores_sm90a;
 mod grad_sums_sm90a;
 mod product;
+mod product_sm70;
 mod product_sm90a;
 mod tensor;
 mod widen;
@@ -75,6 +76,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     let mut out = product::files();
     out.extend(attention::files());
     out.extend(tensor::files());
+    out.extend(product_sm70::files());
     out.extend(product_sm90a::files());
     out.extend(attention_grad::files());
     out.extend(attention_sm80::files());

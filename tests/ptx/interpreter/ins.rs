@@ -1,5 +1,7 @@
 //! What a line of PTX means, decided once when a kernel is read: executing never looks at text.
 
+use super::wmma::Wmma;
+
 /// A 32-lane value as bits; narrower types sit in the low bits.
 pub type Lanes = [u64; 32];
 
@@ -62,6 +64,8 @@ pub enum Op {
     LoadMatrix(usize, bool),
     /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`
     Multiply,
+    /// `wmma` m16n16k16, f16 factors and f32 sums.
+    Wmma(Wmma),
     /// Bytes copied to shared memory behind the thread's back.
     CopyAsync(usize),
     CommitGroup,

@@ -17,6 +17,7 @@ mod tensor_map;
 mod text;
 mod warp;
 mod wgmma;
+mod wmma;
 
 pub use ins::Kernel;
 pub use memory::Global;

@@ -3,6 +3,7 @@
 use super::arithmetic::arithmetic;
 use super::ins::{Arg, Ins, Kernel, Op, Param, Shuffle, Space, Special};
 use super::tensor_map::MAPS;
+use super::wmma;
 use std::collections::HashMap;
 
 /// All entries of a file.
@@ -328,7 +329,7 @@ fn op(opcode: &str, args: &[Arg]) -> Option<Op> {
         "cp.async.ca.shared.global" => Op::CopyAsync(4),
         "cp.async.commit_group" => Op::CommitGroup,
         "cp.async.wait_group" => Op::WaitGroup,
-        _ => return of_sm90a(opcode).or_else(|| arithmetic(opcode)),
+        _ => return of_sm90a(opcode).or_else(|| wmma::op(opcode)).or_else(|| arithmetic(opcode)),
     })
 }
 

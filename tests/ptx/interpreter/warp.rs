@@ -187,6 +187,7 @@ impl Warp {
                 };
                 registers.iter().zip(out).try_for_each(|(r, v)| self.set(r, v, active))?;
             }
+            Op::Wmma(op) => self.wmma(*op, &ins.args, active, (block, memory))?,
             op => self.compute(op, &ins.args, active, block)?,
         }
         Ok(())
