@@ -212,7 +212,7 @@ fn all(sizes: &[Product], attended: &[(Heads, usize)], trials: (Trial, Attention
     attended.iter().for_each(|one| attention("f32", &mut f32, *one));
     // Of capability 7.x; others stay as they are, which the rows above have. Timed in any case: what a trial refused
     // should be seen.
-    let tried = device_at((7, 5), 0).sm70(trial);
+    let tried = device_at((7, 5), 0).sm70(trials.0);
     println!("timing f16: {} {}", tried.class(), tried.below().unwrap_or(""));
     let mut f16 = tried.f16();
     let blocks = match f16.class().contains("-f16") {
