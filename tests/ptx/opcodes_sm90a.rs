@@ -200,6 +200,11 @@ const MISUSE: &[(&str, &str, &str)] = &[
         "wgmma.fence.sync.aligned; mov.f32 %d7, 0f00000000;",
         "wgmma without wgmma.fence",
     ),
+    (
+        "wgmma.wait_group.sync.aligned 0;",
+        "setp.lt.u32 %one, %t, 64; @%one bra LATE;\nwgmma.wait_group.sync.aligned 0;\nLATE:\nwgmma.wait_group.sync.aligned 0;",
+        "the warps of a warpgroup do not multiply alike",
+    ),
     ("wgmma.commit_group.sync.aligned;", "", "a register of a wgmma that nobody waited for"),
     (
         "wgmma.wait_group.sync.aligned 0;",

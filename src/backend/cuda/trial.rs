@@ -118,7 +118,7 @@ impl<D: Driver> Cuda<D> {
         fault.map_or(result, |fault| Err(fault.to_string()))
     }
 
-    /// Whether a trial ended for want of memory, which says nothing of the kernels: another may end otherwise.
+    /// Whether the last trial ended for want of memory, which says nothing of the kernels: another may end otherwise.
     pub fn undecided(&self) -> bool {
         self.undecided
     }

@@ -134,25 +134,33 @@ fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
     }
 }
 
-/// With the tier that the card's trial chose. A card is tried once in a process: its class must stay what it is.
+/// With what the card's trials chose. A card is tried once in a process: its class must stay what it is.
 fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, (bool, Flash)>> = Mutex::new(BTreeMap::new());
+    static TAKEN: Mutex<BTreeMap<usize, (Option<bool>, Option<Flash>)>> = Mutex::new(BTreeMap::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    match taken.get(&ordinal) {
-        Some((true, flash)) => device.untried().attending(*flash),
-        Some((false, flash)) => device.attending(*flash),
+    let (products, attention) = taken.entry(ordinal).or_default();
+    let told = |what: &str, why: Option<&str>| {
+        if let Some(why) = why {
+            say!("cuda {ordinal}: {what} with mma: {why}");
+        }
+    };
+    let device = match *products {
+        Some(true) => device.untried(),
+        Some(false) => device,
         None => {
-            let device = device.sm90a(Trial::default()).attention_sm90a(AttentionTrial::default());
+            let device = device.sm90a(Trial::default());
             // For want of memory nothing was decided: the next opening asks again.
-            if !device.undecided() {
-                taken.insert(ordinal, (device.below().is_none(), device.flash()));
-            }
-            let below = [("products stay", device.below()), ("attention stays", device.attention_below())];
-            for (what, why) in below {
-                if let Some(why) = why {
-                    say!("cuda {ordinal}: {what} with mma: {why}");
-                }
-            }
+            *products = (!device.undecided()).then(|| device.below().is_none());
+            told("products stay", device.below());
+            device
+        }
+    };
+    match *attention {
+        Some(flash) => device.attending(flash),
+        None => {
+            let device = device.attention_sm90a(AttentionTrial::default());
+            *attention = (!device.undecided()).then(|| device.flash());
+            told("attention stays", device.attention_below());
             device
         }
     }

@@ -201,7 +201,7 @@ impl Warp {
         match all.get(self.multiplied) {
             None => all.push((at, operands)),
             Some(other) if *other == (at, operands) => {}
-            Some(_) => return Err("the warps of a warpgroup multiply different operands".into()),
+            Some(_) => return Err("the warps of a warpgroup do not multiply alike".into()),
         }
         self.multiplied += 1;
         Ok(())
@@ -232,8 +232,9 @@ impl Warp {
         Ok(std::array::from_fn(number))
     }
 
-    /// What stands around wgmma: a fence before, a group made, groups waited for.
+    /// What stands around wgmma: a fence before, a group made, groups waited for; by all four warps of a warpgroup alike.
     pub fn group(&mut self, ins: &Ins, memory: &mut Memories) -> Result<(), String> {
+        self.like_the_others(ins.line, [0; 3], memory)?;
         match ins.op {
             Op::MultiplyFence => self.fences += 1,
             Op::MultiplyCommit => self.commit(),
