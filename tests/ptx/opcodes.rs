@@ -20,6 +20,7 @@ const ANSWERS: &[(&str, &[u32], u32)] = &[
     ("neg.f32", &[ONE], 0xbf80_0000),
     ("abs.f32", &[0xbf80_0000], ONE),
     ("ex2.approx.f32", &[ONE], TWO),
+    ("ex2.approx.ftz.f32", &[ONE], TWO),
     ("ex2.approx.f32", &[0xff80_0000], 0),
     ("lg2.approx.f32", &[TWO], ONE),
     ("rcp.approx.f32", &[TWO], HALF),
