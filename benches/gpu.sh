@@ -19,9 +19,9 @@ if [ -z "$program" ]; then
     sed -n 's/.*"executable":"\([^"]*\/ptx-[^"]*\)".*/\1/p' | tail -1)
 fi
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
-verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen:: sm90a::"
+verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen:: sm70:: sm90a::"
 # What would run on the interpreter alone.
-verbs="$verbs --skip mutations --skip opcodes --skip graphs --skip attention_grad_sm90a"
+verbs="$verbs --skip mutations --skip opcodes --skip graphs --skip attention_grad_sm90a --skip sm70::it_is --skip sm70::one_that --skip sm70::a_trial"
 
 # One of the sanitizer's tools over every verb; each goes on after a failure of another, and says how it ended.
 sanitized() {

@@ -234,7 +234,7 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         "sub.s32 %left, %left, 31",
         TensorF16(Dtype::F16),
     ),
-    ("product_sm70.ptx", "product_sm70_nn_f32", "%p, %p, %column", "%p, %p, %p", TensorF16(Dtype::F32)),
+    ("product_sm70.ptx", "product_sm70_nn_f32", "%column;\n    mul", "%p;\n    mul", TensorF16(Dtype::F32)),
     (
         "product_sm70.ptx",
         "product_sm70_nt_bf16",

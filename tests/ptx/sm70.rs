@@ -194,11 +194,11 @@ fn product(device: &mut Cuda<Interpreted>) -> Result<Vec<Vec<f32>>, Fault> {
 #[test]
 fn one_that_disagrees_is_named_and_left_aside() {
     let changes = [
-        ("add.f32 %v, %v, %old", "mov.f32 %old, %v", "f16: output 0, 0 is off by"),
+        ("add.f32 %sum0, %sum0, %old0", "mov.f32 %old0, %sum0", "f16: output 0, 0 is off by"),
         // The last step's tile alone, of one direction, of one way that a matrix is stored.
         ("sub.s32 %left, %left, 32", "sub.s32 %left, %left, 33", "f16: output "),
         ("mov.b32 %both, {0, %b14}", "mov.b32 %both, {%b14, 0}", "(Forward, 331 terms)"),
-        ("mul.f32 %v, %v, %scale", "", "(Backward, 331 terms)"),
+        ("mul.f32 %sum1, %sum1, %scale", "", "(Backward, 331 terms)"),
         ("bar.sync 0;", "", "no barrier orders it"),
     ];
     let text = files::read("product_sm70.ptx").text;

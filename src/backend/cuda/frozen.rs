@@ -104,7 +104,7 @@ impl<D: Driver> Cuda<D> {
     ) {
         assert!(
             added.is_none() || self.tier == Tier::Sm80,
-            "only tensor cores' products add an adapter's part"
+            "only products of the bf16 class add an adapter's part"
         );
         let narrowed = match (self.tier, direction) {
             (Tier::F32 | Tier::Sm70, _) => None,
@@ -186,7 +186,8 @@ impl<D: Driver> Cuda<D> {
         let want = source.first(SHOWN);
         let n = want.len();
         let part = Part { rows: (0, rows.min(SHOWN)), cols: (0, cols) };
-        for tier in [Tier::F32, self.tier] {
+        let tiers: &[Tier] = if self.tier == Tier::Sm80 { &[Tier::F32, Tier::Sm80] } else { &[Tier::F32] };
+        for &tier in tiers {
             let size = if tier == Tier::Sm80 { 2 } else { 4 };
             let slab = self.take(size * n);
             let widening = Widening { weight, block, part, ids: 0, tier };
@@ -245,7 +246,7 @@ mod tests {
     use crate::numeric::dtype::Dtype;
 
     #[test]
-    #[should_panic(expected = "only tensor cores' products add an adapter's part")]
+    #[should_panic(expected = "only products of the bf16 class add an adapter's part")]
     fn an_adapter_is_not_left_out_where_no_kernel_adds_it() {
         let mut device = Cuda::on(Card::of(1 << 20));
         let source = Frozen { rows: 4, cols: 4, dtype: Dtype::F32, bytes: &[0; 64] };

@@ -54,7 +54,7 @@ pub struct Cuda<D: Driver> {
     tier: Tier,
     /// Large products of the tier [`Tier::Sm80`] are those of sm_90a instead, on so many multiprocessors.
     sm90a: Option<u32>,
-    /// Why they are not, where they were tried.
+    /// Why products are not those of a higher tier, where that was tried.
     below: Option<String>,
     /// What of attention is computed by wgmma, and why not all, where it was tried.
     flash: Flash,
@@ -118,8 +118,9 @@ impl<D: Driver> Cuda<D> {
     pub fn bf16(mut self) -> Result<Self, Fault> {
         let (major, minor) = self.driver.capability();
         if major < 8 {
-            let reason =
-                format!("bf16 needs compute capability 8.0, and this has {major}.{minor}: use --dtype f32");
+            let reason = format!(
+                "bf16 needs compute capability 8.0, and this has {major}.{minor}: leave --dtype out, or use --dtype f32"
+            );
             return Err(Fault::Device { device: self.driver.name().into(), reason });
         }
         self.tier = Tier::Sm80;

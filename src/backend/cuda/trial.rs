@@ -1,5 +1,5 @@
-//! Whether a device takes the tier sm_90a: its products must agree with those of product_sm80, on the very device, and be
-//! faster. No card has been asked yet; tests ask the interpreter.
+//! Whether a device takes a higher tier of products, sm_90a or (`sm70.rs`) f16: they must agree with those of the tier
+//! below, on the very device, and be faster. No card has been asked yet; tests ask the interpreter.
 
 use super::frozen::{Added, Direction};
 use super::launches::Shape;
@@ -15,7 +15,7 @@ use std::time::Instant;
 pub struct Trial {
     /// M, N and K of the product that is timed.
     pub timed: (usize, usize, usize),
-    /// How many times as fast as product_sm80 it must be there.
+    /// How many times as fast as the tier below it must be there.
     pub faster: f64,
 }
 
@@ -123,7 +123,7 @@ impl<D: Driver> Cuda<D> {
         self.undecided
     }
 
-    /// Why products stay with product_sm80 on a device that could run those of sm_90a.
+    /// Why products stay with the tier below on a device that could run the higher one.
     pub fn below(&self) -> Option<&str> {
         self.below.as_deref()
     }

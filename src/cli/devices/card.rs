@@ -189,7 +189,7 @@ impl Card {
         match (blueprint.shape.dtype.as_deref(), self.found) {
             (None, _) => Ok(self.dtype),
             (Some("f32"), _) => Ok(Precision::F32),
-            (Some("bf16"), Found::Cuda(_)) => Ok(Precision::Bf16),
+            (Some("bf16"), Found::Cuda(found)) if nvidia::has_bf16(&found.facts) => Ok(Precision::Bf16),
             (Some(other), _) => {
                 let why = "leave --dtype out on the coordinator, or compute on the CPU here (--gpus cpu)";
                 let line = format!("the run computes in {other}, which this device has not: {why}");

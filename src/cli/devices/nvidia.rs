@@ -134,9 +134,12 @@ fn rounded(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
     }
 }
 
+/// What was decided of a card: of its products, and of its attention.
+type Verdicts = (Option<bool>, Option<Flash>);
+
 /// With what the card's trials chose. A card is tried once in a process: its class must stay what it is.
 fn tiered(device: Cuda<Libcuda>, ordinal: usize) -> Cuda<Libcuda> {
-    static TAKEN: Mutex<BTreeMap<usize, (Option<bool>, Option<Flash>)>> = Mutex::new(BTreeMap::new());
+    static TAKEN: Mutex<BTreeMap<usize, Verdicts>> = Mutex::new(BTreeMap::new());
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
     let (products, attention) = taken.entry(ordinal).or_default();
     let told = |what: &str, why: Option<&str>| {

@@ -49,6 +49,7 @@ impl Crew {
         match Reference::new(&*equipment.reference) {
             Err(e) => refused.push(format!("the self-test's reference cannot be computed: {e}")),
             Ok(reference) => {
+                let reference = reference.typed(blueprint.shape.dtype.clone());
                 let shared = Shared {
                     blueprint: Arc::new(blueprint),
                     reference: Arc::new(reference),

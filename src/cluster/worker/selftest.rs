@@ -47,6 +47,12 @@ impl Reference {
         Ok(Reference { blueprint, parameters, answer })
     }
 
+    /// The same, of which devices prove themselves in what the run's user typed.
+    pub fn typed(mut self, dtype: Option<String>) -> Self {
+        self.blueprint.shape.dtype = dtype;
+        self
+    }
+
     /// Whether `opener` gives the same. The outer error is a wrong result, the inner one an error of the device.
     pub fn check(&self, opener: &dyn Opener, inject: &Inject) -> Result<Result<(), ModelError>, String> {
         match self.measure(opener, inject) {
@@ -195,5 +201,40 @@ impl Tensors for Drawn {
 
     fn names(&self) -> Vec<String> {
         self.0.keys().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::memory::Fit;
+    use crate::model::stage::Model;
+    use std::sync::Mutex;
+
+    /// Says what it is asked for, and opens nothing.
+    struct Asked(Mutex<Vec<Option<String>>>);
+
+    impl Opener for Asked {
+        fn backend(&self) -> &str {
+            "asked"
+        }
+        fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+            self.0.lock().unwrap().push(blueprint.shape.dtype.clone());
+            Err(ModelError::Source("nothing is here".into()))
+        }
+        fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
+            0
+        }
+    }
+
+    #[test]
+    fn devices_prove_themselves_in_the_dtype_of_the_run() {
+        let blueprint = blueprint().unwrap();
+        let answer = Answer { loss: 1.0, gradient: Vec::new() };
+        let reference = Reference { blueprint, parameters: Vec::new(), answer };
+        let asked = Asked(Mutex::default());
+        assert!(reference.check(&asked, &Inject::default()).unwrap().is_err());
+        assert!(reference.typed(Some("f32".into())).check(&asked, &Inject::default()).unwrap().is_err());
+        assert_eq!(asked.0.into_inner().unwrap(), [None, Some("f32".to_string())]);
     }
 }

@@ -85,10 +85,10 @@ pub fn files() -> Vec<(&'static str, String)> {
 fn product(t: &mut Text, name: &str, b: Lies, stored: Stored) {
     t.entry(name, &PARAMS, 256);
     t.code(format!(
-        ".reg .f32 %acc<64>, %g<16>, %v, %w, %old, %scale, %lift;
+        ".reg .f32 %acc<64>, %g<16>, %v, %w, %old<4>, %sum<4>, %scale, %lift;
          .reg .b32 %fa<8>, %fb<16>, %both;
          .reg .b16 %b<16>, %low, %high;
-         .reg .u64 %out, %pa, %pb, %hopa, %hopb, %stepa, %stepb, %row, %wide;
+         .reg .u64 %out, %pa, %pb, %hopa, %hopb, %stepa, %stepb, %row, %row1, %row2, %row3, %wide;
          .reg .u32 %t, %lane, %warp, %wm, %wn, %m, %n, %lda, %ldb, %ldo, %add, %m0, %n0, %x, %y, %i;
          .reg .u32 %oa, %ob, %ka, %kb, %sa, %sb, %la, %lb, %use, %fill;
          .reg .s32 %left, %resta, %restb, %inner;
@@ -286,14 +286,25 @@ fn store(t: &mut Text) {
         }
         t.code("bar.warp.sync 0xffffffff; mov.u32 %sb, %sa; mov.u32 %i, 0");
         t.label(&format!("ROWS{i}"));
-        for r in 0..4 {
+        let rows = ["%row", "%row1", "%row2", "%row3"];
+        t.say("all of out before any of it is stored: nobody waits four times");
+        for (r, row) in rows.into_iter().enumerate() {
+            if r > 0 {
+                t.code(format!("add.u64 {row}, {}, %hopa", rows[r - 1]));
+            }
             t.code(format!(
-                "ld.shared.f32 %v, [%sb+{}]; mul.f32 %v, %v, %scale; setp.gt.s32 %p, %resta, {r}; and.pred %p, %p, %column;
-                 and.pred %q, %p, %adding; mov.f32 %old, 0f00000000; @%q ld.global.f32 %old, [%row];
-                 add.f32 %v, %v, %old; @%p st.global.f32 [%row], %v; add.u64 %row, %row, %hopa",
+                "ld.shared.f32 %sum{r}, [%sb+{}]; setp.gt.s32 %p, %resta, {r}; and.pred %p, %p, %column;
+                 and.pred %q, %p, %adding; mov.f32 %old{r}, 0f00000000; @%q ld.global.f32 %old{r}, [{row}]",
                 SUMS * r
             ));
         }
+        for (r, row) in rows.into_iter().enumerate() {
+            t.code(format!(
+                "setp.gt.s32 %p, %resta, {r}; and.pred %p, %p, %column; mul.f32 %sum{r}, %sum{r}, %scale;
+                 add.f32 %sum{r}, %sum{r}, %old{r}; @%p st.global.f32 [{row}], %sum{r}"
+            ));
+        }
+        t.code("add.u64 %row, %row3, %hopa");
         t.code(format!(
             "sub.s32 %resta, %resta, 4; add.u32 %sb, %sb, {}; add.u32 %i, %i, 4; setp.lt.u32 %p, %i, 16; @%p bra ROWS{i}",
             4 * SUMS
