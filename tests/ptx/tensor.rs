@@ -64,7 +64,10 @@ fn products_on_tensor_cores_are_those_of_rounded_inputs() {
 #[test]
 fn bf16_is_refused_by_name_where_there_is_none() {
     let said = device_of((7, 5), 0).bf16().err().unwrap().to_string();
-    assert_eq!(said, "interpreter: bf16 needs compute capability 8.0, and this has 7.5: use --dtype f32");
+    assert_eq!(
+        said,
+        "interpreter: bf16 needs compute capability 8.0, and this has 7.5: leave --dtype out, or use --dtype f32"
+    );
     assert_eq!(device_of((9, 0), 0).bf16().unwrap().class(), "cuda-sm90-bf16");
     assert_eq!(device_of((7, 0), 0).class(), "cuda-sm70-f32");
 }
