@@ -50,6 +50,36 @@ pub fn within(name: &str, got: &[f32], want: &[Value]) {
     }
 }
 
+/// Of a device, by the order of its warps: against the twin, whose keys go by in steps, and the CPU.
+pub fn like_its_twin<B: Backend>(
+    what: &str,
+    device: impl Fn(u64) -> B,
+    (heads, bounds): (Heads, &[u32]),
+    step: usize,
+) {
+    let Heads { query, kv, size } = heads;
+    let name = format!("{what} {bounds:?} {query}/{kv}x{size}");
+    let x = inputs(*bounds.last().unwrap() as usize, heads);
+    let rounded = x.clone().map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
+    let on = |x: &[Mat; 4], order| both(&mut device(order), x, heads, bounds);
+    let got = on(&rounded, 0).unwrap_or_else(|e| panic!("{name}: {e}"));
+    for order in [1, 3] {
+        assert!(on(&rounded, order).unwrap() == got, "{name}: the order of warps changes bits");
+    }
+    let case = Case { x: &rounded, heads, bounds, step };
+    let forward = case.forward();
+    within(&format!("{name} out"), &got[0], &forward[0]);
+    within(&format!("{name} logsumexp"), &got[1], &forward[1]);
+    let backward = case.backward(&got[0], &got[1]);
+    for ((what, got), want) in ["dq", "dk", "dv"].iter().zip(&got[2..]).zip(&backward) {
+        within(&format!("{name} {what}"), got, want);
+    }
+    let want = both(&mut Cpu::new(1), &x, heads, bounds).unwrap();
+    for (got, want) in on(&x, 0).unwrap().iter().zip(&want) {
+        close(&format!("{name} of f32"), got, want, 1.5e-2);
+    }
+}
+
 #[test]
 fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
     if device_at((8, 0), 0).bf16().is_err() {
@@ -62,27 +92,13 @@ fn attention_on_tensor_cores_is_that_of_rounded_inputs() {
             if t > 100 && size == 72 {
                 continue; // the tiles of 96
             }
-            let name = format!("attention {bounds:?} {query}/{kv}x{size}");
-            let x = inputs(t, heads);
-            let rounded = x.clone().map(|m| m.map(|v| half::bf16::from_f32(v).to_f32()));
-            let on =
-                |x: &[Mat; 4], order| both(&mut device_at((8, 0), order).bf16().unwrap(), x, heads, bounds);
-            let got = on(&rounded, 0).unwrap_or_else(|e| panic!("{name}: {e}"));
-            for order in [1, 3] {
-                assert!(on(&rounded, order).unwrap() == got, "{name}: the order of warps changes bits");
-            }
-            let case = Case { x: &rounded, heads, bounds, step: if size <= 64 { 64 } else { 32 } };
-            let forward = case.forward();
-            within(&format!("{name} out"), &got[0], &forward[0]);
-            within(&format!("{name} logsumexp"), &got[1], &forward[1]);
-            let backward = case.backward(&got[0], &got[1]);
-            for ((what, got), want) in ["dq", "dk", "dv"].iter().zip(&got[2..]).zip(&backward) {
-                within(&format!("{name} {what}"), got, want);
-            }
-            let want = both(&mut Cpu::new(1), &x, heads, bounds).unwrap();
-            for (got, want) in on(&x, 0).unwrap().iter().zip(&want) {
-                close(&format!("{name} of f32"), got, want, 1.5e-2);
-            }
+            let step = if size <= 64 { 64 } else { 32 };
+            like_its_twin(
+                "attention",
+                |order| device_at((8, 0), order).bf16().unwrap(),
+                (heads, bounds),
+                step,
+            );
         }
     }
 }

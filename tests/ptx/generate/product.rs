@@ -62,7 +62,8 @@ pub fn files() -> Vec<(&'static str, String)> {
     ]
 }
 
-const PARAMS: [(&str, &str); 11] = [
+/// Of every product with operands in memory: out [M, N], a, b; sizes; numbers between rows; scale, and whether it is added.
+pub const PARAMS: [(&str, &str); 11] = [
     ("u64", "out"),
     ("u64", "a"),
     ("u64", "b"),

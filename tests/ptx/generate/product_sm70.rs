@@ -3,6 +3,7 @@
 //! memory, filled through registers: there is no cp.async there, and no ldmatrix that both have.
 
 use super::Text;
+use super::product::PARAMS;
 use super::tensor::Lies;
 
 const HEAD: &str = "
@@ -48,21 +49,6 @@ impl Stored {
     }
 }
 
-const PARAMS: [(&str, &str); 12] = [
-    ("u64", "out"),
-    ("u64", "a"),
-    ("u64", "b"),
-    ("u32", "m"),
-    ("u32", "n"),
-    ("u32", "k"),
-    ("u32", "lda"),
-    ("u32", "ldb"),
-    ("u32", "ldo"),
-    ("f32", "scale"),
-    ("u32", "add"),
-    ("f32", "lift"),
-];
-
 /// Bytes between rows of a tile: 32 numbers along K, 128 outputs across it, 32 sums; each and a half fragment's row.
 const ALONG: usize = 96;
 const ACROSS: usize = 288;
@@ -83,7 +69,7 @@ pub fn files() -> Vec<(&'static str, String)> {
 }
 
 fn product(t: &mut Text, name: &str, b: Lies, stored: Stored) {
-    t.entry(name, &PARAMS, 256);
+    t.entry(name, &[&PARAMS[..], &[("f32", "lift")]].concat(), 256);
     t.code(format!(
         ".reg .f32 %acc<64>, %g<16>, %v, %w, %old<4>, %sum<4>, %scale, %lift;
          .reg .b32 %fa<8>, %fb<16>, %both;

@@ -1,6 +1,7 @@
 //! The product on tensor cores, sm_80: bf16 operands, f32 sums. 128 x 128 outputs by 256 threads (8 warps as 2 x 4,
 //! each 64 x 32), K in steps of 32 through three stages of shared memory that cp.async fills two steps ahead.
 
+use super::product::PARAMS;
 use super::{Text, epilogue};
 
 /// How an operand lies in memory.
@@ -64,20 +65,6 @@ enum Epilogue {
     /// The adapter's part is added.
     Adapter,
 }
-
-const PARAMS: [(&str, &str); 11] = [
-    ("u64", "out"),
-    ("u64", "a"),
-    ("u64", "b"),
-    ("u32", "m"),
-    ("u32", "n"),
-    ("u32", "k"),
-    ("u32", "lda"),
-    ("u32", "ldb"),
-    ("u32", "ldo"),
-    ("f32", "scale"),
-    ("u32", "add"),
-];
 
 /// Bytes of an operand's tile; a stage has one of each.
 const TILE: usize = 8192;
