@@ -22,6 +22,7 @@ use crate::cluster::machine::Config;
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source, Worker};
 use crate::net::{Party, Secured, Wishes, invitation, secure};
+use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
 use crate::train::Finished;
@@ -69,10 +70,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     if !options.output.quiet {
         counted(port.refused(), hall.coordinator.counts()).into_iter().for_each(|line| say!("{line}"));
     }
-    let outcome = hall.close(outcome);
-    // Until here, for workers that lost their connection and have not heard how it ended.
-    drop(port);
-    outcome
+    hall.close(outcome, Some(port))
 }
 
 /// Trains on several devices of this process, without any network.
@@ -83,7 +81,7 @@ pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> 
     hall.coordinator.recall(job.classes());
     let claim = Claim::new(&place, lock)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
-    hall.close(outcome)
+    hall.close(outcome, None)
 }
 
 fn begin(
@@ -167,9 +165,9 @@ impl Hall {
         Ok(Hall { runtime, coordinator, local, hardware })
     }
 
-    /// Tells everybody how it ended.
-    fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
-        self.coordinator.close(&bye(&outcome), LAST_WORDS);
+    /// Tells everybody how it ended; the port is open until workers that lost their connection have heard it.
+    fn close(self, outcome: Result<(), Refusal>, port: Option<Port>) -> Result<(), Refusal> {
+        self.coordinator.close(&bye(&outcome), LAST_WORDS, port);
         self.runtime.shutdown_background();
         // Devices of this process that failed are why it ended, and nothing else.
         match (self.local.and_then(ended), outcome) {
@@ -217,6 +215,7 @@ fn work_here(
     let hello = Hello {
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
         identity,
         name: HERE.into(),
         model: None,
@@ -290,6 +289,7 @@ fn manifest(job: &Job, settings: &Settings, options: &Options, home: &Home, file
         tokens: job.need().tokens as u64,
         dtype: settings.text("dtype").ok().flatten().filter(|_| typed).map(str::to_string),
         fraction_bits: FRACTION_BITS,
+        steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
     }
 }

@@ -76,7 +76,8 @@ pub struct Job {
     plan: Plan,
     /// The adapter's names and shapes.
     pub writer: Writer,
-    schedule: Schedule,
+    /// Learning rates and the number of steps.
+    pub schedule: Schedule,
     identity: Identity,
     optim: optim::Options,
     /// blake3 of the model.

@@ -11,6 +11,7 @@ use finetune::cluster::piece;
 use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
+use finetune::numeric::REVISION;
 use finetune::train::sum::Sums;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -65,7 +66,8 @@ impl Enemy {
     fn greets(&mut self) {
         let hello = Hello {
             protocol: PROTOCOL,
-            version: "0".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            numerics: REVISION,
             identity: identity().unwrap(),
             name: "enemy".into(),
             model: None,

@@ -106,11 +106,15 @@ impl Coordinator<'_> {
 
     fn take(&mut self, incoming: Incoming, task: &mut Task) {
         match incoming {
-            Incoming::Joined { member, name, peer, outbox } => {
+            Incoming::Joined { member, name, peer, remark, outbox } => {
                 self.members.insert(member, outbox);
                 self.peers.extend(peer.map(|peer| (member, (name.clone(), peer))));
                 self.met = true;
                 self.waiting.met(&name, member);
+                if let Some(reason) = remark {
+                    let (step, worker) = (task.after, name.clone());
+                    task.change(Change { step, what: What::Note, worker, devices: vec![], reason });
+                }
                 self.tick(Event::Joined { member, name }, task);
             }
             Incoming::Lost { member, reason } => {
