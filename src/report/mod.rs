@@ -29,5 +29,5 @@ pub use serve::Dashboard;
 pub use shift::Shift;
 pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;
-pub use words::duration;
+pub use words::{count, duration};
 pub use write::{comparison, write};

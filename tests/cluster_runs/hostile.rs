@@ -333,9 +333,9 @@ fn who_has_the_token_and_means_harm_changes_no_byte_and_costs_no_memory() {
     let said = fleet.said("coordinator");
     for part in [
         "(it was at 127.0.0.1:",
-        "taken out: it spoke of work before it was ready",
+        "removed: it spoke of work before it was ready",
         "said something that is no message",
-        "turned away: 0 connections, 1 workers that do not fit; taken out: 13 workers",
+        "rejected: 0 connections, 1 worker (token, version, model or options differ); removed: 13 workers",
     ] {
         assert!(said.contains(part), "{part:?}\n{said}");
     }

@@ -75,12 +75,14 @@ pub enum Company {
 /// What was not as it should be, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Workers that were taken out.
+    /// Workers that were removed.
     pub expelled: u64,
     /// Workers that said who they are and may not take part.
     pub refused: u64,
-    /// Messages that came late or again, and changed nothing.
+    /// Late or duplicate messages, which changed nothing.
     pub ignored: u64,
+    /// The last step that was worked on.
+    pub step: u64,
 }
 
 /// What a coordinator is made of.

@@ -49,6 +49,7 @@ impl Coordinator<'_> {
     pub(super) fn round(&mut self, tokens: Vec<u64>, task: &mut Task) -> Result<Option<Tally>, TrainError> {
         self.pending.clear();
         self.worked = true;
+        self.counts.step = task.after;
         if task.kind == Kind::Train {
             self.reducer.begin(task.count);
         }
