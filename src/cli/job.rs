@@ -3,8 +3,10 @@
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
 mod expect;
+mod team;
 
 pub use expect::trials;
+pub use team::{Steps, Team, Values};
 
 use super::adapter::{self, Writer};
 use super::generate::chat_ids;
@@ -28,7 +30,7 @@ use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
 use crate::report::Look;
 use crate::train::checkpoint::{self, Identity, Saving, State};
-use crate::train::event::{Done, Event, Halt, Takes};
+use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
@@ -38,37 +40,6 @@ use std::path::{Path, PathBuf};
 /// Longest answer to a --sample-prompt.
 const SAMPLE_TOKENS: usize = 128;
 
-/// Who computes a run.
-pub trait Team {
-    /// Numeric classes that are known before the first step.
-    fn classes(&self) -> Vec<String>;
-
-    /// Gives the loop somebody who computes.
-    fn train(&mut self, run: Steps) -> Result<Finished, Refusal>;
-
-    /// What the devices of this process are called in events, and which hardware each is.
-    fn hardware(&self) -> Vec<(String, String)>;
-
-    /// What the one device of it should take of its memory, where that is known before it is measured.
-    fn takes(&self) -> Option<Takes> {
-        None
-    }
-
-    /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
-    fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
-}
-
-/// The loop, which only wants to know who computes.
-pub type Steps<'a> = &'a mut dyn FnMut(&mut dyn Compute) -> Result<Finished, Refusal>;
-
-/// An adapter's values twice.
-pub struct Values<'a> {
-    /// As the run holds them.
-    pub memory: &'a [f32],
-    /// As they were written and read back.
-    pub disk: &'a [f32],
-}
-
 /// A run that can begin.
 pub struct Job {
     /// Model and rows.
@@ -76,7 +47,8 @@ pub struct Job {
     plan: Plan,
     /// The adapter's names and shapes.
     pub writer: Writer,
-    schedule: Schedule,
+    /// Learning rates and the number of steps.
+    pub schedule: Schedule,
     identity: Identity,
     optim: optim::Options,
     /// blake3 of the model.
@@ -214,6 +186,7 @@ impl Job {
             team.train(&mut |compute| self.steps(compute, options, place, &mut events))
         };
         learner.keep();
+        team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
         let finished = match finished {
             Ok(f) => f,
             Err(e) => {

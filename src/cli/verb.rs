@@ -172,7 +172,7 @@ pub const VERBS: &[Verb] = &[
     Verb { name: "bench", about: "measure what this machine makes of a model, verb by verb", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
     Verb { name: "report", about: "make the page and pictures of a run again, or compare several", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]), run: report::run },
     Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
-    Verb { name: "doctor", about: "say what this machine lacks to take part, and what mends it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]), run: doctor::run },
+    Verb { name: "doctor", about: "check what this machine lacks to take part, and say how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]), run: doctor::run },
     Verb { name: "import", about: "turn a YAML of Axolotl, LLaMA-Factory or TRL into ours", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]), run: import::run },
     Verb { name: "help", about: "explain a topic: data, devices, cluster ...", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]), run: help::run },
     Verb { name: "completions", about: "completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]), run: help::completions },

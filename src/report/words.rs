@@ -84,6 +84,12 @@ pub fn change_line(change: &Change) -> String {
     inline(&format!("{what:<8} {}", parts.join(": ")))
 }
 
+/// `1 microbatch`, `72 microbatches`
+pub fn count(n: u64, what: &str) -> String {
+    let plural = if what.ends_with("ch") { "es" } else { "s" };
+    format!("{n} {what}{}", if n == 1 { "" } else { plural })
+}
+
 /// `0:07`, `12:30`, `3:05:00`
 pub fn duration(seconds: f64) -> String {
     clock(seconds, 0)

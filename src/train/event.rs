@@ -352,3 +352,16 @@ pub fn mixed<'a>(classes: impl IntoIterator<Item = &'a String>) -> String {
     let (n, names) = (names.len(), names.join(", "));
     format!("bits: {n} classes ({names}): loss within 1 %, not byte-equal between runs")
 }
+
+/// What one worker has done of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Steps that the run has taken.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// This worker's microbatches that count.
+    pub microbatches: u64,
+    /// Their tokens.
+    pub tokens: u64,
+}

@@ -11,7 +11,7 @@ mod script;
 
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use finetune::cluster::worker::{Outcome, Source};
-use finetune::model::stage::Sampling;
+use finetune::model::stage::{Sampling, Targets};
 use finetune::train::stop::{Stop, Urgency};
 use script::*;
 use std::time::{Duration, Instant};
@@ -324,14 +324,16 @@ fn told_to_stop_it_hands_back_and_leaves() {
 
 #[test]
 fn every_ending_means_what_it_says() {
-    let reason = || "why".to_string();
+    // Text of another machine stays on its line.
+    let said = || "why\nnot\u{202e}".to_string();
+    let heard = || "why\\nnot\\u{202e}".to_string();
     let endings = [
         (Bye::Done, Outcome::Done),
-        (Bye::Later { reason: reason() }, Outcome::Lost { reason: reason() }),
-        (Bye::Halted { reason: reason() }, Outcome::Halted { reason: reason() }),
-        (Bye::Refused { reason: reason() }, Outcome::Refused { reason: reason() }),
-        (Bye::Out { reason: reason(), again: true }, Outcome::Lost { reason: reason() }),
-        (Bye::Out { reason: reason(), again: false }, Outcome::Out { reason: reason() }),
+        (Bye::Later { reason: said() }, Outcome::Lost { reason: heard() }),
+        (Bye::Halted { reason: said() }, Outcome::Halted { reason: heard() }),
+        (Bye::Refused { reason: said() }, Outcome::Refused { reason: heard() }),
+        (Bye::Out { reason: said(), again: true }, Outcome::Lost { reason: heard() }),
+        (Bye::Out { reason: said(), again: false }, Outcome::Out { reason: heard() }),
     ];
     for (bye, expected) in endings {
         let outcome = with(equipment(1, ""), |script| {
@@ -340,6 +342,26 @@ fn every_ending_means_what_it_says() {
         });
         assert_eq!(outcome, expected);
     }
+}
+
+#[test]
+fn a_lease_beyond_the_manifest_is_refused() {
+    let outcome = with(equipment(1, ""), |script| {
+        script.welcome(manifest());
+        script.parameters();
+        let mut long = microbatch(0);
+        (long.ids, long.targets) = (vec![1; 65], Targets::Tokens(vec![1; 65]));
+        long.bounds = vec![0, 15, 65];
+        script.lease(1, 0, Work::Train(long));
+        match script.hear() {
+            ToCoordinator::Leave { reason } => assert!(reason.contains("65 tokens"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(
+        matches!(&outcome, Outcome::Refused { reason } if reason.contains("longest has 64")),
+        "{outcome:?}"
+    );
 }
 
 #[test]

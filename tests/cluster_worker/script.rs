@@ -17,6 +17,7 @@ use finetune::model::lora::{self, LoraSpec};
 use finetune::model::memory::{self, Fit, Load};
 use finetune::model::stage::{Microbatch, Model, Output, Targets, Want};
 use finetune::model::weights::{ModelError, Weights};
+use finetune::numeric::REVISION;
 use finetune::numeric::fixed::{self, CELL, FRACTION_BITS};
 use finetune::numeric::pack;
 use finetune::numeric::rng::Stream;
@@ -125,6 +126,7 @@ pub fn manifest() -> Manifest {
         tokens: shape.tokens as u64,
         dtype: shape.dtype,
         fraction_bits: FRACTION_BITS,
+        steps: 9,
         silence_millis: 0,
     }
 }
@@ -132,7 +134,8 @@ pub fn manifest() -> Manifest {
 pub fn hello() -> Hello {
     Hello {
         protocol: PROTOCOL,
-        version: "0".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
         identity: [1; 16],
         name: "w".into(),
         model: None,

@@ -70,21 +70,21 @@ fn bash_understands_its_completions() {
 }
 
 #[test]
-fn doctor_says_what_is_missing_and_what_mends_it() {
+fn doctor_says_what_is_missing_and_how_to_fix_it() {
     let bench = Bench::new();
     let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let file = |text: &str| bench.file("needs.yaml", text).display().to_string();
-    let easy = file("- {check: files, about: files, required: true, at_least: 8, mend: ulimit -n 8}\n");
+    let easy = file("- {check: files, about: files, required: true, at_least: 8, fix: ulimit -n 8}\n");
     check(&bench, &["doctor", &easy], (0, "ok       files", ""));
     let hard = file(&format!(
-        "- {{check: disk, about: room for everything, required: true, at_least: 900000TB, mend: buy a disk}}\n\
-         - {{check: port, about: a port, required: false, port: {port}, mend: \"use :9001\"}}\n"
+        "- {{check: disk, about: room for everything, required: true, at_least: 900000TB, fix: buy a disk}}\n\
+         - {{check: port, about: a port, required: false, port: {port}, fix: \"use :9001\"}}\n"
     ));
     check(&bench, &["doctor", &hard], (78, "", "at_least \"900000TB\" is no size"));
     let hard = file(&format!(
-        "- {{check: disk, about: room for everything, required: true, at_least: 900000000GB, mend: buy a disk}}\n\
-         - {{check: port, about: a port, required: false, port: {port}, mend: \"use :9001\"}}\n"
+        "- {{check: disk, about: room for everything, required: true, at_least: 900000000GB, fix: buy a disk}}\n\
+         - {{check: port, about: a port, required: false, port: {port}, fix: \"use :9001\"}}\n"
     ));
     check(&bench, &["doctor", &hard], (1, "buy a disk", "1 of 2 requirements are not met (disk)"));
     check(&bench, &["doctor", &hard], (1, "use :9001", ""));
@@ -99,8 +99,8 @@ fn doctor_says_what_is_missing_and_what_mends_it() {
     let own: Value = serde_json::from_str(&own).unwrap();
     let checks = own["checks"].as_array().unwrap();
     assert!(checks.len() >= 9, "{own}");
-    let mends = |c: &&Value| c["verdict"] == "ok" || c["verdict"] == "skipped" || !c["mend"].is_null();
-    assert!(checks.iter().all(|c| mends(&c)), "{own}");
+    let fixed = |c: &&Value| c["verdict"] == "ok" || c["verdict"] == "skipped" || !c["fix"].is_null();
+    assert!(checks.iter().all(|c| fixed(&c)), "{own}");
     check(&bench, &["doctor", "nowhere.yaml"], (1, "", "nowhere.yaml"));
 }
 

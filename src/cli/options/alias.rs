@@ -28,6 +28,9 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("sample_packing", "packing"),
     ("train_batch_size", "batch_size"),
     ("val_set_size", "eval_split"),
+    // Ours: what is counted are devices.
+    ("expect_devices", "expect_workers"),
+    ("min_devices", "min_workers"),
 ];
 
 /// Computed: rows per step are the product of these.

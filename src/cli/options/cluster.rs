@@ -228,9 +228,10 @@ mod tests {
     fn a_file_may_speak_to_every_role() {
         let file = Source::Variable("X".into());
         for role in ["single", "coordinator", "worker"] {
-            let words = "coordinator=h:9000 expect-workers=3 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
+            let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
             let o = of(&format!("role={role} {words}"), file.clone()).unwrap();
             assert_eq!(o.join_timeout, Duration::from_secs(3600));
+            assert_eq!((o.expect_workers, o.min_workers), (Some(3), 2));
             assert_eq!(o.coordinator, Some(Coordinator::At("h:9000".parse().unwrap())));
         }
     }

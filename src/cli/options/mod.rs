@@ -79,12 +79,13 @@ pub struct Settings {
 
 /// Environment variables as a layer.
 pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
-    let typed = |o: &Opt| {
-        let variable = o.variable();
+    let typed = |key: String| {
+        let variable = table::variable(&key);
         let value = read(&variable).filter(|v| !v.is_empty())?;
-        Some(Typed { key: o.key(), values: vec![value], source: Source::Variable(variable) })
+        Some(Typed { key, values: vec![value], source: Source::Variable(variable) })
     };
-    TABLE.iter().filter_map(typed).collect()
+    let others = alias::ALIASES.iter().map(|(theirs, _)| theirs.to_string());
+    TABLE.iter().map(Opt::key).chain(others).filter_map(typed).collect()
 }
 
 impl Settings {

@@ -141,8 +141,8 @@ pub const TABLE: &[Opt] = &[
     opt(Cluster, "bind", One("HOST:PORT"), "", "listen there (default: port 9000 on all interfaces); a worker: be dialled by --nodes"),
     opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "what a worker dials; auto finds it in the local network, by its token's fingerprint"),
     opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind) and are dialled by the coordinator"),
-    opt(Cluster, "expect-workers", One("N"), "", "begin when so many devices are there, local ones counted"),
-    opt(Cluster, "min-workers", One("N"), "1", "pause below so many devices"),
+    opt(Cluster, "expect-workers", One("N"), "", "devices to wait for before the first step, local ones counted (a worker with two cards counts as two); also --expect-devices"),
+    opt(Cluster, "min-workers", One("N"), "1", "pause below this many devices; also --min-devices"),
     opt(Cluster, "join-timeout", One("TIME"), "10m", "how long devices are waited for, and a coordinator is dialled (90s, 10m, 1h)"),
     opt(Cluster, "token-file", One("FILE"), "", "where the token is (default: FINETUNE_TOKEN, then what `finetune token` keeps for this user)"),
     opt(Cluster, "insecure", Switch, "false", "plain TCP without a token, on this machine only"),
@@ -176,6 +176,11 @@ impl Opt {
 
     /// The environment variable.
     pub fn variable(&self) -> String {
-        format!("FINETUNE_{}", self.key().to_uppercase())
+        variable(&self.key())
     }
+}
+
+/// The environment variable of a YAML key.
+pub fn variable(key: &str) -> String {
+    format!("FINETUNE_{}", key.to_uppercase())
 }

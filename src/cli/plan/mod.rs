@@ -173,7 +173,7 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Pro
         let (name, pace) = match known.next() {
             Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
             // Nobody knows anything of it: as fast as the first one here, if there is one.
-            None => (format!("device {}, to come", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
+            None => (format!("device {} (to come)", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
         };
         let (link, said) = match pace.link {
             Some(link) => (link, "measured"),

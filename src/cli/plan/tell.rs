@@ -214,20 +214,27 @@ pub fn advice(o: &Outlook) -> Vec<String> {
     for (at, gain) in &o.useless {
         let name = &o.team[*at].name;
         advice.push(match gain {
-            g if *g >= 1.0 => format!("leave {name} out: the run takes {} less without it", duration(*g)),
-            _ => format!("leave {name} out: the run takes no longer without it"),
+            g if *g >= 1.0 => format!("without {name} the run takes {} less: leave it out", duration(*g)),
+            _ => format!("without {name} the run takes no longer: leave it out"),
         });
     }
     let unfit = o.team.iter().filter(|e| e.worker.is_none());
     if o.team.iter().any(|e| e.worker.is_some()) {
-        advice.extend(unfit.map(|e| format!("leave {} out: it cannot take part", e.name)));
+        advice.extend(unfit.map(|e| format!("{} cannot take part: leave it out", e.name)));
     }
     let devices = o.team.iter().filter(|e| e.worker.is_some()).count();
     let (least, _) = o.counts.microbatches_per_step;
     if devices > 1 && least < 2 * devices {
-        let why = "some devices will wait: raise --batch-size or lower --micro-batch-tokens";
+        let wait = match devices.saturating_sub(least) {
+            0 => "some wait at its end".to_string(),
+            1 => "1 waits".to_string(),
+            n => format!("{n} wait"),
+        };
         let plural = if least == 1 { "" } else { "es" };
-        advice.push(format!("steps of {least} microbatch{plural} are few for {devices} devices: {why}"));
+        advice.push(format!(
+            "each step has {least} microbatch{plural} for {devices} devices, so {wait}: raise --batch-size or lower \
+             --micro-batch-tokens"
+        ));
     }
     advice
 }
