@@ -8,6 +8,7 @@ use super::run_file;
 use crate::format::FormatError;
 use crate::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use crate::model::config::Config;
+use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
 use crate::numeric::say::say;
@@ -52,6 +53,17 @@ pub fn load(dir: &Path, base: &Opened) -> Result<Loaded, Refusal> {
     };
     let layout = layout::of(&config, &spec, 0..config.layers);
     let flat = flat(&layout, &adapter.tensors).map_err(here)?;
+    Ok(Loaded { config, spec, flat })
+}
+
+/// The adapter in `dir`; without one the base alone, whose values are those of a classifier's head.
+pub fn load_or_base(dir: Option<&Path>, base: &Opened) -> Result<Loaded, Refusal> {
+    if let Some(dir) = dir {
+        return load(dir, base);
+    }
+    let (config, spec) = (base.config.clone(), LoraSpec::none());
+    let layout = layout::of(&config, &spec, 0..config.layers);
+    let flat = initial_parameters(&layout, &spec, &*base.files.tensors)?;
     Ok(Loaded { config, spec, flat })
 }
 

@@ -301,7 +301,7 @@ impl Job {
         let mut rows = format!("rows     {} read, {} tokens, {} supervised", c.rows, c.tokens, c.supervised);
         if c.dropped > 0 {
             let first = c.first_dropped.as_ref().map(|f| format!(", first {f}")).unwrap_or_default();
-            rows += &format!("; {} with nothing to learn left out{first}", c.dropped);
+            rows += &format!("; {} without anything to train on left out{first}", c.dropped);
         }
         if c.truncated > 0 {
             rows += &format!("; {} cut at --max-seq-len", c.truncated);

@@ -19,8 +19,8 @@ use crate::numeric::say::say;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Longest rows where nobody says otherwise.
-const MAX_SEQ_LEN: usize = 2048;
+/// Default of --max-seq-len, in tokens.
+pub const MAX_SEQ_LEN: usize = 2048;
 
 /// A model with rows that fit it.
 pub struct Prepared {
@@ -71,7 +71,7 @@ fn has_rows(options: &Options) -> Result<(), Refusal> {
     let named = &options.model.model;
     let is_rows = [".jsonl", ".json", ".csv", ".parquet"].iter().any(|end| named.ends_with(end));
     if is_rows && Path::new(named).is_file() {
-        let line = format!("{named} holds rows, which is no model: finetune MODEL --data {named}");
+        let line = format!("{named} holds rows, not a model: finetune MODEL --data {named}");
         return Err(Refusal::usage(line));
     }
     if options.data.data.is_empty() {
@@ -132,7 +132,7 @@ fn read(
     if let Some(labels) = &train.labels {
         config = config.into_classifier(labels.names.clone())?;
     }
-    check_weights(settings, options, &config)?;
+    check_weights(settings, options.data.class_weights.as_deref(), &config)?;
     Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
 }
 
@@ -214,9 +214,9 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
     }
 }
 
-/// One weight for each class.
-fn check_weights(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
-    match (&options.data.class_weights, &config.labels) {
+/// Refuses --class-weights that are not one for each class.
+pub fn check_weights(settings: &Settings, weights: Option<&[f32]>, config: &Config) -> Result<(), Refusal> {
+    match (weights, &config.labels) {
         (Some(w), Some(l)) if w.len() != l.len() => {
             let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
             Err(settings.refuse("class-weights", why))
@@ -250,9 +250,15 @@ pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal
         }
     }
     if !data.eval_data.is_empty() {
-        eval.clear();
+        eval = eval_files(&data.eval_data)?;
     }
-    for path in &data.eval_data {
+    Ok((train, eval))
+}
+
+/// Files to evaluate on; of a folder those for eval, else those for tests, else all.
+pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
+    let mut eval = Vec::new();
+    for path in paths {
         match path.is_dir() {
             true => {
                 let folder = files::folder(path)?;
@@ -262,7 +268,7 @@ pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal
             false => eval.push(path.clone()),
         }
     }
-    Ok((train, eval))
+    Ok(eval)
 }
 
 /// True where the first row goes through the chat template. Standard input cannot be looked into twice.

@@ -7,7 +7,7 @@ use crate::cli_fixture::{Bench, stderr};
 fn devices_that_cannot_be_meant() {
     let b = Bench::new();
     for (command, code, parts) in [
-        ("--gpus 0,auto", 78, "--gpus .. auto stands alone"),
+        ("--gpus 0,auto", 78, "--gpus .. auto cannot be combined"),
         ("--gpus cpu,cpu,cpu --gpu-backend wgpu", 78, "--gpus .. leave --gpu-backend out"),
         ("--gpus radeon --gpu-backend cpu", 78, "--gpus .. indices"),
         ("--gpus cpu --gpu-backend cuda", 78, "--gpus .. leave --gpu-backend out"),

@@ -148,17 +148,17 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
     check(
         &bench,
         &with(&["--max-dropped", "12%"]),
-        (1, "", "3 of 24 rows have nothing to learn (first: chat.jsonl:6)"),
+        (1, "", "3 of 24 rows have nothing to train on (first: chat.jsonl:6)"),
     );
     check(&bench, &with(&["--max-dropped", "2"]), (1, "", "--max-dropped allows 2"));
     // The same limit stops a run, before anything is written.
     let train = ["demo", "--data", "chat.jsonl", "--gpus", "none", "--max-dropped", "2", "-o", "out"];
-    check(&bench, &train, (1, "", "3 of 24 rows have nothing to learn"));
+    check(&bench, &train, (1, "", "3 of 24 rows have nothing to train on"));
     assert!(!bench.path("out").exists());
     // A template that never ends a turn teaches nobody to stop.
     let endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     bench.file("endless.jinja", endless);
-    let said = "no end token is learnt in 21 of 21 rows (100 %)";
+    let said = "no end token is trained on in 21 of 21 rows (100 %)";
     check(&bench, &with(&["--chat-template", "endless.jinja"]), (0, said, ""));
     let (_, json, _) = run(&bench, &with(&["--json", "--rows", "1"]));
     let json: Value = serde_json::from_str(&json).unwrap();

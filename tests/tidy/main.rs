@@ -57,6 +57,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/unpack.rs", "calls of functions with target features, behind detection"),
     ("src/backend/cpu/unpack_avx512.rs", "vector loads and stores through pointers"),
     ("src/backend/wgpu/cache.rs", "drivers believe the bytes of their cache; they are checked before"),
+    ("src/backend/wgpu/glibc.rs", "exports two functions under their C names"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
     ("src/cli/devices/drivers.rs", "sets an environment variable while there is one thread"),
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),

@@ -12,7 +12,7 @@ pub fn free(out: &Path, overwrite: Option<()>) -> Result<(), Refusal> {
     let held = std::fs::read_dir(out).is_ok_and(|mut d| d.next().is_some()) || out.is_file();
     match held && overwrite.is_none() {
         true => Err(Refusal::configuration(format!(
-            "{}: is not empty: choose another --output, or replace it with --overwrite",
+            "{}: already exists: choose another --output, or replace it with --overwrite",
             out.display()
         ))),
         false => Ok(()),

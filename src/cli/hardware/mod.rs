@@ -95,7 +95,7 @@ fn lines(d: &Listed) -> Vec<String> {
         (None, None) => "        not opened".into(),
     });
     if d.kind == "software" {
-        out.push("        slower than the CPU backend: taken only where --gpus names it".into());
+        out.push("        slower than the CPU backend: used only if --gpus names it".into());
     }
     let Some(check) = &d.check else { return out };
     out.push(match (&check.failed, &check.deviation) {

@@ -80,25 +80,25 @@ use Meaning::{Explained, NotBuilt};
 const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
     ("completion_only_loss", &["true", "yes"], Explained("only completions are trained on, always"), NotBuilt("only completions are trained on; rows of the form `text` train on everything")),
-    ("gradient_checkpointing", &[], Explained("recomputation is chosen by the memory there is (--memory-limit)"), NotBuilt("")),
+    ("gradient_checkpointing", &[], Explained("recomputation is chosen by the available memory (--memory-limit)"), NotBuilt("")),
     ("bf16", &[], Explained("--dtype says what products are computed in; an adapter's parameters are f32 in any case"), NotBuilt("")),
-    ("fp16", &[], Explained("--dtype says what products are computed in; an adapter's parameters are f32 in any case"), NotBuilt("")),
+    ("fp16", &["false", "no", "auto"], Explained("--dtype says what products are computed in"), NotBuilt("--dtype has no f16: leave it out, --dtype auto takes f16 on cards that are faster in it")),
     ("optim", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
     ("optimizer", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
     ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
     ("report_to", &["none", "[]", ""], Explained("metrics.jsonl is always written"), Explained("nothing is sent anywhere; metrics.jsonl is written")),
-    ("adapter", &["lora"], Explained("LoRA is what is trained"), NotBuilt("LoRA is the only kind of adapter")),
-    (FOUR_BITS, &["false", "no"], Explained("weights stay as they are"), NotBuilt("beside quantize it says the same twice: leave it out")),
-    (DOUBLE, &["false", "no"], Explained("magnitudes stay f32"), NotBuilt("it belongs to load_in_4bit; here that is `quantize: nf4-double`")),
-    ("bnb_4bit_quant_type", &["nf4"], Explained("NF4 is what 4 bits are"), NotBuilt("only nf4 is built")),
+    ("adapter", &["lora"], Explained("LoRA is trained"), NotBuilt("LoRA is the only kind of adapter")),
+    (FOUR_BITS, &["false", "no"], Explained("weights stay as they are"), NotBuilt("quantize is given as well: leave one out")),
+    (DOUBLE, &["false", "no"], Explained("magnitudes stay f32"), NotBuilt("goes with load_in_4bit; here both are `quantize: nf4-double`")),
+    ("bnb_4bit_quant_type", &["nf4"], Explained("4 bits are NF4"), NotBuilt("only nf4 is supported")),
     ("bnb_4bit_compute_dtype", &[], Explained("--dtype says what products are computed in"), NotBuilt("")),
-    ("load_in_8bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("this is `quantize: q8_0` here: say that instead")),
-    ("neftune_noise_alpha", &["0", "null"], Explained("no noise"), NotBuilt("noise on embeddings is not built; leave it out")),
-    ("use_dora", &["false", "no"], Explained("plain LoRA"), NotBuilt("DoRA is not built; leave it out for plain LoRA")),
-    ("bias", &["none"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is built")),
-    ("lora_bias", &["none", "false"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is built")),
+    ("load_in_8bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("use `quantize: q8_0` instead")),
+    ("neftune_noise_alpha", &["0", "null"], Explained("no noise"), NotBuilt("noise on embeddings is not supported; leave it out")),
+    ("use_dora", &["false", "no"], Explained("plain LoRA"), NotBuilt("DoRA is not supported; leave it out for plain LoRA")),
+    ("bias", &["none"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is supported")),
+    ("lora_bias", &["none", "false"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is supported")),
     ("modules_to_save", &["[]", ""], Explained("a classifier's head is trained in full, nothing else"), NotBuilt("only a classifier's head is trained in full (--task classify)")),
-    ("label_smoothing_factor", &["0"], Explained("no smoothing"), NotBuilt("label smoothing is not built; leave it out")),
+    ("label_smoothing_factor", &["0"], Explained("no smoothing"), NotBuilt("label smoothing is not supported; leave it out")),
     ("group_by_length", &["false", "no"], Explained("rows are shuffled; packing fills the microbatches"), NotBuilt("rows are never ordered by length; packing fills the microbatches")),
 ];
 
@@ -164,9 +164,9 @@ pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<T
 
 /// A fraction of all steps is a percentage of warmup_steps.
 pub(super) fn warmup(t: Typed, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
-    let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "a fraction was expected"))?;
+    let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "expected a fraction"))?;
     if !(0.0..=1.0).contains(&ratio) {
-        return Err(place(&t, "a fraction of 0 to 1 was expected"));
+        return Err(place(&t, "expected a fraction of 0 to 1"));
     }
     // Rounded at a billionth, so that 0.07 reads 7% and not 7.000000000000001%.
     let percent = (ratio * 1e11).round() / 1e9;

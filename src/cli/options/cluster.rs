@@ -75,8 +75,12 @@ const OF_TWO_ROLES: [&str; 4] = ["bind", "join-timeout", "token-file", "insecure
 
 /// The `cluster` group, whose options fit its role.
 pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
-    let role = match choice(s, "role", &["single", "coordinator", "worker"], "single, coordinator or worker")?
-    {
+    let role = match choice(
+        s,
+        "role",
+        &["single", "coordinator", "worker"],
+        "expected single, coordinator or worker",
+    )? {
         "coordinator" => Role::Coordinator,
         "worker" => Role::Worker,
         _ => Role::Single,
@@ -203,7 +207,7 @@ mod tests {
         check("role=worker coordinator=host:9000 stay=true model-cache=c join-timeout=90s", 0, "");
         check("role=worker coordinator=auto", 0, "");
         check("role=worker bind=:9001", 0, "");
-        check("role=boss", 78, "single, coordinator or worker");
+        check("role=boss", 78, "expected single, coordinator or worker");
         check("role=worker", 78, "needs --coordinator HOST:PORT");
         check("role=worker coordinator=h bind=:1", 78, "not both");
         check("role=worker coordinator=h nodes=a", 78, "--nodes: only for --role coordinator");

@@ -22,12 +22,23 @@ pub struct Accepts<'a> {
     pub name: String,
     /// One sentence.
     pub about: &'static str,
-    /// Placeholder of positional arguments; empty for none.
-    pub positional: &'static str,
+    /// Positional arguments, if there are any.
+    pub positional: Option<Positional>,
     /// Rows of the table, and the verb's own.
     pub options: Vec<&'a Opt>,
     /// Below the options in `--help`.
     pub epilogue: String,
+}
+
+/// Positional arguments of a command.
+#[derive(Debug, Clone, Copy)]
+pub struct Positional {
+    /// Placeholder in the usage line.
+    pub name: &'static str,
+    /// Most that are accepted.
+    pub most: usize,
+    /// One sentence.
+    pub help: &'static str,
 }
 
 const FOREIGN_HEADING: &str = "other trainers' names";
@@ -56,8 +67,10 @@ pub fn command(accepts: &Accepts) -> Command {
         .args_override_self(false)
         // Beside the names there would be room for a word.
         .next_line_help(terminal_size::terminal_size().is_some_and(|(width, _)| width.0 < 70));
-    if !accepts.positional.is_empty() {
-        c = c.arg(Arg::new("").value_name(accepts.positional).num_args(0..).help_heading("arguments"));
+    if let Some(Positional { name, most, help }) = accepts.positional {
+        let dots = if most > 1 { "..." } else { "" };
+        c = c.override_usage(format!("{} [{name}]{dots} [OPTIONS]", accepts.name));
+        c = c.arg(Arg::new("").value_name(name).num_args(0..=most).help(help).help_heading("arguments"));
     }
     for o in &accepts.options {
         c = c.arg(arg(o));
@@ -142,9 +155,9 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
         }
         typed.push(Typed { key: key.replace('-', "_"), values, source: Source::Flag });
     }
-    let positional = match accepts.positional.is_empty() {
-        true => Vec::new(),
-        false => matches.get_many::<String>("").map(|v| v.cloned().collect()).unwrap_or_default(),
+    let positional = match accepts.positional {
+        None => Vec::new(),
+        Some(_) => matches.get_many::<String>("").map(|v| v.cloned().collect()).unwrap_or_default(),
     };
     Ok(Parsed::Typed(positional, typed))
 }
@@ -220,7 +233,7 @@ mod tests {
         let accepts = Accepts {
             name: "finetune".into(),
             about: "",
-            positional: "MODEL",
+            positional: Some(Positional { name: "MODEL", most: 1, help: "" }),
             options: options(),
             epilogue: String::new(),
         };

@@ -25,7 +25,7 @@ pub struct ModelOptions {
     pub base_id: Option<String>,
 }
 
-/// What is learnt.
+/// What is trained on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Supervised tokens.
@@ -46,7 +46,7 @@ pub enum Split {
 /// `data`
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
-    /// What is learnt.
+    /// What is trained on.
     pub task: Task,
     /// Paths; `-` is stdin.
     pub data: Vec<PathBuf>,
@@ -66,7 +66,7 @@ pub struct DataOptions {
     pub num_classes: Option<usize>,
     /// One per class.
     pub class_weights: Option<Vec<f32>>,
-    /// Rows with nothing to learn that are put up with; None: any number.
+    /// Accepted rows without anything to train on; None: any number.
     pub max_dropped: Option<Amount>,
 }
 
@@ -202,23 +202,15 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
 }
 
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {
-    let task = match choice(s, "task", &["sft", "instruct", "classify"], "there are sft and classify")? {
+    let task = match choice(s, "task", &["sft", "instruct", "classify"], "expected sft or classify")? {
         "classify" => Task::Classify,
         _ => Task::Sft,
     };
-    let weight = |v: &String| match v.parse::<f32>() {
-        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
-        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
-        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
-    };
-    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
-    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
-        return Err(s.refuse("class-weights", "all are 0: nothing would be learnt"));
-    }
+    let class_weights = class_weights(s)?;
     if task == Task::Sft && s.is_given("num-classes") {
         return Err(s.refuse("num-classes", "goes with --task classify"));
     }
-    if task == Task::Sft && !weights.is_empty() {
+    if task == Task::Sft && class_weights.is_some() {
         return Err(s.refuse("class-weights", "goes with --task classify"));
     }
     Ok(DataOptions {
@@ -231,9 +223,23 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         packing: s.switch("packing")?,
         shuffle: !s.switch("no-shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
-        class_weights: (!weights.is_empty()).then_some(weights),
+        class_weights,
         max_dropped: amount(s, "max-dropped")?,
     })
+}
+
+/// --class-weights, one for each class.
+pub fn class_weights(s: &Settings) -> Result<Option<Vec<f32>>, Refusal> {
+    let weight = |v: &String| match v.parse::<f32>() {
+        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
+        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
+        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
+    };
+    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
+    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
+        return Err(s.refuse("class-weights", "all are 0: nothing would be trained on"));
+    }
+    Ok((!weights.is_empty()).then_some(weights))
 }
 
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
@@ -257,8 +263,8 @@ fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
 }
 
 fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
-    let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "is finite and above 0")?;
-    let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "lies in 0 .. 1, 1 excluded")?;
+    let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?;
+    let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "must be at least 0 and below 1")?;
     Ok(LoraOptions {
         rank: whole(s, "rank", 1)?.unwrap_or(16),
         alpha: alpha.unwrap_or(32.0) as f32,
@@ -271,9 +277,9 @@ fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
 
 fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
-    let scheduler = choice(s, "lr-scheduler", &schedulers, "there are constant, linear and cosine")?;
+    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear or cosine")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
-    let real = |name| real(s, name, finite, "is finite and not below 0");
+    let real = |name| real(s, name, finite, "must be finite and at least 0");
     let auto = s.text("micro-batch-tokens")? == Some("auto");
     let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
     Ok(OptimOptions {
@@ -355,7 +361,7 @@ mod tests {
         check("rank", "-1", 78, "at least 1");
         check("alpha", "inf", 78, "finite");
         check("alpha", "nan", 78, "finite");
-        check("dropout", "1", 78, "1 excluded");
+        check("dropout", "1", 78, "below 1");
         check("learning-rate", "2e-4", 0, "");
         check("learning-rate", "1e60", 78, "finite");
         check("warmup-steps", "5%", 0, "");
@@ -376,14 +382,14 @@ mod tests {
         check("dashboard", "::1", 0, "");
         check("dashboard", "a/b", 2, "not a host");
         check("gpus", "0,1", 0, "");
-        check("gpus", "0,auto", 78, "stands alone");
-        check("gpu-backend", "metal", 78, "auto, cuda, wgpu and cpu");
+        check("gpus", "0,auto", 78, "cannot be combined");
+        check("gpu-backend", "metal", 78, "auto, cuda, wgpu or cpu");
         check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
         check("resume", "runs/a", 0, "");
-        check("data-fields", "a", 2, "FORM=ROW");
+        check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");
     }
 

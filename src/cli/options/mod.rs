@@ -147,7 +147,7 @@ impl Settings {
     pub fn text(&self, name: &str) -> Result<Option<&str>, Refusal> {
         match self.get(name) {
             None => Ok(None),
-            Some(s) if s.values.len() > 1 => Err(s.refuse(name, "one value was expected")),
+            Some(s) if s.values.len() > 1 => Err(s.refuse(name, "expected one value")),
             // `-o "$OUT"` with nothing in OUT means no folder, and must not mean this one.
             Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Source::Flag => {
                 Err(self.refuse(name, "is empty: give a value, or leave it out"))
@@ -267,7 +267,7 @@ fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal>
             .parse()
             .ok()
             .filter(|n| *n > 0)
-            .ok_or_else(|| place(f, "a whole number above 0 was expected"))?;
+            .ok_or_else(|| place(f, "expected a whole number above 0"))?;
         product = product.checked_mul(n).ok_or_else(|| place(f, "the batch is too large"))?;
     }
     let terms: Vec<String> = factors.iter().map(|f| format!("{} {}", f.key, f.values.concat())).collect();

@@ -48,7 +48,7 @@ fn names_of_other_trainers() {
 
 #[test]
 fn mistakes() {
-    let twice = "c.yaml:2: load_in_4bit: beside quantize it says the same twice: leave it out";
+    let twice = "c.yaml:2: load_in_4bit: quantize is given as well: leave one out";
     check("quantize: q8_0\nload_in_4bit: true", "quantize", twice);
     check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");
     check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
@@ -60,13 +60,13 @@ fn mistakes() {
     check(
         "rank: 1\nneftune_noise_alpha: 5",
         "rank",
-        "c.yaml:2: neftune_noise_alpha: noise on embeddings is not built; leave it out",
+        "c.yaml:2: neftune_noise_alpha: noise on embeddings is not supported; leave it out",
     );
     check("rank: 8\nlora_r: 16", "rank", "c.yaml:2: rank: rank is given twice (also: c.yaml:1)");
     check(
         "gradient_accumulation_steps: 0",
         "rank",
-        "c.yaml:1: gradient_accumulation_steps: a whole number above 0 was expected",
+        "c.yaml:1: gradient_accumulation_steps: expected a whole number above 0",
     );
 }
 

@@ -1,5 +1,5 @@
-//! Values out of settings: numbers in their range, sizes, lists. A value that does not parse is told apart from
-//! one that parses and cannot be meant: the first is wrong usage where it was typed as a flag.
+//! Values out of settings: numbers in their range, sizes, lists. A flag whose value does not parse is wrong usage; a
+//! value that parses and is out of range is a wrong configuration.
 
 use super::Settings;
 use crate::cli::refusal::Refusal;
@@ -35,9 +35,9 @@ pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
 pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
     match s.parse::<i128>(name, "a whole number")? {
         None => Ok(None),
-        Some(n) if n < least as i128 => Err(s.refuse(name, format!("{n} cannot be; at least {least}"))),
+        Some(n) if n < least as i128 => Err(s.refuse(name, format!("must be at least {least}, is {n}"))),
         Some(n) if n > i64::MAX as i128 => {
-            Err(s.refuse(name, format!("{n} cannot be; at most {}", i64::MAX)))
+            Err(s.refuse(name, format!("must be at most {}, is {n}", i64::MAX)))
         }
         Some(n) => Ok(Some(n as usize)),
     }
@@ -51,9 +51,7 @@ pub fn real(
     rule: &str,
 ) -> Result<Option<f64>, Refusal> {
     match s.parse::<f64>(name, "a number")? {
-        Some(v) if !fits(v) || (v as f32).is_infinite() => {
-            Err(s.refuse(name, format!("{v} cannot be; --{name} {rule}")))
-        }
+        Some(v) if !fits(v) || (v as f32).is_infinite() => Err(s.refuse(name, format!("{rule}, is {v}"))),
         v => Ok(v),
     }
 }
@@ -79,7 +77,7 @@ pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
     }
 }
 
-/// --max-dropped: refuses rows of which more than that have nothing to learn. A share is of all rows that were read.
+/// --max-dropped: refuses rows of which more have nothing to train on. A share is of all rows that were read.
 pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
     let (dropped, rows) = (counts.dropped, counts.rows);
     let allowed = match amount(s, "max-dropped")? {
@@ -90,7 +88,7 @@ pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
         Some(Amount::Percent(p)) => format!("{p}%"),
     };
     let first = counts.first_dropped.as_ref().map(|p| format!(" (first: {p})")).unwrap_or_default();
-    let what = format!("{dropped} of {rows} rows have nothing to learn{first}");
+    let what = format!("{dropped} of {rows} rows have nothing to train on{first}");
     let way = "check the fields and --max-seq-len, or allow more";
     Err(Refusal::failure(format!("{what}, --max-dropped allows {allowed}: {way}")))
 }
@@ -126,8 +124,8 @@ pub fn size(text: &str) -> Option<u64> {
 pub fn duration(s: &Settings, name: &str) -> Result<Option<Duration>, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(None) };
     match read_duration(text) {
-        Some(d) if d.is_zero() => Err(s.refuse(name, "no time at all cannot be; leave it out")),
-        Some(d) if d > Duration::from_secs(100 * 86_400) => Err(s.refuse(name, "at most 100 days")),
+        Some(d) if d.is_zero() => Err(s.refuse(name, "must be longer than 0; leave it out for the default")),
+        Some(d) if d > Duration::from_secs(100 * 86_400) => Err(s.refuse(name, "must be at most 100 days")),
         Some(d) => Ok(Some(d)),
         None => Err(s.malformed(name, format!("{text:?} is not a duration, as 90s, 10m or 1h30m"))),
     }
@@ -159,7 +157,7 @@ fn read_duration(text: &str) -> Option<Duration> {
 pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
     let field = |v: &String| match v.split_once('=') {
         Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
-        _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
+        _ => Err(s.malformed("data-fields", format!("{v:?} is not FIELD=COLUMN, as prompt=question"))),
     };
     s.list("data-fields").iter().map(field).collect()
 }
