@@ -137,7 +137,6 @@ fn an_adapter_is_read_back_as_it_was_written() {
     ];
     let extras = Extras {
         labels: Some(vec!["no".into(), "yes".into()]),
-        card: Some("card".into()),
         files: vec![("tokenizer.json".into(), b"{}".to_vec())],
     };
     let config = config(TaskType::SeqCls);
@@ -238,7 +237,7 @@ fn values_that_are_not_finite_are_named() {
 
 #[test]
 fn the_card_says_what_the_configuration_says() {
-    let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None);
+    let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None, &[]);
     for said in
         ["base_model: owner/base\n", "library_name: peft\n", "gguf Q4_1", "--max-lora-rank 8", "rsLoRA"]
     {

@@ -2,6 +2,7 @@
 //! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
+mod card;
 mod expect;
 
 pub use expect::trials;
@@ -26,7 +27,7 @@ use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
-use crate::report::Look;
+use crate::report::{Live, Look};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt, Takes};
 use crate::train::schedule::Schedule;
@@ -199,6 +200,7 @@ impl Job {
         let mut learner =
             Learner::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
+        let history = watch.history();
         let finished = {
             let mut events = |e: &Event| {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
@@ -211,7 +213,7 @@ impl Job {
                 watch.see(e);
                 learner.after(e).iter().for_each(|said| watch.see(said));
             };
-            team.train(&mut |compute| self.steps(compute, options, place, &mut events))
+            team.train(&mut |compute| self.steps(compute, (options, place), &history, &mut events))
         };
         learner.keep();
         let finished = match finished {
@@ -223,7 +225,7 @@ impl Job {
         };
         let outcome = match finished.complete {
             false => Err(saved(&finished, place, options)),
-            true => self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
+            true => self.finish(team, &finished, (place, &history)).map_err(|e| match signals::STOP.urgency() {
                 // A comparison that a signal cut short proves nothing against the adapter.
                 Urgency::Now => saved(&finished, place, options),
                 _ => e,
@@ -234,6 +236,9 @@ impl Job {
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
         };
         let (step, complete, seconds) = (finished.state.step, finished.complete, finished.seconds);
+        if outcome.is_ok() {
+            self.unnamed_base(options, &place.dir, step).iter().for_each(|note| watch.see(note));
+        }
         watch.see(&match &outcome {
             Err(e) if complete => Event::Fault(Halt { step, code: e.code(), reason: e.line.clone() }),
             _ => Event::Done(Done { step, complete, path, seconds }),
@@ -244,16 +249,15 @@ impl Job {
     fn steps(
         &mut self,
         compute: &mut dyn Compute,
-        options: &Options,
-        place: &Place,
+        (options, place): (&Options, &Place),
+        history: &Live,
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
         let p = &self.prepared;
-        let notes = self.notes(place);
+        let notes = self.notes(options, place);
         let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
         let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
-        let writer = &self.writer;
-        let write = |dir: &Path, flat: &[f32]| writer.write(dir, flat);
+        let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers(history));
         let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
         let saving = Saving {
             output: place.dir.clone(),
@@ -312,15 +316,20 @@ impl Job {
     }
 
     /// Writes the adapter, reads it back, and compares the two.
-    fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
+    fn finish(
+        &self,
+        team: &mut dyn Team,
+        finished: &Finished,
+        (place, history): (&Place, &Live),
+    ) -> Result<(), Refusal> {
         let memory = &finished.state.parameters;
-        self.writer.write(&place.dir, memory)?;
+        self.writer.write(&place.dir, memory, &self.numbers(history))?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
         team.compare(self, Values { memory, disk }, &place.dir)
     }
 
     /// Lines for people.
-    fn notes(&self, place: &Place) -> Vec<String> {
+    fn notes(&self, options: &Options, place: &Place) -> Vec<String> {
         let p = &self.prepared;
         let c = &p.train.counts;
         let modules = p.spec.targets.join(" ");
@@ -335,7 +344,7 @@ impl Job {
         }
         let mut notes = vec![
             format!("output   {}", place.dir.display()),
-            format!("model    {} ({name})", p.base.path.display()),
+            format!("model    {} ({name})", options.model.model),
             rows,
             format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
         ];
