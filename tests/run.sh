@@ -67,6 +67,11 @@ if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$(id 
   apt-get update -q && apt-get install -yq --no-install-recommends chromium && export FINETUNE_NEED_CHROMIUM=1 ||
     echo "tests/run.sh: no chromium: tests in a browser are skipped" >&2
 fi
+# Its pictures are also rendered by a program that is no browser.
+if ! command -v rsvg-convert >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  apt-get update -q && apt-get install -yq --no-install-recommends librsvg2-bin && export FINETUNE_NEED_RSVG=1 ||
+    echo "tests/run.sh: no rsvg-convert: pictures are not rendered outside a browser" >&2
+fi
 # Prometheus scrapes a run, and TensorBoard reads its event files (the package alone, without torch or TensorFlow).
 if ! command -v prometheus >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   apt-get update -q && apt-get install -yq --no-install-recommends prometheus && export FINETUNE_NEED_PROMETHEUS=1 ||

@@ -2,8 +2,8 @@
 //! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
-mod card;
 mod expect;
+mod facts;
 
 pub use expect::trials;
 
@@ -25,7 +25,6 @@ use crate::data::tokenizer::{Skip, Special};
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
-use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
 use crate::report::{Live, Look};
 use crate::train::checkpoint::{self, Identity, Saving, State};
@@ -87,6 +86,8 @@ pub struct Job {
     from: Option<PathBuf>,
     /// What is left to be done, once it was counted.
     ahead: OnceCell<(Counts, Load)>,
+    /// What was seen of the run so far, for the model card.
+    history: Live,
 }
 
 impl Job {
@@ -130,8 +131,20 @@ impl Job {
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let state = State::new(parameters, optim);
-        let (from, ahead) = (None, OnceCell::new());
-        let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from, ahead };
+        let (from, ahead, history) = (None, OnceCell::new(), Live::default());
+        let job = Job {
+            prepared,
+            plan,
+            writer,
+            schedule,
+            identity,
+            optim,
+            model_hash,
+            state,
+            from,
+            ahead,
+            history,
+        };
         // A prompt that cannot be answered is refused before a folder appears.
         job.sampler(options, &|_| String::new())?;
         Ok(job)
@@ -197,10 +210,10 @@ impl Job {
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
+        self.history = watch.history();
         let mut learner =
             Learner::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
-        let history = watch.history();
         let finished = {
             let mut events = |e: &Event| {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
@@ -213,7 +226,7 @@ impl Job {
                 watch.see(e);
                 learner.after(e).iter().for_each(|said| watch.see(said));
             };
-            team.train(&mut |compute| self.steps(compute, (options, place), &history, &mut events))
+            team.train(&mut |compute| self.steps(compute, options, place, &mut events))
         };
         learner.keep();
         let finished = match finished {
@@ -225,7 +238,7 @@ impl Job {
         };
         let outcome = match finished.complete {
             false => Err(saved(&finished, place, options)),
-            true => self.finish(team, &finished, (place, &history)).map_err(|e| match signals::STOP.urgency() {
+            true => self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
                 // A comparison that a signal cut short proves nothing against the adapter.
                 Urgency::Now => saved(&finished, place, options),
                 _ => e,
@@ -236,9 +249,6 @@ impl Job {
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
         };
         let (step, complete, seconds) = (finished.state.step, finished.complete, finished.seconds);
-        if outcome.is_ok() {
-            self.unnamed_base(options, &place.dir, step).iter().for_each(|note| watch.see(note));
-        }
         watch.see(&match &outcome {
             Err(e) if complete => Event::Fault(Halt { step, code: e.code(), reason: e.line.clone() }),
             _ => Event::Done(Done { step, complete, path, seconds }),
@@ -249,15 +259,15 @@ impl Job {
     fn steps(
         &mut self,
         compute: &mut dyn Compute,
-        (options, place): (&Options, &Place),
-        history: &Live,
+        options: &Options,
+        place: &Place,
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
         let p = &self.prepared;
         let notes = self.notes(options, place);
         let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
         let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
-        let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers(history));
+        let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers());
         let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
         let saving = Saving {
             output: place.dir.clone(),
@@ -316,14 +326,9 @@ impl Job {
     }
 
     /// Writes the adapter, reads it back, and compares the two.
-    fn finish(
-        &self,
-        team: &mut dyn Team,
-        finished: &Finished,
-        (place, history): (&Place, &Live),
-    ) -> Result<(), Refusal> {
+    fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
         let memory = &finished.state.parameters;
-        self.writer.write(&place.dir, memory, &self.numbers(history))?;
+        self.writer.write(&place.dir, memory, &self.numbers())?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
         team.compare(self, Values { memory, disk }, &place.dir)
     }
@@ -348,36 +353,9 @@ impl Job {
             rows,
             format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
         ];
+        notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());
         notes
-    }
-
-    /// What run.yaml says besides the options.
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let p = &self.prepared;
-        let c = &p.train.counts;
-        let mut facts = vec![
-            ("fixed_point_exponent", FRACTION_BITS.to_string()),
-            ("architecture", p.config.architecture()),
-            ("weights", p.base.files.kind.clone()),
-            ("model_hash", self.model_hash.clone()),
-            ("data_hash", p.train.hash.clone()),
-            ("total_steps", self.schedule.total.to_string()),
-            ("steps_per_epoch", self.plan.steps_per_epoch().to_string()),
-            ("warmup_steps", self.schedule.warmup.to_string()),
-            ("micro_batch_tokens", self.plan.micro_batch_tokens().to_string()),
-            ("trained_values", self.writer.layout.len().to_string()),
-            ("rows_read", c.rows.to_string()),
-            ("rows_dropped", c.dropped.to_string()),
-            ("rows_truncated", c.truncated.to_string()),
-            ("tokens", c.tokens.to_string()),
-            ("supervised", c.supervised.to_string()),
-            ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
-        ];
-        if let Some(labels) = &p.config.labels {
-            facts.push(("labels", labels.join(", ")));
-        }
-        facts
     }
 }
 

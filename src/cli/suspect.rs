@@ -103,7 +103,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     }
     if let Some((name, n)) = &s.one_sided {
         out.push(format!(
-            "{} are labelled {name}: saying that always would be nearly as good; --class-weights evens it out",
+            "{} are labelled {name}: always predicting it scores nearly as well; --class-weights balances it",
             of(*n, s.rows - s.dropped.min(s.rows))
         ));
     }

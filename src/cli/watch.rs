@@ -104,14 +104,13 @@ impl Watch {
 /// The first word of the note that names the run's folder with TensorBoard's files.
 const BOARD: &str = "tensorboard";
 
-/// TensorBoard's files of the run, in the folder where its log says that they were before it was resumed.
+/// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
 fn board(dir: &Path, place: &Place, log: &Path) -> Result<TensorBoard, Refusal> {
-    let before = match place.resume {
-        Some(_) => report::read(log)?,
-        None => vec![],
-    };
+    let before = if place.goes_on() { report::read(log)? } else { vec![] };
     let noted = |event: &Event| match event {
-        Event::Run(run) => run.notes.iter().find_map(|note| note.strip_prefix(BOARD).map(|s| s.trim().into())),
+        Event::Run(run) => {
+            run.notes.iter().find_map(|note| note.strip_prefix(BOARD).map(|s| s.trim().into()))
+        }
         _ => None,
     };
     let before: Option<PathBuf> = before.iter().rev().find_map(noted);

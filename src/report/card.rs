@@ -9,7 +9,8 @@ use super::words::duration;
 pub fn card(history: &History) -> Vec<(&'static str, String)> {
     let Some(start) = &history.start else { return Vec::new() };
     let p = &history.progress;
-    let held = if start.eval_rows > 0 { format!(", {} for evaluation", start.eval_rows) } else { String::new() };
+    let held =
+        if start.eval_rows > 0 { format!(", {} for evaluation", start.eval_rows) } else { String::new() };
     let total = if p.step < start.total_steps { format!(" of {}", start.total_steps) } else { String::new() };
     let epochs = compact(p.step as f64 / start.steps_per_epoch.max(1) as f64);
     let scored = |value: fn(&crate::train::event::Eval) -> Option<f64>| -> Option<String> {
@@ -27,7 +28,10 @@ pub fn card(history: &History) -> Vec<(&'static str, String)> {
         ("rows", Some(format!("{}{held}", start.rows))),
         ("steps", Some(format!("{}{total} ({epochs} epochs)", p.step))),
         ("trained values", Some(start.parameters.to_string())),
-        ("training loss, smoothed", p.loss.zip(p.smooth_loss()).map(|((first, _), last)| change(first, last))),
+        (
+            "training loss, smoothed",
+            p.loss.zip(p.smooth_loss()).map(|((first, _), last)| change(first, last)),
+        ),
         ("eval loss", scored(|e| Some(e.eval_loss))),
         ("eval perplexity", scored(|e| e.perplexity)),
         ("eval accuracy", scored(|e| e.accuracy)),
@@ -50,8 +54,16 @@ mod tests {
     #[test]
     fn a_card_has_the_numbers_that_are_known() {
         let classes = vec!["cpu-avx2-f32".to_string()];
-        let run = RunStart { total_steps: 6, steps_per_epoch: 4, rows: 32, parameters: 99, classes, ..Default::default() };
-        let eval = |step, eval_loss, accuracy| Event::Eval(Eval { step, eval_loss, accuracy, ..Eval::default() });
+        let run = RunStart {
+            total_steps: 6,
+            steps_per_epoch: 4,
+            rows: 32,
+            parameters: 99,
+            classes,
+            ..Default::default()
+        };
+        let eval =
+            |step, eval_loss, accuracy| Event::Eval(Eval { step, eval_loss, accuracy, ..Eval::default() });
         let step = |step, loss| Event::Step(Step { step, loss, seconds: 30.0, ..Step::default() });
         let mut events = vec![Event::Run(RunStart { eval_rows: 8, ..run }), eval(0, 2.0, Some(0.5))];
         events.extend([step(1, 2.0), step(2, 2.0), eval(2, 1.5, Some(0.75))]);

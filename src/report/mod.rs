@@ -30,4 +30,4 @@ pub use serve::Dashboard;
 pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;
 pub use words::duration;
-pub use write::{comparison, write};
+pub use write::{Difference, comparison, write};

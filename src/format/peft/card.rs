@@ -77,7 +77,8 @@ fn front_matter(config: &AdapterConfig) -> String {
 /// A YAML scalar that is read back as this text: --base-id may be anything.
 fn scalar(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_./-:".contains(c);
-    let word = text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.contains('/') && !text.ends_with(':');
+    let word =
+        text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.contains('/') && !text.ends_with(':');
     if word && text.chars().all(plain) { text.into() } else { json!(text).to_string() }
 }
 
