@@ -5,8 +5,8 @@ use super::opened::{self, Opened};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::{Kind, Refusal, in_file};
 use super::run_file;
-use crate::format::FormatError;
 use crate::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
+use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
@@ -98,8 +98,10 @@ pub fn read_flat(dir: &Path, layout: &Layout) -> Result<Vec<f32>, Refusal> {
 pub struct Writer {
     /// adapter_config.json.
     pub config: AdapterConfig,
-    /// Card, labels, tokenizer.
+    /// Labels, tokenizer.
     pub extras: Extras,
+    /// The base's kind, for the card.
+    kind: String,
     /// Names and shapes.
     pub layout: Layout,
 }
@@ -117,14 +119,15 @@ impl Writer {
             target_modules: spec.targets.clone(),
             use_rslora: spec.rslora,
         };
-        let card = peft::card(&adapter, &base.files.kind, config.labels.as_deref());
-        let files = base.tokenizer_files();
-        let extras = Extras { labels: config.labels.clone(), card: Some(card), files };
-        Writer { config: adapter, extras, layout: layout::of(config, spec, 0..config.layers) }
+        let extras = Extras { labels: config.labels.clone(), files: base.tokenizer_files() };
+        let (kind, layout) = (base.files.kind.clone(), layout::of(config, spec, 0..config.layers));
+        Writer { config: adapter, extras, kind, layout }
     }
 
-    /// Writes an adapter of these values.
-    pub fn write(&self, dir: &Path, flat: &[f32]) -> Result<(), FormatError> {
+    /// Writes an adapter of these values, with a card that has the numbers of its run.
+    pub fn write(&self, dir: &Path, flat: &[f32], training: &[(&str, String)]) -> Result<(), FormatError> {
+        let card = peft::card(&self.config, &self.kind, self.extras.labels.as_deref(), training);
+        atomic::write_file(&dir.join(peft::CARD), card.as_bytes())?;
         let tensor = |e: &layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());
         let tensors: Vec<_> = self.layout.entries().iter().map(tensor).collect();
         let refs: Vec<TensorRef> = tensors

@@ -103,7 +103,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
     let facts = match to {
         To::Merged => merged::write(&source, &out, dtype)?,
-        To::Peft => peft::write(&source, &out)?,
+        To::Peft => peft::write(&source, &from, &out)?,
         To::GgufLora => lora::write(&source, &out, outtype)?,
         To::MergedGguf => gguf::write(&source, &out, outtype)?,
         To::Ollama => ollama::write(&source, &out, outtype)?,

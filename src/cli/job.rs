@@ -3,6 +3,7 @@
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
 mod expect;
+mod facts;
 mod team;
 
 pub use expect::trials;
@@ -26,9 +27,8 @@ use crate::data::tokenizer::{Skip, Special};
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
-use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
-use crate::report::Look;
+use crate::report::{Live, Look};
 use crate::train::checkpoint::{self, Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
@@ -58,6 +58,8 @@ pub struct Job {
     from: Option<PathBuf>,
     /// What is left to be done, once it was counted.
     ahead: OnceCell<(Counts, Load)>,
+    /// What was seen of the run so far, for the model card.
+    history: Live,
 }
 
 impl Job {
@@ -101,8 +103,20 @@ impl Job {
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let state = State::new(parameters, optim);
-        let (from, ahead) = (None, OnceCell::new());
-        let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from, ahead };
+        let (from, ahead, history) = (None, OnceCell::new(), Live::default());
+        let job = Job {
+            prepared,
+            plan,
+            writer,
+            schedule,
+            identity,
+            optim,
+            model_hash,
+            state,
+            from,
+            ahead,
+            history,
+        };
         // A prompt that cannot be answered is refused before a folder appears.
         job.sampler(options, &|_| String::new())?;
         Ok(job)
@@ -168,6 +182,7 @@ impl Job {
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
+        self.history = watch.history();
         let mut learner =
             Learner::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
@@ -222,11 +237,10 @@ impl Job {
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
         let p = &self.prepared;
-        let notes = self.notes(place);
+        let notes = self.notes(options, place);
         let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
         let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
-        let writer = &self.writer;
-        let write = |dir: &Path, flat: &[f32]| writer.write(dir, flat);
+        let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers());
         let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
         let saving = Saving {
             output: place.dir.clone(),
@@ -287,13 +301,13 @@ impl Job {
     /// Writes the adapter, reads it back, and compares the two.
     fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
         let memory = &finished.state.parameters;
-        self.writer.write(&place.dir, memory)?;
+        self.writer.write(&place.dir, memory, &self.numbers())?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
         team.compare(self, Values { memory, disk }, &place.dir)
     }
 
     /// Lines for people.
-    fn notes(&self, place: &Place) -> Vec<String> {
+    fn notes(&self, options: &Options, place: &Place) -> Vec<String> {
         let p = &self.prepared;
         let c = &p.train.counts;
         let modules = p.spec.targets.join(" ");
@@ -308,40 +322,13 @@ impl Job {
         }
         let mut notes = vec![
             format!("output   {}", place.dir.display()),
-            format!("model    {} ({name})", p.base.path.display()),
+            format!("model    {} ({name})", options.model.model),
             rows,
             format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
         ];
+        notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());
         notes
-    }
-
-    /// What run.yaml says besides the options.
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let p = &self.prepared;
-        let c = &p.train.counts;
-        let mut facts = vec![
-            ("fixed_point_exponent", FRACTION_BITS.to_string()),
-            ("architecture", p.config.architecture()),
-            ("weights", p.base.files.kind.clone()),
-            ("model_hash", self.model_hash.clone()),
-            ("data_hash", p.train.hash.clone()),
-            ("total_steps", self.schedule.total.to_string()),
-            ("steps_per_epoch", self.plan.steps_per_epoch().to_string()),
-            ("warmup_steps", self.schedule.warmup.to_string()),
-            ("micro_batch_tokens", self.plan.micro_batch_tokens().to_string()),
-            ("trained_values", self.writer.layout.len().to_string()),
-            ("rows_read", c.rows.to_string()),
-            ("rows_dropped", c.dropped.to_string()),
-            ("rows_truncated", c.truncated.to_string()),
-            ("tokens", c.tokens.to_string()),
-            ("supervised", c.supervised.to_string()),
-            ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
-        ];
-        if let Some(labels) = &p.config.labels {
-            facts.push(("labels", labels.join(", ")));
-        }
-        facts
     }
 }
 

@@ -32,12 +32,12 @@ impl Watch {
         let path = options.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
         // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own:
         // a pipe has nothing to say.
-        let board = options.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
         let history = Live::default();
         let page = match &options.dashboard {
             Some(at) => Some(dashboard(at, token, surroundings(&place.dir), history.clone())?),
             None => None,
         };
+        let board = options.tensorboard.as_deref().map(|dir| board(dir, place, &path)).transpose()?;
         let metrics = match place.resume {
             Some(_) => Metrics::resume(&path, state.step, state.looked)?,
             None => Metrics::create(&path)?,
@@ -48,11 +48,20 @@ impl Watch {
         Ok(Watch { console: Console::new(look), metrics, board, page, history, dir: place.dir.clone() })
     }
 
-    /// Shows one event to all; what a step knows only of its own process is put in here.
+    /// What was seen so far.
+    pub fn history(&self) -> Live {
+        self.history.clone()
+    }
+
+    /// Shows one event to all, with what only this process knows added.
     pub fn see(&mut self, event: &Event) {
         let mut event = event.clone();
-        if let Event::Step(step) = &mut event {
-            step.memory = step.memory.or_else(resident);
+        match (&mut event, &self.board) {
+            (Event::Step(step), _) => step.memory = step.memory.or_else(resident),
+            (Event::Run(run), Some(board)) => {
+                run.notes.push(format!("{BOARD} {}", board.folder().display()));
+            }
+            _ => {}
         }
         let event = &event;
         self.console.see(event);
@@ -90,6 +99,24 @@ impl Watch {
             say!("warning: no report: {e}");
         }
     }
+}
+
+/// The first word of the note that names the run's folder with TensorBoard's files.
+const BOARD: &str = "tensorboard";
+
+/// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
+fn board(dir: &Path, place: &Place, log: &Path) -> Result<TensorBoard, Refusal> {
+    let before = if place.goes_on() { report::read(log)? } else { vec![] };
+    let noted = |event: &Event| match event {
+        Event::Run(run) => {
+            run.notes.iter().find_map(|note| note.strip_prefix(BOARD).map(|s| s.trim().into()))
+        }
+        _ => None,
+    };
+    let before: Option<PathBuf> = before.iter().rev().find_map(noted);
+    let whole = place.dir.canonicalize().unwrap_or_else(|_| place.dir.clone());
+    let name = whole.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    Ok(TensorBoard::create(dir, &name, before.as_deref())?)
 }
 
 /// Bytes of memory that this process holds.

@@ -248,6 +248,11 @@ impl History {
         }
     }
 
+    /// The evaluation with the lowest loss, the first of several.
+    pub fn best_eval(&self) -> Option<&Eval> {
+        self.evals.iter().min_by(|a, b| a.eval_loss.total_cmp(&b.eval_loss))
+    }
+
     /// What a note of the start says, by its first word: `model`, `output`.
     pub fn note(&self, name: &str) -> Option<&str> {
         let notes = &self.start.as_ref()?.notes;

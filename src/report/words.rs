@@ -1,8 +1,7 @@
-//! One event in words, one line for each thing that it says. Whatever a model, a prompt or a stranger said stays on
-//! that line.
+//! One event in words, a line for each fact. Text of a model, a prompt or a stranger stays on its line.
 
 use crate::numeric::say::inline;
-use crate::train::event::{Change, Eval, RunStart, Speed, What};
+use crate::train::event::{Change, Eval, RunStart, Speed, What, mixed};
 
 /// A confusion matrix of more classes than this fits no terminal; the report has it.
 pub const SHOWN_CLASSES: usize = 12;
@@ -14,22 +13,19 @@ pub fn run_lines(run: &RunStart) -> Vec<String> {
         lines.push(inline(&format!("classes  {}", run.labels.join(", "))));
     }
     let evaluated =
-        if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
+        if run.eval_rows > 0 { format!(", {} for evaluation", run.eval_rows) } else { String::new() };
     let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
     lines.push(format!(
-        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values{class}",
+        "{} rows{evaluated}; {} steps, {} per epoch; {} trained values{class}",
         run.rows, run.total_steps, run.steps_per_epoch, run.parameters,
     ));
     if run.first_step > 1 {
         lines.push(format!("resumed after step {}", run.first_step - 1));
     }
-    if run.classes.len() > 1 {
-        let classes = run.classes.join(", ");
-        lines.push(format!(
-            "bits: {} classes ({classes}): loss within 1 %, not byte-equal between runs",
-            run.classes.len()
-        ));
-    }
+    // A note may say it already.
+    let mixed =
+        Some(inline(&mixed(&run.classes))).filter(|line| run.classes.len() > 1 && !lines.contains(line));
+    lines.extend(mixed);
     lines
 }
 
@@ -45,21 +41,26 @@ pub fn eval_line(eval: &Eval) -> String {
     line
 }
 
-/// `measured here, cpu 0: 3.1 ms + 1.170 ms a token; 40.1 MB + 690.2 kB a token; 118 MB/s, 0.4 ms there and back`
+/// `measured here, cpu 0: 3.1 ms + 1.170 ms per token; 40.1 MB + 690.2 kB per token; 118 MB/s, round trip 0.4 ms`
 pub fn speed_line(speed: &Speed) -> String {
     let who = [speed.worker.as_str(), &speed.device].into_iter().filter(|s| !s.is_empty());
     let who = who.collect::<Vec<_>>().join(", ");
     let (fixed, each) = (1e3 * speed.line.fixed, 1e3 * speed.line.each);
-    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms a token");
+    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms per token");
     if let Some(fit) = speed.memory.and_then(|memory| memory.fit()) {
         let (fixed, each) = (fit.line.fixed / 1e6, fit.line.each / 1e3);
-        line += &format!("; {fixed:.1} MB + {each:.1} kB a token");
+        line += &format!("; {fixed:.1} MB + {each:.1} kB per token");
     }
     if let Some(link) = speed.link {
         let (megabytes, back) = (link.bandwidth / 1e6, 1e3 * link.round_trip);
-        line += &format!("; {megabytes:.0} MB/s, {back:.1} ms there and back");
+        line += &format!("; {megabytes:.0} MB/s, round trip {back:.1} ms");
     }
     inline(&line)
+}
+
+/// What a forecast rests on: nothing that is expected was measured itself.
+pub fn basis(basis: &str) -> &str {
+    if basis == "measured" { "from a measurement" } else { basis }
 }
 
 /// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
@@ -95,7 +96,7 @@ pub fn duration(seconds: f64) -> String {
     clock(seconds, 0)
 }
 
-/// The same with so many digits of a second: `0:07.5`
+/// The same with `digits` decimals of a second: `0:07.5`
 pub fn clock(seconds: f64, digits: usize) -> String {
     let power = 10u64.pow(digits as u32);
     let parts = (seconds * power as f64).round() as u64;
