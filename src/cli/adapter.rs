@@ -111,6 +111,14 @@ impl Writer {
         Writer { config: adapter, extras, layout: layout::of(config, spec, 0..config.layers) }
     }
 
+    /// Adds a fact to the list that the card has of the adapter.
+    pub fn credit(&mut self, fact: &str) {
+        let Some(card) = &mut self.extras.card else { return };
+        if let Some(at) = card.find("\n- modules:") {
+            card.insert_str(at, &format!("\n- {fact}"));
+        }
+    }
+
     /// Writes an adapter of these values.
     pub fn write(&self, dir: &Path, flat: &[f32]) -> Result<(), FormatError> {
         let tensor = |e: &layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());

@@ -108,7 +108,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "eval-split", One("N|P%"), "", "hold this many rows (or this part: 5%, 0.05) of --data back for eval"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),
     opt(Data, "packing", Switch, "true", "lay a step's rows into microbatches together; they do not see each other"),
-    opt(Data, "no-shuffle", Switch, "false", "keep the rows in the order of the files"),
+    opt(Data, "shuffle", Switch, "true", "take the rows in another order in every epoch; without it in that of the files"),
     opt(Data, "num-classes", One("N"), "", "classes of a classifier (default: as many as the rows have)"),
     opt(Data, "class-weights", Commas("W"), "", "weight of each class in the loss"),
     opt(Data, "max-dropped", One("N|P%"), "", "refuse data with more rows than this that have nothing to learn"),
@@ -152,9 +152,12 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "output", One("DIR"), "", "folder of the run (default: runs/<model>-<n>, the first free n)"),
     opt(Output, "overwrite", Switch, "false", "replace what another run left in that folder"),
     opt(Output, "resume", Optional("DIR"), "", "go on from the last checkpoint of --output, or of this run"),
-    opt(Output, "eval-steps", One("N"), "", "eval every N steps (always at the end)"),
-    opt(Output, "save-steps", One("N"), "100", "checkpoint every N steps, and at the end; 0: only at the end, or when stopped"),
-    opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints"),
+    opt(Output, "eval-steps", One("N|epoch|P%"), "", "eval every N steps, at the end of every epoch (epoch/4: four times in it), or after every P% of all steps; always at the end"),
+    opt(Output, "save-steps", One("N|epoch|P%"), "100", "checkpoint as often, and at the end; 0: only at the end, or when stopped"),
+    opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints, and the best one (--keep-best)"),
+    opt(Output, "keep-best", Switch, "false", "keep the adapter of the best eval: it becomes the result"),
+    opt(Output, "best-metric", One("loss|accuracy|macro_f1"), "loss", "what the best eval is judged by"),
+    opt(Output, "early-stopping", One("N"), "", "end the run after N evals in a row that were no better; 0: never"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "answer this before and after training"),
     opt(Output, "log-json", One("FILE"), "", "metrics.jsonl at another path"),
     opt(Output, "tensorboard", One("DIR"), "", "also write TensorBoard's event files there"),
@@ -172,6 +175,11 @@ impl Opt {
     /// The YAML key.
     pub fn key(&self) -> String {
         self.name.replace('-', "_")
+    }
+
+    /// A switch that is on unless it is turned off: `--no-NAME` does.
+    pub fn is_on(&self) -> bool {
+        self.takes == Takes::Switch && self.default == "true"
     }
 
     /// The environment variable.
