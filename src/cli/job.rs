@@ -2,6 +2,7 @@
 //! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
+mod best;
 mod expect;
 mod facts;
 mod team;
@@ -130,6 +131,7 @@ impl Job {
         checkpoint.passed_over.iter().for_each(|line| say!("warning: {line}"));
         self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
         self.ahead.take();
+        self.find_best(&checkpoint.path);
         self.from = Some(checkpoint.path);
         Ok(())
     }
@@ -236,6 +238,7 @@ impl Job {
         place: &Place,
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
+        self.bring_best(place)?;
         let p = &self.prepared;
         let notes = self.notes(options, place);
         let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
@@ -244,7 +247,7 @@ impl Job {
         let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
         let saving = Saving {
             output: place.dir.clone(),
-            every: options.output.save_steps.unwrap_or(0),
+            every: self.every(options.output.save_steps),
             limit: options.output.save_total_limit,
             identity: self.identity.clone(),
             adapter: &write,
@@ -255,7 +258,8 @@ impl Job {
             work: &work as &dyn Work,
             state,
             schedule: self.schedule,
-            eval_steps: options.output.eval_steps.unwrap_or(0),
+            eval_steps: self.every(options.output.eval_steps),
+            choice: options.output.choice,
             saving,
             sampler: self.sampler(options, &decode)?,
             stop: &signals::STOP,
@@ -299,8 +303,8 @@ impl Job {
     }
 
     /// Writes the adapter, reads it back, and compares the two.
-    fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
-        let memory = &finished.state.parameters;
+    fn finish(&mut self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
+        let memory = &*self.result(&finished.state, place)?;
         self.writer.write(&place.dir, memory, &self.numbers())?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
         team.compare(self, Values { memory, disk }, &place.dir)

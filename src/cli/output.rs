@@ -298,6 +298,8 @@ fn ours(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::options::groups::Every;
+    use crate::train::best::Choice;
 
     #[test]
     fn stems() {
@@ -320,8 +322,9 @@ mod tests {
             output: Some(dir.clone()),
             overwrite: false,
             resume: Resume::No,
-            eval_steps: None,
-            save_steps: None,
+            eval_steps: Every::Never,
+            save_steps: Every::Never,
+            choice: Choice::default(),
             save_total_limit: None,
             sample_prompts: vec![],
             log_json: None,

@@ -128,12 +128,25 @@ fn read(
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
         eval = Some(data::load(&eval_paths, &read, &tokenizer)?);
     }
+    has_eval(settings, options, eval.as_ref())?;
     let mut config = base.config.clone();
     if let Some(labels) = &train.labels {
         config = config.into_classifier(labels.names.clone())?;
     }
     check_weights(settings, options.data.class_weights.as_deref(), &config)?;
     Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
+}
+
+/// Refuses to choose among evaluations where there are none.
+fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Result<(), Refusal> {
+    let choice = &options.output.choice;
+    let name = match (choice.keep, choice.patience) {
+        _ if eval.is_some_and(|e| e.samples.len() > 0) => return Ok(()),
+        (true, _) => "keep-best",
+        (_, Some(_)) => "early-stopping",
+        _ => return Ok(()),
+    };
+    Err(settings.refuse(name, "needs rows to evaluate on: --eval-split 5% or --eval-data FILE"))
 }
 
 /// The plan's options.

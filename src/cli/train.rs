@@ -10,6 +10,7 @@ use super::job::{Job, Steps, Team, Values};
 use super::options::groups::{Options, Role};
 use super::options::{Typed, alias, yaml};
 use super::output::{self, Claim, RUN_FILE};
+use super::plan;
 use super::prepare;
 use super::profile::{self, Profiles};
 use super::refusal::Refusal;
@@ -28,7 +29,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
     if !options.output.quiet {
-        settings.notes.iter().for_each(|note| say!("note: {note}"));
+        settings.notes.iter().for_each(|note| say!("{}", plan::note_line(note)));
     }
     match options.cluster.role {
         Role::Coordinator => return coordinator::run(settings, &options),

@@ -4,7 +4,7 @@
 use super::options::flags::{self, Accepts, Parsed, Positional};
 use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
-use super::options::{Settings, Source, Typed, environment, yaml};
+use super::options::{Settings, Source, Typed, variables, yaml};
 use super::refusal::{Refusal, nearest};
 use super::{
     bench, contracts, doctor, eval, export, generate, hardware, help, import, inspect, plan, predict, report,
@@ -292,7 +292,11 @@ impl Verb {
         if let Some(line) = super::devices::refused_limit() {
             return Err(Refusal::configuration(line));
         }
-        let environment = environment(|v| std::env::var(v).ok());
+        // Help is there for who cannot find the name, too.
+        if self.shared.is_none_or(|options| !options.is_empty()) {
+            variables::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
+        }
+        let environment = variables::environment(|v| std::env::var(v).ok());
         // A verb without --config has no file either, whatever the environment says.
         let has_config = self.accepts().options.iter().any(|o| o.name == "config");
         let spoken = flags.iter().chain(&environment).find(|t| t.key == "config" && has_config);

@@ -2,7 +2,7 @@
 
 use super::draw::compact;
 use super::history::History;
-use super::words::duration;
+use super::words::{best_words, duration};
 
 /// Names with values, in the card's order; a value that is not known is left out. One more number of a run is one more
 /// line here.
@@ -36,6 +36,7 @@ pub fn card(history: &History) -> Vec<(&'static str, String)> {
         ("eval perplexity", scored(|e| e.perplexity)),
         ("eval accuracy", scored(|e| e.accuracy)),
         ("eval macro F1", scored(|e| e.macro_f1)),
+        ("result", p.best.as_ref().map(best_words)),
         ("time", Some(duration(p.seconds))),
         ("devices", Some(classes.join(", ")).filter(|names| !names.is_empty())),
     ];

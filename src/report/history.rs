@@ -142,6 +142,7 @@ impl History {
             Event::Eval(eval) => self.evals.push(eval.clone()),
             Event::Sample(sample) => self.samples.push(sample.clone()),
             Event::Device(change) => self.change(change),
+            Event::Best(_) | Event::Early(_) => {} // the progress knows them
             Event::Checkpoint(_) | Event::Speed(_) | Event::Forecast(_) => {}
             Event::Fault(halt) => self.halt = Some(halt.clone()),
             Event::Done(done) => self.done = Some(done.clone()),

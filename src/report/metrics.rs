@@ -80,7 +80,8 @@ pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
 fn stands(event: &Event, step: u64, looked: Option<u64>) -> bool {
     match event {
         Event::Done(_) | Event::Fault(_) => false,
-        Event::Sample(_) | Event::Eval(_) if event.step() == step => looked == Some(step),
+        Event::Early(_) => false,
+        Event::Sample(_) | Event::Eval(_) | Event::Best(_) if event.step() == step => looked == Some(step),
         _ => event.step() <= step,
     }
 }

@@ -3,8 +3,11 @@
 
 use super::confusion;
 use super::team::Team;
-use super::words::{SHOWN_CLASSES, basis, change_line, duration, eval_line, run_lines, size, speed_line};
+use super::words::{
+    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size, speed_line,
+};
 use crate::numeric::say::inline;
+use crate::train::best::Best;
 use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step, Takes};
 use std::collections::BTreeMap;
 
@@ -24,6 +27,10 @@ pub struct Progress {
     pub loss: Option<(f64, f64)>,
     /// First and last evaluation that were seen.
     pub eval: Option<(Eval, Eval)>,
+    /// The best evaluation, of a run that asks for it.
+    pub best: Option<Best>,
+    /// Why it ended before its last step, in a line.
+    pub early: Option<String>,
     /// Tokens that were trained on, supervised or not.
     pub tokens: u64,
     /// Wall time of those steps.
@@ -70,6 +77,7 @@ impl Progress {
                 self.total_steps = run.total_steps;
                 self.step = run.first_step.saturating_sub(1);
                 (self.since, self.forecast) = ((0, 0.0), None);
+                (self.best, self.early) = (None, None);
                 self.labels = run.labels.clone();
                 self.base = run.notes.iter().find(|note| note.starts_with("base ")).cloned();
             }
@@ -77,6 +85,8 @@ impl Progress {
             Event::Speed(speed) => {
                 self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
             }
+            Event::Best(best) => self.best = Some(*best),
+            Event::Early(early) => self.early = self.best.map(|best| early_line(early, &best)),
             Event::Step(step) => self.see_step(step),
             Event::Eval(eval) => {
                 let first = self.eval.take().map_or_else(|| eval.clone(), |(first, _)| first);
@@ -190,6 +200,8 @@ impl Progress {
                 duration(forecast.seconds),
                 basis(&forecast.basis)
             )],
+            Event::Best(_) => vec![],
+            Event::Early(_) => self.early.clone().into_iter().collect(),
             // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
             Event::Fault(halt) => {
                 let how = match halt.code {
@@ -258,6 +270,7 @@ impl Progress {
                 line += &format!("  macro F1 {a:.4} -> {b:.4}");
             }
             lines.push(line);
+            lines.extend(self.best.map(|best| best_line(&best, done)));
             if let Some(matrix) = after.confusion.as_ref().filter(|m| m.len() <= SHOWN_CLASSES) {
                 lines.extend(confusion::lines(&self.labels, matrix));
             }
@@ -267,7 +280,7 @@ impl Progress {
             let all = duration(done.seconds);
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
         }
-        lines.extend(self.compared(done.seconds).filter(|_| done.complete));
+        lines.extend(self.compared(done.seconds).filter(|_| done.complete && self.early.is_none()));
         lines.extend(self.memory_compared());
         let learnt = self.loss.zip(self.smooth_loss()).is_some_and(|((first, _), last)| last < first);
         lines.extend(self.team.lines());

@@ -1,7 +1,8 @@
 //! One event in words, a line for each fact. Text of a model, a prompt or a stranger stays on its line.
 
 use crate::numeric::say::inline;
-use crate::train::event::{Change, Eval, RunStart, Speed, What, mixed};
+use crate::train::best::{Best, Metric};
+use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
 
 /// A confusion matrix of more classes than this fits no terminal; the report has it.
 pub const SHOWN_CLASSES: usize = 12;
@@ -39,6 +40,38 @@ pub fn eval_line(eval: &Eval) -> String {
         line += &format!("  accuracy {accuracy:.4}  macro F1 {f1:.4}");
     }
     line
+}
+
+/// `best eval 0.0240 at step 16`
+pub fn best_words(best: &Best) -> String {
+    let name = match best.metric {
+        Metric::Loss => String::new(),
+        other => format!("{} ", other.name()),
+    };
+    format!("best eval {name}{:.4} at step {}", best.value, best.step)
+}
+
+/// The same as a line of a run's summary.
+pub fn best_line(best: &Best, done: &Done) -> String {
+    let adapter = match (best.kept, done.complete) {
+        (true, true) => format!("the adapter is that of step {}", best.step),
+        (true, false) => format!("checkpoint-{} holds its adapter", best.step),
+        (false, _) => "its adapter is not kept (--keep-best)".into(),
+    };
+    format!("best     {}: {adapter}", best_words(best).trim_start_matches("best "))
+}
+
+/// `ended early after step 12: 3 evals in a row were no better than that of step 6 (loss 0.0240)`
+pub fn early_line(early: &Early, best: &Best) -> String {
+    let evals = match early.evals {
+        1 => "1 eval was".to_string(),
+        n => format!("{n} evals in a row were"),
+    };
+    let (name, value) = (best.metric.name(), best.value);
+    format!(
+        "ended early after step {}: {evals} no better than that of step {} ({name} {value:.4})",
+        early.step, best.step
+    )
 }
 
 /// `measured here, cpu 0: 3.1 ms + 1.170 ms per token; 40.1 MB + 690.2 kB per token; 118 MB/s, round trip 0.4 ms`

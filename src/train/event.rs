@@ -2,6 +2,7 @@
 //! its kind under `event`; terminal, page and report are pure functions of it, so an event carries whatever
 //! they need and nothing that only one of them would want.
 
+use super::best::Best;
 use crate::model::memory::Used;
 use crate::model::stage::Traffic;
 use crate::numeric::line::{Line, Points};
@@ -19,6 +20,8 @@ pub enum Event {
     Step(Step),
     /// The model was scored on the evaluation rows.
     Eval(Eval),
+    /// The best evaluation so far; again where a run that keeps it is resumed.
+    Best(Best),
     /// The model answered a prompt.
     Sample(Sample),
     /// A checkpoint is safe on disk.
@@ -31,6 +34,8 @@ pub enum Event {
     Forecast(Forecast),
     /// The run halts.
     Fault(Halt),
+    /// The run takes no further step, because its evaluations got no better.
+    Early(Early),
     /// The run ended; always last, unless it halted.
     Done(Done),
 }
@@ -42,12 +47,14 @@ impl Event {
             Event::Run(e) => e.first_step.saturating_sub(1),
             Event::Step(e) => e.step,
             Event::Eval(e) => e.step,
+            Event::Best(e) => e.step,
             Event::Sample(e) => e.step,
             Event::Checkpoint(e) => e.step,
             Event::Device(e) => e.step,
             Event::Speed(e) => e.step,
             Event::Forecast(e) => e.step,
             Event::Fault(e) => e.step,
+            Event::Early(e) => e.step,
             Event::Done(e) => e.step,
         }
     }
@@ -331,6 +338,15 @@ pub struct Halt {
 
 fn failure() -> u8 {
     1
+}
+
+/// Why a run ends before its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Early {
+    /// The last step that was taken.
+    pub step: u64,
+    /// Evaluations since the best one.
+    pub evals: u64,
 }
 
 /// The end.

@@ -1,6 +1,7 @@
 //! Floor 4: step, optimizer, schedule, evaluation, checkpoints. It sees stages and plans, never a backend.
 
 mod batches;
+pub mod best;
 pub mod checkpoint;
 mod compute;
 mod error;

@@ -2,6 +2,7 @@
 //! parameters. Who computes is behind [`Compute`]. It knows no file format, no device and no terminal: everything
 //! that is to be shown is an event, and everything that is to be kept goes through [`super::checkpoint`].
 
+use super::best::Choice;
 use super::checkpoint::{Saving, State};
 use super::compute::{Compute, Effort, tensor};
 use super::error::TrainError;
@@ -27,6 +28,8 @@ pub struct Run<'a> {
     pub schedule: Schedule,
     /// An evaluation every so many steps besides the ones at the start and at the end; 0 for those alone.
     pub eval_steps: u64,
+    /// What evaluations decide: which adapter is kept, and whether the run ends early.
+    pub choice: Choice,
     /// When and how checkpoints are written.
     pub saving: Saving<'a>,
     /// Prompts that are answered before and after, and at every evaluation.
@@ -52,7 +55,8 @@ pub struct Sampler<'a> {
 /// How a run ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// True when the last step was taken; false where a signal ended the run and a checkpoint holds its state.
+    /// True when the last step was taken, or evaluations ended the run; false where a signal ended it and a checkpoint
+    /// holds its state.
     pub complete: bool,
     /// The last state: its parameters are what is to be exported.
     pub state: State,
@@ -97,16 +101,19 @@ fn worked(speed: &Speed) -> bool {
 }
 
 impl Trainer<'_, '_> {
-    /// True when the plan's last step was taken, false when a signal came first.
+    /// True when no step is left to take, false when a signal came first.
     fn all_steps(&mut self) -> Result<bool, TrainError> {
-        let total = self.run.work.total_steps();
         self.say(Event::Run(self.start()));
         let State { step, parameters, .. } = &self.run.state;
         let first = step + 1;
         let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
         self.measured(|_| true);
+        self.run.state.best = self.run.choice.recall(self.run.state.best);
+        if let Some(best) = self.run.state.best {
+            self.say(Event::Best(best));
+        }
         self.look()?;
-        while self.run.state.step < total && self.run.stop.urgency() == Urgency::Run {
+        while !self.finished() && self.run.stop.urgency() == Urgency::Run {
             let Some(done) = self.one_step(self.run.state.step + 1)? else { break };
             let taken = done.step + 1 - first;
             self.say(Event::Step(done));
@@ -120,13 +127,23 @@ impl Trainer<'_, '_> {
         self.ended()
     }
 
-    /// True when the last step was taken. Whatever ended the loop, its state is saved.
+    /// True where no step is left: the last one was taken, or evaluations got no better for long enough.
+    fn finished(&self) -> bool {
+        let Run { state, work, choice, .. } = &self.run;
+        state.step == work.total_steps() || choice.ends(state.best)
+    }
+
+    /// True when no step is left. Whatever ended the loop, its state is saved.
     fn ended(&mut self) -> Result<bool, TrainError> {
         self.measured(worked);
         let stopped = self.run.stop.urgency();
-        let complete = self.run.state.step == self.run.work.total_steps() && stopped != Urgency::Now;
+        let complete = self.finished() && stopped != Urgency::Now;
         if complete || stopped != Urgency::Run {
             self.checkpoint()?;
+        }
+        let step = self.run.state.step;
+        if let Some(best) = self.run.state.best.filter(|_| complete && step < self.run.work.total_steps()) {
+            self.say(Event::Early(event::Early { step, evals: best.since }));
         }
         Ok(complete)
     }
@@ -233,10 +250,14 @@ impl Trainer<'_, '_> {
             let Trainer { run, events, .. } = self;
             let scored = evaluate(&mut *run.compute, run.work, step, &mut |event| events(&event))?;
             let Some(eval) = scored else { return Ok(()) };
+            let best = self.run.choice.judge(self.run.state.best, &eval);
             self.say(Event::Eval(eval));
+            self.run.state.best = best;
         }
         self.run.state.looked = Some(step);
-        Ok(())
+        let Some(best) = self.run.state.best.filter(|best| best.step == step) else { return Ok(()) };
+        self.say(Event::Best(best));
+        if best.kept { self.checkpoint() } else { Ok(()) }
     }
 
     /// Answers every prompt; None where a signal ended it.

@@ -8,6 +8,7 @@ use finetune::format::peft;
 use finetune::model::layout::Layout;
 use finetune::model::stage::{Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
+use finetune::train::best::Choice;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::optim::Options;
@@ -160,6 +161,7 @@ pub struct Setup<'a> {
     pub limit: Option<usize>,
     pub resume: bool,
     pub peak: f64,
+    pub choice: Choice,
 }
 
 pub struct Outcome {
@@ -170,7 +172,8 @@ pub struct Outcome {
 impl<'a> Setup<'a> {
     pub fn new(steps: u64, stop: &'a Stop, output: &Path) -> Self {
         let work = Rows::new(steps);
-        Setup { work, stop, output: output.to_owned(), every: 0, limit: None, resume: false, peak: 0.05 }
+        let (output, choice) = (output.to_owned(), Choice::default());
+        Setup { work, stop, output, every: 0, limit: None, resume: false, peak: 0.05, choice }
     }
 
     pub fn run(&self, model: &mut dyn Model) -> Outcome {
@@ -215,9 +218,10 @@ impl<'a> Setup<'a> {
         let (output, every, limit) = (self.output.clone(), self.every, self.limit);
         let saving = Saving { output, every, limit, identity, adapter: &adapter, last };
         let (work, stop) = (&self.work, self.stop);
-        let (labels, notes) = (vec![], vec![]);
+        let (labels, notes, choice) = (vec![], vec![], self.choice);
+        let (eval_steps, sampler) = (3, None);
         let run =
-            Run { compute, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, labels, notes };
+            Run { compute, work, state, schedule, eval_steps, choice, saving, sampler, stop, labels, notes };
         train::run(run, events)
     }
 }

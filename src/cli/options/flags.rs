@@ -74,10 +74,10 @@ pub fn command(accepts: &Accepts) -> Command {
     }
     for o in &accepts.options {
         c = c.arg(arg(o));
-        if o.takes == Takes::Switch && o.default == "true" {
+        if o.is_on() {
             let no = format!("no-{}", o.name);
             let help = format!("turn --{} off", o.name);
-            let arg = Arg::new(no.clone()).long(no).action(ArgAction::SetTrue);
+            let arg = switch(Arg::new(no.clone()).long(no));
             c = c.arg(arg.help(help).help_heading(o.section.name()));
         }
     }
@@ -107,10 +107,7 @@ fn arg(o: &Opt) -> Arg {
         Takes::One(v) => a.value_name(v).action(ArgAction::Set),
         Takes::Many(v) => a.value_name(v).action(ArgAction::Append),
         Takes::Commas(v) => a.value_name(v).action(ArgAction::Append).value_delimiter(','),
-        Takes::Switch => {
-            let value = a.num_args(0..=1).require_equals(true).default_missing_value("true");
-            value.action(ArgAction::Set).hide_possible_values(true).value_name("true|false")
-        }
+        Takes::Switch => switch(a),
         Takes::Optional(v) => a.value_name(v).num_args(0..=1).require_equals(true).action(ArgAction::Set),
     };
     // A negative number is a value, never a flag.
@@ -120,6 +117,11 @@ fn arg(o: &Opt) -> Arg {
         "quiet" => a.short('q'),
         _ => a,
     }
+}
+
+fn switch(a: Arg) -> Arg {
+    let value = a.num_args(0..=1).require_equals(true).default_missing_value("true");
+    value.action(ArgAction::Set).hide_possible_values(true).value_name("true|false")
 }
 
 /// Parses the arguments after the command's name.
@@ -140,20 +142,17 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
         if id.is_empty() || matches.value_source(id) != Some(clap::parser::ValueSource::CommandLine) {
             continue;
         }
-        let own = accepts.options.iter().any(|o| o.name == id);
-        let switch = accepts.options.iter().any(|o| o.takes == Takes::Switch && o.name == id);
-        let (key, values) = match id.strip_prefix("no-").filter(|_| !own) {
-            Some(rest) if matches.try_get_one::<bool>(id).is_ok() => (rest, vec!["false".to_string()]),
-            _ => (id, matches.get_many::<String>(id).map(|v| v.cloned().collect()).unwrap_or_default()),
-        };
-        if let Some(other) = values.iter().find(|v| (switch || alias::is_switch(key)) && !is_truth(v)) {
+        let own = accepts.options.iter().any(|o| o.takes == Takes::Switch && o.name == id);
+        let switch = own || alias::is_switch(id) || alias::negated(&id.replace('-', "_")).is_some();
+        let values: Vec<String> = matches.get_many(id).map(|v| v.cloned().collect()).unwrap_or_default();
+        if let Some(other) = values.iter().find(|v| switch && !is_truth(v)) {
             // It may well be the MODEL that a bare switch has swallowed.
-            let flag = key.replace('_', "-");
+            let flag = id.replace('_', "-");
             let why =
                 format!("--{flag}: {other:?} is neither true nor false (an argument goes before --{flag})");
             return Err(Refusal::usage(why));
         }
-        typed.push(Typed { key: key.replace('-', "_"), values, source: Source::Flag });
+        typed.push(Typed { key: id.replace('-', "_"), values, source: Source::Flag });
     }
     let positional = match accepts.positional {
         None => Vec::new(),
@@ -266,7 +265,8 @@ mod tests {
         check(&["--packing=false"], "packing", "false");
         check(&["--packing", "--rslora=on"], "packing", "true");
         check(&["--no-packing"], "packing", "false");
-        check(&["--no-shuffle=false"], "no-shuffle", "false");
+        check(&["--no-shuffle=false"], "shuffle", "true");
+        check(&["--no-shuffle"], "shuffle", "false");
         check(&["--packing", "false"], "packing", "2: --packing false: write --packing=false");
         let line = "2: --rslora: \"m\" is neither true nor false (an argument goes before --rslora)";
         check(&["--rslora=m"], "rslora", line);

@@ -5,11 +5,12 @@ use super::Settings;
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
-pub use super::values::{Amount, field_names, real, size, whole, within};
+use super::output::output;
+pub use super::output::{OutputOptions, Resume};
+pub use super::values::{Amount, Every, field_names, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
 use crate::model::quantised::Recipe;
-use crate::net::Endpoint;
 use std::path::PathBuf;
 
 /// `model`
@@ -114,44 +115,6 @@ pub struct OptimOptions {
     pub seed: u64,
 }
 
-/// Whether an earlier run is continued.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resume {
-    /// A run of its own.
-    No,
-    /// From the last checkpoint of the output folder.
-    Output,
-    /// From this run or checkpoint.
-    From(PathBuf),
-}
-
-/// `output`
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputOptions {
-    /// None: the next free one.
-    pub output: Option<PathBuf>,
-    /// Replace what is there.
-    pub overwrite: bool,
-    /// Continue.
-    pub resume: Resume,
-    /// Steps between evals.
-    pub eval_steps: Option<u64>,
-    /// Steps between checkpoints.
-    pub save_steps: Option<u64>,
-    /// Checkpoints kept.
-    pub save_total_limit: Option<usize>,
-    /// Answered before and after.
-    pub sample_prompts: Vec<String>,
-    /// metrics.jsonl elsewhere.
-    pub log_json: Option<PathBuf>,
-    /// TensorBoard's event files go here.
-    pub tensorboard: Option<PathBuf>,
-    /// Where the page of the run is shown.
-    pub dashboard: Option<Endpoint>,
-    /// No progress.
-    pub quiet: bool,
-}
-
 /// All groups of a training run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -174,14 +137,16 @@ pub struct Options {
 impl Options {
     /// Reads every group.
     pub fn of(s: &Settings) -> Result<Self, Refusal> {
+        let data = data(s)?;
+        let task = data.task;
         Ok(Options {
             model: model(s)?,
-            data: data(s)?,
+            data,
             lora: lora(s)?,
             optim: optim(s)?,
             devices: devices(s)?,
             cluster: cluster(s)?,
-            output: output(s)?,
+            output: output(s, task)?,
         })
     }
 }
@@ -221,7 +186,7 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         eval_split: eval_split(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
         packing: s.switch("packing")?,
-        shuffle: !s.switch("no-shuffle")?,
+        shuffle: s.switch("shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
         class_weights,
         max_dropped: amount(s, "max-dropped")?,
@@ -297,48 +262,6 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     })
 }
 
-/// Where the page goes: on this machine unless an address is named.
-fn dashboard(s: &Settings) -> Result<Option<Endpoint>, Refusal> {
-    const PORT: u16 = 9080;
-    match (s.is_given("dashboard"), s.text("dashboard")?) {
-        (false, _) | (_, Some("false")) => Ok(None),
-        (true, None | Some("" | "true")) => Ok(Some(Endpoint::loopback(PORT))),
-        (true, Some(text)) => {
-            // A number alone is a port.
-            if let Ok(port) = text.parse() {
-                return Ok(Some(Endpoint::loopback(port)));
-            }
-            Endpoint::parse(text, PORT).map(Some).map_err(|e| s.malformed("dashboard", e.to_string()))
-        }
-    }
-}
-
-fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
-    let resume = match (s.is_given("resume"), s.text("resume")?) {
-        (false, _) | (_, Some("false")) => Resume::No,
-        (true, None | Some("true")) => Resume::Output,
-        (true, Some(dir)) => Resume::From(dir.into()),
-    };
-    let overwrite = s.switch("overwrite")?;
-    if overwrite && resume != Resume::No {
-        return Err(s.refuse("overwrite", "either --resume or --overwrite, not both"));
-    }
-    let above_zero = |v: Option<usize>| v.filter(|n| *n > 0).map(|n| n as u64);
-    Ok(OutputOptions {
-        output: s.text("output")?.map(PathBuf::from),
-        overwrite,
-        resume,
-        eval_steps: above_zero(whole(s, "eval-steps", 0)?),
-        save_steps: above_zero(whole(s, "save-steps", 0)?),
-        save_total_limit: whole(s, "save-total-limit", 1)?,
-        sample_prompts: s.list("sample-prompt").to_vec(),
-        log_json: s.text("log-json")?.map(PathBuf::from),
-        tensorboard: s.text("tensorboard")?.map(PathBuf::from),
-        dashboard: dashboard(s)?,
-        quiet: s.switch("quiet")?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -391,6 +314,20 @@ mod tests {
         check("resume", "runs/a", 0, "");
         check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");
+        check("eval-steps", "epoch", 0, "");
+        check("eval-steps", "epoch/4", 0, "");
+        check("save-steps", "25%", 0, "");
+        check("save-steps", "0", 0, "");
+        check("eval-steps", "epoch/0", 2, "epoch/4");
+        check("eval-steps", "epochs", 2, "or epoch");
+        check("eval-steps", "0%", 2, "percentage");
+        check("eval-steps", "-1", 2, "a number of steps");
+        check("keep-best", "true", 78, "--eval-steps");
+        check("early-stopping", "2", 78, "--eval-steps");
+        check("early-stopping", "0", 0, "");
+        check("best-metric", "eval_loss", 0, "");
+        check("best-metric", "accuracy", 78, "--task classify");
+        check("best-metric", "bleu", 78, "loss, accuracy and macro_f1");
     }
 
     #[test]
@@ -399,7 +336,7 @@ mod tests {
         let o = Options::of(&Settings::resolve(&options, vec![]).unwrap()).unwrap();
         assert_eq!((o.lora.rank, o.lora.alpha, o.optim.batch_size, o.optim.epochs), (16, 32.0, 8, 1));
         assert_eq!(o.optim.warmup.of(1000), 30);
-        assert_eq!(o.output.save_steps, Some(100));
+        assert_eq!((o.output.eval_steps, o.output.save_steps), (Every::Never, Every::Steps(100)));
         assert!(o.data.packing && o.data.shuffle);
     }
 }

@@ -7,10 +7,13 @@ pub mod cluster;
 pub mod devices;
 pub mod flags;
 pub mod groups;
+pub mod output;
 pub mod table;
 pub mod values;
+pub mod variables;
 pub mod yaml;
 
+use super::import;
 use super::refusal::{Refusal, nearest};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -73,19 +76,8 @@ pub struct Setting {
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     values: BTreeMap<&'static str, Setting>,
-    /// Sentences about keys of other trainers.
+    /// Sentences about keys of other trainers; a warning begins with that word.
     pub notes: Vec<String>,
-}
-
-/// Environment variables as a layer.
-pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
-    let typed = |key: String| {
-        let variable = table::variable(&key);
-        let value = read(&variable).filter(|v| !v.is_empty())?;
-        Some(Typed { key, values: vec![value], source: Source::Variable(variable) })
-    };
-    let others = alias::ALIASES.iter().map(|(theirs, _)| theirs.to_string());
-    TABLE.iter().map(Opt::key).chain(others).filter_map(typed).collect()
 }
 
 impl Settings {
@@ -220,7 +212,8 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
-    for mut t in alias::four_bits(alias::one_warmup(layer, notes), notes) {
+    let layer = alias::four_bits(alias::one_warmup(layer, notes), notes);
+    for mut t in alias::tensorboard(alias::strategies(layer, notes), notes) {
         if options.iter().any(|o| o.key() == t.key) {
             // A verb may have an option of its own by a name that means something else in a file.
             out.push(t);
@@ -229,11 +222,18 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
             out.push(t);
         } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {
             factors.push(t);
+        } else if let Some(opt) = alias::negated(&t.key) {
+            out.push(alias::turned(t, opt));
+        } else if let Some(ours) = alias::per_epoch(&t.key) {
+            out.push(alias::times(t, ours)?);
         } else if t.key == alias::WARMUP_RATIO {
             out.push(alias::warmup(t, notes)?);
         } else if let Some(meaning) = alias::foreign(&t.key, &t.values.join(",")) {
             match meaning {
                 alias::Meaning::Explained(why) => notes.push(format!("{} ({}): {why}", t.key, t.source)),
+                alias::Meaning::Warned(why) => {
+                    notes.push(format!("warning: {} {} ({}): {why}", t.key, t.values.join(","), t.source));
+                }
                 alias::Meaning::NotBuilt(why) => return Err(place(&t, why)),
             }
         } else {
@@ -290,6 +290,9 @@ fn place(t: &Typed, why: &str) -> Refusal {
 fn unknown(t: &Typed) -> Refusal {
     let keys: Vec<String> = TABLE.iter().map(Opt::key).collect();
     let known = keys.iter().map(String::as_str).chain(alias::all());
+    if let Some(why) = import::explanation(&t.key, &t.values.join(",")) {
+        return place(t, &why);
+    }
     let hint = match nearest(&t.key, known) {
         Some(n) => format!("did you mean {n}?"),
         None => "`finetune help options` lists them; keys are written with underscores".into(),

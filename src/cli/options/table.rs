@@ -108,7 +108,7 @@ pub const TABLE: &[Opt] = &[
     opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),
     opt(Data, "packing", Switch, "true", "put several rows into a microbatch; they do not attend to each other"),
-    opt(Data, "no-shuffle", Switch, "false", "keep the rows in the order of the files"),
+    opt(Data, "shuffle", Switch, "true", "permute the rows in every epoch; --no-shuffle keeps the order of the files"),
     opt(Data, "num-classes", One("N"), "", "classes of a classifier (default: as many as the rows have)"),
     opt(Data, "class-weights", Commas("W"), "", "weight of each class in the loss"),
     opt(Data, "max-dropped", One("N|P%"), "", "refuse data with more rows than this without anything to train on"),
@@ -152,9 +152,12 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "output", One("DIR"), "", "folder of the run (default: runs/<model>-<n>, the first free n)"),
     opt(Output, "overwrite", Switch, "false", "replace the run that is in that folder"),
     opt(Output, "resume", Optional("DIR"), "", "continue from the last checkpoint of --output, or of this run"),
-    opt(Output, "eval-steps", One("N"), "", "evaluate every N steps (and always at the end)"),
-    opt(Output, "save-steps", One("N"), "100", "save a checkpoint every N steps, and at the end; 0: only at the end, or when stopped"),
-    opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints"),
+    opt(Output, "eval-steps", One("N|epoch|P%"), "", "evaluate every N steps, at the end of each epoch (epoch/4: four times per epoch), or every P% of all steps; always at the end"),
+    opt(Output, "save-steps", One("N|epoch|P%"), "100", "save a checkpoint at such steps, and at the end; 0: only at the end, or when stopped"),
+    opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints, and the best one (--keep-best)"),
+    opt(Output, "keep-best", Switch, "false", "keep the adapter of the best evaluation: it becomes the result"),
+    opt(Output, "best-metric", One("loss|accuracy|macro_f1"), "loss", "metric that decides which evaluation is the best"),
+    opt(Output, "early-stopping", One("N"), "", "end the run after N evaluations in a row without an improvement; 0: never"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "prompt to answer before and after training; repeatable"),
     opt(Output, "log-json", One("FILE"), "", "another path for metrics.jsonl"),
     opt(Output, "tensorboard", One("DIR"), "", "folder for TensorBoard's event files"),
@@ -172,6 +175,11 @@ impl Opt {
     /// The YAML key.
     pub fn key(&self) -> String {
         self.name.replace('-', "_")
+    }
+
+    /// A switch that is on unless it is turned off: `--no-NAME` does.
+    pub fn is_on(&self) -> bool {
+        self.takes == Takes::Switch && self.default == "true"
     }
 
     /// The environment variable.

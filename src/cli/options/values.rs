@@ -26,6 +26,31 @@ impl Amount {
     }
 }
 
+/// How often something happens during a run, besides at its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Every {
+    /// Not at all.
+    Never,
+    /// After so many steps.
+    Steps(u64),
+    /// So many times an epoch; of once, its last step is one of them.
+    Epoch(u64),
+    /// After this percentage of all steps, rounded up as transformers does.
+    Percent(f64),
+}
+
+impl Every {
+    /// The steps between two times, in a run of `total` steps, of which an epoch has `epoch`; None for never.
+    pub fn steps(self, total: u64, epoch: u64) -> Option<u64> {
+        match self {
+            Every::Never => None,
+            Every::Steps(n) => Some(n),
+            Every::Epoch(times) => Some(epoch.div_ceil(times).max(1)),
+            Every::Percent(p) => Some(Amount::Percent(p).of(total).max(1)),
+        }
+    }
+}
+
 /// A list of paths.
 pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
     s.list(name).iter().map(PathBuf::from).collect()
@@ -75,6 +100,25 @@ pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
         Ok(p) if (0.0..=100.0).contains(&p) => Ok(Some(Amount::Percent(p))),
         _ => Err(s.malformed(name, format!("{text:?} is not a percentage of 0 to 100"))),
     }
+}
+
+/// A number of steps, `epoch`, `epoch/4`, or a part of all steps: `25%`, or 0.25 as transformers has it.
+pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(Every::Never) };
+    let share = |p: f64| (p > 0.0 && p <= 100.0).then_some(Every::Percent(p));
+    let found = if let Some(percent) = text.strip_suffix('%') {
+        percent.parse().ok().and_then(share)
+    } else if let Some(rest) = text.strip_prefix("epoch") {
+        let times =
+            if rest.is_empty() { Some(1) } else { rest.strip_prefix('/').and_then(|n| n.parse().ok()) };
+        times.filter(|n| *n > 0).map(Every::Epoch)
+    } else if let Ok(n) = text.replace('_', "").parse::<u64>() {
+        Some(if n == 0 { Every::Never } else { Every::Steps(n) })
+    } else {
+        text.parse().ok().filter(|part| *part < 1.0).and_then(|part: f64| share(100.0 * part))
+    };
+    let what = "a number of steps, a percentage of all as 25%, or epoch (epoch/4: four times an epoch)";
+    found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
 }
 
 /// --max-dropped: refuses rows of which more have nothing to train on. A share is of all rows that were read.

@@ -11,6 +11,7 @@ mod tell;
 
 pub use counts::{ALL, Ahead, Counts, SOME, count};
 pub use forecast::{Forecast, Load, Worker, forecast};
+pub use tell::note_line;
 
 use super::auto;
 use super::devices::{self, Chosen, Opens, Prospect};

@@ -22,8 +22,13 @@ pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
     lines
 }
 
-fn note_line(note: &str) -> String {
-    if note.starts_with("note:") { note.into() } else { format!("note: {note}") }
+/// A note with the word that it begins with.
+pub fn note_line(note: &str) -> String {
+    if note.starts_with("note:") || note.starts_with("warning:") {
+        note.into()
+    } else {
+        format!("note: {note}")
+    }
 }
 
 fn work(o: &Outlook) -> Vec<String> {

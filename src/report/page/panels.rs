@@ -2,7 +2,7 @@
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, State};
-use crate::report::words::{duration, size};
+use crate::report::words::{best_words, duration, size};
 use crate::train::event::HERE;
 
 /// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
@@ -17,11 +17,12 @@ pub fn head(history: &History) -> String {
     let output = history.note("output").unwrap_or_default();
     let reason =
         history.halt.as_ref().map(|halt| format!(r#"<p class="fault">{}</p>"#, escape(&halt.reason)));
+    let early = history.progress.early.as_ref().map(|line| format!("<p>{}</p>", escape(line)));
     format!(
         r#"<header><h1>{}</h1><span class="state {word}">{word}</span><p>{}</p></header>{}"#,
         escape(name),
         escape(output),
-        reason.unwrap_or_default(),
+        reason.or(early).unwrap_or_default(),
         word = state.word(),
     )
 }
@@ -56,8 +57,9 @@ pub fn tiles(history: &History) -> String {
         tile("time", &time, &expected),
     ];
     if let Some((before, after)) = eval {
-        let from = first(Some(before.eval_loss), "from");
-        tiles.insert(2, tile("eval loss", &number(Some(after.eval_loss)), &from));
+        let best = p.best.as_ref().map(best_words);
+        let below = best.unwrap_or_else(|| first(Some(before.eval_loss), "from"));
+        tiles.insert(2, tile("eval loss", &number(Some(after.eval_loss)), &below));
         if let (Some(a), Some(b)) = (before.accuracy, after.accuracy) {
             let (value, from) = (format!("{:.1} %", 100.0 * b), format!("from {:.1} %", 100.0 * a));
             tiles.insert(3, tile("accuracy", &value, &from));
