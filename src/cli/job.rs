@@ -4,7 +4,7 @@
 
 mod expect;
 
-pub use expect::trials;
+pub use expect::{need, trials};
 
 use super::adapter::{self, Writer};
 use super::generate::chat_ids;

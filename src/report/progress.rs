@@ -185,7 +185,7 @@ impl Progress {
                 "expected {:.0} tokens/s, {} in all ({})",
                 forecast.tokens_per_second,
                 duration(forecast.seconds),
-                forecast.basis
+                based(&forecast.basis)
             )],
             // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
             Event::Fault(halt) => {
@@ -229,10 +229,10 @@ impl Progress {
             let who = [takes.worker.as_str(), &takes.device].into_iter().filter(|s| !s.is_empty());
             let off = 100.0 * (most as f64 / takes.bytes.max(1) as f64 - 1.0);
             Some(inline(&format!(
-                "memory   {}: expected {:.1} MB ({}), at most {:.1} MB ({off:+.0} %), the weights apart",
+                "memory   {}: expected {:.1} MB ({}), peak {:.1} MB ({off:+.0} %), without the weights",
                 who.collect::<Vec<_>>().join(", "),
                 takes.bytes as f64 / 1e6,
-                takes.basis,
+                based(&takes.basis),
                 most as f64 / 1e6,
             )))
         };
@@ -278,6 +278,11 @@ impl Progress {
         });
         lines
     }
+}
+
+/// What an expectation rests on, for people.
+fn based(basis: &str) -> &str {
+    if basis == "measured" { "from a measurement" } else { basis }
 }
 
 #[cfg(test)]
