@@ -7,7 +7,7 @@ mod expect;
 mod facts;
 mod team;
 
-pub use expect::trials;
+pub use expect::{need, trials};
 pub use team::{Steps, Team, Values};
 
 use super::adapter::{self, Writer};

@@ -9,7 +9,9 @@ use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
 use crate::format::{self, FormatError, ModelFiles};
 use crate::model::config::Config;
+use crate::model::implied::Implied;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
+use crate::numeric::block::Encoding;
 use crate::numeric::say::say;
 use serde_json::Value;
 use std::io::Read;
@@ -32,8 +34,7 @@ pub fn open(name: &str) -> Result<Opened, Refusal> {
 
 fn at(path: PathBuf) -> Result<Opened, Refusal> {
     let files = format::open(&path)?;
-    let config = Config::from_json(&files.config)
-        .map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))?;
+    let config = config(&path, &files.config)?;
     Ok(Opened { path, files, config })
 }
 
@@ -58,8 +59,28 @@ pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<Opened, Refusal>
             let path = format::hub::outline(id, revision, &cache.join("outlines"), &mut downloads())?;
             quantised(at(path)?, recipe)
         }
+        (Named::Path(path), _) => match without_weights(&path)? {
+            Some(base) => quantised(base, recipe),
+            None => open_as(name, recipe),
+        },
         _ => open_as(name, recipe),
     }
+}
+
+/// A folder that has everything but the weights, whose shapes follow from its config.json.
+fn without_weights(path: &Path) -> Result<Option<Opened>, Refusal> {
+    let Some((json, in_nf4)) = format::without_weights(path)? else { return Ok(None) };
+    let config = config(path, &json)?;
+    let weights = Implied::of(&config, &json);
+    let dtype = Encoding::Plain(weights.dtype).name().to_lowercase();
+    let kind = format!("{dtype}, estimated from config.json; weights are not here");
+    let files = format::with_weights(path, json, Box::new(weights), kind)?;
+    let base = Opened { path: path.to_owned(), files, config };
+    quantised(base, in_nf4.then_some(Recipe::Nf4)).map(Some)
+}
+
+fn config(path: &Path, json: &Value) -> Result<Config, Refusal> {
+    Config::from_json(json).map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))
 }
 
 /// What a model's name means.

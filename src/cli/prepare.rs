@@ -16,6 +16,7 @@ use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
 use crate::model::quantised::Recipe;
 use crate::numeric::say::say;
+use crate::numeric::tensor::Tensors;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -44,6 +45,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// The model's shape, its weights and its adapter.
+    pub fn model(&self) -> (&Config, &dyn Tensors, &LoraSpec) {
+        (&self.config, &*self.base.files.tensors, &self.spec)
+    }
+
     /// The model's hash, which was worked out while rows were read.
     pub fn model_hash(&mut self) -> Result<String, Refusal> {
         match self.hash.take().map(JoinHandle::join) {

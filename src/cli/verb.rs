@@ -150,6 +150,12 @@ const PLAN: &[Opt] = &[
         "",
         "network to remote devices: 1gbit, 100mbit, 50MB (a second) [1gbit]",
     ),
+    own(
+        "assume-gpu",
+        Takes::One("SIZE"),
+        "",
+        "whether the run fits on a card of that much memory which is not here (8GB)",
+    ),
     JSON,
 ];
 

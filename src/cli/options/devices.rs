@@ -99,7 +99,7 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     if let Some(n) = threads.filter(|n| *n > MOST_THREADS) {
         return Err(s.refuse("threads", format!("must be at most {MOST_THREADS}, is {n}")));
     }
-    Ok(DeviceOptions { threads, memory_limit: memory(s)?, dtype, gpus, backend })
+    Ok(DeviceOptions { threads, memory_limit: memory(s, "memory-limit")?, dtype, gpus, backend })
 }
 
 fn backend(s: &Settings) -> Result<Driver, Refusal> {

@@ -137,9 +137,8 @@ pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
     Err(Refusal::failure(format!("{what}, --max-dropped allows {allowed}: {way}")))
 }
 
-/// --memory-limit in bytes.
-pub fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
-    let name = "memory-limit";
+/// Bytes of the option `name`.
+pub fn memory(s: &Settings, name: &str) -> Result<Option<u64>, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(None) };
     match size(text) {
         Some(bytes) => Ok(Some(bytes)),
