@@ -118,7 +118,8 @@ fn counts_lengths_and_dropped_rows() {
     let targets: Vec<usize> = corpus.samples.iter().map(|s| s.supervised_targets()).collect();
     assert_eq!(targets, [2, 7]);
     assert_eq!(corpus.counts.supervised, 9);
-    assert_eq!(corpus.counts.first_dropped.as_ref().unwrap().to_string(), format!("{}:2", path[0].display()));
+    let first = corpus.counts.first_dropped.as_ref().unwrap().to_string();
+    assert_eq!(first, format!("{}:2: no message has the role assistant (the roles are user): write user and assistant", path[0].display()));
     let over = Options { max_seq_len: 8, max_dropped: Some(1), ..Options::default() };
     assert!(matches!(load(&path, &over), Err(DataError::TooManyDropped { dropped: 2, rows: 4, .. })));
 }

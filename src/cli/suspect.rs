@@ -73,7 +73,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     let mut out = Vec::new();
     if s.dropped > 0 {
         out.push(format!(
-            "nothing is supervised in {}, the first at {}: they are left out; --max-dropped 1% would refuse them",
+            "there is nothing to learn in {} (first: {}): they are left out; --max-dropped 1% would refuse them",
             of(s.dropped, s.rows),
             s.first_dropped
         ));
@@ -103,7 +103,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     }
     if let Some((name, n)) = &s.one_sided {
         out.push(format!(
-            "{} are labelled {name}: saying that always would be nearly as good; --class-weights evens it out",
+            "{} are labelled {name}: always predicting it scores nearly as well; --class-weights balances it",
             of(*n, s.rows - s.dropped.min(s.rows))
         ));
     }
@@ -132,8 +132,8 @@ mod tests {
     fn what_is_suspicious() {
         let none = Survey::default;
         check(none(), &[]);
-        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3".into(), ..none() };
-        check(dropped, &["nothing is supervised in 6 of 50 rows (12 %), the first at a.jsonl:3"]);
+        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3: its text is empty".into(), ..none() };
+        check(dropped, &["nothing to learn in 6 of 50 rows (12 %) (first: a.jsonl:3: its text is empty)"]);
         check(Survey { endless: 50, ..none() }, &["no end token is learnt in 50 of 50 rows (100 %)"]);
         check(
             Survey { truncated: 5, duplicates: 1, ..none() },

@@ -67,6 +67,26 @@ pub enum Label {
     Name(String),
 }
 
+impl Chat {
+    /// Why nothing in it is supervised.
+    pub fn unanswered(&self) -> String {
+        let mut roles: Vec<&str> = Vec::new();
+        for message in self.messages.as_array().into_iter().flatten() {
+            let role = message.get("role").and_then(Value::as_str).unwrap_or("none");
+            if !roles.contains(&role) {
+                roles.push(role);
+            }
+        }
+        match roles.contains(&"assistant") {
+            true => "its assistant turns are empty, or the chat template marks none".into(),
+            false => format!(
+                "no message has the role assistant (the roles are {}): write user and assistant",
+                roles.join(", ")
+            ),
+        }
+    }
+}
+
 impl std::fmt::Display for Label {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -84,17 +104,34 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn get(&self, field: &str) -> Option<&'a Value> {
+        self.cell(field).filter(|v| !v.is_null())
+    }
+
+    /// The field's value, null or not.
+    fn cell(&self, field: &str) -> Option<&'a Value> {
         let column = match self.renamed.iter().find(|(f, _)| f == field) {
             Some((_, column)) => column.as_str(),
             // Under that name it is another field's.
             None if self.renamed.iter().any(|(_, column)| column == field) => return None,
             None => field,
         };
-        self.row.get(column).filter(|v| !v.is_null())
+        self.row.get(column)
     }
 
     fn has(&self, fields: &[&str]) -> bool {
         fields.iter().all(|f| self.get(f).is_some())
+    }
+
+    /// The row's own names.
+    fn names(&self) -> String {
+        self.row.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The field that is null in the first form whose fields are all there otherwise.
+    fn null<'f>(&self, forms: &[&[&'f str]]) -> Option<&'f str> {
+        let there = |field: &&str| self.cell(field).is_some();
+        let form = forms.iter().find(|form| form.iter().all(there))?;
+        form.iter().copied().find(|field| self.get(field).is_none())
     }
 
     fn text(&self, field: &str) -> Result<String, String> {
@@ -158,6 +195,14 @@ pub fn is_field(name: &str) -> bool {
 
 /// Refuses names in --data-fields that no form has; the error names the nearest.
 pub fn check_fields(fields: &[(String, String)]) -> Result<(), DataError> {
+    if let Some((i, (twice, _))) =
+        fields.iter().enumerate().find(|(i, (f, _))| fields[..*i].iter().any(|(before, _)| before == f))
+    {
+        let columns = format!("{}, {}", fields.iter().find(|(f, _)| f == twice).map_or("", |(_, c)| c), fields[i].1);
+        return Err(DataError::Options(format!(
+            "--data-fields FIELD=COLUMN: the field `{twice}` is given twice ({columns}): leave one out"
+        )));
+    }
     let Some((unknown, _)) = fields.iter().find(|(f, _)| !FIELDS.contains(&f.as_str())) else {
         return Ok(());
     };
@@ -201,11 +246,13 @@ fn sft(fields: &Fields<'_>) -> Result<Form, String> {
     if fields.has(&["text"]) {
         return fields.text("text").map(Form::Text);
     }
-    let names: Vec<&str> = fields.row.keys().map(String::as_str).collect();
+    if let Some(null) = fields.null(&[&["prompt", "completion"], &["instruction", "output"], &["text"]]) {
+        return Err(format!("`{null}` is null: give it a text, or leave the row out"));
+    }
     Err(format!(
         "no known form: it has the fields [{}]; known are text | prompt, completion | instruction, output | \
-         messages | conversations; --data-fields FIELD=COLUMN renames",
-        names.join(", ")
+         messages | conversations | text, label (with --task classify); --data-fields FIELD=COLUMN renames",
+        fields.names()
     ))
 }
 
@@ -236,8 +283,18 @@ fn alpaca(fields: &Fields<'_>) -> Result<Alpaca, String> {
 }
 
 fn classification(fields: &Fields<'_>) -> Result<Form, String> {
-    let field = if fields.has(&["text"]) { "text" } else { "input" };
-    let text = fields.text(field).map_err(|e| format!("{e} (a classifier's rows have text, label)"))?;
+    let missing = |field: &str| match fields.null(&[&[field]]) {
+        Some(_) => format!("`{field}` is null: give it a value, or leave the row out"),
+        None => format!(
+            "`{field}` is missing: the columns are {}; --data-fields text=COLUMN,label=COLUMN names a classifier's",
+            fields.names()
+        ),
+    };
+    let field = if fields.has(&["input"]) && !fields.has(&["text"]) { "input" } else { "text" };
+    if !fields.has(&[field]) {
+        return Err(missing(field));
+    }
+    let text = fields.text(field)?;
     let label = match fields.get("label") {
         Some(Value::String(s)) => match s.parse::<i64>() {
             Ok(i) if i.to_string() == *s => Label::Int(i),
@@ -251,7 +308,7 @@ fn classification(fields: &Fields<'_>) -> Result<Form, String> {
             }
         }
         Some(other) => return Err(format!("`label` must be an integer or a string, it is {}", kind(other))),
-        None => return Err("`label` is missing (a classifier's rows have text, label)".into()),
+        None => return Err(missing("label")),
     };
     Ok(Form::Class { text, label })
 }
