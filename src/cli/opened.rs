@@ -41,9 +41,10 @@ fn at(path: PathBuf) -> Result<Opened, Refusal> {
 /// Refuses end tokens that no token can be: `stop_ids` would pass over them, and no answer would end.
 fn check_ends(path: &Path, files: &ModelFiles, vocab: usize) -> Result<(), Refusal> {
     let none = Value::Null;
-    for (name, json) in
-        [("config.json", &files.config), ("generation_config.json", files.generation.as_ref().unwrap_or(&none))]
-    {
+    for (name, json) in [
+        ("config.json", &files.config),
+        ("generation_config.json", files.generation.as_ref().unwrap_or(&none)),
+    ] {
         let ends = &json["eos_token_id"];
         let is_id = |v: &Value| v.as_u64().is_some_and(|id| id < vocab as u64);
         if !(ends.is_null() || is_id(ends) || ends.as_array().is_some_and(|list| list.iter().all(is_id))) {

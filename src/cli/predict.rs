@@ -203,7 +203,7 @@ impl Reader<'_> {
         let mut value = raw.parse().map_err(fault)?;
         let renamed = self.options.fields.iter().find(|(f, _)| f == "label");
         let column = renamed.map_or("label", |(_, column)| column);
-        let unlabelled = value.get(column).is_none_or(Value::is_null);
+        let unlabelled = value.get(column).is_none_or(|v| v.is_null() || v == "");
         if let (true, Some(map)) = (unlabelled, value.as_object_mut()) {
             map.insert(column.into(), json!(""));
         }

@@ -320,7 +320,10 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
             spec.targets = lora::resolve_targets(&from.target_modules, config)?;
         }
         scale_notes(&from, &spec).iter().filter(|_| !options.output.quiet).for_each(|differs| {
-            say!("note: --init-adapter {}: {differs}: it begins with another scale than it was trained with", dir.display());
+            say!(
+                "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
+                dir.display()
+            );
         });
     }
     spec.check()?;
@@ -330,11 +333,11 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
 /// An adapter to begin with must be for the same task.
 fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
     match (from.task, options.data.task) {
-        (TaskType::SeqCls, Task::Sft) => {
-            Err(settings.refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify"))
-        }
+        (TaskType::SeqCls, Task::Sft) => Err(settings
+            .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
         (TaskType::CausalLm, Task::Classify) => {
-            let why = "is an adapter that writes text (task_type CAUSAL_LM), which a classifier cannot begin with";
+            let why =
+                "is an adapter that writes text (task_type CAUSAL_LM), which a classifier cannot begin with";
             Err(settings.refuse("init-adapter", why))
         }
         _ => Ok(()),

@@ -11,7 +11,11 @@ use serde_json::{Value, json};
 
 /// Tokens, mask and label of a row, of which only the first `most` tokens are kept: all tokens where there are at most
 /// `most`, else more than `most`, of which the first `most` are right.
-pub fn encode(form: &Form, tokenizer: &Tokenizer, most: usize) -> Result<(Encoded, Option<Label>), DataError> {
+pub fn encode(
+    form: &Form,
+    tokenizer: &Tokenizer,
+    most: usize,
+) -> Result<(Encoded, Option<Label>), DataError> {
     let encoded = match form {
         Form::Text(text) => whole_text(text, tokenizer, most)?,
         Form::Pair { prompt, completion } => pair((prompt, completion), tokenizer, most)?,

@@ -49,7 +49,9 @@ impl Raw {
         match self {
             Raw::Value(value) => Ok(value),
             // without the end of the line, so that a fault there has a column
-            Raw::Line(text) => serde_json::from_slice(text.trim_ascii_end()).map_err(|e| json_fault(&e, &text)),
+            Raw::Line(text) => {
+                serde_json::from_slice(text.trim_ascii_end()).map_err(|e| json_fault(&e, &text))
+            }
         }
     }
 }

@@ -3,6 +3,8 @@
 //! A classifier's rows are text (or input) + label and nothing else counts.
 //! Exception: a row of several forms is the first of them; `--data-fields FIELD=COLUMN` decides otherwise.
 
+mod turns;
+
 use crate::data::error::DataError;
 use crate::data::{Options, Task};
 use serde_json::{Map, Value, json};
@@ -65,26 +67,6 @@ pub enum Label {
     Int(i64),
     /// Anything else.
     Name(String),
-}
-
-impl Chat {
-    /// Why nothing in it is supervised.
-    pub fn unanswered(&self) -> String {
-        let mut roles: Vec<&str> = Vec::new();
-        for message in self.messages.as_array().into_iter().flatten() {
-            let role = message.get("role").and_then(Value::as_str).unwrap_or("none");
-            if !roles.contains(&role) {
-                roles.push(role);
-            }
-        }
-        match roles.contains(&"assistant") {
-            true => "its assistant turns are empty, or the chat template marks none".into(),
-            false => format!(
-                "no message has the role assistant (the roles are {}): write user and assistant",
-                roles.join(", ")
-            ),
-        }
-    }
 }
 
 impl std::fmt::Display for Label {
@@ -198,7 +180,8 @@ pub fn check_fields(fields: &[(String, String)]) -> Result<(), DataError> {
     if let Some((i, (twice, _))) =
         fields.iter().enumerate().find(|(i, (f, _))| fields[..*i].iter().any(|(before, _)| before == f))
     {
-        let columns = format!("{}, {}", fields.iter().find(|(f, _)| f == twice).map_or("", |(_, c)| c), fields[i].1);
+        let columns =
+            format!("{}, {}", fields.iter().find(|(f, _)| f == twice).map_or("", |(_, c)| c), fields[i].1);
         return Err(DataError::Options(format!(
             "--data-fields FIELD=COLUMN: the field `{twice}` is given twice ({columns}): leave one out"
         )));
@@ -261,7 +244,7 @@ fn pair(fields: &Fields<'_>) -> Result<Form, String> {
     if let (Some(mut messages), Some(answer)) = (as_list("prompt"), as_list("completion")) {
         let context = messages.len();
         messages.extend(answer);
-        let messages = check_messages(Value::Array(messages))?;
+        let messages = turns::check(Value::Array(messages))?;
         return Ok(Form::Chat(Chat { messages, tools: tools(fields)?, context }));
     }
     Ok(Form::Pair { prompt: fields.text("prompt")?, completion: fields.text("completion")? })
@@ -319,7 +302,7 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
     };
     let mut messages: Vec<Value> = match field {
         "messages" => list,
-        _ => list.iter().map(sharegpt).collect::<Result<_, _>>()?,
+        _ => list.iter().map(turns::sharegpt).collect::<Result<_, _>>()?,
     };
     let system = fields.optional("system")?;
     let has_system = messages.first().and_then(|m| m.get("role")).is_some_and(|r| r == "system");
@@ -327,7 +310,7 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
         messages.insert(0, json!({"role": "system", "content": system}));
     }
     Ok(Form::Chat(Chat {
-        messages: check_messages(Value::Array(messages))?,
+        messages: turns::check(Value::Array(messages))?,
         tools: tools(fields)?,
         context: 0,
     }))
@@ -341,59 +324,4 @@ fn tools(fields: &Fields<'_>) -> Result<Option<Value>, String> {
         Some(tools @ Value::Array(_)) => Ok(Some(tools)),
         Some(other) => Err(format!("`tools` must be a list, it is {}", kind(&other))),
     }
-}
-
-fn check_messages(messages: Value) -> Result<Value, String> {
-    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
-    if list.is_empty() {
-        return Err("a conversation must have at least one message".into());
-    }
-    for (i, message) in list.iter().enumerate() {
-        let at = i + 1;
-        if !message.is_object() {
-            return Err(format!(
-                "message {at} must be an object with role and content, it is {}",
-                kind(message)
-            ));
-        }
-        if message.get("role").and_then(Value::as_str).is_none() {
-            return Err(format!("message {at} has no role"));
-        }
-    }
-    Ok(messages)
-}
-
-/// One turn of ShareGPT, under the role names that templates know.
-fn sharegpt(turn: &Value) -> Result<Value, String> {
-    if turn.get("role").is_some() {
-        return Ok(turn.clone());
-    }
-    let from = turn.get("from").and_then(Value::as_str).ok_or("a turn of `conversations` has no `from`")?;
-    let value = turn.get("value").ok_or("a turn of `conversations` has no `value`")?;
-    let role = match from {
-        "human" | "user" => "user",
-        "gpt" | "assistant" | "chatgpt" | "bot" | "model" => "assistant",
-        "system" => "system",
-        "tool" | "observation" | "function_response" | "tool_response" => "tool",
-        "function_call" | "tool_call" => return function_call(value),
-        other => {
-            return Err(format!(
-                "unknown speaker `{other}`: known are human, gpt, system, tool, function_call"
-            ));
-        }
-    };
-    Ok(json!({"role": role, "content": value}))
-}
-
-/// A call written as JSON in the turn's text becomes the `tool_calls` of an assistant turn.
-fn function_call(value: &Value) -> Result<Value, String> {
-    let parsed = match value {
-        Value::String(s) => {
-            serde_json::from_str(s).map_err(|e| format!("a function_call is not JSON: {e}"))?
-        }
-        other => other.clone(),
-    };
-    let calls = if let Value::Array(list) = parsed { list } else { vec![parsed] };
-    let calls: Vec<Value> = calls.into_iter().map(|c| json!({"type": "function", "function": c})).collect();
-    Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
 }

@@ -166,7 +166,9 @@ fn flat(error: &minijinja::Error) -> String {
     match error.detail() {
         _ if error.kind() == ErrorKind::OutOfFuel => {
             let millions = FUEL / 1_000_000;
-            format!("runs more than {millions} million instructions for this conversation{line}: use another one")
+            format!(
+                "runs more than {millions} million instructions for this conversation{line}: use another one"
+            )
         }
         Some(detail) => format!("{detail}{line}"),
         None => format!("{}{line}", error.kind()),

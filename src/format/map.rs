@@ -117,11 +117,7 @@ mod fault {
     }
 
     /// Only calls that a signal handler may make: atomics, write, _exit, sigaction.
-    extern "C" fn on_bus_error(
-        _: libc::c_int,
-        about: *mut libc::siginfo_t,
-        _: *mut libc::c_void,
-    ) {
+    extern "C" fn on_bus_error(_: libc::c_int, about: *mut libc::siginfo_t, _: *mut libc::c_void) {
         // SAFETY: the system passes a valid siginfo_t; entries are never freed, and hold their line whole.
         unsafe {
             let at = (*about).si_addr() as usize;
@@ -150,5 +146,34 @@ mod fault {
 
     pub fn watch(_: &[u8], _: &Path) -> Watched {
         Watched
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const NAME: &str = "format::map::tests::a_map_that_was_cut_short_ends_with_a_line";
+
+    /// The test starts itself, because its other half ends by a signal handler.
+    #[test]
+    fn a_map_that_was_cut_short_ends_with_a_line() {
+        let path = std::env::temp_dir().join(format!("map-cut-short-{}", std::process::id()));
+        if let Some(path) = std::env::var_os("FINETUNE_TEST_CUT_SHORT") {
+            let map = Map::open(Path::new(&path)).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(10).unwrap();
+            std::process::exit(i32::from(std::hint::black_box(map[100_000])) + 40);
+        }
+        std::fs::write(&path, vec![0u8; 200_000]).unwrap();
+        let out = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env("FINETUNE_TEST_CUT_SHORT", &path)
+            .output()
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{text}");
+        assert!(text.contains(&format!("error: {}: the file was cut short", path.display())), "{text}");
     }
 }

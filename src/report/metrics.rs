@@ -1,6 +1,7 @@
 //! metrics.jsonl: one event a line, flushed as it happens, so that a run that dies leaves all that it said.
 
 use crate::format::{FormatError, atomic};
+use crate::numeric::say::say;
 use crate::train::event::Event;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Seek, Write};
@@ -40,7 +41,10 @@ impl Metrics {
     pub fn see(&mut self, event: &Event) {
         if self.failed.is_none() {
             let written = line(event).and_then(|text| self.file.write_all(text.as_bytes()));
-            self.failed = written.err();
+            if let Err(e) = written {
+                say!("warning: {}: {e}: events are no longer written there", self.path.display());
+                self.failed = Some(e);
+            }
         }
     }
 

@@ -102,7 +102,7 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "base-id", One("ID"), "", "what the adapter's config names as its base (default: the Hub id, where one is known)"),
 
     opt(Data, "task", One("sft|classify"), "sft", "what is learnt: the supervised tokens of rows, or their label"),
-    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .parquet), a folder with train / valid / test, or - for stdin"),
+    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FORM=ROW"), "", "names that the rows use for the fields of their form, as prompt=question,completion=answer"),
     opt(Data, "eval-data", Many("PATH"), "", "rows that are never trained on"),
     opt(Data, "eval-split", One("N|P%"), "", "hold this many rows (or this part: 5%, 0.05) of --data back for eval"),

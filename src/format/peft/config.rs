@@ -75,7 +75,8 @@ impl AdapterConfig {
         let r = v["r"].as_u64().filter(|&r| (1..=1 << 20).contains(&r)).ok_or_else(|| bad("r"))? as usize;
         let lora_alpha = v["lora_alpha"].as_f64().filter(|a| *a as f32 > 0.0 && (*a as f32).is_finite());
         let lora_alpha = lora_alpha.ok_or_else(|| {
-            let what = format!("lora_alpha: {} is not usable: it must be finite and above 0", v["lora_alpha"]);
+            let what =
+                format!("lora_alpha: {} is not usable: it must be finite and above 0", v["lora_alpha"]);
             FormatError::malformed(path, what)
         })?;
         let lora_dropout = if v["lora_dropout"].is_null() { Some(0.0) } else { v["lora_dropout"].as_f64() };
