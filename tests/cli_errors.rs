@@ -2,6 +2,8 @@
 //! case is a command on the real binary.
 
 mod cli_fixture;
+#[path = "cli_errors/given.rs"]
+mod given;
 #[path = "cli_errors/gpus.rs"]
 mod gpus;
 

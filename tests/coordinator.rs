@@ -331,7 +331,7 @@ fn other_parameters_take_a_worker_out() {
 #[test]
 fn a_bad_value_halts_with_its_address_and_says_whose_fault_it_is() {
     let cases: [(&[Manner], &str); 3] = [
-        (&[Manner::BadRow(19); 2], "the data is at fault"),
+        (&[Manner::BadRow(19); 2], "the learning rate or the rows"),
         (&[Manner::BadDevice(1), Manner::Slow], "but not on worker w1, cpu 0"),
         (&[Manner::BadRow(19)], "and again when computed once more"),
     ];

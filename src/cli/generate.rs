@@ -11,6 +11,7 @@ use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::Refusal;
 use super::verb::Invocation;
+use crate::data;
 use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::lora::LoraSpec;
@@ -48,10 +49,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     }
     let prompts = prompts(s)?;
     for prompt in &prompts {
-        let ids = match chat {
-            true => chat_ids(&speaker.tokenizer, system.as_deref(), prompt)?,
-            false => speaker.tokenizer.encode(prompt, Special::Add)?,
-        };
+        let ids = prompt_ids(&speaker.tokenizer, prompt, |tokenizer| match chat {
+            true => chat_ids(tokenizer, system.as_deref(), prompt),
+            false => Ok(tokenizer.encode(prompt, Special::Add)?),
+        })?;
         if ids.is_empty() {
             return Err(Refusal::failure("the prompt has no tokens: give --prompt some text"));
         }
@@ -102,6 +103,11 @@ fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
         "" => Err(Refusal::usage("nothing to continue: give --prompt TEXT, or text on stdin")),
         text => Ok(vec![text.to_string()]),
     }
+}
+
+/// The ids of a prompt, within the bounds of a row (`data::bounded`).
+pub fn prompt_ids<T>(tokenizer: &Tokenizer, prompt: &str, ids: impl FnOnce(&Tokenizer) -> T) -> T {
+    data::bounded(&"the prompt", (prompt.len(), usize::MAX), || ids(tokenizer))
 }
 
 /// A user's turn (after a system turn, if there is one) up to where the assistant begins.

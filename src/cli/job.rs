@@ -11,7 +11,7 @@ pub use expect::{need, trials};
 pub use team::{Steps, Team, Values};
 
 use super::adapter::{self, Writer};
-use super::generate::chat_ids;
+use super::generate::{chat_ids, prompt_ids};
 use super::learn::Learner;
 use super::options::Settings;
 use super::options::groups::{Options, Precision, Role};
@@ -278,9 +278,11 @@ impl Job {
         if options.output.sample_prompts.is_empty() || p.config.labels.is_some() {
             return Ok(None);
         }
-        let ids = |prompt: &String| match p.chat {
-            true => chat_ids(&p.tokenizer, None, prompt),
-            false => Ok(p.tokenizer.encode(prompt, Special::Add)?),
+        let ids = |prompt: &String| {
+            prompt_ids(&p.tokenizer, prompt, |tokenizer| match p.chat {
+                true => chat_ids(tokenizer, None, prompt),
+                false => Ok(tokenizer.encode(prompt, Special::Add)?),
+            })
         };
         let room = p.config.max_positions;
         let with_ids = |prompt: &String| match ids(prompt)? {

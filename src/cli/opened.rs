@@ -35,7 +35,29 @@ pub fn open(name: &str) -> Result<Opened, Refusal> {
 fn at(path: PathBuf) -> Result<Opened, Refusal> {
     let files = format::open(&path)?;
     let config = config(&path, &files.config)?;
+    check_ends(&path, &files, config.vocab)?;
     Ok(Opened { path, files, config })
+}
+
+/// Refuses end tokens that no token can be: `stop_ids` would pass over them, and no answer would end.
+fn check_ends(path: &Path, files: &ModelFiles, vocab: usize) -> Result<(), Refusal> {
+    let none = Value::Null;
+    for (name, json) in [
+        ("config.json", &files.config),
+        ("generation_config.json", files.generation.as_ref().unwrap_or(&none)),
+    ] {
+        let ends = &json["eos_token_id"];
+        let is_id = |v: &Value| v.as_u64().is_some_and(|id| id < vocab as u64);
+        if !(ends.is_null() || is_id(ends) || ends.as_array().is_some_and(|list| list.iter().all(is_id))) {
+            let place = if path.is_dir() { path.join(name) } else { path.to_path_buf() };
+            return Err(Refusal::configuration(format!(
+                "{}: `eos_token_id` is {ends}, not a token id (0 to {}) or a list of them: correct it",
+                place.display(),
+                vocab.saturating_sub(1)
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The same, quantised where that was asked for.
@@ -145,6 +167,11 @@ impl Opened {
         .map_err(|e| refusal::in_file(&self.path, e.into()))?;
         let fits = self.config.check_vocabulary(tokenizer.vocab_size());
         fits.map_err(|e| refusal::in_file(&self.path, e.into()))?;
+        // One that was asked for is kept beside the adapter, so that it must be one. A model's own counts once it is used.
+        if let (Some(asked), Some(template)) = (chat_template, tokenizer.template()) {
+            let wrong = |e| Refusal::configuration(format!("--chat-template {asked}: {e}"));
+            template.check().map_err(wrong)?;
+        }
         Ok(tokenizer)
     }
 

@@ -190,15 +190,10 @@ impl Reader<'_> {
     /// A row; without a label it is only predicted.
     fn row(&self, raw: Raw, place: &data::Place) -> Result<Text, Refusal> {
         let fault = |reason: String| Refusal::from(DataError::Row { place: place.clone(), reason });
-        let mut value = match raw {
-            Raw::Value(v) => v,
-            Raw::Line(text) => {
-                serde_json::from_slice(&text).map_err(|e| fault(format!("not valid JSON: {e}")))?
-            }
-        };
+        let mut value = raw.parse().map_err(fault)?;
         let renamed = self.options.fields.iter().find(|(f, _)| f == "label");
         let column = renamed.map_or("label", |(_, column)| column);
-        let unlabelled = value.get(column).is_none_or(Value::is_null);
+        let unlabelled = value.get(column).is_none_or(|v| v.is_null() || v == "");
         if let (true, Some(map)) = (unlabelled, value.as_object_mut()) {
             map.insert(column.into(), json!(""));
         }
@@ -218,11 +213,14 @@ impl Reader<'_> {
     }
 
     fn text(&self, form: form::Form, label: Option<u32>) -> Result<Text, Refusal> {
-        let (mut encoded, _) = encode::encode(&form, self.tokenizer)?;
-        encoded.ids.truncate(self.options.max_seq_len);
-        let form::Form::Class { text, .. } = form else {
+        let most = self.options.max_seq_len;
+        let form::Form::Class { text, .. } = &form else {
             return Err(Refusal::failure("a classifier's rows have text"));
         };
+        let encode = || encode::encode(&form, self.tokenizer, most);
+        let (mut encoded, _) = data::bounded(&"a text", (text.len(), most), encode)?;
+        encoded.ids.truncate(most);
+        let text = text.clone();
         match encoded.ids.is_empty() {
             true => Err(Refusal::failure("a text without tokens cannot be labelled: leave empty texts out")),
             false => Ok(Text { text, ids: encoded.ids, label }),

@@ -6,12 +6,12 @@ use super::options::groups::{DataOptions, Options, Split, Task, within};
 use super::options::{Settings, Source};
 use super::refusal::Refusal;
 use super::suspect;
-use crate::data::files::{self, Flow, Raw};
+use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, DataError, LabelMap};
-use crate::format::peft;
+use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
 use crate::model::quantised::Recipe;
@@ -75,14 +75,14 @@ pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepare
 /// Refuses where there are no rows, or where they were typed in the place of the model.
 fn has_rows(options: &Options) -> Result<(), Refusal> {
     let named = &options.model.model;
-    let is_rows = [".jsonl", ".json", ".csv", ".parquet"].iter().any(|end| named.ends_with(end));
+    let is_rows = [".jsonl", ".json", ".csv", ".tsv", ".parquet"].iter().any(|end| named.ends_with(end));
     if is_rows && Path::new(named).is_file() {
         let line = format!("{named} holds rows, not a model: finetune MODEL --data {named}");
         return Err(Refusal::usage(line));
     }
     if options.data.data.is_empty() {
         return Err(Refusal::usage(format!(
-            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .parquet), a folder, or - for stdin"
+            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .tsv, .parquet), a folder, or - for stdin"
         )));
     }
     Ok(())
@@ -122,9 +122,15 @@ fn read(
         let stop = base.stop_ids(&tokenizer);
         suspect::of_a_run(&train, &tokenizer, (&stop, max_seq_len)).iter().for_each(|w| say!("warning: {w}"));
     }
-    let fraction = match eval_paths.is_empty() {
-        true => held_back(settings, options, train.samples.len())?,
-        false => None,
+    let fraction = match eval_paths.first() {
+        None => held_back(settings, options, train.samples.len())?,
+        Some(first) => {
+            if options.data.eval_split.is_some() && !options.output.quiet {
+                let named = first.display();
+                say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
+            }
+            None
+        }
     };
     let mut eval = None;
     if let Some(fraction) = fraction {
@@ -297,11 +303,7 @@ fn is_chat(path: &Path, read: &data::Options) -> bool {
     }
     let mut chat = false;
     let _ = files::read(path, &mut |row| {
-        let value = match row.raw {
-            Raw::Value(v) => Some(v),
-            Raw::Line(text) => serde_json::from_slice(&text).ok(),
-        };
-        let form = value.and_then(|v| form::of(&v, read).ok());
+        let form = row.raw.parse().ok().and_then(|v| form::of(&v, read).ok());
         chat = matches!(form, Some(Form::Alpaca(_) | Form::Chat(_)));
         Ok(Flow::Stop)
     });
@@ -322,6 +324,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
     };
     if let Some(dir) = &lora.init_adapter {
         let from = peft::read(dir)?.config;
+        check_task(settings, options, &from)?;
         let mut take = |name, value: Vec<String>| match settings.is_given(name) {
             true => false,
             false => {
@@ -341,7 +344,39 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
         if take("target-modules", from.target_modules.clone()) {
             spec.targets = lora::resolve_targets(&from.target_modules, config)?;
         }
+        scale_notes(&from, &spec).iter().filter(|_| !options.output.quiet).for_each(|differs| {
+            say!(
+                "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
+                dir.display()
+            );
+        });
     }
     spec.check()?;
     Ok(spec)
+}
+
+/// An adapter to begin with must be for the same task.
+fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
+    match (from.task, options.data.task) {
+        (TaskType::SeqCls, Task::Sft) => Err(settings
+            .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
+        (TaskType::CausalLm, Task::Classify) => {
+            let why =
+                "is an adapter that writes text (task_type CAUSAL_LM), which a classifier cannot begin with";
+            Err(settings.refuse("init-adapter", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What of the adapter's own scale the options replace.
+fn scale_notes(from: &AdapterConfig, spec: &LoraSpec) -> Vec<String> {
+    let mut notes = Vec::new();
+    if from.lora_alpha as f32 != spec.alpha {
+        notes.push(format!("alpha was {}, is {}", from.lora_alpha, spec.alpha));
+    }
+    if from.use_rslora != spec.rslora {
+        notes.push(format!("rslora was {}, is {}", from.use_rslora, spec.rslora));
+    }
+    notes
 }

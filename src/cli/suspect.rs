@@ -73,7 +73,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     let mut out = Vec::new();
     if s.dropped > 0 {
         out.push(format!(
-            "nothing is supervised in {}, the first at {}: they are left out; --max-dropped 1% would refuse them",
+            "nothing is supervised in {} (first: {}): they are left out; --max-dropped 1% would refuse them",
             of(s.dropped, s.rows),
             s.first_dropped
         ));
@@ -132,8 +132,11 @@ mod tests {
     fn what_is_suspicious() {
         let none = Survey::default;
         check(none(), &[]);
-        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3".into(), ..none() };
-        check(dropped, &["nothing is supervised in 6 of 50 rows (12 %), the first at a.jsonl:3"]);
+        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3: its text is empty".into(), ..none() };
+        check(
+            dropped,
+            &["nothing is supervised in 6 of 50 rows (12 %) (first: a.jsonl:3: its text is empty)"],
+        );
         check(Survey { endless: 50, ..none() }, &["no end token is trained on in 50 of 50 rows (100 %)"]);
         check(
             Survey { truncated: 5, duplicates: 1, ..none() },

@@ -247,7 +247,7 @@ impl Progress {
                 "memory   {}: expected {:.1} MB ({}), peak {:.1} MB ({off:+.0} %), without the weights",
                 who.collect::<Vec<_>>().join(", "),
                 takes.bytes as f64 / 1e6,
-                based(&takes.basis),
+                basis(&takes.basis),
                 most as f64 / 1e6,
             )))
         };

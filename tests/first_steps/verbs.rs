@@ -141,14 +141,18 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
     check(
         &bench,
         &inspect,
-        (0, "nothing is supervised in 3 of 24 rows (12 %), the first at chat.jsonl:6", ""),
+        (
+            0,
+            "nothing to learn in 3 of 24 rows (12 %) (first: chat.jsonl:6: no message has the role assistant",
+            "",
+        ),
     );
     let with = |more: &[&'static str]| [&inspect[..], more].concat();
     check(&bench, &with(&["--max-dropped", "12.5%"]), (0, "longest", ""));
     check(
         &bench,
         &with(&["--max-dropped", "12%"]),
-        (1, "", "3 of 24 rows have nothing to train on (first: chat.jsonl:6)"),
+        (1, "", "3 of 24 rows have nothing to train on (first: chat.jsonl:6: no message has the role assistant"),
     );
     check(&bench, &with(&["--max-dropped", "2"]), (1, "", "--max-dropped allows 2"));
     // The same limit stops a run, before anything is written.

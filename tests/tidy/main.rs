@@ -66,7 +66,8 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
     ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
-    ("src/format/map.rs", "mmap"),
+    ("src/format/map.rs", "mmap, and a handler for the bus error of a file that was cut short"),
+    ("src/numeric/allowance.rs", "the process's allocator, which counts and passes every call on"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
     ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),
 ];

@@ -102,7 +102,7 @@ pub const TABLE: &[Opt] = &[
     opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
     opt(Data, "task", One("sft|classify"), "sft", "what is trained on: the supervised tokens of rows, or their label"),
-    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .parquet), a folder with train / valid / test, or - for stdin"),
+    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
     opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
     opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; never trained on"),
     opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),

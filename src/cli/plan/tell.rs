@@ -40,7 +40,7 @@ fn work(o: &Outlook) -> Vec<String> {
     let mut rows = format!("rows     {} read, {} tokens, {} supervised", n.rows, n.tokens, n.supervised);
     if n.dropped > 0 {
         let first = n.first_dropped.as_ref().map(|f| format!(" (first: {f})")).unwrap_or_default();
-        rows += &format!("; {} with nothing to learn left out{first}", n.dropped);
+        rows += &format!("; {} without anything to train on left out{first}", n.dropped);
     }
     if n.truncated > 0 {
         rows += &format!("; {} cut at --max-seq-len", n.truncated);
