@@ -5,6 +5,7 @@ use super::options::flags::{self, Accepts, Parsed};
 use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, environment, yaml};
+use super::output::{RUN_FILE, run_of};
 use super::refusal::{Refusal, nearest};
 use super::{
     bench, contracts, doctor, export, generate, hardware, help, import, inspect, plan, predict, report,
@@ -247,13 +248,10 @@ impl Verb {
         mut positional: Vec<String>,
         mut flags: Vec<Typed>,
     ) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
+        take_loose(&mut positional, &mut flags);
         if let Some(extra) = positional.get(self.most) {
             let usage = format!("finetune {} {}", self.name, self.positional);
             return Err(Refusal::usage(format!("unexpected argument {extra:?} (usage: {})", usage.trim())));
-        }
-        let page = flags.iter().any(|t| t.key == "dashboard");
-        if let Some(address) = positional.first().filter(|word| page && is_address(word)) {
-            return Err(Refusal::usage(format!("{address} is no model: write --dashboard={address}")));
         }
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
@@ -283,9 +281,27 @@ impl Verb {
     }
 }
 
-/// HOST:PORT, and no file of that name.
+/// `--resume DIR` and `--dashboard :9080`: their value stands behind `=`, so that a word behind a blank is an argument.
+/// Where that can be nothing else than the value, it is taken for it.
+fn take_loose(positional: &mut Vec<String>, flags: &mut [Typed]) {
+    let fits: [(&str, fn(&str) -> bool); 2] = [("resume", is_run), ("dashboard", is_address)];
+    for (key, fits) in fits {
+        let flag = flags.iter_mut().find(|t| t.key == key && t.values.is_empty());
+        if let (Some(flag), Some(at)) = (flag, positional.iter().position(|word| fits(word))) {
+            flag.values.push(positional.remove(at));
+        }
+    }
+}
+
+/// A run's folder or one of its checkpoints, which is no model.
+fn is_run(word: &str) -> bool {
+    Path::new(word).is_dir() && run_of(Path::new(word)).join(RUN_FILE).exists()
+}
+
+/// HOST:PORT, :PORT or PORT, and no file of that name.
 fn is_address(word: &str) -> bool {
-    word.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) && !Path::new(word).exists()
+    let port = word.rsplit_once(':').map_or(word, |(_, port)| port);
+    port.parse::<u16>().is_ok() && !Path::new(word).exists()
 }
 
 fn epilogue() -> String {

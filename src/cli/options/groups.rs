@@ -313,14 +313,10 @@ fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
         (true, None | Some("true")) => Resume::Output,
         (true, Some(dir)) => Resume::From(dir.into()),
     };
-    let overwrite = s.switch("overwrite")?;
-    if overwrite && resume != Resume::No {
-        return Err(s.refuse("overwrite", "either --resume or --overwrite, not both"));
-    }
     let above_zero = |v: Option<usize>| v.filter(|n| *n > 0).map(|n| n as u64);
     Ok(OutputOptions {
         output: s.text("output")?.map(PathBuf::from),
-        overwrite,
+        overwrite: s.switch("overwrite")?,
         resume,
         eval_steps: above_zero(whole(s, "eval-steps", 0)?),
         save_steps: above_zero(whole(s, "save-steps", 0)?),
