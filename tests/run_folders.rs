@@ -64,7 +64,9 @@ fn resume_touches_no_other_run() {
     check(&b, "--resume=a -o b", 78, "error: b: belongs to another run .. --overwrite");
     check(&b, "--resume=a -o full", 78, "full: is not empty and holds no run");
     check(&b, "--resume=a -o full --overwrite", 78, "full: is not empty and holds no run");
-    for same in ["--resume=a --overwrite", "--resume=a/checkpoint-2 -o ./a --overwrite", "--resume -o a --overwrite"] {
+    for same in
+        ["--resume=a --overwrite", "--resume=a/checkpoint-2 -o ./a --overwrite", "--resume -o a --overwrite"]
+    {
         check(&b, same, 78, "either --resume or --overwrite");
     }
     // Refused after the folder was moved aside: it comes back.
@@ -103,7 +105,11 @@ fn a_run_goes_on_where_its_folder_lies() {
     assert!(!b.path("sub/a").exists() && !b.path("sub/log.jsonl").exists() && !b.path("sub/tb").exists());
     // What went on in a folder of its own has all of the log, and can go on again.
     let log = String::from_utf8(b.read("sub/new/metrics.jsonl")).unwrap();
-    assert_eq!(log.matches("\"event\":\"step\"").count(), 4, "the log of the first steps was kept elsewhere\n{log}");
+    assert_eq!(
+        log.matches("\"event\":\"step\"").count(),
+        4,
+        "the log of the first steps was kept elsewhere\n{log}"
+    );
     cut(&b, "sub/new", 4);
     resumed("/", &format!("--resume={} -q", b.path("sub/new").display()), "sub/new");
     assert!(contents(&b.path("a")) == stopped, "what was copied and resumed elsewhere was touched");
@@ -160,7 +166,12 @@ fn a_run_killed_early_begins_again() {
     // Damage is said, and is no reason to begin again.
     fs::write(b.path("whole/checkpoint-2/optimizer.safetensors"), "x").unwrap();
     fs::remove_dir_all(b.path("whole/checkpoint-3")).unwrap();
-    check(&b, "--resume=whole", 1, "whole: no checkpoint is whole .. optimizer.safetensors is damaged .. --overwrite");
+    check(
+        &b,
+        "--resume=whole",
+        1,
+        "whole: no checkpoint is whole .. optimizer.safetensors is damaged .. --overwrite",
+    );
 }
 
 /// A checkpoint whose sums are right and whose step is not.
@@ -194,7 +205,9 @@ fn a_folder_that_goes_away_is_not_made_again() {
     for (way, left) in [("remove", 0), ("move", 1), ("replace", 1)] {
         let b = Bench::new();
         b.file("many.jsonl", &rows(400));
-        let mut run = b.start("demo --data many.jsonl --batch-size 4 --epochs 1000 --save-steps 0 -o out --log-json log.jsonl");
+        let mut run = b.start(
+            "demo --data many.jsonl --batch-size 4 --epochs 1000 --save-steps 0 -o out --log-json log.jsonl",
+        );
         let began = Instant::now();
         while !fs::read_to_string(b.path("log.jsonl")).unwrap_or_default().contains("\"event\":\"step\"") {
             assert!(run.try_wait().unwrap().is_none() && began.elapsed() < Duration::from_secs(120));
@@ -216,7 +229,11 @@ fn a_folder_that_goes_away_is_not_made_again() {
         assert!(last.starts_with("error: out: this folder was removed, moved or replaced"), "{way}: {said}");
         assert_eq!(b.path("out").exists(), way == "replace", "{way}: the folder was made again");
         if way == "replace" {
-            assert_eq!(fs::read_dir(b.path("out")).unwrap().count(), 1, "{way}: the other's folder was touched");
+            assert_eq!(
+                fs::read_dir(b.path("out")).unwrap().count(),
+                1,
+                "{way}: the other's folder was touched"
+            );
         }
         assert_eq!(usize::from(b.path("elsewhere/run.yaml").exists()), left, "{way}");
     }
@@ -244,20 +261,34 @@ fn newcomers_are_led_on() {
     b.ok(&format!("{RUN} --max-steps 4 -q"));
     // A blank instead of `=`.
     check(&b, "--resume runs/demo-1", 0, "adapter  runs/demo-1");
-    check(&b, &format!("{RUN} --max-steps 1 --dashboard 127.0.0.1:0"), 0, "page     http://127.0.0.1: .. adapter  runs/demo-2");
+    check(
+        &b,
+        &format!("{RUN} --max-steps 1 --dashboard 127.0.0.1:0"),
+        0,
+        "page     http://127.0.0.1: .. adapter  runs/demo-2",
+    );
     // Longer than it was.
     let way = "max_steps (or by epochs) was 4, is 9 .. --init-adapter runs/demo-1/checkpoint-4";
     check(&b, "--resume=runs/demo-1 --max-steps 9", 78, way);
     b.ok(&format!("{RUN} --max-steps 1 --init-adapter runs/demo-1/checkpoint-4 -q"));
     // Stopped, and tried nevertheless.
     cut(&b, "runs/demo-1", 2);
-    for verb in ["generate --prompt x --adapter runs/demo-1", "export runs/demo-1", "demo --data rows.jsonl --init-adapter runs/demo-1"] {
+    for verb in [
+        "generate --prompt x --adapter runs/demo-1",
+        "export runs/demo-1",
+        "demo --data rows.jsonl --init-adapter runs/demo-1",
+    ] {
         check(&b, verb, 78, "runs/demo-1: the run is not complete .. runs/demo-1/checkpoint-2");
     }
     // A page that cannot be had; its flag is remembered.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = format!("--dashboard=127.0.0.1:{}", taken.local_addr().unwrap().port());
-    check(&b, &format!("{RUN} --max-steps 1 -o paged {at}"), 0, "warning: no page is shown: --dashboard .. adapter  paged");
+    check(
+        &b,
+        &format!("{RUN} --max-steps 1 -o paged {at}"),
+        0,
+        "warning: no page is shown: --dashboard .. adapter  paged",
+    );
     b.file("rufus.gguf", "");
     check(&b, "export paged --to gguf-lora -o rufus.gguf", 78, "rufus.gguf: already exists");
     // A token is not lost.

@@ -135,7 +135,8 @@ fn from_a_shell(out: &Path, hang_up: &str) -> Child {
 fn sigusr1_before_the_first_step_ends_no_run() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    let mut child = command(&out, &["demo", "--data", "-", "--epochs", "1"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command(&out, &["demo", "--data", "-", "--epochs", "1"]).stdin(Stdio::piped()).spawn().unwrap();
     let ignored = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).map(str::trim);
@@ -169,6 +170,7 @@ fn a_file_at_its_limit_is_an_error_as_a_full_disk_is() {
     let last = said.lines().last().unwrap_or_default();
     assert!(last.contains("checkpoint-1: ") && last.contains("File too large"), "{said}");
     let left = std::fs::read_dir(&out).unwrap().flatten().map(|e| e.file_name().into_string().unwrap());
-    let left: Vec<String> = left.filter(|name| name.contains("checkpoint") || name.ends_with(".tmp")).collect();
+    let left: Vec<String> =
+        left.filter(|name| name.contains("checkpoint") || name.ends_with(".tmp")).collect();
     assert!(left.is_empty(), "{left:?}");
 }

@@ -81,7 +81,9 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
             let values: Vec<String> = setting.values.iter().map(|v| quoted(&recorded(opt.name, v))).collect();
             let value = match values.as_slice() {
                 // A flag that was given without its value.
-                [] if setting.source == Source::Flag && matches!(opt.takes, Takes::Optional(_)) => "true".into(),
+                [] if setting.source == Source::Flag && matches!(opt.takes, Takes::Optional(_)) => {
+                    "true".into()
+                }
                 [] => "null".to_string(),
                 [one] if !list => one.clone(),
                 many => format!("[{}]", many.join(", ")),

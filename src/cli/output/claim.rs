@@ -194,4 +194,3 @@ fn ours(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     }
     Ok(found)
 }
-
