@@ -31,13 +31,6 @@ fn check(bench: &Bench, command: &str, code: i32, parts: &str) {
 }
 
 #[test]
-fn the_address_of_the_page_is_no_model() {
-    let b = Bench::new();
-    let way = "127.0.0.1:9080 is no model .. write --dashboard=127.0.0.1:9080";
-    check(&b, "--dashboard 127.0.0.1:9080", 2, way);
-}
-
-#[test]
 fn the_command_line() {
     let b = Bench::new();
     for (command, code, parts) in [

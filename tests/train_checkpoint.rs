@@ -151,7 +151,10 @@ fn another_configuration_is_refused_by_name() {
     let error = setup.run(&mut Fake::new()).end.unwrap_err();
     assert_eq!(error.exit_code(), 78);
     let text = error.to_string();
-    assert!(text.contains("learning_rate was 0.05, is 0.01; steps was 11, is 20"), "{text}");
+    assert!(
+        text.contains("learning_rate was 0.05, is 0.01; max_steps (or by epochs) was 11, is 20"),
+        "{text}"
+    );
 }
 
 #[test]

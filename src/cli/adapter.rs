@@ -5,13 +5,14 @@ use super::opened::{self, Opened};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::{Kind, Refusal, in_file};
 use super::run_file;
-use crate::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
+use crate::format::peft::{self, Adapter, AdapterConfig, Extras, TaskType, TensorRef};
 use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
 use crate::numeric::say::say;
+use crate::train::checkpoint;
 use std::path::Path;
 
 /// An adapter that fits a base.
@@ -24,9 +25,23 @@ pub struct Loaded {
     pub flat: Vec<f32>,
 }
 
+/// Reads the adapter in `dir`. The folder of a run that was stopped has none yet: its newest checkpoint is named.
+pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
+    if !dir.join(peft::CONFIG).exists()
+        && let Ok(newest) = checkpoint::find(dir)
+    {
+        return Err(Refusal::configuration(format!(
+            "{}: the run is not complete and has no adapter yet: its newest checkpoint has one: {}",
+            dir.display(),
+            newest.path.display()
+        )));
+    }
+    Ok(peft::read(dir)?)
+}
+
 /// Reads the adapter in `dir` for a base.
 pub fn load(dir: &Path, base: &Opened) -> Result<Loaded, Refusal> {
-    let adapter = peft::read(dir)?;
+    let adapter = read(dir)?;
     let here = |r: Refusal| in_file(dir, r);
     if let (Some(own), Some(other)) = (&base.files.base_id, &adapter.config.base_model_name_or_path)
         && own != other
@@ -91,7 +106,7 @@ fn flat(layout: &Layout, tensors: &[peft::AdapterTensor]) -> Result<Vec<f32>, Re
 
 /// Reads only the values of an adapter for a layout that is known.
 pub fn read_flat(dir: &Path, layout: &Layout) -> Result<Vec<f32>, Refusal> {
-    flat(layout, &peft::read(dir)?.tensors).map_err(|r| in_file(dir, r))
+    flat(layout, &read(dir)?.tensors).map_err(|r| in_file(dir, r))
 }
 
 /// All that an adapter's folder says besides its values.

@@ -54,7 +54,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     }
     let chosen = if named { Some(devices::choose(&options.devices)?) } else { None };
     chosen.iter().flat_map(|c| &c.notes).for_each(|note| say!("{note}"));
-    let (place, lock, job) = begin(settings, options, chosen.as_ref())?;
+    let (mut place, lock, job) = begin(settings, options, chosen.as_ref())?;
     let wishes = Wishes {
         token_file: options.cluster.token_file.as_deref(),
         insecure: options.cluster.insecure,
@@ -63,7 +63,7 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     };
     let secured = secure(Party::Coordinator, &wishes)?;
     let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
-    let claim = Claim::locked(&place, lock)?;
+    let claim = Claim::locked(&mut place, lock)?;
     let home = Home::raise(&place.dir, job.identity().values().clone())?;
     let mut hall = Hall::open(&job, (settings, options), home, files, chosen.as_ref())?;
     hall.coordinator.recall(job.classes());
@@ -74,11 +74,11 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
 
 /// Trains on several devices of this process, without any network.
 pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> Result<(), Refusal> {
-    let (place, lock, job) = begin(settings, options, Some(chosen))?;
+    let (mut place, lock, job) = begin(settings, options, Some(chosen))?;
     let home = Home::of_one_process();
     let mut hall = Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(chosen))?;
     hall.coordinator.recall(job.classes());
-    let claim = Claim::new(&place, lock)?;
+    let claim = Claim::new(&mut place, lock)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
     hall.close(outcome)
 }
@@ -88,18 +88,12 @@ fn begin(
     options: &Options,
     chosen: Option<&Chosen>,
 ) -> Result<(Place, Option<Lock>, Job), Refusal> {
-    let place = match options.cluster.role {
-        Role::Coordinator => output::place_to_begin(&options.output, &options.model.model)?,
-        _ => output::place(&options.output, &options.model.model)?,
-    };
+    let place = output::place(&options.output, &options.model.model)?;
     let lock = place.hold()?;
     let mut prepared = prepare::prepare(settings, options)?;
     let plan = auto::plan(settings, options, (&mut prepared, chosen), auto::Look::Measure)?;
     let mut job = Job::new(prepared, plan, options)?;
-    match options.cluster.role {
-        Role::Coordinator => job.resume_or_begin(&place)?,
-        _ => job.resume(&place)?,
-    }
+    job.resume(&place)?;
     Ok((place, lock, job))
 }
 

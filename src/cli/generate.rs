@@ -134,9 +134,9 @@ fn turns_ids(tokenizer: &Tokenizer, turns: &[Value]) -> Result<Vec<u32>, Refusal
 }
 
 /// The model that an adapter was trained on, where its folder knows: run.yaml, else the adapter's config.
-fn base_of(adapter: &Path) -> Result<Option<String>, Refusal> {
-    let config = crate::format::peft::read(adapter)?.config;
-    let typed = yaml::read(&run_of(adapter).join(RUN_FILE)).unwrap_or_default();
+fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
+    let config = adapter::read(dir)?.config;
+    let typed = yaml::read(&run_of(dir).join(RUN_FILE)).unwrap_or_default();
     let model = typed.iter().find(|t| t.key == "model").map(|t| t.values.concat());
     Ok(model.or(config.base_model_name_or_path))
 }

@@ -15,7 +15,7 @@ use super::generate::{chat_ids, prompt_ids};
 use super::learn::Learner;
 use super::options::Settings;
 use super::options::groups::{Options, Precision, Role};
-use super::output::{self, Claim, Place, RUN_FILE};
+use super::output::{Claim, Place, RUN_FILE};
 use super::plan::{Counts, Load};
 use super::prepare::Prepared;
 use super::refusal::{Kind, Refusal};
@@ -30,7 +30,7 @@ use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
 use crate::numeric::say::say;
 use crate::report::{Live, Look};
-use crate::train::checkpoint::{self, Identity, Saving, State};
+use crate::train::checkpoint::{Identity, Saving, State};
 use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
@@ -123,35 +123,22 @@ impl Job {
         Ok(job)
     }
 
-    /// Takes the state of the checkpoint that --resume means.
+    /// Takes the state of the checkpoint that --resume means, where there is one.
     pub fn resume(&mut self, place: &Place) -> Result<(), Refusal> {
-        let Some(path) = &place.resume else { return Ok(()) };
         place.recover()?;
-        let checkpoint = checkpoint::find(path)?;
+        let Some(checkpoint) = place.checkpoint()? else { return Ok(()) };
         checkpoint.passed_over.iter().for_each(|line| say!("warning: {line}"));
         self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
+        let (step, total) = (self.state.step, self.schedule.total);
+        if step > total {
+            let path = checkpoint.path.display();
+            let why = format!("is of step {step}, beyond the {total} steps of the run");
+            return Err(Refusal::failure(format!("{path}: {why}: remove it to go on from the one before")));
+        }
         self.ahead.take();
         self.find_best(&checkpoint.path);
         self.from = Some(checkpoint.path);
         Ok(())
-    }
-
-    /// The same for a coordinator, which may have been killed before its first checkpoint: then the run begins again.
-    pub fn resume_or_begin(&mut self, place: &Place) -> Result<(), Refusal> {
-        let Some(path) = place.resume.as_deref().filter(|path| output::run_of(path) == **path) else {
-            return self.resume(place);
-        };
-        place.recover()?;
-        match checkpoint::find(path) {
-            Ok(_) => self.resume(place),
-            Err(TrainError::Checkpoint { reason, .. }) => {
-                // What it advises besides is for runs that end here.
-                let fact = reason.rsplit_once("; ").map_or(reason.as_str(), |(fact, _)| fact);
-                output::begins_again(path, fact);
-                Ok(())
-            }
-            Err(e) => Err(e.into()),
-        }
     }
 
     /// Numeric classes that took part before a resume.
@@ -175,12 +162,14 @@ impl Job {
         mut self,
         (settings, options): (&Settings, &Options),
         place: &Place,
-        mut claim: Claim,
+        claim: Claim,
         team: &mut dyn Team,
     ) -> Result<(), Refusal> {
-        let mut file = match &self.from {
-            Some(_) => None,
-            None => Some(RunFile::write(place.dir.join(RUN_FILE), settings, self.facts(), team.classes())?),
+        let run_file = place.dir.join(RUN_FILE);
+        // A folder other than the one that is resumed must be one that can be resumed.
+        let mut file = match self.from.is_some() && place.goes_on() && run_file.exists() {
+            true => None,
+            false => Some(RunFile::write(run_file, settings, self.facts(), team.classes())?),
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
@@ -193,25 +182,28 @@ impl Job {
                 if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
                     claim.keep();
                 }
-                if let Some(file) = &mut file {
+                if let Some(file) = file.as_mut().filter(|_| claim.stands()) {
                     file.see(e);
                 }
                 learner.before(e).iter().for_each(|said| watch.see(said));
                 watch.see(e);
                 learner.after(e).iter().for_each(|said| watch.see(said));
             };
-            team.train(&mut |compute| self.steps(compute, options, place, &mut events))
+            team.train(&mut |compute| self.steps(compute, options, (place, &claim), &mut events))
         };
         learner.keep();
         team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
         let finished = match finished {
             Ok(f) => f,
             Err(e) => {
-                watch.give_up();
+                watch.give_up(report_to(place, &claim));
                 return Err(e);
             }
         };
         let outcome = match finished.complete {
+            _ if !claim.stands() => {
+                Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into())
+            }
             false => Err(saved(&finished, place, options)),
             true => self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
                 // A comparison that a signal cut short proves nothing against the adapter.
@@ -228,14 +220,14 @@ impl Job {
             Err(e) if complete => Event::Fault(Halt { step, code: e.code(), reason: e.line.clone() }),
             _ => Event::Done(Done { step, complete, path, seconds }),
         });
-        first(outcome, watch.end())
+        first(outcome, watch.end(report_to(place, &claim)))
     }
 
     fn steps(
         &mut self,
         compute: &mut dyn Compute,
         options: &Options,
-        place: &Place,
+        (place, claim): (&Place, &Claim),
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
         self.bring_best(place)?;
@@ -251,6 +243,7 @@ impl Job {
             limit: options.output.save_total_limit,
             identity: self.identity.clone(),
             adapter: &write,
+            stands: &|| claim.stands(),
             last: self.from.clone().map(|path| (state.step, path)),
         };
         let run = Run {
@@ -336,6 +329,11 @@ impl Job {
         notes.extend(p.remarks.clone());
         notes
     }
+}
+
+/// Where the report goes; None where the run's folder is gone, which nothing makes again.
+fn report_to<'a>(place: &'a Place, claim: &Claim) -> Option<&'a Path> {
+    claim.stands().then_some(&place.dir)
 }
 
 /// How the run ended is what a caller must learn; a log that could not be written is a warning beside it.

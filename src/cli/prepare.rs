@@ -1,6 +1,7 @@
 //! From options to all that a run needs, cheapest refusals first: model files, tokenizer, rows, plan, adapter.
 //! Nothing is written here.
 
+use super::adapter;
 use super::opened::{self, Opened};
 use super::options::groups::{DataOptions, Options, Split, Task, within};
 use super::options::{Settings, Source};
@@ -323,7 +324,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
         seed: options.optim.seed,
     };
     if let Some(dir) = &lora.init_adapter {
-        let from = peft::read(dir)?.config;
+        let from = adapter::read(dir)?.config;
         check_task(settings, options, &from)?;
         let mut take = |name, value: Vec<String>| match settings.is_given(name) {
             true => false,

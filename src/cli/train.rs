@@ -43,7 +43,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     if !chosen.is_one_cpu() {
         return coordinator::run_here(settings, &options, &chosen);
     }
-    let place = output::place(&options.output, &options.model.model)?;
+    let mut place = output::place(&options.output, &options.model.model)?;
     let lock = place.hold()?;
     let mut prepared = prepare::prepare(settings, &options)?;
     let planned = auto::plan(settings, &options, (&mut prepared, Some(&chosen)), auto::Look::Measure)?;
@@ -64,7 +64,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let model = OwnThread::new(model, &signals::STOP);
     // Measured before or not: what it did in a busy hour says little of what it will do in this one.
     let mut team = Alone { model, hardware, trials, takes };
-    let claim = Claim::new(&place, lock)?;
+    let claim = Claim::new(&mut place, lock)?;
     job.train((settings, &options), &place, claim, &mut team)
 }
 
@@ -134,8 +134,12 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
         Some(dir) => Some(output::run_of(Path::new(dir))),
     };
     let mut more = Vec::new();
-    if let Some(file) = run.map(|dir| dir.join(RUN_FILE)).filter(|f| f.exists()) {
-        more.push(yaml::read(&file)?);
+    if let Some(dir) = run.filter(|dir| dir.join(RUN_FILE).exists()) {
+        let mut typed = yaml::read(&dir.join(RUN_FILE))?;
+        // A run goes on where its folder lies now; and one that goes on elsewhere leaves that folder's log alone.
+        let elsewhere = find(&["output"]).is_some_and(|to| !output::same(Path::new(&to), &dir));
+        typed.retain(|t| t.key != "output" && !(elsewhere && t.key == "log_json"));
+        more.push(typed);
     } else if model.as_deref().is_none_or(|m| m == demo::NAME) && find(&["data"]).is_none() {
         more.push(demo::settings()?);
     }

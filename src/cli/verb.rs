@@ -5,6 +5,7 @@ use super::options::flags::{self, Accepts, Parsed, Positional};
 use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
 use super::options::{Settings, Source, Typed, variables, yaml};
+use super::output::{RUN_FILE, run_of};
 use super::refusal::{Refusal, nearest};
 use super::{
     bench, contracts, doctor, eval, export, generate, hardware, help, import, inspect, plan, predict, report,
@@ -226,7 +227,7 @@ pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
         None => (&VERBS[0], args),
     };
     let accepts = verb.accepts();
-    let (positional, typed) = match flags::parse(&accepts, rest)? {
+    let (positional, typed) = match flags::parse(&accepts, &join_values(rest))? {
         Parsed::Typed(positional, typed) => (positional, typed),
         Parsed::Text(text) => {
             let mut out = std::io::stdout().lock();
@@ -288,10 +289,6 @@ impl Verb {
         mut positional: Vec<String>,
         mut flags: Vec<Typed>,
     ) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
-        let page = flags.iter().any(|t| t.key == "dashboard");
-        if let Some(address) = positional.first().filter(|word| page && is_address(word)) {
-            return Err(Refusal::usage(format!("{address} is no model: write --dashboard={address}")));
-        }
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
         }
@@ -324,9 +321,32 @@ impl Verb {
     }
 }
 
-/// HOST:PORT, and no file of that name.
+/// `--resume DIR` and `--dashboard :9080`: their value follows `=`, so that a word after a blank is an argument. A word
+/// that can be nothing else than the value is taken for it.
+fn join_values(args: &[String]) -> Vec<String> {
+    let fits: [(&str, fn(&str) -> bool); 2] = [("--resume", is_run), ("--dashboard", is_address)];
+    let mut joined: Vec<String> = Vec::new();
+    for arg in args {
+        match joined.last_mut() {
+            Some(flag) if fits.iter().any(|(name, fits)| name == flag && fits(arg)) => {
+                flag.push('=');
+                flag.push_str(arg);
+            }
+            _ => joined.push(arg.clone()),
+        }
+    }
+    joined
+}
+
+/// A run's folder or one of its checkpoints, which is no model.
+fn is_run(word: &str) -> bool {
+    Path::new(word).is_dir() && run_of(Path::new(word)).join(RUN_FILE).exists()
+}
+
+/// HOST:PORT, :PORT or PORT, and no file of that name.
 fn is_address(word: &str) -> bool {
-    word.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) && !Path::new(word).exists()
+    let port = word.rsplit_once(':').map_or(word, |(_, port)| port);
+    port.parse::<u16>().is_ok() && !Path::new(word).exists()
 }
 
 fn epilogue() -> String {

@@ -2,8 +2,8 @@
 //! report. All are functions of the same stream, so none says what another could not.
 
 use super::options::groups::Options;
-use super::output::Place;
-use super::refusal::Refusal;
+use super::output::{Place, run_of};
+use super::refusal::{self, Refusal};
 use super::report::surroundings;
 use crate::net::keyring::Keyring;
 use crate::net::{Endpoint, Token, default_route};
@@ -13,7 +13,10 @@ use crate::report::{self, Console, Dashboard, Live, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::State;
 use crate::train::event::Event;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+/// The log, in a run's folder.
+const METRICS: &str = "metrics.jsonl";
 
 /// Everybody who watches.
 pub struct Watch {
@@ -22,30 +25,40 @@ pub struct Watch {
     board: Option<TensorBoard>,
     page: Option<Dashboard>,
     history: Live,
-    dir: PathBuf,
 }
 
 impl Watch {
     /// Opens all that the options ask for; a run that is resumed goes on in its files.
     pub fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
         let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
-        let path = options.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
+        let path = options.log_json.clone().unwrap_or_else(|| place.dir.join(METRICS));
         // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own:
         // a pipe has nothing to say.
         let history = Live::default();
-        let page = match &options.dashboard {
-            Some(at) => Some(dashboard(at, token, surroundings(&place.dir), history.clone())?),
-            None => None,
-        };
+        let page = options.dashboard.as_ref().and_then(|at| {
+            let opened = dashboard(at, token, surroundings(&place.dir), history.clone());
+            // The page is a help, and no reason for a run not to begin.
+            opened.inspect_err(|e| say!("warning: no page is shown: {e}")).ok()
+        });
         let board = options.tensorboard.as_deref().map(|dir| board(dir, place, &path)).transpose()?;
-        let metrics = match place.resume {
-            Some(_) => Metrics::resume(&path, state.step, state.looked)?,
+        let mut console = Console::new(look);
+        let metrics = match &place.resume {
+            Some(from) => {
+                let before = run_of(from).join(METRICS);
+                if !place.goes_on() && before.exists() {
+                    // A run that goes on elsewhere takes along what was said before.
+                    std::fs::copy(&before, &path).map_err(refusal::at(&path))?;
+                }
+                let metrics = Metrics::resume(&path, state.step, state.looked)?;
+                for event in report::read(&path)? {
+                    history.see(&event);
+                    console.recall(&event);
+                }
+                metrics
+            }
             None => Metrics::create(&path)?,
         };
-        if place.resume.is_some() {
-            report::read(&path)?.iter().for_each(|event| history.see(event));
-        }
-        Ok(Watch { console: Console::new(look), metrics, board, page, history, dir: place.dir.clone() })
+        Ok(Watch { console, metrics, board, page, history })
     }
 
     /// What was seen so far.
@@ -75,27 +88,25 @@ impl Watch {
         }
     }
 
-    /// The run ended with an error, which is said last: the report holds what there was.
-    pub fn give_up(mut self) {
+    /// The run ended with an error, which is said last: the report in `dir` holds what there was.
+    pub fn give_up(mut self, dir: Option<&Path>) {
         self.console.end();
-        self.report();
+        self.report(dir);
     }
 
-    /// The run ended.
-    pub fn end(mut self) -> Result<(), Refusal> {
+    /// The run ended; its report goes to `dir`.
+    pub fn end(mut self, dir: Option<&Path>) -> Result<(), Refusal> {
         self.console.end();
-        self.report();
+        self.report(dir);
         self.metrics.finish()?;
         Ok(self.board.map_or(Ok(()), TensorBoard::finish)?)
     }
 
     /// A report that cannot be written takes nothing from the run.
-    fn report(&self) {
+    fn report(&self, dir: Option<&Path>) {
         let history = self.history.now();
-        if history.steps.is_empty() {
-            return;
-        }
-        if let Err(e) = report::write(&self.dir, &history, &surroundings(&self.dir)) {
+        let Some(dir) = dir.filter(|_| !history.steps.is_empty()) else { return };
+        if let Err(e) = report::write(dir, &history, &surroundings(dir)) {
             say!("warning: no report: {e}");
         }
     }

@@ -77,6 +77,11 @@ impl Console {
         }
     }
 
+    /// Takes in what a run that goes on has behind it, and shows nothing of it.
+    pub fn recall(&mut self, event: &Event) {
+        self.progress.see(event);
+    }
+
     /// What was seen so far.
     pub fn progress(&self) -> &Progress {
         &self.progress

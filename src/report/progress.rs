@@ -275,10 +275,9 @@ impl Progress {
                 lines.extend(confusion::lines(&self.labels, matrix));
             }
         }
-        if self.seconds > 0.0 {
-            let speed = self.tokens as f64 / self.seconds;
+        if let Some(speed) = self.measured() {
             let all = duration(done.seconds);
-            lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.tokens));
+            lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.since.0));
         }
         lines.extend(self.compared(done.seconds).filter(|_| done.complete && self.early.is_none()));
         lines.extend(self.memory_compared());

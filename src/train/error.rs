@@ -1,7 +1,8 @@
 //! Why a run did not go on, as facts; each prints as one line that says what, where and what to do.
 
+use super::checkpoint::OTHER_STEPS;
 use crate::model::stage::Fault;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A run that could not begin, go on or be saved.
 #[derive(Debug, thiserror::Error)]
@@ -103,8 +104,26 @@ pub enum TrainError {
         /// What is wrong.
         reason: String,
     },
+    /// A folder without a single checkpoint.
+    #[error("{}: no checkpoint-N here to resume from; start without --resume", .path.display())]
+    NoCheckpoint {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The run's folder is no longer where it was; nothing is written in its place.
+    #[error(
+        "{}: this folder was removed, moved or replaced during the run; nothing was saved at step {step}: where it was \
+         moved, go on with --resume=DIR, else start again",
+        .path.display()
+    )]
+    Gone {
+        /// Where it was.
+        path: PathBuf,
+        /// The last finished step.
+        step: u64,
+    },
     /// The checkpoint belongs to another model, other rows or another configuration.
-    #[error("{}: cannot resume: {}; start afresh with another --output", .path.display(), .differences.join("; "))]
+    #[error("{}: cannot resume: {}; {}", .path.display(), .differences.join("; "), instead(.path, .differences))]
     Mismatch {
         /// The checkpoint.
         path: PathBuf,
@@ -204,6 +223,16 @@ fn list(rows: &[u64]) -> String {
         text += &format!(" and {} more", rows.len() - 8);
     }
     text
+}
+
+/// What to do with a checkpoint of another configuration. A run of another length may start from what this one learnt.
+fn instead(path: &Path, differences: &[String]) -> String {
+    match differences {
+        [only] if only.starts_with(OTHER_STEPS) => {
+            format!("to train on, start another run from its adapter: --init-adapter {}", path.display())
+        }
+        _ => "start afresh with another --output".into(),
+    }
 }
 
 fn standing(kept: &Option<PathBuf>) -> String {

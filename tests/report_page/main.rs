@@ -283,25 +283,17 @@ fn zipped(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn an_address_that_cannot_be_had_is_refused_before_anything_is_written() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
+fn a_malformed_address_is_refused_before_anything_is_written() {
     let bench = Bench::new();
-    for (address, part) in [
-        (format!("127.0.0.1:{port}"), "name another with --dashboard=HOST:PORT"),
-        ("a/b".into(), "not a host"),
-    ] {
-        bench.file("log.jsonl", "of last week");
-        let output = bench
-            .command("")
-            .args(["demo", "--data", "rows.jsonl", "-o", "out", "--log-json", "log.jsonl"])
-            .arg(format!("--dashboard={address}"))
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let last = text.lines().last().unwrap_or_default();
-        assert!(!output.status.success() && last.contains(part), "{text}");
-        assert!(!Path::new(&bench.path("out")).exists(), "{address}: a folder was left");
-        assert_eq!(bench.read("log.jsonl"), b"of last week", "{address}");
-    }
+    bench.file("log.jsonl", "of last week");
+    let output = bench
+        .command("")
+        .args(["demo", "--data", "rows.jsonl", "-o", "out", "--log-json", "log.jsonl", "--dashboard=a/b"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let last = text.lines().last().unwrap_or_default();
+    assert!(!output.status.success() && last.contains("not a host"), "{text}");
+    assert!(!Path::new(&bench.path("out")).exists(), "a folder was left");
+    assert_eq!(bench.read("log.jsonl"), b"of last week");
 }

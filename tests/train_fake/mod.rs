@@ -216,7 +216,7 @@ impl<'a> Setup<'a> {
             peft::write(dir, &adapter_config(), &tensors, &peft::Extras::default())
         };
         let (output, every, limit) = (self.output.clone(), self.every, self.limit);
-        let saving = Saving { output, every, limit, identity, adapter: &adapter, last };
+        let saving = Saving { output, every, limit, identity, adapter: &adapter, stands: &|| true, last };
         let (work, stop) = (&self.work, self.stop);
         let (labels, notes, choice) = (vec![], vec![], self.choice);
         let (eval_steps, sampler) = (3, None);

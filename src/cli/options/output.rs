@@ -71,14 +71,10 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
         (true, None | Some("true")) => Resume::Output,
         (true, Some(dir)) => Resume::From(dir.into()),
     };
-    let overwrite = s.switch("overwrite")?;
-    if overwrite && resume != Resume::No {
-        return Err(s.refuse("overwrite", "either --resume or --overwrite, not both"));
-    }
     let eval_steps = every(s, "eval-steps")?;
     Ok(OutputOptions {
         output: s.text("output")?.map(PathBuf::from),
-        overwrite,
+        overwrite: s.switch("overwrite")?,
         resume,
         eval_steps,
         save_steps: every(s, "save-steps")?,

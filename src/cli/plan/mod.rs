@@ -22,7 +22,6 @@ use super::prepare::{self, Prepared};
 use super::profile::{self, Basis, Pace, Profiles, Shape};
 use super::refusal::Refusal;
 use super::verb::Invocation;
-use crate::train::checkpoint;
 
 /// A device, and what is expected of it.
 pub struct Expected {
@@ -144,16 +143,8 @@ fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, 
 
 /// Steps that the checkpoint holds from which the run would go on. A folder that a run would refuse is refused.
 fn steps_done(options: &Options) -> Result<u64, Refusal> {
-    let place = match options.cluster.role {
-        Role::Coordinator => output::place_to_begin(&options.output, &options.model.model)?,
-        _ => output::place(&options.output, &options.model.model)?,
-    };
-    match (&place.resume, options.cluster.role) {
-        (None, _) => Ok(0),
-        // It begins again where there is none yet.
-        (Some(path), Role::Coordinator) => Ok(checkpoint::find(path).map_or(0, |found| found.step)),
-        (Some(path), _) => Ok(checkpoint::find(path)?.step),
-    }
+    let place = output::place(&options.output, &options.model.model)?;
+    Ok(place.checkpoint()?.map_or(0, |found| found.step))
 }
 
 /// The devices of this process.

@@ -203,7 +203,8 @@ fn time(o: &Outlook) -> Vec<String> {
         parts.push(format!("{} of evaluations and answers", duration(f.looks)));
     }
     if f.saves > 0.0 {
-        parts.push(format!("{} of {} checkpoints", duration(f.saves), o.counts.saves));
+        let n = o.counts.saves;
+        parts.push(format!("{} of {n} checkpoint{}", duration(f.saves), if n == 1 { "" } else { "s" }));
     }
     let mut lines = Vec::new();
     if f.sync > 0.0 {

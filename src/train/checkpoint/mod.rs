@@ -9,7 +9,7 @@ mod identity;
 mod read;
 mod write;
 
-pub use identity::Identity;
+pub use identity::{Identity, OTHER_STEPS, differences};
 pub use read::{Checkpoint, find, recover};
 pub use write::Saving;
 

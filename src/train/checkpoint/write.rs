@@ -24,6 +24,8 @@ pub struct Saving<'a> {
     pub identity: Identity,
     /// Writes a PEFT adapter of the given parameters into a directory, under the names of the layout.
     pub adapter: WriteAdapter<'a>,
+    /// Whether `output` is still the folder that the run took: not removed, moved or replaced.
+    pub stands: &'a dyn Fn() -> bool,
     /// The newest checkpoint of this run: its step and its directory. Of a fresh run: None.
     pub last: Option<(u64, PathBuf)>,
 }
@@ -39,6 +41,9 @@ impl Saving<'_> {
         let path = self.output.join(format!("checkpoint-{}", state.step));
         if self.last.as_ref().is_some_and(|(step, last)| *step == state.step && *last == path) {
             return Ok(None);
+        }
+        if !(self.stands)() {
+            return Err(TrainError::Gone { path: self.output.clone(), step: state.step });
         }
         // What cannot be cleared away costs space, not the run.
         let _ = read::recover(&self.output);
