@@ -13,7 +13,7 @@ use crate::report::{self, Console, Dashboard, Live, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::State;
 use crate::train::event::Event;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The log, in a run's folder.
 const METRICS: &str = "metrics.jsonl";
