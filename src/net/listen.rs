@@ -361,7 +361,8 @@ mod tests {
         let token = Token::random().unwrap();
         let with = |party| Security::with_token(party, &token).unwrap();
         runtime.block_on(async {
-            let bound = Listener::bind(&Endpoint::loopback(0), with(Party::Coordinator), |_| ());
+            let bind = Endpoint::loopback(0);
+            let bound = Listener::bind(&bind, with(Party::Coordinator), |_| ());
             let mut listener = bound.await.unwrap();
             let at = listener.address();
             let before = TcpStream::connect(at).await.unwrap();

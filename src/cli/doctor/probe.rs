@@ -213,9 +213,9 @@ fn driver() -> Seen {
 fn port(port: u16) -> Seen {
     // As a coordinator does, on all interfaces of both families.
     match TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))) {
-        Ok(_) => Seen::Good(format!("port {port} is free")),
-        Err(e) if e.kind() == ErrorKind::AddrInUse => bad(format!("port {port} is in use on this machine")),
-        Err(e) => bad(format!("port {port}: {e}")),
+        Ok(_) => Seen::Good(format!("{port} is free")),
+        Err(e) if e.kind() == ErrorKind::AddrInUse => bad(format!("{port} is in use on this machine")),
+        Err(e) => bad(format!("{port}: {e}")),
     }
 }
 
@@ -260,9 +260,9 @@ mod tests {
     fn a_port_that_is_taken_is_not_free() {
         let taken = TcpListener::bind("0.0.0.0:0").unwrap();
         let number = taken.local_addr().unwrap().port();
-        assert_eq!(text(port(number)), format!("bad port {number} is in use on this machine | "));
+        assert_eq!(text(port(number)), format!("bad {number} is in use on this machine | "));
         drop(taken);
-        assert_eq!(text(port(number)), format!("good port {number} is free"));
+        assert_eq!(text(port(number)), format!("good {number} is free"));
     }
 
     #[test]
