@@ -138,15 +138,39 @@ fn configuration_files() {
         ("neftune_noise_alpha: 5\n", 78, "c.yaml:1: neftune_noise_alpha .. not supported"),
         ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
         ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
+        ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. nothing is uploaded; leave it out"),
+        ("keep_best: true\n", 78, "c.yaml:1: keep_best .. --eval-steps epoch"),
     ] {
         b.file("c.yaml", text);
         check(&b, "--config c.yaml", code, parts);
+    }
+    for (command, parts) in [
+        ("--keep-best --eval-steps 2", "--keep-best: needs rows to evaluate on .. --eval-split"),
+        (
+            "--early-stopping 2 --eval-steps epoch",
+            "--early-stopping: needs rows to evaluate on .. --eval-split",
+        ),
+    ] {
+        check(&b, &format!("demo --data rows.jsonl {command} -o out"), 78, parts);
+        check(&b, &format!("plan demo --data rows.jsonl {command} -o out"), 78, parts);
     }
     check(&b, "--config missing.yaml", 1, "missing.yaml .. no such file .. YAML");
     b.file("c.yaml", "rank: 0\n");
     let out = b.command("demo --data rows.jsonl -o out").env("FINETUNE_CONFIG", "c.yaml").output().unwrap();
     assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
     assert!(stderr(&out).contains("c.yaml:1: rank"), "{}", stderr(&out));
+}
+
+#[test]
+fn a_misspelt_variable_is_refused() {
+    let b = Bench::new();
+    for (args, code) in [("demo --data rows.jsonl -o out", 78), ("devices", 78), ("help", 0)] {
+        let out = b.command(args).env("FINETUNE_RNAK", "3").output().unwrap();
+        assert_eq!(out.status.code(), Some(code), "{args}: {}", stderr(&out));
+        let said = stderr(&out).contains("FINETUNE_RNAK: did you mean FINETUNE_RANK?");
+        assert_eq!(said, code == 78, "{args}: {}", stderr(&out));
+    }
+    assert!(!b.path("out").exists());
 }
 
 #[test]

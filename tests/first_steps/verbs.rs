@@ -111,16 +111,12 @@ fn import_writes_a_configuration_that_runs() {
         "theirs.yml",
         "base_model: demo\ndatasets:\n  - path: rows.jsonl\n    type: alpaca\nsequence_len: 256\nadapter: lora\n\
          lora_r: 4\nlora_alpha: 8\nlora_target_linear: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n\
-         max_steps: 2\nlearning_rate: 0.001\nlr_scheduler: cosine\nwarmup_ratio: 0.5\nevals_per_epoch: 4\n",
+         max_steps: 2\nlearning_rate: 0.001\nlr_scheduler: cosine\nwarmup_ratio: 0.5\nplugins: [x]\n",
     );
-    check(
-        &bench,
-        &["import", "theirs.yml"],
-        (0, "rank: 4  # lora_r", "not carried over: evals_per_epoch: 4: "),
-    );
+    check(&bench, &["import", "theirs.yml"], (0, "rank: 4  # lora_r", "not carried over: plugins: x: "));
     check(&bench, &["import", "theirs.yml", "-o", "ours.yaml"], (0, "ours.yaml", ""));
     let ours = String::from_utf8(bench.read("ours.yaml")).unwrap();
-    assert!(ours.contains("# evals_per_epoch: 4: "), "{ours}");
+    assert!(ours.contains("# plugins: x: "), "{ours}");
     check(&bench, &["--config", "ours.yaml", "--gpus", "none", "-o", "out"], (0, "", "2 of 2 steps"));
     check(&bench, &["import"], (2, "", "nothing to import"));
     check(&bench, &["import", "nowhere.yml"], (1, "", "nowhere.yml"));

@@ -9,6 +9,7 @@ mod contracts;
 mod floors;
 mod shape;
 mod source;
+mod variables;
 mod verbs;
 
 use source::Tree;
@@ -112,6 +113,14 @@ fn what_must_not_be_there_is_not() {
 #[test]
 fn every_verb_of_a_backend_is_tested() {
     check("verbs without a test", verbs::untested(&Tree::read()));
+}
+
+#[test]
+fn every_variable_that_is_named_is_known() {
+    use finetune::cli::options::variables::{OTHERS, is_known};
+    let tree = Tree::read();
+    check("environment variables (src/cli/options/variables.rs)", variables::unknown(&tree, is_known));
+    check("variables in the guide", variables::untold(&tree, OTHERS.iter().map(|(name, _)| *name)));
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Fake<'a> {
     pub plant: Option<Plant<'a>>,
     /// What its bits are of.
     pub class: &'static str,
+    /// The eval loss after so many steps, instead of the one that the parameters give.
+    pub score: Option<fn(u64) -> f64>,
     /// What setting parameters says, asked each time.
     pub refuse: Option<Box<dyn FnMut() -> Result<(), Fault> + Send + 'a>>,
 }
@@ -39,7 +41,7 @@ impl Fake<'_> {
         layout.push("q.lora_B.weight", 7, 3);
         let gradient = vec![0.0; layout.len()];
         let (parameters, class) = (gradient.clone(), "fake-f32");
-        Fake { parameters, gradient, layout, forwards: 0, plant: None, class, refuse: None }
+        Fake { parameters, gradient, layout, forwards: 0, plant: None, class, score: None, refuse: None }
     }
 
     pub fn start(&self) -> Vec<f32> {
@@ -82,6 +84,9 @@ impl Stage for Fake<'_> {
             }
         }
         let rows = batch.rows.len();
+        if let Some(score) = self.score.filter(|_| want != Want::Gradient) {
+            loss = score(batch.step) * rows as f64;
+        }
         Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, predictions: vec![] }))
     }
 
