@@ -215,7 +215,11 @@ impl Job {
         };
         learner.keep();
         let finished = match finished {
-            Ok(f) => f,
+            // What it ends with is saved: the adapter is read back into the memory of the moments.
+            Ok(mut f) => {
+                f.state.optimizer = optim::AdamW::new(self.optim, 0);
+                f
+            }
             Err(e) => {
                 watch.give_up();
                 return Err(e);
