@@ -194,7 +194,11 @@ impl Job {
         learner.keep();
         team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
         let finished = match finished {
-            Ok(f) => f,
+            // What it ends with is saved: the adapter is read back into the memory of the moments.
+            Ok(mut f) => {
+                f.state.optimizer = optim::AdamW::new(self.optim, 0);
+                f
+            }
             Err(e) => {
                 watch.give_up(report_to(place, &claim));
                 return Err(e);

@@ -44,7 +44,12 @@ fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
 }
 
 /// A model of the directory's files and `tensors`, which are called `kind`.
-pub fn with_weights(dir: &Path, config: Value, tensors: Box<dyn Tensors>, kind: String) -> Result<ModelFiles, FormatError> {
+pub fn with_weights(
+    dir: &Path,
+    config: Value,
+    tensors: Box<dyn Tensors>,
+    kind: String,
+) -> Result<ModelFiles, FormatError> {
     let tokenizer = tokenizer(dir)?;
     let (base_id, revision) = match id_of_cache_path(dir) {
         Some((id, revision)) => (Some(id), revision),

@@ -61,7 +61,8 @@ impl Update<'_> {
 
     /// The first next parameter that is not finite, with its position.
     fn not_finite(&self, state: &State) -> Option<(usize, f32)> {
-        let moments = state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
+        let moments =
+            state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
         let blocks = state.parameters.par_chunks(BLOCK).zip(moments).enumerate();
         let bad = |(index, (p, (m, v))): (usize, (&[f32], (&[f32], &[f32])))| {
             let (at, mut block) = (index * BLOCK, [0.0; BLOCK]);

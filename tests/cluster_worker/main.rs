@@ -9,8 +9,10 @@ mod patience;
 mod process;
 mod script;
 
+use finetune::backend::cpu::Cpu;
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use finetune::cluster::worker::{Outcome, Source};
+use finetune::model::memory;
 use finetune::model::stage::{Sampling, Targets};
 use finetune::train::stop::{Stop, Urgency};
 use script::*;
@@ -237,17 +239,14 @@ fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
     refused(equipment(1, "selftest"), "cpu 0: computes wrong numbers");
     // What the whole microbatch needs, less a little.
     let blueprint = blueprint();
-    let at = |limit| {
-        finetune::cluster::worker::Opener::largest(&OnCpu { name: "", threads: 1, limit }, &blueprint, None)
-    };
+    let at = |limit| memory::largest(load(&Cpu::new(1), &blueprint).unwrap(), limit);
     let limit = (0..).map(|i| 1_000_000 + i * 20_000).find(|&limit| at(limit) >= 20).unwrap();
     let most = at(limit);
     assert!((20..64).contains(&most));
-    refused(
-        limited(1, "", limit),
-        &format!("cpu 0: too small for microbatches of 64 tokens: {most} would fit"),
-    );
-    refused(limited(1, "", 1000), "not even the model fits");
+    refused(limited(1, "", limit), "cpu 0: too small for microbatches of 64 tokens (needs ");
+    let most = 1 << most.ilog2();
+    refused(limited(1, "", limit), &format!("on the coordinator use --micro-batch-tokens {most} "));
+    refused(limited(1, "", 1000), "the weights alone do not fit");
 }
 
 #[test]

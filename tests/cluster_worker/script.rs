@@ -69,14 +69,9 @@ impl Opener for OnCpu {
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
         memory::stands(Load { measured: Some(fit), ..load(&Cpu::new(1), blueprint)? }, self.limit)
     }
-
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        load(&Cpu::new(1), blueprint)
-            .map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit))
-    }
 }
 
-fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
+pub fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
     let weights = Weights::new(&*blueprint.tensors)?
         .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);

@@ -264,12 +264,6 @@ impl Opener for Card {
         opened.iter().for_each(Breaker::strike);
     }
 
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        let whole = Whole { measured: fit, ..Whole::of(blueprint) };
-        let load = self.dtype(blueprint).and_then(|dtype| self.found.load(&whole, dtype));
-        load.map_or(0, |load| memory::largest(load, self.budget))
-    }
-
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
         let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
         let load = self.found.load(&whole, self.dtype(blueprint)?)?;

@@ -51,13 +51,6 @@ impl Opener for Processor {
         self.whole(blueprint, None)
     }
 
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        let cpu = self.cpu(blueprint);
-        let whole = Whole { measured: fit, ..Whole::of(blueprint) };
-        let load = cpu.as_ref().ok().and_then(|cpu| in_team(&whole, cpu).ok());
-        load.map_or(0, |load| memory::largest(load, self.limit.bytes()))
-    }
-
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
         let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
         memory::stands(in_team(&whole, &self.cpu(blueprint)?)?, self.limit)
@@ -83,10 +76,6 @@ impl Opener for Twin {
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         building::built(Cpu::twin(1), &Whole::of(blueprint), Keep::Everything)
-    }
-
-    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
-        usize::MAX
     }
 }
 

@@ -247,7 +247,9 @@ pub fn advice(o: &Outlook) -> Vec<String> {
             more => format!("{more} wait"),
         };
         let why = "raise --batch-size or lower --micro-batch-tokens";
-        advice.push(format!("each step has {least} microbatch{plural} for {devices} devices, so {wait}: {why}"));
+        advice.push(format!(
+            "each step has {least} microbatch{plural} for {devices} devices, so {wait}: {why}"
+        ));
     }
     advice
 }

@@ -48,7 +48,11 @@ pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
     let more = format!("--memory-limit {} where there is as much", typed(needed));
     let mut ways = ways(load, limit);
     let way_out = if ways.is_empty() {
-        let what = if load.weights > limit { "the weights alone do not fit" } else { "no adapter fits beside the weights" };
+        let what = if load.weights > limit {
+            "the weights alone do not fit"
+        } else {
+            "no adapter fits beside the weights"
+        };
         let smaller = if load.quantised { "a smaller base" } else { "a smaller or a quantised base" };
         format!("{what}: choose {smaller}, or use {more}")
     } else {
