@@ -270,11 +270,11 @@ impl Progress {
                 line += &format!("  macro F1 {a:.4} -> {b:.4}");
             }
             lines.push(line);
-            lines.extend(self.best.map(|best| best_line(&best, done)));
             if let Some(matrix) = after.confusion.as_ref().filter(|m| m.len() <= SHOWN_CLASSES) {
                 lines.extend(confusion::lines(&self.labels, matrix));
             }
         }
+        lines.extend(self.best.map(|best| best_line(&best, done)));
         if let Some(speed) = self.measured() {
             let all = duration(done.seconds);
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.since.0));

@@ -61,7 +61,7 @@ pub fn best_line(best: &Best, done: &Done) -> String {
     format!("best     {}: {adapter}", best_words(best).trim_start_matches("best "))
 }
 
-/// `ended early after step 12: 3 evals in a row were no better than that of step 6 (loss 0.0240)`
+/// `ended early after step 12: 3 evals in a row were no better than that of step 6 (loss 0.0240): the run is complete`
 pub fn early_line(early: &Early, best: &Best) -> String {
     let evals = match early.evals {
         1 => "1 eval was".to_string(),
@@ -69,7 +69,7 @@ pub fn early_line(early: &Early, best: &Best) -> String {
     };
     let (name, value) = (best.metric.name(), best.value);
     format!(
-        "ended early after step {}: {evals} no better than that of step {} ({name} {value:.4})",
+        "ended early after step {}: {evals} no better than that of step {} ({name} {value:.4}): the run is complete",
         early.step, best.step
     )
 }
