@@ -52,7 +52,7 @@ fn adapters_to_begin_with_say_what_they_are() {
         c["use_rslora"] = json!(true);
     });
     let begin =
-        "demo --data rows.jsonl --max-steps 1 --rank 2 --alpha 32 --rslora false --init-adapter other -o out";
+        "demo --data rows.jsonl --max-steps 1 --rank 2 --alpha 32 --rslora=false --init-adapter other -o out";
     let said = stderr(&b.run(begin));
     assert!(said.contains("note: --init-adapter other: alpha was 64, is 32"), "{said}");
     assert!(said.contains("rslora was true, is false"), "{said}");
