@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 pub type Plant<'a> = Box<dyn FnMut(usize, &Microbatch, &mut Vec<f32>) + Send + 'a>;
 
 pub struct Fake<'a> {
-    layout: Layout,
-    parameters: Vec<f32>,
-    gradient: Vec<f32>,
+    pub layout: Layout,
+    pub parameters: Vec<f32>,
+    pub gradient: Vec<f32>,
     pub forwards: usize,
     pub plant: Option<Plant<'a>>,
     /// What its bits are of.
