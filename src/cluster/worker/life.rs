@@ -9,6 +9,7 @@ use crate::net::discovery::find_and_dial;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
 use crate::numeric::REVISION;
 use crate::numeric::say::say;
+use crate::train::event::Share;
 use crate::train::stop::{Stop, Urgency};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
@@ -89,12 +90,14 @@ impl Life<'_> {
             Err(e) => return Ending::Alone(e),
         };
         let ending = self.conversations(worker, &hello, &mut road);
-        (worker.see)(Sight::Over(match &ending {
-            Ending::Complete => COMPLETE,
-            Ending::Halted(_) => HALTED,
-            Ending::Stopped => "stopped",
-            Ending::Refused(_) | Ending::Failed(_) | Ending::Alone(_) => "left the run",
-        }));
+        let took_part = worker.share.get() != Share::default();
+        let why = match &ending {
+            Ending::Complete => Some(COMPLETE),
+            Ending::Halted(_) => Some(HALTED),
+            Ending::Stopped => took_part.then_some("stopped"),
+            Ending::Refused(_) | Ending::Failed(_) | Ending::Alone(_) => took_part.then_some("left the run"),
+        };
+        why.into_iter().for_each(|why| (worker.see)(Sight::Over(why)));
         runtime.shutdown_background();
         ending
     }
