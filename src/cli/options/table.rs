@@ -157,7 +157,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "answer this before and after training"),
     opt(Output, "log-json", One("FILE"), "", "metrics.jsonl at another path"),
-    opt(Output, "tensorboard", One("DIR"), "", "also write TensorBoard's event files there"),
+    opt(Output, "tensorboard", One("DIR"), "", "also write TensorBoard's event files, into DIR/<name of the run's folder>"),
     opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or there"),
     opt(Output, "quiet", Switch, "false", "no progress; errors only"),
     opt(Output, "config", One("FILE.yaml"), "", "options from a file, keys with underscores; a run.yaml will do"),
