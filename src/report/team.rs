@@ -1,5 +1,5 @@
-//! Who did how much: folded out of what every step says of its devices. All shares are of the time in which steps
-//! ran while a device was there, so that one that came late does not count as idle before.
+//! What each device did, summed over the steps. Shares are of the time of the steps in which a device took part, so that
+//! one that joins late is not idle before.
 
 use crate::train::event::{Shared, Step};
 use std::collections::BTreeMap;

@@ -32,7 +32,7 @@ pub fn write(dir: &Path, history: &History, around: &Surroundings) -> Result<Pat
 pub type Difference = (String, Vec<Option<String>>);
 
 /// Several runs on one page: their curves over one another, their results, and the keys of their configurations that
-/// differ (None: no configuration is known).
+/// differ (`None`: configurations are not known).
 pub fn comparison(runs: &[(String, History)], differences: Option<&[Difference]>) -> String {
     let last = runs.iter().map(|(_, h)| h.progress.total_steps).max().unwrap_or(0) as f64;
     let chart = |title: &str, style, points: fn(&History) -> Vec<(f64, f64)>| {
