@@ -250,7 +250,7 @@ fn best_at_six(step: u64) -> f64 {
     [5.0, 3.0, 2.0, 2.5, 2.0, 2.25][step as usize / 3]
 }
 
-fn judged() -> Fake<'static> {
+fn judged<'a>() -> Fake<'a> {
     Fake { score: Some(best_at_six), ..Fake::new() }
 }
 

@@ -79,7 +79,7 @@ fn axolotl() {
             "warmup_steps: 10%",
             "eval_steps: epoch/4",
         ],
-        &["special_tokens", "optimizer", "datasets: path"],
+        &["optimizer", "special_tokens", "datasets: path"],
     );
     check("base_model: m\nadapter:\nrl: dpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
     check(
@@ -246,7 +246,7 @@ use_cpu: true
             "quantize: nf4-double",
             "gpus: cpu",
         ],
-        &["save_steps", "optim", "dataset_test_split", "pad_token", "report_to"],
+        &["optim", "save_steps", "dataset_test_split", "pad_token", "report_to"],
     );
     check(
         "
