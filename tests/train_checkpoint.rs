@@ -251,7 +251,9 @@ fn best_at_six(step: u64) -> f64 {
 }
 
 fn judged<'a>() -> Fake<'a> {
-    Fake { score: Some(best_at_six), ..Fake::new() }
+    let mut model = Fake::new();
+    model.score = Some(best_at_six);
+    model
 }
 
 fn keeps_best<'a>(stop: &'a Stop, output: &Path) -> Setup<'a> {
