@@ -6,6 +6,8 @@ mod cli_fixture;
 mod given;
 #[path = "cli_errors/gpus.rs"]
 mod gpus;
+#[path = "cli_errors/variables.rs"]
+mod variables;
 
 use cli_fixture::{Bench, classes, demo, rows, stderr};
 use serde_json::json;
@@ -159,18 +161,6 @@ fn configuration_files() {
     let out = b.command("demo --data rows.jsonl -o out").env("FINETUNE_CONFIG", "c.yaml").output().unwrap();
     assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
     assert!(stderr(&out).contains("c.yaml:1: rank"), "{}", stderr(&out));
-}
-
-#[test]
-fn a_misspelt_variable_is_refused() {
-    let b = Bench::new();
-    for (args, code) in [("demo --data rows.jsonl -o out", 78), ("devices", 78), ("help", 0)] {
-        let out = b.command(args).env("FINETUNE_RNAK", "3").output().unwrap();
-        assert_eq!(out.status.code(), Some(code), "{args}: {}", stderr(&out));
-        let said = stderr(&out).contains("FINETUNE_RNAK: did you mean FINETUNE_RANK?");
-        assert_eq!(said, code == 78, "{args}: {}", stderr(&out));
-    }
-    assert!(!b.path("out").exists());
 }
 
 #[test]

@@ -254,8 +254,10 @@ fn best_at_six(step: u64) -> f64 {
     [5.0, 3.0, 2.0, 2.5, 2.0, 2.25][step as usize / 3]
 }
 
-fn judged() -> Fake<'static> {
-    Fake { score: Some(best_at_six), ..Fake::new() }
+fn judged<'a>() -> Fake<'a> {
+    let mut model = Fake::new();
+    model.score = Some(best_at_six);
+    model
 }
 
 fn keeps_best<'a>(stop: &'a Stop, output: &Path) -> Setup<'a> {

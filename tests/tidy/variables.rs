@@ -4,7 +4,8 @@
 use crate::source::Tree;
 
 /// Where names are misspelt on purpose.
-const MISSPELT: &[&str] = &["src/cli/options/variables.rs", "tests/cli_errors.rs", "tests/tidy/variables.rs"];
+const MISSPELT: &[&str] =
+    &["src/cli/options/variables.rs", "tests/cli_errors/variables.rs", "tests/tidy/variables.rs"];
 /// Stands for any of them in a sentence.
 const ANY: &str = "FINETUNE_KEY";
 

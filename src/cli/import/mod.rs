@@ -103,8 +103,8 @@ impl Import {
             None => self.lines.push(Line { key: key.into(), value, from }),
             Some(first) if first.value == value => {}
             Some(first) => {
-                let theirs = from.split(':').next().unwrap_or_default().to_string();
                 let why = format!("{} counts instead", first.from);
+                let (theirs, value) = typed(&from, &value);
                 self.lost.push((theirs, value, why));
             }
         }
@@ -226,8 +226,8 @@ impl Import {
     fn take_back(&mut self, key: &str, why: &str) {
         if let Some(at) = self.lines.iter().position(|l| l.key == key) {
             let line = self.lines.remove(at);
-            let theirs = line.from.split(':').next().unwrap_or_default().to_string();
-            self.lost.push((theirs, line.value, why.into()));
+            let (theirs, value) = typed(&line.from, &line.value);
+            self.lost.push((theirs, value, why.into()));
         }
     }
 
@@ -304,6 +304,12 @@ fn check(result: &str, path: &Path) -> Result<(), Refusal> {
         Ok(_) => Ok(()),
         Err(e) => Err(Refusal::configuration(format!("what came out of it is refused: {}", e.line))),
     }
+}
+
+/// The key and the value that a line comes from; where only the key stands there, the value is the same.
+fn typed(from: &str, value: &str) -> (String, String) {
+    let (key, value) = from.split_once(": ").unwrap_or((from, value));
+    (key.into(), value.into())
 }
 
 /// Nothing was said.
