@@ -163,7 +163,8 @@ fn kept(keep: Keep, layers: usize) -> String {
             let counts = [(all, "not"), (narrow, "partly"), (attended, "almost fully"), (rest, "fully")];
             let some = counts.into_iter().filter(|(count, _)| *count > 0);
             let list: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
-            let list = list.join(", ").replacen(' ', " blocks ", 1);
+            let blocks = if list[0].starts_with("1 ") { " block " } else { " blocks " };
+            let list = list.join(", ").replacen(' ', blocks, 1);
             format!("activation checkpointing: {list} (recomputed in backward)")
         }
         Keep::Inputs => format!("activation checkpointing: {layers} blocks fully (recomputed in backward)"),
@@ -320,6 +321,19 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checkpointing_is_said_in_blocks() {
+        for (keep, expected) in [
+            (Keep::Parts([0, 3, 29]), "3 blocks partly, 29 almost fully"),
+            (Keep::Parts([0, 0, 1]), "1 block almost fully, 31 fully"),
+            (Keep::Parts([1, 31, 0]), "1 block not, 31 partly"),
+            (Keep::Inputs, "32 blocks fully"),
+        ] {
+            let line = format!("activation checkpointing: {expected} (recomputed in backward)");
+            assert_eq!(kept(keep, 32), line);
+        }
+    }
 
     #[test]
     fn numbers_have_three_figures() {

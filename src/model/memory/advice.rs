@@ -53,7 +53,9 @@ pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
         } else {
             "no adapter fits beside the weights"
         };
-        let smaller = if load.quantised { "a smaller base" } else { "a smaller or a quantised base" };
+        // Where it is known what it takes in NF4, that does not fit either.
+        let known = load.quantised || load.nf4.is_some();
+        let smaller = if known { "a smaller base" } else { "a smaller or a quantised base" };
         format!("{what}: choose {smaller}, or use {more}")
     } else {
         ways.push(more);
@@ -93,6 +95,12 @@ fn ways(load: Load, limit: u64) -> Vec<String> {
             0 => {}
             most => ways.push(format!("--rank 1 --target-modules {modules} {}", tokens(1 << most.ilog2()))),
         }
+    }
+    if ways.is_empty()
+        && let Some(weights) = load.nf4
+    {
+        let smaller = self::ways(Load { weights, nf4: None, ..shapes }, limit);
+        ways.extend(smaller.into_iter().map(|way| format!("--quantize nf4 {way}")));
     }
     ways
 }
