@@ -120,7 +120,7 @@ fn a_long_row_costs_what_is_kept_of_it() {
         assert!(facts["longest"][0].as_str().unwrap().contains("(512 tokens)"), "{said}");
     }
     let turns = |n: usize| -> Vec<Value> {
-        let turn = |i: usize| json!({"role": ["user", "assistant"][i % 2], "content": format!("turn {i}")});
+        let turn = |i: usize| json!({"role": (["user", "assistant"][i % 2]), "content": format!("turn {i}")});
         (0..n).map(turn).collect()
     };
     // Turns beyond the kept tokens are not looked for one by one.

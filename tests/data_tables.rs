@@ -100,92 +100,109 @@ fn rows_with_an_empty_label_are_left_out_and_named() {
 }
 
 /// (file, text, task, parts of the message)
-#[test]
-fn faults_say_what_and_what_to_do() {
-    let dir = Folder::new();
-    let talk = |role: &str, content: &str| {
-        format!(
-            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"q\"}}, {{\"role\": \"{role}\", \"content\": {content}}}]}}\n"
-        )
-    };
-    let (sft, clf) = (Task::Sft, Task::Classify);
-    for (name, text, task, parts) in [
-        (
-            "a.jsonl",
-            "{\"text\": \"x\"}\n{\"prompt\": \"x\", \n".into(),
-            sft,
-            "a.jsonl:2: not valid JSON .. (column 15) .. ends too early .. one line",
-        ),
-        (
-            "b.jsonl",
-            "{\"text\": x}".into(),
-            sft,
-            "b.jsonl:1: not valid JSON .. (column 10) .. one JSON object on one line",
-        ),
-        (
-            "c.jsonl",
-            "{\"prompt\": null, \"completion\": \"x\"}".into(),
-            sft,
-            "c.jsonl:1: `prompt` is null .. leave the row out",
-        ),
-        ("d.jsonl", "{\"text\": \"x\", \"label\": null}".into(), clf, "d.jsonl:1: `label` is null"),
-        (
-            "e.csv",
-            "review,sentiment\ngood,pos\n".into(),
-            clf,
-            "e.csv:2: `text` is missing .. the columns are review, sentiment .. --data-fields text=COLUMN,label=COLUMN",
-        ),
-        (
-            "f.csv",
-            "review,sentiment\ngood,pos\n".into(),
-            sft,
-            "f.csv:2: no known form .. [review, sentiment] .. text, label (with --task classify)",
-        ),
-        (
-            "g.jsonl",
-            talk("assistant", "null"),
-            sft,
-            "g.jsonl:1: chat template .. message 2 (role assistant) has no content",
-        ),
-        (
-            "h.jsonl",
-            talk("gpt", "\"a\""),
-            sft,
-            "nothing is supervised .. h.jsonl:1: no message has the role assistant (the roles are user, gpt)",
-        ),
-        (
-            "i.jsonl",
-            "{\"prompt\": \"aaaaaaaaaaaaaaaa\", \"completion\": \"x\"}".into(),
-            sft,
-            "i.jsonl:1: its first 8 tokens (--max-seq-len) hold no answer",
-        ),
-        (
-            "j.json",
-            "[{\"text\": \"x\"}, {\"text\" 1}]".into(),
-            sft,
-            "j.json row 2: not valid JSON .. one list of JSON objects",
-        ),
-        (
-            "k.csv",
-            "text,b\nx,1\ny\n".into(),
-            sft,
-            "k.csv:3: not a row of this table: the header has 2 cells, the row 1 .. quotes",
-        ),
-    ] {
-        let options = Options { task, max_seq_len: 8, ..Options::default() };
+type Case<'a> = (&'a str, String, Task, &'a str);
+
+fn check(dir: &Folder, cases: &[Case]) {
+    for (name, text, task, parts) in cases {
+        let options = Options { task: *task, max_seq_len: 8, ..Options::default() };
         let message = dir.load(name, text, &options).unwrap_err().to_string();
         for part in parts.split(" .. ") {
             assert!(message.contains(part), "{name}: {part:?} in {message}");
         }
     }
+}
+
+#[test]
+fn faulty_lines_say_what_and_what_to_do() {
+    let dir = Folder::new();
+    let (sft, clf) = (Task::Sft, Task::Classify);
+    check(
+        &dir,
+        &[
+            (
+                "a.jsonl",
+                "{\"text\": \"x\"}\n{\"prompt\": \"x\", \n".into(),
+                sft,
+                "a.jsonl:2: not valid JSON .. (column 15) .. ends too early .. one line",
+            ),
+            (
+                "b.jsonl",
+                "{\"text\": x}".into(),
+                sft,
+                "b.jsonl:1: not valid JSON .. (column 10) .. one JSON object on one line",
+            ),
+            (
+                "c.jsonl",
+                "{\"prompt\": null, \"completion\": \"x\"}".into(),
+                sft,
+                "c.jsonl:1: `prompt` is null .. leave the row out",
+            ),
+            ("d.jsonl", "{\"text\": \"x\", \"label\": null}".into(), clf, "d.jsonl:1: `label` is null"),
+            (
+                "i.jsonl",
+                "{\"prompt\": \"aaaaaaaaaaaaaaaa\", \"completion\": \"x\"}".into(),
+                sft,
+                "i.jsonl:1: its first 8 tokens (--max-seq-len) hold no answer",
+            ),
+            (
+                "j.json",
+                "[{\"text\": \"x\"}, {\"text\" 1}]".into(),
+                sft,
+                "j.json row 2: not valid JSON .. one list of JSON objects",
+            ),
+            (
+                "k.csv",
+                "text,b\nx,1\ny\n".into(),
+                sft,
+                "k.csv:3: not a row of this table: the header has 2 cells, the row 1 .. quotes",
+            ),
+        ],
+    );
     let utf16: Vec<u8> = "{\"text\": 1}\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
     let error = dir.load("l.jsonl", utf16, &Options::default()).unwrap_err().to_string();
     assert!(error.contains("text in UTF-8"), "{error}");
+}
+
+#[test]
+fn rows_of_no_form_say_what_and_what_to_do() {
+    let dir = Folder::new();
+    let talk = |role: &str, content: &str| {
+        let user = "{\"role\": \"user\", \"content\": \"q\"}";
+        format!("{{\"messages\": [{user}, {{\"role\": \"{role}\", \"content\": {content}}}]}}\n")
+    };
+    let (sft, clf) = (Task::Sft, Task::Classify);
+    check(
+        &dir,
+        &[
+            (
+                "e.csv",
+                "review,sentiment\ngood,pos\n".into(),
+                clf,
+                "e.csv:2: `text` is missing .. the columns are review, sentiment .. --data-fields text=COLUMN,label=COLUMN",
+            ),
+            (
+                "f.csv",
+                "review,sentiment\ngood,pos\n".into(),
+                sft,
+                "f.csv:2: no known form .. [review, sentiment] .. text, label (with --task classify)",
+            ),
+            (
+                "g.jsonl",
+                talk("assistant", "null"),
+                sft,
+                "g.jsonl:1: chat template .. message 2 (role assistant) has no content",
+            ),
+            (
+                "h.jsonl",
+                talk("gpt", "\"a\""),
+                sft,
+                "nothing is supervised .. h.jsonl:1: no message has the role assistant (the roles are user, gpt)",
+            ),
+        ],
+    );
     let twice = vec![("prompt".to_string(), "a".to_string()), ("prompt".into(), "b".into())];
     let options = Options { fields: twice, ..Options::default() };
     let error = dir.load("m.jsonl", "{}", &options).unwrap_err();
-    assert!(
-        error.is_configuration() && error.to_string().contains("`prompt` is given twice (a, b)"),
-        "{error}"
-    );
+    assert!(error.is_configuration(), "{error}");
+    assert!(error.to_string().contains("`prompt` is given twice (a, b)"), "{error}");
 }

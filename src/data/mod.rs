@@ -264,10 +264,8 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     // what was cut off is not kept in memory either
     encoded.ids.shrink_to_fit();
     encoded.mask.shrink_to_fit();
-    let useless = useless(&form, &encoded, options).map(|why| match truncated && label.is_none() {
-        true => format!("its first {most} tokens (--max-seq-len) hold no answer"),
-        false => why,
-    });
+    let cut = truncated.then(|| format!("its first {most} tokens (--max-seq-len) hold no answer"));
+    let useless = useless(&form, &encoded, options, cut);
     let label = label.filter(|label| !is_empty(label, options));
     Ok(Ready { encoded, label, truncated, useless })
 }
@@ -278,14 +276,18 @@ fn is_empty(label: &Label, options: &Options) -> bool {
     !known && matches!(label, Label::Name(name) if name.trim().is_empty())
 }
 
-/// Why there is nothing to learn in a row; None where there is.
-fn useless(form: &Form, encoded: &Encoded, options: &Options) -> Option<String> {
+/// Why there is nothing to learn in a row; None where there is. `cut` says so of a row that was cut.
+fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String>) -> Option<String> {
     match form {
         Form::Class { label, .. } if is_empty(label, options) => Some("its label is empty".into()),
         Form::Class { .. } => encoded.ids.is_empty().then(|| "its text is empty".into()),
         _ if encoded.targets() > 0 => None,
-        Form::Chat(chat) => Some(chat.unanswered()),
-        _ => Some("its text is empty".into()),
+        Form::Chat(chat) => Some(
+            chat.unanswered()
+                .or(cut)
+                .unwrap_or_else(|| "its assistant turns are empty, or the chat template marks none".into()),
+        ),
+        _ => Some(cut.unwrap_or_else(|| "its text is empty".into())),
     }
 }
 

@@ -4,8 +4,8 @@ use super::{Chat, kind};
 use serde_json::{Value, json};
 
 impl Chat {
-    /// Why nothing in it is supervised.
-    pub fn unanswered(&self) -> String {
+    /// What to say of a conversation without a turn of the assistant; None where there is one.
+    pub fn unanswered(&self) -> Option<String> {
         let mut roles: Vec<&str> = Vec::new();
         for message in self.messages.as_array().into_iter().flatten() {
             let role = message.get("role").and_then(Value::as_str).unwrap_or("none");
@@ -13,13 +13,10 @@ impl Chat {
                 roles.push(role);
             }
         }
-        match roles.contains(&"assistant") {
-            true => "its assistant turns are empty, or the chat template marks none".into(),
-            false => format!(
-                "no message has the role assistant (the roles are {}): rename them to user and assistant",
-                roles.join(", ")
-            ),
-        }
+        let named = roles.join(", ");
+        let what = "no message has the role assistant";
+        (!roles.contains(&"assistant"))
+            .then(|| format!("{what} (the roles are {named}): rename them to user and assistant"))
     }
 }
 
