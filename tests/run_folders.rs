@@ -159,7 +159,7 @@ fn a_run_killed_early_begins_again() {
     b.file("out/.previous/run.yaml", "model:\n");
     resumed("--resume");
     b.file("out/run.yaml", "model:\n");
-    check(&b, "--resume=out -o other", 1, "out: no checkpoint-N here to resume from");
+    check(&b, &format!("{run} --resume=out -o other"), 1, "out: no checkpoint-N here to resume from");
     b.file("full/thesis.tex", "x");
     check(&b, &format!("{run} -o full --resume"), 78, "full: is not empty and holds no run");
     check(&b, &format!("{run} -o rows.jsonl --resume"), 1, "rows.jsonl");
@@ -202,7 +202,7 @@ fn a_step_that_cannot_be_is_refused_by_name() {
 
 #[test]
 fn a_folder_that_goes_away_is_not_made_again() {
-    for (way, left) in [("remove", 0), ("move", 1), ("replace", 1)] {
+    for (way, left) in [("remove", 0), ("empty", 0), ("move", 1), ("replace", 1)] {
         let b = Bench::new();
         b.file("many.jsonl", &rows(400));
         let mut run = b.start(
@@ -215,6 +215,10 @@ fn a_folder_that_goes_away_is_not_made_again() {
         }
         match way {
             "remove" => fs::remove_dir_all(b.path("out")).unwrap(),
+            // As where a checkpoint is being written while all is removed.
+            "empty" => {
+                ["run.yaml", "run.lock"].iter().for_each(|f| fs::remove_file(b.path("out").join(f)).unwrap())
+            }
             _ => fs::rename(b.path("out"), b.path("elsewhere")).unwrap(),
         }
         if way == "replace" {
@@ -226,7 +230,10 @@ fn a_folder_that_goes_away_is_not_made_again() {
         let said = stderr(&out);
         let last = said.lines().last().unwrap_or_default();
         assert_eq!(out.status.code(), Some(1), "{way}: {said}");
-        assert!(last.starts_with("error: out: this folder was removed, moved or replaced"), "{way}: {said}");
+        assert!(
+            last.starts_with("error: out: this folder, or the run.lock in it, was removed"),
+            "{way}: {said}"
+        );
         assert_eq!(b.path("out").exists(), way == "replace", "{way}: the folder was made again");
         if way == "replace" {
             assert_eq!(
@@ -253,6 +260,9 @@ fn a_resumed_run_is_summed_up_as_a_whole() {
     copy(&b.path("out"), &b.path("from"));
     assert_eq!(summary(&stderr(&b.run("--resume=out"))), whole);
     assert_eq!(summary(&stderr(&b.run("--resume=from -o to"))), whole, "also in another folder");
+    // A pipe has nothing to read, and nothing takes its place.
+    let log = b.ok("--resume=from -o piped --log-json /dev/stdout -q");
+    assert!(log.lines().last().is_some_and(|line| line.contains("\"event\":\"done\"")), "{log}");
 }
 
 #[test]
@@ -260,7 +270,9 @@ fn newcomers_are_led_on() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q"));
     // A blank instead of `=`.
-    check(&b, "--resume runs/demo-1", 0, "adapter  runs/demo-1");
+    cut(&b, "runs/demo-1", 2);
+    b.ok("--resume runs/demo-1");
+    assert!(b.path(&format!("runs/demo-1/{ADAPTER}")).exists());
     check(
         &b,
         &format!("{RUN} --max-steps 1 --dashboard 127.0.0.1:0"),

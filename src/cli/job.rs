@@ -248,7 +248,8 @@ impl Job {
             identity: self.identity.clone(),
             adapter: &write,
             stands: &|| claim.stands(),
-            last: self.from.clone().map(|path| (state.step, path)),
+            // In another folder, the state that it goes on from is saved once more.
+            last: self.from.clone().filter(|_| place.goes_on()).map(|path| (state.step, path)),
         };
         let run = Run {
             compute,

@@ -1,7 +1,7 @@
 //! The folder of a run. Where none is named it is `runs/<model>-<n>` with the first free n. It is made at the
 //! last moment, right before the first step, and goes again if that step is never reached, so that a run that
-//! never began leaves nothing. What another run left is touched only with --overwrite or --resume; the former
-//! moves it aside, and brings it back unless the new run takes its first step.
+//! never began leaves nothing. What a run left is touched only by itself (--resume) and with --overwrite, which moves
+//! it aside, and brings it back unless the new run takes its first step.
 
 use super::options::groups::{OutputOptions, Resume};
 use super::refusal::{self, Refusal};

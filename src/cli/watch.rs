@@ -32,8 +32,10 @@ impl Watch {
     pub fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
         let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
         let path = options.log_json.clone().unwrap_or_else(|| place.dir.join(METRICS));
-        // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own:
-        // a pipe has nothing to say.
+        // A link (/dev/stdout) is followed, so that nothing takes its place.
+        let path = path.canonicalize().unwrap_or(path);
+        // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own,
+        // where it is a file: a pipe has nothing to say.
         let history = Live::default();
         let page = options.dashboard.as_ref().and_then(|at| {
             let opened = dashboard(at, token, surroundings(&place.dir), history.clone());
@@ -42,12 +44,13 @@ impl Watch {
         });
         let board = options.tensorboard.as_deref().map(|dir| board(dir, place, &path)).transpose()?;
         let mut console = Console::new(look);
-        let metrics = match &place.resume {
+        let metrics = match place.resume.as_deref().filter(|_| path.is_file() || !path.exists()) {
             Some(from) => {
-                let before = run_of(from).join(METRICS);
-                if !place.goes_on() && before.exists() {
+                if !place.goes_on()
+                    && let Ok(before) = std::fs::read(run_of(from).join(METRICS))
+                {
                     // A run that goes on elsewhere takes along what was said before.
-                    std::fs::copy(&before, &path).map_err(refusal::at(&path))?;
+                    std::fs::write(&path, before).map_err(refusal::at(&path))?;
                 }
                 let metrics = Metrics::resume(&path, state.step, state.looked)?;
                 for event in report::read(&path)? {

@@ -112,8 +112,8 @@ pub enum TrainError {
     },
     /// The run's folder is no longer where it was; nothing is written in its place.
     #[error(
-        "{}: this folder was removed, moved or replaced during the run; nothing was saved at step {step}: where it was \
-         moved, go on with --resume=DIR, else start again",
+        "{}: this folder, or the run.lock in it, was removed, moved or replaced during the run; nothing was saved at step \
+         {step}: where the folder was moved, go on with --resume=DIR, else start again",
         .path.display()
     )]
     Gone {

@@ -5,7 +5,6 @@ use super::{Place, RUNS, free};
 use crate::cli::refusal::{self, Refusal};
 use crate::cluster::coordinator::{HomeError, Lock, home};
 use std::cell::Cell;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -41,8 +40,6 @@ pub const PREVIOUS: &str = ".previous";
 /// A folder that was made, or taken over; [`Claim::keep`] once there is something worth keeping.
 pub struct Claim {
     dir: PathBuf,
-    /// The folder itself, wherever it is moved to; None where the system opens no folders.
-    opened: Option<File>,
     /// The folders that did not exist before, outermost first.
     made: Vec<PathBuf>,
     /// Whether it stays though this run never begins: it is the run's own.
@@ -77,8 +74,7 @@ impl Claim {
         let lock = lock(&dir)?;
         // Another run may have begun and ended there since the folder was looked at.
         place.check()?;
-        let (opened, stays) = (File::open(&dir).ok(), place.goes_on());
-        let claim = Claim { dir, opened, made, stays, began: Cell::new(false), lock };
+        let claim = Claim { dir, made, stays: place.goes_on(), began: Cell::new(false), lock };
         if place.overwrite {
             step_aside(&claim.dir).map_err(refusal::at(&claim.dir))?;
         }
@@ -93,9 +89,9 @@ impl Claim {
         }
     }
 
-    /// Whether the folder is still where it was: not removed, moved or replaced.
+    /// Whether the folder is still where it was and this run's: not removed, moved or replaced.
     pub fn stands(&self) -> bool {
-        self.opened.as_ref().map_or_else(|| self.dir.is_dir(), |opened| home::is_at(opened, &self.dir))
+        self.lock.as_ref().map_or_else(|| self.dir.is_dir(), Lock::stands)
     }
 }
 

@@ -72,16 +72,21 @@ impl Lock {
             let lock = Lock { file, path: path.clone() };
             tries += 1;
             // Between opening and locking, the run before may have removed it: such a lock excludes no other run.
-            if tries == TRIES || is_at(&lock.file, &path) {
+            if tries == TRIES || lock.stands() {
                 return Ok(lock);
             }
         }
+    }
+
+    /// Whether its file is still in the folder, and not another one in its place.
+    pub fn stands(&self) -> bool {
+        is_at(&self.file, &self.path)
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if is_at(&self.file, &self.path) {
+        if self.stands() {
             // A file that stays is locked again by the next run.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -90,7 +95,7 @@ impl Drop for Lock {
 
 /// Whether `path` still leads to what was opened as `file`, and not to another one in its place.
 #[cfg(unix)]
-pub fn is_at(file: &File, path: &Path) -> bool {
+fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |m: std::fs::Metadata| (m.dev(), m.ino());
     file.metadata().map(id).ok().is_some_and(|ours| std::fs::metadata(path).map(id).ok() == Some(ours))
@@ -98,7 +103,7 @@ pub fn is_at(file: &File, path: &Path) -> bool {
 
 /// Elsewhere files have no identity that is asked for: whether there is something at `path`.
 #[cfg(not(unix))]
-pub fn is_at(_: &File, path: &Path) -> bool {
+fn is_at(_: &File, path: &Path) -> bool {
     path.exists()
 }
 
