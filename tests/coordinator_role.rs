@@ -118,8 +118,6 @@ fn one_that_was_killed_before_it_made_its_folder_begins() {
     assert!(said.contains(note) && !said.contains("without --resume"), "{said}");
     // One device is not compared with itself, and is enough for any number of microbatches.
     assert!(!said.contains("speed-up") && !said.contains("for 1 device"), "{said}");
-    let single = format!("{RUN} -o nowhere --resume");
-    fails(&bench, &single, 1, "no such folder");
 }
 
 #[test]

@@ -386,3 +386,96 @@ fn every_recipe_is_planned() {
     }
     assert!(planned >= 5, "{planned}");
 }
+
+/// What a refusal advises, each by itself: the options, as they replace those of the run.
+fn advised(line: &str) -> Vec<String> {
+    let ways = line.rsplit_once(": use ").map_or("", |(_, ways)| ways);
+    let plain = |way: &str| {
+        let words = way.replace(" (and --max-seq-len no longer)", "");
+        words.replace(" where there is as much", "")
+    };
+    ways.split(", or ").filter(|way| !way.is_empty()).map(plain).collect()
+}
+
+/// The options of `run`, with those of `way` in their place.
+fn replaced(run: &str, way: &str) -> String {
+    let pairs = |text: &str| -> Vec<(String, String)> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        words.chunks(2).map(|pair| (pair[0].into(), pair[1].into())).collect()
+    };
+    let mut options = pairs(run);
+    for (name, value) in pairs(way) {
+        options.retain(|(known, _)| *known != name);
+        options.push((name, value));
+    }
+    options.iter().map(|(name, value)| format!(" {name} {value}")).collect()
+}
+
+#[test]
+fn every_way_that_a_refusal_advises_fits() {
+    let b = Bench::new();
+    for (run, wanted) in [
+        ("--rank 512 --memory-limit 60MB", "--rank --target-modules --memory-limit"),
+        ("--rank 512 --memory-limit 30MB", "--rank --memory-limit"),
+        ("--rank 16 --micro-batch-tokens 4096 --memory-limit 20MB", "--micro-batch-tokens --memory-limit"),
+        ("--rank 64 --quantize nf4 --memory-limit 12MB", "--rank --memory-limit"),
+        ("--rank 512 --memory-limit 1MB", ""),
+    ] {
+        let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32";
+        let out = b.run(&format!("{common} {run}"));
+        let text = stderr(&out);
+        let line = text.lines().last().unwrap_or_default();
+        assert_eq!(out.status.code(), Some(78), "{run}: {text}");
+        let ways = advised(line);
+        for name in wanted.split_whitespace() {
+            assert!(ways.iter().any(|way| way.starts_with(name)), "{run}: {name} in {line}");
+        }
+        assert!(ways.is_empty() == wanted.is_empty(), "{run}: {line}");
+        assert!(!run.contains("quantize") || !line.contains("quanti"), "it is quantised: {line}");
+        for way in &ways {
+            let now = b.run(&format!("{common}{}", replaced(run, way)));
+            assert!(now.status.success(), "{run}, then {way}: {}", stderr(&now));
+        }
+        if let Some(rank) = ways.iter().find_map(|way| way.strip_prefix("--rank ")?.parse::<u32>().ok()) {
+            let more = replaced(run, &format!("--rank {}", rank + 1));
+            assert!(!b.run(&format!("{common}{more}")).status.success(), "{rank} is the largest: {line}");
+        }
+        // Both totals of it are one.
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let total = said.split_once("DOES NOT FIT: ").and_then(|(_, rest)| rest.split_once(" =")).unwrap().0;
+        assert!(line.contains(&format!("about {total} ")), "{total}: {line}");
+    }
+}
+
+#[test]
+fn a_plan_needs_no_weights() {
+    let b = Bench::new();
+    let run = |model: &str| plan(&b, &format!("{model} --data rows.jsonl --gpus cpu --dtype f32"));
+    b.model("whole");
+    std::fs::remove_file(b.model("bare").join("model.safetensors")).unwrap();
+    let (whole, bare) = (run("whole"), run("bare"));
+    assert_eq!(whole["devices"][0]["memory_bytes"], bare["devices"][0]["memory_bytes"]);
+    assert_eq!(whole["steps"], bare["steps"]);
+    let kind = bare["model"]["weights"].as_str().unwrap();
+    assert_eq!(kind, "bf16, estimated from config.json; weights are not here");
+    let quantised = plan(&b, "bare --data rows.jsonl --gpus cpu --quantize nf4");
+    let bytes = |planned: &Value| planned["devices"][0]["memory_bytes"]["weights"].as_u64().unwrap();
+    assert!(bytes(&quantised) < bytes(&bare));
+    // A run needs them.
+    let out = b.run("bare --data rows.jsonl -o out");
+    assert!(stderr(&out).contains("without model.safetensors"), "{}", stderr(&out));
+}
+
+#[test]
+fn a_card_that_is_not_here_is_planned_by_its_memory() {
+    let b = Bench::new();
+    let planned = plan(&b, "demo --data rows.jsonl --assume-gpu 8GB");
+    let device = &planned["devices"][0];
+    assert!(device["fits"].as_bool().unwrap() && device["tokens_per_second"].is_null(), "{device}");
+    assert_eq!(device["memory_bytes"]["limit"], 7_600_000_000u64, "a twentieth is left to the driver");
+    let said = b.ok("plan demo --data rows.jsonl --assume-gpu 8GB");
+    assert!(said.contains("memory fits") && said.contains("time     unknown"), "{said}");
+    let small = b.run("plan demo --data rows.jsonl --assume-gpu 8MB --rank 512");
+    assert!(small.status.code() == Some(78) && stderr(&small).contains("--rank "), "{}", stderr(&small));
+    assert_eq!(b.run("plan demo --data rows.jsonl --assume-gpu big").status.code(), Some(2));
+}

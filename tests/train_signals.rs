@@ -128,3 +128,49 @@ fn from_a_shell(out: &Path, hang_up: &str) -> Child {
     env.arg(format!("--{hang_up}-signal=HUP")).arg(run.get_program()).args(run.get_args());
     env.current_dir(out.parent().unwrap()).stderr(Stdio::piped()).spawn().unwrap()
 }
+
+/// A request for a checkpoint while there is nothing to save yet: SLURM's `--signal=USR1` may come while rows are read.
+#[cfg(target_os = "linux")]
+#[test]
+fn sigusr1_before_the_first_step_ends_no_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let mut child =
+        command(&out, &["demo", "--data", "-", "--epochs", "1"]).stdin(Stdio::piped()).spawn().unwrap();
+    let ignored = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).map(str::trim);
+        u64::from_str_radix(mask.unwrap_or("0"), 16).unwrap() >> (10 - 1) & 1 == 1
+    };
+    let began = Instant::now();
+    while !ignored() {
+        assert!(began.elapsed() < Duration::from_secs(60), "SIGUSR1 has the system's own answer");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&child, "USR1");
+    let rows = "{\"prompt\": \"a\", \"completion\": \"b\"}\n".repeat(8);
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), rows.as_bytes()).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}
+
+/// `ulimit -f`: a file that may not grow further is an error with a name, and nothing half-written stays.
+#[test]
+fn a_file_at_its_limit_is_an_error_as_a_full_disk_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = command(&dir.path().join("whole"), &[]).output().unwrap();
+    assert!(whole.status.success(), "the demonstration's files are laid out without a limit");
+    let out = dir.path().join("out");
+    let run = command(&out, &["--save-steps", "1"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 100; exec \"$@\"", "sh"]).arg(run.get_program()).args(run.get_args());
+    let ended = shell.current_dir(dir.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.contains("checkpoint-1: ") && last.contains("File too large"), "{said}");
+    let left = std::fs::read_dir(&out).unwrap().flatten().map(|e| e.file_name().into_string().unwrap());
+    let left: Vec<String> =
+        left.filter(|name| name.contains("checkpoint") || name.ends_with(".tmp")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}

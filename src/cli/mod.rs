@@ -12,6 +12,7 @@ mod contracts;
 mod coordinator;
 mod devices;
 mod doctor;
+mod eval;
 mod export;
 mod generate;
 mod hardware;
@@ -40,6 +41,7 @@ use std::process::ExitCode;
 
 /// Runs the command line; the last line on stderr is the error.
 pub fn main() -> ExitCode {
+    signals::ignore();
     devices::drivers::prepare();
     std::panic::set_hook(Box::new(one_line_panic));
     let args: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|a| a.into_string()).collect();

@@ -1,8 +1,9 @@
 //! run.yaml: the resolved configuration of a run, every value with where it came from, and the facts of the
 //! run under `run:`. It can be given as --config: it is read back by the same reader, which skips the facts.
 
+use super::demo;
 use super::options::table::{Section, TABLE, Takes};
-use super::options::{Settings, yaml};
+use super::options::{Settings, Source, yaml};
 use crate::format::{FormatError, atomic};
 use crate::train::event::{Event, Step};
 use std::collections::BTreeSet;
@@ -51,6 +52,22 @@ impl<'a> RunFile<'a> {
 /// What does not describe the run itself.
 const LEFT_OUT: [&str; 3] = ["config", "resume", "overwrite"];
 
+/// Files that are read: with their whole path where they are there, so that the run can be resumed from any folder. Else
+/// the value is another thing: a Hub id, `chatml`, standard input.
+const READ: [&str; 6] = ["model", "chat-template", "data", "eval-data", "init-adapter", "token-file"];
+/// Files and folders that are written: with their whole path.
+const WRITTEN: [&str; 3] = ["log-json", "tensorboard", "model-cache"];
+
+/// A value as it stands in the file.
+fn recorded(name: &str, value: &str) -> String {
+    let reserved = name == "model" && value == demo::NAME || value == "-";
+    let is_path = WRITTEN.contains(&name) || READ.contains(&name) && !reserved && Path::new(value).exists();
+    match std::path::absolute(value) {
+        Ok(path) if is_path => path.display().to_string(),
+        _ => value.to_string(),
+    }
+}
+
 /// The text of the file.
 pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
     let version = env!("CARGO_PKG_VERSION");
@@ -61,8 +78,12 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
         for opt in TABLE.iter().filter(|o| o.section == section && !LEFT_OUT.contains(&o.name)) {
             let Some(setting) = settings.get(opt.name) else { continue };
             let list = matches!(opt.takes, Takes::Many(_) | Takes::Commas(_));
-            let values: Vec<String> = setting.values.iter().map(|v| quoted(v)).collect();
+            let values: Vec<String> = setting.values.iter().map(|v| quoted(&recorded(opt.name, v))).collect();
             let value = match values.as_slice() {
+                // A flag that was given without its value.
+                [] if setting.source == Source::Flag && matches!(opt.takes, Takes::Optional(_)) => {
+                    "true".into()
+                }
                 [] => "null".to_string(),
                 [one] if !list => one.clone(),
                 many => format!("[{}]", many.join(", ")),
@@ -99,8 +120,7 @@ fn quoted(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::options::{Source, Typed};
-    use std::path::Path;
+    use crate::cli::options::Typed;
 
     #[test]
     fn what_is_written_is_read_back() {
@@ -116,18 +136,38 @@ mod tests {
             flag("learning_rate", &["2e-4"]),
             flag("data_fields", &["prompt=q", "completion=a"]),
             flag("rslora", &["true"]),
+            flag("dashboard", &[]),
         ];
         let options: Vec<_> = TABLE.iter().collect();
         let first = Settings::resolve(&options, vec![typed]).unwrap();
         let text = text(&first, &[("steps", "12".into()), ("note", "a: b".into())]);
         assert!(text.contains("  rank: 16  # default\n"), "{text}");
         assert!(text.contains("  rslora: true  # flag\n"), "{text}");
+        assert!(text.contains("  dashboard: true  # flag\n"), "{text}");
         let again = yaml::parse(&text, Path::new("run.yaml")).unwrap();
         let again = Settings::resolve(&options, vec![again]).unwrap();
-        for o in TABLE {
+        for o in TABLE.iter().filter(|o| o.name != "dashboard") {
             let number = |v: &String| v.parse::<f64>().map_or(v.clone(), |n| n.to_string());
             let list = |s: &Settings| s.list(o.name).iter().map(number).collect::<Vec<_>>();
             assert_eq!(list(&first), list(&again), "{}\n{text}", o.name);
+        }
+    }
+    #[test]
+    fn local_files_are_recorded_with_their_whole_path() {
+        let here = std::env::current_dir().unwrap().display().to_string();
+        for (name, value, expected) in [
+            ("data", "Cargo.toml", format!("{here}/Cargo.toml")),
+            ("data", "-", "-".into()),
+            ("data", "no/such/file", "no/such/file".into()),
+            ("model", "demo", "demo".into()),
+            ("model", "demo/model", format!("{here}/demo/model")),
+            ("model", "owner/name", "owner/name".into()),
+            ("chat-template", "chatml", "chatml".into()),
+            ("log-json", "logs/log.jsonl", format!("{here}/logs/log.jsonl")),
+            ("tensorboard", "/tb", "/tb".into()),
+            ("output", "out", "out".into()),
+        ] {
+            assert_eq!(recorded(name, value), expected, "{name} {value}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Signals become requests to the run (`train::stop`): SIGINT after this step, and a second one at once;
 //! SIGTERM now, with the last finished step, and SIGHUP too, because a connection that drops takes its terminal with
 //! it; SIGUSR1 a checkpoint, and on it goes. They are watched only while there is something to save: before that the
-//! system's own answer to a signal is the right one. A SIGHUP that was ignored at the start (nohup) stays ignored.
+//! system's own answer to a signal is the right one, except to SIGUSR1, which asks for a checkpoint and ends no process.
+//! A SIGHUP that was ignored at the start (nohup) stays ignored.
 
 use crate::numeric::say::say;
 use crate::report::Look;
@@ -9,6 +10,20 @@ use crate::train::stop::{Stop, Urgency};
 
 /// Raised by signals; the process has one run.
 pub static STOP: Stop = Stop::new();
+
+/// What holds from the start of the process: SIGUSR1 is ignored until there is something to save, and a file at the limit
+/// of its size (SIGXFSZ) is an error of the write, as a full disk is.
+#[cfg(unix)]
+pub fn ignore() {
+    for signal in [libc::SIGUSR1, libc::SIGXFSZ] {
+        // SAFETY: ignoring a signal installs no handler, and no other thread runs yet.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// Elsewhere there are no such signals.
+#[cfg(not(unix))]
+pub fn ignore() {}
 
 /// Starts to listen, on a thread of its own; a quiet run says nothing of it.
 #[cfg(unix)]

@@ -21,7 +21,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let found = match set {
         true => {
             let token = Token::parse(&ask()?).map_err(Refusal::configuration)?;
-            let path = keyring.keep(&token)?;
+            let (path, before) = keyring.keep(&token)?;
+            if let Some(before) = before {
+                say!("note: another token was there: it is kept as {}", before.display());
+            }
             Found { token, source: Source::File(path), made: false }
         }
         false => keyring.find_or_make_there()?,

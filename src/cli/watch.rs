@@ -2,8 +2,8 @@
 //! report. All are functions of the same stream, so none says what another could not.
 
 use super::options::groups::Options;
-use super::output::Place;
-use super::refusal::Refusal;
+use super::output::{Place, run_of};
+use super::refusal::{self, Refusal};
 use super::report::surroundings;
 use crate::net::keyring::Keyring;
 use crate::net::{Endpoint, Token, default_route};
@@ -15,6 +15,9 @@ use crate::train::event::Event;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
+/// The log, in a run's folder.
+const METRICS: &str = "metrics.jsonl";
+
 /// Everybody who watches.
 pub struct Watch {
     console: Console,
@@ -22,37 +25,56 @@ pub struct Watch {
     board: Option<TensorBoard>,
     page: Option<Dashboard>,
     history: Live,
-    dir: PathBuf,
 }
 
 impl Watch {
     /// Opens all that the options ask for; a run that is resumed goes on in its files.
     pub fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
         let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
-        let path = options.log_json.clone().unwrap_or_else(|| place.dir.join("metrics.jsonl"));
+        let path = options.log_json.clone().unwrap_or_else(|| place.dir.join(METRICS));
         // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own:
         // a pipe has nothing to say.
-        let board = options.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
         let history = Live::default();
-        let page = match &options.dashboard {
-            Some(at) => Some(dashboard(at, token, surroundings(&place.dir), history.clone())?),
-            None => None,
-        };
-        let metrics = match place.resume {
-            Some(_) => Metrics::resume(&path, state.step, state.looked)?,
+        let page = options.dashboard.as_ref().and_then(|at| {
+            let opened = dashboard(at, token, surroundings(&place.dir), history.clone());
+            // The page is a help, and no reason for a run not to begin.
+            opened.inspect_err(|e| say!("warning: no page is shown: {e}")).ok()
+        });
+        let board = options.tensorboard.as_deref().map(|dir| board(dir, place, &path)).transpose()?;
+        let mut console = Console::new(look);
+        let metrics = match &place.resume {
+            Some(from) => {
+                let before = run_of(from).join(METRICS);
+                if !place.goes_on() && before.exists() {
+                    // A run that goes on elsewhere takes along what was said before.
+                    std::fs::copy(&before, &path).map_err(refusal::at(&path))?;
+                }
+                let metrics = Metrics::resume(&path, state.step, state.looked)?;
+                for event in report::read(&path)? {
+                    history.see(&event);
+                    console.recall(&event);
+                }
+                metrics
+            }
             None => Metrics::create(&path)?,
         };
-        if place.resume.is_some() {
-            report::read(&path)?.iter().for_each(|event| history.see(event));
-        }
-        Ok(Watch { console: Console::new(look), metrics, board, page, history, dir: place.dir.clone() })
+        Ok(Watch { console, metrics, board, page, history })
     }
 
-    /// Shows one event to all; what a step knows only of its own process is put in here.
+    /// What was seen so far.
+    pub fn history(&self) -> Live {
+        self.history.clone()
+    }
+
+    /// Shows one event to all, with what only this process knows added.
     pub fn see(&mut self, event: &Event) {
         let mut event = event.clone();
-        if let Event::Step(step) = &mut event {
-            step.memory = step.memory.or_else(resident);
+        match (&mut event, &self.board) {
+            (Event::Step(step), _) => step.memory = step.memory.or_else(resident),
+            (Event::Run(run), Some(board)) => {
+                run.notes.push(format!("{BOARD} {}", board.folder().display()));
+            }
+            _ => {}
         }
         let event = &event;
         self.console.see(event);
@@ -66,30 +88,46 @@ impl Watch {
         }
     }
 
-    /// The run ended with an error, which is said last: the report holds what there was.
-    pub fn give_up(mut self) {
+    /// The run ended with an error, which is said last: the report in `dir` holds what there was.
+    pub fn give_up(mut self, dir: Option<&Path>) {
         self.console.end();
-        self.report();
+        self.report(dir);
     }
 
-    /// The run ended.
-    pub fn end(mut self) -> Result<(), Refusal> {
+    /// The run ended; its report goes to `dir`.
+    pub fn end(mut self, dir: Option<&Path>) -> Result<(), Refusal> {
         self.console.end();
-        self.report();
+        self.report(dir);
         self.metrics.finish()?;
         Ok(self.board.map_or(Ok(()), TensorBoard::finish)?)
     }
 
     /// A report that cannot be written takes nothing from the run.
-    fn report(&self) {
+    fn report(&self, dir: Option<&Path>) {
         let history = self.history.now();
-        if history.steps.is_empty() {
-            return;
-        }
-        if let Err(e) = report::write(&self.dir, &history, &surroundings(&self.dir)) {
+        let Some(dir) = dir.filter(|_| !history.steps.is_empty()) else { return };
+        if let Err(e) = report::write(dir, &history, &surroundings(dir)) {
             say!("warning: no report: {e}");
         }
     }
+}
+
+/// The first word of the note that names the run's folder with TensorBoard's files.
+const BOARD: &str = "tensorboard";
+
+/// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
+fn board(dir: &Path, place: &Place, log: &Path) -> Result<TensorBoard, Refusal> {
+    let before = if place.goes_on() { report::read(log)? } else { vec![] };
+    let noted = |event: &Event| match event {
+        Event::Run(run) => {
+            run.notes.iter().find_map(|note| note.strip_prefix(BOARD).map(|s| s.trim().into()))
+        }
+        _ => None,
+    };
+    let before: Option<PathBuf> = before.iter().rev().find_map(noted);
+    let whole = place.dir.canonicalize().unwrap_or_else(|_| place.dir.clone());
+    let name = whole.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    Ok(TensorBoard::create(dir, &name, before.as_deref())?)
 }
 
 /// Bytes of memory that this process holds.

@@ -160,11 +160,13 @@ impl Keyring {
         Ok(Found { token, source: Source::File(path), made: false })
     }
 
-    /// Keeps `token` in place of what is there.
-    pub fn keep(&self, token: &Token) -> Result<PathBuf, KeepError> {
+    /// Keeps `token` in place of what is there: says where, and where the file before it is kept, if that held another.
+    pub fn keep(&self, token: &Token) -> Result<(PathBuf, Option<PathBuf>), KeepError> {
         let path = self.place()?;
+        let same = matches!(read(&path), Ok(Some(before)) if before.text() == token.text());
+        let before = if same { None } else { copy(&path)? };
         write(token, &path, Instead::Replace)?;
-        Ok(path)
+        Ok((path, before))
     }
 
     fn place(&self) -> Result<PathBuf, KeepError> {
@@ -247,12 +249,33 @@ fn write(token: &Token, path: &Path, instead: Instead) -> Result<bool, KeepError
 
 fn write_draft(token: &Token, draft: &Path) -> std::io::Result<()> {
     let _ = fs::remove_file(draft);
+    fill(draft, format!("{}\n", token.text()).as_bytes())
+}
+
+/// A copy of the file beside it, under the first free name; None where there is no file.
+fn copy(path: &Path) -> Result<Option<PathBuf>, KeepError> {
+    let bytes = match fs::read(path) {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        bytes => bytes.map_err(failed(path))?,
+    };
+    let mut n = 1;
+    loop {
+        let copy = path.with_added_extension(format!("before-{n}"));
+        match fill(&copy, &bytes) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => n += 1,
+            filled => return filled.map(|()| Some(copy.clone())).map_err(failed(&copy)),
+        }
+    }
+}
+
+/// A new file, for its owner alone.
+fn fill(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(draft)?;
-    writeln!(file, "{}", token.text())?;
+    let mut file = options.open(path)?;
+    file.write_all(bytes)?;
     file.sync_all()
 }
 

@@ -77,6 +77,11 @@ impl Console {
         }
     }
 
+    /// Takes in what a run that goes on has behind it, and shows nothing of it.
+    pub fn recall(&mut self, event: &Event) {
+        self.progress.see(event);
+    }
+
     /// What was seen so far.
     pub fn progress(&self) -> &Progress {
         &self.progress
@@ -119,7 +124,7 @@ struct Drawn {
     devices: Vec<ProgressBar>,
 }
 
-fn style(template: &str) -> ProgressStyle {
+pub(super) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

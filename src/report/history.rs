@@ -142,6 +142,7 @@ impl History {
             Event::Eval(eval) => self.evals.push(eval.clone()),
             Event::Sample(sample) => self.samples.push(sample.clone()),
             Event::Device(change) => self.change(change),
+            Event::Best(_) | Event::Early(_) => {} // the progress knows them
             Event::Checkpoint(_) | Event::Speed(_) | Event::Forecast(_) => {}
             Event::Fault(halt) => self.halt = Some(halt.clone()),
             Event::Done(done) => self.done = Some(done.clone()),
@@ -246,6 +247,11 @@ impl History {
             }
             _ => State::Running,
         }
+    }
+
+    /// The evaluation with the lowest loss, the first of several.
+    pub fn best_eval(&self) -> Option<&Eval> {
+        self.evals.iter().min_by(|a, b| a.eval_loss.total_cmp(&b.eval_loss))
     }
 
     /// What a note of the start says, by its first word: `model`, `output`.

@@ -70,6 +70,11 @@ impl Team {
         self.devices.iter().map(|((worker, device), work)| (worker.as_str(), device.as_str(), work))
     }
 
+    /// Numeric classes that computed a microbatch.
+    pub fn classes(&self) -> Vec<&str> {
+        self.classes.keys().map(String::as_str).collect()
+    }
+
     /// Bytes of sums that came in, and of parameters that went out.
     pub fn bytes(&self) -> (u64, u64) {
         self.bytes

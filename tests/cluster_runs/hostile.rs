@@ -11,6 +11,7 @@ use finetune::cluster::piece;
 use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
+use finetune::numeric::REVISION;
 use finetune::train::sum::Sums;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -65,7 +66,8 @@ impl Enemy {
     fn greets(&mut self) {
         let hello = Hello {
             protocol: PROTOCOL,
-            version: "0".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            numerics: REVISION,
             identity: identity().unwrap(),
             name: "enemy".into(),
             model: None,
@@ -331,9 +333,9 @@ fn who_has_the_token_and_means_harm_changes_no_byte_and_costs_no_memory() {
     let said = fleet.said("coordinator");
     for part in [
         "(it was at 127.0.0.1:",
-        "taken out: it spoke of work before it was ready",
+        "removed: it spoke of work before it was ready",
         "said something that is no message",
-        "turned away: 0 connections, 1 workers that do not fit; taken out: 13 workers",
+        "rejected: 0 connections, 1 worker (token, version, model or options differ); removed: 13 workers",
     ] {
         assert!(said.contains(part), "{part:?}\n{said}");
     }

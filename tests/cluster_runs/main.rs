@@ -4,6 +4,7 @@
 
 mod absence;
 mod blocks;
+mod chaos;
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
 mod fleet;

@@ -55,7 +55,7 @@ const TOLD: [(&str, &str); 19] = [
     ("export one --model ./scaled --to merged-gguf", "scaled: Llama 3's rope scaling by 1, 4 and 256"),
     ("export one --model demo --to merged-gguf --memory-limit 100KB -o small.gguf", "raise --memory-limit"),
     ("export one --model demo --to merged --memory-limit 100KB -o small", "raise --memory-limit"),
-    ("export one --model demo --to gguf-lora -o base.gguf", "base.gguf: is not empty"),
+    ("export one --model demo --to gguf-lora -o base.gguf", "base.gguf: already exists"),
     ("export one --model ./base.gguf --to gguf-lora --overwrite -o base.gguf", "is the base itself"),
     ("export one --model demo --to gguf-lora --overwrite -o notes.txt", "notes.txt: is no GGUF"),
     ("export one --model demo --to gguf-lora --overwrite -o folder", "folder: is a folder"),

@@ -9,13 +9,16 @@ use std::path::Path;
 
 /// Refuses a folder that holds something, unless that was allowed.
 pub fn free(out: &Path, overwrite: Option<()>) -> Result<(), Refusal> {
-    let held = std::fs::read_dir(out).is_ok_and(|mut d| d.next().is_some()) || out.is_file();
-    match held && overwrite.is_none() {
-        true => Err(Refusal::configuration(format!(
-            "{}: is not empty: choose another --output, or replace it with --overwrite",
+    let held = match std::fs::read_dir(out) {
+        Ok(mut entries) => entries.next().map(|_| "is not empty"),
+        Err(_) => out.is_file().then_some("already exists"),
+    };
+    match held.filter(|_| overwrite.is_none()) {
+        Some(why) => Err(Refusal::configuration(format!(
+            "{}: {why}: choose another --output, or replace it with --overwrite",
             out.display()
         ))),
-        false => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -77,8 +77,9 @@ fn axolotl() {
             "epochs: 4",
             "lr_scheduler: cosine",
             "warmup_steps: 10%",
+            "eval_steps: epoch/4",
         ],
-        &["evals_per_epoch", "special_tokens", "datasets: path"],
+        &["special_tokens", "optimizer", "datasets: path"],
     );
     check("base_model: m\nadapter:\nrl: dpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
     check(
@@ -132,7 +133,7 @@ eval_strategy: steps
         Dialect::LlamaFactory,
         &[
             "model: owner/base-4b",
-            "quantize: nf4",
+            "quantize: nf4-double",
             "data: [own.jsonl]",
             "max_seq_len: 2048",
             "overwrite: true",
@@ -143,6 +144,7 @@ eval_strategy: steps
             "alpha: 16",
             "target_modules: all-linear",
             "eval_split: 0.1",
+            "eval_steps: 10",
         ],
         &["trust_remote_code", "template", "dataset"],
     );
@@ -196,7 +198,7 @@ eos_token: <end>
             "learning_rate: 0.0001",
             "lr_scheduler: linear",
         ],
-        &["eos_token", "dataset_name"],
+        &["dtype", "eos_token", "dataset_name"],
     );
     check(
         "model_name_or_path: m\ndataset_name: ./rows.parquet\ndataset_text_field: body\nlora_task_type: SEQ_CLS\n",
@@ -204,6 +206,123 @@ eos_token: <end>
         &["data: ./rows.parquet", "data_fields: \"text=body\"", "task: classify"],
         &["lora_target_modules"],
     );
+}
+
+/// What two reviewers' files lost without a word, and what people from TRL look for first.
+#[test]
+fn nothing_is_dropped_without_a_word() {
+    check(
+        "
+model_name_or_path: m
+dataset_name: csv
+data_files: {train: [a.csv, b.csv], test: c.csv}
+lora_target_modules: all-linear
+report_to: [tensorboard, wandb]
+logging_dir: tb
+optim: paged_adamw_8bit
+eval_strategy: epoch
+save_strategy: epoch
+save_steps: 50
+load_best_model_at_end: true
+metric_for_best_model: eval_loss
+greater_is_better: false
+early_stopping_patience: 3
+early_stopping_threshold: 0.0
+dataset_test_split: test
+pad_token: <pad>
+use_bnb_nested_quant: true
+load_in_4bit: true
+use_cpu: true
+",
+        Dialect::Trl,
+        &[
+            "data: [a.csv, b.csv]",
+            "eval_data: [c.csv]",
+            "tensorboard: tb",
+            "eval_steps: epoch",
+            "save_steps: epoch",
+            "keep_best: true",
+            "early_stopping: 3",
+            "quantize: nf4-double",
+            "gpus: cpu",
+        ],
+        &["save_steps", "optim", "dataset_test_split", "pad_token", "report_to"],
+    );
+    check(
+        "
+base_model: m
+wandb_project: p
+wandb_entity: e
+wandb_mode: online
+plugins: [x]
+optimizer: paged_adamw_8bit
+loss_watchdog_threshold: 5.0
+loss_watchdog_patience: 3
+s2_attention: true
+saves_per_epoch: 1
+evals_per_epoch: 2
+early_stopping_patience: 2
+shuffle_merged_datasets: false
+flash_attention: true
+wandb_watch:
+",
+        Dialect::Axolotl,
+        &[
+            "save_steps: epoch",
+            "eval_steps: epoch/2",
+            "early_stopping: 2",
+            "keep_best: true",
+            "shuffle: false",
+        ],
+        &[
+            "wandb_project",
+            "wandb_entity",
+            "wandb_mode",
+            "plugins",
+            "optimizer",
+            "loss_watchdog_threshold",
+            "loss_watchdog_patience",
+            "s2_attention",
+        ],
+    );
+    // Without evaluations there is no best one; accuracy is a classifier's; a folder without a reporter is for TensorBoard.
+    check(
+        "stage: sft\nload_best_model_at_end: true\nmetric_for_best_model: accuracy\nlogging_dir: tb\nsave_strategy: best\n",
+        Dialect::LlamaFactory,
+        &["tensorboard: tb", "save_steps: 500"],
+        &["save_strategy", "metric_for_best_model"],
+    );
+}
+
+/// A length that nobody has typed is that of finetune, which knows the model.
+#[test]
+fn a_default_length_of_trl_is_a_remark() {
+    let path = Path::new("c.yaml");
+    for (length, lines, remarks) in [("", 0, 1), ("max_length: 512\n", 1, 0)] {
+        let text = format!("model_name_or_path: m\ndataset_name: a.csv\n{length}");
+        let result = convert(&text, path, None).unwrap().1.render(path, Dialect::Trl);
+        let count = |start: &str| result.lines().filter(|l| l.starts_with(start)).count();
+        assert_eq!((count("max_seq_len: 512"), count("# max_seq_len: TRL")), (lines, remarks), "{result}");
+        assert_eq!(count("max_seq_len"), lines, "{result}");
+    }
+}
+
+/// Every key of the tables answers who writes it into a configuration of ours.
+#[test]
+fn every_known_key_is_explained() {
+    for (key, value, part) in [
+        ("hub_model_id", "a/b", "nothing is uploaded; leave it out"),
+        ("plugins", "x", "none of it is run; leave it out"),
+        ("wandb_project", "p", "metrics.jsonl"),
+        ("neat_packing", "true", "this is packing here"),
+        ("use_cpu", "true", "this is `gpus: cpu` here"),
+        ("push_to_hub", "false", "it is so anyway"),
+        ("dataset_name", "a/b", "finetune import FILE"),
+    ] {
+        let why = explanation(key, value).unwrap();
+        assert!(why.contains(part), "{key}: {why}");
+    }
+    assert_eq!(explanation("mystery", "1"), None);
 }
 
 #[test]
@@ -295,7 +414,7 @@ fn tables_name_options_that_exist_and_no_key_twice() {
         for (key, rule) in table {
             assert!(seen.insert(key), "{key} stands twice in a table");
             let ours = match rule {
-                Rule::Key(ours) => vec![*ours],
+                Rule::Key(ours) | Rule::PerEpoch(ours) => vec![*ours],
                 Rule::When(cases, otherwise) => {
                     let all = cases.iter().map(|(_, b)| b).chain([otherwise]);
                     let ours = |b: &Becomes| match b {

@@ -151,13 +151,13 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
     let line = key.referenced.line();
     let one = |node: Node| match node.value {
         Value::Scalar(s) => Ok(s),
-        _ => Err(refuse(path, node.line, format!("{}: a value was expected here", key.value))),
+        _ => Err(refuse(path, node.line, format!("{}: expected a value here", key.value))),
     };
     let values = match node.value {
         Value::Nothing => return Ok(None),
         Value::Scalar(s) => vec![s],
         Value::List(list) => list.into_iter().map(one).collect::<Result<_, _>>()?,
-        Value::Map(_) => return Err(refuse(path, line, format!("{}: a value was expected here", key.value))),
+        Value::Map(_) => return Err(refuse(path, line, format!("{}: expected a value here", key.value))),
     };
     let source = Source::File { path: path.to_path_buf(), line };
     Ok(Some(Typed { key: key.value.replace('-', "_"), values, source }))
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn mistakes() {
-        check("rank: 8\nlora: {rank: [1, {a: 2}]}\n", "c.yaml:2: rank: a value was expected");
+        check("rank: 8\nlora: {rank: [1, {a: 2}]}\n", "c.yaml:2: rank: expected a value");
         check("lora:\n  epochs: 3\n", "c.yaml:2: epochs belongs under optim");
         check("loar:\n  rank: 3\n", "c.yaml:1: unknown section loar; did you mean lora?");
         check("- a\n- b\n", "c.yaml:1: a configuration is a mapping");

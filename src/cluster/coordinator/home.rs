@@ -3,6 +3,7 @@
 //! believes no lower one, so a coordinator that somebody restarted elsewhere cannot be mixed up with the old one.
 
 use crate::format::{FormatError, atomic};
+use crate::train::checkpoint::differences;
 use ring::rand::SecureRandom;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,8 +12,10 @@ use std::path::{Path, PathBuf};
 
 /// Run id and epoch.
 pub const FILE: &str = "coordinator.json";
-/// Locked while a coordinator, or a run that goes on, has the folder.
-pub const LOCK: &str = "coordinator.lock";
+/// Locked while a run has the folder, and removed when it leaves it.
+pub const LOCK: &str = "run.lock";
+/// How often a lock that was removed while it was taken is taken again.
+const TRIES: usize = 100;
 
 /// Why a folder cannot be a coordinator's.
 #[derive(Debug, thiserror::Error)]
@@ -44,10 +47,12 @@ pub enum HomeError {
     },
 }
 
-/// Nobody else has the folder while this is held; the system takes it back whatever becomes of the process.
+/// Nobody else has the folder while this is held; the system takes it back whatever becomes of the process. Its file is
+/// removed at the end, by its holder alone.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+    path: PathBuf,
 }
 
 impl Lock {
@@ -55,13 +60,46 @@ impl Lock {
     pub fn take(dir: &Path) -> Result<Self, HomeError> {
         let path = dir.join(LOCK);
         let fail = |e| FormatError::io(&path, e);
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(fail)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Lock { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(HomeError::Locked(dir.to_owned())),
-            Err(TryLockError::Error(e)) => Err(fail(e).into()),
+        let mut tries = 0;
+        loop {
+            let file =
+                OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(fail)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(HomeError::Locked(dir.to_owned())),
+                Err(TryLockError::Error(e)) => return Err(fail(e).into()),
+            }
+            let lock = Lock { file, path: path.clone() };
+            tries += 1;
+            // Between opening and locking, the run before may have removed it: such a lock excludes no other run.
+            if tries == TRIES || is_at(&lock.file, &path) {
+                return Ok(lock);
+            }
         }
     }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if is_at(&self.file, &self.path) {
+            // A file that stays is locked again by the next run.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether `path` still leads to what was opened as `file`, and not to another one in its place.
+#[cfg(unix)]
+pub fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |m: std::fs::Metadata| (m.dev(), m.ino());
+    file.metadata().map(id).ok().is_some_and(|ours| std::fs::metadata(path).map(id).ok() == Some(ours))
+}
+
+/// Elsewhere files have no identity that is asked for: whether there is something at `path`.
+#[cfg(not(unix))]
+pub fn is_at(_: &File, path: &Path) -> bool {
+    path.exists()
 }
 
 /// Run id and epoch.
@@ -104,15 +142,7 @@ impl Home {
     }
 
     fn next(self, path: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
-        let shown = |map: &BTreeMap<String, String>, name| map.get(name).cloned().unwrap_or("unset".into());
-        let names: std::collections::BTreeSet<&String> =
-            self.identity.keys().chain(identity.keys()).collect();
-        let differences: Vec<String> = names
-            .into_iter()
-            .map(|name| (name, shown(&self.identity, name), shown(&identity, name)))
-            .filter(|(_, was, is)| was != is)
-            .map(|(name, was, is)| format!("{name} was {was}, is {is}"))
-            .collect();
+        let differences = differences(&self.identity, &identity);
         if !differences.is_empty() {
             return Err(HomeError::Other { path: path.to_owned(), differences });
         }
@@ -148,6 +178,20 @@ mod tests {
         let second = Lock::take(dir.path()).unwrap_err().to_string();
         assert!(second.contains("another run"), "{second}");
         drop(lock);
+        assert!(!dir.path().join(LOCK).exists(), "nothing is left of it");
         Lock::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_was_replaced_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        std::fs::remove_file(dir.path().join(LOCK)).unwrap();
+        let other = Lock::take(dir.path()).unwrap();
+        drop(lock);
+        assert!(dir.path().join(LOCK).exists());
+        Lock::take(dir.path()).unwrap_err();
+        drop(other);
+        assert!(!dir.path().join(LOCK).exists());
     }
 }

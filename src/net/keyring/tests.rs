@@ -29,9 +29,14 @@ fn made_once_kept_for_the_owner_and_replaced_only_when_told() {
     assert!(!second.made);
     assert_eq!(second.token.text(), first.token.text());
     let third = Token::random().unwrap();
-    keyring.keep(&third).unwrap();
+    let before = path.with_file_name("token.before-1");
+    assert_eq!(keyring.keep(&third).unwrap(), (path.clone(), Some(before.clone())));
     assert_eq!(keyring.find().unwrap().unwrap().token.text(), third.text());
-    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a draft was left");
+    assert_eq!((fs::read_to_string(&before).unwrap().trim(), mode(&before)), (&*first.token.text(), 0o600));
+    assert_eq!(keyring.keep(&third).unwrap().1, None, "the same token again replaces nothing");
+    let again = keyring.keep(&first.token).unwrap().1.unwrap();
+    assert_eq!(fs::read_to_string(again).unwrap().trim(), third.text());
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 3, "a draft was left");
 }
 
 #[test]

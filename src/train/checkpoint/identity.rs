@@ -4,7 +4,7 @@
 use crate::model::layout::Layout;
 use crate::train::optim::Options;
 use crate::train::schedule::Schedule;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Names and values of all that decides a run's numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,6 +28,7 @@ impl Identity {
             .with("max_grad_norm", options.max_grad_norm)
             .with("trained tensors", format!("{} values, {}", layout.len(), shapes.to_hex()))
             .with("fraction bits", crate::numeric::fixed::FRACTION_BITS)
+            .with("numerics revision", crate::numeric::REVISION)
     }
 
     /// Adds a value under a name, which is best an option's.
@@ -48,18 +49,7 @@ impl Identity {
 
     /// One line for each value of `self` that is another in `now`, or missing in one of them.
     pub fn differences(&self, now: &Identity) -> Vec<String> {
-        let names: std::collections::BTreeSet<&String> =
-            self.values.keys().chain(now.values.keys()).collect();
-        let shown = |identity: &Identity, name| match identity.values.get(name) {
-            Some(value) => value.clone(),
-            None => "unset".to_owned(),
-        };
-        names
-            .into_iter()
-            .map(|name| (name, shown(self, name), shown(now, name)))
-            .filter(|(_, was, is)| was != is)
-            .map(|(name, was, is)| format!("{name} was {was}, is {is}"))
-            .collect()
+        differences(&self.values, &now.values)
     }
 
     /// The values by their names.
@@ -81,6 +71,22 @@ impl Identity {
             pairs.map(|(name, v)| Some((name.clone(), v.as_str()?.to_owned()))).collect::<Option<_>>()?;
         Some(Identity { values })
     }
+}
+
+/// How the line about another number of steps begins: no option has the name `steps`.
+pub const OTHER_STEPS: &str = "max_steps (or by epochs)";
+
+/// One line for each value of `was` that is another in `now`, or missing in one of them.
+pub fn differences(was: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<String> {
+    let names: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
+    let shown = |values: &BTreeMap<String, String>, name| values.get(name).cloned().unwrap_or("unset".into());
+    let label = |name: &'_ str| if name == "steps" { OTHER_STEPS.to_owned() } else { name.to_owned() };
+    names
+        .into_iter()
+        .map(|name| (label(name), shown(was, name), shown(now, name)))
+        .filter(|(_, was, is)| was != is)
+        .map(|(name, was, is)| format!("{name} was {was}, is {is}"))
+        .collect()
 }
 
 #[cfg(test)]

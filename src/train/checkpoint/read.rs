@@ -38,8 +38,10 @@ pub fn find(path: &Path) -> Result<Checkpoint, TrainError> {
         }
     }
     let reason = match passed_over.first() {
-        Some(first) => format!("no checkpoint is whole ({first}); start afresh with another --output"),
-        None => "no checkpoint-N here to resume from; start without --resume".to_owned(),
+        Some(first) => {
+            format!("no checkpoint is whole ({first}); begin again with --overwrite or another --output")
+        }
+        None => return Err(TrainError::NoCheckpoint { path: path.to_owned() }),
     };
     Err(error(path, reason))
 }
@@ -90,6 +92,7 @@ impl Checkpoint {
             history: trainer["log_history"].as_array().cloned().unwrap_or_default(),
             looked: self.run["looked"].as_u64(),
             classes: strings(&self.run["classes"]),
+            best: serde_json::from_value(self.run["best"].clone()).ok(),
         })
     }
 }
@@ -136,8 +139,8 @@ pub(super) fn sums(dir: &Path) -> Result<BTreeMap<String, String>, FormatError> 
     Ok(sums)
 }
 
-/// run_state.json, if every file that is named matches its hash and none of ours is missing. Files that were
-/// put beside them do not matter.
+/// run_state.json, if every file that is named matches its hash, none of ours is missing, and its step is the one in the
+/// folder's name, where that names one. Files that were put beside them do not matter.
 fn verify(dir: &Path) -> Result<Value, String> {
     let listed = fs::read_to_string(dir.join(SUMS)).map_err(|e| format!("{SUMS}: {e}"))?;
     let named: BTreeMap<&str, &str> =
@@ -155,7 +158,13 @@ fn verify(dir: &Path) -> Result<Value, String> {
             Some(_) => {}
         }
     }
-    json(&dir.join(RUN_STATE))
+    let run = json(&dir.join(RUN_STATE))?;
+    match (step_of(dir), run["step"].as_u64()) {
+        (Some(name), Some(step)) if name != step => {
+            Err(format!("{RUN_STATE} is of step {step}, the folder's name says {name}"))
+        }
+        _ => Ok(run),
+    }
 }
 
 fn json(path: &Path) -> Result<Value, String> {
