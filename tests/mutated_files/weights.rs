@@ -167,17 +167,20 @@ fn read_shards(folder: &Path) -> Result<(), Refusal> {
     every(&safetensors::Sharded::open(folder)?)
 }
 
+const NAMES: [&str; 9] =
+    ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
+
 /// A model of two tokens with one tensor of each of several types.
 fn fields() -> build::File {
     let mut file = build::llama(&["a".into(), "b".into()]);
     let (mut at, kinds) = (32, [(0, 4), (1, 2), (30, 2), (8, 34), (2, 18), (3, 20), (6, 22), (7, 24)]);
     for (i, (kind, bytes)) in kinds.into_iter().enumerate() {
         let (dims, len) = if bytes < 5 { (vec![4, 8], 32 * bytes) } else { (vec![32, 2], 2 * bytes) };
-        file.tensors.push(Entry(format!("blk.0.extra_{i}.weight"), dims, kind, at));
+        file.tensors.push(Entry(format!("blk.0.{}.weight", NAMES[i]), dims, kind, at));
         at += u64::next_multiple_of(len, 32);
     }
     for (i, (kind, bytes)) in [(10, 84), (11, 110), (12, 144), (13, 176), (14, 210)].into_iter().enumerate() {
-        file.tensors.push(Entry(format!("blk.0.k_{i}.weight"), vec![256, 1], kind, at));
+        file.tensors.push(Entry(format!("blk.1.{}.weight", NAMES[i + 3]), vec![256, 1], kind, at));
         at += u64::next_multiple_of(bytes, 32);
     }
     file.data = at as usize;

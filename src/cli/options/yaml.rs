@@ -85,6 +85,9 @@ impl<'de> Visitor<'de> for ValueVisitor {
 /// The section of run.yaml that holds the facts of a run: read by nobody, written for people.
 pub const FACTS: &str = "run";
 
+/// Values and lists of a file, those counted again that an alias repeats.
+const MOST_NODES: usize = 10_000;
+
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Vec<Typed>, Refusal> {
     let text = std::fs::read_to_string(path).map_err(refusal::at(path))?;
@@ -96,7 +99,8 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Typed>, Refusal> {
     if text.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
         return Ok(Vec::new());
     }
-    let options = serde_yaml::options! { with_snippet: false };
+    let options =
+        serde_yaml::options! { with_snippet: false, budget: serde_yaml::budget! { max_nodes: MOST_NODES } };
     let root: Node = serde_yaml::from_str_with_options(text, options).map_err(|e| {
         let line = e.location().map(|l| format!(":{}", l.line())).unwrap_or_default();
         Refusal::configuration(format!("{}{line}: not YAML: {}", path.display(), e.without_snippet()))
@@ -212,5 +216,9 @@ mod tests {
         check("- a\n- b\n", "c.yaml:1: a configuration is a mapping");
         check("rank: 8\n  bad: [\n", "c.yaml:");
         check("rank: 8\nrank: 9\n", "c.yaml:2");
+        // Lists of lists by aliases, each ten times the one before.
+        let tens = |i: usize| format!("a{}: &a{} [{}]\n", i + 1, i + 1, vec![format!("*a{i}"); 10].join(", "));
+        let bomb = (0..8).map(tens).fold("a0: &a0 [x, x]\n".to_string(), |all, line| all + &line);
+        check(&bomb, "not YAML: budget breached: Nodes { nodes: 10001 }");
     }
 }
