@@ -1,9 +1,7 @@
 //! The binary: everything happens in `cli`.
 
-mod allocator;
-
 #[global_allocator]
-static ALLOCATOR: allocator::OrLine = allocator::OrLine;
+static ALLOCATOR: finetune::numeric::allocator::Allocator = finetune::numeric::allocator::Allocator;
 
 fn main() -> std::process::ExitCode {
     finetune::cli::main()

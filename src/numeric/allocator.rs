@@ -1,15 +1,15 @@
-//! A bound on the memory of third-party code that untrusted input controls: a chat template or a tokenizer.json can
-//! double a text until the machine has no memory left, and the libraries that run them have no limit.
+//! The allocator of the process: the system's, with two bounds.
 //!
-//! The allocator of the process counts the bytes of one thread while [`within`] runs. A failed allocation aborts a Rust
-//! process, so that above the bound the process says one line and ends with exit code 1.
+//! Where the system has no memory left, the process ends with a line that says what to do and exit code 1, not with a
+//! signal. And [`within`] bounds third-party code that untrusted input controls: a chat template or a tokenizer.json can
+//! double a text until the machine has no memory left, and the libraries that run them have no limit. The allocator counts
+//! the bytes of one thread meanwhile. A failed allocation aborts a Rust process, so that above the bound, too, the process
+//! prints one line and ends with exit code 1.
 
 use crate::numeric::say::say;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+use std::io::Write;
 
 /// `LEFT` where nothing is counted.
 const UNBOUNDED: isize = isize::MAX;
@@ -36,17 +36,20 @@ pub fn within<T>(bytes: usize, line: String, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-struct Counting;
+/// To be a binary's `#[global_allocator]`; without it nothing is bounded.
+pub struct Allocator;
 
-impl Counting {
-    fn count(&self, bytes: isize) {
-        let left = LEFT.get();
-        if left != UNBOUNDED {
-            let left = left.saturating_sub(bytes).min(UNBOUNDED - 1);
-            LEFT.set(left);
-            if left < 0 {
-                end();
-            }
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+fn count(bytes: isize) {
+    let left = LEFT.get();
+    if left != UNBOUNDED {
+        let left = left.saturating_sub(bytes).min(UNBOUNDED - 1);
+        LEFT.set(left);
+        if left < 0 {
+            end();
         }
     }
 }
@@ -58,30 +61,50 @@ fn end() -> ! {
     std::process::exit(1)
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting allocates nothing, and does not unwind.
-unsafe impl GlobalAlloc for Counting {
+/// What was allocated, or the end of the process.
+fn or_end(allocated: *mut u8, bytes: usize) -> *mut u8 {
+    if !allocated.is_null() {
+        return allocated;
+    }
+    // Nothing may be allocated here, so the line is written into a buffer on the stack.
+    let mut line = [0; 256];
+    let mut rest = &mut line[..];
+    let _ = writeln!(
+        rest,
+        "error: out of memory: {bytes} bytes could not be allocated: lower --rank, --micro-batch-tokens or --threads, or \
+         raise the limit (ulimit -v, the container's memory)"
+    );
+    let left = rest.len();
+    let _ = std::io::stderr().write_all(&line[..line.len() - left]);
+    // SAFETY: ends the process without running anything of it that could allocate.
+    unsafe { libc::_exit(1) }
+}
+
+// SAFETY: every call goes to the system's allocator unchanged, and what it gives is returned as it is; counting allocates
+// nothing and does not unwind.
+unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.count(layout.size() as isize);
+        count(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
+        or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        self.count(layout.size() as isize);
+        count(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc_zeroed(layout) }
+        or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        self.count(-(layout.size() as isize));
+        count(-(layout.size() as isize));
         // SAFETY: the caller's promises are passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new: usize) -> *mut u8 {
-        self.count(new as isize - layout.size() as isize);
+        count(new as isize - layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, new) }
+        or_end(unsafe { System.realloc(pointer, layout, new) }, new)
     }
 }
 
