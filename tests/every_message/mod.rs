@@ -39,6 +39,7 @@ pub fn hello() -> Hello {
     Hello {
         protocol: PROTOCOL,
         version: "0".into(),
+        numerics: finetune::numeric::REVISION,
         identity: [9; 16],
         name: "enemy".into(),
         model: Some("ff".into()),
@@ -105,6 +106,7 @@ pub fn manifest() -> Manifest {
         tokens: 64,
         dtype: None,
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
+        steps: 9,
         silence_millis: 5000,
     }
 }

@@ -49,7 +49,7 @@ fn saved() -> Files {
         safetensors::write(&to.join("adapter_model.safetensors"), &tensors)
     };
     let output = dir.path().to_owned();
-    let mut saving = Saving { output, every: 2, limit: None, identity: identity(), adapter: &adapter, last: None };
+    let mut saving = Saving { output, every: 2, limit: None, identity: identity(), adapter: &adapter, last: None, stands: &|| true };
     let mut files = Files::new();
     for step in [2, 4] {
         let mut state = State::new(vec![0.5; layout().len()], optim::Options::default());
@@ -161,7 +161,7 @@ fn in_the_metrics(dice: &mut Dice, whole: &Files) -> Files {
 fn read_metrics(folder: &Path) -> Result<(), Refusal> {
     let path = folder.join("metrics.jsonl");
     let history = History::of(&report::read(&path)?);
-    std::hint::black_box(report::comparison(&[("a".into(), history.clone()), ("b".into(), History::default())]));
+    std::hint::black_box(report::comparison(&[("a".into(), history.clone()), ("b".into(), History::default())], None));
     report::write(folder, &history, &Surroundings { configuration: "rank: 4\n".into(), contracts: vec![] })?;
     drop(Metrics::resume(&path, 2, Some(2))?);
     Ok(())

@@ -328,6 +328,6 @@ fn in_the_adapter(dice: &mut Dice, whole: &Files) -> Files {
 
 fn read_peft(folder: &Path) -> Result<(), Refusal> {
     let adapter = peft::read(folder)?;
-    std::hint::black_box(peft::card(&adapter.config, "bf16", adapter.labels.as_deref()));
+    std::hint::black_box(peft::card(&adapter.config, "bf16", adapter.labels.as_deref(), &[]));
     Ok(())
 }
