@@ -1,9 +1,9 @@
 //! The binary: everything happens in `cli`.
 
-mod allocator;
+use finetune::numeric::allowance::Counting;
 
 #[global_allocator]
-static ALLOCATOR: allocator::OrLine = allocator::OrLine;
+static ALLOCATOR: Counting = Counting;
 
 fn main() -> std::process::ExitCode {
     finetune::cli::main()

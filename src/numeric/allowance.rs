@@ -1,13 +1,19 @@
 //! A bound on the memory of third-party code that untrusted input controls: a chat template or a tokenizer.json can
 //! double a text until the machine has no memory left, and the libraries that run them have no limit.
 //!
-//! The allocator of the process counts the bytes of one thread while [`within`] runs. A failed allocation aborts a Rust
-//! process, so that above the bound the process says one line and ends with exit code 1.
+//! The binary's allocator counts the bytes of one thread while [`within`] runs. A failed allocation aborts a Rust
+//! process, so that above the bound, and where the system has no memory left, the process says one line and ends with
+//! exit code 1.
 
 use crate::numeric::say::say;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
+use std::io::Write;
 
+/// To be a binary's `#[global_allocator]`: the system's, which counts for [`within`].
+pub struct Counting;
+
+#[cfg(test)]
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
@@ -36,8 +42,6 @@ pub fn within<T>(bytes: usize, line: String, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-struct Counting;
-
 impl Counting {
     fn count(&self, bytes: isize) {
         let left = LEFT.get();
@@ -58,18 +62,37 @@ fn end() -> ! {
     std::process::exit(1)
 }
 
+/// What was allocated, or the end of the process.
+fn or_line(allocated: *mut u8, bytes: usize) -> *mut u8 {
+    if !allocated.is_null() {
+        return allocated;
+    }
+    // Nothing may be allocated here, so the line is written into a buffer of the stack.
+    let mut line = [0; 256];
+    let mut rest = &mut line[..];
+    let _ = writeln!(
+        rest,
+        "error: out of memory: {bytes} bytes could not be allocated: lower --rank, --micro-batch-tokens or --threads, or \
+         raise the limit (ulimit -v, the container's memory)"
+    );
+    let left = rest.len();
+    let _ = std::io::stderr().write_all(&line[..line.len() - left]);
+    // SAFETY: ends the process without running anything of it that could allocate.
+    unsafe { libc::_exit(1) }
+}
+
 // SAFETY: every call goes to the system's allocator unchanged; counting allocates nothing, and does not unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
+        or_line(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc_zeroed(layout) }
+        or_line(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -81,7 +104,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new: usize) -> *mut u8 {
         self.count(new as isize - layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(pointer, layout, new) }
+        or_line(unsafe { System.realloc(pointer, layout, new) }, new)
     }
 }
 
