@@ -75,7 +75,8 @@ const SHOWN: (usize, usize) = (1200, 400);
 /// Causes sometimes bring line breaks of their own; the promise is one line.
 fn one_line(text: impl fmt::Display) -> String {
     let text = text.to_string();
-    let line = shortened(text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; "));
+    let line =
+        shortened(text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; "));
     // The commonest cause of all, in words that say what to do.
     match line.strip_suffix(": No such file or directory (os error 2)") {
         Some(place) => {

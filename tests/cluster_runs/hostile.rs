@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Who is not read from for this long is not read from.
 const STUCK: Duration = Duration::from_secs(1);
 
-struct Enemy {
+pub struct Enemy {
     runtime: Runtime,
     reader: FrameReader,
     writer: FrameWriter,
@@ -32,7 +32,7 @@ struct Enemy {
 }
 
 impl Enemy {
-    fn new(at: &str) -> Self {
+    pub fn new(at: &str) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let security = Security::with_token(Party::Worker, &Token::parse(TOKEN).unwrap()).unwrap();
@@ -43,7 +43,7 @@ impl Enemy {
     }
 
     /// False where nobody takes it.
-    fn send(&mut self, frame: Vec<u8>) -> bool {
+    pub fn send(&mut self, frame: Vec<u8>) -> bool {
         let sent = self.runtime.block_on(async { timeout(STUCK, self.writer.send(&frame[..])).await });
         sent.is_ok_and(|sent| sent.is_ok())
     }
@@ -63,7 +63,7 @@ impl Enemy {
         self.manifest.as_ref().expect("it was welcomed")
     }
 
-    fn greets(&mut self) {
+    pub fn greets(&mut self) {
         let hello = Hello {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -82,7 +82,7 @@ impl Enemy {
     }
 
     /// As far as the first lease.
-    fn leased(&mut self) -> Lease {
+    pub fn leased(&mut self) -> Lease {
         self.greets();
         let device = Device { name: "cpu 0".into(), class: "enemy".into() };
         self.say(&ToCoordinator::Ready { devices: vec![device], refused: vec![] });
@@ -138,7 +138,7 @@ impl Enemy {
     }
 
     /// What it hears in the end: why it was taken out, or nothing.
-    fn last_word(&mut self) -> String {
+    pub fn last_word(&mut self) -> String {
         while let Some(message) = self.hear() {
             if let ToWorker::Bye(Bye::Out { reason, again: false }) = message {
                 return reason;

@@ -3,7 +3,10 @@
 
 mod chains;
 mod document;
+#[path = "../every_message/mod.rs"]
+mod every_message;
 mod files;
+mod liar;
 mod life;
 mod patience;
 mod process;

@@ -6,10 +6,12 @@ use bytes::Bytes;
 use finetune::cluster::link::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{
-    Bye, Device, Hello, Lease, Manifest, ModelFile, PROTOCOL, Packed, ToCoordinator, ToWorker, Trials, Trouble, Work,
+    Bye, Device, Hello, Lease, Manifest, ModelFile, PROTOCOL, Packed, ToCoordinator, ToWorker, Trials,
+    Trouble, Work,
 };
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
+use finetune::numeric::REVISION;
 use finetune::train::event::Link;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -20,8 +22,20 @@ const LEASE: u64 = 77_777;
 fn kinds_from_worker(message: &ToCoordinator) -> usize {
     use ToCoordinator::*;
     match message {
-        Hello(_) | Fetch { .. } | Ready { .. } | Ask { .. } | Announce { .. } | SumPiece { .. } | Sum { .. }
-        | Score { .. } | Answer { .. } | Stopped { .. } | Fault { .. } | Fallback { .. } | Pong { .. } | Leave { .. }
+        Hello(_)
+        | Fetch { .. }
+        | Ready { .. }
+        | Ask { .. }
+        | Announce { .. }
+        | SumPiece { .. }
+        | Sum { .. }
+        | Score { .. }
+        | Answer { .. }
+        | Stopped { .. }
+        | Fault { .. }
+        | Fallback { .. }
+        | Pong { .. }
+        | Leave { .. }
         | Measured { .. } => 15,
     }
 }
@@ -30,8 +44,18 @@ fn kinds_from_worker(message: &ToCoordinator) -> usize {
 fn kinds_from_coordinator(message: &ToWorker) -> usize {
     use ToWorker::*;
     match message {
-        Welcome(_) | Piece { .. } | ParametersPiece { .. } | Parameters { .. } | Lease(_) | Grant { .. } | Deny { .. }
-        | Cancel { .. } | Flush { .. } | SumTaken { .. } | Ping { .. } | Bye(_) => 12,
+        Welcome(_)
+        | Piece { .. }
+        | ParametersPiece { .. }
+        | Parameters { .. }
+        | Lease(_)
+        | Grant { .. }
+        | Deny { .. }
+        | Cancel { .. }
+        | Flush { .. }
+        | SumTaken { .. }
+        | Ping { .. }
+        | Bye(_) => 12,
     }
 }
 
@@ -39,7 +63,7 @@ pub fn hello() -> Hello {
     Hello {
         protocol: PROTOCOL,
         version: "0".into(),
-        numerics: finetune::numeric::REVISION,
+        numerics: REVISION,
         identity: [9; 16],
         name: "enemy".into(),
         model: Some("ff".into()),
@@ -78,8 +102,14 @@ pub fn from_worker() -> Vec<ToCoordinator> {
         ToCoordinator::Score { lease: LEASE, sums, parameters: [1; 32], micros: 1 },
         ToCoordinator::Answer { lease: LEASE, ids: vec![1, 2], parameters: [1; 32] },
         ToCoordinator::Stopped { lease: LEASE, micros: 1 },
-        ToCoordinator::Fault { lease: LEASE, fault: Trouble::Device { reason: "\u{1b}[2J\nerror: x".into() } },
-        ToCoordinator::Fault { lease: LEASE, fault: Trouble::Value { tensor: "t\n".into(), value: f64::NAN } },
+        ToCoordinator::Fault {
+            lease: LEASE,
+            fault: Trouble::Device { reason: "\u{1b}[2J\nerror: x".into() },
+        },
+        ToCoordinator::Fault {
+            lease: LEASE,
+            fault: Trouble::Value { tensor: "t\n".into(), value: f64::NAN },
+        },
         ToCoordinator::Fallback { device: 3, now: device("\u{1b}[2J"), reason: "r\nr".into() },
         ToCoordinator::Pong { number: 3 },
         ToCoordinator::Leave { reason: "\u{1b}]0;x\u{7}\nerror: fake".into() },
@@ -100,19 +130,32 @@ pub fn manifest() -> Manifest {
         labels: Some(vec!["a".into(), "b".into()]),
         class_weights: Some(vec![1.0, f32::NAN]),
         quantize: None,
-        lora: LoraSpec { rank: 4, alpha: 8.0, rslora: false, dropout: 0.1, targets: vec!["q_proj".into()], seed: 7 },
+        lora: LoraSpec {
+            rank: 4,
+            alpha: 8.0,
+            rslora: false,
+            dropout: 0.1,
+            targets: vec!["q_proj".into()],
+            seed: 7,
+        },
         parameters: 10,
         layout: [1; 32],
         tokens: 64,
         dtype: None,
         fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
-        steps: 9,
+        steps: 4,
         silence_millis: 5000,
     }
 }
 
 pub fn microbatch() -> Microbatch {
-    Microbatch { step: 1, rows: vec![2, 3], ids: vec![5; 8], bounds: vec![0, 3, 8], targets: Targets::Tokens(vec![5; 8]) }
+    Microbatch {
+        step: 1,
+        rows: vec![2, 3],
+        ids: vec![5; 8],
+        bounds: vec![0, 3, 8],
+        targets: Targets::Tokens(vec![5; 8]),
+    }
 }
 
 fn leased(work: Work) -> ToWorker {

@@ -63,7 +63,10 @@ static CASES_DONE: AtomicU64 = AtomicU64::new(0);
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn formats() -> Vec<&'static Format> {
-    [weights::FORMATS, models::FORMATS, runs::FORMATS, rows::FORMATS, wire::FORMATS].into_iter().flatten().collect()
+    [weights::FORMATS, models::FORMATS, runs::FORMATS, rows::FORMATS, wire::FORMATS]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Says on stderr which case it is; allocates nothing.
@@ -77,7 +80,9 @@ fn name_the_case(what: &str) {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
 }
 
 /// A folder in memory where there is one.
@@ -172,7 +177,11 @@ fn run(index: usize, format: &Format, seed: u64, cases: std::ops::Range<u64>) ->
                 if !kinds.contains(&kind) && kinds.len() < 20 {
                     kinds.push(kind);
                     let kept = keep(format.name, case, &damaged);
-                    tally.wrong.push(format!("{} {case}: {what}\n    input in {}", format.name, kept.display()));
+                    tally.wrong.push(format!(
+                        "{} {case}: {what}\n    input in {}",
+                        format.name,
+                        kept.display()
+                    ));
                 }
             }
         }

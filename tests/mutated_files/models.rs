@@ -64,8 +64,11 @@ fn in_the_config(dice: &mut Dice, whole: &Files) -> Files {
             let mut config: Value = serde_json::from_slice(of(whole, "config.json")).unwrap();
             let more = [
                 ("sliding_window", json!(8)),
-                ("rope_scaling", json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0, "original_max_position_embeddings": 64})),
+                (
+                    "rope_scaling",
+                    json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, "original_max_position_embeddings": 64}),
+                ),
                 ("rope_scaling", json!({"type": "yarn", "factor": 4.0})),
                 ("quantization_config", json!({"quant_method": "bitsandbytes", "load_in_4bit": true})),
                 ("layer_types", json!(["full_attention", "sliding_attention"])),
@@ -99,22 +102,37 @@ fn read_model(folder: &Path) -> Result<(), Refusal> {
 }
 
 fn tokens() -> Files {
-    vec![file("tokenizer.json", tokenizer_json()), file("tokenizer_config.json", tokenizer_config().to_string())]
+    vec![
+        file("tokenizer.json", tokenizer_json()),
+        file("tokenizer_config.json", tokenizer_config().to_string()),
+    ]
 }
 
 /// Parts of tokenizers that this one does not have.
 const PARTS: [(&str, &str); 12] = [
     ("normalizer", r#"{"type":"NFC"}"#),
-    ("normalizer", r#"{"type":"Sequence","normalizers":[{"type":"Lowercase"},{"type":"Strip","strip_left":true,"strip_right":true}]}"#),
+    (
+        "normalizer",
+        r#"{"type":"Sequence","normalizers":[{"type":"Lowercase"},{"type":"Strip","strip_left":true,"strip_right":true}]}"#,
+    ),
     ("normalizer", r#"{"type":"Replace","pattern":{"Regex":" +"},"content":"_"}"#),
     ("normalizer", r#"{"type":"Prepend","prepend":"_"}"#),
-    ("pre_tokenizer", r#"{"type":"Split","pattern":{"Regex":"\\p{L}+|\\d"},"behavior":"Isolated","invert":false}"#),
+    (
+        "pre_tokenizer",
+        r#"{"type":"Split","pattern":{"Regex":"\\p{L}+|\\d"},"behavior":"Isolated","invert":false}"#,
+    ),
     ("pre_tokenizer", r#"{"type":"Digits","individual_digits":true}"#),
     ("pre_tokenizer", r#"{"type":"Metaspace","replacement":"_","prepend_scheme":"always","split":true}"#),
     ("decoder", r#"{"type":"Sequence","decoders":[{"type":"ByteFallback"},{"type":"Fuse"}]}"#),
-    ("post_processor", r#"{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<|im_start|>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"<|im_start|>":{"id":"<|im_start|>","ids":[1],"tokens":["<|im_start|>"]}}}"#),
+    (
+        "post_processor",
+        r#"{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<|im_start|>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"<|im_start|>":{"id":"<|im_start|>","ids":[1],"tokens":["<|im_start|>"]}}}"#,
+    ),
     ("model", r#"{"type":"Unigram","unk_id":0,"vocab":[["a",-1.0],["b",-2.5]],"byte_fallback":false}"#),
-    ("model", r#"{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"@@","max_input_chars_per_word":9,"vocab":{"a":0,"b":1}}"#),
+    (
+        "model",
+        r#"{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"@@","max_input_chars_per_word":9,"vocab":{"a":0,"b":1}}"#,
+    ),
     ("model", r#"{"type":"WordLevel","unk_token":"a","vocab":{"a":0,"b":1}}"#),
 ];
 
@@ -138,7 +156,8 @@ fn read_tokens(folder: &Path) -> Result<(), Refusal> {
     let config = std::fs::read(folder.join("tokenizer_config.json")).unwrap_or_default();
     let config: Value = serde_json::from_slice(&config).map_err(Refusal::failure)?;
     let tokenizer = Tokenizer::new(&text, Some(&config), None, None)?;
-    let encoded = tokenizer.encode_with_offsets("Write the blue 42 naïve 世界 <|im_end|>\n\n a\0b", Special::Add)?;
+    let encoded =
+        tokenizer.encode_with_offsets("Write the blue 42 naïve 世界 <|im_end|>\n\n a\0b", Special::Add)?;
     tokenizer.decode(&encoded.ids, Skip::Nothing)?;
     tokenizer.decode(&[0, 1, 400, u32::MAX], Skip::Special)?;
     if let Some(template) = tokenizer.template() {
@@ -159,7 +178,8 @@ fn conversation() -> Value {
 }
 
 static TEMPLATES: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let cases: Value = serde_json::from_slice(&std::fs::read(golden("templates/cases.json")).unwrap()).unwrap();
+    let cases: Value =
+        serde_json::from_slice(&std::fs::read(golden("templates/cases.json")).unwrap()).unwrap();
     cases["templates"].as_object().unwrap().values().filter_map(Value::as_str).map(String::from).collect()
 });
 
@@ -169,19 +189,44 @@ fn template() -> Files {
 
 /// Fragments of templates. No number in them is large: how much a template may compute and write is a matter of its own.
 const FRAGMENTS: [&str; 30] = [
-    "{% if messages %}", "{% endif %}", "{% else %}", "{% for x in messages %}", "{% endfor %}", "{% generation %}",
-    "{% endgeneration %}", "{%- set x = messages -%}", "{{ x }}", "{{ messages[0] }}", "{{ messages[-99] }}",
-    "{{ messages[::-1] }}", "{{ messages[1:0:0] }}", "{{ x.y.z }}", "{{ 1 / 0 }}", "{{ 1 % 0 }}", "{{ 1 // 0 }}",
-    "{{ -9223372036854775808 }}", "{{ 9223372036854775807 + 1 }}", "{{ messages | tojson }}", "{{ 'a' | join }}",
-    "{{ raise_exception('no\n\x1b[2J') }}", "{{ strftime_now('%Q%') }}", "{{ strftime_now('%Y') }}", "{% macro m() %}",
-    "{% endmacro %}{{ m() }}", "{# ", "{% break %}", "{{ ''.split('') }}", "{{ messages.append(1) }}",
+    "{% if messages %}",
+    "{% endif %}",
+    "{% else %}",
+    "{% for x in messages %}",
+    "{% endfor %}",
+    "{% generation %}",
+    "{% endgeneration %}",
+    "{%- set x = messages -%}",
+    "{{ x }}",
+    "{{ messages[0] }}",
+    "{{ messages[-99] }}",
+    "{{ messages[::-1] }}",
+    "{{ messages[1:0:0] }}",
+    "{{ x.y.z }}",
+    "{{ 1 / 0 }}",
+    "{{ 1 % 0 }}",
+    "{{ 1 // 0 }}",
+    "{{ -9223372036854775808 }}",
+    "{{ 9223372036854775807 + 1 }}",
+    "{{ messages | tojson }}",
+    "{{ 'a' | join }}",
+    "{{ raise_exception('no\n\x1b[2J') }}",
+    "{{ strftime_now('%Q%') }}",
+    "{{ strftime_now('%Y') }}",
+    "{% macro m() %}",
+    "{% endmacro %}{{ m() }}",
+    "{# ",
+    "{% break %}",
+    "{{ ''.split('') }}",
+    "{{ messages.append(1) }}",
 ];
 
 fn in_the_template(dice: &mut Dice, _: &Files) -> Files {
     let mut text = dice.pick(&TEMPLATES).clone();
     for _ in 0..1 + dice.below(3) {
         // Where a tag or an expression begins or ends.
-        let edges: Vec<usize> = text.match_indices(['{', '}', '|', '(', ')', '[']).map(|(at, _)| at).collect();
+        let edges: Vec<usize> =
+            text.match_indices(['{', '}', '|', '(', ')', '[']).map(|(at, _)| at).collect();
         let at = if edges.is_empty() { 0 } else { *dice.pick(&edges) };
         let other = if edges.is_empty() { 0 } else { *dice.pick(&edges) };
         let (from, to) = (at.min(other), at.max(other));
@@ -190,8 +235,13 @@ fn in_the_template(dice: &mut Dice, _: &Files) -> Files {
             1 => drop(text.drain(from..to)),
             2 => text.insert_str(at, &text[from..to.min(from + 40)].to_string().replace(['0', '9'], "1")),
             3 => text.truncate(at),
-            4 => text.insert(at, *dice.pick(&['{', '}', '%', '#', '\'', '"', '|', '(', ')', '-', '.', '\0', '🦀'])),
-            _ => text = text.replacen(dice.word(&["content", "role", "messages", "loop", "==", "%}"]), "x", 1),
+            4 => text.insert(
+                at,
+                *dice.pick(&['{', '}', '%', '#', '\'', '"', '|', '(', ')', '-', '.', '\0', '🦀']),
+            ),
+            _ => {
+                text = text.replacen(dice.word(&["content", "role", "messages", "loop", "==", "%}"]), "x", 1)
+            }
         }
         if !text.is_char_boundary(0) {
             break;
@@ -202,7 +252,8 @@ fn in_the_template(dice: &mut Dice, _: &Files) -> Files {
 
 fn read_template(folder: &Path) -> Result<(), Refusal> {
     let text = std::fs::read_to_string(folder.join("chat_template.jinja")).map_err(Refusal::failure)?;
-    let specials = SpecialTokens(vec![("bos_token".into(), "<s>".into()), ("eos_token".into(), "</s>".into())]);
+    let specials =
+        SpecialTokens(vec![("bos_token".into(), "<s>".into()), ("eos_token".into(), "</s>".into())]);
     let template = ChatTemplate::at(1_732_190_400, &text, None, specials);
     let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);
     let traced = template.render_traced(&conversation(), None, Ending::GenerationPrompt);

@@ -14,14 +14,27 @@ use std::sync::LazyLock;
 
 pub const FORMATS: &[Format] = &[
     Format { name: "jsonl", share: 3, whole: lines, damage: in_the_lines, read: read_lines },
-    Format { name: "json", share: 2, whole: array, damage: in_the_array, read: |at| load(at, "r.json", Task::Sft) },
-    Format { name: "csv", share: 2, whole: table, damage: in_the_table, read: |at| load(at, "r.csv", Task::Sft) },
+    Format {
+        name: "json",
+        share: 2,
+        whole: array,
+        damage: in_the_array,
+        read: |at| load(at, "r.json", Task::Sft),
+    },
+    Format {
+        name: "csv",
+        share: 2,
+        whole: table,
+        damage: in_the_table,
+        read: |at| load(at, "r.csv", Task::Sft),
+    },
     Format { name: "parquet", share: 2, whole: columns, damage: in_the_columns, read: read_columns },
 ];
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     let text = String::from_utf8(tokenizer_json()).unwrap();
-    Tokenizer::new(&text, Some(&json!({ "eos_token": "<|im_end|>" })), None, Some(data::template::CHATML)).unwrap()
+    Tokenizer::new(&text, Some(&json!({ "eos_token": "<|im_end|>" })), None, Some(data::template::CHATML))
+        .unwrap()
 });
 
 fn load(folder: &Path, name: &str, task: Task) -> Result<(), Refusal> {
@@ -50,7 +63,8 @@ fn joined(rows: &[Value]) -> String {
 }
 
 fn lines() -> Files {
-    let labelled: Vec<Value> = (0..6).map(|i| json!({ "text": "a file", "label": (["yes", "no"][i % 2]) })).collect();
+    let labelled: Vec<Value> =
+        (0..6).map(|i| json!({ "text": "a file", "label": (["yes", "no"][i % 2]) })).collect();
     vec![file("r.jsonl", joined(&rows())), file("labels.jsonl", joined(&labelled))]
 }
 
@@ -74,7 +88,8 @@ fn in_the_array(dice: &mut Dice, whole: &Files) -> Files {
     vec![file("r.json", mutate::json(dice, &serde_json::from_slice(of(whole, "r.json")).unwrap()))]
 }
 
-const CSV: &str = "prompt,completion,id\nShow it,one,1\n\"two, \"\"2\"\"\",\"a\nb\",2\nGrüße,世界,3\n,x,\nlast,row,4\n";
+const CSV: &str =
+    "prompt,completion,id\nShow it,one,1\n\"two, \"\"2\"\"\",\"a\nb\",2\nGrüße,世界,3\n,x,\nlast,row,4\n";
 
 fn table() -> Files {
     vec![file("r.csv", CSV)]
@@ -118,7 +133,8 @@ fn parquet_of(compression: Compression) -> Vec<u8> {
     let properties = WriterProperties::builder().set_compression(compression).build();
     let mut out = Vec::new();
     let mut writer = SerializedFileWriter::new(&mut out, schema.into(), properties.into()).unwrap();
-    let texts: Vec<ByteArray> = (0..20).map(|i| ByteArray::from(["Show it", "the list", "Grüße"][i % 3])).collect();
+    let texts: Vec<ByteArray> =
+        (0..20).map(|i| ByteArray::from(["Show it", "the list", "Grüße"][i % 3])).collect();
     let mut group = writer.next_row_group().unwrap();
     for levels in [None, Some(vec![1i16; 20])] {
         let mut column = group.next_column().unwrap().unwrap();

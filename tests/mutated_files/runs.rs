@@ -41,15 +41,29 @@ fn saved() -> Files {
     let dir = tempfile::tempdir().unwrap();
     let adapter = |to: &Path, values: &[f32]| -> Result<(), FormatError> {
         let layout = layout();
-        let tensors: Vec<(Spec, Vec<u8>)> = layout.entries().iter().map(|entry| {
-            let spec = Spec { name: entry.name.clone(), dtype: Dtype::F32, shape: vec![entry.rows, entry.cols] };
-            (spec, Dtype::F32.bytes_of(&values[entry.range()]).into_owned())
-        }).collect();
-        let tensors: Vec<(Spec, &[u8])> = tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
+        let tensors: Vec<(Spec, Vec<u8>)> = layout
+            .entries()
+            .iter()
+            .map(|entry| {
+                let spec =
+                    Spec { name: entry.name.clone(), dtype: Dtype::F32, shape: vec![entry.rows, entry.cols] };
+                (spec, Dtype::F32.bytes_of(&values[entry.range()]).into_owned())
+            })
+            .collect();
+        let tensors: Vec<(Spec, &[u8])> =
+            tensors.iter().map(|(spec, bytes)| (spec.clone(), &bytes[..])).collect();
         safetensors::write(&to.join("adapter_model.safetensors"), &tensors)
     };
     let output = dir.path().to_owned();
-    let mut saving = Saving { output, every: 2, limit: None, identity: identity(), adapter: &adapter, last: None, stands: &|| true };
+    let mut saving = Saving {
+        output,
+        every: 2,
+        limit: None,
+        identity: identity(),
+        adapter: &adapter,
+        stands: &|| true,
+        last: None,
+    };
     let mut files = Files::new();
     for step in [2, 4] {
         let mut state = State::new(vec![0.5; layout().len()], optim::Options::default());
@@ -66,7 +80,13 @@ fn saved() -> Files {
 }
 
 fn in_the_checkpoint(dice: &mut Dice, whole: &Files) -> Files {
-    let parts = ["run_state.json", "trainer_state.json", "adapter_model.safetensors", "optimizer.safetensors", "blake3sums"];
+    let parts = [
+        "run_state.json",
+        "trainer_state.json",
+        "adapter_model.safetensors",
+        "optimizer.safetensors",
+        "blake3sums",
+    ];
     let mut damaged = Files::new();
     for _ in 0..1 + dice.below(2) {
         let name = format!("checkpoint-4/{}", dice.word(&parts));
@@ -111,18 +131,77 @@ fn read_saved(folder: &Path) -> Result<(), Refusal> {
 }
 
 fn metrics() -> Files {
-    let part = |worker: &str| event::Part { worker: worker.into(), device: "cpu 0".into(), microbatches: 3, tokens: 60, busy: 0.5, spans: vec![(0.0, 0.4)] };
-    let shared = event::Shared { devices: vec![part("here"), part("b")], classes: [("cpu".into(), 6)].into(), bytes_in: 9, ..Default::default() };
-    let change = |what| Event::Device(event::Change { step: 0, what, worker: "b".into(), devices: vec!["cpu 0 (cpu)".into()], reason: "why".into() });
-    let step = |step| Event::Step(event::Step { step, loss: 2.0, lr: 1e-3, seconds: 0.5, tokens: 50, total_tokens: 60, epoch: 0.5, shared: Some(shared.clone()), ..Default::default() });
+    let part = |worker: &str| event::Part {
+        worker: worker.into(),
+        device: "cpu 0".into(),
+        microbatches: 3,
+        tokens: 60,
+        busy: 0.5,
+        spans: vec![(0.0, 0.4)],
+    };
+    let shared = event::Shared {
+        devices: vec![part("here"), part("b")],
+        classes: [("cpu".into(), 6)].into(),
+        bytes_in: 9,
+        ..Default::default()
+    };
+    let change = |what| {
+        Event::Device(event::Change {
+            step: 0,
+            what,
+            worker: "b".into(),
+            devices: vec!["cpu 0 (cpu)".into()],
+            reason: "why".into(),
+        })
+    };
+    let step = |step| {
+        Event::Step(event::Step {
+            step,
+            loss: 2.0,
+            lr: 1e-3,
+            seconds: 0.5,
+            tokens: 50,
+            total_tokens: 60,
+            epoch: 0.5,
+            shared: Some(shared.clone()),
+            ..Default::default()
+        })
+    };
     let events = [
-        Event::Run(event::RunStart { total_steps: 4, steps_per_epoch: 2, first_step: 1, rows: 8, classes: vec!["cpu".into()], labels: vec!["no".into(), "yes".into()], notes: vec!["note".into()], ..Default::default() }),
+        Event::Run(event::RunStart {
+            total_steps: 4,
+            steps_per_epoch: 2,
+            first_step: 1,
+            rows: 8,
+            classes: vec!["cpu".into()],
+            labels: vec!["no".into(), "yes".into()],
+            notes: vec!["note".into()],
+            ..Default::default()
+        }),
         change(What::Joined),
-        Event::Speed(event::Speed { worker: "b".into(), device: "cpu 0".into(), link: Some(event::Link { bandwidth: 1e6, round_trip: 0.01 }), ..Default::default() }),
-        Event::Forecast(event::Forecast { tokens_per_second: 100.0, seconds: 2.0, basis: "measured".into(), memory: vec![event::Takes { bytes: 5, ..Default::default() }], ..Default::default() }),
+        Event::Speed(event::Speed {
+            worker: "b".into(),
+            device: "cpu 0".into(),
+            link: Some(event::Link { bandwidth: 1e6, round_trip: 0.01 }),
+            ..Default::default()
+        }),
+        Event::Forecast(event::Forecast {
+            tokens_per_second: 100.0,
+            seconds: 2.0,
+            basis: "measured".into(),
+            memory: vec![event::Takes { bytes: 5, ..Default::default() }],
+            ..Default::default()
+        }),
         step(1),
         step(2),
-        Event::Eval(event::Eval { step: 2, eval_loss: 1.0, accuracy: Some(0.5), macro_f1: Some(0.4), confusion: Some(vec![vec![1, 2], vec![3, 4]]), ..Default::default() }),
+        Event::Eval(event::Eval {
+            step: 2,
+            eval_loss: 1.0,
+            accuracy: Some(0.5),
+            macro_f1: Some(0.4),
+            confusion: Some(vec![vec![1, 2], vec![3, 4]]),
+            ..Default::default()
+        }),
         Event::Sample(event::Sample { step: 2, prompt: "p".into(), text: "t".into() }),
         Event::Checkpoint(event::Saved { step: 2, path: "checkpoint-2".into() }),
         change(What::Lost),
@@ -161,7 +240,10 @@ fn in_the_metrics(dice: &mut Dice, whole: &Files) -> Files {
 fn read_metrics(folder: &Path) -> Result<(), Refusal> {
     let path = folder.join("metrics.jsonl");
     let history = History::of(&report::read(&path)?);
-    std::hint::black_box(report::comparison(&[("a".into(), history.clone()), ("b".into(), History::default())], None));
+    std::hint::black_box(report::comparison(
+        &[("a".into(), history.clone()), ("b".into(), History::default())],
+        None,
+    ));
     report::write(folder, &history, &Surroundings { configuration: "rank: 4\n".into(), contracts: vec![] })?;
     drop(Metrics::resume(&path, 2, Some(2))?);
     Ok(())
@@ -207,8 +289,26 @@ fn configuration() -> Files {
 }
 
 const YAML: [&str; 20] = [
-    "&a", "*a", "<<: *a", "!!python/object:os.system x", "!!binary aGk=", "? x", "---", "...", "|", ">-", "[[[[[[[[[[", "{a: b",
-    "%YAML 9.9", "rank: .nan", "rank: .inf", "rank: 0x10", "rank: 1_000", "seed: -1", "rank: 99999999999999999999", "\u{85}",
+    "&a",
+    "*a",
+    "<<: *a",
+    "!!python/object:os.system x",
+    "!!binary aGk=",
+    "? x",
+    "---",
+    "...",
+    "|",
+    ">-",
+    "[[[[[[[[[[",
+    "{a: b",
+    "%YAML 9.9",
+    "rank: .nan",
+    "rank: .inf",
+    "rank: 0x10",
+    "rank: 1_000",
+    "seed: -1",
+    "rank: 99999999999999999999",
+    "\u{85}",
 ];
 
 fn in_the_yaml(dice: &mut Dice, _: &Files) -> Files {
@@ -235,7 +335,22 @@ fn in_the_yaml(dice: &mut Dice, _: &Files) -> Files {
             let value = match dice.below(3) {
                 0 => dice.number().to_string(),
                 1 => mutate::text(dice, line.split(": ").nth(1).unwrap()),
-                _ => dice.word(&["-1", "0", "1e999", ".nan", "\"\"", "[]", "{}", "null", "~", "true", "\"a\\nb\\e[2J\"", "1e-9"]).into(),
+                _ => dice
+                    .word(&[
+                        "-1",
+                        "0",
+                        "1e999",
+                        ".nan",
+                        "\"\"",
+                        "[]",
+                        "{}",
+                        "null",
+                        "~",
+                        "true",
+                        "\"a\\nb\\e[2J\"",
+                        "1e-9",
+                    ])
+                    .into(),
             };
             text = text.replace(line, &format!("{key}: {value}"));
         }

@@ -72,7 +72,8 @@ pub fn safetensors_file(dice: &mut Dice, whole: &[u8]) -> Vec<u8> {
 
 /// Damages what a header says of one tensor.
 fn one_tensor(dice: &mut Dice, header: &mut Value) {
-    let names: Vec<String> = header.as_object().unwrap().keys().filter(|k| *k != "__metadata__").cloned().collect();
+    let names: Vec<String> =
+        header.as_object().unwrap().keys().filter(|k| *k != "__metadata__").cloned().collect();
     if names.is_empty() {
         return;
     }
@@ -82,7 +83,8 @@ fn one_tensor(dice: &mut Dice, header: &mut Value) {
         0 => header[&name]["data_offsets"][at] = dice.number().into(),
         1 => header[&name]["shape"] = (0..dice.below(5)).map(|_| dice.number()).collect(),
         2 => {
-            let types = ["F32", "F16", "BF16", "U8", "I64", "I32", "BOOL", "F64", "F8_E4M3", "Q4_0", "f32", ""];
+            let types =
+                ["F32", "F16", "BF16", "U8", "I64", "I32", "BOOL", "F64", "F8_E4M3", "Q4_0", "f32", ""];
             header[&name]["dtype"] = dice.word(&types).into();
         }
         3 => {
@@ -202,7 +204,10 @@ fn in_the_fields(dice: &mut Dice, _: &Files) -> Files {
             3..=5 => made.metadata[pair].1 = value(dice),
             6 => made.metadata[pair].0 = mutate::text(dice, &made.metadata[pair].0),
             7 => made.metadata.push((made.metadata[pair].0.clone(), value(dice))),
-            8 => made.tensors[tensor].2 = *dice.pick(&[0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 30, 99, 1 << 31]),
+            8 => {
+                made.tensors[tensor].2 =
+                    *dice.pick(&[0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 30, 99, 1 << 31])
+            }
             9 => made.tensors[tensor].3 = dice.number() & !31,
             10 => made.tensors[tensor].1 = (0..dice.below(6)).map(|_| dice.number()).collect(),
             11 => made.tensors[tensor].0 = mutate::text(dice, &made.tensors[tensor].0),
@@ -230,7 +235,9 @@ fn value(dice: &mut Dice) -> Meta {
         1 => Meta::F32(*dice.pick(&[f32::NAN, f32::INFINITY, 0.0, -1.0, 1e-45, 3e38])),
         2 => Meta::Bool(dice.one_in(2)),
         3 => Meta::Text(mutate::text(dice, "llama")),
-        4 => Meta::Texts((0..dice.below(5)).map(|i| mutate::text(dice, ["a", "b", "a b", ""][i % 4])).collect()),
+        4 => Meta::Texts(
+            (0..dice.below(5)).map(|i| mutate::text(dice, ["a", "b", "a b", ""][i % 4])).collect(),
+        ),
         5 => Meta::Floats(vec![f32::NAN; dice.below(4)]),
         6 => Meta::Ints((0..dice.below(4)).map(|_| dice.number() as i32).collect()),
         7 => Meta::Raw(10, dice.number().to_le_bytes().to_vec()),

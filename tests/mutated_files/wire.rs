@@ -119,7 +119,8 @@ const VALUES: usize = 200;
 const LARGEST: i64 = 1 << 40;
 
 fn sums() -> Files {
-    let (values, mut packed) = ((0..VALUES as i64).map(|i| i * i * 99_991 - 5).collect::<Vec<_>>(), Vec::new());
+    let (values, mut packed) =
+        ((0..VALUES as i64).map(|i| i * i * 99_991 - 5).collect::<Vec<_>>(), Vec::new());
     pack::pack(&values, &mut packed);
     vec![file("sum", packed)]
 }
@@ -158,7 +159,16 @@ fn address() -> Files {
 }
 
 fn in_the_address(dice: &mut Dice, _: &Files) -> Files {
-    let known = ["example.org:9000", "[::1]:9000", "127.0.0.1", "[fe80::1%eth0]:1", ":9000", "host", "::1", "a:65535"];
+    let known = [
+        "example.org:9000",
+        "[::1]:9000",
+        "127.0.0.1",
+        "[fe80::1%eth0]:1",
+        ":9000",
+        "host",
+        "::1",
+        "a:65535",
+    ];
     let mut text = dice.word(&known).to_string();
     (0..1 + dice.below(3)).for_each(|_| text = mutate::text(dice, &text));
     vec![file("address", text)]

@@ -217,7 +217,8 @@ mod tests {
         check("rank: 8\n  bad: [\n", "c.yaml:");
         check("rank: 8\nrank: 9\n", "c.yaml:2");
         // Lists of lists by aliases, each ten times the one before.
-        let tens = |i: usize| format!("a{}: &a{} [{}]\n", i + 1, i + 1, vec![format!("*a{i}"); 10].join(", "));
+        let tens =
+            |i: usize| format!("a{}: &a{} [{}]\n", i + 1, i + 1, vec![format!("*a{i}"); 10].join(", "));
         let bomb = (0..8).map(tens).fold("a0: &a0 [x, x]\n".to_string(), |all, line| all + &line);
         check(&bomb, "not YAML: budget breached: Nodes { nodes: 10001 }");
     }
