@@ -134,7 +134,7 @@ fn configuration_files() {
     let b = Bench::new();
     for (text, code, parts) in [
         ("rank: 8\nrnak: 9\n", 78, "c.yaml:2: unknown key rnak .. did you mean rank"),
-        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: one value"),
+        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: expected one value"),
         ("lora:\n  rank: 0\n", 78, "c.yaml:2: rank .. at least 1"),
         ("lora:\n  rank: many\n", 78, "c.yaml:2: rank .. not a whole number"),
         ("lora:\n  epochs: 2\n", 78, "c.yaml:2: epochs belongs under optim"),
