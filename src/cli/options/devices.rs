@@ -134,7 +134,7 @@ fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
             (Driver::Wgpu | Driver::Cuda, Wanted::Cpu) => {
                 let name = backend.name();
                 return refuse(format!(
-                    "cpu is not a device of --gpu-backend {name}: leave --gpu-backend out"
+                    "cpu is no device of --gpu-backend {name}: leave --gpu-backend out"
                 ));
             }
             (Driver::Cpu, Wanted::Part(part)) => {
