@@ -48,7 +48,7 @@ fn the_command_line() {
         ("demo other", 2, "unexpected argument \"other\""),
         ("genrate", 2, "\"genrate\" is neither a verb nor a path .. finetune generate"),
         ("qqqqqqq", 2, "\"qqqqqqq\" is neither a verb nor a path .. verbs: train"),
-        ("dashboard", 2, "add --dashboard to it"),
+        ("dashboard", 2, "add --dashboard to a training command"),
         ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
         ("--role worker", 78, "--role worker .. --coordinator HOST:PORT"),
