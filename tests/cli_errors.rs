@@ -45,7 +45,7 @@ fn the_command_line() {
         ("demo other", 2, "unexpected argument \"other\""),
         ("genrate", 2, "\"genrate\" is neither a verb nor a path .. finetune generate"),
         ("qqqqqqq", 2, "\"qqqqqqq\" is neither a verb nor a path .. verbs: train"),
-        ("dashboard", 2, "add --dashboard to it"),
+        ("dashboard", 2, "add --dashboard to a training command"),
         ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
         ("--role worker", 78, "--role worker .. --coordinator HOST:PORT"),
@@ -131,7 +131,7 @@ fn configuration_files() {
     let b = Bench::new();
     for (text, code, parts) in [
         ("rank: 8\nrnak: 9\n", 78, "c.yaml:2: unknown key rnak .. did you mean rank"),
-        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: one value"),
+        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: expected one value"),
         ("lora:\n  rank: 0\n", 78, "c.yaml:2: rank .. at least 1"),
         ("lora:\n  rank: many\n", 78, "c.yaml:2: rank .. not a whole number"),
         ("lora:\n  epochs: 2\n", 78, "c.yaml:2: epochs belongs under optim"),

@@ -208,6 +208,9 @@ fn one_line(accepts: &Accepts, e: &clap::Error) -> Refusal {
             }
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {arg:?} ({help})"),
+        ErrorKind::TooManyValues => {
+            format!("unexpected argument {:?} ({help})", text(ContextKind::InvalidValue))
+        }
         ErrorKind::ArgumentConflict => format!("{arg} is given twice"),
         ErrorKind::InvalidValue | ErrorKind::TooFewValues | ErrorKind::NoEquals => {
             format!("{arg} needs a value ({help})")
