@@ -15,6 +15,7 @@ mod models;
 mod mutate;
 mod rows;
 mod runs;
+mod settings;
 mod weights;
 mod wire;
 
@@ -63,7 +64,7 @@ static CASES_DONE: AtomicU64 = AtomicU64::new(0);
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn formats() -> Vec<&'static Format> {
-    [weights::FORMATS, models::FORMATS, runs::FORMATS, rows::FORMATS, wire::FORMATS]
+    [weights::FORMATS, models::FORMATS, runs::FORMATS, settings::FORMATS, rows::FORMATS, wire::FORMATS]
         .into_iter()
         .flatten()
         .collect()
