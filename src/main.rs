@@ -1,9 +1,7 @@
 //! The binary: everything happens in `cli`.
 
-use finetune::numeric::allowance::Counting;
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: finetune::numeric::allocator::Allocator = finetune::numeric::allocator::Allocator;
 
 fn main() -> std::process::ExitCode {
     finetune::cli::main()

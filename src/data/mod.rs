@@ -21,7 +21,7 @@ pub use labels::LabelMap;
 pub use samples::{Sample, Samples};
 pub use tokenizer::Tokenizer;
 
-use crate::numeric::allowance;
+use crate::numeric::allocator;
 use files::{Flow, Raw, RawRow};
 use form::{Form, Label};
 use labels::Labels;
@@ -311,7 +311,7 @@ pub fn bounded<T>(
          text: use another --chat-template, or the files of the model's page",
         limit / 1_000_000
     );
-    allowance::within(limit, line, run)
+    allocator::within(limit, line, run)
 }
 
 impl Corpus {

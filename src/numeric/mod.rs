@@ -1,6 +1,6 @@
 //! Floor 0: numbers. Nothing here knows of tokens, files or devices.
 
-pub mod allowance;
+pub mod allocator;
 pub mod block;
 pub mod caught;
 pub mod dtype;

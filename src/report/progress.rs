@@ -4,7 +4,8 @@
 use super::confusion;
 use super::team::Team;
 use super::words::{
-    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size, speed_line,
+    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size,
+    speed_line,
 };
 use crate::numeric::say::inline;
 use crate::train::best::Best;

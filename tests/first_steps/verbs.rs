@@ -148,7 +148,11 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
     check(
         &bench,
         &with(&["--max-dropped", "12%"]),
-        (1, "", "3 of 24 rows have nothing to train on (first: chat.jsonl:6: no message has the role assistant"),
+        (
+            1,
+            "",
+            "3 of 24 rows have nothing to train on (first: chat.jsonl:6: no message has the role assistant",
+        ),
     );
     check(&bench, &with(&["--max-dropped", "2"]), (1, "", "--max-dropped allows 2"));
     // The same limit stops a run, before anything is written.

@@ -1,21 +1,15 @@
-//! A bound on the memory of third-party code that untrusted input controls: a chat template or a tokenizer.json can
-//! double a text until the machine has no memory left, and the libraries that run them have no limit.
+//! The allocator of the process: the system's, with two bounds.
 //!
-//! The binary's allocator counts the bytes of one thread while [`within`] runs. A failed allocation aborts a Rust
-//! process, so that above the bound, and where the system has no memory left, the process says one line and ends with
-//! exit code 1.
+//! Where the system has no memory left, the process ends with a line that says what to do and exit code 1, not with a
+//! signal. And [`within`] bounds third-party code that untrusted input controls: a chat template or a tokenizer.json can
+//! double a text until the machine has no memory left, and the libraries that run them have no limit. The allocator counts
+//! the bytes of one thread meanwhile. A failed allocation aborts a Rust process, so that above the bound, too, the process
+//! prints one line and ends with exit code 1.
 
 use crate::numeric::say::say;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::io::Write;
-
-/// To be a binary's `#[global_allocator]`: the system's, which counts for [`within`].
-pub struct Counting;
-
-#[cfg(test)]
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// `LEFT` where nothing is counted.
 const UNBOUNDED: isize = isize::MAX;
@@ -42,15 +36,20 @@ pub fn within<T>(bytes: usize, line: String, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-impl Counting {
-    fn count(&self, bytes: isize) {
-        let left = LEFT.get();
-        if left != UNBOUNDED {
-            let left = left.saturating_sub(bytes).min(UNBOUNDED - 1);
-            LEFT.set(left);
-            if left < 0 {
-                end();
-            }
+/// To be a binary's `#[global_allocator]`; without it nothing is bounded.
+pub struct Allocator;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+fn count(bytes: isize) {
+    let left = LEFT.get();
+    if left != UNBOUNDED {
+        let left = left.saturating_sub(bytes).min(UNBOUNDED - 1);
+        LEFT.set(left);
+        if left < 0 {
+            end();
         }
     }
 }
@@ -63,11 +62,11 @@ fn end() -> ! {
 }
 
 /// What was allocated, or the end of the process.
-fn or_line(allocated: *mut u8, bytes: usize) -> *mut u8 {
+fn or_end(allocated: *mut u8, bytes: usize) -> *mut u8 {
     if !allocated.is_null() {
         return allocated;
     }
-    // Nothing may be allocated here, so the line is written into a buffer of the stack.
+    // Nothing may be allocated here, so the line is written into a buffer on the stack.
     let mut line = [0; 256];
     let mut rest = &mut line[..];
     let _ = writeln!(
@@ -81,30 +80,31 @@ fn or_line(allocated: *mut u8, bytes: usize) -> *mut u8 {
     unsafe { libc::_exit(1) }
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting allocates nothing, and does not unwind.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call goes to the system's allocator unchanged, and what it gives is returned as it is; counting allocates
+// nothing and does not unwind.
+unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.count(layout.size() as isize);
+        count(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        or_line(unsafe { System.alloc(layout) }, layout.size())
+        or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        self.count(layout.size() as isize);
+        count(layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        or_line(unsafe { System.alloc_zeroed(layout) }, layout.size())
+        or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        self.count(-(layout.size() as isize));
+        count(-(layout.size() as isize));
         // SAFETY: the caller's promises are passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new: usize) -> *mut u8 {
-        self.count(new as isize - layout.size() as isize);
+        count(new as isize - layout.size() as isize);
         // SAFETY: the caller's promises are passed on.
-        or_line(unsafe { System.realloc(pointer, layout, new) }, new)
+        or_end(unsafe { System.realloc(pointer, layout, new) }, new)
     }
 }
 
