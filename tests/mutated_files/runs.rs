@@ -124,7 +124,17 @@ fn read_saved(folder: &Path) -> Result<(), Refusal> {
     }
 }
 
-fn metrics() -> Files {
+fn change(what: What) -> Event {
+    Event::Device(event::Change {
+        step: 0,
+        what,
+        worker: "b".into(),
+        devices: vec!["cpu 0 (cpu)".into()],
+        reason: "why".into(),
+    })
+}
+
+fn step(step: u64) -> Event {
     let part = |worker: &str| event::Part {
         worker: worker.into(),
         device: "cpu 0".into(),
@@ -139,28 +149,20 @@ fn metrics() -> Files {
         bytes_in: 9,
         ..Default::default()
     };
-    let change = |what| {
-        Event::Device(event::Change {
-            step: 0,
-            what,
-            worker: "b".into(),
-            devices: vec!["cpu 0 (cpu)".into()],
-            reason: "why".into(),
-        })
-    };
-    let step = |step| {
-        Event::Step(event::Step {
-            step,
-            loss: 2.0,
-            lr: 1e-3,
-            seconds: 0.5,
-            tokens: 50,
-            total_tokens: 60,
-            epoch: 0.5,
-            shared: Some(shared.clone()),
-            ..Default::default()
-        })
-    };
+    Event::Step(event::Step {
+        step,
+        loss: 2.0,
+        lr: 1e-3,
+        seconds: 0.5,
+        tokens: 50,
+        total_tokens: 60,
+        epoch: 0.5,
+        shared: Some(shared),
+        ..Default::default()
+    })
+}
+
+fn metrics() -> Files {
     let events = [
         Event::Run(event::RunStart {
             total_steps: 4,
