@@ -362,7 +362,7 @@ fn runs_that_belong_to_somebody_else() {
         ("generate demo --adapter missing --prompt x".into(), 1, "missing"),
         ("export one --to gguf".into(), 78, "--to"),
         ("export missing".into(), 1, "missing"),
-        ("export one -o full".into(), 78, "full: already exists"),
+        ("export one -o full".into(), 78, "full: is not empty"),
         ("inspect missing.jsonl".into(), 1, "missing.jsonl .. no such file .. give a model"),
     ] {
         check(&b, &command, code, parts);
