@@ -204,16 +204,9 @@ impl Job {
                 return Err(e);
             }
         };
-        let outcome = match finished.complete {
-            _ if !claim.stands() => {
-                Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into())
-            }
-            false => Err(saved(&finished, place, options)),
-            true => self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
-                // A comparison that a signal cut short proves nothing against the adapter.
-                Urgency::Now => saved(&finished, place, options),
-                _ => e,
-            }),
+        let outcome = match claim.stands() {
+            true => self.outcome(team, &finished, (place, options)),
+            false => Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into()),
         };
         let path = match (&outcome, &finished.checkpoint) {
             (Ok(()), _) | (_, None) => place.dir.clone(),
@@ -225,6 +218,23 @@ impl Job {
             _ => Event::Done(Done { step, complete, path, seconds }),
         });
         first(outcome, watch.end(report_to(place, &claim)))
+    }
+
+    /// The end of a run: its adapter, or where it was stopped.
+    fn outcome(
+        &self,
+        team: &mut dyn Team,
+        finished: &Finished,
+        (place, options): (&Place, &Options),
+    ) -> Result<(), Refusal> {
+        if !finished.complete {
+            return Err(saved(finished, place, options));
+        }
+        self.finish(team, finished, place).map_err(|e| match signals::STOP.urgency() {
+            // A comparison that a signal cut short proves nothing against the adapter.
+            Urgency::Now => saved(finished, place, options),
+            _ => e,
+        })
     }
 
     fn steps(

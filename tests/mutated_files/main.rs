@@ -54,13 +54,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Characters of an error line; names out of a file are a part of it.
 const LONGEST_LINE: usize = 4000;
 
-/// Panics that are still there, by format and text. Expected once they are caught, when the entries go: a template that
-/// holds `{%}`, or that turns an empty list round (`[][::-1]`), is refused by the line of the template; a tokenizer.json that
-/// the library panics at (decoders that it cannot parse, a prefix of subwords longer than a token) is refused as one that
-/// cannot be read.
-const KNOWN: [(&str, &str); 3] =
-    [("template", "begin > end"), ("template", "minijinja-"), ("tokenizer", "tokenizers-")];
-
 /// What is under way, for whoever has to name it: format and case.
 static FORMAT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static CASE: AtomicU64 = AtomicU64::new(0);
@@ -127,9 +120,6 @@ fn verdict(format: &Format, folder: &Path, bytes: usize) -> Result<(bool, usize)
     READS.store(false, Relaxed);
     let most = memory::most(before);
     let panic = PANIC.lock().unwrap().clone();
-    if read.is_err() && KNOWN.iter().any(|(name, text)| *name == format.name && panic.contains(text)) {
-        return Ok((false, most));
-    }
     let read = read.map_err(|_| format!("panics: {panic}"))?;
     if most > ROOM + 16 * bytes {
         return Err(format!("holds {most} bytes for {bytes}"));
