@@ -222,7 +222,7 @@ impl Job {
 
     /// The end of a run: its adapter, or where it was stopped.
     fn outcome(
-        &self,
+        &mut self,
         team: &mut dyn Team,
         finished: &Finished,
         (place, options): (&Place, &Options),
