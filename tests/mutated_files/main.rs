@@ -34,6 +34,7 @@ pub type Files = Vec<(String, Option<Vec<u8>>)>;
 
 /// Something that the program reads.
 pub struct Format {
+    /// In messages and FINETUNE_FUZZ_FORMAT.
     pub name: &'static str,
     /// Its part of all cases.
     pub share: u64,
