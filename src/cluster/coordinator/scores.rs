@@ -128,7 +128,7 @@ mod tests {
             let shown = format!("{:?}", readable(message));
             // `Debug` doubles a backslash of the text itself: a single one would stand for a raw character.
             let raw = shown.replace("\\\\", "");
-            assert!(!raw.contains("\\n") && !raw.contains("\\u{1b}") && shown.len() < 2500, "{shown}");
+            assert!(!raw.contains("\\n") && !raw.contains("\\u{1b}") && shown.len() < 3300, "{shown}");
         }
     }
 }
