@@ -11,6 +11,7 @@ mod processors;
 
 use case::Case;
 use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -75,6 +76,10 @@ fn each_case(check: impl Fn(&Case)) {
 /// The gradient that is lent is the one that is copied.
 #[test]
 fn a_lent_gradient_is_the_copied_one() {
+    let mut cpu = Cpu::new(1);
+    let mut memory = cpu.memory(3);
+    cpu.upload(view_mut(&mut memory, 1, 3), &[1.0, 2.0, 3.0]);
+    assert_eq!(cpu.lend(&memory), Some(&[1.0, 2.0, 3.0][..]), "without a copy");
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_final"), case.microbatch(0, 2));
         let mut stage = Try::new(case).stage();

@@ -194,11 +194,7 @@ impl Job {
         learner.keep();
         team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
         let finished = match finished {
-            // What it ends with is saved: the adapter is read back into the memory of the moments.
-            Ok(mut f) => {
-                f.state.optimizer = optim::AdamW::new(self.optim, 0);
-                f
-            }
+            Ok(f) => f,
             Err(e) => {
                 watch.give_up(report_to(place, &claim));
                 return Err(e);
@@ -274,7 +270,10 @@ impl Job {
             labels: p.config.labels.clone().unwrap_or_default(),
             notes,
         };
-        Ok(train::run(run, events)?)
+        let mut finished = train::run(run, events)?;
+        // What it ends with is saved: the adapter is read back into the memory of the moments.
+        finished.state.optimizer = optim::AdamW::new(self.optim, 0);
+        Ok(finished)
     }
 
     fn sampler<'a>(

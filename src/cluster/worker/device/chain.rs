@@ -90,10 +90,16 @@ impl Worker {
     fn tested(&self, at: usize) -> Result<Result<Box<dyn Model>, ModelError>, String> {
         let opener = &self.candidate.chain[at];
         let tested = self.shared.reference.check(&**opener, &self.shared.inject)?;
-        Ok(tested.and_then(|()| match at == 0 && self.shared.inject.strikes(What::Error, 0) {
+        let open = || match at == 0 && self.shared.inject.strikes(What::Error, 0) {
             true => Err(ModelError::Source("an injected error".into())),
             false => opener.open(&self.shared.blueprint),
-        }))
+        };
+        Ok(match tested {
+            Ok(()) => open(),
+            // Where not even the self-test has room, what the run would need is what its user can change.
+            Err(e @ ModelError::Memory { .. }) => open().and(Err(e)),
+            Err(e) => Err(e),
+        })
     }
 
     /// No device makes microbatches smaller by itself: they are the plan's, the same for every device.
