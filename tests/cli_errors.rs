@@ -143,7 +143,7 @@ fn configuration_files() {
         ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
         ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
         ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. nothing is uploaded; leave it out"),
-        ("keep_best: true\n", 78, "c.yaml:1: keep_best .. --eval-steps epoch"),
+        ("data: rows.jsonl\nkeep_best: true\n", 78, "c.yaml:2: keep_best .. --eval-steps epoch"),
     ] {
         b.file("c.yaml", text);
         check(&b, "--config c.yaml", code, parts);

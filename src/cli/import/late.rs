@@ -133,6 +133,10 @@ use_cpu: true
             ],
             &["optim", "save_steps", "dataset_test_split", "pad_token", "report_to"],
         );
+    }
+
+    #[test]
+    fn nothing_of_axolotl_is_dropped_without_a_word() {
         check(
             "
 base_model: m
@@ -170,7 +174,12 @@ wandb_watch:
                 "s2_attention",
             ],
         );
-        // Without evaluations there is no best one; accuracy is a classifier's; a folder without a reporter is for TensorBoard.
+    }
+
+    /// Without evaluations there is no best one; accuracy is a classifier's; a folder without a reporter is for
+    /// TensorBoard.
+    #[test]
+    fn what_cannot_be_chosen_is_taken_back() {
         check(
             "stage: sft\nload_best_model_at_end: true\nmetric_for_best_model: accuracy\nlogging_dir: tb\nsave_strategy: best\n",
             Dialect::LlamaFactory,
