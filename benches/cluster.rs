@@ -12,9 +12,9 @@ use finetune::cluster::piece;
 use finetune::cluster::reduce::{Claim, Reducer};
 use finetune::numeric::fixed;
 use finetune::numeric::rng::Stream;
-use finetune::train::Next;
 use finetune::train::checkpoint::State;
 use finetune::train::optim::Options;
+use finetune::train::optimizer_step::{self, Means};
 use finetune::train::sum::{Scalars, Sums};
 use rayon::prelude::*;
 use std::sync::mpsc::channel;
@@ -108,13 +108,11 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     sums.add_gradient(&gradient(1, len), fixed::cap(8)).unwrap_or_else(|e| panic!("{e}"));
     sums.set_scalars(Scalars { weight: 1000 << fixed::FRACTION_BITS, ..Scalars::default() });
     let mut state = State::new(gradient(2, len), Options::default());
-    let mut next = Next::new(&state);
     let mut norm = 0.0;
-    let mean = seconds(repeat, || norm = next.mean(&sums).grad_norm);
-    // Of any values: those that an update leaves are as good as a mean.
+    let mean = seconds(repeat, || norm = Means::of(&sums).grad_norm);
     let update = seconds(repeat, || {
-        next.update(&state, norm, 1e-6, &mut |_, _| ()).unwrap_or_else(|e| panic!("{e:?}"));
-        next.commit(&mut state);
+        let updated = optimizer_step::update(&mut state, &sums, (norm, 1e-6), &mut |_, _| ());
+        updated.unwrap_or_else(|e| panic!("{e:?}"));
     });
     let mut bytes = Bytes::new();
     let encode = seconds(repeat, || {

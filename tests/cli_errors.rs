@@ -2,8 +2,12 @@
 //! case is a command on the real binary.
 
 mod cli_fixture;
+#[path = "cli_errors/given.rs"]
+mod given;
 #[path = "cli_errors/gpus.rs"]
 mod gpus;
+#[path = "cli_errors/variables.rs"]
+mod variables;
 
 use cli_fixture::{Bench, classes, demo, rows, stderr};
 use serde_json::json;
@@ -51,7 +55,7 @@ fn the_command_line() {
         ("--alpha inf", 78, "--alpha .. finite"),
         ("--alpha nan", 78, "--alpha .. finite"),
         ("--dropout 1", 78, "--dropout"),
-        ("--learning-rate -1", 78, "--learning-rate .. not below 0"),
+        ("--learning-rate -1", 78, "--learning-rate .. at least 0"),
         ("--batch-size 0", 78, "--batch-size .. at least 1"),
         ("--batch-size -1", 78, "--batch-size .. at least 1"),
         ("--max-seq-len 0", 78, "--max-seq-len .. at least 2"),
@@ -59,7 +63,7 @@ fn the_command_line() {
         ("--max-steps 0", 78, "--max-steps .. at least 1"),
         ("--threads 0", 78, "--threads .. at least 1"),
         ("--micro-batch-tokens 0", 78, "--micro-batch-tokens .. at least 1"),
-        ("--learning-rate nan", 78, "--learning-rate .. not below 0"),
+        ("--learning-rate nan", 78, "--learning-rate .. at least 0"),
         ("--max-seq-len 100000", 78, "--max-seq-len .. 512 positions"),
         ("--lr-scheduler polynomial", 78, "--lr-scheduler .. cosine"),
         (
@@ -68,7 +72,7 @@ fn the_command_line() {
             "--target-modules .. w_pack .. q_proj, k_proj, v_proj, o_proj",
         ),
         ("--target-modules lm_head", 78, "lm_head .. q_proj"),
-        ("--neftune-noise-alpha 5", 78, "--neftune-noise-alpha .. not built"),
+        ("--neftune-noise-alpha 5", 78, "--neftune-noise-alpha .. not supported"),
         ("--load-in-8bit true", 78, "--load-in-8bit .. quantize: q8_0"),
         ("--quantize int3", 78, "--quantize .. int3 .. nf4, nf4-double and q8_0"),
         ("--class-weights 1,2", 78, "--class-weights .. --task classify"),
@@ -84,7 +88,7 @@ fn the_command_line() {
             1,
             "prompt has .. tokens .. 512 .. shorten it",
         ),
-        ("predict --text x", 78, "is no classifier"),
+        ("predict --text x", 78, "is not a classifier"),
     ] {
         check(&b, command, code, parts);
     }
@@ -96,6 +100,9 @@ fn what_newcomers_type() {
     for (command, code, parts) in [
         ("worker", 2, "--role worker --coordinator HOST:9000"),
         ("coordinator", 2, "--role coordinator"),
+        ("chat", 2, "finetune generate MODEL --adapter OUT --chat"),
+        ("serve", 2, "--to ollama .. vLLM"),
+        ("--fp16", 78, "--fp16 .. no f16 .. --dtype auto"),
         ("rows.jsonl", 2, "rows.jsonl holds rows .. finetune MODEL --data rows.jsonl"),
         ("demo --data nowhere.jsonl", 1, "nowhere.jsonl .. check the path from /"),
         ("generate --adapter nowhere --prompt x", 1, "nowhere .. check the path from /"),
@@ -111,9 +118,9 @@ fn names_of_other_trainers() {
         ("--lora-alpha", 2, "--lora-alpha .. needs a value"),
         ("--lr --rank 8", 2, "--lr .. needs a value"),
         ("--bf16 elsewhere", 2, "--bf16 .. \"elsewhere\" is neither true nor false"),
-        ("--load-in-4bit --quantize nf4", 78, "--load-in-4bit .. leave it out"),
+        ("--load-in-4bit --quantize nf4", 78, "--load-in-4bit .. leave one out"),
         ("--bnb-4bit-quant-type fp4", 78, "--bnb-4bit-quant-type .. only nf4"),
-        ("--use-dora", 78, "--use-dora .. not built"),
+        ("--use-dora", 78, "--use-dora .. not supported"),
     ] {
         check(&b, command, code, parts);
     }
@@ -130,12 +137,24 @@ fn configuration_files() {
         ("lora:\n  epochs: 2\n", 78, "c.yaml:2: epochs belongs under optim"),
         ("rank: [\n", 78, "c.yaml: .. not YAML"),
         ("packing: maybe\n", 78, "c.yaml:1: packing .. neither true nor false"),
-        ("neftune_noise_alpha: 5\n", 78, "c.yaml:1: neftune_noise_alpha .. not built"),
+        ("neftune_noise_alpha: 5\n", 78, "c.yaml:1: neftune_noise_alpha .. not supported"),
         ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
         ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
+        ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. nothing is uploaded; leave it out"),
+        ("keep_best: true\n", 78, "c.yaml:1: keep_best .. --eval-steps epoch"),
     ] {
         b.file("c.yaml", text);
         check(&b, "--config c.yaml", code, parts);
+    }
+    for (command, parts) in [
+        ("--keep-best --eval-steps 2", "--keep-best: needs rows to evaluate on .. --eval-split"),
+        (
+            "--early-stopping 2 --eval-steps epoch",
+            "--early-stopping: needs rows to evaluate on .. --eval-split",
+        ),
+    ] {
+        check(&b, &format!("demo --data rows.jsonl {command} -o out"), 78, parts);
+        check(&b, &format!("plan demo --data rows.jsonl {command} -o out"), 78, parts);
     }
     check(&b, "--config missing.yaml", 1, "missing.yaml .. no such file .. YAML");
     b.file("c.yaml", "rank: 0\n");
@@ -193,7 +212,7 @@ fn rows_that_cannot_be_used() {
         ("--task classify --data one.jsonl", 78, "at least two classes .. labelled 7 .. --num-classes"),
         ("--task classify --data rows.jsonl", 1, "rows.jsonl:1: .. text"),
         ("--data rows.jsonl --eval-split 24", 78, "--eval-split: 24 of 24 rows .. none to train on"),
-        ("--data rows.jsonl --data-fields a", 2, "FORM=ROW"),
+        ("--data rows.jsonl --data-fields a", 2, "FIELD=COLUMN"),
     ] {
         check(&b, &format!("demo {command} -o out"), code, parts);
     }
@@ -343,7 +362,7 @@ fn runs_that_belong_to_somebody_else() {
         ("generate demo --adapter missing --prompt x".into(), 1, "missing"),
         ("export one --to gguf".into(), 78, "--to"),
         ("export missing".into(), 1, "missing"),
-        ("export one -o full".into(), 78, "full: is not empty"),
+        ("export one -o full".into(), 78, "full: already exists"),
         ("inspect missing.jsonl".into(), 1, "missing.jsonl .. no such file .. give a model"),
     ] {
         check(&b, &command, code, parts);

@@ -12,7 +12,7 @@ use finetune::cluster::message::{
 use finetune::cluster::piece;
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Traffic, Want};
-use finetune::numeric::fixed;
+use finetune::numeric::{REVISION, fixed};
 use finetune::train::event::{Event, What};
 use finetune::train::stop::Stop;
 use finetune::train::sum::Sums;
@@ -75,6 +75,7 @@ fn manifest() -> Manifest {
         tokens: 64,
         dtype: None,
         fraction_bits: fixed::FRACTION_BITS,
+        steps: 9,
         silence_millis: 0,
     }
 }
@@ -82,7 +83,8 @@ fn manifest() -> Manifest {
 fn hello(identity: u8) -> Hello {
     Hello {
         protocol: PROTOCOL,
-        version: "0".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
         identity: [identity; 16],
         name: format!("w{identity}"),
         model: None,
@@ -263,7 +265,7 @@ fn run(manners: &[Manner], config: Config) -> (Outcome, Vec<Option<Bye>>) {
         .collect();
     let out = tempfile::tempdir().unwrap();
     let outcome = Setup::new(STEPS, &stop, out.path()).run_by(&mut coordinator);
-    coordinator.close(&Bye::Done, Duration::from_secs(5));
+    coordinator.close(&Bye::Done, Duration::from_secs(5), None);
     let heard = toys.into_iter().map(|toy| toy.join().unwrap()).collect();
     (outcome, heard)
 }
@@ -329,7 +331,7 @@ fn other_parameters_take_a_worker_out() {
 #[test]
 fn a_bad_value_halts_with_its_address_and_says_whose_fault_it_is() {
     let cases: [(&[Manner], &str); 3] = [
-        (&[Manner::BadRow(19); 2], "the data is at fault"),
+        (&[Manner::BadRow(19); 2], "the learning rate or the rows"),
         (&[Manner::BadDevice(1), Manner::Slow], "but not on worker w1, cpu 0"),
         (&[Manner::BadRow(19)], "and again when computed once more"),
     ];
@@ -378,7 +380,7 @@ fn a_worker_that_is_about_to_dial_again_still_hears_the_end() {
             std::thread::sleep(Duration::from_millis(500));
             Toy::start(dial(), 1, Manner::Honest).join().unwrap()
         });
-        coordinator.close(&Bye::Done, Duration::from_secs(5));
+        coordinator.close(&Bye::Done, Duration::from_secs(5), None);
         assert_eq!(back.join().unwrap(), Some(Bye::Done));
     });
 }

@@ -118,7 +118,14 @@ fn counts_lengths_and_dropped_rows() {
     let targets: Vec<usize> = corpus.samples.iter().map(|s| s.supervised_targets()).collect();
     assert_eq!(targets, [2, 7]);
     assert_eq!(corpus.counts.supervised, 9);
-    assert_eq!(corpus.counts.first_dropped.as_ref().unwrap().to_string(), format!("{}:2", path[0].display()));
+    let first = corpus.counts.first_dropped.as_ref().unwrap().to_string();
+    assert_eq!(
+        first,
+        format!(
+            "{}:2: no message has the role assistant (the roles are user): rename them to user and assistant",
+            path[0].display()
+        )
+    );
     let over = Options { max_seq_len: 8, max_dropped: Some(1), ..Options::default() };
     assert!(matches!(load(&path, &over), Err(DataError::TooManyDropped { dropped: 2, rows: 4, .. })));
 }
@@ -174,7 +181,7 @@ fn bad_input_gets_one_line_with_its_address() {
         ("i.jsonl", "{\"prompt\": \"a\"}".into(), sft(), "i.jsonl:1: no known form", false),
         ("j.json", "[{\"text\": \"x\"}, {\"text\" 1}]".into(), sft(), "j.json row 2: not valid JSON", false),
         ("k.json", "[{\"text\": \"x\"}".into(), sft(), "k.json row 2: not valid JSON", false),
-        ("l.csv", "text,b\nx,1\ny\n".into(), sft(), "l.csv:3: CSV error", false),
+        ("l.csv", "text,b\nx,1\ny\n".into(), sft(), "l.csv:3: not a row of this table", false),
         ("m.parquet", "PAR1 nonsense".into(), sft(), "m.parquet: not a readable Parquet file", false),
         ("n.txt", "x".into(), sft(), "n.txt: rows must be .jsonl", false),
         (

@@ -15,7 +15,7 @@ fn check(case: &Value, config: &Value) -> Result<(), String> {
     let tokenizer = tokenizer(case["tokenizer"].as_str().unwrap(), config, case["template"].as_str());
     let task = if case["row"]["label"].is_null() { Task::Sft } else { Task::Classify };
     let form = form::of(&case["row"], &Options { task, ..Options::default() })?;
-    let (ours, _) = encode::encode(&form, &tokenizer).map_err(|e| e.to_string())?;
+    let (ours, _) = encode::encode(&form, &tokenizer, usize::MAX).map_err(|e| e.to_string())?;
     let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
     let mask: Vec<bool> = case["mask"].as_array().unwrap().iter().map(|m| m == 1).collect();
     let show = |ids: &[u32], mask: &[bool]| -> String {
@@ -74,7 +74,7 @@ proptest! {
         let tokenizer = plain();
         let task = if classify { Task::Classify } else { Task::Sft };
         if let Ok(form) = form::of(&row, &Options { task, ..Options::default() })
-            && let Ok((encoded, label)) = encode::encode(&form, tokenizer)
+            && let Ok((encoded, label)) = encode::encode(&form, tokenizer, usize::MAX)
         {
             prop_assert_eq!(encoded.ids.len(), encoded.mask.len());
             prop_assert_eq!(label.is_some(), classify);
@@ -91,8 +91,9 @@ proptest! {
             messages.push(json!({"role": "assistant", "content": assistant}));
         }
         let chat = form::Chat { messages: Value::from(messages), tools: None, context: 0 };
-        let spans = chat::spans(&chat, plain()).unwrap();
-        let ours: Vec<&str> = spans.supervised.iter().map(|s| &spans.text[s.clone()]).collect();
+        let whole = chat::render(&chat, plain()).unwrap();
+        let spans = chat::supervised(&chat, plain(), &whole, usize::MAX).unwrap();
+        let ours: Vec<&str> = spans.iter().map(|s| &whole.text[s.clone()]).collect();
         let expected: Vec<String> = turns.iter().map(|(_, a)| format!("{a}<|im_end|>")).collect();
         prop_assert_eq!(ours, expected);
     }
@@ -124,11 +125,11 @@ fn templates_that_hide_turns_are_refused() {
     ] {
         let tokenizer = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), Some(template));
         let form = form::of(&talk, &Options::default()).unwrap();
-        let error = encode::encode(&form, &tokenizer).unwrap_err().to_string();
+        let error = encode::encode(&form, &tokenizer, usize::MAX).unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains('\n'), "{template}: {error}");
     }
     let bare = tokenizer("bytes", &json!({"bytes": {"eos_token": "<|im_end|>"}}), None);
     let error =
-        encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare).unwrap_err().to_string();
+        encode::encode(&form::of(&talk, &Options::default()).unwrap(), &bare, 9).unwrap_err().to_string();
     assert!(error.contains("--chat-template FILE or chatml"), "{error}");
 }

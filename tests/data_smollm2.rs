@@ -40,7 +40,7 @@ fn ids_and_masks_equal_transformers() {
     }
     for case in golden["talks"].as_array().unwrap() {
         let form = form::of(case, &Options::default()).unwrap();
-        let (encoded, _) = encode::encode(&form, &tokenizer).unwrap();
+        let (encoded, _) = encode::encode(&form, &tokenizer, usize::MAX).unwrap();
         assert_eq!(json!(encoded.ids), case["ids"], "{}", case["messages"]);
         let mask: Vec<u8> = encoded.mask.iter().map(|&m| u8::from(m)).collect();
         assert_eq!(json!(mask), case["mask"], "{}", case["messages"]);

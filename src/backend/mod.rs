@@ -80,6 +80,11 @@ pub trait Backend {
     fn upload(&mut self, out: ViewMut<Self::Memory>, values: &[f32]);
     /// Device to host; waits for every verb before it, and reports their faults.
     fn read(&mut self, x: View<Self::Memory>, out: &mut [f32]) -> Result<(), Fault>;
+    /// The values themselves, where they are in the machine's own memory and nothing has to be waited for.
+    fn lend<'m>(&self, memory: &'m Self::Memory) -> Option<&'m [f32]> {
+        let _ = memory;
+        None
+    }
     /// Several reads that wait once.
     fn read_all(&mut self, parts: &mut [(View<Self::Memory>, &mut [f32])]) -> Result<(), Fault> {
         parts.iter_mut().try_for_each(|(x, out)| self.read(*x, out))

@@ -5,9 +5,10 @@ use super::opened::{self, Opened};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::{Kind, Refusal, in_file};
 use super::run_file;
-use crate::format::FormatError;
 use crate::format::peft::{self, Adapter, AdapterConfig, Extras, TaskType, TensorRef};
+use crate::format::{FormatError, atomic};
 use crate::model::config::Config;
+use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
 use crate::numeric::say::say;
@@ -70,6 +71,17 @@ pub fn load(dir: &Path, base: &Opened) -> Result<Loaded, Refusal> {
     Ok(Loaded { config, spec, flat })
 }
 
+/// The adapter in `dir`; without one the base alone, whose values are those of a classifier's head.
+pub fn load_or_base(dir: Option<&Path>, base: &Opened) -> Result<Loaded, Refusal> {
+    if let Some(dir) = dir {
+        return load(dir, base);
+    }
+    let (config, spec) = (base.config.clone(), LoraSpec::none());
+    let layout = layout::of(&config, &spec, 0..config.layers);
+    let flat = initial_parameters(&layout, &spec, &*base.files.tensors)?;
+    Ok(Loaded { config, spec, flat })
+}
+
 /// What to say of an adapter whose run.yaml knows other weights than the base has. No error: a GGUF of the model that was
 /// trained on is another file, and the right one.
 pub fn trained_on_another(dir: &Path, base: &Opened) -> Result<Option<String>, Refusal> {
@@ -101,8 +113,10 @@ pub fn read_flat(dir: &Path, layout: &Layout) -> Result<Vec<f32>, Refusal> {
 pub struct Writer {
     /// adapter_config.json.
     pub config: AdapterConfig,
-    /// Card, labels, tokenizer.
+    /// Labels, tokenizer.
     pub extras: Extras,
+    /// The base's kind, for the card.
+    kind: String,
     /// Names and shapes.
     pub layout: Layout,
 }
@@ -120,14 +134,15 @@ impl Writer {
             target_modules: spec.targets.clone(),
             use_rslora: spec.rslora,
         };
-        let card = peft::card(&adapter, &base.files.kind, config.labels.as_deref());
-        let files = base.tokenizer_files();
-        let extras = Extras { labels: config.labels.clone(), card: Some(card), files };
-        Writer { config: adapter, extras, layout: layout::of(config, spec, 0..config.layers) }
+        let extras = Extras { labels: config.labels.clone(), files: base.tokenizer_files() };
+        let (kind, layout) = (base.files.kind.clone(), layout::of(config, spec, 0..config.layers));
+        Writer { config: adapter, extras, kind, layout }
     }
 
-    /// Writes an adapter of these values.
-    pub fn write(&self, dir: &Path, flat: &[f32]) -> Result<(), FormatError> {
+    /// Writes an adapter of these values, with a card that has the numbers of its run.
+    pub fn write(&self, dir: &Path, flat: &[f32], training: &[(&str, String)]) -> Result<(), FormatError> {
+        let card = peft::card(&self.config, &self.kind, self.extras.labels.as_deref(), training);
+        atomic::write_file(&dir.join(peft::CARD), card.as_bytes())?;
         let tensor = |e: &layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());
         let tensors: Vec<_> = self.layout.entries().iter().map(tensor).collect();
         let refs: Vec<TensorRef> = tensors

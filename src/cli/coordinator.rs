@@ -22,9 +22,12 @@ use crate::cluster::machine::Config;
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
 use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source, Worker};
 use crate::net::{Party, Secured, Wishes, invitation, secure};
+use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
+use crate::report::count;
 use crate::train::Finished;
+use crate::train::event::{Change, What};
 use crate::train::stop::Stop;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -64,15 +67,9 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let home = Home::raise(&place.dir, job.identity().values().clone())?;
     let mut hall = Hall::open(&job, (settings, options), home, files, chosen.as_ref())?;
     hall.coordinator.recall(job.classes());
-    let port = open(&hall, options, &secured)?;
+    hall.port = Some(open(&hall, options, &secured)?);
     let outcome = job.train((settings, options), &place, claim, &mut hall);
-    if !options.output.quiet {
-        counted(port.refused(), hall.coordinator.counts()).into_iter().for_each(|line| say!("{line}"));
-    }
-    let outcome = hall.close(outcome);
-    // Until here, for workers that lost their connection and have not heard how it ended.
-    drop(port);
-    outcome
+    hall.close(outcome)
 }
 
 /// Trains on several devices of this process, without any network.
@@ -104,6 +101,8 @@ fn begin(
 struct Hall {
     runtime: tokio::runtime::Runtime,
     coordinator: Coordinator<'static>,
+    /// None where nobody else may come.
+    port: Option<Port>,
     local: Option<JoinHandle<Outcome>>,
     hardware: Vec<(String, String)>,
 }
@@ -158,12 +157,12 @@ impl Hall {
         };
         let of = |c: &Chosen, at: usize| (c.picks[at].name.clone(), devices::hardware(c, at));
         let hardware = chosen.map_or(vec![], |c| (0..c.picks.len()).map(|at| of(c, at)).collect());
-        Ok(Hall { runtime, coordinator, local, hardware })
+        Ok(Hall { runtime, coordinator, port: None, local, hardware })
     }
 
-    /// Tells everybody how it ended.
+    /// Tells everybody how it ended; the port is open until workers that lost their connection have heard it.
     fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
-        self.coordinator.close(&bye(&outcome), LAST_WORDS);
+        self.coordinator.close(&bye(&outcome), LAST_WORDS, self.port);
         self.runtime.shutdown_background();
         // Devices of this process that failed are why it ended, and nothing else.
         match (self.local.and_then(ended), outcome) {
@@ -178,15 +177,17 @@ impl Hall {
     }
 }
 
-/// What was turned away, where anything was.
-fn counted(strangers: u64, counts: Counts) -> Option<String> {
-    let Counts { expelled, refused, ignored } = counts;
-    (strangers + refused + expelled > 0).then(|| {
-        format!(
-            "turned away: {strangers} connections, {refused} workers that do not fit; taken out: \
-             {expelled} workers; messages that came late or again: {ignored}"
-        )
-    })
+/// What was rejected, where anything was.
+fn counted(strangers: u64, counts: Counts) -> Option<Change> {
+    let Counts { expelled, refused, ignored, step } = counts;
+    let reason = format!(
+        "rejected: {}, {} (token, version, model or options differ); removed: {}; late or duplicate messages: {ignored}",
+        count(strangers, "connection"),
+        count(refused, "worker"),
+        count(expelled, "worker"),
+    );
+    let change = Change { step, what: What::Note, worker: String::new(), devices: vec![], reason };
+    (strangers + refused + expelled > 0).then_some(change)
 }
 
 /// How the devices of this process ended, if they have, or do in a moment.
@@ -211,6 +212,7 @@ fn work_here(
     let hello = Hello {
         protocol: PROTOCOL,
         version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
         identity,
         name: HERE.into(),
         model: None,
@@ -284,6 +286,7 @@ fn manifest(job: &Job, settings: &Settings, options: &Options, home: &Home, file
         tokens: job.need().tokens as u64,
         dtype: settings.text("dtype").ok().flatten().filter(|_| typed).map(str::to_string),
         fraction_bits: FRACTION_BITS,
+        steps: job.schedule.total,
         silence_millis: SILENCE.as_millis() as u64,
     }
 }
@@ -323,6 +326,11 @@ impl Team for Hall {
 
     fn hardware(&self) -> Vec<(String, String)> {
         self.hardware.clone()
+    }
+
+    fn remarks(&self) -> Vec<Change> {
+        let rejected = self.port.as_ref().map_or(0, Port::refused);
+        counted(rejected, self.coordinator.counts()).into_iter().collect()
     }
 
     /// Without a model, by the values themselves.

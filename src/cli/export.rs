@@ -98,9 +98,12 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     for note in runners::notes(to, &source)? {
         say!("note: {note}");
     }
+    if !s.is_given("output") {
+        say!("writing {} (--output names another place)", out.display());
+    }
     let facts = match to {
         To::Merged => merged::write(&source, &out, dtype)?,
-        To::Peft => peft::write(&source, &out)?,
+        To::Peft => peft::write(&source, &from, &out)?,
         To::GgufLora => lora::write(&source, &out, outtype)?,
         To::MergedGguf => gguf::write(&source, &out, outtype)?,
         To::Ollama => ollama::write(&source, &out, outtype)?,
@@ -133,7 +136,7 @@ fn chosen<T: Copy>(
     let names = || table.iter().map(|(name, _)| *name);
     let all = names().collect::<Vec<_>>().join(", ");
     let hint = nearest(&asked, names()).map_or(String::new(), |n| format!("did you mean {n}? "));
-    Err(s.refuse(key, format!("{asked:?}: {hint}there are {all}")))
+    Err(s.refuse(key, format!("{asked:?}: {hint}expected one of {all}")))
 }
 
 /// --save-dtype and --outtype, each where it means something.

@@ -1,6 +1,8 @@
 //! `finetune generate`: continues prompts. Text streams as it comes, but never half a character: a token may
 //! hold a part of one.
 
+mod chat;
+
 use super::adapter;
 use super::devices::{self, Need};
 use super::opened::{self, Opened};
@@ -9,12 +11,13 @@ use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::Refusal;
 use super::verb::Invocation;
+use crate::data;
 use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
-use crate::numeric::say::printable;
+use crate::numeric::say::{printable, say};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -31,35 +34,33 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let adapter = s.text("adapter")?.map(PathBuf::from);
     let mut speaker = Speaker::open(s, adapter.as_deref())?;
     sampling.stop = speaker.base.stop_ids(&speaker.tokenizer);
-    let prompts = prompts(s)?;
     let system = s.text("system")?.map(str::to_string);
-    let on_terminal = std::io::stdout().is_terminal();
+    let typed_here = s.list("prompt").is_empty() && std::io::stdin().is_terminal();
+    if chat && typed_here && !json_wanted {
+        let mut lines = std::io::stdin().lock();
+        return chat::converse(&mut lines, inv.out.as_mut(), system.as_deref(), &mut |turns, out| {
+            let ids = turns_ids(&speaker.tokenizer, turns)?;
+            let Ok(sampling) = speaker.within(&sampling, ids.len()) else { return Ok(None) };
+            Ok(Some(speaker.answer(&ids, &sampling, |piece| stream(out, piece))?.text))
+        });
+    }
+    if typed_here {
+        say!("type the prompt, then ctrl-D");
+    }
+    let prompts = prompts(s)?;
     for prompt in &prompts {
-        let ids = match chat {
-            true => chat_ids(&speaker.tokenizer, system.as_deref(), prompt)?,
-            false => speaker.tokenizer.encode(prompt, Special::Add)?,
-        };
+        let ids = prompt_ids(&speaker.tokenizer, prompt, |tokenizer| match chat {
+            true => chat_ids(tokenizer, system.as_deref(), prompt),
+            false => Ok(tokenizer.encode(prompt, Special::Add)?),
+        })?;
         if ids.is_empty() {
             return Err(Refusal::failure("the prompt has no tokens: give --prompt some text"));
         }
-        let room = speaker.base.config.longest_row().saturating_sub(ids.len());
-        if room == 0 {
-            let (n, most) = (ids.len(), speaker.base.config.longest_row());
-            return Err(Refusal::failure(format!(
-                "the prompt has {n} tokens, the model sees {most}: shorten it"
-            )));
-        }
-        let sampling = Sampling { max_new_tokens: sampling.max_new_tokens.min(room), ..sampling.clone() };
+        let sampling = speaker.within(&sampling, ids.len())?;
         if !json_wanted && prompts.len() > 1 {
             inv.say(&format!("> {prompt}"))?;
         }
-        let answer = speaker.answer(&ids, &sampling, |piece| {
-            if json_wanted {
-                return true;
-            }
-            let piece = if on_terminal { printable(piece) } else { piece.to_string() };
-            write!(inv.out, "{piece}").and_then(|()| inv.out.flush()).is_ok()
-        })?;
+        let answer = speaker.answer(&ids, &sampling, |piece| json_wanted || stream(&mut inv.out, piece))?;
         match json_wanted {
             true => {
                 let Answer { text, tokens, ended } = answer;
@@ -72,9 +73,16 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Writes a piece of an answer; false where nobody reads it.
+fn stream(out: &mut dyn Write, piece: &str) -> bool {
+    let on_terminal = std::io::stdout().is_terminal();
+    let piece = if on_terminal { printable(piece) } else { piece.to_string() };
+    write!(out, "{piece}").and_then(|()| out.flush()).is_ok()
+}
+
 fn sampling(s: &Settings) -> Result<Sampling, Refusal> {
-    let temperature = real(s, "temperature", |v| v.is_finite() && v >= 0.0, "is finite and not below 0")?;
-    let top_p = real(s, "top-p", |v| v > 0.0 && v <= 1.0, "lies above 0 and up to 1")?;
+    let temperature = real(s, "temperature", |v| v.is_finite() && v >= 0.0, "must be finite and at least 0")?;
+    let top_p = real(s, "top-p", |v| v > 0.0 && v <= 1.0, "must be above 0 and at most 1")?;
     Ok(Sampling {
         max_new_tokens: whole(s, "max-new-tokens", 1)?.unwrap_or(256),
         temperature: temperature.unwrap_or(0.0) as f32,
@@ -97,16 +105,31 @@ fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
     }
 }
 
+/// The ids of a prompt, within the bounds of a row (`data::bounded`).
+pub fn prompt_ids<T>(tokenizer: &Tokenizer, prompt: &str, ids: impl FnOnce(&Tokenizer) -> T) -> T {
+    data::bounded(&"the prompt", (prompt.len(), usize::MAX), || ids(tokenizer))
+}
+
 /// A user's turn (after a system turn, if there is one) up to where the assistant begins.
 pub fn chat_ids(tokenizer: &Tokenizer, system: Option<&str>, prompt: &str) -> Result<Vec<u32>, Refusal> {
+    let mut turns: Vec<Value> = system.iter().map(|text| turn("system", text)).collect();
+    turns.push(turn("user", prompt));
+    turns_ids(tokenizer, &turns)
+}
+
+/// A turn of a conversation, as chat templates read it.
+fn turn(role: &str, text: &str) -> Value {
+    json!({ "role": role, "content": text })
+}
+
+/// A conversation up to where the assistant begins.
+fn turns_ids(tokenizer: &Tokenizer, turns: &[Value]) -> Result<Vec<u32>, Refusal> {
     let template = tokenizer.template().ok_or_else(|| {
         Refusal::configuration(
             "the model has no chat template: leave --chat out, or give --chat-template FILE|chatml",
         )
     })?;
-    let mut messages: Vec<Value> = system.iter().map(|s| json!({ "role": "system", "content": s })).collect();
-    messages.push(json!({ "role": "user", "content": prompt }));
-    let text = template.render(&Value::from(messages), None, Ending::GenerationPrompt)?;
+    let text = template.render(&Value::from(turns), None, Ending::GenerationPrompt)?;
     Ok(tokenizer.encode(&text, Special::Omit)?)
 }
 
@@ -145,6 +168,15 @@ pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusa
     Ok(s.text("model")?.unwrap_or(super::demo::NAME).to_string())
 }
 
+/// The chat template that was typed, else the one that the adapter was trained with, which its folder carries.
+pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String>, Refusal> {
+    let trained = adapter.map(|a| a.join("chat_template.jinja")).filter(|p| p.exists());
+    Ok(match s.text("chat-template")? {
+        Some(t) => Some(t.to_string()),
+        None => trained.map(|p| p.display().to_string()),
+    })
+}
+
 /// A model that speaks.
 struct Speaker {
     base: Opened,
@@ -163,13 +195,7 @@ impl Speaker {
     fn open(s: &Settings, adapter: Option<&Path>) -> Result<Self, Refusal> {
         let devices = devices::choose(&groups::devices(s)?)?;
         let mut base = opened::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
-        // An adapter's folder carries the template that was trained with.
-        let trained = adapter.map(|a| a.join("chat_template.jinja")).filter(|p| p.exists());
-        let template = match s.text("chat-template")? {
-            Some(t) => Some(t.to_string()),
-            None => trained.map(|p| p.display().to_string()),
-        };
-        let tokenizer = base.tokenizer(template.as_deref())?;
+        let tokenizer = base.tokenizer(template_of(s, adapter)?.as_deref())?;
         let loaded = adapter.map(|dir| adapter::load(dir, &base)).transpose()?;
         let (config, spec) = match &loaded {
             Some(l) => (&l.config, l.spec.clone()),
@@ -183,6 +209,17 @@ impl Speaker {
             model.set_parameters(&l.flat)?;
         }
         Ok(Speaker { base, tokenizer, model })
+    }
+
+    /// `sampling`, ended where the model's context ends; refused where `tokens` of a prompt fill it.
+    fn within(&self, sampling: &Sampling, tokens: usize) -> Result<Sampling, Refusal> {
+        let most = self.base.config.longest_row();
+        match most.saturating_sub(tokens) {
+            0 => Err(Refusal::failure(format!(
+                "the prompt has {tokens} tokens, the model sees {most}: shorten it"
+            ))),
+            room => Ok(Sampling { max_new_tokens: sampling.max_new_tokens.min(room), ..sampling.clone() }),
+        }
     }
 
     fn answer(

@@ -9,7 +9,7 @@ use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::Refusal;
 use super::verb::Invocation;
-use crate::data::files::{self, Flow, Raw};
+use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::{self, LabelMap};
 use crate::format::peft;
@@ -166,10 +166,7 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     for path in paths {
         files::read(path, &mut |row| {
             rows += 1;
-            let value = match row.raw {
-                Raw::Value(v) => Ok(v),
-                Raw::Line(text) => serde_json::from_slice(&text).map_err(|e| format!("not valid JSON: {e}")),
-            };
+            let value = row.raw.parse();
             if let Ok(Value::Object(map)) = &value {
                 map.keys().for_each(|k| *fields.entry(k.clone()).or_insert(0u64) += 1);
                 if !given && rows == 1 && map.contains_key("label") {
@@ -193,6 +190,7 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
         ("forms", json!(list(by_form.into_iter().map(|(k, n)| (k.to_string(), n)).collect()))),
         ("fields", json!(list(fields.into_iter().collect()))),
     ];
+    facts.extend(delimiters(paths));
     if let Some(bad) = first_bad {
         facts.push(("first_unusable", json!(bad)));
     }
@@ -201,6 +199,13 @@ fn forms(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
         return Ok(());
     }
     inv.say("with --model MODEL: tokens, lengths, and what of each row is supervised")
+}
+
+/// What was taken for the delimiter of tables; nothing where there are no tables.
+fn delimiters(paths: &[PathBuf]) -> Option<(&'static str, Value)> {
+    let mut found: Vec<&str> = paths.iter().filter_map(|path| files::delimiter(path)).collect();
+    found.dedup();
+    (!found.is_empty()).then(|| ("delimiter", json!(found)))
 }
 
 fn form_name(form: &Form) -> &'static str {

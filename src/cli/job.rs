@@ -2,12 +2,16 @@
 //! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
 //! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
 
+mod best;
 mod expect;
+mod facts;
+mod team;
 
-pub use expect::trials;
+pub use expect::{need, trials};
+pub use team::{Steps, Team, Values};
 
 use super::adapter::{self, Writer};
-use super::generate::chat_ids;
+use super::generate::{chat_ids, prompt_ids};
 use super::learn::Learner;
 use super::options::Settings;
 use super::options::groups::{Options, Precision, Role};
@@ -24,11 +28,10 @@ use crate::data::tokenizer::{Skip, Special};
 use crate::model::decoder::initial_parameters;
 use crate::model::quantised::Recipe;
 use crate::model::stage::Sampling;
-use crate::numeric::fixed::FRACTION_BITS;
 use crate::numeric::say::say;
-use crate::report::Look;
+use crate::report::{Live, Look};
 use crate::train::checkpoint::{Identity, Saving, State};
-use crate::train::event::{Done, Event, Halt, Takes};
+use crate::train::event::{Done, Event, Halt};
 use crate::train::schedule::Schedule;
 use crate::train::stop::Urgency;
 use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
@@ -38,37 +41,6 @@ use std::path::{Path, PathBuf};
 /// Longest answer to a --sample-prompt.
 const SAMPLE_TOKENS: usize = 128;
 
-/// Who computes a run.
-pub trait Team {
-    /// Numeric classes that are known before the first step.
-    fn classes(&self) -> Vec<String>;
-
-    /// Gives the loop somebody who computes.
-    fn train(&mut self, run: Steps) -> Result<Finished, Refusal>;
-
-    /// What the devices of this process are called in events, and which hardware each is.
-    fn hardware(&self) -> Vec<(String, String)>;
-
-    /// What the one device of it should take of its memory, where that is known before it is measured.
-    fn takes(&self) -> Option<Takes> {
-        None
-    }
-
-    /// Refuses an adapter whose values on disk are not those in memory, as far as this team can tell.
-    fn compare(&mut self, job: &Job, values: Values, dir: &Path) -> Result<(), Refusal>;
-}
-
-/// The loop, which only wants to know who computes.
-pub type Steps<'a> = &'a mut dyn FnMut(&mut dyn Compute) -> Result<Finished, Refusal>;
-
-/// An adapter's values twice.
-pub struct Values<'a> {
-    /// As the run holds them.
-    pub memory: &'a [f32],
-    /// As they were written and read back.
-    pub disk: &'a [f32],
-}
-
 /// A run that can begin.
 pub struct Job {
     /// Model and rows.
@@ -76,7 +48,8 @@ pub struct Job {
     plan: Plan,
     /// The adapter's names and shapes.
     pub writer: Writer,
-    schedule: Schedule,
+    /// Learning rates and the number of steps.
+    pub schedule: Schedule,
     identity: Identity,
     optim: optim::Options,
     /// blake3 of the model.
@@ -86,6 +59,8 @@ pub struct Job {
     from: Option<PathBuf>,
     /// What is left to be done, once it was counted.
     ahead: OnceCell<(Counts, Load)>,
+    /// What was seen of the run so far, for the model card.
+    history: Live,
 }
 
 impl Job {
@@ -129,8 +104,20 @@ impl Job {
             .with_some("quantize", options.model.quantize.map(Recipe::name))
             .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
         let state = State::new(parameters, optim);
-        let (from, ahead) = (None, OnceCell::new());
-        let job = Job { prepared, plan, writer, schedule, identity, optim, model_hash, state, from, ahead };
+        let (from, ahead, history) = (None, OnceCell::new(), Live::default());
+        let job = Job {
+            prepared,
+            plan,
+            writer,
+            schedule,
+            identity,
+            optim,
+            model_hash,
+            state,
+            from,
+            ahead,
+            history,
+        };
         // A prompt that cannot be answered is refused before a folder appears.
         job.sampler(options, &|_| String::new())?;
         Ok(job)
@@ -149,6 +136,7 @@ impl Job {
             return Err(Refusal::failure(format!("{path}: {why}: remove it to go on from the one before")));
         }
         self.ahead.take();
+        self.find_best(&checkpoint.path);
         self.from = Some(checkpoint.path);
         Ok(())
     }
@@ -185,6 +173,7 @@ impl Job {
         };
         let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
         let mut watch = Watch::new(options, place, &self.state, look)?;
+        self.history = watch.history();
         let mut learner =
             Learner::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
         signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
@@ -203,8 +192,13 @@ impl Job {
             team.train(&mut |compute| self.steps(compute, options, (place, &claim), &mut events))
         };
         learner.keep();
+        team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
         let finished = match finished {
-            Ok(f) => f,
+            // What it ends with is saved: the adapter is read back into the memory of the moments.
+            Ok(mut f) => {
+                f.state.optimizer = optim::AdamW::new(self.optim, 0);
+                f
+            }
             Err(e) => {
                 watch.give_up(report_to(place, &claim));
                 return Err(e);
@@ -240,16 +234,16 @@ impl Job {
         (place, claim): (&Place, &Claim),
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
+        self.bring_best(place)?;
         let p = &self.prepared;
-        let notes = self.notes(place);
+        let notes = self.notes(options, place);
         let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
         let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
-        let writer = &self.writer;
-        let write = |dir: &Path, flat: &[f32]| writer.write(dir, flat);
+        let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers());
         let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
         let saving = Saving {
             output: place.dir.clone(),
-            every: options.output.save_steps.unwrap_or(0),
+            every: self.every(options.output.save_steps),
             limit: options.output.save_total_limit,
             identity: self.identity.clone(),
             adapter: &write,
@@ -262,7 +256,8 @@ impl Job {
             work: &work as &dyn Work,
             state,
             schedule: self.schedule,
-            eval_steps: options.output.eval_steps.unwrap_or(0),
+            eval_steps: self.every(options.output.eval_steps),
+            choice: options.output.choice,
             saving,
             sampler: self.sampler(options, &decode)?,
             stop: &signals::STOP,
@@ -281,9 +276,11 @@ impl Job {
         if options.output.sample_prompts.is_empty() || p.config.labels.is_some() {
             return Ok(None);
         }
-        let ids = |prompt: &String| match p.chat {
-            true => chat_ids(&p.tokenizer, None, prompt),
-            false => Ok(p.tokenizer.encode(prompt, Special::Add)?),
+        let ids = |prompt: &String| {
+            prompt_ids(&p.tokenizer, prompt, |tokenizer| match p.chat {
+                true => chat_ids(tokenizer, None, prompt),
+                false => Ok(tokenizer.encode(prompt, Special::Add)?),
+            })
         };
         let room = p.config.max_positions;
         let with_ids = |prompt: &String| match ids(prompt)? {
@@ -306,15 +303,15 @@ impl Job {
     }
 
     /// Writes the adapter, reads it back, and compares the two.
-    fn finish(&self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
-        let memory = &finished.state.parameters;
-        self.writer.write(&place.dir, memory)?;
+    fn finish(&mut self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
+        let memory = &*self.result(&finished.state, place)?;
+        self.writer.write(&place.dir, memory, &self.numbers())?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
         team.compare(self, Values { memory, disk }, &place.dir)
     }
 
     /// Lines for people.
-    fn notes(&self, place: &Place) -> Vec<String> {
+    fn notes(&self, options: &Options, place: &Place) -> Vec<String> {
         let p = &self.prepared;
         let c = &p.train.counts;
         let modules = p.spec.targets.join(" ");
@@ -322,47 +319,20 @@ impl Job {
         let mut rows = format!("rows     {} read, {} tokens, {} supervised", c.rows, c.tokens, c.supervised);
         if c.dropped > 0 {
             let first = c.first_dropped.as_ref().map(|f| format!(", first {f}")).unwrap_or_default();
-            rows += &format!("; {} with nothing to learn left out{first}", c.dropped);
+            rows += &format!("; {} without anything to train on left out{first}", c.dropped);
         }
         if c.truncated > 0 {
             rows += &format!("; {} cut at --max-seq-len", c.truncated);
         }
         let mut notes = vec![
             format!("output   {}", place.dir.display()),
-            format!("model    {} ({name})", p.base.path.display()),
+            format!("model    {} ({name})", options.model.model),
             rows,
             format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
         ];
+        notes.extend(self.unnamed_base(options));
         notes.extend(p.remarks.clone());
         notes
-    }
-
-    /// What run.yaml says besides the options.
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let p = &self.prepared;
-        let c = &p.train.counts;
-        let mut facts = vec![
-            ("fixed_point_exponent", FRACTION_BITS.to_string()),
-            ("architecture", p.config.architecture()),
-            ("weights", p.base.files.kind.clone()),
-            ("model_hash", self.model_hash.clone()),
-            ("data_hash", p.train.hash.clone()),
-            ("total_steps", self.schedule.total.to_string()),
-            ("steps_per_epoch", self.plan.steps_per_epoch().to_string()),
-            ("warmup_steps", self.schedule.warmup.to_string()),
-            ("micro_batch_tokens", self.plan.micro_batch_tokens().to_string()),
-            ("trained_values", self.writer.layout.len().to_string()),
-            ("rows_read", c.rows.to_string()),
-            ("rows_dropped", c.dropped.to_string()),
-            ("rows_truncated", c.truncated.to_string()),
-            ("tokens", c.tokens.to_string()),
-            ("supervised", c.supervised.to_string()),
-            ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
-        ];
-        if let Some(labels) = &p.config.labels {
-            facts.push(("labels", labels.join(", ")));
-        }
-        facts
     }
 }
 

@@ -12,6 +12,7 @@ mod contracts;
 mod coordinator;
 mod devices;
 mod doctor;
+mod eval;
 mod export;
 mod generate;
 mod hardware;

@@ -9,7 +9,9 @@ use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
 use crate::format::{self, FormatError, ModelFiles};
 use crate::model::config::Config;
+use crate::model::implied::Implied;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
+use crate::numeric::block::Encoding;
 use crate::numeric::say::say;
 use serde_json::Value;
 use std::io::Read;
@@ -32,9 +34,30 @@ pub fn open(name: &str) -> Result<Opened, Refusal> {
 
 fn at(path: PathBuf) -> Result<Opened, Refusal> {
     let files = format::open(&path)?;
-    let config = Config::from_json(&files.config)
-        .map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))?;
+    let config = config(&path, &files.config)?;
+    check_ends(&path, &files, config.vocab)?;
     Ok(Opened { path, files, config })
+}
+
+/// Refuses end tokens that no token can be: `stop_ids` would pass over them, and no answer would end.
+fn check_ends(path: &Path, files: &ModelFiles, vocab: usize) -> Result<(), Refusal> {
+    let none = Value::Null;
+    for (name, json) in [
+        ("config.json", &files.config),
+        ("generation_config.json", files.generation.as_ref().unwrap_or(&none)),
+    ] {
+        let ends = &json["eos_token_id"];
+        let is_id = |v: &Value| v.as_u64().is_some_and(|id| id < vocab as u64);
+        if !(ends.is_null() || is_id(ends) || ends.as_array().is_some_and(|list| list.iter().all(is_id))) {
+            let place = if path.is_dir() { path.join(name) } else { path.to_path_buf() };
+            return Err(Refusal::configuration(format!(
+                "{}: `eos_token_id` is {ends}, not a token id (0 to {}) or a list of them: correct it",
+                place.display(),
+                vocab.saturating_sub(1)
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The same, quantised where that was asked for.
@@ -58,8 +81,28 @@ pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<Opened, Refusal>
             let path = format::hub::outline(id, revision, &cache.join("outlines"), &mut downloads())?;
             quantised(at(path)?, recipe)
         }
+        (Named::Path(path), _) => match without_weights(&path)? {
+            Some(base) => quantised(base, recipe),
+            None => open_as(name, recipe),
+        },
         _ => open_as(name, recipe),
     }
+}
+
+/// A folder that has everything but the weights, whose shapes follow from its config.json.
+fn without_weights(path: &Path) -> Result<Option<Opened>, Refusal> {
+    let Some((json, in_nf4)) = format::without_weights(path)? else { return Ok(None) };
+    let config = config(path, &json)?;
+    let weights = Implied::of(&config, &json);
+    let dtype = Encoding::Plain(weights.dtype).name().to_lowercase();
+    let kind = format!("{dtype}, estimated from config.json; weights are not here");
+    let files = format::with_weights(path, json, Box::new(weights), kind)?;
+    let base = Opened { path: path.to_owned(), files, config };
+    quantised(base, in_nf4.then_some(Recipe::Nf4)).map(Some)
+}
+
+fn config(path: &Path, json: &Value) -> Result<Config, Refusal> {
+    Config::from_json(json).map_err(|e| Refusal::configuration(format!("{}: {e}", path.display())))
 }
 
 /// What a model's name means.
@@ -124,6 +167,11 @@ impl Opened {
         .map_err(|e| refusal::in_file(&self.path, e.into()))?;
         let fits = self.config.check_vocabulary(tokenizer.vocab_size());
         fits.map_err(|e| refusal::in_file(&self.path, e.into()))?;
+        // One that was asked for is kept beside the adapter, so that it must be one. A model's own counts once it is used.
+        if let (Some(asked), Some(template)) = (chat_template, tokenizer.template()) {
+            let wrong = |e| Refusal::configuration(format!("--chat-template {asked}: {e}"));
+            template.check().map_err(wrong)?;
+        }
         Ok(tokenizer)
     }
 

@@ -211,6 +211,8 @@ pub fn newest(model: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::options::groups::Every;
+    use crate::train::best::Choice;
 
     #[test]
     fn stems() {
@@ -233,8 +235,9 @@ mod tests {
             output: Some(dir.clone()),
             overwrite: false,
             resume: Resume::No,
-            eval_steps: None,
-            save_steps: None,
+            eval_steps: Every::Never,
+            save_steps: Every::Never,
+            choice: Choice::default(),
             save_total_limit: None,
             sample_prompts: vec![],
             log_json: None,

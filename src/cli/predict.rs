@@ -1,7 +1,7 @@
 //! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows carry labels.
 //! Rows go through in bounded microbatches, in the order of the data.
 
-use super::adapter;
+use super::adapter::{self, Loaded};
 use super::devices::{self, Need};
 use super::generate::{model_name, recipe_of};
 use super::opened;
@@ -14,6 +14,7 @@ use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, LabelMap, encode};
 use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
+use crate::report::confusion;
 use crate::train::eval::{Confusion, Scores};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
@@ -35,28 +36,17 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let dir = s.text("adapter")?.map(PathBuf::from);
     let mut base = opened::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let tokenizer = base.tokenizer(None)?;
-    let loaded = dir.as_deref().map(|d| adapter::load(d, &base)).transpose()?;
-    let (config, spec) = match &loaded {
-        Some(l) => (&l.config, l.spec.clone()),
-        None => (&base.config, crate::model::lora::LoraSpec::none()),
-    };
+    let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
     let Some(labels) = config.labels.clone() else {
         let what = dir.as_ref().unwrap_or(&base.path).display();
-        let why = "is no classifier: train one with --task classify, or use `finetune generate`";
+        let why = "is not a classifier: train one with --task classify, or use `finetune generate`";
         return Err(Refusal::configuration(format!("{what}: {why}")));
     };
     let longest = config.longest_row();
     let max_seq_len = whole(s, "max-seq-len", 1)?.unwrap_or(longest).min(longest);
-    let weights = (config, &*base.files.tensors, &spec);
+    let weights = (&config, &*base.files.tensors, &spec);
     let mut model = devices::open(&devices::choose(&groups::devices(s)?)?, weights, None, Need::SPEECH)?;
-    match &loaded {
-        Some(l) => model.set_parameters(&l.flat)?,
-        None => {
-            let layout = model.layout().clone();
-            let flat = crate::model::decoder::initial_parameters(&layout, &spec, &*base.files.tensors)?;
-            model.set_parameters(&flat)?;
-        }
-    }
+    model.set_parameters(&flat)?;
     let options = data::Options {
         task: data::Task::Classify,
         fields: field_names(s)?,
@@ -131,7 +121,7 @@ impl Batch<'_> {
         }
         let all: Vec<String> = self.labels.iter().zip(p).map(|(l, p)| format!("{l} {p:.4}")).collect();
         let wrong = text.label.filter(|l| *l as usize != best);
-        let wrong = wrong.map(|l| format!("  (labelled {})", self.labels[l as usize])).unwrap_or_default();
+        let wrong = wrong.map(|l| format!("  (label {})", self.labels[l as usize])).unwrap_or_default();
         let shown: String =
             text.text.chars().take(60).map(|c| if c.is_control() { ' ' } else { c }).collect();
         out.say(&format!("{}  [{}]{wrong}  {shown}", self.labels[best], all.join(", ")))
@@ -153,7 +143,7 @@ fn say_scores(out: &mut Invocation, s: &Scores, labels: &[String]) -> Result<(),
         return out.say(&scores.to_string());
     }
     out.say(&format!("accuracy {:.4}  macro F1 {:.4}", s.accuracy, s.macro_f1))?;
-    crate::report::confusion::lines(labels, &s.confusion).iter().try_for_each(|line| out.say(line))
+    confusion::lines(labels, &s.confusion).iter().try_for_each(|line| out.say(line))
 }
 
 /// Where texts come from.
@@ -200,15 +190,10 @@ impl Reader<'_> {
     /// A row; without a label it is only predicted.
     fn row(&self, raw: Raw, place: &data::Place) -> Result<Text, Refusal> {
         let fault = |reason: String| Refusal::from(DataError::Row { place: place.clone(), reason });
-        let mut value = match raw {
-            Raw::Value(v) => v,
-            Raw::Line(text) => {
-                serde_json::from_slice(&text).map_err(|e| fault(format!("not valid JSON: {e}")))?
-            }
-        };
+        let mut value = raw.parse().map_err(fault)?;
         let renamed = self.options.fields.iter().find(|(f, _)| f == "label");
         let column = renamed.map_or("label", |(_, column)| column);
-        let unlabelled = value.get(column).is_none_or(Value::is_null);
+        let unlabelled = value.get(column).is_none_or(|v| v.is_null() || v == "");
         if let (true, Some(map)) = (unlabelled, value.as_object_mut()) {
             map.insert(column.into(), json!(""));
         }
@@ -228,11 +213,14 @@ impl Reader<'_> {
     }
 
     fn text(&self, form: form::Form, label: Option<u32>) -> Result<Text, Refusal> {
-        let (mut encoded, _) = encode::encode(&form, self.tokenizer)?;
-        encoded.ids.truncate(self.options.max_seq_len);
-        let form::Form::Class { text, .. } = form else {
+        let most = self.options.max_seq_len;
+        let form::Form::Class { text, .. } = &form else {
             return Err(Refusal::failure("a classifier's rows have text"));
         };
+        let encode = || encode::encode(&form, self.tokenizer, most);
+        let (mut encoded, _) = data::bounded(&"a text", (text.len(), most), encode)?;
+        encoded.ids.truncate(most);
+        let text = text.clone();
         match encoded.ids.is_empty() {
             true => Err(Refusal::failure("a text without tokens cannot be labelled: leave empty texts out")),
             false => Ok(Text { text, ids: encoded.ids, label }),

@@ -7,21 +7,22 @@ use super::options::groups::{DataOptions, Options, Split, Task, within};
 use super::options::{Settings, Source};
 use super::refusal::Refusal;
 use super::suspect;
-use crate::data::files::{self, Flow, Raw};
+use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, DataError, LabelMap};
-use crate::format::peft;
+use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
 use crate::model::quantised::Recipe;
 use crate::numeric::say::say;
+use crate::numeric::tensor::Tensors;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Longest rows where nobody says otherwise.
-const MAX_SEQ_LEN: usize = 2048;
+/// Default of --max-seq-len, in tokens.
+pub const MAX_SEQ_LEN: usize = 2048;
 
 /// A model with rows that fit it.
 pub struct Prepared {
@@ -45,6 +46,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// The model's shape, its weights and its adapter.
+    pub fn model(&self) -> (&Config, &dyn Tensors, &LoraSpec) {
+        (&self.config, &*self.base.files.tensors, &self.spec)
+    }
+
     /// The model's hash, which was worked out while rows were read.
     pub fn model_hash(&mut self) -> Result<String, Refusal> {
         match self.hash.take().map(JoinHandle::join) {
@@ -70,14 +76,14 @@ pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepare
 /// Refuses where there are no rows, or where they were typed in the place of the model.
 fn has_rows(options: &Options) -> Result<(), Refusal> {
     let named = &options.model.model;
-    let is_rows = [".jsonl", ".json", ".csv", ".parquet"].iter().any(|end| named.ends_with(end));
+    let is_rows = [".jsonl", ".json", ".csv", ".tsv", ".parquet"].iter().any(|end| named.ends_with(end));
     if is_rows && Path::new(named).is_file() {
-        let line = format!("{named} holds rows, which is no model: finetune MODEL --data {named}");
+        let line = format!("{named} holds rows, not a model: finetune MODEL --data {named}");
         return Err(Refusal::usage(line));
     }
     if options.data.data.is_empty() {
         return Err(Refusal::usage(format!(
-            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .parquet), a folder, or - for stdin"
+            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .tsv, .parquet), a folder, or - for stdin"
         )));
     }
     Ok(())
@@ -117,9 +123,15 @@ fn read(
         let stop = base.stop_ids(&tokenizer);
         suspect::of_a_run(&train, &tokenizer, (&stop, max_seq_len)).iter().for_each(|w| say!("warning: {w}"));
     }
-    let fraction = match eval_paths.is_empty() {
-        true => held_back(settings, options, train.samples.len())?,
-        false => None,
+    let fraction = match eval_paths.first() {
+        None => held_back(settings, options, train.samples.len())?,
+        Some(first) => {
+            if options.data.eval_split.is_some() && !options.output.quiet {
+                let named = first.display();
+                say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
+            }
+            None
+        }
     };
     let mut eval = None;
     if let Some(fraction) = fraction {
@@ -129,12 +141,25 @@ fn read(
         let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
         eval = Some(data::load(&eval_paths, &read, &tokenizer)?);
     }
+    has_eval(settings, options, eval.as_ref())?;
     let mut config = base.config.clone();
     if let Some(labels) = &train.labels {
         config = config.into_classifier(labels.names.clone())?;
     }
-    check_weights(settings, options, &config)?;
+    check_weights(settings, options.data.class_weights.as_deref(), &config)?;
     Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
+}
+
+/// Refuses to choose among evaluations where there are none.
+fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Result<(), Refusal> {
+    let choice = &options.output.choice;
+    let name = match (choice.keep, choice.patience) {
+        _ if eval.is_some_and(|e| e.samples.len() > 0) => return Ok(()),
+        (true, _) => "keep-best",
+        (_, Some(_)) => "early-stopping",
+        _ => return Ok(()),
+    };
+    Err(settings.refuse(name, "needs rows to evaluate on: --eval-split 5% or --eval-data FILE"))
 }
 
 /// The plan's options.
@@ -215,9 +240,9 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
     }
 }
 
-/// One weight for each class.
-fn check_weights(settings: &Settings, options: &Options, config: &Config) -> Result<(), Refusal> {
-    match (&options.data.class_weights, &config.labels) {
+/// Refuses --class-weights that are not one for each class.
+pub fn check_weights(settings: &Settings, weights: Option<&[f32]>, config: &Config) -> Result<(), Refusal> {
+    match (weights, &config.labels) {
         (Some(w), Some(l)) if w.len() != l.len() => {
             let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
             Err(settings.refuse("class-weights", why))
@@ -251,9 +276,15 @@ pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal
         }
     }
     if !data.eval_data.is_empty() {
-        eval.clear();
+        eval = eval_files(&data.eval_data)?;
     }
-    for path in &data.eval_data {
+    Ok((train, eval))
+}
+
+/// Files to evaluate on; of a folder those for eval, else those for tests, else all.
+pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
+    let mut eval = Vec::new();
+    for path in paths {
         match path.is_dir() {
             true => {
                 let folder = files::folder(path)?;
@@ -263,7 +294,7 @@ pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal
             false => eval.push(path.clone()),
         }
     }
-    Ok((train, eval))
+    Ok(eval)
 }
 
 /// True where the first row goes through the chat template. Standard input cannot be looked into twice.
@@ -273,11 +304,7 @@ fn is_chat(path: &Path, read: &data::Options) -> bool {
     }
     let mut chat = false;
     let _ = files::read(path, &mut |row| {
-        let value = match row.raw {
-            Raw::Value(v) => Some(v),
-            Raw::Line(text) => serde_json::from_slice(&text).ok(),
-        };
-        let form = value.and_then(|v| form::of(&v, read).ok());
+        let form = row.raw.parse().ok().and_then(|v| form::of(&v, read).ok());
         chat = matches!(form, Some(Form::Alpaca(_) | Form::Chat(_)));
         Ok(Flow::Stop)
     });
@@ -298,6 +325,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
     };
     if let Some(dir) = &lora.init_adapter {
         let from = adapter::read(dir)?.config;
+        check_task(settings, options, &from)?;
         let mut take = |name, value: Vec<String>| match settings.is_given(name) {
             true => false,
             false => {
@@ -317,7 +345,39 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
         if take("target-modules", from.target_modules.clone()) {
             spec.targets = lora::resolve_targets(&from.target_modules, config)?;
         }
+        scale_notes(&from, &spec).iter().filter(|_| !options.output.quiet).for_each(|differs| {
+            say!(
+                "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
+                dir.display()
+            );
+        });
     }
     spec.check()?;
     Ok(spec)
+}
+
+/// An adapter to begin with must be for the same task.
+fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
+    match (from.task, options.data.task) {
+        (TaskType::SeqCls, Task::Sft) => Err(settings
+            .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
+        (TaskType::CausalLm, Task::Classify) => {
+            let why =
+                "is an adapter that writes text (task_type CAUSAL_LM), which a classifier cannot begin with";
+            Err(settings.refuse("init-adapter", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What of the adapter's own scale the options replace.
+fn scale_notes(from: &AdapterConfig, spec: &LoraSpec) -> Vec<String> {
+    let mut notes = Vec::new();
+    if from.lora_alpha as f32 != spec.alpha {
+        notes.push(format!("alpha was {}, is {}", from.lora_alpha, spec.alpha));
+    }
+    if from.use_rslora != spec.rslora {
+        notes.push(format!("rslora was {}, is {}", from.use_rslora, spec.rslora));
+    }
+    notes
 }

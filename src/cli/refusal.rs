@@ -68,10 +68,15 @@ impl Refusal {
     }
 }
 
+/// Characters of a line that are shown from its beginning and from its end: what a file holds in place of a number or a
+/// name may be megabytes long.
+const SHOWN: (usize, usize) = (1200, 400);
+
 /// Causes sometimes bring line breaks of their own; the promise is one line.
 fn one_line(text: impl fmt::Display) -> String {
     let text = text.to_string();
-    let line = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
+    let line =
+        shortened(text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; "));
     // The commonest cause of all, in words that say what to do.
     match line.strip_suffix(": No such file or directory (os error 2)") {
         Some(place) => {
@@ -80,6 +85,18 @@ fn one_line(text: impl fmt::Display) -> String {
         }
         None => line,
     }
+}
+
+/// Without its middle where it is longer than a screen.
+fn shortened(line: String) -> String {
+    let length = line.chars().count();
+    let (head, tail) = SHOWN;
+    if length <= head + tail + 50 {
+        return line;
+    }
+    let (head, tail): (String, String) =
+        (line.chars().take(head).collect(), line.chars().skip(length - tail).collect());
+    format!("{head} [{} characters are left out] {tail}", length - SHOWN.0 - SHOWN.1)
 }
 
 impl From<Fault> for Refusal {
@@ -165,6 +182,9 @@ mod tests {
     #[test]
     fn a_refusal_is_one_line() {
         assert_eq!(Refusal::failure("a\n\n  b\n").line, "a; b");
+        let long = Refusal::failure(format!("config.json: {}: use another", "é".repeat(1 << 20))).line;
+        assert!(long.starts_with("config.json: éé") && long.ends_with("é: use another"), "{}", long.len());
+        assert!(long.contains(" characters are left out] ") && long.chars().count() < 1700);
         let missing = Refusal::failure("x.jsonl: No such file or directory (os error 2)").line;
         assert!(
             missing.starts_with("x.jsonl: no such file or directory: check the path from /"),

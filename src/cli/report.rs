@@ -1,6 +1,8 @@
 //! `finetune report OUT`: the pages and pictures of a run again, out of its metrics.jsonl; of several runs, one page
 //! that compares them. (No existing verb looks at a run that is over.)
 
+mod difference;
+
 use super::contracts;
 use super::output::RUN_FILE;
 use super::refusal::Refusal;
@@ -52,7 +54,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
                 let way = "exists and is no page: give -o a folder, or a name that ends in .html";
                 return Err(Refusal::failure(format!("{}: {way}", path.display())));
             }
-            atomic::write_file(&path, report::comparison(several).as_bytes())?;
+            let folders: Vec<PathBuf> = runs.iter().map(|name| folder(Path::new(name))).collect();
+            let differences = difference::between(&folders);
+            atomic::write_file(&path, report::comparison(several, differences.as_deref()).as_bytes())?;
             path
         }
     };
@@ -76,14 +80,18 @@ fn folder(path: &Path) -> PathBuf {
 
 fn summary(name: &str, history: &History) -> serde_json::Value {
     let p = &history.progress;
+    let (eval, best) = (p.eval.as_ref().map(|(_, last)| last), history.best_eval());
     json!({
         "run": name,
         "state": history.state().word(),
         "step": p.step,
         "total_steps": p.total_steps,
         "loss": p.smooth_loss(),
-        "eval_loss": p.eval.as_ref().map(|(_, last)| last.eval_loss),
-        "accuracy": p.eval.as_ref().and_then(|(_, last)| last.accuracy),
+        "eval_loss": eval.map(|e| e.eval_loss),
+        "best_eval_loss": best.map(|e| e.eval_loss),
+        "best_eval_step": best.map(|e| e.step),
+        "accuracy": eval.and_then(|e| e.accuracy),
+        "macro_f1": eval.and_then(|e| e.macro_f1),
         "tokens": p.tokens,
         "seconds": p.seconds,
     })

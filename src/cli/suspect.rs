@@ -12,7 +12,7 @@ struct Survey {
     truncated: u64,
     max_seq_len: usize,
     duplicates: u64,
-    /// Rows of text that were not cut, and those of them in which no end token is learnt.
+    /// Rows of text that were not cut, and those of them in which no end token is trained on.
     whole: u64,
     endless: u64,
     /// Rows that begin with two tokens of beginning.
@@ -73,14 +73,14 @@ fn sentences(s: &Survey) -> Vec<String> {
     let mut out = Vec::new();
     if s.dropped > 0 {
         out.push(format!(
-            "nothing is supervised in {}, the first at {}: they are left out; --max-dropped 1% would refuse them",
+            "nothing is supervised in {} (first: {}): they are left out; --max-dropped 1% would refuse them",
             of(s.dropped, s.rows),
             s.first_dropped
         ));
     }
     if s.endless > 0 {
         out.push(format!(
-            "no end token is learnt in {}: the model will not know when to stop; the chat template must close the \
+            "no end token is trained on in {}: the model will not know when to stop; the chat template must close the \
              assistant's turn with its end-of-turn token (another one: --chat-template FILE, or chatml)",
             of(s.endless, s.whole)
         ));
@@ -103,7 +103,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     }
     if let Some((name, n)) = &s.one_sided {
         out.push(format!(
-            "{} are labelled {name}: saying that always would be nearly as good; --class-weights evens it out",
+            "{} are labelled {name}: always predicting it scores nearly as well; --class-weights balances it",
             of(*n, s.rows - s.dropped.min(s.rows))
         ));
     }
@@ -132,9 +132,12 @@ mod tests {
     fn what_is_suspicious() {
         let none = Survey::default;
         check(none(), &[]);
-        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3".into(), ..none() };
-        check(dropped, &["nothing is supervised in 6 of 50 rows (12 %), the first at a.jsonl:3"]);
-        check(Survey { endless: 50, ..none() }, &["no end token is learnt in 50 of 50 rows (100 %)"]);
+        let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3: its text is empty".into(), ..none() };
+        check(
+            dropped,
+            &["nothing is supervised in 6 of 50 rows (12 %) (first: a.jsonl:3: its text is empty)"],
+        );
+        check(Survey { endless: 50, ..none() }, &["no end token is trained on in 50 of 50 rows (100 %)"]);
         check(
             Survey { truncated: 5, duplicates: 1, ..none() },
             &["5 of 50 rows (10 %) are cut at 64", "(2 %) repeat"],

@@ -6,10 +6,11 @@ use super::auto;
 use super::coordinator;
 use super::demo;
 use super::devices::{self, Need};
-use super::job::{Job, Steps, Team, Values};
+use super::job::{self, Job, Steps, Team, Values};
 use super::options::groups::{Options, Role};
 use super::options::{Typed, alias, yaml};
 use super::output::{self, Claim, RUN_FILE};
+use super::plan;
 use super::prepare;
 use super::profile::{self, Profiles};
 use super::refusal::Refusal;
@@ -28,7 +29,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
     if !options.output.quiet {
-        settings.notes.iter().for_each(|note| say!("note: {note}"));
+        settings.notes.iter().for_each(|note| say!("{}", plan::note_line(note)));
     }
     match options.cluster.role {
         Role::Coordinator => return coordinator::run(settings, &options),
@@ -45,19 +46,20 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let mut place = output::place(&options.output, &options.model.model)?;
     let lock = place.hold()?;
     let mut prepared = prepare::prepare(settings, &options)?;
-    let plan = auto::plan(settings, &options, (&mut prepared, Some(&chosen)), auto::Look::Measure)?;
-    let mut job = Job::new(prepared, plan, &options)?;
-    job.resume(&place)?;
-    let p = &job.prepared;
-    let weights = (&p.config, &*p.base.files.tensors, &p.spec);
-    let (hardware, shape, profiles) = (devices::hardware(&chosen, 0), job.shape(&options), Profiles::read());
+    let planned = auto::plan(settings, &options, (&mut prepared, Some(&chosen)), auto::Look::Measure)?;
+    let hardware = devices::hardware(&chosen, 0);
     let device = profile::device(&devices::cpu_class(&chosen), &hardware);
-    let need = Need { measured: profiles.memory(&device, &shape), ..job.need() };
+    let measured = Profiles::read().memory(&device, &plan::shape(&prepared, &options));
+    let mut need = Need { measured, ..job::need(&prepared, &planned) };
+    // What does not fit is refused before there is an adapter, which may be what does not fit.
+    need.keep = Some(devices::settle(&chosen, prepared.model(), need)?);
+    let mut job = Job::new(prepared, planned, &options)?;
+    job.resume(&place)?;
+    let weights = job.prepared.model();
     // What is measured first may be longer than what is trained on.
     let trials = job.trials();
     let longest = trials.iter().map(|batch| batch.ids.len()).fold(job.longest(&options), usize::max);
-    let (keep, takes) = devices::settle(&chosen, weights, need, longest)?;
-    let need = Need { keep: Some(keep), ..need };
+    let takes = devices::takes(&chosen, weights, Need { tokens: longest, ..need })?;
     let model = devices::open(&chosen, weights, options.data.class_weights.clone(), need)?;
     let model = OwnThread::new(model, &signals::STOP);
     // Measured before or not: what it did in a busy hour says little of what it will do in this one.

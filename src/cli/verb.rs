@@ -1,14 +1,14 @@
 //! The table of verbs, and how a command line finds its row. The first word decides: a verb, or the MODEL of
 //! the default verb, which trains.
 
-use super::options::flags::{self, Accepts, Parsed};
+use super::options::flags::{self, Accepts, Parsed, Positional};
 use super::options::groups;
 use super::options::table::{Opt, Section, TABLE, Takes};
-use super::options::{Settings, Source, Typed, environment, yaml};
+use super::options::{Settings, Source, Typed, variables, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::{Refusal, nearest};
 use super::{
-    bench, contracts, doctor, export, generate, hardware, help, import, inspect, plan, predict, report,
+    bench, contracts, doctor, eval, export, generate, hardware, help, import, inspect, plan, predict, report,
     token, train,
 };
 use crate::numeric::say::printable;
@@ -71,20 +71,25 @@ const fn own(name: &'static str, takes: Takes, default: &'static str, help: &'st
 
 const JSON: Opt = own("json", Takes::Switch, "false", "print the result as JSON");
 const ADAPTER: Opt =
-    own("adapter", Takes::One("DIR"), "", "PEFT adapter to put on the model (a run's folder)");
+    own("adapter", Takes::One("DIR"), "", "folder of a run, of a checkpoint or of a PEFT adapter");
 const DEVICES: [&str; 5] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit"];
 const SPEAKING: &[&str] =
     &["model", "quantize", "chat-template", DEVICES[0], DEVICES[1], DEVICES[2], DEVICES[3], DEVICES[4]];
 
 const GENERATE: &[Opt] = &[
     ADAPTER,
-    own("prompt", Takes::Many("TEXT"), "", "what to continue; repeatable; stdin where it is not given"),
-    own("chat", Takes::Switch, "false", "the prompt is a user's turn of the chat template"),
-    own("system", Takes::One("TEXT"), "", "a system turn before it (with --chat)"),
-    own("max-new-tokens", Takes::One("N"), "256", "stop after that many"),
-    own("temperature", Takes::One("T"), "0", "0 takes the most probable token"),
-    own("top-p", Takes::One("P"), "1", "draw among the most probable tokens of this mass"),
-    own("seed", Takes::One("N"), "42", "of the draws"),
+    own(
+        "prompt",
+        Takes::Many("TEXT"),
+        "",
+        "text to continue; repeatable (default: stdin; with --chat on a terminal, a conversation)",
+    ),
+    own("chat", Takes::Switch, "false", "use the chat template: the prompt is a user's turn"),
+    own("system", Takes::One("TEXT"), "", "system turn before the conversation (with --chat)"),
+    own("max-new-tokens", Takes::One("N"), "256", "longest answer, in tokens"),
+    own("temperature", Takes::One("T"), "0", "0: always the most probable token"),
+    own("top-p", Takes::One("P"), "1", "sample among the most probable tokens whose probabilities sum to P"),
+    own("seed", Takes::One("N"), "42", "seed of sampling"),
     JSON,
 ];
 
@@ -93,21 +98,18 @@ const TOKEN: &[Opt] = &[
         "set",
         Takes::Switch,
         "false",
-        "take the token of another machine: pasted and not shown, or from stdin",
+        "store the token of another machine, pasted (not shown) or from stdin",
     ),
     JSON,
 ];
 
 const PREDICT: &[Opt] = &[
     ADAPTER,
-    own(
-        "text",
-        Takes::Many("TEXT"),
-        "",
-        "a text to classify; repeatable; stdin, one per line, where nothing is given",
-    ),
+    own("text", Takes::Many("TEXT"), "", "text to classify; repeatable (default: stdin, one text a line)"),
     JSON,
 ];
+
+const EVAL: &[Opt] = &[ADAPTER, JSON];
 
 const EXPORT: &[Opt] = &[
     own(
@@ -116,43 +118,56 @@ const EXPORT: &[Opt] = &[
         "merged",
         "peft, gguf-lora: the adapter; merged, merged-gguf: one model; ollama: a Modelfile",
     ),
-    own("save-dtype", Takes::One("base|f32"), "base", "dtype of merged weights"),
+    own("save-dtype", Takes::One("base|f32"), "base", "type in which --to merged stores weights"),
     // Not --save-dtype: a GGUF has kinds that are no dtypes, and llama.cpp's converters call it so.
-    own("outtype", Takes::One("base|f32|f16|bf16|q8_0"), "base", "how a GGUF stores its numbers"),
+    own("outtype", Takes::One("base|f32|f16|bf16|q8_0"), "base", "type in which a GGUF stores weights"),
     JSON,
 ];
 
 const BENCH: &[Opt] = &[
-    own("rows", Takes::One("N"), "4", "rows of the microbatch that is trained on"),
-    own("length", Takes::One("TOKENS"), "256", "tokens of each"),
-    own("repeats", Takes::One("N"), "3", "passes, of which the fastest counts"),
+    own("rows", Takes::One("N"), "4", "rows of the measured microbatch"),
+    own("length", Takes::One("TOKENS"), "256", "tokens of each row"),
+    own("repeats", Takes::One("N"), "3", "passes; the fastest counts"),
     JSON,
 ];
 
 const HARDWARE: &[Opt] = &[
-    own("check", Takes::Switch, "false", "let every device prove that it counts right, and measure it"),
+    own("check", Takes::Switch, "false", "test that every device computes correctly, and measure it"),
     JSON,
 ];
 const SELFTEST: &[Opt] = &[
-    own("report", Takes::Optional("FILE"), "", "write what a maintainer needs to know of a card that fails"),
+    own("report", Takes::Optional("FILE"), "", "write a report about a card that fails, for maintainers"),
     JSON,
 ];
-const REPORT: &[Opt] =
-    &[own("output", Takes::One("PATH"), "", "write there (of one run a folder, of several a file)"), JSON];
+const REPORT: &[Opt] = &[
+    own("output", Takes::One("PATH"), "", "folder for the report of one run, file for that of several"),
+    JSON,
+];
 
 const PLAN: &[Opt] = &[
     own(
         "link",
         Takes::One("SPEED"),
         "",
-        "network to devices elsewhere, as 1gbit, 100mbit, 50MB (a second) [1gbit]",
+        "network to remote devices: 1gbit, 100mbit, 50MB (a second) [1gbit]",
+    ),
+    own(
+        "assume-gpu",
+        Takes::One("SIZE"),
+        "",
+        "whether the run fits on a card of that much memory which is not here (8GB)",
     ),
     JSON,
 ];
 
 const IMPORT: &[Opt] = &[
-    own("from", Takes::One("axolotl|llama-factory|trl"), "", "whose file it is (default: by its keys)"),
-    own("output", Takes::One("FILE"), "", "write it there instead of to stdout"),
+    own(
+        "from",
+        Takes::One("axolotl|llama-factory|trl"),
+        "",
+        "trainer that the file belongs to (default: recognised by its keys)",
+    ),
+    own("output", Takes::One("FILE"), "", "file to write (default: stdout)"),
 ];
 
 const MERGE: &[Opt] = &[EXPORT[1], JSON];
@@ -161,28 +176,37 @@ const MERGE: &[Opt] = &[EXPORT[1], JSON];
 #[rustfmt::skip]
 pub const VERBS: &[Verb] = &[
     Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None, run: train::run },
-    Verb { name: "plan", about: "say what a training command line will do, take and need, without doing it", positional: "MODEL", most: 1, own: PLAN, shared: None, run: plan::run },
+    Verb { name: "plan", about: "say what a training command would do, its memory and time, without doing it", positional: "MODEL", most: 1, own: PLAN, shared: None, run: plan::run },
     Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING), run: generate::run },
     Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: predict::run },
-    Verb { name: "export", about: "write a run's adapter in another form", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
+    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, or a classifier's accuracy", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: eval::run },
+    Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
     Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: export::run },
-    Verb { name: "inspect", about: "say what a model, an adapter or a file of rows is", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "how many rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]), run: inspect::run },
-    Verb { name: "token", about: "print the secret that the machines of a run share; made where there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
-    Verb { name: "devices", about: "list what can compute here", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]), run: hardware::run },
+    Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]), run: inspect::run },
+    Verb { name: "token", about: "print the secret that the machines of a run share; make it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]), run: token::run },
+    Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]), run: hardware::run },
     Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]), run: hardware::selftest },
-    Verb { name: "bench", about: "measure what this machine makes of a model, verb by verb", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
-    Verb { name: "report", about: "make the page and pictures of a run again, or compare several", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]), run: report::run },
-    Verb { name: "contracts", about: "list what this program promises, and what enforces it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
-    Verb { name: "doctor", about: "say what this machine lacks to take part, and what mends it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]), run: doctor::run },
-    Verb { name: "import", about: "turn a YAML of Axolotl, LLaMA-Factory or TRL into ours", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]), run: import::run },
-    Verb { name: "help", about: "explain a topic: data, devices, cluster ...", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]), run: help::run },
-    Verb { name: "completions", about: "completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]), run: help::completions },
-    Verb { name: "man", about: "the man page, or all of them into a folder", positional: "DIR", most: 1, own: &[], shared: Some(&[]), run: help::man },
+    Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]), run: bench::run },
+    Verb { name: "report", about: "write the page and pictures of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]), run: report::run },
+    Verb { name: "contracts", about: "list what this program guarantees, and the tests of it", positional: "", most: 0, own: &[JSON], shared: Some(&[]), run: contracts::run },
+    Verb { name: "doctor", about: "say what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]), run: doctor::run },
+    Verb { name: "import", about: "convert a YAML file of Axolotl, LLaMA-Factory or TRL", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]), run: import::run },
+    Verb { name: "help", about: "explain a topic (data, devices, cluster ...), a verb or an option", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]), run: help::run },
+    Verb { name: "completions", about: "print completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]), run: help::completions },
+    Verb { name: "man", about: "print the man page, or write all pages into a folder", positional: "DIR", most: 1, own: &[], shared: Some(&[]), run: help::man },
 ];
 
 /// Words that people try, and what they mean.
-const NO_VERBS: [(&str, &str); 3] = [
-    ("dashboard", "the page is a training command's: add --dashboard to it (`finetune help watch`)"),
+const NO_VERBS: [(&str, &str); 5] = [
+    (
+        "chat",
+        "it is `finetune generate MODEL --adapter OUT --chat`, on a terminal (`finetune help generate`)",
+    ),
+    (
+        "serve",
+        "`finetune export OUT --to ollama` makes files for Ollama, `--to merged` a directory for vLLM; both serve",
+    ),
+    ("dashboard", "add --dashboard to a training command (`finetune help watch`)"),
     ("worker", "it is `finetune --role worker --coordinator HOST:9000` (`finetune help cluster`)"),
     (
         "coordinator",
@@ -203,7 +227,7 @@ pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
         None => (&VERBS[0], args),
     };
     let accepts = verb.accepts();
-    let (positional, typed) = match flags::parse(&accepts, rest)? {
+    let (positional, typed) = match flags::parse(&accepts, &join_values(rest))? {
         Parsed::Typed(positional, typed) => (positional, typed),
         Parsed::Text(text) => {
             let mut out = std::io::stdout().lock();
@@ -236,10 +260,27 @@ impl Verb {
         Accepts {
             name: if first { "finetune".into() } else { format!("finetune {}", self.name) },
             about: if first { "Fine-tune a language model with LoRA" } else { self.about },
-            positional: self.positional,
+            positional: self.argument(),
             options: own.iter().chain(shared).collect(),
             epilogue: if first { epilogue() } else { String::new() },
         }
+    }
+
+    /// Its positional arguments.
+    fn argument(&self) -> Option<Positional> {
+        let help = match (self.name, self.positional) {
+            (_, "") => return None,
+            ("export" | "merge", _) => "folder of a run, of a checkpoint or of a PEFT adapter",
+            ("report", _) => "folders of runs",
+            ("inspect", _) => "model, adapter or file of rows",
+            ("doctor", _) => "YAML file of requirements (default: those of finetune itself)",
+            ("import", _) => "YAML file of Axolotl, LLaMA-Factory or TRL",
+            ("help", _) => "topic, verb or option",
+            ("completions", _) => "bash, zsh, fish, elvish or powershell",
+            ("man", _) => "folder for all pages (default: one page to stdout)",
+            _ => "Hugging Face directory, .gguf file or Hub id; `demo` is the demonstration",
+        };
+        Some(Positional { name: self.positional, most: self.most, help })
     }
 
     /// Positional arguments that are options too (MODEL), and the layers in their order.
@@ -248,18 +289,17 @@ impl Verb {
         mut positional: Vec<String>,
         mut flags: Vec<Typed>,
     ) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
-        take_loose(&mut positional, &mut flags);
-        if let Some(extra) = positional.get(self.most) {
-            let usage = format!("finetune {} {}", self.name, self.positional);
-            return Err(Refusal::usage(format!("unexpected argument {extra:?} (usage: {})", usage.trim())));
-        }
         if self.positional == "MODEL" && !positional.is_empty() {
             flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
         }
         if let Some(line) = super::devices::refused_limit() {
             return Err(Refusal::configuration(line));
         }
-        let environment = environment(|v| std::env::var(v).ok());
+        // Help is there for who cannot find the name, too.
+        if self.shared.is_none_or(|options| !options.is_empty()) {
+            variables::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
+        }
+        let environment = variables::environment(|v| std::env::var(v).ok());
         // A verb without --config has no file either, whatever the environment says.
         let has_config = self.accepts().options.iter().any(|o| o.name == "config");
         let spoken = flags.iter().chain(&environment).find(|t| t.key == "config" && has_config);
@@ -281,16 +321,21 @@ impl Verb {
     }
 }
 
-/// `--resume DIR` and `--dashboard :9080`: their value stands behind `=`, so that a word behind a blank is an argument.
-/// Where that can be nothing else than the value, it is taken for it.
-fn take_loose(positional: &mut Vec<String>, flags: &mut [Typed]) {
-    let fits: [(&str, fn(&str) -> bool); 2] = [("resume", is_run), ("dashboard", is_address)];
-    for (key, fits) in fits {
-        let flag = flags.iter_mut().find(|t| t.key == key && t.values.is_empty());
-        if let (Some(flag), Some(at)) = (flag, positional.iter().position(|word| fits(word))) {
-            flag.values.push(positional.remove(at));
+/// `--resume DIR` and `--dashboard :9080`: their value follows `=`, so that a word after a blank is an argument. A word
+/// that can be nothing else than the value is taken for it.
+fn join_values(args: &[String]) -> Vec<String> {
+    let fits: [(&str, fn(&str) -> bool); 2] = [("--resume", is_run), ("--dashboard", is_address)];
+    let mut joined: Vec<String> = Vec::new();
+    for arg in args {
+        match joined.last_mut() {
+            Some(flag) if fits.iter().any(|(name, fits)| name == flag && fits(arg)) => {
+                flag.push('=');
+                flag.push_str(arg);
+            }
+            _ => joined.push(arg.clone()),
         }
     }
+    joined
 }
 
 /// A run's folder or one of its checkpoints, which is no model.

@@ -13,7 +13,7 @@ use crate::report::{self, Console, Dashboard, Live, Look, Metrics, TensorBoard};
 use crate::train::checkpoint::State;
 use crate::train::event::Event;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The log, in a run's folder.
 const METRICS: &str = "metrics.jsonl";
@@ -36,13 +36,13 @@ impl Watch {
         let path = path.canonicalize().unwrap_or(path);
         // A log of another run is emptied last, once nothing else refuses; and only a run that goes on reads its own,
         // where it is a file: a pipe has nothing to say.
-        let board = options.tensorboard.as_deref().map(TensorBoard::create).transpose()?;
         let history = Live::default();
         let page = options.dashboard.as_ref().and_then(|at| {
             let opened = dashboard(at, token, surroundings(&place.dir), history.clone());
             // The page is a help, and no reason for a run not to begin.
             opened.inspect_err(|e| say!("warning: no page is shown: {e}")).ok()
         });
+        let board = options.tensorboard.as_deref().map(|dir| board(dir, place, &path)).transpose()?;
         let mut console = Console::new(look);
         let metrics = match place.resume.as_deref().filter(|_| path.is_file() || !path.exists()) {
             Some(from) => {
@@ -64,11 +64,20 @@ impl Watch {
         Ok(Watch { console, metrics, board, page, history })
     }
 
-    /// Shows one event to all; what a step knows only of its own process is put in here.
+    /// What was seen so far.
+    pub fn history(&self) -> Live {
+        self.history.clone()
+    }
+
+    /// Shows one event to all, with what only this process knows added.
     pub fn see(&mut self, event: &Event) {
         let mut event = event.clone();
-        if let Event::Step(step) = &mut event {
-            step.memory = step.memory.or_else(resident);
+        match (&mut event, &self.board) {
+            (Event::Step(step), _) => step.memory = step.memory.or_else(resident),
+            (Event::Run(run), Some(board)) => {
+                run.notes.push(format!("{BOARD} {}", board.folder().display()));
+            }
+            _ => {}
         }
         let event = &event;
         self.console.see(event);
@@ -104,6 +113,24 @@ impl Watch {
             say!("warning: no report: {e}");
         }
     }
+}
+
+/// The first word of the note that names the run's folder with TensorBoard's files.
+const BOARD: &str = "tensorboard";
+
+/// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
+fn board(dir: &Path, place: &Place, log: &Path) -> Result<TensorBoard, Refusal> {
+    let before = if place.goes_on() { report::read(log)? } else { vec![] };
+    let noted = |event: &Event| match event {
+        Event::Run(run) => {
+            run.notes.iter().find_map(|note| note.strip_prefix(BOARD).map(|s| s.trim().into()))
+        }
+        _ => None,
+    };
+    let before: Option<PathBuf> = before.iter().rev().find_map(noted);
+    let whole = place.dir.canonicalize().unwrap_or_else(|_| place.dir.clone());
+    let name = whole.file_name().map_or("run".into(), |name| name.to_string_lossy());
+    Ok(TensorBoard::create(dir, &name, before.as_deref())?)
 }
 
 /// Bytes of memory that this process holds.

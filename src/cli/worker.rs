@@ -11,10 +11,11 @@ use super::options::{Settings, Source as From};
 use super::refusal::{Kind, Refusal};
 use super::signals;
 use crate::cluster::inject::Inject;
-use crate::cluster::worker::{Cache, Ending, Life, Source, Way, Worker};
+use crate::cluster::worker::{Cache, Ending, Life, Sight, Source, Way, Worker};
 use crate::net::{Party, Wishes, secure};
-use crate::numeric::say::say;
-use crate::report::Look;
+use crate::numeric::say::inline;
+use crate::report::{Look, Shift};
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 /// Options of other sections that decide what the run does, and so are the coordinator's too.
@@ -34,18 +35,19 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let wishes =
         Wishes { token_file: cluster.token_file.as_deref(), insecure: cluster.insecure, at, listens };
     let secured = secure(Party::Worker, &wishes)?;
-    let quiet = options.output.quiet;
-    let say = |line: &str| {
-        if !quiet {
-            say!("{line}");
-        }
+    let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
+    let shift = RefCell::new(Shift::new(look));
+    let say = |line: &str| shift.borrow().line(&inline(line));
+    let see = |sight: Sight<'_>| match sight {
+        Sight::Share(share) => shift.borrow_mut().see(share),
+        Sight::Over(why) => shift.borrow_mut().over(why),
     };
     secured.notes.iter().for_each(|note| say(note));
     chosen.notes.iter().for_each(|note| say(note));
     let named = named(settings, options)?;
     let model = named.as_ref().map(|(_, hash)| hash.clone());
     let source = Source::Files { named, cache: Cache::new(cache(options)?) };
-    let mut worker = Worker::new(devices::equipment(&chosen, inject), source, &say);
+    let mut worker = Worker::new(devices::equipment(&chosen, inject), source, &say).shown_to(&see);
     signals::listen(Look::Quiet).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
     let life = Life {
         way: match at {
@@ -62,7 +64,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         say: &say,
     };
     match life.live(&mut worker) {
-        Ending::Well => Ok(()),
+        Ending::Complete | Ending::Stopped => Ok(()),
         Ending::Halted(line) => Err(Refusal::of(Kind::NonFinite, line)),
         Ending::Refused(line) => Err(Refusal::configuration(line)),
         Ending::Failed(line) => Err(Refusal::failure(line)),

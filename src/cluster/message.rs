@@ -235,6 +235,8 @@ pub struct Hello {
     pub protocol: u16,
     /// Its build's version, for messages.
     pub version: String,
+    /// `numeric::REVISION` of its build.
+    pub numerics: u32,
     /// Drawn once per worker process (or kept in its cache folder): a worker that comes back is the same one.
     pub identity: [u8; 16],
     /// For people: host name and process id.
@@ -280,6 +282,8 @@ pub struct Manifest {
     pub dtype: Option<String>,
     /// `numeric::fixed::FRACTION_BITS`.
     pub fraction_bits: u32,
+    /// Steps of the whole run.
+    pub steps: u64,
     /// A worker that has heard nothing for this long may take the coordinator for gone, and the other way round.
     pub silence_millis: u64,
 }

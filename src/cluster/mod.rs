@@ -7,6 +7,7 @@ pub mod link;
 pub mod machine;
 pub mod message;
 pub mod piece;
+mod plain;
 pub mod reduce;
 #[cfg(test)]
 mod simulator;

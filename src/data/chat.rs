@@ -6,53 +6,74 @@
 //! What follows the end-of-turn token in it is cut if it is only white space: ChatML puts a newline there that
 //! belongs to no turn, and at inference nobody generates it (axolotl leaves it out too; TRL's Qwen templates, whose
 //! generation blocks take it in, can be given with --chat-template).
+//! Turns beyond the tokens that are kept are not looked for: each costs a rendering of all that stands before it.
 //! Exception: a template may render a turn differently once it is history (Qwen3 drops its thinking). Then the
 //! whole has a shorter turn than F; it is accepted if the whole has after P exactly what F ends with, and the
 //! message's content is all in there.
 
 use crate::data::error::DataError;
 use crate::data::form::Chat;
-use crate::data::template::{ChatTemplate, Ending};
+use crate::data::template::{ChatTemplate, Ending, Rendered};
 use crate::data::tokenizer::Tokenizer;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Text, and what of it is supervised.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spans {
-    /// The whole conversation.
-    pub text: String,
-    /// Byte ranges, ascending.
-    pub supervised: Vec<Range<usize>>,
+/// Renders a whole conversation.
+pub fn render(chat: &Chat, tokenizer: &Tokenizer) -> Result<Rendered, DataError> {
+    let template = tokenizer.template().ok_or_else(no_template)?;
+    template.render_traced(&chat.messages, chat.tools.as_ref(), Ending::Turn).map_err(|e| incomplete(chat, e))
 }
 
-/// Renders a conversation and finds its assistant turns.
-pub fn spans(chat: &Chat, tokenizer: &Tokenizer) -> Result<Spans, DataError> {
-    let template = tokenizer.template().ok_or_else(|| {
-        DataError::Template(
-            "this model has none, and the row is a conversation: use --chat-template FILE or chatml".into(),
-        )
-    })?;
-    let tools = chat.tools.as_ref();
-    let whole = template.render_traced(&chat.messages, tools, Ending::Turn)?;
-    if let Some(blocks) = whole.generation {
+fn no_template() -> DataError {
+    DataError::Template(
+        "this model has none, and the row is a conversation: use --chat-template FILE or chatml".into(),
+    )
+}
+
+/// Names a message without content beside a template's error, which often follows from it.
+fn incomplete(chat: &Chat, error: DataError) -> DataError {
+    let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
+    let empty = |m: &Value| ["content", "tool_calls"].iter().all(|key| m.get(key).is_none_or(Value::is_null));
+    match (error, messages.iter().position(empty)) {
+        (DataError::Template(why), Some(i)) => {
+            let role = messages[i].get("role").and_then(Value::as_str).unwrap_or("unknown");
+            DataError::Template(format!(
+                "{why}: message {} (role {role}) has no content: give it a text, or leave the row out",
+                i + 1
+            ))
+        }
+        (error, _) => error,
+    }
+}
+
+/// The supervised byte ranges of `whole`, ascending: all that begin before the byte `kept`.
+pub fn supervised(
+    chat: &Chat,
+    tokenizer: &Tokenizer,
+    whole: &Rendered,
+    kept: usize,
+) -> Result<Vec<Range<usize>>, DataError> {
+    let template = tokenizer.template().ok_or_else(no_template)?;
+    if let Some(blocks) = &whole.generation {
         let start = match chat.context {
             0 => 0,
             n => prefix(template, chat, n, Ending::GenerationPrompt)?.len(),
         };
-        let supervised = blocks.into_iter().filter(|b| b.start >= start).collect();
-        return Ok(Spans { text: whole.text, supervised });
+        return Ok(blocks.iter().filter(|b| b.start >= start).cloned().collect());
     }
     let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
     let mut supervised = Vec::new();
     for (i, message) in messages.iter().enumerate().skip(chat.context) {
         if message.get("role").and_then(Value::as_str) == Some("assistant") {
             let span = turn(template, chat, i, &whole.text)?;
+            if span.start >= kept {
+                break;
+            }
             supervised.push(cut_after_end(&whole.text, span, tokenizer));
         }
     }
-    Ok(Spans { text: whole.text, supervised })
+    Ok(supervised)
 }
 
 /// The conversation's first n messages as text.

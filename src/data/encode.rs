@@ -9,16 +9,23 @@ use crate::data::samples::Encoded;
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 
-/// Tokens, mask and label of a row, before any limit on its length.
-pub fn encode(form: &Form, tokenizer: &Tokenizer) -> Result<(Encoded, Option<Label>), DataError> {
+/// Tokens, mask and label of a row, of which only the first `most` tokens are kept: all tokens where there are at most
+/// `most`, else more than `most`, of which the first `most` are right.
+pub fn encode(
+    form: &Form,
+    tokenizer: &Tokenizer,
+    most: usize,
+) -> Result<(Encoded, Option<Label>), DataError> {
     let encoded = match form {
-        Form::Text(text) => whole_text(text, tokenizer)?,
-        Form::Pair { prompt, completion } => pair(prompt, completion, tokenizer)?,
-        Form::Alpaca(row) if tokenizer.template().is_some() => conversation(&alpaca_chat(row), tokenizer)?,
-        Form::Alpaca(row) => pair(&alpaca_prompt(row), &row.output, tokenizer)?,
-        Form::Chat(chat) => conversation(chat, tokenizer)?,
+        Form::Text(text) => whole_text(text, tokenizer, most)?,
+        Form::Pair { prompt, completion } => pair((prompt, completion), tokenizer, most)?,
+        Form::Alpaca(row) if tokenizer.template().is_some() => {
+            conversation(&alpaca_chat(row), tokenizer, most)?
+        }
+        Form::Alpaca(row) => pair((&alpaca_prompt(row), &row.output), tokenizer, most)?,
+        Form::Chat(chat) => conversation(chat, tokenizer, most)?,
         Form::Class { text, label } => {
-            let ids = tokenizer.encode(text, Special::Add)?;
+            let ids = tokenizer.beginning(text, Special::Add, most)?;
             return Ok((Encoded { mask: vec![false; ids.len()], ids }, Some(label.clone())));
         }
     };
@@ -31,26 +38,34 @@ fn eos(tokenizer: &Tokenizer) -> Result<u32, DataError> {
     })
 }
 
-fn whole_text(text: &str, tokenizer: &Tokenizer) -> Result<Encoded, DataError> {
-    let (mut ids, eos) = (tokenizer.encode(text, Special::Add)?, eos(tokenizer)?);
+fn whole_text(text: &str, tokenizer: &Tokenizer, most: usize) -> Result<Encoded, DataError> {
+    let (mut ids, eos) = (tokenizer.beginning(text, Special::Add, most)?, eos(tokenizer)?);
     if ids.last() != Some(&eos) {
         ids.push(eos);
     }
     Ok(Encoded { mask: vec![true; ids.len()], ids })
 }
 
-fn pair(prompt: &str, completion: &str, tokenizer: &Tokenizer) -> Result<Encoded, DataError> {
-    let mut ids = tokenizer.encode(prompt, Special::Add)?;
+fn pair(
+    (prompt, completion): (&str, &str),
+    tokenizer: &Tokenizer,
+    most: usize,
+) -> Result<Encoded, DataError> {
+    let mut ids = tokenizer.beginning(prompt, Special::Add, most)?;
     let given = ids.len();
-    ids.extend(tokenizer.encode(completion, Special::Omit)?);
-    ids.push(eos(tokenizer)?);
+    if given <= most {
+        ids.extend(tokenizer.beginning(completion, Special::Omit, most - given)?);
+        ids.push(eos(tokenizer)?);
+    }
     Ok(Encoded { mask: (0..ids.len()).map(|i| i >= given).collect(), ids })
 }
 
-fn conversation(chat: &Chat, tokenizer: &Tokenizer) -> Result<Encoded, DataError> {
-    let spans = chat::spans(chat, tokenizer)?;
-    let encoded = tokenizer.encode_with_offsets(&spans.text, Special::Omit)?;
-    Ok(Encoded { mask: chat::mask(&encoded.offsets, &spans.supervised), ids: encoded.ids })
+fn conversation(chat: &Chat, tokenizer: &Tokenizer, most: usize) -> Result<Encoded, DataError> {
+    let whole = chat::render(chat, tokenizer)?;
+    let encoded = tokenizer.beginning_with_offsets(&whole.text, Special::Omit, most)?;
+    let kept = encoded.offsets.iter().take(most).map(|&(_, end)| end).max().unwrap_or(0);
+    let supervised = chat::supervised(chat, tokenizer, &whole, kept)?;
+    Ok(Encoded { mask: chat::mask(&encoded.offsets, &supervised), ids: encoded.ids })
 }
 
 /// Instruction, a newline and the input, if there is one.

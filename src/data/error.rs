@@ -1,5 +1,6 @@
 //! What can be wrong with rows, tokenizers and templates: facts with fields, each one line when printed.
 
+use super::Dropped;
 use std::fmt;
 
 /// Where a row stands: `rows.jsonl:12` by line, `rows.parquet row 12` where a file has no lines (both from 1).
@@ -75,15 +76,15 @@ pub enum DataError {
     },
     /// Rows, but nothing in them to learn from.
     #[error(
-        "nothing is supervised in any of {rows} rows of {files} (first: {first}): check the fields, or raise --max-seq-len"
+        "nothing is supervised in any of {rows} rows of {files} (first: {first}); check the fields, or raise --max-seq-len"
     )]
     NothingSupervised {
         /// The files that were read.
         files: String,
         /// Rows read.
         rows: u64,
-        /// Where the first of them stands.
-        first: Place,
+        /// The first of them.
+        first: Dropped,
     },
     /// More rows dropped than were allowed.
     #[error(
@@ -94,8 +95,8 @@ pub enum DataError {
         dropped: u64,
         /// Rows read.
         rows: u64,
-        /// Where the first of them stands.
-        first: Place,
+        /// The first of them.
+        first: Dropped,
         /// --max-dropped.
         allowed: u64,
     },

@@ -1,10 +1,16 @@
 //! Rows out of files, as JSON objects with their addresses, a chunk at a time: a file is never held whole.
 //!
-//! The kind is found by the name: .jsonl / .ndjson, .json (an array; else one object a line), .csv, .parquet,
-//! `-` for JSON lines on stdin. A folder has its rows in files named train*, validation* (or valid, eval, dev)
+//! The kind is found by the name: .jsonl / .ndjson, .json (an array; else one object a line), .csv / .tsv, .parquet,
+//! `-` for JSON lines on stdin. A row of text has at most `LONGEST` bytes. A folder has its rows in files named train*, validation* (or valid, eval, dev)
 //! and test*.
 
+mod lines;
+mod table;
+
+pub use table::delimiter;
+
 use crate::data::error::{DataError, Place};
+use lines::Lines;
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::Value;
 use std::fs::File;
@@ -18,6 +24,50 @@ pub enum Raw {
     Line(Vec<u8>),
     /// Already a value.
     Value(Value),
+}
+
+impl Raw {
+    /// About how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        fn of(value: &Value) -> usize {
+            std::mem::size_of::<Value>()
+                + match value {
+                    Value::String(s) => s.len(),
+                    Value::Array(items) => items.iter().map(of).sum(),
+                    Value::Object(map) => map.iter().map(|(key, value)| key.len() + of(value)).sum(),
+                    Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+                }
+        }
+        match self {
+            Raw::Line(text) => text.len(),
+            Raw::Value(value) => of(value),
+        }
+    }
+
+    /// The row as a value; the error says what is wrong with the line and what to do.
+    pub fn parse(self) -> Result<Value, String> {
+        match self {
+            Raw::Value(value) => Ok(value),
+            // without the end of the line, so that a fault there has a column
+            Raw::Line(text) => {
+                serde_json::from_slice(text.trim_ascii_end()).map_err(|e| json_fault(&e, &text))
+            }
+        }
+    }
+}
+
+/// serde_json's words with the column alone (its line is always 1 within a line), and what to do.
+fn json_fault(error: &serde_json::Error, line: &[u8]) -> String {
+    let text = error.to_string();
+    let words = text.split(" at line ").next().unwrap_or(&text);
+    let way = if std::str::from_utf8(line).is_err() || line.contains(&0) {
+        "the file must be text in UTF-8"
+    } else if error.is_eof() {
+        "the line ends too early: a row is one JSON object on one line"
+    } else {
+        "a row is one JSON object on one line"
+    };
+    format!("not valid JSON: {words} (column {}): {way}", error.column())
 }
 
 /// A row and its address.
@@ -41,7 +91,11 @@ pub enum Flow {
 /// Takes each row in order.
 pub type Sink<'a> = &'a mut dyn FnMut(RawRow) -> Result<Flow, DataError>;
 
-const KINDS: &str = ".jsonl, .json, .csv or .parquet, or - for JSON lines on standard input";
+const KINDS: &str = ".jsonl, .json, .csv, .tsv or .parquet, or - for JSON lines on standard input";
+const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet"];
+
+/// Bytes of the longest row of text: what comes without an end is refused here, not by the last of the memory.
+const LONGEST: u64 = 1 << 28;
 
 /// Reads one file to its end, or until the sink has enough.
 pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
@@ -53,7 +107,7 @@ pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
     if path.is_dir() {
         return Err(format_error(&file, "is a folder without train, valid or test files".into()));
     }
-    if !["jsonl", "ndjson", "json", "csv", "parquet"].contains(&kind.as_str()) {
+    if !ENDINGS.contains(&kind.as_str()) {
         return Err(match path.exists() {
             true => format_error(&file, format!("rows must be {KINDS}")),
             false => DataError::File { file, source: std::io::ErrorKind::NotFound.into() },
@@ -61,7 +115,7 @@ pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
     }
     let opened = File::open(path).map_err(|source| DataError::File { file: file.clone(), source })?;
     match kind.as_str() {
-        "csv" => csv(opened, &file, sink),
+        "csv" | "tsv" => table::read(opened, &file, sink),
         "parquet" => super::parquet_rows::read(opened, &file, sink),
         "json" => {
             let mut reader = BufReader::with_capacity(1 << 20, opened);
@@ -99,11 +153,15 @@ fn first_byte(reader: &mut impl BufRead, file: &str) -> Result<Option<u8>, DataE
 fn lines(reader: &mut dyn BufRead, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
     for line in 1.. {
         let mut text = Vec::new();
-        let read = reader
+        let read = (&mut *reader)
+            .take(LONGEST + 1)
             .read_until(b'\n', &mut text)
             .map_err(|source| DataError::File { file: file.to_owned(), source })?;
         if read == 0 {
             break;
+        }
+        if read as u64 > LONGEST {
+            return Err(endless(Place::Line { file: file.to_owned(), line }));
         }
         if line == 1 && text.starts_with(b"\xef\xbb\xbf") {
             text.drain(..3);
@@ -119,17 +177,29 @@ fn lines(reader: &mut dyn BufRead, file: &str, sink: Sink<'_>) -> Result<Flow, D
     Ok(Flow::Continue)
 }
 
+/// A row of text without an end, or as good as.
+fn endless(place: Place) -> DataError {
+    let reason = format!(
+        "the row is longer than {} MB: is this a file of rows? Split long rows into several",
+        LONGEST / 1_000_000
+    );
+    DataError::Row { place, reason }
+}
+
 /// The items of a JSON array, one after another.
 fn array(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
-    let mut items = Items { file, sink, outcome: Ok(Flow::Continue), row: 0 };
+    let lines = Lines::default();
+    let reader = BufReader::with_capacity(1 << 16, lines.watch(reader));
+    let mut items = Items { file, sink, outcome: Ok(Flow::Continue), row: 0, lines: lines.clone() };
     let mut json = serde_json::Deserializer::from_reader(reader);
     let parsed = json.deserialize_seq(&mut items).and_then(|()| json.end());
-    let row = items.row + 1;
+    let place = Place::Row { file: file.to_owned(), row: items.row + 1 };
     match (items.outcome, parsed) {
-        (Ok(Flow::Continue), Err(e)) => Err(DataError::Row {
-            place: Place::Row { file: file.to_owned(), row },
-            reason: format!("not valid JSON: {e}"),
-        }),
+        (Ok(Flow::Continue), Err(_)) if lines.exceeded() => Err(endless(place)),
+        (Ok(Flow::Continue), Err(e)) => {
+            let way = "the file must be one list of JSON objects: [{...}, {...}]";
+            Err(DataError::Row { place, reason: format!("not valid JSON: {e}: {way}") })
+        }
         (outcome, _) => outcome,
     }
 }
@@ -139,6 +209,7 @@ struct Items<'a, 'b> {
     sink: Sink<'b>,
     outcome: Result<Flow, DataError>,
     row: u64,
+    lines: Lines,
 }
 
 impl<'de> Visitor<'de> for &mut Items<'_, '_> {
@@ -151,6 +222,7 @@ impl<'de> Visitor<'de> for &mut Items<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         while let Some(value) = seq.next_element::<Value>()? {
             self.row += 1;
+            self.lines.next_row();
             let place = Place::Row { file: self.file.to_owned(), row: self.row };
             self.outcome = (self.sink)(RawRow { place, raw: Raw::Value(value) });
             if !matches!(self.outcome, Ok(Flow::Continue)) {
@@ -159,35 +231,6 @@ impl<'de> Visitor<'de> for &mut Items<'_, '_> {
             }
         }
         Ok(())
-    }
-}
-
-/// A row is an object of its header's names; all cells are strings.
-fn csv(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
-    let mut reader =
-        csv::ReaderBuilder::new().flexible(false).from_reader(BufReader::with_capacity(1 << 20, reader));
-    let header = reader.headers().map_err(|e| csv_error(&e, file))?.clone();
-    let names: Vec<&str> = header.iter().map(|n| n.trim_start_matches('\u{feff}')).collect();
-    let mut record = csv::StringRecord::new();
-    while reader.read_record(&mut record).map_err(|e| csv_error(&e, file))? {
-        let line = record.position().map_or(0, csv::Position::line);
-        let cell = |(name, text): (&&str, &str)| (name.to_string(), Value::from(text));
-        let row = names.iter().zip(record.iter()).map(cell).collect();
-        let place = Place::Line { file: file.to_owned(), line };
-        if sink(RawRow { place, raw: Raw::Value(Value::Object(row)) })? == Flow::Stop {
-            return Ok(Flow::Stop);
-        }
-    }
-    Ok(Flow::Continue)
-}
-
-fn csv_error(error: &csv::Error, file: &str) -> DataError {
-    match error.position() {
-        Some(p) => DataError::Row {
-            place: Place::Line { file: file.to_owned(), line: p.line() },
-            reason: error.to_string(),
-        },
-        None => format_error(file, error.to_string()),
     }
 }
 
@@ -226,7 +269,7 @@ pub fn folder(path: &Path) -> Result<Folder, DataError> {
     match out.train.is_empty() {
         true => Err(format_error(
             &path.display().to_string(),
-            "the folder has no train file (.jsonl, .json, .csv, .parquet)".into(),
+            "the folder has no train file (.jsonl, .json, .csv, .tsv, .parquet)".into(),
         )),
         false => Ok(out),
     }
@@ -254,7 +297,7 @@ fn row_files(path: &Path, depth: usize, out: &mut Vec<PathBuf>) -> Result<(), Da
         let kind = child.extension().and_then(|e| e.to_str()).unwrap_or("");
         if child.is_dir() && depth > 1 {
             row_files(&child, depth - 1, out)?;
-        } else if ["jsonl", "ndjson", "json", "csv", "parquet"].contains(&kind) {
+        } else if ENDINGS.contains(&kind) {
             out.push(child);
         }
     }

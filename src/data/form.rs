@@ -3,6 +3,8 @@
 //! A classifier's rows are text (or input) + label and nothing else counts.
 //! Exception: a row of several forms is the first of them; `--data-fields FIELD=COLUMN` decides otherwise.
 
+mod turns;
+
 use crate::data::error::DataError;
 use crate::data::{Options, Task};
 use serde_json::{Map, Value, json};
@@ -84,17 +86,34 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn get(&self, field: &str) -> Option<&'a Value> {
+        self.cell(field).filter(|v| !v.is_null())
+    }
+
+    /// The field's value, null or not.
+    fn cell(&self, field: &str) -> Option<&'a Value> {
         let column = match self.renamed.iter().find(|(f, _)| f == field) {
             Some((_, column)) => column.as_str(),
             // Under that name it is another field's.
             None if self.renamed.iter().any(|(_, column)| column == field) => return None,
             None => field,
         };
-        self.row.get(column).filter(|v| !v.is_null())
+        self.row.get(column)
     }
 
     fn has(&self, fields: &[&str]) -> bool {
         fields.iter().all(|f| self.get(f).is_some())
+    }
+
+    /// The row's own names.
+    fn names(&self) -> String {
+        self.row.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The field that is null in the first form whose fields are all there otherwise.
+    fn null<'f>(&self, forms: &[&[&'f str]]) -> Option<&'f str> {
+        let there = |field: &&str| self.cell(field).is_some();
+        let form = forms.iter().find(|form| form.iter().all(there))?;
+        form.iter().copied().find(|field| self.get(field).is_none())
     }
 
     fn text(&self, field: &str) -> Result<String, String> {
@@ -158,6 +177,15 @@ pub fn is_field(name: &str) -> bool {
 
 /// Refuses names in --data-fields that no form has; the error names the nearest.
 pub fn check_fields(fields: &[(String, String)]) -> Result<(), DataError> {
+    if let Some((i, (twice, _))) =
+        fields.iter().enumerate().find(|(i, (f, _))| fields[..*i].iter().any(|(before, _)| before == f))
+    {
+        let columns =
+            format!("{}, {}", fields.iter().find(|(f, _)| f == twice).map_or("", |(_, c)| c), fields[i].1);
+        return Err(DataError::Options(format!(
+            "--data-fields FIELD=COLUMN: the field `{twice}` is given twice ({columns}): leave one out"
+        )));
+    }
     let Some((unknown, _)) = fields.iter().find(|(f, _)| !FIELDS.contains(&f.as_str())) else {
         return Ok(());
     };
@@ -201,11 +229,13 @@ fn sft(fields: &Fields<'_>) -> Result<Form, String> {
     if fields.has(&["text"]) {
         return fields.text("text").map(Form::Text);
     }
-    let names: Vec<&str> = fields.row.keys().map(String::as_str).collect();
+    if let Some(null) = fields.null(&[&["prompt", "completion"], &["instruction", "output"], &["text"]]) {
+        return Err(format!("`{null}` is null: give it a text, or leave the row out"));
+    }
     Err(format!(
         "no known form: it has the fields [{}]; known are text | prompt, completion | instruction, output | \
-         messages | conversations; --data-fields FIELD=COLUMN renames",
-        names.join(", ")
+         messages | conversations | text, label (with --task classify); --data-fields FIELD=COLUMN renames",
+        fields.names()
     ))
 }
 
@@ -214,7 +244,7 @@ fn pair(fields: &Fields<'_>) -> Result<Form, String> {
     if let (Some(mut messages), Some(answer)) = (as_list("prompt"), as_list("completion")) {
         let context = messages.len();
         messages.extend(answer);
-        let messages = check_messages(Value::Array(messages))?;
+        let messages = turns::check(Value::Array(messages))?;
         return Ok(Form::Chat(Chat { messages, tools: tools(fields)?, context }));
     }
     Ok(Form::Pair { prompt: fields.text("prompt")?, completion: fields.text("completion")? })
@@ -236,8 +266,18 @@ fn alpaca(fields: &Fields<'_>) -> Result<Alpaca, String> {
 }
 
 fn classification(fields: &Fields<'_>) -> Result<Form, String> {
-    let field = if fields.has(&["text"]) { "text" } else { "input" };
-    let text = fields.text(field).map_err(|e| format!("{e} (a classifier's rows have text, label)"))?;
+    let missing = |field: &str| match fields.null(&[&[field]]) {
+        Some(_) => format!("`{field}` is null: give it a value, or leave the row out"),
+        None => format!(
+            "`{field}` is missing: the columns are {}; --data-fields text=COLUMN,label=COLUMN names a classifier's",
+            fields.names()
+        ),
+    };
+    let field = if fields.has(&["input"]) && !fields.has(&["text"]) { "input" } else { "text" };
+    if !fields.has(&[field]) {
+        return Err(missing(field));
+    }
+    let text = fields.text(field)?;
     let label = match fields.get("label") {
         Some(Value::String(s)) => match s.parse::<i64>() {
             Ok(i) if i.to_string() == *s => Label::Int(i),
@@ -251,7 +291,7 @@ fn classification(fields: &Fields<'_>) -> Result<Form, String> {
             }
         }
         Some(other) => return Err(format!("`label` must be an integer or a string, it is {}", kind(other))),
-        None => return Err("`label` is missing (a classifier's rows have text, label)".into()),
+        None => return Err(missing("label")),
     };
     Ok(Form::Class { text, label })
 }
@@ -262,7 +302,7 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
     };
     let mut messages: Vec<Value> = match field {
         "messages" => list,
-        _ => list.iter().map(sharegpt).collect::<Result<_, _>>()?,
+        _ => list.iter().map(turns::sharegpt).collect::<Result<_, _>>()?,
     };
     let system = fields.optional("system")?;
     let has_system = messages.first().and_then(|m| m.get("role")).is_some_and(|r| r == "system");
@@ -270,7 +310,7 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
         messages.insert(0, json!({"role": "system", "content": system}));
     }
     Ok(Form::Chat(Chat {
-        messages: check_messages(Value::Array(messages))?,
+        messages: turns::check(Value::Array(messages))?,
         tools: tools(fields)?,
         context: 0,
     }))
@@ -284,59 +324,4 @@ fn tools(fields: &Fields<'_>) -> Result<Option<Value>, String> {
         Some(tools @ Value::Array(_)) => Ok(Some(tools)),
         Some(other) => Err(format!("`tools` must be a list, it is {}", kind(&other))),
     }
-}
-
-fn check_messages(messages: Value) -> Result<Value, String> {
-    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
-    if list.is_empty() {
-        return Err("a conversation must have at least one message".into());
-    }
-    for (i, message) in list.iter().enumerate() {
-        let at = i + 1;
-        if !message.is_object() {
-            return Err(format!(
-                "message {at} must be an object with role and content, it is {}",
-                kind(message)
-            ));
-        }
-        if message.get("role").and_then(Value::as_str).is_none() {
-            return Err(format!("message {at} has no role"));
-        }
-    }
-    Ok(messages)
-}
-
-/// One turn of ShareGPT, under the role names that templates know.
-fn sharegpt(turn: &Value) -> Result<Value, String> {
-    if turn.get("role").is_some() {
-        return Ok(turn.clone());
-    }
-    let from = turn.get("from").and_then(Value::as_str).ok_or("a turn of `conversations` has no `from`")?;
-    let value = turn.get("value").ok_or("a turn of `conversations` has no `value`")?;
-    let role = match from {
-        "human" | "user" => "user",
-        "gpt" | "assistant" | "chatgpt" | "bot" | "model" => "assistant",
-        "system" => "system",
-        "tool" | "observation" | "function_response" | "tool_response" => "tool",
-        "function_call" | "tool_call" => return function_call(value),
-        other => {
-            return Err(format!(
-                "unknown speaker `{other}`: known are human, gpt, system, tool, function_call"
-            ));
-        }
-    };
-    Ok(json!({"role": role, "content": value}))
-}
-
-/// A call written as JSON in the turn's text becomes the `tool_calls` of an assistant turn.
-fn function_call(value: &Value) -> Result<Value, String> {
-    let parsed = match value {
-        Value::String(s) => {
-            serde_json::from_str(s).map_err(|e| format!("a function_call is not JSON: {e}"))?
-        }
-        other => other.clone(),
-    };
-    let calls = if let Value::Array(list) = parsed { list } else { vec![parsed] };
-    let calls: Vec<Value> = calls.into_iter().map(|c| json!({"type": "function", "function": c})).collect();
-    Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
 }

@@ -21,8 +21,9 @@ pub use labels::LabelMap;
 pub use samples::{Sample, Samples};
 pub use tokenizer::Tokenizer;
 
+use crate::numeric::allocator;
 use files::{Flow, Raw, RawRow};
-use form::Label;
+use form::{Form, Label};
 use labels::Labels;
 use rayon::prelude::*;
 use samples::Encoded;
@@ -93,7 +94,22 @@ pub struct Counts {
     /// What the loss is divided by: supervised targets, or for classifiers rows.
     pub supervised: u64,
     /// The first row that was dropped.
-    pub first_dropped: Option<Place>,
+    pub first_dropped: Option<Dropped>,
+}
+
+/// A row that was left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dropped {
+    /// File and line.
+    pub place: Place,
+    /// Why there is nothing to learn in it.
+    pub why: String,
+}
+
+impl std::fmt::Display for Dropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.place, self.why)
+    }
 }
 
 /// Rows, ready to be planned.
@@ -157,11 +173,13 @@ struct Ready {
     encoded: Encoded,
     label: Option<Label>,
     truncated: bool,
+    /// Why there is nothing to learn in it; None where there is.
+    useless: Option<String>,
 }
 
 impl Loader<'_> {
     fn take(&mut self, row: RawRow) -> Result<Flow, DataError> {
-        self.bytes += if let Raw::Line(text) = &row.raw { text.len() } else { 1 << 10 };
+        self.bytes += row.raw.bytes();
         self.waiting.push(row);
         let full = self.waiting.len() >= CHUNK_ROWS || self.bytes >= CHUNK_BYTES;
         // with a limit no more is read at once than could be needed
@@ -178,13 +196,13 @@ impl Loader<'_> {
         self.bytes = 0;
         let rows = std::mem::take(&mut self.waiting);
         let (options, tokenizer) = (self.options, self.tokenizer);
-        let ready: Vec<Result<Ready, DataError>> =
-            self.pool.install(|| rows.par_iter().map(|row| ready(row, options, tokenizer)).collect());
-        for (row, ready) in rows.into_iter().zip(ready) {
+        let ready: Vec<(Place, Result<Ready, DataError>)> =
+            self.pool.install(|| rows.into_par_iter().map(|row| ready(row, options, tokenizer)).collect());
+        for (place, ready) in ready {
             if self.limit().is_some_and(|limit| self.corpus.len() >= limit) {
                 return Ok(Flow::Stop);
             }
-            self.append(row.place, ready?)?;
+            self.append(place, ready?)?;
         }
         let enough = self.limit().is_some_and(|limit| self.corpus.len() >= limit);
         Ok(if enough { Flow::Stop } else { Flow::Continue })
@@ -195,13 +213,12 @@ impl Loader<'_> {
         self.counts.rows += 1;
         self.counts.truncated += u64::from(ready.truncated);
         let label = ready.label.map(|l| self.labels.class(l, &place)).transpose()?;
-        let useful =
-            if label.is_some() { !ready.encoded.ids.is_empty() } else { ready.encoded.targets() > 0 };
-        if useful {
-            self.corpus.push(row, &ready.encoded, label);
-        } else {
-            self.counts.dropped += 1;
-            self.counts.first_dropped.get_or_insert(place);
+        match ready.useless {
+            None => self.corpus.push(row, &ready.encoded, label),
+            Some(why) => {
+                self.counts.dropped += 1;
+                self.counts.first_dropped.get_or_insert(Dropped { place, why });
+            }
         }
         Ok(())
     }
@@ -229,30 +246,72 @@ impl Loader<'_> {
     }
 }
 
-fn ready(row: &RawRow, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
-    let fault = |reason: String| DataError::Row { place: row.place.clone(), reason };
-    let parsed;
-    let value = match &row.raw {
-        Raw::Value(value) => value,
-        Raw::Line(text) => {
-            parsed = serde_json::from_slice(text)
-                .map_err(|e| fault(format!("not valid JSON: {}", json_reason(&e))))?;
-            &parsed
-        }
-    };
-    let form = form::of(value, options).map_err(fault)?;
-    let (mut encoded, label) = encode::encode(&form, tokenizer).map_err(|e| e.at(&row.place))?;
-    let truncated = encoded.ids.len() > options.max_seq_len;
-    encoded.ids.truncate(options.max_seq_len);
-    encoded.mask.truncate(options.max_seq_len);
-    Ok(Ready { encoded, label, truncated })
+fn ready(row: RawRow, options: &Options, tokenizer: &Tokenizer) -> (Place, Result<Ready, DataError>) {
+    let RawRow { place, raw } = row;
+    let sizes = (raw.bytes(), options.max_seq_len);
+    let ready = bounded(&place, sizes, || tokens(raw, &place, options, tokenizer));
+    (place, ready)
 }
 
-/// serde_json's words with the column alone: its line is always 1 within a line.
-fn json_reason(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let words = text.split(" at line ").next().unwrap_or(&text);
-    format!("{words} (column {})", error.column())
+fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> Result<Ready, DataError> {
+    let fault = |reason: String| DataError::Row { place: place.clone(), reason };
+    let form = form::of(&raw.parse().map_err(fault)?, options).map_err(fault)?;
+    let most = options.max_seq_len;
+    let (mut encoded, label) = encode::encode(&form, tokenizer, most).map_err(|e| e.at(place))?;
+    let truncated = encoded.ids.len() > most;
+    encoded.ids.truncate(most);
+    encoded.mask.truncate(most);
+    // what was cut off is not kept in memory either
+    encoded.ids.shrink_to_fit();
+    encoded.mask.shrink_to_fit();
+    let cut = truncated.then(|| format!("its first {most} tokens (--max-seq-len) hold no answer"));
+    let useless = useless(&form, &encoded, options, cut);
+    let label = label.filter(|label| !is_empty(label, options));
+    Ok(Ready { encoded, label, truncated, useless })
+}
+
+/// An empty label is a cell without one, unless a class has that name.
+fn is_empty(label: &Label, options: &Options) -> bool {
+    let known = options.labels.as_ref().is_some_and(|known| known.class(label).is_some());
+    !known && matches!(label, Label::Name(name) if name.trim().is_empty())
+}
+
+/// Why there is nothing to learn in a row; None where there is. `cut` says so of a row that was cut.
+fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String>) -> Option<String> {
+    match form {
+        Form::Class { label, .. } if is_empty(label, options) => Some("its label is empty".into()),
+        Form::Class { .. } => encoded.ids.is_empty().then(|| "its text is empty".into()),
+        _ if encoded.targets() > 0 => None,
+        Form::Chat(chat) => Some(
+            chat.unanswered()
+                .or(cut)
+                .unwrap_or_else(|| "its assistant turns are empty, or the chat template marks none".into()),
+        ),
+        _ => Some(cut.unwrap_or_else(|| "its text is empty".into())),
+    }
+}
+
+/// Bytes of memory for each byte of a row (the row, its fields, its rendered text), for each byte that is tokenised, and
+/// besides.
+const READING: usize = 12;
+const TOKENISING: usize = 256;
+const BESIDES: usize = 256 << 20;
+
+/// Runs what turns `bytes` of input into at most `most` tokens. A chat template or a tokenizer.json that multiplies the
+/// text beyond reason ends the process with one line that names `place`.
+pub fn bounded<T>(
+    place: &dyn std::fmt::Display,
+    (bytes, most): (usize, usize),
+    run: impl FnOnce() -> T,
+) -> T {
+    let tokenised = bytes.min(tokenizer::reach(most)).saturating_mul(TOKENISING);
+    let limit = bytes.saturating_mul(READING).saturating_add(tokenised).saturating_add(BESIDES);
+    let line = format!(
+        "{place}: its tokens take more than {} MB of memory: the chat template or tokenizer.json multiplies the \
+         text: use another --chat-template, or the files of the model's page",
+        limit / 1_000_000
+    );
+    allocator::within(limit, line, run)
 }
 
 impl Corpus {

@@ -5,6 +5,7 @@
 
 use crate::data::error::{DataError, Place};
 use crate::data::files::{Flow, Raw, RawRow, Sink};
+use crate::numeric::caught::caught;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
@@ -12,21 +13,33 @@ use std::fs::File;
 
 /// Reads all rows, or as many as the sink wants.
 pub fn read(opened: File, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
-    let failed = |e: parquet::errors::ParquetError| DataError::Format {
+    let failed = |reason: String| DataError::Format {
         file: file.to_owned(),
-        reason: format!("not a readable Parquet file: {e}"),
+        reason: format!("not a readable Parquet file: {reason}"),
     };
-    let reader = SerializedFileReader::new(opened).map_err(failed)?;
-    let rows = reader.get_row_iter(None).map_err(failed)?;
-    for (i, row) in rows.enumerate() {
-        let place = Place::Row { file: file.to_owned(), row: i as u64 + 1 };
-        let row = row.map_err(|e| DataError::Row { place: place.clone(), reason: e.to_string() })?;
+    let reader = answered(|| SerializedFileReader::new(opened)).map_err(failed)?;
+    let mut rows = answered(|| reader.get_row_iter(None)).map_err(failed)?;
+    let mut number = 0;
+    loop {
+        number += 1;
+        let place = Place::Row { file: file.to_owned(), row: number };
+        let next = answered(|| rows.next().transpose());
+        let Some(row) = next.map_err(|reason| DataError::Row { place: place.clone(), reason })? else {
+            return Ok(Flow::Continue);
+        };
         let value = Value::Object(row.get_column_iter().map(|(n, f)| (n.clone(), value(f))).collect());
         if sink(RawRow { place, raw: Raw::Value(value) })? == Flow::Stop {
             return Ok(Flow::Stop);
         }
     }
-    Ok(Flow::Continue)
+}
+
+/// What the library says, errors and panics alike: it asserts what a damaged file says about itself.
+fn answered<T>(run: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, String> {
+    match caught(run) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => Err(panic.split(" (at ").next().unwrap_or(&panic).to_owned()),
+    }
 }
 
 fn group(row: &Row) -> Value {

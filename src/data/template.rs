@@ -3,6 +3,7 @@
 //! trim_blocks and lstrip_blocks on, loop controls, Python's methods and Python's way of printing values,
 //! `tojson` as `json.dumps(ensure_ascii=False)`, `raise_exception`, `strftime_now`. `{% generation %}` blocks are
 //! traced by two private-use characters that are put around them while rendering and cut out after it.
+//! A template runs `FUEL` instructions at most; its memory is bounded where rows are read (`data::bounded`).
 //! The exception: `strftime_now` is UTC, and one moment for the whole life of the template, so that rows
 //! do not change while they are read.
 
@@ -15,6 +16,9 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::Value;
 use std::ops::Range;
+
+/// Instructions of one rendering: seconds of work. A conversation takes a few dozen a message.
+const FUEL: u64 = 50_000_000;
 
 /// Put before and after what a generation block renders; planes 15 and 16 have no characters of their own.
 const OPEN: char = '\u{F0000}';
@@ -94,6 +98,11 @@ impl ChatTemplate {
         }
     }
 
+    /// An error where the template does not compile.
+    pub fn check(&self) -> Result<(), DataError> {
+        self.env.as_ref().map(|_| ()).map_err(|e| DataError::Template(e.clone()))
+    }
+
     /// The template as it was given.
     pub fn source(&self) -> &str {
         &self.source
@@ -133,6 +142,7 @@ impl ChatTemplate {
 
 fn environment(now: i64) -> Result<Environment<'static>, String> {
     let mut env = Environment::new();
+    env.set_fuel(Some(FUEL));
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.map_err(|e| flat(&e))?);
     env.set_unknown_method_callback(python::method);
@@ -154,6 +164,12 @@ fn environment(now: i64) -> Result<Environment<'static>, String> {
 fn flat(error: &minijinja::Error) -> String {
     let line = error.line().map_or(String::new(), |l| format!(" (line {l} of the template)"));
     match error.detail() {
+        _ if error.kind() == ErrorKind::OutOfFuel => {
+            let millions = FUEL / 1_000_000;
+            format!(
+                "runs more than {millions} million instructions for this conversation{line}: use another one"
+            )
+        }
         Some(detail) => format!("{detail}{line}"),
         None => format!("{}{line}", error.kind()),
     }

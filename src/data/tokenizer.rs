@@ -3,9 +3,13 @@
 //! So `add_bos_token` and its kin in tokenizer_config.json change nothing, as with transformers' fast tokenizers
 //! whose post-processor stands in tokenizer.json. Truncation and padding that tokenizer.json may carry are
 //! switched off: lengths are decided by --max-seq-len and by the plan.
+//!
+//! A text much longer than --max-seq-len is tokenised as far as needed (`beginning`), so that its cost follows from
+//! what is kept of it.
 
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, SpecialTokens};
+use crate::numeric::caught::caught;
 use serde_json::Value;
 
 /// Whether the tokenizer's own special tokens (its post-processor's, such as a BOS) go around the text.
@@ -63,20 +67,30 @@ impl Tokenizer {
 
     /// The ids of a text.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<u32>, DataError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, special == Special::Add)
-            .map_err(|e| DataError::Tokenizer(e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        let run = || self.inner.encode_fast(text, special == Special::Add);
+        Ok(answered(run)?.get_ids().to_vec())
     }
 
     /// The ids of a text with their byte ranges in it.
     pub fn encode_with_offsets(&self, text: &str, special: Special) -> Result<Encoded, DataError> {
-        let encoding = self
-            .inner
-            .encode(text, special == Special::Add)
-            .map_err(|e| DataError::Tokenizer(e.to_string()))?;
+        let encoding = answered(|| self.inner.encode(text, special == Special::Add))?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+    }
+
+    /// As `encode`, for a text of which only the first `most` ids are kept: all ids where there are at most `most`, else
+    /// more than `most`, of which the first `most` are those of the whole text.
+    pub fn beginning(&self, text: &str, special: Special, most: usize) -> Result<Vec<u32>, DataError> {
+        beginning(text, most, |text| self.encode(text, special), |ids| ids)
+    }
+
+    /// As `beginning`, with byte ranges.
+    pub fn beginning_with_offsets(
+        &self,
+        text: &str,
+        special: Special,
+        most: usize,
+    ) -> Result<Encoded, DataError> {
+        beginning(text, most, |text| self.encode_with_offsets(text, special), |e| &e.ids)
     }
 
     /// The text of ids; bytes that are no whole character come out as U+FFFD.
@@ -122,6 +136,66 @@ impl Tokenizer {
     /// Whether a text ends with one of the tokens marked special.
     pub fn ends_with_special(&self, text: &str) -> bool {
         self.special_tokens.iter().any(|t| text.ends_with(t.as_str()))
+    }
+}
+
+/// A text is tokenised whole up to this many bytes, whatever is kept of it.
+const WHOLE: usize = 1 << 16;
+/// A longer text must show its first tokens within this many bytes, or within `BYTES_A_TOKEN` for each of them.
+const LARGEST: usize = 2 << 20;
+/// Bytes of text for each token that is kept: the first attempt.
+const BYTES_A_TOKEN: usize = 8;
+/// Tokens between those that are kept and the cut.
+const MARGIN: usize = 64;
+/// Bytes by which the second cut is further on: a prime, so that no grouping of characters fits both cuts.
+const FURTHER: usize = 4099;
+
+/// The most bytes that are tokenised at once where `most` tokens are kept.
+pub fn reach(most: usize) -> usize {
+    most.saturating_mul(BYTES_A_TOKEN).max(LARGEST).saturating_add(FURTHER)
+}
+
+/// Tokenises the text up to a cut. What a tokenizer does near the end of a text (a word that is cut in two, trimmed white
+/// space, groups of digits counted from the right, a final special token) must not reach the tokens that are kept: there
+/// are at least `MARGIN` tokens between, and a second cut further on must give the same tokens; else the cuts move on.
+fn beginning<T>(
+    text: &str,
+    most: usize,
+    encode: impl Fn(&str) -> Result<T, DataError>,
+    ids: impl Fn(&T) -> &[u32],
+) -> Result<T, DataError> {
+    let last = reach(most);
+    let mut cut = most.saturating_mul(BYTES_A_TOKEN).max(WHOLE);
+    while cut.saturating_add(FURTHER) <= last.min(text.len()) {
+        let short = encode(&text[..text.floor_char_boundary(cut)])?;
+        if ids(&short).len() > most + MARGIN {
+            let long = encode(&text[..text.floor_char_boundary(cut + FURTHER)])?;
+            if ids(&long).get(..most) == Some(&ids(&short)[..most]) {
+                return Ok(short);
+            }
+        }
+        cut = cut.saturating_mul(4);
+    }
+    if text.len() > last {
+        return Err(DataError::Tokenizer(format!(
+            "the first {most} tokens of a text of {} MB cannot be found in its first {} MB: split the text",
+            text.len() / 1_000_000,
+            last / 1_000_000
+        )));
+    }
+    encode(text)
+}
+
+/// What the library says, errors and panics alike: its regular expressions panic when they give up.
+fn answered<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+    match caught(run) {
+        Ok(result) => result.map_err(|e| DataError::Tokenizer(e.to_string())),
+        Err(panic) => {
+            let why = panic.split(" (at ").next().unwrap_or(&panic);
+            let what = "tokenizer.json fails on this text";
+            let way = "use the tokenizer.json of the model's page, or leave the text out";
+            Err(DataError::Tokenizer(format!("{what} ({why}): {way}")))
+        }
     }
 }
 

@@ -11,19 +11,46 @@ use std::path::Path;
 
 /// Opens the directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
-    refuse_others(dir)?;
-    let mut config = check_config(dir)?;
-    // What it says of the weights is done with; what is made of them is not quantised like that.
-    let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
-    let tokenizer = tokenizer(dir)?;
-    let (tensors, kind): (Box<dyn Tensors>, _) = match quantised.filter(|q| !q.is_null()) {
-        Some(_) => (Box::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
-        None => {
+    if holds(dir)? == Holds::NoWeights {
+        let way = "download the model's weights into this folder";
+        return Err(FormatError::unsupported(dir, "a model directory without model.safetensors", way));
+    }
+    let (config, quantised) = config_and_method(dir)?;
+    let (tensors, kind): (Box<dyn Tensors>, _) = match quantised {
+        true => (Box::new(Quantised(Sharded::open_with_bytes(dir)?)), "bitsandbytes nf4".to_owned()),
+        false => {
             let tensors = Sharded::open(dir)?;
             let kind = format!("{} safetensors", tensors.dtype_name());
             (Box::new(tensors), kind)
         }
     };
+    with_weights(dir, config, tensors, kind)
+}
+
+/// config.json of a directory that has everything but the weights, as [`with_weights`] takes it, and whether those are in
+/// NF4; `None` where it has weights, or is no model's.
+pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError> {
+    match holds(dir) {
+        Ok(Holds::NoWeights) if dir.join("config.json").is_file() => config_and_method(dir).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// config.json without what it says of the weights' quantisation, and whether they are in NF4.
+fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
+    let mut config = check_config(dir)?;
+    let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
+    Ok((config, quantised.is_some_and(|q| !q.is_null())))
+}
+
+/// A model of the directory's files and `tensors`, which are called `kind`.
+pub fn with_weights(
+    dir: &Path,
+    config: Value,
+    tensors: Box<dyn Tensors>,
+    kind: String,
+) -> Result<ModelFiles, FormatError> {
+    let tokenizer = tokenizer(dir)?;
     let (base_id, revision) = match id_of_cache_path(dir) {
         Some((id, revision)) => (Some(id), revision),
         None => (config["_name_or_path"].as_str().filter(|id| looks_like_id(id)).map(str::to_owned), None),
@@ -42,8 +69,17 @@ pub(super) fn check_config(dir: &Path) -> Result<Value, FormatError> {
     Ok(config)
 }
 
-/// Directories that hold something else than safetensors weights.
-fn refuse_others(dir: &Path) -> Result<(), FormatError> {
+/// What a model's directory holds.
+#[derive(PartialEq, Eq)]
+enum Holds {
+    /// Weights in safetensors.
+    Weights,
+    /// Something of a model, but not its weights.
+    NoWeights,
+}
+
+/// Looks at names alone; refuses directories that hold something else than safetensors weights.
+fn holds(dir: &Path) -> Result<Holds, FormatError> {
     let names: Vec<String> = std::fs::read_dir(dir)
         .map_err(|e| FormatError::io(dir, e))?
         .flatten()
@@ -52,7 +88,7 @@ fn refuse_others(dir: &Path) -> Result<(), FormatError> {
     let has = |name: &str| names.iter().any(|n| n == name);
     let refuse = |what: &str, way: &str| Err(FormatError::unsupported(dir, what, way));
     if has("model.safetensors") || has("model.safetensors.index.json") {
-        return Ok(());
+        return Ok(Holds::Weights);
     }
     if has("adapter_config.json") {
         return refuse("a PEFT adapter, not a model", "give its base as MODEL and this with --adapter");
@@ -65,8 +101,7 @@ fn refuse_others(dir: &Path) -> Result<(), FormatError> {
         return refuse("a folder of .gguf files", &format!("name the file: {}", dir.join(gguf).display()));
     }
     if has("config.json") || names.iter().any(|n| n.ends_with(".safetensors")) {
-        let way = "download the model's weights into this folder";
-        return refuse("a model directory without model.safetensors", way);
+        return Ok(Holds::NoWeights);
     }
     refuse("not a model directory", "it needs config.json, model.safetensors and tokenizer.json")
 }

@@ -16,7 +16,7 @@ pub enum FormatError {
         cause: io::Error,
     },
     /// No room left.
-    #[error("{}: disk full{}; free some space or choose another -o", path.display(), wanted(*bytes))]
+    #[error("{}: disk full{}; free some space, or write to another disk", path.display(), wanted(*bytes))]
     DiskFull {
         /// What was being written.
         path: PathBuf,

@@ -14,7 +14,7 @@ pub mod peft;
 pub mod rounded;
 pub mod safetensors;
 
-pub use directory::{id_of_cache_path, looks_like_id};
+pub use directory::{id_of_cache_path, looks_like_id, with_weights, without_weights};
 pub use error::FormatError;
 
 use crate::numeric::tensor::Tensors;

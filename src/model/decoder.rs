@@ -37,7 +37,7 @@ impl Keep {
     }
 
     /// How many of so many blocks keep everything, all but gate and up, input and attention's output, the input.
-    pub(super) fn counts(self, blocks: usize) -> [usize; 4] {
+    pub fn counts(self, blocks: usize) -> [usize; 4] {
         let asked = match self {
             Keep::Everything => [blocks, 0, 0],
             Keep::Inputs => [0; 3],

@@ -4,6 +4,8 @@
 //! use; its own packing may add a few per cent. Where a device has computed microbatches of this model before, the
 //! line through what they had in use ([`Fit`]) takes the place of what is counted here.
 
+mod advice;
+
 use super::config::Config;
 pub use super::used::{Fit, InUse, Used};
 
@@ -14,6 +16,7 @@ use super::layout;
 use super::lora::LoraSpec;
 use super::weights::ModelError;
 use crate::numeric::line::Line;
+pub use advice::{largest, least};
 
 /// Bytes, by what they are for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,7 +24,7 @@ pub struct Estimate {
     /// Frozen weights, as the backend packs them.
     pub weights: u64,
     /// Adapter: parameters and gradient, and what they travel through; where the device computes in the machine's own
-    /// memory, also what the host holds of each: those, two moments, the exact sum.
+    /// memory, also what the host holds of each: parameters, two moments, the exact sum.
     pub adapter: u64,
     /// What blocks keep between forward and backward.
     pub kept: u64,
@@ -81,6 +84,10 @@ pub struct Load<'a> {
     pub tokens: usize,
     /// Bytes of the frozen weights, as the backend packs them: [`super::weights::Weights::packed`].
     pub weights: u64,
+    /// Whether any of them is in blocks.
+    pub quantised: bool,
+    /// Bytes that they would take in NF4; `None` where they cannot be quantised, or are.
+    pub nf4: Option<u64>,
     /// What the backend takes of its own, beside the values of its verbs.
     pub beside: Beside,
     /// Whose memory it is.
@@ -95,7 +102,8 @@ impl<'a> Load<'a> {
     /// In f32 on the host, with nothing beside it and nothing measured.
     pub fn of(config: &'a Config, lora: &'a LoraSpec, tokens: usize, weights: u64) -> Self {
         let (beside, home, short, measured) = (Beside::default(), Home::Host, 4, None);
-        Load { config, lora, tokens, weights, beside, home, short, measured }
+        let (quantised, nf4) = (false, None);
+        Load { config, lora, tokens, weights, quantised, nf4, beside, home, short, measured }
     }
 }
 
@@ -111,30 +119,35 @@ pub struct Beside {
 /// Whose memory a device computes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Home {
-    /// The machine's, directly: the CPU.
+    /// The machine's, directly: the CPU of a run alone.
     Host,
+    /// The same in a process that coordinates, or works for a coordinator.
+    HostInTeam,
     /// The machine's, through a driver: what is sent and read lies there a second time.
     Shared,
     /// Its own.
     Own,
 }
 
-/// Bytes that a device has of each trained parameter: two values.
+/// Bytes that a device has of each trained parameter: its value and its gradient.
 const ON_DEVICE: u64 = 4 * 2;
+/// Bytes of the parameter, its two moments and its exact sum.
+const ON_HOST: u64 = 4 * 3 + 8;
+/// Bytes of what a coordinator and a worker hold beside those: parameters on their way, gradients that wait for their
+/// grant, a second sum.
+const IN_TEAM: u64 = 4 * 3 + 8;
 
 impl Home {
     /// Bytes for each trained parameter.
     fn adapter(self) -> u64 {
-        // On the host four and a sum of 8 bytes, and up to four more values that are
-        // copies, while a step ends or is saved.
-        let (device, host) = (ON_DEVICE, 4 * 4 + 8 + 4 * 4);
         // Upload: one value on its way and one in a buffer of the device.
         let sent = 4 * 2;
         match self {
-            Home::Host => device + host,
-            Home::Own => device + sent,
+            Home::Host => ON_DEVICE + ON_HOST,
+            Home::HostInTeam => ON_DEVICE + ON_HOST + IN_TEAM,
+            Home::Own => ON_DEVICE + sent,
             // Two values more wait to be read; buffers are a quarter larger at most.
-            Home::Shared => device + host + sent + 4 * 2 + 2,
+            Home::Shared => ON_DEVICE + ON_HOST + IN_TEAM + sent + 4 * 2 + 2,
         }
     }
 }
@@ -277,6 +290,10 @@ impl Limit {
     /// The fastest policy within what was typed, and what it takes. Within what is free the first one that keeps no
     /// more than is comfortable, unless it costs too much time.
     pub fn choose(self, load: Load) -> Result<(Keep, Estimate), ModelError> {
+        self.found(load).ok_or_else(|| advice::too_little(load, self.bytes()))
+    }
+
+    fn found(self, load: Load) -> Option<(Keep, Estimate)> {
         let mut found = None;
         for keep in policies(load.config.layers) {
             let estimate = estimate(load, keep);
@@ -291,7 +308,7 @@ impl Limit {
                 break;
             }
         }
-        found.ok_or_else(|| too_little(load, self.bytes()))
+        found
     }
 }
 
@@ -321,51 +338,9 @@ pub fn choose(load: Load, limit: impl Into<Limit>) -> Result<(Keep, Estimate), M
     limit.into().choose(load)
 }
 
-/// Says what it would take, and a way out.
-fn too_little(load: Load, limit: u64) -> ModelError {
-    // Where the head takes less than a block, what one block keeps costs nothing: the first block that is computed
-    // again would take it anyway.
-    let one = Keep::Parts([0, 0, 1]);
-    let (one, none) = (estimate(load, one), estimate(load, Keep::Inputs));
-    let least = if one.total() < none.total() { one } else { none };
-    let way_out = match largest(load, limit) {
-        _ if least.weights + least.adapter > limit => {
-            "the model alone does not fit: choose a smaller or a quantised base, or raise --memory-limit"
-                .into()
-        }
-        0 => "not even one token fits: choose a smaller or a quantised base, or raise --memory-limit".into(),
-        most => {
-            // A power of two, as the default is one: people compare runs.
-            let most = 1 << most.ilog2();
-            format!(
-                "use --micro-batch-tokens {most} (and --max-seq-len no longer), a quantised base, or raise --memory-limit"
-            )
-        }
-    };
-    ModelError::Memory { needed: least.total(), limit, way_out }
-}
-
 /// Whether the way that a fit was measured with still is the one to take; false where blocks have to keep less, and the
 /// error where nothing fits.
 pub fn stands(load: Load, limit: impl Into<Limit>) -> Result<bool, ModelError> {
     let (keep, _) = limit.into().choose(load)?;
     Ok(load.measured.is_none_or(|fit| keep.blocks(load.config.layers) >= fit.blocks))
-}
-
-/// The longest microbatch that stays within `limit` bytes with the most frugal policy; 0 where none does.
-pub fn largest(load: Load, limit: u64) -> usize {
-    // What blocks were measured with may be more frugal than what shapes say of the most frugal way.
-    let measured = load.measured.map(|fit| fit.keep(load.config.layers));
-    let ways = || measured.into_iter().chain([Keep::Inputs]);
-    let fits = |tokens: usize| ways().any(|keep| estimate(Load { tokens, ..load }, keep).total() <= limit);
-    let (mut low, mut high) = (0, load.tokens.max(1));
-    // `low` fits or is 0, `high` does not.
-    if fits(high) {
-        return high;
-    }
-    while high - low > 1 {
-        let middle = low.midpoint(high);
-        if fits(middle) { low = middle } else { high = middle }
-    }
-    low
 }

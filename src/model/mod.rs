@@ -6,6 +6,7 @@ pub mod decoder;
 pub mod flops;
 pub mod generate;
 pub mod head;
+pub mod implied;
 pub mod layout;
 pub mod linear;
 pub mod lora;

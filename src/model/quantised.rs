@@ -89,14 +89,14 @@ impl Recipe {
 }
 
 /// A base, quantised where it is read.
-pub struct Quantised {
-    base: Box<dyn Tensors>,
+pub struct Quantised<'a> {
+    base: Box<dyn Tensors + 'a>,
     recipe: Recipe,
 }
 
-impl Quantised {
+impl<'a> Quantised<'a> {
     /// Refuses what cannot be quantised; no weight is read.
-    pub fn new(base: Box<dyn Tensors>, recipe: Recipe) -> Result<Self, QuantiseError> {
+    pub fn new(base: Box<dyn Tensors + 'a>, recipe: Recipe) -> Result<Self, QuantiseError> {
         let block = recipe.block();
         for tensor in base.names().into_iter().filter(|name| recipe.takes(name)) {
             // A file that cannot say what it holds says so when it is loaded.
@@ -115,7 +115,7 @@ impl Quantised {
     }
 }
 
-impl Tensors for Quantised {
+impl Tensors for Quantised<'_> {
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
         let Some(blocks) = self.blocks(name)? else { return self.base.tensor(name) };
         let mut values = vec![0.0; blocks.rows * blocks.cols];

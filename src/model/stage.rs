@@ -106,6 +106,9 @@ impl Cancel {
     }
 }
 
+/// Takes a microbatch's sums of losses and its gradient, on whichever thread they are.
+pub type Take = Box<dyn FnOnce(&LossSums, &[f32]) + Send>;
+
 /// Layers of a model with their adapters, on some device.
 pub trait Stage {
     /// The part of the flat parameter vector that this stage holds.
@@ -136,6 +139,15 @@ pub trait Stage {
                 reason: "a gradient of the loss is asked of a whole model".into(),
             }),
         }
+    }
+
+    /// As [`Stage::gradient`], but `take` is lent the gradient, in place where the device computes in the machine's own
+    /// memory. It is not called where there is a fault.
+    fn lend_gradient(&mut self, batch: &Microbatch, take: Take) -> Result<LossSums, Fault> {
+        let mut gradient = vec![0.0; self.layout().len()];
+        let sums = self.gradient(batch, &mut gradient)?;
+        take(&sums, &gradient);
+        Ok(sums)
     }
 
     /// What went to the device and came back since it was opened.

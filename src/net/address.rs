@@ -81,7 +81,8 @@ impl Endpoint {
         let host = if host == "*" { "" } else { host };
         let name = |c: char| c.is_alphanumeric() || "-_.".contains(c);
         // A link-local address carries its interface behind a percent sign.
-        let address = host.split('%').next().is_some_and(|h| h.parse::<Ipv6Addr>().is_ok());
+        let (ip, interface) = host.split_once('%').unwrap_or((host, ""));
+        let address = ip.parse::<Ipv6Addr>().is_ok() && interface.chars().all(name);
         match address || (host.chars().all(name) && host.len() <= 253) {
             true => Ok(Endpoint { host: host.into(), port }),
             false => Err(AddressError::Host(text.into())),

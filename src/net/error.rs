@@ -169,7 +169,7 @@ pub enum NetError {
         cause: String,
     },
     /// Other connections pushed it out, or more wait than can be taken.
-    #[error("{peer} was turned away: {limit} connections wait already")]
+    #[error("{peer} was rejected: {limit} connections wait already")]
     Crowded {
         /// Which.
         peer: String,

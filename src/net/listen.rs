@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
-use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, timeout};
 
 /// Time that a peer has to prove itself.
@@ -28,6 +28,9 @@ const HALF_OPEN: usize = 256;
 
 /// Proved connections that may wait for [`Listener::accept`].
 const READY: usize = 256;
+
+/// How long a port that closes waits for one more connection of those that the system has accepted already.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// Refusals that are told one by one in each [`QUIET`].
 const TOLD: u32 = 20;
@@ -64,8 +67,21 @@ pub struct Listener {
     ready: mpsc::Receiver<Connection>,
     refused: Arc<AtomicU64>,
     task: AbortHandle,
+    closing: Arc<Notify>,
     fingerprint: Option<Fingerprint>,
     shown: Option<Announced>,
+}
+
+/// Closes a [`Listener`] that another task accepts from.
+#[derive(Debug, Clone)]
+pub struct Closer(Arc<Notify>);
+
+impl Closer {
+    /// Closes the port. Peers that have connected by then finish their handshakes; [`Listener::accept`] gives those
+    /// that prove themselves, then an error.
+    pub fn close(&self) {
+        self.0.notify_one();
+    }
 }
 
 impl Listener {
@@ -80,8 +96,8 @@ impl Listener {
         let (send, ready) = mpsc::channel(READY);
         let refused = Arc::new(AtomicU64::new(0));
         let fingerprint = security.fingerprint();
+        let closing = Arc::new(Notify::new());
         let door = Door {
-            socket,
             security,
             send,
             handshakes: JoinSet::new(),
@@ -95,8 +111,8 @@ impl Listener {
                 untold: 0,
             },
         };
-        let task = tokio::spawn(door.keep()).abort_handle();
-        Ok(Listener { address: canonical(address), ready, refused, task, fingerprint, shown: None })
+        let task = tokio::spawn(door.keep(socket, closing.clone())).abort_handle();
+        Ok(Listener { address: canonical(address), ready, refused, task, closing, fingerprint, shown: None })
     }
 
     /// The next connection that has proved itself. Dropping the future loses none.
@@ -112,6 +128,11 @@ impl Listener {
             self.shown = Some(announce(self.address.port(), fingerprint)?);
         }
         Ok(())
+    }
+
+    /// What closes the port, from any task.
+    pub fn closer(&self) -> Closer {
+        Closer(self.closing.clone())
     }
 
     /// Where it listens, with the port that the system chose for port 0.
@@ -178,7 +199,6 @@ fn cannot(at: &Endpoint, e: &io::Error) -> NetError {
 
 /// The task behind a [`Listener`].
 struct Door {
-    socket: TcpListener,
     security: Security,
     send: mpsc::Sender<Connection>,
     handshakes: JoinSet<Result<(), NetError>>,
@@ -197,17 +217,12 @@ struct Waiting {
 }
 
 impl Door {
-    async fn keep(mut self) {
+    async fn keep(mut self, socket: TcpListener, closing: Arc<Notify>) {
         loop {
             tokio::select! {
-                Some(done) = self.handshakes.join_next_with_id() => {
-                    let (id, outcome) = match done {
-                        Ok((id, outcome)) => (id, Some(outcome)),
-                        Err(e) => (e.id(), None),
-                    };
-                    self.settle(id, outcome);
-                }
-                came = self.socket.accept() => match came {
+                Some(done) = self.handshakes.join_next_with_id() => self.settle(done),
+                () = closing.notified() => break,
+                came = socket.accept() => match came {
                     Ok((socket, peer)) => {
                         self.admit(socket, canonical(peer));
                         // In a flood each newcomer is listened to before the next one may push it out.
@@ -220,6 +235,16 @@ impl Door {
                     }
                 },
             }
+        }
+        // What the system has accepted already is reset where the socket is closed before it is taken.
+        while let Ok(Ok((socket, peer))) = timeout(GLANCE, socket.accept()).await
+            && self.waiting.len() < HALF_OPEN
+        {
+            self.admit(socket, canonical(peer));
+        }
+        drop(socket);
+        while let Some(done) = self.handshakes.join_next_with_id().await {
+            self.settle(done);
         }
     }
 
@@ -263,7 +288,11 @@ impl Door {
         }
     }
 
-    fn settle(&mut self, id: tokio::task::Id, outcome: Option<Result<(), NetError>>) {
+    fn settle(&mut self, done: Result<(tokio::task::Id, Result<(), NetError>), JoinError>) {
+        let (id, outcome) = match done {
+            Ok((id, outcome)) => (id, Some(outcome)),
+            Err(e) => (e.id(), None),
+        };
         let at = self.waiting.iter().position(|w| w.handshake.id() == id);
         // One that was pushed out is not there any more, and has been counted.
         let Some(gone) = at.and_then(|at| self.leave(at)) else { return };
@@ -318,5 +347,34 @@ impl Book {
         self.told += 1;
         let untold = std::mem::take(&mut self.untold);
         (self.tell)(Refusal { peer, reason, total, untold });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Party, Token};
+    use super::*;
+
+    #[test]
+    fn handshakes_under_way_finish_when_the_port_closes() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let token = Token::random().unwrap();
+        let with = |party| Security::with_token(party, &token).unwrap();
+        runtime.block_on(async {
+            let bind = Endpoint::loopback(0);
+            let bound = Listener::bind(&bind, with(Party::Coordinator), |_| ());
+            let mut listener = bound.await.unwrap();
+            let at = listener.address();
+            let before = TcpStream::connect(at).await.unwrap();
+            listener.closer().close();
+            // The second accept waits for the end of the first handshake, by when the port is closed.
+            let dialler = with(Party::Worker);
+            let (dialled, accepted) =
+                tokio::join!(Connection::dialled(before, at, &dialler, "it"), listener.accept());
+            dialled.unwrap();
+            accepted.unwrap();
+            assert!(listener.accept().await.is_err());
+            assert!(TcpStream::connect(at).await.is_err());
+        });
     }
 }

@@ -21,6 +21,6 @@ pub use dial::{DIAL_TIMEOUT, dial};
 pub use error::{NetError, Side};
 pub use frame::{Decoder, FrameReader, FrameWriter, TooLong};
 pub use greeting::{PROTOCOL, Party};
-pub use listen::{Listener, Refusal};
+pub use listen::{Closer, Listener, Refusal};
 pub use secure::{SecureError, Secured, Wishes, invitation, secure};
 pub use token::{Fingerprint, Token};

@@ -116,7 +116,7 @@ pub fn invitation(at: SocketAddr, typed: &Endpoint, security: &Security) -> Vec<
     match security.fingerprint() {
         Some(_) if at.ip().to_canonical().is_loopback() => vec![worker],
         Some(_) => vec![
-            "finetune token --set   # once on another machine: paste what `finetune token` prints here"
+            "finetune token --set   # once on another machine: paste what `finetune token` prints on this machine"
                 .into(),
             worker,
         ],

@@ -38,6 +38,28 @@ impl<T: Tensors + ?Sized> Tensors for Box<T> {
     }
 }
 
+impl<T: Tensors + ?Sized> Tensors for &T {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        (**self).tensor(name)
+    }
+
+    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+        (**self).blocks(name)
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        (**self).about(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        (**self).names()
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        (**self).file_of(name)
+    }
+}
+
 /// What is known of a tensor without reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {

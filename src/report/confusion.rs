@@ -1,4 +1,4 @@
-//! A confusion matrix as a table of text: rows are what was labelled, columns what was predicted.
+//! A confusion matrix as a table of text.
 
 use crate::numeric::say::inline;
 
@@ -13,7 +13,7 @@ pub fn lines(labels: &[String], confusion: &[Vec<u64>]) -> Vec<String> {
     let counts = confusion.iter().flatten().map(|n| n.to_string().len());
     let width = names.iter().map(|name| name.chars().count()).chain(counts).max().unwrap_or(0).max(6);
     let cells = |cells: Vec<String>| -> String { cells.iter().map(|c| format!(" {c:>width$}")).collect() };
-    let mut lines = vec!["confusion (rows: labelled, columns: predicted)".to_string()];
+    let mut lines = vec!["confusion matrix (rows: true label, columns: predicted)".to_string()];
     lines.push(format!("{:width$}{}", "", cells(names.clone())));
     for (name, row) in names.iter().zip(confusion) {
         lines.push(format!("{name:width$}{}", cells(row.iter().map(u64::to_string).collect())));
@@ -29,7 +29,7 @@ mod tests {
     fn a_table_of_counts() {
         let labels = ["safe".to_string(), "dangerous".to_string()];
         let want = [
-            "confusion (rows: labelled, columns: predicted)",
+            "confusion matrix (rows: true label, columns: predicted)",
             "               safe dangerous",
             "safe             29         1",
             "dangerous         4        26",

@@ -124,7 +124,7 @@ struct Drawn {
     devices: Vec<ProgressBar>,
 }
 
-fn style(template: &str) -> ProgressStyle {
+pub(super) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

@@ -1,14 +1,14 @@
-//! A whole run, folded out of its events, as pictures and the page need it: every step is kept, in order. What
-//! only the moment needs (pace, time left, who did how much) is [`Progress`]'s, which is folded along.
+//! A whole run, folded out of its events, for pictures and the page: every step is kept, in order. Running numbers
+//! (pace, time left, shares of devices) are in [`Progress`].
 
 use super::progress::Progress;
 use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Step};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Lanes show the last so many steps: who did what in earlier ones is not kept.
+/// Steps that lanes show: what devices did in earlier ones is not kept.
 pub const LANE_STEPS: usize = 24;
-/// Of who came and went the newest so many are kept: others can knock as often as they like.
+/// The newest changes of workers and devices that are kept: strangers can cause any number.
 const MOST_CHANGES: usize = 4096;
 
 /// A run so far.
@@ -22,7 +22,7 @@ pub struct History {
     pub evals: Vec<Eval>,
     /// Every answer.
     pub samples: Vec<Sample>,
-    /// Who came, went and changed.
+    /// Changes of workers and devices.
     pub changes: Vec<Change>,
     /// Why it halted.
     pub halt: Option<Halt>,
@@ -38,12 +38,12 @@ pub struct History {
     quiet: usize,
 }
 
-/// A history that grows while others look at it: whoever looks takes what there is and keeps nobody waiting.
+/// A history that grows while others read it: a reader takes a snapshot and blocks nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Live(Arc<Mutex<Arc<History>>>);
 
 impl Live {
-    /// Begins with what a run that is resumed has behind it.
+    /// Begins with the events of a run that is resumed.
     pub fn of(events: &[Event]) -> Self {
         Live(Arc::new(Mutex::new(Arc::new(History::of(events)))))
     }
@@ -59,7 +59,7 @@ impl Live {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<History>> {
-        // Whoever panicked left numbers that are still true.
+        // A panic leaves numbers that are still right.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -142,6 +142,7 @@ impl History {
             Event::Eval(eval) => self.evals.push(eval.clone()),
             Event::Sample(sample) => self.samples.push(sample.clone()),
             Event::Device(change) => self.change(change),
+            Event::Best(_) | Event::Early(_) => {} // the progress knows them
             Event::Checkpoint(_) | Event::Speed(_) | Event::Forecast(_) => {}
             Event::Fault(halt) => self.halt = Some(halt.clone()),
             Event::Done(done) => self.done = Some(done.clone()),
@@ -246,6 +247,11 @@ impl History {
             }
             _ => State::Running,
         }
+    }
+
+    /// The evaluation with the lowest loss, the first of several.
+    pub fn best_eval(&self) -> Option<&Eval> {
+        self.evals.iter().min_by(|a, b| a.eval_loss.total_cmp(&b.eval_loss))
     }
 
     /// What a note of the start says, by its first word: `model`, `output`.

@@ -1,9 +1,10 @@
 //! metrics.jsonl: one event a line, flushed as it happens, so that a run that dies leaves all that it said.
 
 use crate::format::{FormatError, atomic};
+use crate::numeric::say::say;
 use crate::train::event::Event;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Seek, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes events. A disk that fills up ends the log, not the run: [`Metrics::finish`] says so.
@@ -17,7 +18,7 @@ pub struct Metrics {
 impl Metrics {
     /// A new file in the place of an older one.
     pub fn create(path: &Path) -> Result<Self, FormatError> {
-        let file = File::create(path).map_err(|e| FormatError::io(path, e))?;
+        let file = File::create(path).and_then(probed).map_err(|e| FormatError::io(path, e))?;
         Ok(Metrics { path: path.to_owned(), file, failed: None })
     }
 
@@ -40,7 +41,10 @@ impl Metrics {
     pub fn see(&mut self, event: &Event) {
         if self.failed.is_none() {
             let written = line(event).and_then(|text| self.file.write_all(text.as_bytes()));
-            self.failed = written.err();
+            if let Err(e) = written {
+                say!("warning: {}: {e}: events are no longer written there", self.path.display());
+                self.failed = Some(e);
+            }
         }
     }
 
@@ -51,6 +55,30 @@ impl Metrics {
             None => Ok(()),
         }
     }
+}
+
+/// Refuses a file that takes nothing (a full disk, /dev/full) before the run, not after it: writes an empty line, which
+/// readers pass over, and takes it back. Pipes and terminals are left alone.
+fn probed(mut file: File) -> io::Result<File> {
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() || (is_device(&kind) && !file.is_terminal()) {
+        file.write_all(b"\n")?;
+    }
+    if kind.is_file() {
+        file.set_len(0)?;
+        file.rewind()?;
+    }
+    Ok(file)
+}
+
+#[cfg(unix)]
+fn is_device(kind: &fs::FileType) -> bool {
+    std::os::unix::fs::FileTypeExt::is_char_device(kind)
+}
+
+#[cfg(not(unix))]
+fn is_device(_: &fs::FileType) -> bool {
+    false
 }
 
 /// The events of a metrics.jsonl. A last line that a crash cut short is passed over; no file has no events.
@@ -80,7 +108,8 @@ pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
 fn stands(event: &Event, step: u64, looked: Option<u64>) -> bool {
     match event {
         Event::Done(_) | Event::Fault(_) => false,
-        Event::Sample(_) | Event::Eval(_) if event.step() == step => looked == Some(step),
+        Event::Early(_) => false,
+        Event::Sample(_) | Event::Eval(_) | Event::Best(_) if event.step() == step => looked == Some(step),
         _ => event.step() <= step,
     }
 }
@@ -144,7 +173,9 @@ mod tests {
             eprintln!("skipped: no /dev/full");
             return;
         }
-        let mut log = Metrics::create(full).unwrap();
+        assert!(matches!(Metrics::create(full), Err(FormatError::DiskFull { .. })), "before the run");
+        let file = File::create(full).unwrap();
+        let mut log = Metrics { path: full.to_owned(), file, failed: None };
         log.see(&Event::Run(RunStart::default()));
         assert!(matches!(log.finish(), Err(FormatError::DiskFull { .. })));
     }

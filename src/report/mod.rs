@@ -3,6 +3,7 @@
 //! A run is shown by giving every event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
 //! (metrics.jsonl); [`read`] gives the events back, and the same functions replay them.
 
+mod card;
 pub mod confusion;
 mod console;
 pub mod draw;
@@ -14,18 +15,21 @@ mod progress;
 mod prometheus;
 mod roster;
 mod serve;
+mod shift;
 mod team;
 mod tensorboard;
 mod words;
 mod write;
 
+pub use card::card;
 pub use console::{Console, Look};
 pub use history::{History, Live, Member, Point, State};
 pub use metrics::{Metrics, read};
 pub use progress::Progress;
 pub use roster::{Roster, Row};
 pub use serve::Dashboard;
+pub use shift::Shift;
 pub use team::{Team, Work};
 pub use tensorboard::TensorBoard;
-pub use words::duration;
-pub use write::{comparison, write};
+pub use words::{count, duration};
+pub use write::{Difference, comparison, write};

@@ -5,7 +5,7 @@ use hyper::header::{self, HeaderMap};
 use std::io::Read;
 
 /// How a text goes over the wire, as its reader asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Packing {
     /// As it is.
     Plain,

@@ -3,8 +3,12 @@
 
 use super::confusion;
 use super::team::Team;
-use super::words::{SHOWN_CLASSES, change_line, duration, eval_line, run_lines, size, speed_line};
+use super::words::{
+    SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size,
+    speed_line,
+};
 use crate::numeric::say::inline;
+use crate::train::best::Best;
 use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step, Takes};
 use std::collections::BTreeMap;
 
@@ -24,6 +28,10 @@ pub struct Progress {
     pub loss: Option<(f64, f64)>,
     /// First and last evaluation that were seen.
     pub eval: Option<(Eval, Eval)>,
+    /// The best evaluation, of a run that asks for it.
+    pub best: Option<Best>,
+    /// Why it ended before its last step, in a line.
+    pub early: Option<String>,
     /// Tokens that were trained on, supervised or not.
     pub tokens: u64,
     /// Wall time of those steps.
@@ -40,6 +48,8 @@ pub struct Progress {
     since: (u64, f64),
     /// A classifier's classes.
     pub labels: Vec<String>,
+    /// What the run's beginning says of a base without a name, which its end repeats.
+    base: Option<String>,
     smooth: Smooth,
 }
 
@@ -68,12 +78,16 @@ impl Progress {
                 self.total_steps = run.total_steps;
                 self.step = run.first_step.saturating_sub(1);
                 (self.since, self.forecast) = ((0, 0.0), None);
+                (self.best, self.early) = (None, None);
                 self.labels = run.labels.clone();
+                self.base = run.notes.iter().find(|note| note.starts_with("base ")).cloned();
             }
             Event::Forecast(forecast) => self.forecast = Some(forecast.clone()),
             Event::Speed(speed) => {
                 self.speeds.insert((speed.worker.clone(), speed.device.clone()), speed.clone());
             }
+            Event::Best(best) => self.best = Some(*best),
+            Event::Early(early) => self.early = self.best.map(|best| early_line(early, &best)),
             Event::Step(step) => self.see_step(step),
             Event::Eval(eval) => {
                 let first = self.eval.take().map_or_else(|| eval.clone(), |(first, _)| first);
@@ -105,12 +119,12 @@ impl Progress {
         (self.smooth.weight > 0.0).then(|| self.smooth.loss / self.smooth.weight)
     }
 
-    /// Tokens a second of late.
+    /// Recent tokens per second.
     pub fn speed(&self) -> Option<f64> {
         (self.smooth.seconds > 0.0).then(|| self.smooth.tokens / self.smooth.seconds)
     }
 
-    /// Seconds that the steps left will take, at the pace of late.
+    /// Seconds that the remaining steps take at the recent pace.
     pub fn remaining(&self) -> Option<f64> {
         let left = self.total_steps.saturating_sub(self.step) as f64;
         (self.smooth.weight > 0.0).then(|| left * self.smooth.seconds / self.smooth.weight)
@@ -185,8 +199,10 @@ impl Progress {
                 "expected {:.0} tokens/s, {} in all ({})",
                 forecast.tokens_per_second,
                 duration(forecast.seconds),
-                forecast.basis
+                basis(&forecast.basis)
             )],
+            Event::Best(_) => vec![],
+            Event::Early(_) => self.early.clone().into_iter().collect(),
             // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
             Event::Fault(halt) => {
                 let how = match halt.code {
@@ -219,20 +235,20 @@ impl Progress {
         ))
     }
 
-    /// What each device should have taken of its memory beside the most that it took: in use at once, frozen weights
-    /// apart.
+    /// The expected and the peak memory of each device, without the frozen weights.
     pub fn memory_compared(&self) -> Vec<String> {
         let takes = self.forecast.iter().flat_map(|forecast| &forecast.memory);
         let line = |takes: &Takes| {
             let key = (takes.worker.clone(), takes.device.clone());
             let most = self.speeds.get(&key)?.memory?.most;
             let who = [takes.worker.as_str(), &takes.device].into_iter().filter(|s| !s.is_empty());
-            let off = 100.0 * (most as f64 / takes.bytes.max(1) as f64 - 1.0);
+            // Adding zero makes a positive zero of a negative one.
+            let off = (100.0 * (most as f64 / takes.bytes.max(1) as f64 - 1.0)).round() + 0.0;
             Some(inline(&format!(
-                "memory   {}: expected {:.1} MB ({}), at most {:.1} MB ({off:+.0} %), the weights apart",
+                "memory   {}: expected {:.1} MB ({}), peak {:.1} MB ({off:+.0} %), without the weights",
                 who.collect::<Vec<_>>().join(", "),
                 takes.bytes as f64 / 1e6,
-                takes.basis,
+                basis(&takes.basis),
                 most as f64 / 1e6,
             )))
         };
@@ -259,15 +275,17 @@ impl Progress {
                 lines.extend(confusion::lines(&self.labels, matrix));
             }
         }
+        lines.extend(self.best.map(|best| best_line(&best, done)));
         if let Some(speed) = self.measured() {
             let all = duration(done.seconds);
             lines.push(format!("speed    {speed:.0} tokens/s  ({} tokens; {all} in all)", self.since.0));
         }
-        lines.extend(self.compared(done.seconds).filter(|_| done.complete));
+        lines.extend(self.compared(done.seconds).filter(|_| done.complete && self.early.is_none()));
         lines.extend(self.memory_compared());
         let learnt = self.loss.zip(self.smooth_loss()).is_some_and(|((first, _), last)| last < first);
         lines.extend(self.team.lines());
         lines.extend(self.team.speed_line().filter(|_| learnt));
+        lines.extend(self.base.iter().filter(|_| done.complete).map(|note| inline(note)));
         if done.complete && self.seconds > 0.0 {
             lines.push(format!("report   {}", done.path.join("report.html").display()));
         }
@@ -324,7 +342,7 @@ mod tests {
         check(
             &events,
             &[
-                "16 rows; 2 steps, 2 an epoch; 0 trained values",
+                "16 rows; 2 steps, 2 per epoch; 0 trained values",
                 "eval after step 0: loss 3.0000  perplexity 2.000",
                 "step 1/2  loss 3.0000  grad norm 0.500  lr 2.00e-4  200 tokens/s  0:01 left",
                 "step 2/2  loss 2.0000  grad norm 0.500  lr 2.00e-4  200 tokens/s  0:00 left",

@@ -21,22 +21,27 @@ pub fn text(history: &History) -> String {
     let mut out = Text::default();
     let p = &history.progress;
     let last = history.steps.last();
-    out.family("finetune_state", "gauge", "1 for the state that the run is in.");
+    out.family("finetune_state", "gauge", "1 for the current state of the run, 0 for the others.");
     for state in STATES {
         let on = f64::from(u8::from(state == history.state()));
         out.sample("finetune_state", &[("state", state.word())], on);
     }
-    out.one("finetune_steps_total", "counter", "Optimizer steps that were taken.", Some(p.step as f64));
+    out.one("finetune_steps_total", "counter", "Optimizer steps taken.", Some(p.step as f64));
     out.one(
         "finetune_planned_steps",
         "gauge",
         "Optimizer steps of the whole run.",
         Some(p.total_steps as f64),
     );
-    out.one("finetune_tokens_total", "counter", "Tokens that were trained on.", Some(p.tokens as f64));
+    out.one("finetune_tokens_total", "counter", "Tokens trained on.", Some(p.tokens as f64));
     out.one("finetune_step_seconds_total", "counter", "Wall time of all steps.", Some(p.seconds));
     out.one("finetune_loss", "gauge", "Training loss of the last step.", last.map(|s| s.loss));
-    out.one("finetune_smoothed_loss", "gauge", "Training loss over about ten steps.", p.smooth_loss());
+    out.one(
+        "finetune_smoothed_loss",
+        "gauge",
+        "Training loss, averaged over about ten steps.",
+        p.smooth_loss(),
+    );
     out.one(
         "finetune_grad_norm",
         "gauge",
@@ -44,8 +49,8 @@ pub fn text(history: &History) -> String {
         last.map(|s| s.grad_norm),
     );
     out.one("finetune_learning_rate", "gauge", "Learning rate of the last step.", last.map(|s| s.lr));
-    out.one("finetune_tokens_per_second", "gauge", "Tokens a second of late.", p.speed());
-    out.one("finetune_remaining_seconds", "gauge", "Time that the steps left will take.", p.remaining());
+    out.one("finetune_tokens_per_second", "gauge", "Recent tokens per second.", p.speed());
+    out.one("finetune_remaining_seconds", "gauge", "Estimated time for the remaining steps.", p.remaining());
     let eval = p.eval.as_ref().map(|(_, last)| last);
     out.one("finetune_eval_loss", "gauge", "Loss of the last evaluation.", eval.map(|e| e.eval_loss));
     out.one(
@@ -62,7 +67,7 @@ fn devices(out: &mut Text, history: &History) {
     let seen: Vec<_> = history.progress.speeds.values().filter_map(|s| Some((s, s.memory?))).collect();
     if !seen.is_empty() {
         let name = "finetune_device_memory_peak_bytes";
-        out.family(name, "gauge", "Most bytes in use at once for a microbatch, frozen weights apart.");
+        out.family(name, "gauge", "Peak bytes in use for a microbatch, without the frozen weights.");
         for (speed, memory) in seen {
             out.sample(name, &[("worker", &speed.worker), ("device", &speed.device)], memory.most as f64);
         }
@@ -72,15 +77,22 @@ fn devices(out: &mut Text, history: &History) {
     }
     let team = &history.progress.team;
     let (received, sent) = team.bytes();
-    out.one("finetune_received_bytes_total", "counter", "Bytes of sums that arrived.", Some(received as f64));
-    out.one("finetune_sent_bytes_total", "counter", "Bytes of parameters that were sent.", Some(sent as f64));
+    out.one(
+        "finetune_received_bytes_total",
+        "counter",
+        "Bytes of gradient sums received.",
+        Some(received as f64),
+    );
+    out.one("finetune_sent_bytes_total", "counter", "Bytes of parameters sent.", Some(sent as f64));
     let here = history.members().values().filter(|m| !m.gone).count();
-    out.one("finetune_workers", "gauge", "Workers that take part.", Some(here as f64));
+    out.one("finetune_workers", "gauge", "Workers in the run.", Some(here as f64));
     type Value = fn(&super::Work) -> f64;
     let families: [(&str, &str, Value); 3] = [
-        ("finetune_device_microbatches_total", "Microbatches that count.", |w| w.microbatches as f64),
-        ("finetune_device_tokens_total", "Tokens of microbatches that count.", |w| w.tokens as f64),
-        ("finetune_device_busy_seconds_total", "Time that the device computed.", |w| w.busy),
+        ("finetune_device_microbatches_total", "Microbatches computed and counted.", |w| {
+            w.microbatches as f64
+        }),
+        ("finetune_device_tokens_total", "Tokens of counted microbatches.", |w| w.tokens as f64),
+        ("finetune_device_busy_seconds_total", "Time the device spent computing.", |w| w.busy),
     ];
     for (name, help, value) in families {
         out.family(name, "counter", help);

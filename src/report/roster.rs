@@ -1,18 +1,18 @@
-//! Who computes right now: a line for every device of a run, folded out of its events. What counts is of late (about
-//! ten steps), so that a worker that has come or slowed down shows soon; shares over a whole run are [`super::Team`]'s.
+//! What every device of a run does now: a line for each, folded out of its events. Numbers cover about the last ten
+//! steps, so that a worker that joined or slowed down shows soon; shares over a whole run are [`super::Team`]'s.
 
 use super::progress::MEMORY;
 use crate::numeric::say::inline;
 use crate::train::event::{Change, Event, Part, What};
 use std::collections::BTreeMap;
 
-/// Lines that are shown at most; a crowd is summed up in the last one.
+/// Lines that are shown at most; the last one sums up the other devices.
 const SHOWN: usize = 12;
 
 /// What a device is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum State {
-    /// It is there and has done nothing yet.
+    /// It joined and has done nothing yet.
     #[default]
     Ready,
     /// It computes.
@@ -23,9 +23,9 @@ pub enum State {
     Fallback,
     /// It failed; its worker goes on without it.
     Failed,
-    /// Its worker went, on its own account.
+    /// Its worker left by itself.
     Left,
-    /// Its worker is gone and did not say so, or was taken out.
+    /// Its connection was lost, or it was removed.
     Lost,
 }
 
@@ -58,7 +58,7 @@ struct Device {
     seconds: f64,
 }
 
-/// Everybody.
+/// All devices.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Roster {
     /// By worker and device.
@@ -70,7 +70,7 @@ pub struct Roster {
 pub struct Row {
     /// `host-1, cpu 0`
     pub name: String,
-    /// Percent of the tokens of late.
+    /// Percent of the recent tokens.
     pub share: f64,
     /// Its tokens over wall time.
     pub tokens_per_second: f64,

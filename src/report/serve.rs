@@ -14,17 +14,22 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
-/// So many readers at a time; another one waits.
+/// Readers at a time. One more takes the place of the oldest that has asked for nothing yet, else of the oldest stream of
+/// news (a browser opens it again), else of the oldest.
 const READERS: usize = 64;
+/// Lowers the priority of the thread that answers, in steps of `nice`: training keeps its pace whoever reads how often.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
 /// A request's head must have arrived by then.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// And its answer must have been read by then, unless it is the stream of news.
@@ -39,7 +44,7 @@ type Answer = Response<BoxBody<Bytes, Infallible>>;
 /// What a page needs, shared with the threads that show it.
 struct Shown {
     history: Live,
-    /// The body as it was drawn last.
+    /// Texts as they were drawn last.
     drawn: Mutex<Drawn>,
     around: Surroundings,
     /// None: anybody who reaches the port may look.
@@ -49,28 +54,39 @@ struct Shown {
     news: watch::Sender<u64>,
 }
 
-/// A body that readers share: for how many events, and as bytes of each packing that was asked for.
+/// Texts that readers share: for how many events, and as bytes of each packing that was asked for.
 #[derive(Default)]
 struct Drawn {
     events: u64,
-    text: Option<Bytes>,
-    packed: Option<Bytes>,
+    texts: HashMap<(Text, Packing), Bytes>,
+}
+
+/// What is drawn from the history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Text {
+    Document,
+    Body,
+    Metrics,
 }
 
 impl Shown {
-    fn body(&self, packing: Packing) -> Bytes {
+    /// Drawn once for every event, however many ask.
+    fn text(&self, which: Text, packing: Packing) -> Bytes {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         // Counted before it is drawn: what comes in between is drawn again.
         let events = *self.news.borrow();
         if drawn.events != events {
             *drawn = Drawn { events, ..Drawn::default() };
         }
-        let draw = || Bytes::from(page::body(&self.history.now(), &self.around));
-        let text = drawn.text.get_or_insert_with(draw).clone();
-        match packing {
-            Packing::Plain => text,
-            Packing::Gzip => drawn.packed.get_or_insert_with(|| packing.pack(text)).clone(),
-        }
+        let draw = || {
+            Bytes::from(match which {
+                Text::Document => page::document(&self.history.now(), &self.around, Form::Live),
+                Text::Body => page::body(&self.history.now(), &self.around),
+                Text::Metrics => prometheus::text(&self.history.now()),
+            })
+        };
+        let text = drawn.texts.entry((which, Packing::Plain)).or_insert_with(draw).clone();
+        drawn.texts.entry((which, packing)).or_insert_with(|| packing.pack(text)).clone()
     }
 }
 
@@ -93,6 +109,7 @@ impl Dashboard {
             .worker_threads(1)
             .max_blocking_threads(1)
             .thread_name("dashboard")
+            .on_thread_start(give_way)
             .enable_all()
             .build()?;
         let listener = runtime.block_on(TcpListener::bind(address))?;
@@ -114,17 +131,60 @@ impl Dashboard {
     }
 }
 
+/// On Linux a priority is a thread's own.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(NICE);
+}
+
+/// What a connection is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing was asked for yet.
+    Silent,
+    /// An answer is made or read.
+    Answer,
+    /// The stream of news, which stays.
+    News,
+}
+
+/// Open connections, the oldest first.
+#[derive(Default)]
+struct Readers(VecDeque<Reader>);
+
+struct Reader {
+    stage: Arc<Mutex<Stage>>,
+    task: AbortHandle,
+}
+
+impl Readers {
+    /// Ends one where there are as many as there may be.
+    fn make_room(&mut self) {
+        self.0.retain(|reader| !reader.task.is_finished());
+        if self.0.len() < READERS {
+            return;
+        }
+        let oldest = |stage| self.0.iter().position(|reader| *stage_of(&reader.stage) == stage);
+        let which = oldest(Stage::Silent).or_else(|| oldest(Stage::News)).unwrap_or(0);
+        self.0.remove(which).into_iter().for_each(|reader| reader.task.abort());
+    }
+}
+
+fn stage_of(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
+    stage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 async fn listen(listener: TcpListener, shown: Arc<Shown>) {
-    let room = Arc::new(Semaphore::new(READERS));
+    let mut readers = Readers::default();
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let shown = shown.clone();
-                tokio::spawn(async move {
-                    serve(stream, shown).await;
-                    drop(permit);
-                });
+                readers.make_room();
+                let stage = Arc::new(Mutex::new(Stage::Silent));
+                let task = tokio::spawn(serve(stream, shown.clone(), stage.clone())).abort_handle();
+                readers.0.push_back(Reader { stage, task });
+                // Each is listened to before the next one may take its place.
+                tokio::task::yield_now().await;
             }
             // Too many open files, or a caller that hung up at once.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -133,13 +193,12 @@ async fn listen(listener: TcpListener, shown: Arc<Shown>) {
 }
 
 /// One request a connection: who asks much and reads nothing holds a place for [`LONGEST`] and no longer.
-async fn serve(stream: TcpStream, shown: Arc<Shown>) {
-    let stays = Arc::new(AtomicBool::new(false));
-    let stream_of_news = stays.clone();
+async fn serve(stream: TcpStream, shown: Arc<Shown>, stage: Arc<Mutex<Stage>>) {
+    let asked = stage.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let answer = answer(&request, &shown);
         let news = answer.status() == StatusCode::OK && request.uri().path() == NEWS;
-        stream_of_news.store(news, Ordering::Relaxed);
+        *stage_of(&asked) = if news { Stage::News } else { Stage::Answer };
         async move { Ok::<_, Infallible>(answer) }
     });
     let conversation = hyper::server::conn::http1::Builder::new()
@@ -150,7 +209,9 @@ async fn serve(stream: TcpStream, shown: Arc<Shown>) {
         .serve_connection(TokioIo::new(stream), service);
     let mut conversation = std::pin::pin!(conversation);
     // How a conversation with a browser ends is of no consequence.
-    if tokio::time::timeout(LONGEST, &mut conversation).await.is_err() && stays.load(Ordering::Relaxed) {
+    let late = tokio::time::timeout(LONGEST, &mut conversation).await.is_err();
+    let stays = *stage_of(&stage) == Stage::News;
+    if late && stays {
         let _ = conversation.await;
     }
 }
@@ -174,11 +235,10 @@ fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
         );
     }
     let packing = Packing::of(request.headers());
-    let history = || shown.history.now();
     match request.uri().path() {
-        "/" => text(HTML, packing, packing.pack(page::document(&history(), &shown.around, Form::Live))),
-        "/body" => text(HTML, packing, shown.body(packing)),
-        "/metrics" => text(prometheus::CONTENT_TYPE, packing, packing.pack(prometheus::text(&history()))),
+        "/" => text(HTML, packing, shown.text(Text::Document, packing)),
+        "/body" => text(HTML, packing, shown.text(Text::Body, packing)),
+        "/metrics" => text(prometheus::CONTENT_TYPE, packing, shown.text(Text::Metrics, packing)),
         NEWS => news(shown),
         _ => plain(StatusCode::NOT_FOUND, "there is nothing here"),
     }
@@ -243,116 +303,4 @@ fn with(kind: &'static str, status: StatusCode, body: BoxBody<Bytes, Infallible>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::train::event::{Event, RunStart};
-    use std::io::{Read, Write};
-
-    /// Status line and body of a request as it goes over the wire.
-    fn ask(address: SocketAddr, request: &str) -> (String, String) {
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        (head.lines().next().unwrap_or_default().into(), body.into())
-    }
-
-    fn open(key: Option<&str>, history: Live) -> Dashboard {
-        let (address, around) = (([127, 0, 0, 1], 0).into(), Surroundings::default());
-        Dashboard::open(address, key.map(String::from), around, history).unwrap()
-    }
-
-    #[test]
-    fn who_may_look_at_what() {
-        let free = open(None, Live::default());
-        let locked = open(Some("secret"), Live::default());
-        for (board, method, target, host, want) in [
-            (&free, "GET", "/", "127.0.0.1", "200"),
-            (&free, "GET", "/body", "localhost", "200"),
-            (&free, "GET", "/metrics", "[::1]", "200"),
-            (&free, "GET", "/etc/passwd", "localhost", "404"),
-            (&free, "GET", "/../run.yaml", "localhost", "404"),
-            (&free, "POST", "/", "localhost", "405"),
-            (&free, "GET", "/", "evil.example", "421"),
-            (&free, "GET", "/", "127.0.0.1.evil.example", "421"),
-            (&locked, "GET", "/", "localhost", "403"),
-            (&locked, "GET", "/body?key=secre", "localhost", "403"),
-            (&locked, "GET", "/metrics?key=Secret", "localhost", "403"),
-            (&locked, "GET", "/?key=secret", "localhost", "200"),
-            (&locked, "GET", "/?key=secret", "gpubox", "200"),
-            (&locked, "GET", "/", "gpubox", "403"),
-        ] {
-            let port = board.address().port();
-            let request =
-                format!("{method} {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n");
-            let (status, _) = ask(board.address(), &request);
-            assert!(status.contains(want), "{method} {target} of {host}: {status}, not {want}");
-        }
-        // Through a tunnel, whose port is another one; and without being asked to hang up.
-        let (status, _) = ask(free.address(), "GET / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n");
-        assert!(status.contains("200"), "{status}");
-        let (status, _) = ask(free.address(), "GET / HTTP/1.1\r\n\r\n");
-        assert!(status.contains("421"), "no host: {status}");
-        let (status, _) = ask(free.address(), "\u{1}\u{2} garbage\r\n\r\n");
-        assert!(status.contains("400"), "{status}");
-    }
-
-    #[test]
-    fn whoever_accepts_gzip_gets_it() {
-        let history = Live::default();
-        let board = open(None, history.clone());
-        let fetch = |path: &str, more: &str| {
-            let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n").unwrap();
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).unwrap();
-            let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
-            let head = String::from_utf8(answer[..end].to_vec()).unwrap().to_lowercase();
-            (head, answer[end + 4..].to_vec())
-        };
-        for path in ["/", "/body", "/metrics"] {
-            let (head, plain) = fetch(path, "");
-            assert!(!head.contains("content-encoding") && head.contains("vary: accept-encoding"), "{head}");
-            let (head, packed) = fetch(path, "Accept-Encoding: br, gzip;q=0.5\r\n");
-            assert!(head.contains("content-encoding: gzip"), "{head}");
-            assert!(packed.len() < plain.len(), "{path}: {} of {}", packed.len(), plain.len());
-            let mut text = Vec::new();
-            flate2::read::GzDecoder::new(&packed[..]).read_to_end(&mut text).unwrap();
-            assert!(text == plain, "{path}");
-        }
-        let (head, _) = fetch("/body", "Accept-Encoding: gzip;q=0\r\n");
-        assert!(!head.contains("content-encoding"), "{head}");
-    }
-
-    #[test]
-    fn an_event_is_news_and_stands_in_the_body() {
-        let history = Live::default();
-        let board = open(None, history.clone());
-        let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let host = format!("localhost:{}", board.address().port());
-        write!(stream, "GET /news HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
-        let mut seen = String::new();
-        let mut until = |text: &str| {
-            let mut piece = [0; 512];
-            while !seen.contains(text) {
-                let n = stream.read(&mut piece).unwrap();
-                assert!(n > 0, "the stream ended: {seen}");
-                seen += &String::from_utf8_lossy(&piece[..n]);
-            }
-        };
-        until("data: 0\n\n");
-        let notes = vec!["model    demo-model (Llama)".into()];
-        let before = ask(board.address(), &format!("GET /body HTTP/1.1\r\nHost: {host}\r\n\r\n")).1;
-        assert!(!before.contains("demo-model"));
-        history.see(&Event::Run(RunStart { total_steps: 7, notes, ..RunStart::default() }));
-        board.tell();
-        until("data: 1\n\n");
-        let request = format!("GET /body HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-        let (_, body) = ask(board.address(), &request);
-        assert!(body.contains("demo-model") && body.contains("of 7"), "{body}");
-    }
-}
+mod tests;

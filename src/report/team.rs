@@ -1,5 +1,5 @@
-//! Who did how much: folded out of what every step says of its devices. All shares are of the time in which steps
-//! ran while a device was there, so that one that came late does not count as idle before.
+//! What each device did, summed over the steps. Shares are of the time of the steps in which a device took part, so that
+//! one that joins late is not idle before.
 
 use crate::train::event::{Shared, Step};
 use std::collections::BTreeMap;
@@ -68,6 +68,11 @@ impl Team {
     /// By worker and device.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &str, &Work)> {
         self.devices.iter().map(|((worker, device), work)| (worker.as_str(), device.as_str(), work))
+    }
+
+    /// Numeric classes that computed a microbatch.
+    pub fn classes(&self) -> Vec<&str> {
+        self.classes.keys().map(String::as_str).collect()
     }
 
     /// Bytes of sums that came in, and of parameters that went out.

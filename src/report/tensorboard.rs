@@ -18,10 +18,27 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// A new event file in `dir`, which is made. After a resume TensorBoard itself forgets what older files say
-    /// of later steps.
-    pub fn create(dir: &Path) -> Result<Self, FormatError> {
+    /// A new event file for the run called `name`, in a folder of its own in `dir`: TensorBoard takes every folder for
+    /// one run. `before` is the folder that [`TensorBoard::folder`] returned before the run was resumed; elsewhere it is
+    /// ignored. Without it the folder is `name`, or `name-2` ... where another run has that.
+    pub fn create(dir: &Path, name: &str, before: Option<&Path>) -> Result<Self, FormatError> {
         fs::create_dir_all(dir).map_err(|e| FormatError::io(dir, e))?;
+        let dir = dir.canonicalize().map_err(|e| FormatError::io(dir, e))?;
+        match before.filter(|folder| folder.parent() == Some(&dir)) {
+            Some(folder) => fs::create_dir_all(folder)
+                .map_err(|e| FormatError::io(folder, e))
+                .and_then(|()| TensorBoard::write_into(folder)),
+            None => TensorBoard::write_into(&free(&dir, name)?),
+        }
+    }
+
+    /// The run's folder, absolute.
+    pub fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
+    /// A new file. TensorBoard itself drops what older files of the folder say of later steps.
+    fn write_into(dir: &Path) -> Result<Self, FormatError> {
         let name = format!("events.out.tfevents.{:010}.finetune.{}", now() as u64, std::process::id());
         let path = dir.join(name);
         let file = File::create(&path).map_err(|e| FormatError::io(&path, e))?;
@@ -61,6 +78,19 @@ impl TensorBoard {
             self.failed = self.file.write_all(&record(&event)).err();
         }
     }
+}
+
+/// Makes the first folder of `name`, `name-2`, `name-3` ... that does not exist.
+fn free(dir: &Path, name: &str) -> Result<PathBuf, FormatError> {
+    let mut folder = dir.join(name);
+    for n in 2.. {
+        match fs::create_dir(&folder) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => folder = dir.join(format!("{name}-{n}")),
+            Err(e) => return Err(FormatError::io(&folder, e)),
+            Ok(()) => break,
+        }
+    }
+    Ok(folder)
 }
 
 fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
@@ -150,9 +180,31 @@ mod tests {
     }
 
     #[test]
+    fn each_run_has_a_folder_and_keeps_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let elsewhere = root.join("elsewhere/out");
+        let folder = |name: &str, before: Option<&Path>| {
+            TensorBoard::create(&root, name, before).unwrap().folder().to_owned()
+        };
+        let first = folder("out", None);
+        for (name, before, want) in [
+            ("out", None, "out-2"),
+            ("out", Some(&first), "out"),
+            ("out", Some(&elsewhere), "out-3"),
+            ("other", None, "other"),
+            ("out", None, "out-4"),
+        ] {
+            assert_eq!(folder(name, before.map(PathBuf::as_path)), root.join(want), "{name} {before:?}");
+        }
+        fs::remove_dir_all(&first).unwrap();
+        assert_eq!(folder("out", Some(&first)), first, "removed and made again");
+    }
+
+    #[test]
     fn records_can_be_walked_and_hold_the_scalars() {
         let dir = tempfile::tempdir().unwrap();
-        let mut log = TensorBoard::create(&dir.path().join("deep/er")).unwrap();
+        let mut log = TensorBoard::create(&dir.path().join("deep/er"), "run", None).unwrap();
         log.see(&Event::Run(RunStart { first_step: 301, ..RunStart::default() }));
         log.see(&Event::Eval(Eval { step: 300, eval_loss: 1.5, ..Eval::default() }));
         let bytes = fs::read(&log.path).unwrap();

@@ -1,8 +1,8 @@
-//! One event in words, one line for each thing that it says. Whatever a model, a prompt or a stranger said stays on
-//! that line.
+//! One event in words, a line for each fact. Text of a model, a prompt or a stranger stays on its line.
 
 use crate::numeric::say::inline;
-use crate::train::event::{Change, Eval, RunStart, Speed, What};
+use crate::train::best::{Best, Metric};
+use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
 
 /// A confusion matrix of more classes than this fits no terminal; the report has it.
 pub const SHOWN_CLASSES: usize = 12;
@@ -14,22 +14,19 @@ pub fn run_lines(run: &RunStart) -> Vec<String> {
         lines.push(inline(&format!("classes  {}", run.labels.join(", "))));
     }
     let evaluated =
-        if run.eval_rows > 0 { format!(", {} to evaluate on", run.eval_rows) } else { String::new() };
+        if run.eval_rows > 0 { format!(", {} for evaluation", run.eval_rows) } else { String::new() };
     let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
     lines.push(format!(
-        "{} rows{evaluated}; {} steps, {} an epoch; {} trained values{class}",
+        "{} rows{evaluated}; {} steps, {} per epoch; {} trained values{class}",
         run.rows, run.total_steps, run.steps_per_epoch, run.parameters,
     ));
     if run.first_step > 1 {
         lines.push(format!("resumed after step {}", run.first_step - 1));
     }
-    if run.classes.len() > 1 {
-        let classes = run.classes.join(", ");
-        lines.push(format!(
-            "bits: {} classes ({classes}): loss within 1 %, not byte-equal between runs",
-            run.classes.len()
-        ));
-    }
+    // A note may say it already.
+    let mixed =
+        Some(inline(&mixed(&run.classes))).filter(|line| run.classes.len() > 1 && !lines.contains(line));
+    lines.extend(mixed);
     lines
 }
 
@@ -45,21 +42,58 @@ pub fn eval_line(eval: &Eval) -> String {
     line
 }
 
-/// `measured here, cpu 0: 3.1 ms + 1.170 ms a token; 40.1 MB + 690.2 kB a token; 118 MB/s, 0.4 ms there and back`
+/// `best eval 0.0240 at step 16`
+pub fn best_words(best: &Best) -> String {
+    let name = match best.metric {
+        Metric::Loss => String::new(),
+        other => format!("{} ", other.name()),
+    };
+    format!("best eval {name}{:.4} at step {}", best.value, best.step)
+}
+
+/// The same as a line of a run's summary.
+pub fn best_line(best: &Best, done: &Done) -> String {
+    let adapter = match (best.kept, done.complete) {
+        (true, true) => format!("the adapter is that of step {}", best.step),
+        (true, false) => format!("checkpoint-{} holds its adapter", best.step),
+        (false, _) => "its adapter is not kept (--keep-best)".into(),
+    };
+    format!("best     {}: {adapter}", best_words(best).trim_start_matches("best "))
+}
+
+/// `ended early after step 12: 3 evals in a row were no better than that of step 6 (loss 0.0240): the run is complete`
+pub fn early_line(early: &Early, best: &Best) -> String {
+    let evals = match early.evals {
+        1 => "1 eval was".to_string(),
+        n => format!("{n} evals in a row were"),
+    };
+    let (name, value) = (best.metric.name(), best.value);
+    format!(
+        "ended early after step {}: {evals} no better than that of step {} ({name} {value:.4}): the run is complete",
+        early.step, best.step
+    )
+}
+
+/// `measured here, cpu 0: 3.1 ms + 1.170 ms per token; 40.1 MB + 690.2 kB per token; 118 MB/s, round trip 0.4 ms`
 pub fn speed_line(speed: &Speed) -> String {
     let who = [speed.worker.as_str(), &speed.device].into_iter().filter(|s| !s.is_empty());
     let who = who.collect::<Vec<_>>().join(", ");
     let (fixed, each) = (1e3 * speed.line.fixed, 1e3 * speed.line.each);
-    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms a token");
+    let mut line = format!("measured {who}: {fixed:.1} ms + {each:.3} ms per token");
     if let Some(fit) = speed.memory.and_then(|memory| memory.fit()) {
         let (fixed, each) = (fit.line.fixed / 1e6, fit.line.each / 1e3);
-        line += &format!("; {fixed:.1} MB + {each:.1} kB a token");
+        line += &format!("; {fixed:.1} MB + {each:.1} kB per token");
     }
     if let Some(link) = speed.link {
         let (megabytes, back) = (link.bandwidth / 1e6, 1e3 * link.round_trip);
-        line += &format!("; {megabytes:.0} MB/s, {back:.1} ms there and back");
+        line += &format!("; {megabytes:.0} MB/s, round trip {back:.1} ms");
     }
     inline(&line)
+}
+
+/// What a forecast rests on: nothing that is expected was measured itself.
+pub fn basis(basis: &str) -> &str {
+    if basis == "measured" { "from a measurement" } else { basis }
 }
 
 /// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
@@ -84,12 +118,18 @@ pub fn change_line(change: &Change) -> String {
     inline(&format!("{what:<8} {}", parts.join(": ")))
 }
 
+/// `1 microbatch`, `72 microbatches`
+pub fn count(n: u64, what: &str) -> String {
+    let plural = if what.ends_with("ch") { "es" } else { "s" };
+    format!("{n} {what}{}", if n == 1 { "" } else { plural })
+}
+
 /// `0:07`, `12:30`, `3:05:00`
 pub fn duration(seconds: f64) -> String {
     clock(seconds, 0)
 }
 
-/// The same with so many digits of a second: `0:07.5`
+/// The same with `digits` decimals of a second: `0:07.5`
 pub fn clock(seconds: f64, digits: usize) -> String {
     let power = 10u64.pow(digits as u32);
     let parts = (seconds * power as f64).round() as u64;

@@ -28,8 +28,12 @@ pub fn write(dir: &Path, history: &History, around: &Surroundings) -> Result<Pat
     Ok(path)
 }
 
-/// Several runs on one page: their curves over one another, and what they came to.
-pub fn comparison(runs: &[(String, History)]) -> String {
+/// A key of the configuration with its value in each run; None where a run says nothing of it.
+pub type Difference = (String, Vec<Option<String>>);
+
+/// Several runs on one page: their curves over one another, their results, and the keys of their configurations that
+/// differ (`None`: configurations are not known).
+pub fn comparison(runs: &[(String, History)], differences: Option<&[Difference]>) -> String {
     let last = runs.iter().map(|(_, h)| h.progress.total_steps).max().unwrap_or(0) as f64;
     let chart = |title: &str, style, points: fn(&History) -> Vec<(f64, f64)>| {
         let curve = |(i, (name, history)): (usize, &(String, History))| Curve {
@@ -53,10 +57,11 @@ pub fn comparison(runs: &[(String, History)]) -> String {
     });
     let rows: String = runs.iter().enumerate().map(|(i, (name, h))| row(i, name, h)).collect();
     let head = "<tr><th></th><th>run</th><th>state</th><th>steps</th><th>loss</th><th>eval loss</th>\
-                <th>accuracy</th><th>tokens/s</th></tr>";
+                <th>best eval loss</th><th>accuracy</th><th>macro F1</th><th>tokens/s</th></tr>";
     let table = format!(r#"<div class="panel full"><h2>runs</h2><table>{head}{rows}</table></div>"#);
+    let different = differences.map(|all| different(runs, all)).unwrap_or_default();
     let body = format!(
-        r#"<header><h1>{} runs</h1></header><div class="panels">{}{}{table}</div>"#,
+        r#"<header><h1>{} runs</h1></header><div class="panels">{table}{different}{}{}</div>"#,
         runs.len(),
         page::panel(&loss),
         page::panel(&eval),
@@ -68,20 +73,49 @@ fn row(i: usize, name: &str, history: &History) -> String {
     let p = &history.progress;
     let number = |value: Option<f64>| value.map_or("–".into(), |v| format!("{v:.4}"));
     let eval = p.eval.as_ref().map(|(_, last)| last);
+    let best = history.best_eval().map(|e| format!("{:.4} <small>step {}</small>", e.eval_loss, e.step));
     let cells = [
-        format!(
-            r#"<svg class="swatch" viewBox="0 0 10 10"><circle class="f{}" cx="5" cy="5" r="4"/></svg>"#,
-            i % 8
-        ),
+        swatch(i),
         escape(name),
         history.state().word().into(),
         format!("{} of {}", p.step, p.total_steps),
         number(p.smooth_loss()),
         number(eval.map(|e| e.eval_loss)),
+        best.unwrap_or_else(|| "–".into()),
         eval.and_then(|e| e.accuracy).map_or("–".into(), |a| format!("{:.1} %", 100.0 * a)),
+        number(eval.and_then(|e| e.macro_f1)),
         if p.seconds > 0.0 { compact(p.tokens as f64 / p.seconds) } else { "–".into() },
     ];
     format!("<tr>{}</tr>", cells.map(|cell| format!("<td>{cell}</td>")).concat())
+}
+
+fn swatch(i: usize) -> String {
+    format!(
+        r#"<svg class="swatch" viewBox="0 0 10 10"><circle class="f{}" cx="5" cy="5" r="4"/></svg>"#,
+        i % 8
+    )
+}
+
+/// The table of keys that differ: a row for a key, a column for a run.
+fn different(runs: &[(String, History)], all: &[Difference]) -> String {
+    let table = if all.is_empty() {
+        r#"<p class="quiet">no difference</p>"#.to_string()
+    } else {
+        let head: String = runs
+            .iter()
+            .enumerate()
+            .map(|(i, (name, _))| format!("<th>{}{}</th>", swatch(i), escape(name)))
+            .collect();
+        let cell = |value: &Option<String>| {
+            format!("<td>{}</td>", value.as_ref().filter(|v| !v.is_empty()).map_or("–".into(), |v| escape(v)))
+        };
+        let row = |(key, values): &Difference| {
+            format!("<tr><th>{}</th>{}</tr>", escape(key), values.iter().map(cell).collect::<String>())
+        };
+        let rows: String = all.iter().map(row).collect();
+        format!("<table><tr><th></th>{head}</tr>{rows}</table>")
+    };
+    format!(r#"<div class="panel full"><h2>configuration: keys that differ</h2>{table}</div>"#)
 }
 
 #[cfg(test)]
@@ -284,7 +318,20 @@ mod tests {
     #[test]
     fn runs_are_compared_by_name() {
         let runs = [("a & b".to_string(), History::of(&run(&[]))), ("c".to_string(), History::of(&run(&[])))];
-        let html = comparison(&runs);
+        let html = comparison(&runs, None);
         assert!(html.contains("a &amp; b") && html.contains("2 runs") && html.contains("2.3518"), "{html}");
+        assert!(html.contains("4.2000 <small>step 0</small>") && !html.contains("configuration"), "{html}");
+        let rate = |text: &str| Some(text.to_string());
+        let all = [
+            ("learning_rate".to_string(), vec![rate("2e-4"), rate("<1>")]),
+            ("rank".into(), vec![rate("8"), None]),
+        ];
+        let html = comparison(&runs, Some(&all));
+        for part in
+            ["<th>learning_rate</th><td>2e-4</td><td>&lt;1&gt;</td>", "<th>rank</th><td>8</td><td>–</td>"]
+        {
+            assert!(html.contains(part), "{part} in {html}");
+        }
+        assert!(comparison(&runs, Some(&[])).contains("no difference"));
     }
 }

@@ -6,12 +6,13 @@ use super::error::{Again, Finding, TrainError};
 use super::eval::loss_of;
 use super::event::{Event, Shared, Speed};
 use super::stop::{Stop, Urgency};
-use super::sum::Sums;
+use super::sum::{Refused, Sums};
 use crate::model::layout::Layout;
 use crate::model::memory::Used;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Traffic, Want};
-use crate::numeric::fixed::{self, BadValue};
+use crate::numeric::fixed;
 use crate::numeric::line::Points;
+use std::sync::mpsc;
 use std::time::Instant;
 
 /// Takes what is to be shown while a call lasts.
@@ -90,7 +91,6 @@ const TRIAL_SECONDS: f64 = 2.0;
 pub struct Local<'a> {
     model: &'a mut dyn Model,
     stop: &'a Stop,
-    gradient: Vec<f32>,
     /// Tokens and seconds of every microbatch.
     points: Points,
     /// Tokens and bytes.
@@ -102,15 +102,8 @@ pub struct Local<'a> {
 impl<'a> Local<'a> {
     /// Looks at `stop` between microbatches.
     pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
-        let gradient = vec![0.0; model.layout().len()];
-        Local {
-            model,
-            stop,
-            gradient,
-            points: Points::default(),
-            used: Used::default(),
-            trials: (Vec::new(), 0),
-        }
+        let trials = (Vec::new(), 0);
+        Local { model, stop, points: Points::default(), used: Used::default(), trials }
     }
 
     /// Measures the model with `trials`, the small ones first, once it has parameters. Their gradients go nowhere.
@@ -134,7 +127,7 @@ impl<'a> Local<'a> {
             }
             let mut once = || -> Result<f64, Fault> {
                 let from = Instant::now();
-                self.model.gradient(&batch, &mut self.gradient)?;
+                self.model.lend_gradient(&batch, Box::new(|_, _| ()))?;
                 Ok(from.elapsed().as_secs_f64())
             };
             let first = once()?;
@@ -147,45 +140,48 @@ impl<'a> Local<'a> {
         Ok(())
     }
 
-    /// One microbatch into `sums`, all or nothing; the inner error is a value that may not enter them, with its
-    /// index in the flat layout, or None where it is the loss.
+    /// One microbatch into `sums`, all or nothing; the inner error is a value that may not enter them. Where nothing
+    /// comes back, as after a signal, `sums` are empty.
     fn add(
         &mut self,
         batch: &Microbatch,
         cap: i64,
         sums: &mut Sums,
-    ) -> Result<Result<(), (BadValue, Option<usize>)>, TrainError> {
+    ) -> Result<Result<(), Refused>, TrainError> {
         let step = batch.step;
         // What was done before is no part of it.
         self.model.in_use();
-        let loss = self.model.gradient(batch, &mut self.gradient);
+        let (reply, answer) = mpsc::channel();
+        // The sums go to the gradient, on whichever thread it is: so it is never copied.
+        let mut taken = std::mem::take(sums);
+        let computed = self.model.lend_gradient(
+            batch,
+            Box::new(move |loss, gradient| {
+                let added = taken.add(loss, gradient, cap);
+                // Where the run was stopped meanwhile, nobody waits for it.
+                let _ = reply.send((taken, added));
+            }),
+        );
         let tokens = batch.ids.len() as f64;
         self.model.in_use().into_iter().for_each(|seen| self.used.add(tokens, seen));
-        let loss = loss.map_err(|fault| TrainError::Device { step, fault })?;
-        let mut with_loss = Sums::new(0);
-        if let Err(bad) = with_loss.add_loss(&loss) {
-            return Ok(Err((bad, None)));
-        }
-        if let Err(bad) = sums.add_gradient(&self.gradient, cap) {
-            return Ok(Err((bad, Some(bad.index))));
-        }
-        // It went in once already, so it goes in again.
-        let _ = sums.add_loss(&loss);
-        Ok(Ok(()))
+        let nothing = || Fault::Device { device: self.model.class(), reason: "it gave no gradient".into() };
+        let given = computed.and_then(|_| answer.try_recv().map_err(|_| nothing()));
+        let (taken, added) = given.map_err(|fault| TrainError::Device { step, fault })?;
+        *sums = taken;
+        Ok(added)
     }
 
     /// A bad value with its address, after the microbatch was computed once more: a device that gives another
-    /// answer to the same question is what is wrong, not the rows.
+    /// answer to the same question is what is wrong, not the rows. Nobody wants `sums` any more.
     fn address(
         &mut self,
-        (bad, at): (BadValue, Option<usize>),
-        index: usize,
-        batch: &Microbatch,
-        of: usize,
+        (bad, at): Refused,
+        (index, batch): (usize, &Microbatch),
+        cap: i64,
+        sums: &mut Sums,
     ) -> TrainError {
         let place = self.model.class();
-        let mut trial = Sums::new(self.gradient.len());
-        let again = self.add(batch, fixed::cap(of), &mut trial).ok();
+        let again = self.add(batch, cap, sums).ok();
         let again = again.map(|again| Again { place: place.clone(), bad: again.is_err() });
         TrainError::NonFinite {
             step: batch.step,
@@ -233,7 +229,7 @@ impl Compute for Local<'_> {
         _: Say,
     ) -> Result<Option<Effort>, TrainError> {
         let (cap, before) = (fixed::cap(work.len()), self.model.traffic());
-        sums.reset(self.gradient.len());
+        sums.reset(self.model.layout().len());
         let (given, mut spans) = (Instant::now(), Vec::with_capacity(work.len()));
         let since = |at: Instant| at.duration_since(given).as_millis() as f64 / 1e3;
         for (index, batch) in work.iter().enumerate() {
@@ -248,7 +244,7 @@ impl Compute for Local<'_> {
             match self.unless_stopped(added)? {
                 None => return Ok(None),
                 Some(Ok(())) => {}
-                Some(Err(bad)) => return Err(self.address(bad, index, batch, work.len())),
+                Some(Err(bad)) => return Err(self.address(bad, (index, batch), cap, sums)),
             }
         }
         let traffic = Some(self.model.traffic().since(&before)).filter(|t| t.submissions > 0);

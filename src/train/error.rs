@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 pub enum TrainError {
     /// A value that is not finite, or too large for exact sums. Nothing was updated with it.
     #[error(
-        "step {step}: {tensor} became {value} in microbatch {microbatch} (rows {}) on {finding}; the parameters of \
+        "step {step}: {tensor} became {} in microbatch {microbatch} (rows {}) on {finding}; the parameters of \
          step {} stand: {}",
+        short(*.value),
         list(.rows),
         .step.saturating_sub(1),
         .finding.advice()
@@ -31,7 +32,8 @@ pub enum TrainError {
     },
     /// The update itself gave a value that is not finite.
     #[error(
-        "step {step}: the update made {tensor} {value}; the parameters of step {} stand: lower the learning rate",
+        "step {step}: the update made {tensor} {}; the parameters of step {} stand: lower the learning rate",
+        short(*.value),
         .step - 1
     )]
     Update {
@@ -44,7 +46,8 @@ pub enum TrainError {
     },
     /// A loss that is not finite while evaluating.
     #[error(
-        "evaluation after step {step}: the loss became {value} (rows {}){}",
+        "evaluation after step {step}: the loss became {} (rows {}){}",
+        short(*.value),
         list(.rows),
         .finding.as_ref().map_or(": look at these rows".into(), |f| format!(" on {f}: {}", f.advice()))
     )]
@@ -186,7 +189,9 @@ impl Finding {
             Some(Again { place, .. }) if *place == self.place => {
                 format!("data or device: look at these rows, lower the learning rate, or try without {place}")
             }
-            Some(_) => "the data is at fault: look at these rows, or lower the learning rate".into(),
+            Some(_) => {
+                "two devices agree, so it is the learning rate or the rows: lower the rate, or look at these rows".into()
+            }
             None => "look at these rows, or lower the learning rate".into(),
         }
     }
@@ -204,6 +209,11 @@ impl TrainError {
             _ => 1,
         }
     }
+}
+
+/// A value in a few digits: 1e300 has 300 where it is written out.
+fn short(value: f64) -> String {
+    if value.is_finite() && value.abs() >= 1e7 { format!("{value:e}") } else { value.to_string() }
 }
 
 /// At most eight row numbers: a line stays a line.
@@ -234,7 +244,7 @@ fn standing(kept: &Option<PathBuf>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Again, Finding};
+    use super::{Again, Finding, TrainError, short};
 
     #[test]
     fn where_factors_are_rounded_to_f16_the_first_advice_is_f32() {
@@ -249,5 +259,14 @@ mod tests {
             assert!(!advice("wgpu-tiled+flash-f32-card", bad).contains("--dtype"));
         }
         assert_eq!(advice("cpu-avx2-f32", false), "the device is at fault: leave a out");
+        assert!(advice("cpu-avx2-f32", true).contains("the learning rate or the rows"));
+    }
+
+    #[test]
+    fn large_values_have_few_digits() {
+        let value = -1e300;
+        let line = TrainError::Evaluation { step: 1, rows: vec![], value, finding: None }.to_string();
+        assert!(line.contains("became -1e300 (rows"), "{line}");
+        assert_eq!([short(12.5), short(f64::NAN), short(3e38)], ["12.5", "NaN", "3e38"]);
     }
 }

@@ -2,6 +2,7 @@
 //! its kind under `event`; terminal, page and report are pure functions of it, so an event carries whatever
 //! they need and nothing that only one of them would want.
 
+use super::best::Best;
 use crate::model::memory::Used;
 use crate::model::stage::Traffic;
 use crate::numeric::line::{Line, Points};
@@ -19,6 +20,8 @@ pub enum Event {
     Step(Step),
     /// The model was scored on the evaluation rows.
     Eval(Eval),
+    /// The best evaluation so far; again where a run that keeps it is resumed.
+    Best(Best),
     /// The model answered a prompt.
     Sample(Sample),
     /// A checkpoint is safe on disk.
@@ -31,6 +34,8 @@ pub enum Event {
     Forecast(Forecast),
     /// The run halts.
     Fault(Halt),
+    /// The run takes no further step, because its evaluations got no better.
+    Early(Early),
     /// The run ended; always last, unless it halted.
     Done(Done),
 }
@@ -42,12 +47,14 @@ impl Event {
             Event::Run(e) => e.first_step.saturating_sub(1),
             Event::Step(e) => e.step,
             Event::Eval(e) => e.step,
+            Event::Best(e) => e.step,
             Event::Sample(e) => e.step,
             Event::Checkpoint(e) => e.step,
             Event::Device(e) => e.step,
             Event::Speed(e) => e.step,
             Event::Forecast(e) => e.step,
             Event::Fault(e) => e.step,
+            Event::Early(e) => e.step,
             Event::Done(e) => e.step,
         }
     }
@@ -333,6 +340,15 @@ fn failure() -> u8 {
     1
 }
 
+/// Why a run ends before its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Early {
+    /// The last step that was taken.
+    pub step: u64,
+    /// Evaluations since the best one.
+    pub evals: u64,
+}
+
 /// The end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Done {
@@ -351,4 +367,17 @@ pub fn mixed<'a>(classes: impl IntoIterator<Item = &'a String>) -> String {
     let names: Vec<&str> = classes.into_iter().map(String::as_str).collect();
     let (n, names) = (names.len(), names.join(", "));
     format!("bits: {n} classes ({names}): loss within 1 %, not byte-equal between runs")
+}
+
+/// What one worker has done of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Steps that the run has taken.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// This worker's microbatches that count.
+    pub microbatches: u64,
+    /// Their tokens.
+    pub tokens: u64,
 }

@@ -1,13 +1,14 @@
 //! Floor 4: step, optimizer, schedule, evaluation, checkpoints. It sees stages and plans, never a backend.
 
 mod batches;
+pub mod best;
 pub mod checkpoint;
 mod compute;
 mod error;
 pub mod eval;
 pub mod event;
-mod next;
 pub mod optim;
+pub mod optimizer_step;
 mod own_thread;
 mod run;
 pub mod schedule;
@@ -18,7 +19,6 @@ mod work;
 pub use batches::{Batches, microbatch};
 pub use compute::{Compute, Effort, Local, Say, Scoring};
 pub use error::{Again, Finding, TrainError};
-pub use next::{Means, Next};
 pub use own_thread::OwnThread;
 pub use run::{Finished, Run, Sampler, run};
 pub use work::Work;

@@ -123,7 +123,7 @@ impl AdamW {
 pub(super) type Moved<T> = (T, T, T);
 
 /// The update of a block in place.
-fn block(
+pub(super) fn block(
     s: &Scalars,
     parameters: &mut [f32],
     gradient: &[f32],
@@ -134,12 +134,11 @@ fn block(
     }
 }
 
-/// The update of a block beside what it is made from.
-pub(super) fn block_from(s: &Scalars, (p, m, v): Moved<&mut [f32]>, gradient: &[f32], old: Moved<&[f32]>) {
-    let old = old.0.iter().zip(old.1).zip(old.2).zip(gradient);
-    for (((p, m), v), (((&old_p, &old_m), &old_v), &g)) in p.iter_mut().zip(m).zip(v).zip(old) {
-        (*p, *m, *v) = one(s, g, (old_p, old_m, old_v));
-    }
+/// The first parameter of a block that its update would make infinite or NaN, with its position; nothing is stored.
+pub(super) fn not_finite(s: &Scalars, gradient: &[f32], (p, m, v): Moved<&[f32]>) -> Option<(usize, f32)> {
+    let values = p.iter().zip(m).zip(v).zip(gradient);
+    let mut next = values.map(|(((&p, &m), &v), &g)| one(s, g, (p, m, v)).0).enumerate();
+    next.find(|(_, p)| !p.is_finite())
 }
 
 /// The update itself: each line is one operation of torch's.

@@ -7,22 +7,16 @@ use super::stop::{Stop, Urgency};
 
 use crate::model::layout::Layout;
 use crate::model::stage::{
-    Cancel, Fault, Generate, InUse, LossSums, Microbatch, Model, Output, Sampling, Stage, Traffic, Want,
+    Cancel, Fault, Generate, InUse, LossSums, Microbatch, Model, Output, Sampling, Stage, Take, Traffic, Want,
 };
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a raised flag may go unseen.
 const GLANCE: Duration = Duration::from_millis(50);
 
 const LEFT: &str = "left alone because the run is to stop now";
-
-/// Whether a call may be walked away from.
-#[derive(PartialEq, Eq)]
-enum Patience {
-    Little,
-    All,
-}
 
 type Call = Box<dyn FnOnce(&mut dyn Model) + Send>;
 
@@ -32,8 +26,8 @@ pub struct OwnThread<'a> {
     class: String,
     stop: &'a Stop,
     calls: Sender<Call>,
-    /// Goes there and back with every backward pass.
-    gradient: Vec<f32>,
+    /// Locked by the thread while it computes.
+    model: Arc<Mutex<Box<dyn Model>>>,
     /// After the last gradient.
     traffic: Traffic,
     in_use: Option<InUse>,
@@ -46,23 +40,19 @@ impl<'a> OwnThread<'a> {
         let (layout, class, cancel) = (model.layout().clone(), model.class(), Cancel::default());
         model.heed(cancel.clone());
         let (calls, inbox) = mpsc::channel::<Call>();
-        std::thread::spawn(move || inbox.into_iter().for_each(|call| call(&mut *model)));
-        OwnThread {
-            layout,
-            class,
-            stop,
-            calls,
-            gradient: Vec::new(),
-            traffic: Traffic::default(),
-            in_use: None,
-            cancel,
-        }
+        let model = Arc::new(Mutex::new(model));
+        let there = model.clone();
+        std::thread::spawn(move || {
+            let lock = || there.lock().unwrap_or_else(PoisonError::into_inner);
+            inbox.into_iter().for_each(|call| call(&mut **lock()));
+        });
+        let (traffic, in_use) = (Traffic::default(), None);
+        OwnThread { layout, class, stop, calls, model, traffic, in_use, cancel }
     }
 
-    /// Has the thread do `work` and waits for it, or, with [`Patience::Little`], until the run is to stop now.
+    /// Has the thread do `work` and waits for it, or until the run is to stop now.
     fn ask<T: Send + 'static>(
         &self,
-        patience: Patience,
         work: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
     ) -> Result<T, Fault> {
         let (reply, answer) = mpsc::channel();
@@ -73,7 +63,7 @@ impl<'a> OwnThread<'a> {
                 Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.fault("its thread died")),
                 Err(RecvTimeoutError::Timeout) => {
-                    if patience == Patience::Little && self.stop.urgency() == Urgency::Now {
+                    if self.stop.urgency() == Urgency::Now {
                         // What is saved next should not have to share the processor.
                         self.cancel.raise();
                         return Err(self.fault(LEFT));
@@ -98,38 +88,35 @@ impl Stage for OwnThread<'_> {
     }
 
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {
-        let flat = flat.to_vec();
-        // The thread is idle between steps, so this is a copy; and an update that is half taken over would be
-        // neither the old state nor the new one.
-        self.ask(Patience::All, move |model| model.set_parameters(&flat))?
+        // On this thread, because the other one is idle between steps: nothing is copied to travel there.
+        match self.model.lock() {
+            Ok(mut model) => model.set_parameters(flat),
+            Err(_) => Err(self.fault("its thread died")),
+        }
     }
 
     fn forward(&mut self, batch: &Microbatch, input: Option<&[f32]>, want: Want) -> Result<Output, Fault> {
         let (batch, input) = (batch.clone(), input.map(<[f32]>::to_vec));
-        self.ask(Patience::Little, move |model| model.forward(&batch, input.as_deref(), want))?
+        self.ask(move |model| model.forward(&batch, input.as_deref(), want))?
     }
 
     fn backward(&mut self, grad: Option<&[f32]>, gradient: &mut [f32]) -> Result<Option<Vec<f32>>, Fault> {
-        let (grad, mut buffer) = (grad.map(<[f32]>::to_vec), std::mem::take(&mut self.gradient));
-        buffer.resize(gradient.len(), 0.0);
-        let (out, buffer) = self.ask(Patience::Little, move |model| {
+        let (grad, mut buffer) = (grad.map(<[f32]>::to_vec), vec![0.0; gradient.len()]);
+        let (out, buffer) = self.ask(move |model| {
             let out = model.backward(grad.as_deref(), &mut buffer);
             (out, buffer)
         })?;
         gradient.copy_from_slice(&buffer);
-        self.gradient = buffer;
         out
     }
 
-    fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
-        let (batch, mut buffer) = (batch.clone(), std::mem::take(&mut self.gradient));
-        buffer.resize(gradient.len(), 0.0);
-        let (sums, buffer, traffic, in_use) = self.ask(Patience::Little, move |model| {
-            let sums = model.gradient(&batch, &mut buffer);
-            (sums, buffer, model.traffic(), model.in_use())
+    fn lend_gradient(&mut self, batch: &Microbatch, take: Take) -> Result<LossSums, Fault> {
+        let batch = batch.clone();
+        let (sums, traffic, in_use) = self.ask(move |model| {
+            let sums = model.lend_gradient(&batch, take);
+            (sums, model.traffic(), model.in_use())
         })?;
-        gradient.copy_from_slice(&buffer);
-        (self.gradient, self.traffic, self.in_use) = (buffer, traffic, in_use);
+        (self.traffic, self.in_use) = (traffic, in_use);
         sums
     }
 
@@ -140,7 +127,7 @@ impl Stage for OwnThread<'_> {
     /// Of the last gradient; else of what lies there now.
     fn in_use(&mut self) -> Option<InUse> {
         let last = self.in_use.take();
-        let now = || self.ask(Patience::Little, |model| model.in_use()).ok().flatten();
+        let now = || self.ask(|model| model.in_use()).ok().flatten();
         last.or_else(now)
     }
 }

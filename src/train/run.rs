@@ -2,12 +2,13 @@
 //! parameters. Who computes is behind [`Compute`]. It knows no file format, no device and no terminal: everything
 //! that is to be shown is an event, and everything that is to be kept goes through [`super::checkpoint`].
 
+use super::best::Choice;
 use super::checkpoint::{Saving, State};
 use super::compute::{Compute, Effort, tensor};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event, Speed};
-use super::next::{Means, Next};
+use super::optimizer_step::{self, Means};
 use super::schedule::Schedule;
 use super::stop::{Stop, Urgency};
 use super::sum::Sums;
@@ -27,6 +28,8 @@ pub struct Run<'a> {
     pub schedule: Schedule,
     /// An evaluation every so many steps besides the ones at the start and at the end; 0 for those alone.
     pub eval_steps: u64,
+    /// What evaluations decide: which adapter is kept, and whether the run ends early.
+    pub choice: Choice,
     /// When and how checkpoints are written.
     pub saving: Saving<'a>,
     /// Prompts that are answered before and after, and at every evaluation.
@@ -52,7 +55,8 @@ pub struct Sampler<'a> {
 /// How a run ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// True when the last step was taken; false where a signal ended the run and a checkpoint holds its state.
+    /// True when the last step was taken, or evaluations ended the run; false where a signal ended it and a checkpoint
+    /// holds its state.
     pub complete: bool,
     /// The last state: its parameters are what is to be exported.
     pub state: State,
@@ -66,8 +70,7 @@ pub struct Finished {
 /// happens; [`Event::Done`] is left to the caller, who knows where the adapter lies.
 pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
     let began = Instant::now();
-    let next = Next::new(&run.state);
-    let mut trainer = Trainer { sums: Sums::new(0), next, run, events };
+    let mut trainer = Trainer { sums: Sums::default(), run, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
         if matches!(error.exit_code(), 3 | 75) && trainer.run.state.step > 0 {
@@ -84,11 +87,13 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
     Ok(Finished { complete, checkpoint: saving.newest(), state, seconds: began.elapsed().as_secs_f64() })
 }
 
+/// What became of handing the parameters of a step to the model; `None` where a signal ended that.
+type Handed = Result<Option<()>, TrainError>;
+
 struct Trainer<'a, 'e> {
     run: Run<'a>,
     events: &'e mut dyn FnMut(&Event),
     sums: Sums,
-    next: Next,
 }
 
 /// Whether it has computed a microbatch of the run. What its trials showed was said when it came.
@@ -97,19 +102,23 @@ fn worked(speed: &Speed) -> bool {
 }
 
 impl Trainer<'_, '_> {
-    /// True when the plan's last step was taken, false when a signal came first.
+    /// True when no step is left to take, false when a signal came first.
     fn all_steps(&mut self) -> Result<bool, TrainError> {
-        let total = self.run.work.total_steps();
         self.say(Event::Run(self.start()));
         let State { step, parameters, .. } = &self.run.state;
         let first = step + 1;
         let Some(()) = self.run.compute.set_parameters(*step, parameters)? else { return self.ended() };
         self.measured(|_| true);
+        self.run.state.best = self.run.choice.recall(self.run.state.best);
+        if let Some(best) = self.run.state.best {
+            self.say(Event::Best(best));
+        }
         self.look()?;
-        while self.run.state.step < total && self.run.stop.urgency() == Urgency::Run {
-            let Some(done) = self.one_step(self.run.state.step + 1)? else { break };
+        while !self.finished() && self.run.stop.urgency() == Urgency::Run {
+            let Some((done, handed_over)) = self.one_step(self.run.state.step + 1)? else { break };
             let taken = done.step + 1 - first;
             self.say(Event::Step(done));
+            let Some(()) = handed_over? else { break };
             // Often at first, when little is known, and then ever less.
             if taken >= 8 && taken.is_power_of_two() {
                 self.measured(worked);
@@ -120,28 +129,40 @@ impl Trainer<'_, '_> {
         self.ended()
     }
 
-    /// True when the last step was taken. Whatever ended the loop, its state is saved.
+    /// True where no step is left: the last one was taken, or evaluations got no better for long enough.
+    fn finished(&self) -> bool {
+        let Run { state, work, choice, .. } = &self.run;
+        state.step == work.total_steps() || choice.ends(state.best)
+    }
+
+    /// True when no step is left. Whatever ended the loop, its state is saved.
     fn ended(&mut self) -> Result<bool, TrainError> {
         self.measured(worked);
         let stopped = self.run.stop.urgency();
-        let complete = self.run.state.step == self.run.work.total_steps() && stopped != Urgency::Now;
+        let complete = self.finished() && stopped != Urgency::Now;
         if complete || stopped != Urgency::Run {
             self.checkpoint()?;
+        }
+        let step = self.run.state.step;
+        if let Some(best) = self.run.state.best.filter(|_| complete && step < self.run.work.total_steps()) {
+            self.say(Event::Early(event::Early { step, evals: best.since }));
         }
         Ok(complete)
     }
 
-    /// One optimizer step; None where a signal ended it, and its partial sums are dropped.
-    fn one_step(&mut self, step: u64) -> Result<Option<event::Step>, TrainError> {
+    /// One optimizer step, and whether the model has its parameters; None where a signal ended it, and its partial sums
+    /// are dropped.
+    fn one_step(&mut self, step: u64) -> Result<Option<(event::Step, Handed)>, TrainError> {
         let began = Instant::now();
         let microbatches = self.run.work.step(step);
-        let Trainer { run, events, sums, next } = self;
+        let Trainer { run, events, sums } = self;
         let taken = run.compute.gradients(step, &microbatches, sums, &mut |event| events(&event))?;
         let Some(Effort { shared, spans, traffic }) = taken else { return Ok(None) };
-        let Means { loss, grad_norm } = next.mean(sums);
+        let Means { loss, grad_norm } = Means::of(sums);
         let lr = run.schedule.rate(step);
-        let Some(()) = self.update(step, grad_norm, lr)? else { return Ok(None) };
-        Ok(Some(event::Step {
+        self.update(step, grad_norm, lr)?;
+        let handed_over = self.run.compute.set_parameters(step, &self.run.state.parameters);
+        let done = event::Step {
             step,
             loss,
             grad_norm,
@@ -154,7 +175,8 @@ impl Trainer<'_, '_> {
             spans,
             traffic,
             memory: None,
-        }))
+        };
+        Ok(Some((done, handed_over)))
     }
 }
 
@@ -199,18 +221,16 @@ impl Trainer<'_, '_> {
         (self.events)(&event);
     }
 
-    /// New parameters and moments, taken over together, and only if every parameter is finite and the model has
-    /// them: whatever fails, the state stays that of the last finished step.
-    fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<Option<()>, TrainError> {
-        let Trainer { run: Run { state, compute, .. }, next, .. } = self;
+    /// New parameters and moments, together, and only if every parameter is finite: else the state stays that of the
+    /// step before.
+    fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
+        let Trainer { run: Run { state, compute, .. }, sums, .. } = self;
         let mut ahead = |from: usize, stretch: &[f32]| compute.parameters_ahead(step, from, stretch);
-        if let Err((index, value)) = next.update(state, grad_norm, lr, &mut ahead) {
+        let updated = optimizer_step::update(state, sums, (grad_norm, lr), &mut ahead);
+        updated.map_err(|(index, value)| {
             let tensor = tensor(compute.layout(), index);
-            return Err(TrainError::Update { step, tensor, value: f64::from(value) });
-        }
-        let Some(()) = compute.set_parameters(step, &next.parameters)? else { return Ok(None) };
-        next.commit(state);
-        Ok(Some(()))
+            TrainError::Update { step, tensor, value: f64::from(value) }
+        })
     }
 
     /// Evaluates and answers the prompts, where that is due and was not done before a resume. A run that was
@@ -233,10 +253,14 @@ impl Trainer<'_, '_> {
             let Trainer { run, events, .. } = self;
             let scored = evaluate(&mut *run.compute, run.work, step, &mut |event| events(&event))?;
             let Some(eval) = scored else { return Ok(()) };
+            let best = self.run.choice.judge(self.run.state.best, &eval);
             self.say(Event::Eval(eval));
+            self.run.state.best = best;
         }
         self.run.state.looked = Some(step);
-        Ok(())
+        let Some(best) = self.run.state.best.filter(|best| best.step == step) else { return Ok(()) };
+        self.say(Event::Best(best));
+        if best.kept { self.checkpoint() } else { Ok(()) }
     }
 
     /// Answers every prompt; None where a signal ended it.

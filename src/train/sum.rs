@@ -10,7 +10,7 @@ use crate::numeric::fixed::{self, BadValue};
 use rayon::prelude::*;
 
 /// What the microbatches of a step amount to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sums {
     /// [`CELL`] values each, the last one what is left.
     cells: Vec<Vec<i64>>,
@@ -63,6 +63,11 @@ impl Sums {
         }
     }
 
+    /// Values of the flat layout.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The gradient, in cells of [`CELL`] values, the last one shorter.
     pub fn cells(&self) -> &[Vec<i64>] {
         &self.cells
@@ -96,15 +101,18 @@ impl Sums {
     /// Adds a microbatch's gradient, all or nothing; the error's index is one of the flat layout.
     pub fn add_gradient(&mut self, gradient: &[f32], cap: i64) -> Result<(), BadValue> {
         assert_eq!(self.len, gradient.len(), "sum and gradient share one layout");
-        let bad = |(i, values): (usize, &[f32])| {
-            fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })
-        };
-        if let Some(bad) = gradient.par_chunks(CELL).enumerate().find_map_first(bad) {
-            return Err(bad);
-        }
+        check_gradient(gradient, cap)?;
         let cells = self.cells.par_iter_mut().zip(gradient.par_chunks(CELL));
         cells.for_each(|(sum, values)| fixed::add_checked(sum, values));
         Ok(())
+    }
+
+    /// Adds a microbatch, all or nothing.
+    pub fn add(&mut self, loss: &LossSums, gradient: &[f32], cap: i64) -> Result<(), Refused> {
+        // Into nothing first: a bad loss is named before what it did to the gradient.
+        Sums::default().add_loss(loss).map_err(|bad| (bad, None))?;
+        self.add_gradient(gradient, cap).map_err(|bad| (bad, Some(bad.index)))?;
+        self.add_loss(loss).map_err(|bad| (bad, None))
     }
 
     /// The one division. A weight of zero (class weights may be) leaves nothing to learn from: all zero.
@@ -131,6 +139,17 @@ impl Sums {
         let weight = self.weight as f64;
         move |sum| if weight == 0.0 { 0.0 } else { sum / weight }
     }
+}
+
+/// A value of a microbatch that may not enter its sum, and its index in the flat layout; `None` for the loss.
+pub type Refused = (BadValue, Option<usize>);
+
+/// The first value that no sum can hold; its index is one of the flat layout.
+fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
+    let bad = |(i, values): (usize, &[f32])| {
+        fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })
+    };
+    gradient.par_chunks(CELL).enumerate().find_map_first(bad).map_or(Ok(()), Err)
 }
 
 fn empty_cells(len: usize) -> Vec<Vec<i64>> {

@@ -7,7 +7,7 @@ use crate::cli_fixture::{Bench, stderr};
 fn devices_that_cannot_be_meant() {
     let b = Bench::new();
     for (command, code, parts) in [
-        ("--gpus 0,auto", 78, "--gpus .. auto stands alone"),
+        ("--gpus 0,auto", 78, "--gpus .. auto cannot be combined"),
         ("--gpus cpu,cpu,cpu --gpu-backend wgpu", 78, "--gpus .. leave --gpu-backend out"),
         ("--gpus radeon --gpu-backend cpu", 78, "--gpus .. indices"),
         ("--gpus cpu --gpu-backend cuda", 78, "--gpus .. leave --gpu-backend out"),
@@ -84,15 +84,11 @@ fn adapters_that_cannot_be_used() {
         ("--gpus 63", 78, "--gpus .. there is no device 63 .. 0 "),
         ("--gpus nothing-like-it", 78, "--gpus .. \"nothing-like-it\" .. llvmpipe"),
         ("--gpus llvmpipe --dtype bf16", 78, "--dtype bf16 .. llvmpipe .. --gpus cpu"),
-        (
-            "--gpus llvmpipe --memory-limit 1MB",
-            78,
-            "llvmpipe .. not even the model fits .. MB .. it has 1 MB",
-        ),
+        ("--gpus llvmpipe --memory-limit 1MB", 78, "llvmpipe .. it has 1 MB .. the weights alone do not fit"),
         (
             "--gpus llvmpipe --memory-limit 20MB --micro-batch-tokens 512",
             78,
-            "llvmpipe .. would fit .. --micro-batch-tokens",
+            "llvmpipe .. use --micro-batch-tokens",
         ),
     ] {
         check(&b, &format!("{run} {options}"), code, parts);

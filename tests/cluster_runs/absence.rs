@@ -3,7 +3,10 @@
 
 use crate::fleet::{Fleet, RUN};
 use rustix::process::Signal;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Waits until somebody has said that.
@@ -110,6 +113,59 @@ fn a_coordinator_with_nothing_left_to_do_tells_workers_that_look_for_it() {
     fleet.coordinator(&format!("{run} --resume"));
     fleet.all_end(&["coordinator", "looks"], 0);
     assert_eq!(fleet.steps(), 2, "{}", fleet.all());
+}
+
+/// What a [`door`] has seen, and whether it lets bytes through.
+#[derive(Default)]
+struct Door {
+    connected: AtomicBool,
+    opened: AtomicBool,
+}
+
+/// Takes connections, connects each to `to` at once, and passes bytes on when it is opened.
+fn door(to: String, door: Arc<Door>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for here in listener.incoming().flatten() {
+            let Ok(there) = TcpStream::connect(&to) else { continue };
+            door.connected.store(true, Ordering::Relaxed);
+            while !door.opened.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for (mut from, mut into) in [(&here, &there), (&there, &here)]
+                .map(|(from, into)| (from.try_clone().unwrap(), into.try_clone().unwrap()))
+            {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut into);
+                    let _ = into.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    at
+}
+
+/// It has connected, and not greeted yet, when the run ends.
+#[test]
+fn a_worker_that_connects_in_the_last_moment_hears_the_end() {
+    let mut fleet = Fleet::new();
+    fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 1"));
+    fleet.faulty("worker", "--threads 1", "slow=16");
+    let held = Arc::new(Door::default());
+    let at = door(fleet.at().to_string(), held.clone());
+    fleet.wait_for_step(7);
+    fleet.signal("worker", Signal::STOP);
+    fleet.seeker("late", &at, "4s");
+    while !held.connected.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    fleet.signal("worker", Signal::CONT);
+    // Who took part has heard the end, so nothing else keeps the coordinator.
+    fleet.all_end(&["worker"], 0);
+    std::thread::sleep(Duration::from_millis(150));
+    held.opened.store(true, Ordering::Relaxed);
+    fleet.all_end(&["coordinator", "late"], 0);
 }
 
 #[test]

@@ -160,6 +160,21 @@ impl Fleet {
         self.child(name).wait().unwrap();
     }
 
+    /// Whether a process still runs.
+    pub fn lives(&mut self, name: &str) -> bool {
+        self.ended(name).is_none()
+    }
+
+    /// The exit code of a process that ended, itself None where a signal killed it; None while it runs.
+    pub fn ended(&mut self, name: &str) -> Option<Option<i32>> {
+        self.child(name).try_wait().unwrap().map(|status| status.code())
+    }
+
+    /// A process that is neither coordinator nor worker.
+    pub fn process(&mut self, name: &str, args: &str) {
+        self.start(name, args, "");
+    }
+
     /// Steps that the coordinator has written down.
     pub fn steps(&self) -> usize {
         let text = std::fs::read_to_string(self.bench.path("out/metrics.jsonl")).unwrap_or_default();

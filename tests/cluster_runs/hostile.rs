@@ -11,6 +11,7 @@ use finetune::cluster::piece;
 use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
+use finetune::numeric::REVISION;
 use finetune::train::sum::Sums;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Who is not read from for this long is not read from.
 const STUCK: Duration = Duration::from_secs(1);
 
-struct Enemy {
+pub struct Enemy {
     runtime: Runtime,
     reader: FrameReader,
     writer: FrameWriter,
@@ -31,7 +32,7 @@ struct Enemy {
 }
 
 impl Enemy {
-    fn new(at: &str) -> Self {
+    pub fn new(at: &str) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let security = Security::with_token(Party::Worker, &Token::parse(TOKEN).unwrap()).unwrap();
@@ -42,7 +43,7 @@ impl Enemy {
     }
 
     /// False where nobody takes it.
-    fn send(&mut self, frame: Vec<u8>) -> bool {
+    pub fn send(&mut self, frame: Vec<u8>) -> bool {
         let sent = self.runtime.block_on(async { timeout(STUCK, self.writer.send(&frame[..])).await });
         sent.is_ok_and(|sent| sent.is_ok())
     }
@@ -62,10 +63,11 @@ impl Enemy {
         self.manifest.as_ref().expect("it was welcomed")
     }
 
-    fn greets(&mut self) {
+    pub fn greets(&mut self) {
         let hello = Hello {
             protocol: PROTOCOL,
-            version: "0".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            numerics: REVISION,
             identity: identity().unwrap(),
             name: "enemy".into(),
             model: None,
@@ -80,7 +82,7 @@ impl Enemy {
     }
 
     /// As far as the first lease.
-    fn leased(&mut self) -> Lease {
+    pub fn leased(&mut self) -> Lease {
         self.greets();
         let device = Device { name: "cpu 0".into(), class: "enemy".into() };
         self.say(&ToCoordinator::Ready { devices: vec![device], refused: vec![] });
@@ -136,7 +138,7 @@ impl Enemy {
     }
 
     /// What it hears in the end: why it was taken out, or nothing.
-    fn last_word(&mut self) -> String {
+    pub fn last_word(&mut self) -> String {
         while let Some(message) = self.hear() {
             if let ToWorker::Bye(Bye::Out { reason, again: false }) = message {
                 return reason;
@@ -331,9 +333,9 @@ fn who_has_the_token_and_means_harm_changes_no_byte_and_costs_no_memory() {
     let said = fleet.said("coordinator");
     for part in [
         "(it was at 127.0.0.1:",
-        "taken out: it spoke of work before it was ready",
+        "removed: it spoke of work before it was ready",
         "said something that is no message",
-        "turned away: 0 connections, 1 workers that do not fit; taken out: 13 workers",
+        "rejected: 0 connections, 1 worker (token, version, model or options differ); removed: 13 workers",
     ] {
         assert!(said.contains(part), "{part:?}\n{said}");
     }

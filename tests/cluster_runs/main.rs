@@ -4,12 +4,16 @@
 
 mod absence;
 mod blocks;
+mod chaos;
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
+#[path = "../every_message/mod.rs"]
+mod every_message;
 mod fleet;
 mod gpu;
 mod hostile;
 mod hosts;
+mod messages;
 mod network;
 mod scores;
 mod tap;

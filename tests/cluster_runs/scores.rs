@@ -37,6 +37,11 @@ fn check(run: &str, field: &str) {
         assert!(fleet.adapter("out") == adapter, "{count} workers: the adapter\n{}", fleet.all());
         assert_eq!(written(&fleet, "out", "eval"), expected, "{count} workers\n{}", fleet.all());
         assert_eq!(written(&fleet, "out", "sample"), samples, "{count} workers\n{}", fleet.all());
+        for kind in ["best", "early"] {
+            let said = written(&fleet, "out", kind);
+            assert_eq!(said, written(&alone, "alone", kind), "{count} workers\n{}", fleet.all());
+            assert_eq!(said.is_empty(), !run.contains("--keep-best"), "{count} workers: {kind}");
+        }
     }
 }
 
@@ -46,6 +51,13 @@ fn the_loss_of_an_evaluation_has_the_same_bits_for_any_workers() {
         &format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2 --sample-prompt Hello"),
         "eval_loss",
     );
+}
+
+/// A learning rate at which the first of three evaluations is the best one.
+#[test]
+fn the_best_adapter_and_the_early_end_are_the_same_for_any_workers() {
+    let choice = "--keep-best --early-stopping 2 --save-total-limit 1 --learning-rate 0.02";
+    check(&format!("{RUN} --max-steps 12 --eval-data rows.jsonl --eval-steps 2 {choice}"), "eval_loss");
 }
 
 #[test]

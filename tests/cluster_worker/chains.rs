@@ -30,10 +30,6 @@ impl Opener for Broken {
             }
         }
     }
-
-    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
-        0
-    }
 }
 
 /// A device that takes more than its shapes say: by what it was measured to take the run has no room on it, or only
@@ -58,11 +54,6 @@ impl Opener for Swollen {
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         self.inner.open(blueprint)
-    }
-
-    fn largest(&self, _: &Blueprint, fit: Option<Fit>) -> usize {
-        // By its shapes it would have room for anything.
-        fit.map_or(1 << 20, |_| 32)
     }
 
     fn stands(&self, _: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
@@ -91,7 +82,7 @@ fn a_device_whose_trials_take_too_much_is_told_so_or_keeps_less() {
         script.welcome(manifest());
         assert!(script.devices.is_empty());
         let line = &script.refused[0];
-        let (what, way) = ("too small for microbatches of 64 tokens: 32 would fit", "measured");
+        let (what, way) = ("too small for microbatches of 64 tokens (needs 3 MB, it has 2 MB)", "measured");
         assert!(line.contains(what) && line.ends_with(way), "{line}");
     });
     let less = swollen(Room::Less);

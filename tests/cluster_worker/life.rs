@@ -66,7 +66,7 @@ fn a_worker_that_listens_is_dialled_and_one_that_stays_waits_for_the_next_run() 
     let stays = format!("--role worker --coordinator {address} --stay --rank 16");
     let mut stays = place.start("stays", &stays);
     assert_eq!(first.ends().0, 0, "{}", first.said());
-    stays.says("waiting for the next one");
+    stays.says("waiting for the next run");
     let again = format!("--role coordinator --bind {address} --expect-workers 1 {RUN} three");
     let mut second = place.start("second", &again);
     assert_eq!(second.ends().0, 0, "{}", second.said());
@@ -148,4 +148,51 @@ fn told_to_stop_it_leaves_at_once_and_comes_back_later() {
     assert!(began.elapsed() < Duration::from_secs(4));
     let mut other = place.start("other", &line);
     assert_eq!((coordinator.ends().0, other.ends().0), (0, 0), "{}", coordinator.said());
+}
+
+#[test]
+fn doctor_shakes_hands_and_leaves_no_trace() {
+    let place = Place::new();
+    let (coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
+    let doctor = |name: &str, line: &str| {
+        let mut doctor = place.start(name, &format!("doctor --coordinator {line}"));
+        doctor.ends();
+        doctor.said()
+    };
+    let said = doctor("doctor", &address);
+    let good = format!("ok       coordinator  {address} takes this machine (run ");
+    assert!(said.contains(&good), "{said}");
+    let said = doctor("nobody", "127.0.0.1:1");
+    assert!(said.contains("failed   coordinator  nothing listens on 127.0.0.1:1\n"), "{said}");
+    assert!(said.contains("fix          start the coordinator there") && !said.contains("ufw"), "{said}");
+    for complaint in ["refused", "lost", "left", "warning"] {
+        assert!(!coordinator.said().contains(complaint), "{}", coordinator.said());
+    }
+    let said = doctor("stranger", &format!("{address} FINETUNE_TOKEN={}", TOKEN.replace("5f3c", "0000")));
+    let found = said.lines().find(|line| line.starts_with("failed   coordinator")).unwrap_or_default();
+    assert!(found.contains("another token (fingerprint ") && found.ends_with(" here)"), "{said}");
+    assert!(said.contains("fix          finetune token --set"), "{said}");
+}
+
+#[test]
+fn a_worker_shows_its_part_and_says_what_it_did() {
+    let place = Place::new();
+    let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 2 {RUN} out"));
+    let mut worker = place.start("worker", &format!("--role worker --coordinator {address}"));
+    let mut quiet = place.start("quiet", &format!("-q --role worker --coordinator {address}"));
+    let (code, last) = worker.ends();
+    assert!(code == 0 && last.starts_with("run complete: ") && last.contains(" microbatch"), "{last}");
+    assert!(last.contains(" tokens, 0:"), "{last}");
+    let said = worker.said();
+    assert!(said.contains("step 1/4  25 %  ") && said.contains(" tokens/s"), "{said}");
+    assert_eq!((quiet.ends().0, quiet.said().as_str()), (0, ""));
+    assert_eq!(coordinator.ends().0, 0);
+    // One that leaves says what it did until then.
+    let slow = format!("--expect-workers 1 {RUN} slow --max-steps 400");
+    let (_slow, address) = place.coordinator(&slow.replace("--max-steps 4 ", ""));
+    let mut leaves = place.start("leaves", &format!("--role worker --coordinator {address}"));
+    leaves.says("step ");
+    leaves.terminate();
+    let (code, last) = leaves.ends();
+    assert!(code == 0 && last.starts_with("stopped: ") && last.contains(" microbatch"), "{last}");
 }

@@ -3,15 +3,20 @@
 
 mod chains;
 mod document;
+#[path = "../every_message/mod.rs"]
+mod every_message;
 mod files;
+mod liar;
 mod life;
 mod patience;
 mod process;
 mod script;
 
+use finetune::backend::cpu::Cpu;
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use finetune::cluster::worker::{Outcome, Source};
-use finetune::model::stage::Sampling;
+use finetune::model::memory;
+use finetune::model::stage::{Sampling, Targets};
 use finetune::train::stop::{Stop, Urgency};
 use script::*;
 use std::time::{Duration, Instant};
@@ -237,17 +242,14 @@ fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
     refused(equipment(1, "selftest"), "cpu 0: computes wrong numbers");
     // What the whole microbatch needs, less a little.
     let blueprint = blueprint();
-    let at = |limit| {
-        finetune::cluster::worker::Opener::largest(&OnCpu { name: "", threads: 1, limit }, &blueprint, None)
-    };
+    let at = |limit| memory::largest(load(&Cpu::new(1), &blueprint).unwrap(), limit);
     let limit = (0..).map(|i| 1_000_000 + i * 20_000).find(|&limit| at(limit) >= 20).unwrap();
     let most = at(limit);
     assert!((20..64).contains(&most));
-    refused(
-        limited(1, "", limit),
-        &format!("cpu 0: too small for microbatches of 64 tokens: {most} would fit"),
-    );
-    refused(limited(1, "", 1000), "not even the model fits");
+    refused(limited(1, "", limit), "cpu 0: too small for microbatches of 64 tokens (needs ");
+    let most = 1 << most.ilog2();
+    refused(limited(1, "", limit), &format!("on the coordinator use --micro-batch-tokens {most} "));
+    refused(limited(1, "", 1000), "the weights alone do not fit");
 }
 
 #[test]
@@ -324,14 +326,16 @@ fn told_to_stop_it_hands_back_and_leaves() {
 
 #[test]
 fn every_ending_means_what_it_says() {
-    let reason = || "why".to_string();
+    // Text of another machine stays on its line.
+    let said = || "why\nnot\u{202e}".to_string();
+    let heard = || "why\\nnot\\u{202e}".to_string();
     let endings = [
         (Bye::Done, Outcome::Done),
-        (Bye::Later { reason: reason() }, Outcome::Lost { reason: reason() }),
-        (Bye::Halted { reason: reason() }, Outcome::Halted { reason: reason() }),
-        (Bye::Refused { reason: reason() }, Outcome::Refused { reason: reason() }),
-        (Bye::Out { reason: reason(), again: true }, Outcome::Lost { reason: reason() }),
-        (Bye::Out { reason: reason(), again: false }, Outcome::Out { reason: reason() }),
+        (Bye::Later { reason: said() }, Outcome::Lost { reason: heard() }),
+        (Bye::Halted { reason: said() }, Outcome::Halted { reason: heard() }),
+        (Bye::Refused { reason: said() }, Outcome::Refused { reason: heard() }),
+        (Bye::Out { reason: said(), again: true }, Outcome::Lost { reason: heard() }),
+        (Bye::Out { reason: said(), again: false }, Outcome::Out { reason: heard() }),
     ];
     for (bye, expected) in endings {
         let outcome = with(equipment(1, ""), |script| {
@@ -340,6 +344,26 @@ fn every_ending_means_what_it_says() {
         });
         assert_eq!(outcome, expected);
     }
+}
+
+#[test]
+fn a_lease_beyond_the_manifest_is_refused() {
+    let outcome = with(equipment(1, ""), |script| {
+        script.welcome(manifest());
+        script.parameters();
+        let mut long = microbatch(0);
+        (long.ids, long.targets) = (vec![1; 65], Targets::Tokens(vec![1; 65]));
+        long.bounds = vec![0, 15, 65];
+        script.lease(1, 0, Work::Train(long));
+        match script.hear() {
+            ToCoordinator::Leave { reason } => assert!(reason.contains("65 tokens"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(
+        matches!(&outcome, Outcome::Refused { reason } if reason.contains("longest has 64")),
+        "{outcome:?}"
+    );
 }
 
 #[test]

@@ -91,6 +91,16 @@ impl Process {
         after.split([';', ' ', '\n']).next().unwrap().to_string()
     }
 
+    /// Whether it has ended, and if not the most bytes of memory that it has held.
+    pub fn most(&mut self) -> Option<u64> {
+        if self.child.try_wait().unwrap().is_some() {
+            return None;
+        }
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0 kB");
+        Some(line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10)
+    }
+
     /// Its exit code and last line, once it has ended.
     pub fn ends(&mut self) -> (i32, String) {
         let began = Instant::now();

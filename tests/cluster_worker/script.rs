@@ -17,6 +17,7 @@ use finetune::model::lora::{self, LoraSpec};
 use finetune::model::memory::{self, Fit, Load};
 use finetune::model::stage::{Microbatch, Model, Output, Targets, Want};
 use finetune::model::weights::{ModelError, Weights};
+use finetune::numeric::REVISION;
 use finetune::numeric::fixed::{self, CELL, FRACTION_BITS};
 use finetune::numeric::pack;
 use finetune::numeric::rng::Stream;
@@ -68,14 +69,9 @@ impl Opener for OnCpu {
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
         memory::stands(Load { measured: Some(fit), ..load(&Cpu::new(1), blueprint)? }, self.limit)
     }
-
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        load(&Cpu::new(1), blueprint)
-            .map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit))
-    }
 }
 
-fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
+pub fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelError> {
     let weights = Weights::new(&*blueprint.tensors)?
         .packed(&|encoding, numbers| cpu.matrix_bytes(encoding, numbers), &blueprint.config)?;
     let (config, lora, tokens) = (&blueprint.config, &blueprint.shape.lora, blueprint.shape.tokens);
@@ -125,6 +121,7 @@ pub fn manifest() -> Manifest {
         tokens: shape.tokens as u64,
         dtype: shape.dtype,
         fraction_bits: FRACTION_BITS,
+        steps: 9,
         silence_millis: 0,
     }
 }
@@ -132,7 +129,8 @@ pub fn manifest() -> Manifest {
 pub fn hello() -> Hello {
     Hello {
         protocol: PROTOCOL,
-        version: "0".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
         identity: [1; 16],
         name: "w".into(),
         model: None,

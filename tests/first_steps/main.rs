@@ -3,8 +3,10 @@
 
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
+mod eval;
 mod metrics;
 mod recipes;
+mod scripts;
 mod sized;
 mod terminal;
 mod verbs;

@@ -129,43 +129,59 @@ fn promtool(text: &str) {
 const READ: &str = "
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-log = EventAccumulator(sys.argv[1], size_guidance={'scalars': 0})
-log.Reload()
-print(json.dumps({tag: [[e.step, e.value] for e in log.Scalars(tag)] for tag in log.Tags()['scalars']}))
+def read(folder):
+    log = EventAccumulator(folder, size_guidance={'scalars': 0})
+    log.Reload()
+    return {tag: [[e.step, e.value] for e in log.Scalars(tag)] for tag in log.Tags()['scalars']}
+print(json.dumps([read(folder) for folder in sys.argv[1:]]))
 ";
 
+/// Steps and values of a run's metrics.jsonl as TensorBoard keeps them, in 32 bits.
+fn logged(bench: &Bench, run: &str, (event, field): (&str, &str)) -> Vec<(u64, f32)> {
+    let log = String::from_utf8(bench.read(&format!("{run}/metrics.jsonl"))).unwrap();
+    let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let of = events.filter(|e| e["event"] == event);
+    of.map(|e| (e["step"].as_u64().unwrap(), e[field].as_f64().unwrap() as f32)).collect()
+}
+
+/// Two runs of the same name, and the first one again from a checkpoint: each has one folder, which holds its curves.
 #[test]
-fn tensorboard_reads_what_was_written() {
+fn tensorboard_reads_what_each_run_wrote() {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tensorboard/bin/python");
     if !python.exists() {
         return skipped("tensorboard", "FINETUNE_NEED_TENSORBOARD");
     }
     let bench = Bench::new();
-    let run = bench
-        .command("demo --data rows.jsonl --eval-data eval.jsonl --epochs 2 --batch-size 4 --eval-steps 4 --gpus none")
-        .args(["--tensorboard", "events", "-o", "out"])
-        .output()
-        .unwrap();
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let said = Command::new(python).args(["-c", READ]).arg(bench.path("events")).output().unwrap();
+    let rows = "demo --data rows.jsonl --eval-data eval.jsonl --epochs 2 --batch-size 4 --eval-steps 4 --save-steps 4";
+    for (line, rest) in [
+        (rows, &["-o", "out"][..]),
+        (rows, &["--learning-rate", "1e-3", "-o", "elsewhere/out"]),
+        ("", &["--resume=out/checkpoint-4"]),
+    ] {
+        let run = bench.command(line).args(["--gpus", "none", "--tensorboard", "events"]).args(rest).output();
+        let run = run.unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    }
+    let mut folders: Vec<_> =
+        std::fs::read_dir(bench.path("events")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    assert_eq!(folders, [bench.path("events/out"), bench.path("events/out-2")]);
+    let said = Command::new(python).args(["-c", READ]).args(&folders).output().unwrap();
     let err = String::from_utf8_lossy(&said.stderr);
     let read: Value = serde_json::from_slice(&said.stdout).unwrap_or_else(|e| panic!("{e}: {err}"));
-    let log = String::from_utf8(bench.read("out/metrics.jsonl")).unwrap();
-    let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    for (tag, event, field) in [
-        ("train/loss", "step", "loss"),
-        ("train/grad_norm", "step", "grad_norm"),
-        ("train/learning_rate", "step", "lr"),
-        ("eval/loss", "eval", "eval_loss"),
-    ] {
-        let of = events.iter().filter(|e| e["event"] == event);
-        // TensorBoard keeps 32 bits.
-        let want: Vec<(u64, f32)> =
-            of.map(|e| (e["step"].as_u64().unwrap(), e[field].as_f64().unwrap() as f32)).collect();
-        let got = read[tag].as_array().unwrap_or_else(|| panic!("no {tag} in {read}"));
-        let got: Vec<(u64, f32)> =
-            got.iter().map(|p| (p[0].as_u64().unwrap(), p[1].as_f64().unwrap() as f32)).collect();
-        assert!(want.len() >= 3, "{tag}");
-        assert_eq!(got, want, "{tag}");
+    for (read, run) in read.as_array().unwrap().iter().zip(["out", "elsewhere/out"]) {
+        for (tag, what) in [
+            ("train/loss", ("step", "loss")),
+            ("train/grad_norm", ("step", "grad_norm")),
+            ("train/learning_rate", ("step", "lr")),
+            ("eval/loss", ("eval", "eval_loss")),
+        ] {
+            let want = logged(&bench, run, what);
+            let got = read[tag].as_array().unwrap_or_else(|| panic!("no {tag} in {read}"));
+            let got: Vec<(u64, f32)> =
+                got.iter().map(|p| (p[0].as_u64().unwrap(), p[1].as_f64().unwrap() as f32)).collect();
+            assert!(want.len() >= 3, "{tag}");
+            assert_eq!(got, want, "{tag} of {run}");
+        }
     }
 }

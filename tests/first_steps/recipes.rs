@@ -71,3 +71,16 @@ fn the_unit_of_a_worker_can_reach_a_card() {
     let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
     assert!(unit.lines().any(|line| line == "SupplementaryGroups=render video"));
 }
+
+/// systemd takes a comment behind a value as a part of it.
+#[test]
+fn the_units_environment_has_comments_on_their_own_lines() {
+    let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
+    let example = unit.split("<<'END'\n").nth(1).unwrap().split("#   END\n").next().unwrap();
+    let lines: Vec<&str> = example.lines().map(|line| line.strip_prefix("#   ").unwrap()).collect();
+    let values = lines.iter().filter(|line| !line.starts_with("# "));
+    let words = values.map(|line| line.split_once('=').unwrap());
+    let names: Vec<&str> = words.clone().map(|(name, _)| name).collect();
+    assert_eq!(names, ["COORDINATOR", "FINETUNE_TOKEN"]);
+    assert!(words.into_iter().all(|(_, value)| !value.contains([' ', '#'])), "{lines:?}");
+}

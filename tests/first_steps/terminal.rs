@@ -2,15 +2,21 @@
 //! wanted. Without `script` (util-linux) it says `skipped`.
 
 use crate::cli_fixture::Bench;
+use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// All that a terminal of 100 columns is sent.
+/// All that a terminal of 100 columns is sent by a run.
 fn shown(bench: &Bench, out: &str, variables: &[(&str, &str)]) -> Option<String> {
     let run = format!(
-        "stty cols 100 rows 30; '{}' demo --data rows.jsonl --eval-data eval.jsonl --max-steps 12 --eval-steps 6 --batch-size 8 \
-         --micro-batch-tokens 64 --gpus 0,1 --gpu-backend cpu -o {out}",
-        env!("CARGO_BIN_EXE_finetune")
+        "demo --data rows.jsonl --eval-data eval.jsonl --max-steps 12 --eval-steps 6 --batch-size 8 \
+         --micro-batch-tokens 64 --gpus 0,1 --gpu-backend cpu -o {out}"
     );
+    on_terminal(bench, (&run, ""), variables)
+}
+
+/// All that such a terminal is sent by `finetune {run}`, with what is typed into it.
+fn on_terminal(bench: &Bench, (run, typed): (&str, &str), variables: &[(&str, &str)]) -> Option<String> {
+    let run = format!("stty cols 100 rows 30; '{}' {run}", env!("CARGO_BIN_EXE_finetune"));
     let mut script = Command::new("script");
     // Only to take its environment, without settings from outside.
     for (name, value) in bench.command("").get_envs() {
@@ -21,10 +27,13 @@ fn shown(bench: &Bench, out: &str, variables: &[(&str, &str)]) -> Option<String>
     }
     script.env_remove("NO_COLOR").env("TERM", "xterm").envs(variables.iter().copied());
     let script = script.current_dir(bench.path("")).args(["-q", "-e", "-c", &run, "/dev/null"]);
-    let Ok(output) = script.stdin(Stdio::null()).output() else {
+    let script = script.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let Ok(mut child) = script.spawn() else {
         eprintln!("skipped: no script");
         return None;
     };
+    child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}");
     Some(text)
@@ -58,4 +67,19 @@ fn a_terminal_is_drawn_over_and_keeps_what_happened() {
     // A terminal that cannot move its cursor gets the lines of a pipe.
     let Some(dumb) = shown(&bench, "c", &[("TERM", "dumb")]) else { return };
     assert!(dumb.contains("12/12  loss") && !dumb.contains("\x1b["), "{dumb:?}");
+}
+
+#[test]
+fn chat_on_a_terminal_reads_line_by_line() {
+    let bench = Bench::new();
+    let run = "generate demo --chat --max-new-tokens 4 --gpus none";
+    let typed = "List files\nMore\n/reset\nList files\n\x04";
+    let Some(text) = on_terminal(&bench, (run, typed), &[]) else { return };
+    assert!(text.contains("/reset begins a new conversation"), "{text:?}");
+    assert!(text.matches("> ").count() >= 5, "{text:?}");
+    // One prompt at a time where stdin is no terminal: all of it.
+    let mut child = bench.command(run).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"List files\nMore\n").unwrap();
+    let piped = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(!piped.contains("> "), "{piped:?}");
 }

@@ -70,21 +70,21 @@ fn bash_understands_its_completions() {
 }
 
 #[test]
-fn doctor_says_what_is_missing_and_what_mends_it() {
+fn doctor_says_what_is_missing_and_how_to_fix_it() {
     let bench = Bench::new();
     let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let file = |text: &str| bench.file("needs.yaml", text).display().to_string();
-    let easy = file("- {check: files, about: files, required: true, at_least: 8, mend: ulimit -n 8}\n");
+    let easy = file("- {check: files, about: files, required: true, at_least: 8, fix: ulimit -n 8}\n");
     check(&bench, &["doctor", &easy], (0, "ok       files", ""));
     let hard = file(&format!(
-        "- {{check: disk, about: room for everything, required: true, at_least: 900000TB, mend: buy a disk}}\n\
-         - {{check: port, about: a port, required: false, port: {port}, mend: \"use :9001\"}}\n"
+        "- {{check: disk, about: room for everything, required: true, at_least: 900000TB, fix: buy a disk}}\n\
+         - {{check: port, about: a port, required: false, port: {port}, fix: \"use :9001\"}}\n"
     ));
     check(&bench, &["doctor", &hard], (78, "", "at_least \"900000TB\" is no size"));
     let hard = file(&format!(
-        "- {{check: disk, about: room for everything, required: true, at_least: 900000000GB, mend: buy a disk}}\n\
-         - {{check: port, about: a port, required: false, port: {port}, mend: \"use :9001\"}}\n"
+        "- {{check: disk, about: room for everything, required: true, at_least: 900000000GB, fix: buy a disk}}\n\
+         - {{check: port, about: a port, required: false, port: {port}, fix: \"use :9001\"}}\n"
     ));
     check(&bench, &["doctor", &hard], (1, "buy a disk", "1 of 2 requirements are not met (disk)"));
     check(&bench, &["doctor", &hard], (1, "use :9001", ""));
@@ -99,8 +99,8 @@ fn doctor_says_what_is_missing_and_what_mends_it() {
     let own: Value = serde_json::from_str(&own).unwrap();
     let checks = own["checks"].as_array().unwrap();
     assert!(checks.len() >= 9, "{own}");
-    let mends = |c: &&Value| c["verdict"] == "ok" || c["verdict"] == "skipped" || !c["mend"].is_null();
-    assert!(checks.iter().all(|c| mends(&c)), "{own}");
+    let fixed = |c: &&Value| c["verdict"] == "ok" || c["verdict"] == "skipped" || !c["fix"].is_null();
+    assert!(checks.iter().all(|c| fixed(&c)), "{own}");
     check(&bench, &["doctor", "nowhere.yaml"], (1, "", "nowhere.yaml"));
 }
 
@@ -111,16 +111,12 @@ fn import_writes_a_configuration_that_runs() {
         "theirs.yml",
         "base_model: demo\ndatasets:\n  - path: rows.jsonl\n    type: alpaca\nsequence_len: 256\nadapter: lora\n\
          lora_r: 4\nlora_alpha: 8\nlora_target_linear: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n\
-         max_steps: 2\nlearning_rate: 0.001\nlr_scheduler: cosine\nwarmup_ratio: 0.5\nevals_per_epoch: 4\n",
+         max_steps: 2\nlearning_rate: 0.001\nlr_scheduler: cosine\nwarmup_ratio: 0.5\nplugins: [x]\n",
     );
-    check(
-        &bench,
-        &["import", "theirs.yml"],
-        (0, "rank: 4  # lora_r", "not carried over: evals_per_epoch: 4: "),
-    );
+    check(&bench, &["import", "theirs.yml"], (0, "rank: 4  # lora_r", "not carried over: plugins: x: "));
     check(&bench, &["import", "theirs.yml", "-o", "ours.yaml"], (0, "ours.yaml", ""));
     let ours = String::from_utf8(bench.read("ours.yaml")).unwrap();
-    assert!(ours.contains("# evals_per_epoch: 4: "), "{ours}");
+    assert!(ours.contains("# plugins: x: "), "{ours}");
     check(&bench, &["--config", "ours.yaml", "--gpus", "none", "-o", "out"], (0, "", "2 of 2 steps"));
     check(&bench, &["import"], (2, "", "nothing to import"));
     check(&bench, &["import", "nowhere.yml"], (1, "", "nowhere.yml"));
@@ -141,24 +137,32 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
     check(
         &bench,
         &inspect,
-        (0, "nothing is supervised in 3 of 24 rows (12 %), the first at chat.jsonl:6", ""),
+        (
+            0,
+            "nothing to learn in 3 of 24 rows (12 %) (first: chat.jsonl:6: no message has the role assistant",
+            "",
+        ),
     );
     let with = |more: &[&'static str]| [&inspect[..], more].concat();
     check(&bench, &with(&["--max-dropped", "12.5%"]), (0, "longest", ""));
     check(
         &bench,
         &with(&["--max-dropped", "12%"]),
-        (1, "", "3 of 24 rows have nothing to learn (first: chat.jsonl:6)"),
+        (
+            1,
+            "",
+            "3 of 24 rows have nothing to train on (first: chat.jsonl:6: no message has the role assistant",
+        ),
     );
     check(&bench, &with(&["--max-dropped", "2"]), (1, "", "--max-dropped allows 2"));
     // The same limit stops a run, before anything is written.
     let train = ["demo", "--data", "chat.jsonl", "--gpus", "none", "--max-dropped", "2", "-o", "out"];
-    check(&bench, &train, (1, "", "3 of 24 rows have nothing to learn"));
+    check(&bench, &train, (1, "", "3 of 24 rows have nothing to train on"));
     assert!(!bench.path("out").exists());
     // A template that never ends a turn teaches nobody to stop.
     let endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     bench.file("endless.jinja", endless);
-    let said = "no end token is learnt in 21 of 21 rows (100 %)";
+    let said = "no end token is trained on in 21 of 21 rows (100 %)";
     check(&bench, &with(&["--chat-template", "endless.jinja"]), (0, said, ""));
     let (_, json, _) = run(&bench, &with(&["--json", "--rows", "1"]));
     let json: Value = serde_json::from_str(&json).unwrap();

@@ -1,4 +1,5 @@
 //! GGUF files byte by byte, right or wrong: every number that a file says about itself can be set.
+#![allow(dead_code)] // Each test uses a part.
 
 /// Metadata of the kinds that the tests need.
 #[derive(Clone)]

@@ -216,7 +216,7 @@ const PROGRAM: &[(&str, &str, i32, &str)] = &[
         "fine",
         "generate --gpu-backend cuda --memory-limit 1MB --prompt hi",
         78,
-        "the model alone does not fit: choose",
+        "the weights alone do not fit: choose",
     ),
     // What the trial says, once however often the card is opened, and not where f32 is typed.
     (

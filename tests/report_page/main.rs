@@ -5,6 +5,7 @@
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
 mod leaves;
+mod pictures;
 
 use cli_fixture::Bench;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -84,7 +85,9 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
         assert!(bench.path("b").join(name).exists(), "{name}: two devices took part");
     }
     // One device alone has a lane, and nobody to be connected with.
-    assert!(bench.path("a/timeline.svg").exists() && !bench.path("a/topology.svg").exists());
+    pictures::check(&bench.path("a"), 5);
+    pictures::check(&bench.path("b"), 6);
+    the_card_has_the_numbers_of(&bench, "b");
     let page = bench.path("b/report.html");
     let packed = zipped(&std::fs::read(&page).unwrap());
     assert!(packed < 100_000, "{packed} bytes compressed");
@@ -98,6 +101,26 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
         kept(name, &bench.read(&format!("b/{name}")));
     }
     screenshots(&bench, &address);
+}
+
+/// The numbers in metrics.jsonl stand in the model card, of the run and of its last checkpoint.
+fn the_card_has_the_numbers_of(bench: &Bench, run: &str) {
+    let log = String::from_utf8(bench.read(&format!("{run}/metrics.jsonl"))).unwrap();
+    let events: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let evals: Vec<f64> = events.iter().filter_map(|e| e["eval_loss"].as_f64()).collect();
+    let (before, after) = (evals[0], evals[evals.len() - 1]);
+    for file in ["README.md", "checkpoint-24/README.md"] {
+        let card = String::from_utf8(bench.read(&format!("{run}/{file}"))).unwrap();
+        for line in [
+            "| rows | 24, 3 for evaluation |".to_string(),
+            "| steps | 24 (4 epochs) |".into(),
+            format!("| eval loss | {before:.4} -> {after:.4} |"),
+            "| learning rate | 2e-4, cosine, warm-up steps: 1 |".into(),
+        ] {
+            assert!(card.lines().any(|l| l == line), "{line} in {card}");
+        }
+    }
 }
 
 /// Light, dark and narrow: pictures of the sizes that were asked for, none like another.
@@ -154,10 +177,14 @@ fn runs_are_reported_again_and_compared() {
     assert_eq!(run(&["a", "b", "-o", "both.html"]), (Some(0), "both.html".into(), String::new()));
     let both = String::from_utf8(bench.read("both.html")).unwrap();
     assert!(both.contains("2 runs") && both.contains(">a<") && both.contains(">b<"));
+    assert!(both.contains("<th>gpus</th><td>0</td><td>0, 1</td>"), "{both}");
+    assert!(!both.contains("<th>output</th>") && !both.contains("<th>rank</th>"), "{both}");
     let (_, json, _) = run(&["a", "b", "--json", "-o", "both.html"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["runs"][1]["state"], "complete");
     assert_eq!(json["runs"][0]["eval_loss"], json["runs"][1]["eval_loss"], "the same bits from two devices");
+    assert_eq!(json["runs"][0]["best_eval_loss"], json["runs"][0]["eval_loss"]);
+    assert_eq!(json["runs"][0]["best_eval_step"], json["runs"][0]["step"]);
 
     let way = "give the folder of a run, or the file that --log-json named";
     assert_eq!(run(&["nowhere"]), (Some(1), String::new(), format!("error: nowhere: no such file: {way}")));

@@ -9,6 +9,7 @@ mod contracts;
 mod floors;
 mod shape;
 mod source;
+mod variables;
 mod verbs;
 
 use source::Tree;
@@ -57,6 +58,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cpu/unpack.rs", "calls of functions with target features, behind detection"),
     ("src/backend/cpu/unpack_avx512.rs", "vector loads and stores through pointers"),
     ("src/backend/wgpu/cache.rs", "drivers believe the bytes of their cache; they are checked before"),
+    ("src/backend/wgpu/glibc.rs", "exports two functions under their C names"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
     ("src/cli/devices/drivers.rs", "sets an environment variable while there is one thread"),
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
@@ -64,7 +66,9 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
     ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
-    ("src/format/map.rs", "mmap"),
+    ("src/format/map.rs", "mmap, and a handler for the bus error of a file that was cut short"),
+    ("src/numeric/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
+    ("tests/mutated_files/memory.rs", "a global allocator that counts"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
     ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),
 ];
@@ -109,6 +113,14 @@ fn what_must_not_be_there_is_not() {
 #[test]
 fn every_verb_of_a_backend_is_tested() {
     check("verbs without a test", verbs::untested(&Tree::read()));
+}
+
+#[test]
+fn every_variable_that_is_named_is_known() {
+    use finetune::cli::options::variables::{OTHERS, is_known};
+    let tree = Tree::read();
+    check("environment variables (src/cli/options/variables.rs)", variables::unknown(&tree, is_known));
+    check("variables in the guide", variables::untold(&tree, OTHERS.iter().map(|(name, _)| *name)));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use finetune::format::peft;
 use finetune::model::layout::Layout;
 use finetune::model::stage::{Generate, LossSums, Microbatch, Model, Output, Sampling, Stage, Targets, Want};
 use finetune::numeric::rng::Stream;
+use finetune::train::best::Choice;
 use finetune::train::checkpoint::{self, Identity, Saving, State};
 use finetune::train::event::Event;
 use finetune::train::optim::Options;
@@ -20,13 +21,15 @@ use std::path::{Path, PathBuf};
 pub type Plant<'a> = Box<dyn FnMut(usize, &Microbatch, &mut Vec<f32>) + Send + 'a>;
 
 pub struct Fake<'a> {
-    layout: Layout,
-    parameters: Vec<f32>,
-    gradient: Vec<f32>,
+    pub layout: Layout,
+    pub parameters: Vec<f32>,
+    pub gradient: Vec<f32>,
     pub forwards: usize,
     pub plant: Option<Plant<'a>>,
     /// What its bits are of.
     pub class: &'static str,
+    /// The eval loss after so many steps, instead of the one that the parameters give.
+    pub score: Option<fn(u64) -> f64>,
     /// What setting parameters says, asked each time.
     pub refuse: Option<Box<dyn FnMut() -> Result<(), Fault> + Send + 'a>>,
 }
@@ -38,7 +41,7 @@ impl Fake<'_> {
         layout.push("q.lora_B.weight", 7, 3);
         let gradient = vec![0.0; layout.len()];
         let (parameters, class) = (gradient.clone(), "fake-f32");
-        Fake { parameters, gradient, layout, forwards: 0, plant: None, class, refuse: None }
+        Fake { parameters, gradient, layout, forwards: 0, plant: None, class, score: None, refuse: None }
     }
 
     pub fn start(&self) -> Vec<f32> {
@@ -81,6 +84,9 @@ impl Stage for Fake<'_> {
             }
         }
         let rows = batch.rows.len();
+        if let Some(score) = self.score.filter(|_| want != Want::Gradient) {
+            loss = score(batch.step) * rows as f64;
+        }
         Ok(Output::Loss(LossSums { loss, weight: rows as f64, targets: rows as u64, predictions: vec![] }))
     }
 
@@ -160,6 +166,7 @@ pub struct Setup<'a> {
     pub limit: Option<usize>,
     pub resume: bool,
     pub peak: f64,
+    pub choice: Choice,
 }
 
 pub struct Outcome {
@@ -170,7 +177,8 @@ pub struct Outcome {
 impl<'a> Setup<'a> {
     pub fn new(steps: u64, stop: &'a Stop, output: &Path) -> Self {
         let work = Rows::new(steps);
-        Setup { work, stop, output: output.to_owned(), every: 0, limit: None, resume: false, peak: 0.05 }
+        let (output, choice) = (output.to_owned(), Choice::default());
+        Setup { work, stop, output, every: 0, limit: None, resume: false, peak: 0.05, choice }
     }
 
     pub fn run(&self, model: &mut dyn Model) -> Outcome {
@@ -215,9 +223,10 @@ impl<'a> Setup<'a> {
         let (output, every, limit) = (self.output.clone(), self.every, self.limit);
         let saving = Saving { output, every, limit, identity, adapter: &adapter, stands: &|| true, last };
         let (work, stop) = (&self.work, self.stop);
-        let (labels, notes) = (vec![], vec![]);
+        let (labels, notes, choice) = (vec![], vec![], self.choice);
+        let (eval_steps, sampler) = (3, None);
         let run =
-            Run { compute, work, state, schedule, eval_steps: 3, saving, sampler: None, stop, labels, notes };
+            Run { compute, work, state, schedule, eval_steps, choice, saving, sampler, stop, labels, notes };
         train::run(run, events)
     }
 }

@@ -95,6 +95,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn lend<'m>(&self, memory: &'m Memory) -> Option<&'m [f32]> {
+        (!memory.is_short()).then(|| memory.values())
+    }
+
     fn weight(&mut self, source: Frozen) -> Result<Weight, Fault> {
         Weight::pack(self.context(), source)
     }

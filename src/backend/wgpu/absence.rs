@@ -33,16 +33,11 @@ pub struct Node {
 }
 
 /// Why there is no GPU.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
     /// Vulkan's own library.
-    #[error(
-        "the Vulkan loader (libvulkan.so.1) cannot be loaded ({0}): apt install libvulkan1 mesa-vulkan-drivers, dnf \
-         install vulkan-loader mesa-vulkan-drivers, or pacman -S vulkan-icd-loader"
-    )]
     Loader(String),
     /// The environment points elsewhere.
-    #[error("{variable}={value} names no Vulkan driver that is there: unset {variable}")]
     Variable {
         /// Which.
         variable: &'static str,
@@ -50,19 +45,10 @@ pub enum Absence {
         value: String,
     },
     /// No manifest anywhere.
-    #[error(
-        "no Vulkan driver is installed: apt install mesa-vulkan-drivers (AMD, Intel), or NVIDIA's driver package with \
-         its Vulkan part (libnvidia-gl)"
-    )]
     NoDriver,
     /// WSL needs a driver of its own kind.
-    #[error(
-        "under WSL, Vulkan reaches the card through Mesa's dzn driver: update Windows' own driver of the card, then apt \
-         install mesa-vulkan-drivers (24 or later), or run finetune.exe on Windows, which takes DX12"
-    )]
     Wsl,
     /// The files are there and closed.
-    #[error("no permission to open {}: sudo usermod -aG {group} $USER, then log in again", .node.display())]
     Permission {
         /// Which file.
         node: PathBuf,
@@ -70,22 +56,10 @@ pub enum Absence {
         group: String,
     },
     /// A container that was given no card.
-    #[error(
-        "this container was given no GPU: start it with --device /dev/dri (AMD, Intel), or with --gpus all -e \
-         NVIDIA_DRIVER_CAPABILITIES=all (NVIDIA)"
-    )]
     Container,
     /// NVIDIA's kernel part without its Vulkan part.
-    #[error(
-        "an NVIDIA card is here and its Vulkan driver is not: install the driver's libnvidia-gl package; in a container \
-         set NVIDIA_DRIVER_CAPABILITIES=all"
-    )]
     Nvidia,
     /// A card, drivers, and no adapter.
-    #[error(
-        "{} is here, and none of the Vulkan drivers ({drivers}) takes it: install its vendor's (docs/gpu.md)",
-        .node.display()
-    )]
     OtherDriver {
         /// The card's file.
         node: PathBuf,
@@ -93,13 +67,70 @@ pub enum Absence {
         drivers: String,
     },
     /// Nothing to be found.
-    #[error(
-        "no GPU is in this machine, or its kernel driver is not loaded (lspci | grep -Ei 'vga|3d|display')"
-    )]
     NoCard,
     /// Windows and others, where drivers bring everything.
-    #[error("no graphics driver offers an adapter: install the driver of the card's vendor")]
     NoAdapter,
+}
+
+impl Absence {
+    /// What is missing, in one line.
+    pub fn what(&self) -> String {
+        match self {
+            Absence::Loader(why) => format!("the Vulkan loader (libvulkan.so.1) cannot be loaded ({why})"),
+            Absence::Variable { variable, value } => {
+                format!("{variable}={value} names no Vulkan driver that is there")
+            }
+            Absence::NoDriver => "no Vulkan driver is installed".into(),
+            Absence::Wsl => "under WSL, Vulkan reaches the card through Mesa's dzn driver".into(),
+            Absence::Permission { node, .. } => format!("no permission to open {}", node.display()),
+            Absence::Container => "this container was given no GPU".into(),
+            Absence::Nvidia => "an NVIDIA card is here and its Vulkan driver is not".into(),
+            Absence::OtherDriver { node, drivers } => {
+                format!("{} is here, and none of the Vulkan drivers ({drivers}) takes it", node.display())
+            }
+            Absence::NoCard => "no GPU is in this machine, or its kernel driver is not loaded".into(),
+            Absence::NoAdapter => "no graphics driver offers an adapter".into(),
+        }
+    }
+
+    /// What to do about it, in one line.
+    pub fn fix(&self) -> String {
+        let fix = match self {
+            Absence::Loader(_) => {
+                "apt install libvulkan1 mesa-vulkan-drivers, dnf install vulkan-loader mesa-vulkan-drivers, or pacman -S \
+                 vulkan-icd-loader"
+            }
+            Absence::Variable { variable, .. } => return format!("unset {variable}"),
+            Absence::NoDriver => {
+                "apt install mesa-vulkan-drivers (AMD, Intel), or NVIDIA's driver package with its Vulkan part \
+                 (libnvidia-gl)"
+            }
+            Absence::Wsl => {
+                "update Windows' own driver of the card, then apt install mesa-vulkan-drivers (24 or later), or run \
+                 finetune.exe on Windows, which takes DX12"
+            }
+            Absence::Permission { group, .. } => {
+                return format!("sudo usermod -aG {group} $USER, then log in again");
+            }
+            Absence::Container => {
+                "start it with --device /dev/dri (AMD, Intel), or with --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all \
+                 (NVIDIA)"
+            }
+            Absence::Nvidia => {
+                "install the driver's libnvidia-gl package; in a container set NVIDIA_DRIVER_CAPABILITIES=all"
+            }
+            Absence::OtherDriver { .. } => "install its vendor's (docs/gpu.md)",
+            Absence::NoCard => "lspci | grep -Ei 'vga|3d|display' shows what is plugged in",
+            Absence::NoAdapter => "install the driver of the card's vendor",
+        };
+        fix.into()
+    }
+}
+
+impl std::fmt::Display for Absence {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{}: {}", self.what(), self.fix())
+    }
 }
 
 /// The first thing that stands in the way.
@@ -251,6 +282,15 @@ mod tests {
             assert!(line.contains(part), "{part:?} in {line:?} for {facts:?}");
         }
         assert!(!line.contains('\n'), "{line}");
+    }
+
+    /// What the system says may hold colons; the fix is a field of its own.
+    #[test]
+    fn a_finding_is_not_cut_at_a_colon() {
+        let why = Absence::Loader("a.so: cannot open: No such file".into());
+        let what = "the Vulkan loader (libvulkan.so.1) cannot be loaded (a.so: cannot open: No such file)";
+        assert_eq!(why.what(), what);
+        assert!(why.fix().starts_with("apt install libvulkan1"), "{}", why.fix());
     }
 
     #[test]

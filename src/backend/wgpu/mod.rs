@@ -16,6 +16,8 @@ mod encodings;
 mod experimental;
 mod faults;
 mod fused;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod glibc;
 pub mod instance;
 pub mod kernel;
 mod loss;

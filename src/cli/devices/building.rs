@@ -6,10 +6,12 @@ use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
 use crate::model::memory::{Fit, Load};
+use crate::model::quantised::{Quantised, Recipe};
 use crate::model::stage::Model;
 use crate::model::weights::{ModelError, Weights};
 use crate::numeric::block::Encoding;
 use crate::numeric::tensor::Tensors;
+use std::cell::Cell;
 
 /// What is to be built.
 #[derive(Clone, Copy)]
@@ -50,9 +52,16 @@ impl<'a> Whole<'a> {
 
     /// What it takes where `packing` says how many bytes a matrix of that many numbers does.
     pub fn load_as(&self, packing: &dyn Fn(Encoding, usize) -> usize) -> Result<Load<'a>, ModelError> {
-        let weights = Weights::new(self.tensors)?.packed(packing, self.config)?;
-        let Whole { config, lora, tokens, measured, .. } = *self;
-        Ok(Load { measured, ..Load::of(config, lora, tokens, weights) })
+        let Whole { config, tensors, lora, tokens, measured, .. } = *self;
+        let quantised = Cell::new(false);
+        let seen = |encoding, numbers| {
+            quantised.set(quantised.get() || matches!(encoding, Encoding::Blocks(_)));
+            packing(encoding, numbers)
+        };
+        let weights = Weights::new(tensors)?.packed(&seen, config)?;
+        let in_nf4 = |base: Quantised| Weights::new(&base)?.packed(packing, config);
+        let nf4 = Quantised::new(Box::new(tensors), Recipe::Nf4).ok().and_then(|base| in_nf4(base).ok());
+        Ok(Load { measured, quantised: quantised.get(), nf4, ..Load::of(config, lora, tokens, weights) })
     }
 }
 

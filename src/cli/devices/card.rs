@@ -15,7 +15,6 @@ use crate::model::memory::{self, Beside, Fit, Home, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::block::Encoding;
-use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
 /// What of a card's free memory is left to its driver and to others, in parts of a hundred.
@@ -121,32 +120,44 @@ impl Found {
 
     /// What a model takes on it. What only speaks needs little beside its weights, and keeps nothing.
     pub fn load<'a>(self, whole: &Whole<'a>, dtype: Precision) -> Result<Load<'a>, ModelError> {
+        let through = match self {
+            Found::Wgpu(_) => Through::Wgpu,
+            Found::Cuda(found) => Through::Cuda(nvidia::settled(found, dtype)),
+        };
+        through.load(whole, if self.shared() { Home::Shared } else { Home::Own })
+    }
+}
+
+/// What a card is driven through, as far as memory goes.
+#[derive(Debug, Clone, Copy)]
+pub enum Through {
+    /// Vulkan, Metal or DX12.
+    Wgpu,
+    /// NVIDIA's own driver, in that precision.
+    Cuda(Precision),
+}
+
+impl Through {
+    /// What a model takes on a card of that memory.
+    pub fn load<'a>(self, whole: &Whole<'a>, home: Home) -> Result<Load<'a>, ModelError> {
         let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
         let whole = Whole { tokens, ..*whole };
-        let dtype = match self {
-            Found::Wgpu(_) => dtype,
-            Found::Cuda(found) => nvidia::settled(found, dtype),
+        let (packing, number): (fn(Encoding, usize) -> usize, _) = match self {
+            Through::Wgpu => (wgpu::matrix_bytes, 0),
+            Through::Cuda(Precision::Bf16) => (cuda::matrix_bytes_bf16, 2),
+            Through::Cuda(_) => (cuda::matrix_bytes, 4),
         };
-        let (packing, number): (fn(Encoding, usize) -> usize, _) = match (self, dtype) {
-            (Found::Wgpu(_), _) => (wgpu::matrix_bytes, 0),
-            (Found::Cuda(_), Precision::Bf16) => (cuda::matrix_bytes_bf16, 2),
-            (Found::Cuda(_), _) => (cuda::matrix_bytes, 4),
-        };
-        let blocks = Cell::new(false);
-        let load = whole.load_as(&|encoding, numbers| {
-            blocks.set(blocks.get() || matches!(encoding, Encoding::Blocks(_)));
-            packing(encoding, numbers)
-        })?;
+        let load = whole.load_as(&packing)?;
         // On CUDA there is room for a part of a matrix in numbers, beside blocks. What was measured has it in it.
         let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
-        let counted = blocks.get() && whole.measured.is_none();
-        let slab = if counted { cuda::slab_bytes(longest, number) as u64 } else { 0 };
-        let beside = match (self, dtype) {
-            (Found::Cuda(_), Precision::Bf16) => copied(whole.config),
+        let slab = cuda::slab_bytes(longest, number) as u64;
+        let counted = load.quantised && whole.measured.is_none();
+        let (slab, nf4) = (if counted { slab } else { 0 }, load.nf4.map(|bytes| bytes + slab));
+        let beside = match self {
+            Through::Cuda(Precision::Bf16) => copied(whole.config),
             _ => Beside::default(),
         };
-        let home = if self.shared() { Home::Shared } else { Home::Own };
-        Ok(Load { weights: load.weights + slab, beside, home, ..load })
+        Ok(Load { weights: load.weights + slab, nf4, beside, home, ..load })
     }
 }
 
@@ -161,7 +172,7 @@ fn copied(config: &Config) -> Beside {
 }
 
 /// What is left of free bytes.
-fn usable(free: u64) -> u64 {
+pub fn usable(free: u64) -> u64 {
     free - free / 100 * LEFT_ALONE
 }
 
@@ -251,12 +262,6 @@ impl Opener for Card {
     fn lose(&self) {
         let opened = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
         opened.iter().for_each(Breaker::strike);
-    }
-
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        let whole = Whole { measured: fit, ..Whole::of(blueprint) };
-        let load = self.dtype(blueprint).and_then(|dtype| self.found.load(&whole, dtype));
-        load.map_or(0, |load| memory::largest(load, self.budget))
     }
 
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {

@@ -6,7 +6,7 @@ use super::building::{self, Whole};
 use crate::backend::cpu::Cpu;
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::decoder::Keep;
-use crate::model::memory::{self, Fit, Limit, Load};
+use crate::model::memory::{self, Fit, Home, Limit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 
@@ -37,7 +37,7 @@ impl Processor {
     fn whole(&self, blueprint: &Blueprint, measured: Option<Fit>) -> Result<Box<dyn Model>, ModelError> {
         let cpu = self.cpu(blueprint)?;
         let whole = Whole { measured, ..Whole::of(blueprint) };
-        let keep = self.limit.choose(whole.load(&cpu)?)?.0;
+        let keep = self.limit.choose(in_team(&whole, &cpu)?)?.0;
         building::built(cpu, &whole, keep)
     }
 }
@@ -51,21 +51,19 @@ impl Opener for Processor {
         self.whole(blueprint, None)
     }
 
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        let cpu = self.cpu(blueprint);
-        let whole = Whole::of(blueprint);
-        let load = cpu.as_ref().ok().and_then(|cpu| whole.load(cpu).ok());
-        load.map_or(0, |load| memory::largest(Load { measured: fit, ..load }, self.limit.bytes()))
-    }
-
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
         let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
-        memory::stands(whole.load(&self.cpu(blueprint)?)?, self.limit)
+        memory::stands(in_team(&whole, &self.cpu(blueprint)?)?, self.limit)
     }
 
     fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
         self.whole(blueprint, Some(fit))
     }
+}
+
+/// What it takes in a process that coordinates, or works for a coordinator.
+pub fn in_team<'a>(whole: &Whole<'a>, cpu: &Cpu) -> Result<Load<'a>, ModelError> {
+    Ok(Load { home: Home::HostInTeam, ..whole.load(cpu)? })
 }
 
 /// The slow twin, which every device is compared with.
@@ -78,10 +76,6 @@ impl Opener for Twin {
 
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         building::built(Cpu::twin(1), &Whole::of(blueprint), Keep::Everything)
-    }
-
-    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
-        usize::MAX
     }
 }
 
@@ -99,7 +93,8 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Free memory in bytes: the machine's, or what a cgroup leaves of it. Unknown counts as plenty.
+/// Free memory in bytes: the machine's, or what a cgroup or a limit of the process leaves of it. Unknown counts as
+/// plenty.
 pub fn free_memory() -> u64 {
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
@@ -108,7 +103,29 @@ pub fn free_memory() -> u64 {
     });
     let group = number("/sys/fs/cgroup/memory.max")
         .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
-    machine.into_iter().chain(group).min().unwrap_or(u64::MAX)
+    machine.into_iter().chain(group).chain(allowed()).min().unwrap_or(u64::MAX)
+}
+
+/// What the limits of the process leave of its address space and of its data (`ulimit -v`, `ulimit -d`).
+#[cfg(target_os = "linux")]
+fn allowed() -> Vec<u64> {
+    use rustix::process::{Resource, getrlimit};
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let used = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    let left = |resource, name| {
+        let limit = getrlimit(resource).current?;
+        Some(limit.saturating_sub(used(name)?))
+    };
+    [left(Resource::As, "VmSize:"), left(Resource::Data, "VmData:")].into_iter().flatten().collect()
+}
+
+/// Other systems do not say how much of them is used.
+#[cfg(not(target_os = "linux"))]
+fn allowed() -> Vec<u64> {
+    Vec::new()
 }
 
 /// What the processor calls itself.

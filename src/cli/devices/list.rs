@@ -6,7 +6,7 @@ use super::super::refusal::Refusal;
 use super::card::{Card, Found};
 use super::{cpu, nvidia, speed};
 use crate::backend::Backend;
-use crate::backend::wgpu::absence;
+use crate::backend::wgpu::absence::{self, Absence};
 use crate::backend::wgpu::adapters::{self, Kind};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Deviation, Opener, Reference};
@@ -155,9 +155,9 @@ fn processor() -> Listed {
 }
 
 /// Why no real GPU is among them; None where one is.
-pub fn no_gpu(found: &[Listed]) -> Option<String> {
+pub fn no_gpu(found: &[Listed]) -> Option<Absence> {
     let real = |d: &Listed| d.backend != "cpu" && d.kind != "software";
-    (!found.iter().any(real)).then(|| adapters::why_none().to_string())
+    (!found.iter().any(real)).then(adapters::why_none)
 }
 
 /// Why NVIDIA's own driver, which is there, lists none.

@@ -21,5 +21,5 @@ pub use chain::equipment;
 pub use choose::{Chosen, choose};
 pub use cpu::{cores, free_memory};
 pub use list::{Listed, check, drivers, list, no_cuda, no_gpu};
-pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle};
-pub use prospect::{Opens, Prospect, hardware, prospects};
+pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
+pub use prospect::{Opens, Prospect, assumed, hardware, prospects};

@@ -77,21 +77,32 @@ pub fn open(
     Ok(building::built(cpu, &whole, keep)?)
 }
 
-/// Chooses what blocks keep on the CPU, by what is free now, and says what it should take for microbatches of `longest`
-/// tokens, none of which is longer than `need` says.
+/// Chooses what blocks keep on the CPU, by what is free now.
 pub fn settle(
     chosen: &Chosen,
-    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    model: (&Config, &dyn Tensors, &LoraSpec),
     need: Need,
-    longest: usize,
-) -> Result<(Keep, Estimate), Refusal> {
-    // What it takes is asked of one that starts no threads.
-    let cpu = cpu::cpu(chosen.options.dtype, 1);
-    let Need { tokens, measured, .. } = need;
+) -> Result<Keep, Refusal> {
+    Ok(within(limit(chosen), load(chosen, model, need)?)?.0)
+}
+
+/// What a model that was settled so should take.
+pub fn takes(
+    chosen: &Chosen,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    need: Need,
+) -> Result<Estimate, Refusal> {
+    Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs)))
+}
+
+/// What it takes is asked of one that starts no threads.
+fn load<'a>(
+    chosen: &Chosen,
+    (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
+    Need { tokens, measured, .. }: Need,
+) -> Result<Load<'a>, ModelError> {
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
-    let load = whole.load(&cpu)?;
-    let keep = within(limit(chosen), load)?.0;
-    Ok((keep, memory::estimate(Load { tokens: longest, ..load }, keep)))
+    whole.load(&cpu::cpu(chosen.options.dtype, 1))
 }
 
 /// The fastest policy within `limit`, and what it takes. What was measured may hold no longer: where that alone

@@ -21,10 +21,6 @@ impl Opener for NotBuilt {
     fn open(&self, _: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
         Err(ModelError::Source("this build has not got it".into()))
     }
-
-    fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
-        0
-    }
 }
 
 /// A CPU under another backend's name, so that tests can see it fall back.
@@ -44,10 +40,6 @@ impl Opener for Pretended {
         let model = self.cpu.open(blueprint)?;
         let class = model.class().replacen("cpu", &self.name, 1);
         Ok(Box::new(Renamed { model, class }))
-    }
-
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize {
-        self.cpu.largest(blueprint, fit)
     }
 
     fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {

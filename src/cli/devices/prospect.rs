@@ -1,7 +1,9 @@
 //! What the chosen devices would make of a model, before any of it is read: whether it fits, by the very estimate
 //! that decides it when a run opens them, and how fast they are likely to be where nobody has measured them.
 
+use super::super::options::groups::{DeviceOptions, Driver, Precision};
 use super::building::Whole;
+use super::card::{Through, usable};
 use super::chain::{budget, found, threads};
 use super::choose::Chosen;
 use super::open::within;
@@ -11,7 +13,7 @@ use crate::backend::wgpu::adapters::Kind;
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
-use crate::model::memory::{self, Estimate, Fit, Limit, Load};
+use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load};
 use crate::model::weights::ModelError;
 use crate::numeric::tensor::Tensors;
 
@@ -81,11 +83,42 @@ pub fn prospects(
             Limit::of(chosen.options.memory_limit, cpu::free_memory).among(chosen.picks.len() as u64);
         let class = cpu.class();
         let guess = per_thread(&class) * threads as f64;
-        let (takes, unfit) = fits((whole(&class).load(&cpu)?, opens), budget);
+        let load = match opens {
+            Opens::Measured => whole(&class).load(&cpu)?,
+            Opens::Shapes => cpu::in_team(&whole(&class), &cpu)?,
+        };
+        let (takes, unfit) = fits((load, opens), budget);
         let limit = limit(budget.bytes());
         Ok(Prospect { name, class: Ok(class), hardware, limit, takes, unfit, guess })
     };
     (0..chosen.picks.len()).map(one).collect()
+}
+
+/// A card of `bytes` that is not here, with nothing but the run on it: through NVIDIA's own driver, in bf16 where nothing
+/// else was typed, or through wgpu where that was.
+pub fn assumed(
+    bytes: u64,
+    options: &DeviceOptions,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<Prospect, ModelError> {
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
+    let (through, class) = match (options.backend, options.dtype) {
+        (Driver::Wgpu, _) => (Through::Wgpu, "wgpu"),
+        (_, Precision::F32) => (Through::Cuda(Precision::F32), "cuda, f32"),
+        _ => (Through::Cuda(Precision::Bf16), "cuda, bf16"),
+    };
+    let budget = options.memory_limit.unwrap_or_else(|| usable(bytes));
+    let (takes, unfit) = fits((through.load(&whole, Home::Own)?, Opens::Shapes), Limit::Typed(budget));
+    Ok(Prospect {
+        name: "assumed".into(),
+        class: Ok(class.into()),
+        hardware: format!("a card of {} that is not here", memory::size(bytes)),
+        limit: Some(budget),
+        takes,
+        unfit,
+        guess: 0.0,
+    })
 }
 
 fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
@@ -96,7 +129,7 @@ fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>
     };
     match within(limit, load) {
         Ok(takes) => (Some(takes), None),
-        Err(e) => (Some((Keep::Inputs, memory::estimate(load, Keep::Inputs))), Some(e)),
+        Err(e) => (Some(memory::least(load)), Some(e)),
     }
 }
 

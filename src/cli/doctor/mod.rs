@@ -1,6 +1,6 @@
 //! `finetune doctor [FILE]`: does this machine have what it needs to take part. What is needed stands in a file
 //! (`recipes/gpu-training.yaml`, carried inside the binary); here it is compared with what the system says. Every
-//! verdict that is not `ok` has the command that mends it. (No existing verb looks beyond the devices.)
+//! verdict that is not `ok` has the command that fixes it. (No existing verb looks beyond the devices.)
 
 mod probe;
 mod requirement;
@@ -34,9 +34,10 @@ struct Finding {
     required: bool,
     verdict: Verdict,
     found: String,
-    about: String,
-    /// None where there is nothing to mend.
-    mend: Option<String>,
+    /// What the check is for.
+    needs: String,
+    /// What to do; None where nothing is missing.
+    fix: Option<String>,
 }
 
 /// Looks at everything.
@@ -53,7 +54,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     match missing.is_empty() {
         true => Ok(()),
         false => Err(Refusal::failure(format!(
-            "{} of {} requirements are not met ({}): what mends them stands above",
+            "{} of {} requirements are not met ({}): the lines above say how to fix them",
             missing.len(),
             findings.len(),
             missing.join(", ")
@@ -75,16 +76,16 @@ fn probe(inv: &Invocation) -> Result<Probe, Refusal> {
 
 fn judge(requirement: &Requirement, seen: Seen) -> Finding {
     let r = requirement;
-    let (verdict, found, mend) = match seen {
+    let (verdict, found, fix) = match seen {
         Seen::Good(found) => (Verdict::Ok, found, None),
         Seen::Nothing(why) => (Verdict::Skipped, why, None),
-        Seen::Unknown(why) => (Verdict::Warning, why, Some(r.mend.clone())),
-        Seen::Bad { found, mend } => {
+        Seen::Unknown(why) => (Verdict::Warning, why, Some(r.fix.clone())),
+        Seen::Bad { found, fix } => {
             let verdict = if r.required { Verdict::Failed } else { Verdict::Warning };
-            (verdict, found, Some(mend.unwrap_or_else(|| r.mend.clone())))
+            (verdict, found, Some(fix.unwrap_or_else(|| r.fix.clone())))
         }
     };
-    Finding { check: r.check, required: r.required, verdict, found, about: r.about.clone(), mend }
+    Finding { check: r.check, required: r.required, verdict, found, needs: r.about.clone(), fix }
 }
 
 fn tell(inv: &mut Invocation, findings: &[Finding]) -> Result<(), Refusal> {
@@ -100,9 +101,9 @@ fn tell(inv: &mut Invocation, findings: &[Finding]) -> Result<(), Refusal> {
             Verdict::Skipped => "skipped",
         };
         inv.say(&format!("{word:<8} {:<12} {}", f.check.to_string(), f.found))?;
-        if let Some(mend) = &f.mend {
-            inv.say(&format!("         wanted       {}", f.about))?;
-            inv.say(&format!("         mend         {mend}"))?;
+        if let Some(fix) = &f.fix {
+            inv.say(&format!("         needs        {}", f.needs))?;
+            inv.say(&format!("         fix          {fix}"))?;
         }
     }
     Ok(())
@@ -113,16 +114,16 @@ mod tests {
     use super::*;
 
     /// What a requirement comes to.
-    fn check(required: &str, seen: Seen, want: Verdict, mend: Option<&str>) {
-        let text = format!("- {{check: disk, about: room, required: {required}, mend: general}}");
+    fn check(required: &str, seen: Seen, want: Verdict, fix: Option<&str>) {
+        let text = format!("- {{check: disk, about: room, required: {required}, fix: general}}");
         let requirements = requirement::parse(&text, Path::new("r.yaml")).unwrap();
         let finding = judge(&requirements[0], seen);
-        assert_eq!((finding.verdict, finding.mend.as_deref()), (want, mend));
+        assert_eq!((finding.verdict, finding.fix.as_deref()), (want, fix));
     }
 
     #[test]
-    fn a_verdict_and_what_mends_it() {
-        let bad = |mend: Option<&str>| Seen::Bad { found: "3 GB".into(), mend: mend.map(String::from) };
+    fn a_verdict_and_how_to_fix_it() {
+        let bad = |fix: Option<&str>| Seen::Bad { found: "3 GB".into(), fix: fix.map(String::from) };
         check("true", Seen::Good("30 GB".into()), Verdict::Ok, None);
         check("true", bad(None), Verdict::Failed, Some("general"));
         check("true", bad(Some("special")), Verdict::Failed, Some("special"));

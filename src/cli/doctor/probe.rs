@@ -4,14 +4,18 @@
 use super::super::{demo, devices};
 use super::requirement::{Check, Requirement};
 use super::system::{self, Limit};
+use crate::cluster::worker::{Visit, visit};
 use crate::format::hub::Hub;
 use crate::net::keyring::{KeepError, Keyring};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use crate::net::{Endpoint, NetError, Party, Wishes, secure};
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How long a coordinator is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How the token of another machine comes here.
+const SET: &str =
+    "finetune token --set                # paste what `finetune token` prints on the coordinator's machine";
 /// This was written after it (the start of 2026): a clock that says less is wrong.
 const WRITTEN: u64 = 1_767_225_600;
 
@@ -36,7 +40,7 @@ pub enum Seen {
         /// What there is instead.
         found: String,
         /// What helps, where that is known better than the file knows it.
-        mend: Option<String>,
+        fix: Option<String>,
     },
     /// The system does not say.
     Unknown(String),
@@ -45,7 +49,7 @@ pub enum Seen {
 }
 
 fn bad(found: impl Into<String>) -> Seen {
-    Seen::Bad { found: found.into(), mend: None }
+    Seen::Bad { found: found.into(), fix: None }
 }
 
 impl Probe {
@@ -60,7 +64,7 @@ impl Probe {
             Check::Coordinator => self.coordinator(),
             Check::Clock => clock(),
             Check::Files => match system::limit(Limit::Files) {
-                Some(n) if n < r.amount() => bad(format!("{n} open files, {} wanted", r.amount())),
+                Some(n) if n < r.amount() => bad(format!("{n} open files, {} needed", r.amount())),
                 Some(u64::MAX) => Seen::Good("no limit of open files".into()),
                 Some(n) => Seen::Good(format!("{n} open files")),
                 None => Seen::Nothing("this system has no such limit".into()),
@@ -80,12 +84,12 @@ impl Probe {
         own.into_iter().chain([Hub::from_environment().cache]).collect()
     }
 
-    fn disk(&self, wanted: u64) -> Seen {
+    fn disk(&self, needed: u64) -> Seen {
         let folders = self.folders().into_iter().chain([self.output.clone()]);
         let free = folders.filter_map(|dir| Some((system::free_disk(&dir)?, dir)));
         match free.min_by_key(|(free, _)| *free) {
-            Some((free, dir)) => enough(Some(free), wanted, &format!(" free for {}", dir.display())),
-            None => enough(None, wanted, ""),
+            Some((free, dir)) => enough(Some(free), needed, &format!(" free for {}", dir.display())),
+            None => enough(None, needed, ""),
         }
     }
 
@@ -96,10 +100,10 @@ impl Probe {
             let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
             if let Err(e) = tempfile::tempfile_in(there) {
                 let at = there.display();
-                let mend = format!(
+                let fix = format!(
                     "sudo chown -R $USER {at}     # or another folder: --model-cache DIR, HF_HOME=DIR"
                 );
-                return Seen::Bad { found: format!("{at}: {e}"), mend: Some(mend) };
+                return Seen::Bad { found: format!("{at}: {e}"), fix: Some(fix) };
             }
         }
         let names: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
@@ -110,22 +114,16 @@ impl Probe {
         let Some(at) = &self.coordinator else {
             return Seen::Nothing("none was named (--coordinator HOST:PORT)".into());
         };
-        let named = if at.contains(':') { at.clone() } else { format!("{at}:9000") };
-        let addresses = match named.to_socket_addrs() {
-            Ok(addresses) => addresses,
-            Err(e) => {
-                let mend = Some("use its address instead of its name     # `ip addr` there shows it".into());
-                return Seen::Bad { found: format!("{named}: {e}"), mend };
-            }
+        let at = match at.parse::<Endpoint>() {
+            Ok(at) => at,
+            Err(e) => return bad(format!("--coordinator {at}: {e}")),
         };
-        let mut last = format!("{named}: no address");
-        for address in addresses {
-            match TcpStream::connect_timeout(&address, PATIENCE) {
-                Ok(_) => return Seen::Good(format!("{named} answers")),
-                Err(e) => last = format!("{named}: {e}"),
-            }
+        let token_file = self.token_file.as_deref();
+        let wishes = Wishes { token_file, insecure: false, at: Some(&at), listens: false };
+        match secure(Party::Worker, &wishes) {
+            Ok(secured) => answered(&at, visit(&at, &secured.security)),
+            Err(e) => bad(e.to_string()),
         }
-        bad(last)
     }
 
     fn token(&self) -> Seen {
@@ -134,25 +132,61 @@ impl Probe {
                 Seen::Good(format!("fingerprint {}, from {}", found.token.fingerprint(), found.source))
             }
             Ok(None) => bad("none on this machine"),
-            // The part behind the last colon is the way out.
-            Err(e @ (KeepError::Open { .. } | KeepError::Missing(_))) => {
-                let line = e.to_string();
-                let (found, mend) = line.rsplit_once(": ").unwrap_or((&line, ""));
-                Seen::Bad { found: found.into(), mend: Some(mend.into()).filter(|m: &String| !m.is_empty()) }
-            }
+            Err(KeepError::Missing(path)) => Seen::Bad {
+                found: format!("{}: no such file", path.display()),
+                fix: Some(format!("finetune token --token-file {}", path.display())),
+            },
+            Err(KeepError::Open { path, mode }) => Seen::Bad {
+                found: format!("{}: others may read it (mode {mode:03o})", path.display()),
+                fix: Some(format!("chmod 600 {}", path.display())),
+            },
             Err(e) => bad(e.to_string()),
         }
     }
+}
+
+/// What a visit to a coordinator found. What a firewall may be to blame for is only what gets no answer.
+fn answered(at: &Endpoint, visited: Result<Visit, NetError>) -> Seen {
+    let (found, fix) = match visited {
+        Ok(Visit::Welcome { run, model }) => {
+            return Seen::Good(format!("{at} takes this machine (run {run}, model {model})"));
+        }
+        Ok(Visit::Over) => return Seen::Good(format!("{at} knows the token; its run is over")),
+        Ok(Visit::Rejected(reason)) => return bad(format!("{at}: {reason}")),
+        Err(NetError::Refused { target }) => (
+            format!("nothing listens on {target}"),
+            "start the coordinator there, or correct the port".into(),
+        ),
+        Err(NetError::TimedOut { target, .. }) => {
+            let port = target.port;
+            let fix = format!(
+                "sudo ufw allow {port}/tcp             # on that machine; or firewall-cmd --add-port={port}/tcp"
+            );
+            (format!("{target} does not answer: a firewall drops it, or the machine is off"), fix)
+        }
+        Err(NetError::Unresolved { target, cause }) => {
+            let fix = "use its address instead of its name     # `ip addr` there shows it";
+            (format!("{}: unknown name ({cause})", target.host), fix.into())
+        }
+        Err(NetError::WrongToken { peer, theirs, ours }) => {
+            (format!("{peer} has another token (fingerprint {theirs} there, {ours} here)"), SET.into())
+        }
+        Err(NetError::NoTokenHere { peer, theirs }) => {
+            (format!("{peer} needs a token (fingerprint {theirs}) and there is none here"), SET.into())
+        }
+        Err(e) => return bad(e.to_string()),
+    };
+    Seen::Bad { found, fix: Some(fix) }
 }
 
 fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }
 
-fn enough(found: Option<u64>, wanted: u64, what: &str) -> Seen {
+fn enough(found: Option<u64>, needed: u64, what: &str) -> Seen {
     match found {
         None => Seen::Unknown(format!("this system does not say how much there is{what}")),
-        Some(n) if n < wanted => bad(format!("{}{what}, {} wanted", gigabytes(n), gigabytes(wanted))),
+        Some(n) if n < needed => bad(format!("{}{what}, {} needed", gigabytes(n), gigabytes(needed))),
         // A system that does not say how much memory it has is believed to have enough.
         Some(u64::MAX) => Seen::Unknown(format!("this system does not say how much there is{what}")),
         Some(n) => Seen::Good(format!("{}{what}", gigabytes(n))),
@@ -162,10 +196,7 @@ fn enough(found: Option<u64>, wanted: u64, what: &str) -> Seen {
 fn driver() -> Seen {
     let found = devices::list();
     match devices::no_gpu(&found) {
-        Some(why) => {
-            let (found, mend) = why.split_once(": ").unwrap_or((why.as_str(), ""));
-            Seen::Bad { found: found.into(), mend: Some(mend.into()).filter(|m: &String| !m.is_empty()) }
-        }
+        Some(why) => Seen::Bad { found: why.what(), fix: Some(why.fix()) },
         None => {
             let cards = found.iter().filter(|d| d.backend != "cpu" && d.kind != "software");
             let broken = cards.clone().find_map(|d| Some((d, d.error.as_ref()?)));
@@ -183,6 +214,7 @@ fn port(port: u16) -> Seen {
     // As a coordinator does, on all interfaces of both families.
     match TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port))) {
         Ok(_) => Seen::Good(format!("{port} is free")),
+        Err(e) if e.kind() == ErrorKind::AddrInUse => bad(format!("{port} is in use on this machine")),
         Err(e) => bad(format!("{port}: {e}")),
     }
 }
@@ -190,8 +222,8 @@ fn port(port: u16) -> Seen {
 fn clock() -> Seen {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     if now < WRITTEN {
-        let mend = "sudo date -s 'YYYY-MM-DD HH:MM'     # then: sudo timedatectl set-ntp true";
-        return Seen::Bad { found: "it says a time before 2026".into(), mend: Some(mend.into()) };
+        let fix = "sudo date -s 'YYYY-MM-DD HH:MM'     # then: sudo timedatectl set-ntp true";
+        return Seen::Bad { found: "it says a time before 2026".into(), fix: Some(fix.into()) };
     }
     match system::clock_is_kept() {
         Some(true) => Seen::Good("kept right by the network".into()),
@@ -203,11 +235,12 @@ fn clock() -> Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::Fingerprint;
 
     fn text(seen: Seen) -> String {
         match seen {
             Seen::Good(t) => format!("good {t}"),
-            Seen::Bad { found, mend } => format!("bad {found} | {}", mend.unwrap_or_default()),
+            Seen::Bad { found, fix } => format!("bad {found} | {}", fix.unwrap_or_default()),
             Seen::Unknown(t) => format!("unknown {t}"),
             Seen::Nothing(t) => format!("nothing {t}"),
         }
@@ -218,34 +251,53 @@ mod tests {
         assert_eq!(text(enough(Some(3_000_000_000), 2_000_000_000, " free")), "good 3.0 GB free");
         assert_eq!(
             text(enough(Some(1_000_000_000), 2_000_000_000, " free")),
-            "bad 1.0 GB free, 2.0 GB wanted | "
+            "bad 1.0 GB free, 2.0 GB needed | "
         );
         assert!(text(enough(None, 1, "")).starts_with("unknown"));
     }
 
     #[test]
-    fn a_port_that_somebody_has_is_not_free() {
+    fn a_port_that_is_taken_is_not_free() {
         let taken = TcpListener::bind("0.0.0.0:0").unwrap();
         let number = taken.local_addr().unwrap().port();
-        assert!(text(port(number)).starts_with(&format!("bad {number}: ")));
+        assert_eq!(text(port(number)), format!("bad {number} is in use on this machine | "));
         drop(taken);
         assert_eq!(text(port(number)), format!("good {number} is free"));
     }
 
     #[test]
-    fn a_coordinator_that_is_not_there() {
+    fn a_coordinator_that_does_not_take_this_machine() {
+        let at: Endpoint = "gpu7:9555".parse().unwrap();
+        let (theirs, ours) = (Fingerprint([1; 8]), Fingerprint([2; 8]));
+        for (e, want) in [
+            (
+                NetError::Refused { target: at.clone() },
+                "bad nothing listens on gpu7:9555 | start the coordinator there",
+            ),
+            (
+                NetError::TimedOut { target: at.clone(), seeks: Party::Coordinator },
+                "| sudo ufw allow 9555/tcp ",
+            ),
+            (
+                NetError::WrongToken { peer: at.to_string(), theirs, ours },
+                "(fingerprint 0101-0101-0101-0101 there, 0202-0202-0202-0202 here) | finetune token --set",
+            ),
+            (
+                NetError::Protocol { peer: at.to_string(), theirs: 2, ours: 1 },
+                "gpu7:9555 speaks protocol 2, this finetune 1: update",
+            ),
+        ] {
+            let got = text(answered(&at, Err(e)));
+            assert!(got.contains(want), "{got}, not {want}");
+        }
         let dir = tempfile::tempdir().unwrap();
         let mut probe =
             Probe { coordinator: None, token_file: None, model_cache: None, output: dir.path().into() };
         assert!(text(probe.coordinator()).starts_with("nothing"));
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listener.local_addr().unwrap().to_string();
-        probe.coordinator = Some(at.clone());
-        assert_eq!(text(probe.coordinator()), format!("good {at} answers"));
-        drop(listener);
-        assert!(text(probe.coordinator()).starts_with(&format!("bad {at}: ")));
+        probe.coordinator = Some("gpu7:0x".into());
+        assert!(text(probe.coordinator()).starts_with("bad --coordinator gpu7:0x: "));
         probe.token_file = Some(dir.path().join("token"));
         let missing = text(probe.token());
-        assert!(missing.contains("| `finetune token --token-file"), "{missing}");
+        assert!(missing.contains("/token: no such file | finetune token --token-file /"), "{missing}");
     }
 }

@@ -70,11 +70,11 @@ pub struct Requirement {
     #[serde(default)]
     pub port: Option<u16>,
     /// The command that helps.
-    pub mend: String,
+    pub fix: String,
 }
 
 impl Requirement {
-    /// How much is wanted, in bytes or pieces; 0 where the file does not say.
+    /// How much is needed, in bytes or pieces; 0 where the file does not say.
     pub fn amount(&self) -> u64 {
         self.at_least.as_deref().and_then(amount).unwrap_or(0)
     }
@@ -127,13 +127,13 @@ mod tests {
 
     #[test]
     fn files() {
-        check("- {check: disk, about: a, mend: b, at_least: 20GB}", "20000000000");
-        check("- {check: files, about: a, mend: b, at_least: 4096}", "4096");
-        check("- {check: files, about: a, mend: b}", "0");
-        check("- {check: disk, about: a, mend: b, at_least: much}", "r.yaml: disk: at_least \"much\"");
-        check("- {check: disc, about: a, mend: b}", "r.yaml:1");
-        check("- {check: disk, about: a, mend: b, atleast: 1}", "atleast");
-        check("- {check: disk, about: a}", "mend");
+        check("- {check: disk, about: a, fix: b, at_least: 20GB}", "20000000000");
+        check("- {check: files, about: a, fix: b, at_least: 4096}", "4096");
+        check("- {check: files, about: a, fix: b}", "0");
+        check("- {check: disk, about: a, fix: b, at_least: much}", "r.yaml: disk: at_least \"much\"");
+        check("- {check: disc, about: a, fix: b}", "r.yaml:1");
+        check("- {check: disk, about: a, fix: b, atleast: 1}", "atleast");
+        check("- {check: disk, about: a}", "fix");
         check("check: disk", "r.yaml");
         assert!(embedded().unwrap().len() >= 8);
     }

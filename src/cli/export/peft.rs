@@ -4,17 +4,26 @@ use super::super::adapter::{self, Writer};
 use super::super::refusal::Refusal;
 use super::Source;
 use super::logits::{fits, logits, probe};
-use crate::format::atomic;
+use crate::format::{atomic, peft};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Writes the folder and compares it with what is in memory.
-pub fn write(source: &Source, out: &Path) -> Result<Value, Refusal> {
+/// Writes the folder and compares it with what is in memory. The base's name and the card are those of the adapter in
+/// `from`: they say more than its values do.
+pub fn write(source: &Source, from: &Path, out: &Path) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
     fits(source, None)?;
-    let writer = Writer::new(base, &loaded.config, &loaded.spec, None);
+    let mut writer = Writer::new(base, &loaded.config, &loaded.spec, None);
+    let named = peft::read(from)?.config;
+    if named.base_model_name_or_path.is_some() {
+        writer.config.base_model_name_or_path = named.base_model_name_or_path;
+        writer.config.revision = named.revision;
+    }
     atomic::write_dir(out, |dir| {
-        writer.write(dir, &loaded.flat)?;
+        writer.write(dir, &loaded.flat, &[])?;
+        if let Ok(card) = std::fs::read(from.join(peft::CARD)) {
+            atomic::write_file(&dir.join(peft::CARD), &card)?;
+        }
         let again = adapter::load(dir, base)?;
         let probe = probe(&loaded.config);
         let tensors = &*base.files.tensors;

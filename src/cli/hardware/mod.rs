@@ -59,7 +59,8 @@ fn verdict(found: &[Listed]) -> Result<(), Refusal> {
 }
 
 fn tell(inv: &mut Invocation, found: &[Listed]) -> Result<(), Refusal> {
-    let (no_gpu, no_cuda) = (devices::no_gpu(found), devices::no_cuda());
+    let no_gpu = devices::no_gpu(found).map(|why| why.to_string());
+    let no_cuda = devices::no_cuda();
     if inv.json {
         return inv.say(&json!({ "devices": found, "no_gpu": no_gpu, "no_cuda": no_cuda }).to_string());
     }
@@ -94,7 +95,7 @@ fn lines(d: &Listed) -> Vec<String> {
         (None, None) => "        not opened".into(),
     });
     if d.kind == "software" {
-        out.push("        slower than the CPU backend: taken only where --gpus names it".into());
+        out.push("        slower than the CPU backend: used only if --gpus names it".into());
     }
     let Some(check) = &d.check else { return out };
     out.push(match (&check.failed, &check.deviation) {

@@ -34,7 +34,7 @@ fn facts(found: &[Listed]) -> Value {
         "nvidia": first_line("/proc/driver/nvidia/version"),
         "variables": variables(),
         "vulkan": devices::drivers(),
-        "no_gpu": devices::no_gpu(found),
+        "no_gpu": devices::no_gpu(found).map(|why| why.to_string()),
         "no_cuda": devices::no_cuda(),
         "devices": found,
     })

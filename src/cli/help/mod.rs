@@ -18,16 +18,16 @@ macro_rules! topics {
 
 /// Name, one line, text; in the order in which a newcomer would read them.
 const TOPICS: &[(&str, &str, &str)] = topics![
-    "start": "the first adapter, in five commands",
-    "data": "forms of rows, what is learnt from them, and what is looked at before",
-    "model": "what can be trained, quantised bases, memory",
+    "start": "from nothing to an adapter, command by command",
+    "data": "forms of rows, and what of them is trained on",
+    "model": "what can be trained, quantised bases, types of numbers",
     "training": "steps, batches, learning rate; what a run prints",
     "devices": "cards, CPUs, and why one is not found",
     "cluster": "one run on several machines",
     "watch": "terminal, page, metrics, reports",
-    "output": "what a run writes; stop and go on",
+    "output": "what a run writes; stop and resume",
     "config": "YAML, environment, names of other trainers",
-    "exit-codes": "what a scheduler needs to know",
+    "exit-codes": "for scripts and schedulers",
 ];
 
 /// Says it.
@@ -67,7 +67,7 @@ fn table(topic: &str) -> String {
     };
     let options = TABLE.iter().filter(|o| o.section == section).collect();
     let accepts =
-        flags::Accepts { name: String::new(), about: "", positional: "", options, epilogue: String::new() };
+        flags::Accepts { name: String::new(), about: "", positional: None, options, epilogue: String::new() };
     let shown = flags::command(&accepts).disable_help_flag(true).disable_version_flag(true);
     format!("\n\n{}", shown.help_template("{all-args}").render_help().to_string().trim_end())
 }

@@ -2,6 +2,7 @@
 //! over is said on stderr and stands as a comment in the result: silence would train something else. (`--config`
 //! takes spellings of others, too; it refuses what it does not know, and this says what is lost.)
 
+mod late;
 mod rows;
 mod tables;
 mod turns;
@@ -31,6 +32,8 @@ struct Import {
     lines: Vec<Line>,
     /// (their key, its value, why it is lost)
     lost: Vec<(String, String, String)>,
+    /// Sentences about what nobody typed, for the result alone.
+    remarks: Vec<String>,
     /// Factors of the rows of a step.
     factors: Vec<(String, u64)>,
 }
@@ -81,7 +84,9 @@ fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Impo
         })?,
     };
     let mut import = Import::default();
-    for (key, value) in &keys {
+    // Where both are there, a strategy decides, and the steps beside it do not count.
+    let (strategies, others): (Vec<_>, Vec<_>) = keys.iter().partition(|(key, _)| key.ends_with("_strategy"));
+    for (key, value) in strategies.into_iter().chain(others) {
         import.take(dialect, key, value);
     }
     rows::take(&mut import, dialect, &keys, path);
@@ -90,10 +95,25 @@ fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Impo
 }
 
 impl Import {
+    /// The first one that says it counts: `load_in_4bit` and `adapter: qlora` say the same. What another one says
+    /// is lost.
     fn set(&mut self, key: &str, value: impl Into<String>, from: impl Into<String>) {
-        // The first one that says it counts: `load_in_4bit` and `adapter: qlora` say the same.
+        let (value, from) = (value.into(), from.into());
+        match self.lines.iter().find(|l| l.key == key) {
+            None => self.lines.push(Line { key: key.into(), value, from }),
+            Some(first) if first.value == value => {}
+            Some(first) => {
+                let why = format!("{} counts instead", first.from);
+                let (theirs, value) = typed(&from, &value);
+                self.lost.push((theirs, value, why));
+            }
+        }
+    }
+
+    /// What counts where nobody has said it.
+    fn set_default(&mut self, key: &str, value: impl Into<String>, from: impl Into<String>) {
         if !self.lines.iter().any(|l| l.key == key) {
-            self.lines.push(Line { key: key.into(), value: value.into(), from: from.into() });
+            self.set(key, value, from);
         }
     }
 
@@ -102,11 +122,17 @@ impl Import {
     }
 
     fn take(&mut self, dialect: Dialect, key: &str, value: &Value) {
-        if is_empty(value) || rows::KEYS.contains(&key) {
+        if is_empty(value) || rows::KEYS.contains(&key) || late::KEYS.contains(&key) {
             return;
         }
         match dialect.rule(key) {
-            Some(Rule::Needless) => {}
+            Some(Rule::Needless(_)) => {}
+            Some(Rule::PerEpoch(ours)) => match scalar(value).parse() {
+                Ok(0u64) => {}
+                Ok(1) => self.set(ours, "epoch", key),
+                Ok(n) => self.set(ours, format!("epoch/{n}"), key),
+                Err(_) => self.lose(key, value, "a whole number was expected"),
+            },
             Some(Rule::Lost(why)) => self.lose(key, value, why),
             Some(Rule::Key(ours)) => self.set(ours, yaml_value(value), key),
             Some(Rule::When(cases, otherwise)) => {
@@ -145,7 +171,7 @@ impl Import {
         } else if let Some(ours) = alias::ours(key) {
             self.set(ours, yaml_value(value), key);
         } else if let Some(meaning) = alias::foreign(key, &scalar(value)) {
-            if let alias::Meaning::NotBuilt(why) = meaning {
+            if let alias::Meaning::NotBuilt(why) | alias::Meaning::Warned(why) = meaning {
                 self.lose(key, value, why);
             }
         } else if table::find(&key.replace('_', "-")).is_some() {
@@ -181,12 +207,27 @@ impl Import {
             self.set("batch_size", (product * per_device).to_string(), from);
         }
         let from = format!("{}'s default", dialect.name());
+        late::take(self, dialect, keys);
         for (key, value) in dialect.defaults() {
-            self.set(key, *value, from.clone());
+            self.set_default(key, *value, from.clone());
         }
         if dialect == Dialect::LlamaFactory {
             let rank = self.lines.iter().find(|l| l.key == "rank").and_then(|l| l.value.parse::<u64>().ok());
-            self.set("alpha", (2 * rank.unwrap_or(8)).to_string(), "LLaMA-Factory's default, twice the rank");
+            let alpha = (2 * rank.unwrap_or(8)).to_string();
+            self.set_default("alpha", alpha, "LLaMA-Factory's default, twice the rank");
+        }
+    }
+
+    fn value_of(&self, key: &str) -> Option<&str> {
+        self.lines.iter().find(|l| l.key == key).map(|l| l.value.as_str())
+    }
+
+    /// Takes a line back, which is lost for that reason.
+    fn take_back(&mut self, key: &str, why: &str) {
+        if let Some(at) = self.lines.iter().position(|l| l.key == key) {
+            let line = self.lines.remove(at);
+            let (theirs, value) = typed(&line.from, &line.value);
+            self.lost.push((theirs, value, why.into()));
         }
     }
 
@@ -219,6 +260,9 @@ impl Import {
                 text += &format!("{}: {}  # {}\n", l.key, l.value, inline(&l.from));
             }
         }
+        for remark in &self.remarks {
+            text += &format!("\n# {remark}\n");
+        }
         if !self.lost.is_empty() {
             text += "\n# not carried over\n";
             for (key, value, why) in &self.lost {
@@ -229,6 +273,29 @@ impl Import {
     }
 }
 
+/// What the tables say of a key that is none of ours, to who has written it into a configuration of ours.
+pub fn explanation(key: &str, value: &str) -> Option<String> {
+    if rows::KEYS.contains(&key) {
+        return Some("name the files of the rows under data; `finetune import FILE` looks for them".into());
+    }
+    let rule = Dialect::ALL.iter().find_map(|(_, dialect)| dialect.rule(key))?;
+    let leave = |why: &str| format!("{why}; leave it out");
+    Some(match rule {
+        Rule::Key(ours) | Rule::PerEpoch(ours) => format!("this is {ours} here"),
+        Rule::Lost(why) | Rule::Needless(why) => leave(why),
+        Rule::When(cases, otherwise) => {
+            let word = value.to_lowercase();
+            match cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b) {
+                Becomes::Set(ours, "") => format!("this is {ours} here"),
+                Becomes::Set(ours, v) => format!("this is `{ours}: {v}` here"),
+                Becomes::Near(ours, v, why) => format!("{why}; nearest is `{ours}: {v}`"),
+                Becomes::Same => leave("it is so anyway"),
+                Becomes::Lost(why) => leave(why),
+            }
+        }
+    })
+}
+
 /// The result must be a configuration: a value that we refuse is said with the line of the result.
 fn check(result: &str, path: &Path) -> Result<(), Refusal> {
     let all: Vec<_> = TABLE.iter().collect();
@@ -237,6 +304,12 @@ fn check(result: &str, path: &Path) -> Result<(), Refusal> {
         Ok(_) => Ok(()),
         Err(e) => Err(Refusal::configuration(format!("what came out of it is refused: {}", e.line))),
     }
+}
+
+/// The key and the value that a line comes from; where only the key stands there, the value is the same.
+fn typed(from: &str, value: &str) -> (String, String) {
+    let (key, value) = from.split_once(": ").unwrap_or((from, value));
+    (key.into(), value.into())
 }
 
 /// Nothing was said.

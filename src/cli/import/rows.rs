@@ -7,8 +7,15 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// Keys that are dealt with here.
-pub const KEYS: &[&str] =
-    &["datasets", "test_datasets", "dataset", "eval_dataset", "dataset_name", "dataset_text_field"];
+pub const KEYS: &[&str] = &[
+    "datasets",
+    "test_datasets",
+    "dataset",
+    "eval_dataset",
+    "dataset_name",
+    "dataset_text_field",
+    "data_files",
+];
 
 const HUB: &str = "rows come from files: save them as .jsonl or .parquet and name the file under data";
 
@@ -25,7 +32,12 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>, pa
             llama_factory(import, (key, ours), value, &info(path, &folder));
         }
     }
-    if let Some(name) = keys.get("dataset_name").filter(|v| !is_empty(v)) {
+    let files = keys.get("data_files").filter(|v| !is_empty(v));
+    if let Some(value) = files {
+        data_files(import, value);
+    }
+    // Beside files the name is that of their format.
+    if let Some(name) = keys.get("dataset_name").filter(|v| !is_empty(v) && files.is_none()) {
         one(import, ("dataset_name", "data"), name);
     }
     if let Some(Value::String(field)) = keys.get("dataset_text_field")
@@ -44,6 +56,24 @@ fn info(path: &Path, folder: &str) -> PathBuf {
     let beside = path.parent().unwrap_or(Path::new(".")).join(folder).join("dataset_info.json");
     let here = Path::new(folder).join("dataset_info.json");
     if !beside.is_file() && here.is_file() { here } else { beside }
+}
+
+/// A file, a list of them, or either by split.
+fn data_files(import: &mut Import, value: &Value) {
+    let list = |files: &Value| {
+        let all: Vec<String> = scalar(files).split(',').map(|f| word(f.trim())).collect();
+        format!("[{}]", all.join(", "))
+    };
+    let Some(splits) = value.as_object() else { return import.set("data", list(value), "data_files") };
+    for (split, files) in splits {
+        match split.as_str() {
+            "train" => import.set("data", list(files), "data_files: train"),
+            "test" | "validation" | "eval" => {
+                import.set("eval_data", list(files), format!("data_files: {split}"))
+            }
+            _ => import.lose(&format!("data_files: {split}"), files, "there are data and eval_data"),
+        }
+    }
 }
 
 fn is_file(name: &str) -> bool {

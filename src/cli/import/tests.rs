@@ -3,7 +3,7 @@
 use super::*;
 
 /// `key: value` lines that must be there, and keys that must be lost.
-fn check(text: &str, dialect: Dialect, want: &[&str], lost: &[&str]) {
+pub(super) fn check(text: &str, dialect: Dialect, want: &[&str], lost: &[&str]) {
     let path = Path::new("theirs.yaml");
     let (found, import) = convert(text, path, None).unwrap_or_else(|e| panic!("{text}\n{e}"));
     assert_eq!(found, dialect, "{text}");
@@ -77,8 +77,9 @@ fn axolotl() {
             "epochs: 4",
             "lr_scheduler: cosine",
             "warmup_steps: 10%",
+            "eval_steps: epoch/4",
         ],
-        &["evals_per_epoch", "special_tokens", "datasets: path"],
+        &["optimizer", "special_tokens", "datasets: path"],
     );
     check("base_model: m\nadapter:\nrl: dpo\n", Dialect::Axolotl, &["model: m"], &["rl"]);
     check(
@@ -132,7 +133,7 @@ eval_strategy: steps
         Dialect::LlamaFactory,
         &[
             "model: owner/base-4b",
-            "quantize: nf4",
+            "quantize: nf4-double",
             "data: [own.jsonl]",
             "max_seq_len: 2048",
             "overwrite: true",
@@ -143,6 +144,7 @@ eval_strategy: steps
             "alpha: 16",
             "target_modules: all-linear",
             "eval_split: 0.1",
+            "eval_steps: 10",
         ],
         &["trust_remote_code", "template", "dataset"],
     );
@@ -196,7 +198,7 @@ eos_token: <end>
             "learning_rate: 0.0001",
             "lr_scheduler: linear",
         ],
-        &["eos_token", "dataset_name"],
+        &["dtype", "eos_token", "dataset_name"],
     );
     check(
         "model_name_or_path: m\ndataset_name: ./rows.parquet\ndataset_text_field: body\nlora_task_type: SEQ_CLS\n",
@@ -295,7 +297,7 @@ fn tables_name_options_that_exist_and_no_key_twice() {
         for (key, rule) in table {
             assert!(seen.insert(key), "{key} stands twice in a table");
             let ours = match rule {
-                Rule::Key(ours) => vec![*ours],
+                Rule::Key(ours) | Rule::PerEpoch(ours) => vec![*ours],
                 Rule::When(cases, otherwise) => {
                     let all = cases.iter().map(|(_, b)| b).chain([otherwise]);
                     let ours = |b: &Becomes| match b {

@@ -5,7 +5,7 @@ use super::super::options::groups::{whole, within};
 use super::super::refusal::Refusal;
 use super::super::suspect;
 use super::super::verb::Invocation;
-use super::{options, print};
+use super::{delimiters, options, print};
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
 use crate::numeric::say::printable;
@@ -26,6 +26,7 @@ pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let corpus = data::load(paths, &options, &tokenizer)?;
     let warnings = suspect::all(&corpus, &tokenizer, (&base.stop_ids(&tokenizer), options.max_seq_len));
     let mut facts = facts(&corpus);
+    facts.extend(delimiters(paths));
     if inv.json {
         facts.push(("warnings", json!(warnings)));
         facts.push(("rows_shown", rows_as_json(&corpus, &tokenizer, shown)?));
@@ -58,7 +59,7 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
         ("dropped", json!(c.dropped)),
         ("truncated", json!(c.truncated)),
         ("tokens", json!(c.tokens)),
-        ("supervised", json!(c.supervised)),
+        (if corpus.labels.is_some() { "labelled" } else { "supervised" }, json!(c.supervised)),
         ("duplicates", json!(corpus.samples.duplicates())),
         ("shortest", json!(lengths.first())),
         ("median", json!(lengths.get(lengths.len() / 2))),
@@ -86,9 +87,11 @@ fn longest(corpus: &Corpus) -> Vec<String> {
 
 fn headline(sample: &Sample, corpus: &Corpus) -> String {
     let name = |l: u32| corpus.labels.as_ref().and_then(|all| all.names.get(l as usize)).cloned();
-    let label = sample.label.map(|l| format!(", label {}", name(l).unwrap_or_else(|| l.to_string())));
-    let (row, tokens, supervised) = (sample.row, sample.ids.len(), sample.supervised_targets());
-    format!("--- row {row}: {tokens} tokens, {supervised} supervised{}", label.unwrap_or_default())
+    let learnt = match sample.label {
+        Some(l) => format!("label {}", name(l).unwrap_or_else(|| l.to_string())),
+        None => format!("{} supervised", sample.supervised_targets()),
+    };
+    format!("--- row {}: {} tokens, {learnt}", sample.row, sample.ids.len())
 }
 
 fn rows_as_json(corpus: &Corpus, tokenizer: &Tokenizer, shown: usize) -> Result<Value, Refusal> {

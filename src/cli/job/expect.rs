@@ -4,7 +4,9 @@ use super::Job;
 use crate::cli::devices::Need;
 use crate::cli::options::groups::Options;
 use crate::cli::plan::{self, Ahead, Counts, Load, SOME};
+use crate::cli::prepare::Prepared;
 use crate::cli::profile::Shape;
+use crate::data::plan::Plan;
 use crate::data::samples::Samples;
 use crate::model::stage::Microbatch;
 use crate::train;
@@ -37,11 +39,15 @@ impl Job {
 
     /// What every device must have room for.
     pub fn need(&self) -> Need {
-        let p = &self.prepared;
-        let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
-        let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
-        Need { tokens: self.plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None, keep: None }
+        need(&self.prepared, &self.plan)
     }
+}
+
+/// What every device must have room for.
+pub fn need(p: &Prepared, plan: &Plan) -> Need {
+    let longest = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
+    let longest = longest.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).max();
+    Need { tokens: plan.micro_batch_tokens().max(longest.unwrap_or(0)), measured: None, keep: None }
 }
 
 /// Microbatches of the first rows, of an eighth of `most` tokens and more, none longer than that but one of a row.

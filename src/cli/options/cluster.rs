@@ -75,8 +75,12 @@ const OF_TWO_ROLES: [&str; 4] = ["bind", "join-timeout", "token-file", "insecure
 
 /// The `cluster` group, whose options fit its role.
 pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
-    let role = match choice(s, "role", &["single", "coordinator", "worker"], "single, coordinator or worker")?
-    {
+    let role = match choice(
+        s,
+        "role",
+        &["single", "coordinator", "worker"],
+        "expected single, coordinator or worker",
+    )? {
         "coordinator" => Role::Coordinator,
         "worker" => Role::Worker,
         _ => Role::Single,
@@ -203,7 +207,7 @@ mod tests {
         check("role=worker coordinator=host:9000 stay=true model-cache=c join-timeout=90s", 0, "");
         check("role=worker coordinator=auto", 0, "");
         check("role=worker bind=:9001", 0, "");
-        check("role=boss", 78, "single, coordinator or worker");
+        check("role=boss", 78, "expected single, coordinator or worker");
         check("role=worker", 78, "needs --coordinator HOST:PORT");
         check("role=worker coordinator=h bind=:1", 78, "not both");
         check("role=worker coordinator=h nodes=a", 78, "--nodes: only for --role coordinator");
@@ -228,9 +232,10 @@ mod tests {
     fn a_file_may_speak_to_every_role() {
         let file = Source::Variable("X".into());
         for role in ["single", "coordinator", "worker"] {
-            let words = "coordinator=h:9000 expect-workers=3 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
+            let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
             let o = of(&format!("role={role} {words}"), file.clone()).unwrap();
             assert_eq!(o.join_timeout, Duration::from_secs(3600));
+            assert_eq!((o.expect_workers, o.min_workers), (Some(3), 2));
             assert_eq!(o.coordinator, Some(Coordinator::At("h:9000".parse().unwrap())));
         }
     }

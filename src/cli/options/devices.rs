@@ -90,21 +90,21 @@ pub enum Precision {
 pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let backend = backend(s)?;
     let gpus = gpus(s, backend)?;
-    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "there are auto, f32 and bf16")? {
+    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "expected auto, f32 or bf16")? {
         "f32" => Precision::F32,
         "bf16" => Precision::Bf16,
         _ => Precision::Auto,
     };
     let threads = whole(s, "threads", 1)?;
     if let Some(n) = threads.filter(|n| *n > MOST_THREADS) {
-        return Err(s.refuse("threads", format!("{n} cannot be; at most {MOST_THREADS}")));
+        return Err(s.refuse("threads", format!("must be at most {MOST_THREADS}, is {n}")));
     }
-    Ok(DeviceOptions { threads, memory_limit: memory(s)?, dtype, gpus, backend })
+    Ok(DeviceOptions { threads, memory_limit: memory(s, "memory-limit")?, dtype, gpus, backend })
 }
 
 fn backend(s: &Settings) -> Result<Driver, Refusal> {
     let name = "gpu-backend";
-    Ok(match choice(s, name, &["auto", "cuda", "wgpu", "cpu"], "there are auto, cuda, wgpu and cpu")? {
+    Ok(match choice(s, name, &["auto", "cuda", "wgpu", "cpu"], "expected auto, cuda, wgpu or cpu")? {
         "cuda" => Driver::Cuda,
         "wgpu" => Driver::Wgpu,
         "cpu" => Driver::Cpu,
@@ -120,7 +120,7 @@ fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
     }
     if let (true, Some(word)) = (list.len() > 1, list.iter().find(|v| matches!(v.as_str(), "auto" | "none")))
     {
-        return refuse(format!("{word} stands alone: leave the others out, or leave it out"));
+        return refuse(format!("{word} cannot be combined with other devices"));
     }
     let wanted = match list {
         [] => return Ok(Gpus::Auto),
@@ -133,7 +133,9 @@ fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
         match (backend, wanted) {
             (Driver::Wgpu | Driver::Cuda, Wanted::Cpu) => {
                 let name = backend.name();
-                return refuse(format!("cpu is no device of --gpu-backend {name}: leave --gpu-backend out"));
+                return refuse(format!(
+                    "cpu is not a device of --gpu-backend {name}: leave --gpu-backend out"
+                ));
             }
             (Driver::Cpu, Wanted::Part(part)) => {
                 return refuse(format!(

@@ -22,12 +22,23 @@ pub struct Accepts<'a> {
     pub name: String,
     /// One sentence.
     pub about: &'static str,
-    /// Placeholder of positional arguments; empty for none.
-    pub positional: &'static str,
+    /// Positional arguments, if there are any.
+    pub positional: Option<Positional>,
     /// Rows of the table, and the verb's own.
     pub options: Vec<&'a Opt>,
     /// Below the options in `--help`.
     pub epilogue: String,
+}
+
+/// Positional arguments of a command.
+#[derive(Debug, Clone, Copy)]
+pub struct Positional {
+    /// Placeholder in the usage line.
+    pub name: &'static str,
+    /// Most that are accepted.
+    pub most: usize,
+    /// One sentence.
+    pub help: &'static str,
 }
 
 const FOREIGN_HEADING: &str = "other trainers' names";
@@ -56,15 +67,17 @@ pub fn command(accepts: &Accepts) -> Command {
         .args_override_self(false)
         // Beside the names there would be room for a word.
         .next_line_help(terminal_size::terminal_size().is_some_and(|(width, _)| width.0 < 70));
-    if !accepts.positional.is_empty() {
-        c = c.arg(Arg::new("").value_name(accepts.positional).num_args(0..).help_heading("arguments"));
+    if let Some(Positional { name, most, help }) = accepts.positional {
+        let dots = if most > 1 { "..." } else { "" };
+        c = c.override_usage(format!("{} [{name}]{dots} [OPTIONS]", accepts.name));
+        c = c.arg(Arg::new("").value_name(name).num_args(0..=most).help(help).help_heading("arguments"));
     }
     for o in &accepts.options {
         c = c.arg(arg(o));
-        if o.takes == Takes::Switch && o.default == "true" {
+        if o.is_on() {
             let no = format!("no-{}", o.name);
             let help = format!("turn --{} off", o.name);
-            let arg = Arg::new(no.clone()).long(no).action(ArgAction::SetTrue);
+            let arg = switch(Arg::new(no.clone()).long(no));
             c = c.arg(arg.help(help).help_heading(o.section.name()));
         }
     }
@@ -94,10 +107,7 @@ fn arg(o: &Opt) -> Arg {
         Takes::One(v) => a.value_name(v).action(ArgAction::Set),
         Takes::Many(v) => a.value_name(v).action(ArgAction::Append),
         Takes::Commas(v) => a.value_name(v).action(ArgAction::Append).value_delimiter(','),
-        Takes::Switch => {
-            let value = a.num_args(0..=1).require_equals(true).default_missing_value("true");
-            value.action(ArgAction::Set).hide_possible_values(true).value_name("true|false")
-        }
+        Takes::Switch => switch(a),
         Takes::Optional(v) => a.value_name(v).num_args(0..=1).require_equals(true).action(ArgAction::Set),
     };
     // A negative number is a value, never a flag.
@@ -107,6 +117,11 @@ fn arg(o: &Opt) -> Arg {
         "quiet" => a.short('q'),
         _ => a,
     }
+}
+
+fn switch(a: Arg) -> Arg {
+    let value = a.num_args(0..=1).require_equals(true).default_missing_value("true");
+    value.action(ArgAction::Set).hide_possible_values(true).value_name("true|false")
 }
 
 /// Parses the arguments after the command's name.
@@ -127,24 +142,21 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
         if id.is_empty() || matches.value_source(id) != Some(clap::parser::ValueSource::CommandLine) {
             continue;
         }
-        let own = accepts.options.iter().any(|o| o.name == id);
-        let switch = accepts.options.iter().any(|o| o.takes == Takes::Switch && o.name == id);
-        let (key, values) = match id.strip_prefix("no-").filter(|_| !own) {
-            Some(rest) if matches.try_get_one::<bool>(id).is_ok() => (rest, vec!["false".to_string()]),
-            _ => (id, matches.get_many::<String>(id).map(|v| v.cloned().collect()).unwrap_or_default()),
-        };
-        if let Some(other) = values.iter().find(|v| (switch || alias::is_switch(key)) && !is_truth(v)) {
+        let own = accepts.options.iter().any(|o| o.takes == Takes::Switch && o.name == id);
+        let switch = own || alias::is_switch(id) || alias::negated(&id.replace('-', "_")).is_some();
+        let values: Vec<String> = matches.get_many(id).map(|v| v.cloned().collect()).unwrap_or_default();
+        if let Some(other) = values.iter().find(|v| switch && !is_truth(v)) {
             // It may well be the MODEL that a bare switch has swallowed.
-            let flag = key.replace('_', "-");
+            let flag = id.replace('_', "-");
             let why =
                 format!("--{flag}: {other:?} is neither true nor false (an argument goes before --{flag})");
             return Err(Refusal::usage(why));
         }
-        typed.push(Typed { key: key.replace('-', "_"), values, source: Source::Flag });
+        typed.push(Typed { key: id.replace('-', "_"), values, source: Source::Flag });
     }
-    let positional = match accepts.positional.is_empty() {
-        true => Vec::new(),
-        false => matches.get_many::<String>("").map(|v| v.cloned().collect()).unwrap_or_default(),
+    let positional = match accepts.positional {
+        None => Vec::new(),
+        Some(_) => matches.get_many::<String>("").map(|v| v.cloned().collect()).unwrap_or_default(),
     };
     Ok(Parsed::Typed(positional, typed))
 }
@@ -220,7 +232,7 @@ mod tests {
         let accepts = Accepts {
             name: "finetune".into(),
             about: "",
-            positional: "MODEL",
+            positional: Some(Positional { name: "MODEL", most: 1, help: "" }),
             options: options(),
             epilogue: String::new(),
         };
@@ -253,7 +265,8 @@ mod tests {
         check(&["--packing=false"], "packing", "false");
         check(&["--packing", "--rslora=on"], "packing", "true");
         check(&["--no-packing"], "packing", "false");
-        check(&["--no-shuffle=false"], "no-shuffle", "false");
+        check(&["--no-shuffle=false"], "shuffle", "true");
+        check(&["--no-shuffle"], "shuffle", "false");
         check(&["--packing", "false"], "packing", "2: --packing false: write --packing=false");
         let line = "2: --rslora: \"m\" is neither true nor false (an argument goes before --rslora)";
         check(&["--rslora=m"], "rslora", line);

@@ -5,11 +5,12 @@ use super::Settings;
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
-pub use super::values::{Amount, field_names, real, size, whole, within};
+use super::output::output;
+pub use super::output::{OutputOptions, Resume};
+pub use super::values::{Amount, Every, field_names, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
 use crate::model::quantised::Recipe;
-use crate::net::Endpoint;
 use std::path::PathBuf;
 
 /// `model`
@@ -25,7 +26,7 @@ pub struct ModelOptions {
     pub base_id: Option<String>,
 }
 
-/// What is learnt.
+/// What is trained on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Supervised tokens.
@@ -46,7 +47,7 @@ pub enum Split {
 /// `data`
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataOptions {
-    /// What is learnt.
+    /// What is trained on.
     pub task: Task,
     /// Paths; `-` is stdin.
     pub data: Vec<PathBuf>,
@@ -66,7 +67,7 @@ pub struct DataOptions {
     pub num_classes: Option<usize>,
     /// One per class.
     pub class_weights: Option<Vec<f32>>,
-    /// Rows with nothing to learn that are put up with; None: any number.
+    /// Accepted rows without anything to train on; None: any number.
     pub max_dropped: Option<Amount>,
 }
 
@@ -114,44 +115,6 @@ pub struct OptimOptions {
     pub seed: u64,
 }
 
-/// Whether an earlier run is continued.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resume {
-    /// A run of its own.
-    No,
-    /// From the last checkpoint of the output folder.
-    Output,
-    /// From this run or checkpoint.
-    From(PathBuf),
-}
-
-/// `output`
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutputOptions {
-    /// None: the next free one.
-    pub output: Option<PathBuf>,
-    /// Replace what is there.
-    pub overwrite: bool,
-    /// Continue.
-    pub resume: Resume,
-    /// Steps between evals.
-    pub eval_steps: Option<u64>,
-    /// Steps between checkpoints.
-    pub save_steps: Option<u64>,
-    /// Checkpoints kept.
-    pub save_total_limit: Option<usize>,
-    /// Answered before and after.
-    pub sample_prompts: Vec<String>,
-    /// metrics.jsonl elsewhere.
-    pub log_json: Option<PathBuf>,
-    /// TensorBoard's event files go here.
-    pub tensorboard: Option<PathBuf>,
-    /// Where the page of the run is shown.
-    pub dashboard: Option<Endpoint>,
-    /// No progress.
-    pub quiet: bool,
-}
-
 /// All groups of a training run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -174,14 +137,16 @@ pub struct Options {
 impl Options {
     /// Reads every group.
     pub fn of(s: &Settings) -> Result<Self, Refusal> {
+        let data = data(s)?;
+        let task = data.task;
         Ok(Options {
             model: model(s)?,
-            data: data(s)?,
+            data,
             lora: lora(s)?,
             optim: optim(s)?,
             devices: devices(s)?,
             cluster: cluster(s)?,
-            output: output(s)?,
+            output: output(s, task)?,
         })
     }
 }
@@ -202,23 +167,15 @@ pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
 }
 
 fn data(s: &Settings) -> Result<DataOptions, Refusal> {
-    let task = match choice(s, "task", &["sft", "instruct", "classify"], "there are sft and classify")? {
+    let task = match choice(s, "task", &["sft", "instruct", "classify"], "expected sft or classify")? {
         "classify" => Task::Classify,
         _ => Task::Sft,
     };
-    let weight = |v: &String| match v.parse::<f32>() {
-        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
-        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
-        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
-    };
-    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
-    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
-        return Err(s.refuse("class-weights", "all are 0: nothing would be learnt"));
-    }
+    let class_weights = class_weights(s)?;
     if task == Task::Sft && s.is_given("num-classes") {
         return Err(s.refuse("num-classes", "goes with --task classify"));
     }
-    if task == Task::Sft && !weights.is_empty() {
+    if task == Task::Sft && class_weights.is_some() {
         return Err(s.refuse("class-weights", "goes with --task classify"));
     }
     Ok(DataOptions {
@@ -229,11 +186,25 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         eval_split: eval_split(s)?,
         max_seq_len: whole(s, "max-seq-len", 2)?,
         packing: s.switch("packing")?,
-        shuffle: !s.switch("no-shuffle")?,
+        shuffle: s.switch("shuffle")?,
         num_classes: whole(s, "num-classes", 2)?,
-        class_weights: (!weights.is_empty()).then_some(weights),
+        class_weights,
         max_dropped: amount(s, "max-dropped")?,
     })
+}
+
+/// --class-weights, one for each class.
+pub fn class_weights(s: &Settings) -> Result<Option<Vec<f32>>, Refusal> {
+    let weight = |v: &String| match v.parse::<f32>() {
+        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
+        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
+        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
+    };
+    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
+    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
+        return Err(s.refuse("class-weights", "all are 0: nothing would be trained on"));
+    }
+    Ok((!weights.is_empty()).then_some(weights))
 }
 
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
@@ -257,8 +228,8 @@ fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
 }
 
 fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
-    let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "is finite and above 0")?;
-    let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "lies in 0 .. 1, 1 excluded")?;
+    let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?;
+    let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "must be at least 0 and below 1")?;
     Ok(LoraOptions {
         rank: whole(s, "rank", 1)?.unwrap_or(16),
         alpha: alpha.unwrap_or(32.0) as f32,
@@ -271,9 +242,9 @@ fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
 
 fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
     let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
-    let scheduler = choice(s, "lr-scheduler", &schedulers, "there are constant, linear and cosine")?;
+    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear or cosine")?;
     let finite = |v: f64| v.is_finite() && v >= 0.0;
-    let real = |name| real(s, name, finite, "is finite and not below 0");
+    let real = |name| real(s, name, finite, "must be finite and at least 0");
     let auto = s.text("micro-batch-tokens")? == Some("auto");
     let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
     Ok(OptimOptions {
@@ -288,44 +259,6 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
         weight_decay: real("weight-decay")?.unwrap_or(0.0),
         max_grad_norm: real("max-grad-norm")?.unwrap_or(1.0),
         seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
-    })
-}
-
-/// Where the page goes: on this machine unless an address is named.
-fn dashboard(s: &Settings) -> Result<Option<Endpoint>, Refusal> {
-    const PORT: u16 = 9080;
-    match (s.is_given("dashboard"), s.text("dashboard")?) {
-        (false, _) | (_, Some("false")) => Ok(None),
-        (true, None | Some("" | "true")) => Ok(Some(Endpoint::loopback(PORT))),
-        (true, Some(text)) => {
-            // A number alone is a port.
-            if let Ok(port) = text.parse() {
-                return Ok(Some(Endpoint::loopback(port)));
-            }
-            Endpoint::parse(text, PORT).map(Some).map_err(|e| s.malformed("dashboard", e.to_string()))
-        }
-    }
-}
-
-fn output(s: &Settings) -> Result<OutputOptions, Refusal> {
-    let resume = match (s.is_given("resume"), s.text("resume")?) {
-        (false, _) | (_, Some("false")) => Resume::No,
-        (true, None | Some("true")) => Resume::Output,
-        (true, Some(dir)) => Resume::From(dir.into()),
-    };
-    let above_zero = |v: Option<usize>| v.filter(|n| *n > 0).map(|n| n as u64);
-    Ok(OutputOptions {
-        output: s.text("output")?.map(PathBuf::from),
-        overwrite: s.switch("overwrite")?,
-        resume,
-        eval_steps: above_zero(whole(s, "eval-steps", 0)?),
-        save_steps: above_zero(whole(s, "save-steps", 0)?),
-        save_total_limit: whole(s, "save-total-limit", 1)?,
-        sample_prompts: s.list("sample-prompt").to_vec(),
-        log_json: s.text("log-json")?.map(PathBuf::from),
-        tensorboard: s.text("tensorboard")?.map(PathBuf::from),
-        dashboard: dashboard(s)?,
-        quiet: s.switch("quiet")?,
     })
 }
 
@@ -351,7 +284,7 @@ mod tests {
         check("rank", "-1", 78, "at least 1");
         check("alpha", "inf", 78, "finite");
         check("alpha", "nan", 78, "finite");
-        check("dropout", "1", 78, "1 excluded");
+        check("dropout", "1", 78, "below 1");
         check("learning-rate", "2e-4", 0, "");
         check("learning-rate", "1e60", 78, "finite");
         check("warmup-steps", "5%", 0, "");
@@ -372,15 +305,29 @@ mod tests {
         check("dashboard", "::1", 0, "");
         check("dashboard", "a/b", 2, "not a host");
         check("gpus", "0,1", 0, "");
-        check("gpus", "0,auto", 78, "stands alone");
-        check("gpu-backend", "metal", 78, "auto, cuda, wgpu and cpu");
+        check("gpus", "0,auto", 78, "cannot be combined");
+        check("gpu-backend", "metal", 78, "auto, cuda, wgpu or cpu");
         check("role", "worker", 78, "needs --coordinator");
         check("micro-batch-tokens", "auto", 0, "");
         check("micro-batch-tokens", "some", 2, "not a whole number");
         check("num-classes", "3", 78, "--task classify");
         check("resume", "runs/a", 0, "");
-        check("data-fields", "a", 2, "FORM=ROW");
+        check("data-fields", "a", 2, "FIELD=COLUMN");
         check("seed", "18446744073709551615", 0, "");
+        check("eval-steps", "epoch", 0, "");
+        check("eval-steps", "epoch/4", 0, "");
+        check("save-steps", "25%", 0, "");
+        check("save-steps", "0", 0, "");
+        check("eval-steps", "epoch/0", 2, "epoch/4");
+        check("eval-steps", "epochs", 2, "or epoch");
+        check("eval-steps", "0%", 2, "percentage");
+        check("eval-steps", "-1", 2, "a number of steps");
+        check("keep-best", "true", 78, "--eval-steps");
+        check("early-stopping", "2", 78, "--eval-steps");
+        check("early-stopping", "0", 0, "");
+        check("best-metric", "eval_loss", 0, "");
+        check("best-metric", "accuracy", 78, "--task classify");
+        check("best-metric", "bleu", 78, "loss, accuracy and macro_f1");
     }
 
     #[test]
@@ -389,7 +336,7 @@ mod tests {
         let o = Options::of(&Settings::resolve(&options, vec![]).unwrap()).unwrap();
         assert_eq!((o.lora.rank, o.lora.alpha, o.optim.batch_size, o.optim.epochs), (16, 32.0, 8, 1));
         assert_eq!(o.optim.warmup.of(1000), 30);
-        assert_eq!(o.output.save_steps, Some(100));
+        assert_eq!((o.output.eval_steps, o.output.save_steps), (Every::Never, Every::Steps(100)));
         assert!(o.data.packing && o.data.shuffle);
     }
 }

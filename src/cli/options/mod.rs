@@ -7,10 +7,13 @@ pub mod cluster;
 pub mod devices;
 pub mod flags;
 pub mod groups;
+pub mod output;
 pub mod table;
 pub mod values;
+pub mod variables;
 pub mod yaml;
 
+use super::import;
 use super::refusal::{Refusal, nearest};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -73,18 +76,8 @@ pub struct Setting {
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     values: BTreeMap<&'static str, Setting>,
-    /// Sentences about keys of other trainers.
+    /// Sentences about keys of other trainers; a warning begins with that word.
     pub notes: Vec<String>,
-}
-
-/// Environment variables as a layer.
-pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
-    let typed = |o: &Opt| {
-        let variable = o.variable();
-        let value = read(&variable).filter(|v| !v.is_empty())?;
-        Some(Typed { key: o.key(), values: vec![value], source: Source::Variable(variable) })
-    };
-    TABLE.iter().filter_map(typed).collect()
 }
 
 impl Settings {
@@ -146,7 +139,7 @@ impl Settings {
     pub fn text(&self, name: &str) -> Result<Option<&str>, Refusal> {
         match self.get(name) {
             None => Ok(None),
-            Some(s) if s.values.len() > 1 => Err(s.refuse(name, "one value was expected")),
+            Some(s) if s.values.len() > 1 => Err(s.refuse(name, "expected one value")),
             // `-o "$OUT"` with nothing in OUT means no folder, and must not mean this one.
             Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Source::Flag => {
                 Err(self.refuse(name, "is empty: give a value, or leave it out"))
@@ -219,7 +212,8 @@ fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
 fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
     let mut out = Vec::new();
     let mut factors: Vec<Typed> = Vec::new();
-    for mut t in alias::four_bits(alias::one_warmup(layer, notes), notes) {
+    let layer = alias::four_bits(alias::one_warmup(layer, notes), notes);
+    for mut t in alias::tensorboard(alias::strategies(layer, notes), notes) {
         if options.iter().any(|o| o.key() == t.key) {
             // A verb may have an option of its own by a name that means something else in a file.
             out.push(t);
@@ -228,11 +222,18 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
             out.push(t);
         } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {
             factors.push(t);
+        } else if let Some(opt) = alias::negated(&t.key) {
+            out.push(alias::turned(t, opt));
+        } else if let Some(ours) = alias::per_epoch(&t.key) {
+            out.push(alias::times(t, ours)?);
         } else if t.key == alias::WARMUP_RATIO {
             out.push(alias::warmup(t, notes)?);
         } else if let Some(meaning) = alias::foreign(&t.key, &t.values.join(",")) {
             match meaning {
                 alias::Meaning::Explained(why) => notes.push(format!("{} ({}): {why}", t.key, t.source)),
+                alias::Meaning::Warned(why) => {
+                    notes.push(format!("warning: {} {} ({}): {why}", t.key, t.values.join(","), t.source));
+                }
                 alias::Meaning::NotBuilt(why) => return Err(place(&t, why)),
             }
         } else {
@@ -266,7 +267,7 @@ fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal>
             .parse()
             .ok()
             .filter(|n| *n > 0)
-            .ok_or_else(|| place(f, "a whole number above 0 was expected"))?;
+            .ok_or_else(|| place(f, "expected a whole number above 0"))?;
         product = product.checked_mul(n).ok_or_else(|| place(f, "the batch is too large"))?;
     }
     let terms: Vec<String> = factors.iter().map(|f| format!("{} {}", f.key, f.values.concat())).collect();
@@ -289,6 +290,9 @@ fn place(t: &Typed, why: &str) -> Refusal {
 fn unknown(t: &Typed) -> Refusal {
     let keys: Vec<String> = TABLE.iter().map(Opt::key).collect();
     let known = keys.iter().map(String::as_str).chain(alias::all());
+    if let Some(why) = import::explanation(&t.key, &t.values.join(",")) {
+        return place(t, &why);
+    }
     let hint = match nearest(&t.key, known) {
         Some(n) => format!("did you mean {n}?"),
         None => "`finetune help options` lists them; keys are written with underscores".into(),

@@ -98,69 +98,72 @@ use Takes::{Commas, Many, One, Optional, Switch};
 pub const TABLE: &[Opt] = &[
     opt(Model, "model", One("MODEL"), "demo", "Hugging Face directory, .gguf file or Hub id (owner/name[@revision]); also the first argument"),
     opt(Model, "chat-template", One("FILE|chatml"), "", "Jinja chat template to use instead of the model's own"),
-    opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "put the weights of an unquantised base into blocks while it is loaded"),
-    opt(Model, "base-id", One("ID"), "", "what the adapter's config names as its base (default: the Hub id, where one is known)"),
+    opt(Model, "quantize", One("none|nf4|nf4-double|q8_0"), "", "quantise the weights of an unquantised base while it is loaded"),
+    opt(Model, "base-id", One("ID"), "", "name of the base in the adapter's config (default: the Hub id, if known)"),
 
-    opt(Data, "task", One("sft|classify"), "sft", "what is learnt: the supervised tokens of rows, or their label"),
-    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .parquet), a folder with train / valid / test, or - for stdin"),
-    opt(Data, "data-fields", Commas("FORM=ROW"), "", "names that the rows use for the fields of their form, as prompt=question,completion=answer"),
-    opt(Data, "eval-data", Many("PATH"), "", "rows that are never trained on"),
-    opt(Data, "eval-split", One("N|P%"), "", "hold this many rows (or this part: 5%, 0.05) of --data back for eval"),
+    opt(Data, "task", One("sft|classify"), "sft", "what is trained on: the supervised tokens of rows, or their label"),
+    opt(Data, "data", Many("PATH"), "", "rows: a file (.jsonl, .json, .csv, .tsv, .parquet), a folder with train / valid / test, or - for stdin"),
+    opt(Data, "data-fields", Commas("FIELD=COLUMN"), "", "fields of the rows: prompt=question,completion=answer reads `question` as the prompt"),
+    opt(Data, "eval-data", Many("PATH"), "", "rows to evaluate on; never trained on"),
+    opt(Data, "eval-split", One("N|P%"), "", "rows of --data (a number, 5% or 0.05) to evaluate on instead of training on them"),
     opt(Data, "max-seq-len", One("TOKENS"), "", "longer rows are cut (default: the smaller of 2048 and the model's)"),
-    opt(Data, "packing", Switch, "true", "lay a step's rows into microbatches together; they do not see each other"),
-    opt(Data, "no-shuffle", Switch, "false", "keep the rows in the order of the files"),
+    opt(Data, "packing", Switch, "true", "put several rows into a microbatch; they do not attend to each other"),
+    opt(Data, "shuffle", Switch, "true", "permute the rows in every epoch; --no-shuffle keeps the order of the files"),
     opt(Data, "num-classes", One("N"), "", "classes of a classifier (default: as many as the rows have)"),
     opt(Data, "class-weights", Commas("W"), "", "weight of each class in the loss"),
-    opt(Data, "max-dropped", One("N|P%"), "", "refuse data with more rows than this that have nothing to learn"),
+    opt(Data, "max-dropped", One("N|P%"), "", "refuse data with more rows than this without anything to train on"),
 
     opt(Lora, "rank", One("R"), "16", "rank of the adapter"),
-    opt(Lora, "alpha", One("A"), "32", "its scale is alpha / rank"),
-    opt(Lora, "target-modules", Commas("NAME"), "all-linear", "projections that carry it, by suffix (q_proj,v_proj)"),
+    opt(Lora, "alpha", One("A"), "32", "numerator of the adapter's scale, alpha / rank"),
+    opt(Lora, "target-modules", Commas("NAME"), "all-linear", "projections that get an adapter, by suffix (q_proj,v_proj)"),
     opt(Lora, "dropout", One("P"), "0", "probability of dropping an input of the adapter"),
     opt(Lora, "rslora", Switch, "false", "scale alpha / sqrt(rank) instead"),
-    opt(Lora, "init-adapter", One("DIR"), "", "go on from this PEFT adapter"),
+    opt(Lora, "init-adapter", One("DIR"), "", "start from this PEFT adapter"),
 
     opt(Optim, "epochs", One("N"), "1", "passes over the rows"),
-    opt(Optim, "max-steps", One("N"), "", "number of steps; wins over --epochs"),
-    opt(Optim, "batch-size", One("ROWS"), "8", "rows per optimizer step, over all workers"),
-    opt(Optim, "micro-batch-tokens", One("TOKENS|auto"), "", "size of one unit of work (default: by rows and batch, never by devices; auto: the fastest by what devices were measured to need, kept by a resume)"),
+    opt(Optim, "max-steps", One("N"), "", "number of steps; overrides --epochs"),
+    opt(Optim, "batch-size", One("ROWS"), "8", "rows per optimizer step, over all devices"),
+    opt(Optim, "micro-batch-tokens", One("TOKENS|auto"), "", "size of a microbatch (default: by rows and batch, never by devices; auto: the fastest for the measured devices, kept by a resume)"),
     opt(Optim, "learning-rate", One("LR"), "2e-4", "peak learning rate of AdamW"),
     opt(Optim, "lr-scheduler", One("NAME"), "cosine", "constant, linear or cosine"),
-    opt(Optim, "warmup-steps", One("N|P%"), "3%", "steps of rising learning rate, or a percentage of all"),
+    opt(Optim, "warmup-steps", One("N|P%"), "3%", "steps in which the learning rate rises, or a percentage of all steps"),
     opt(Optim, "weight-decay", One("W"), "0", "decoupled weight decay"),
-    opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0 does not clip"),
-    opt(Optim, "seed", One("N"), "42", "fixes shuffle, initial adapter and dropout"),
+    opt(Optim, "max-grad-norm", One("NORM"), "1.0", "clip the gradient to this L2 norm; 0: no clipping"),
+    opt(Optim, "seed", One("N"), "42", "seed of shuffle, initial adapter and dropout"),
 
     opt(Devices, "gpus", Commas("auto|none|cpu|0,1|NAME"), "auto", "which devices compute: indices of `finetune devices` (one twice is two devices), part of a name, cpu; auto: every card, else the CPU"),
-    opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "what drives them; one that is named and missing is an error (cuda: taken only by name so far; cpu: indices are parts of the CPU)"),
-    opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "what products are computed in; auto: bf16 or f16 where the device is faster in it"),
-    opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); never changes a result"),
-    opt(Devices, "memory-limit", One("SIZE"), "", "keep to this much memory of each device (2GB, 1500MiB; default: what it has free)"),
+    opt(Devices, "gpu-backend", One("auto|cuda|wgpu|cpu"), "auto", "driver of the devices; an error if it is missing (cuda: used only if named, so far; cpu: indices are parts of the CPU)"),
+    opt(Devices, "dtype", One("auto|f32|bf16"), "auto", "type in which products are computed; auto: bf16 or f16 if the device is faster in it"),
+    opt(Devices, "threads", One("N"), "", "threads of this process (default: the cores that it may use); changes no result"),
+    opt(Devices, "memory-limit", One("SIZE"), "", "most memory to use of each device (2GB, 1500MiB; default: what it has free)"),
 
-    opt(Cluster, "role", One("single|coordinator|worker"), "single", "train alone; hand out work; or compute for a coordinator"),
-    opt(Cluster, "bind", One("HOST:PORT"), "", "listen there (default: port 9000 on all interfaces); a worker: be dialled by --nodes"),
-    opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "what a worker dials; auto finds it in the local network, by its token's fingerprint"),
-    opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind) and are dialled by the coordinator"),
-    opt(Cluster, "expect-workers", One("N"), "", "begin when so many devices are there, local ones counted"),
-    opt(Cluster, "min-workers", One("N"), "1", "pause below so many devices"),
-    opt(Cluster, "join-timeout", One("TIME"), "10m", "how long devices are waited for, and a coordinator is dialled (90s, 10m, 1h)"),
-    opt(Cluster, "token-file", One("FILE"), "", "where the token is (default: FINETUNE_TOKEN, then what `finetune token` keeps for this user)"),
+    opt(Cluster, "role", One("single|coordinator|worker"), "single", "train alone; coordinate; or compute for a coordinator"),
+    opt(Cluster, "bind", One("HOST:PORT"), "", "address to listen on (default: port 9000 of all interfaces); a worker then waits for a coordinator with --nodes"),
+    opt(Cluster, "coordinator", One("HOST:PORT|auto"), "", "coordinator that a worker connects to; auto finds it in the local network, by the token's fingerprint"),
+    opt(Cluster, "nodes", Commas("HOST:PORT"), "", "workers that listen (--bind), to which the coordinator connects"),
+    opt(Cluster, "expect-workers", One("N"), "", "devices to wait for before the first step, local ones counted (a worker with two cards counts as two); also --expect-devices"),
+    opt(Cluster, "min-workers", One("N"), "1", "pause below this many devices; also --min-devices"),
+    opt(Cluster, "join-timeout", One("TIME"), "10m", "how long to wait for devices, or for the coordinator (90s, 10m, 1h)"),
+    opt(Cluster, "token-file", One("FILE"), "", "file of the token (default: FINETUNE_TOKEN, then the one that `finetune token` keeps for this user)"),
     opt(Cluster, "insecure", Switch, "false", "plain TCP without a token, on this machine only"),
-    opt(Cluster, "model-cache", One("DIR"), "", "where a worker keeps base models, by content hash"),
-    opt(Cluster, "stay", Switch, "false", "a worker waits for the next run instead of leaving"),
+    opt(Cluster, "model-cache", One("DIR"), "", "folder in which a worker keeps base models, by content hash"),
+    opt(Cluster, "stay", Switch, "false", "a worker waits for the next run instead of ending"),
 
     opt(Output, "output", One("DIR"), "", "folder of the run (default: runs/<model>-<n>, the first free n)"),
-    opt(Output, "overwrite", Switch, "false", "replace what another run left in that folder"),
-    opt(Output, "resume", Optional("DIR"), "", "go on from the last checkpoint of --output, or of this run"),
-    opt(Output, "eval-steps", One("N"), "", "eval every N steps (always at the end)"),
-    opt(Output, "save-steps", One("N"), "100", "checkpoint every N steps, and at the end; 0: only at the end, or when stopped"),
-    opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints"),
-    opt(Output, "sample-prompt", Many("TEXT"), "", "answer this before and after training"),
-    opt(Output, "log-json", One("FILE"), "", "metrics.jsonl at another path"),
-    opt(Output, "tensorboard", One("DIR"), "", "also write TensorBoard's event files there"),
-    opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or there"),
-    opt(Output, "quiet", Switch, "false", "no progress; errors only"),
-    opt(Output, "config", One("FILE.yaml"), "", "options from a file, keys with underscores; a run.yaml will do"),
+    opt(Output, "overwrite", Switch, "false", "replace the run that is in that folder"),
+    opt(Output, "resume", Optional("DIR"), "", "continue from the last checkpoint of --output, or of this run"),
+    opt(Output, "eval-steps", One("N|epoch|P%"), "", "evaluate every N steps, at the end of each epoch (epoch/4: four times per epoch), or every P% of all steps; always at the end"),
+    opt(Output, "save-steps", One("N|epoch|P%"), "100", "save a checkpoint at such steps, and at the end; 0: only at the end, or when stopped"),
+    opt(Output, "save-total-limit", One("N"), "", "keep the newest N checkpoints, and the best one (--keep-best)"),
+    opt(Output, "keep-best", Switch, "false", "keep the adapter of the best evaluation: it becomes the result"),
+    opt(Output, "best-metric", One("loss|accuracy|macro_f1"), "loss", "metric that decides which evaluation is the best"),
+    opt(Output, "early-stopping", One("N"), "", "end the run after N evaluations in a row without an improvement; 0: never"),
+    opt(Output, "sample-prompt", Many("TEXT"), "", "prompt to answer before and after training; repeatable"),
+    opt(Output, "log-json", One("FILE"), "", "another path for metrics.jsonl"),
+    opt(Output, "tensorboard", One("DIR"), "", "write TensorBoard's event files to DIR/<name of the run's folder>"),
+    opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or on this address"),
+    opt(Output, "quiet", Switch, "false", "print errors only"),
+    opt(Output, "config", One("FILE.yaml"), "", "read options from a file; a run.yaml is one"),
 ];
 
 /// The option of that name (dashes).
@@ -174,8 +177,18 @@ impl Opt {
         self.name.replace('-', "_")
     }
 
+    /// A switch that is on unless it is turned off: `--no-NAME` does.
+    pub fn is_on(&self) -> bool {
+        self.takes == Takes::Switch && self.default == "true"
+    }
+
     /// The environment variable.
     pub fn variable(&self) -> String {
-        format!("FINETUNE_{}", self.key().to_uppercase())
+        variable(&self.key())
     }
+}
+
+/// The environment variable of a YAML key.
+pub fn variable(key: &str) -> String {
+    format!("FINETUNE_{}", key.to_uppercase())
 }

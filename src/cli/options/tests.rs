@@ -44,14 +44,55 @@ fn names_of_other_trainers() {
     check("quantize: q8_0\nload_in_4bit: false", "quantize", "q8_0");
     check("lora_target: q_proj, v_proj", "target-modules", "q_proj|v_proj");
     check("target_modules: [q_proj, v_proj]", "target-modules", "q_proj|v_proj");
+    check("eval_strategy: epoch\neval_steps: 50", "eval-steps", "epoch");
+    check("eval_strategy: steps\neval_steps: 50", "eval-steps", "50");
+    check("evaluation_strategy: 'no'\neval_steps: 50", "eval-steps", "0");
+    check("save_strategy: epoch", "save-steps", "epoch");
+    check("save_strategy: 'no'", "save-steps", "0");
+    check("save_strategy: best", "keep-best", "true");
+    check("evals_per_epoch: 4", "eval-steps", "epoch/4");
+    check("saves_per_epoch: 1", "save-steps", "epoch");
+    check("load_best_model_at_end: true", "keep-best", "true");
+    check("metric_for_best_model: eval_loss\ngreater_is_better: false", "best-metric", "eval_loss");
+    check("early_stopping_patience: 3\nearly_stopping_threshold: 0.0", "early-stopping", "3");
+    check("no_shuffle: true", "shuffle", "false");
+    check("no_shuffle: false", "shuffle", "true");
+    check("no_packing: yes", "packing", "false");
+    check("shuffle: false", "shuffle", "false");
+    check("data_files: x.csv", "data", "x.csv");
+    check("report_to: tensorboard\nlogging_dir: tb", "tensorboard", "tb");
+    check("report_to: [wandb, tensorboard]\nlogging_dir: tb", "tensorboard", "tb");
+    check("report_to: wandb\nlogging_dir: tb", "tensorboard", "");
+}
+
+/// What is said of other trainers' names in a file.
+#[test]
+fn what_does_not_happen_is_a_warning() {
+    for (text, part) in [
+        ("report_to: wandb", "warning: report_to wandb (c.yaml:1): nothing is sent there"),
+        ("report_to: tensorboard", "(--tensorboard DIR)"),
+        ("report_to: none", "report_to (c.yaml:1): metrics.jsonl is always written"),
+        ("eval_strategy: epoch\neval_steps: 50", "eval_steps 50 (c.yaml:2): eval_strategy counts instead"),
+    ] {
+        let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
+        let notes = Settings::resolve(&options(), vec![layer]).unwrap().notes;
+        assert!(notes.iter().any(|note| note.contains(part)), "{text}: {notes:?}");
+    }
 }
 
 #[test]
 fn mistakes() {
-    let twice = "c.yaml:2: load_in_4bit: beside quantize it says the same twice: leave it out";
+    let twice = "c.yaml:2: load_in_4bit: quantize is given as well: leave one out";
     check("quantize: q8_0\nload_in_4bit: true", "quantize", twice);
     check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");
     check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
+    check("hub_model_id: a/b", "rank", "c.yaml:1: hub_model_id: nothing is uploaded; leave it out");
+    check(
+        "shuffle: true\nno_shuffle: true",
+        "rank",
+        "c.yaml:2: shuffle: shuffle is given twice (also: c.yaml:1)",
+    );
+    check("evals_per_epoch: often", "rank", "c.yaml:1: evals_per_epoch: a whole number was expected");
     check(
         "x: 1\n",
         "rank",
@@ -60,20 +101,20 @@ fn mistakes() {
     check(
         "rank: 1\nneftune_noise_alpha: 5",
         "rank",
-        "c.yaml:2: neftune_noise_alpha: noise on embeddings is not built; leave it out",
+        "c.yaml:2: neftune_noise_alpha: noise on embeddings is not supported; leave it out",
     );
     check("rank: 8\nlora_r: 16", "rank", "c.yaml:2: rank: rank is given twice (also: c.yaml:1)");
     check(
         "gradient_accumulation_steps: 0",
         "rank",
-        "c.yaml:1: gradient_accumulation_steps: a whole number above 0 was expected",
+        "c.yaml:1: gradient_accumulation_steps: expected a whole number above 0",
     );
 }
 
 #[test]
 fn flag_over_file_over_environment_over_default() {
     let file = yaml::parse("rank: 4\nalpha: 5\n", Path::new("c.yaml")).unwrap();
-    let env = environment(|v| match v {
+    let env = variables::environment(|v| match v {
         "FINETUNE_RANK" => Some("1".into()),
         "FINETUNE_ALPHA" => Some("2".into()),
         "FINETUNE_SEED" => Some("3".into()),

@@ -1,5 +1,5 @@
-//! Values out of settings: numbers in their range, sizes, lists. A value that does not parse is told apart from
-//! one that parses and cannot be meant: the first is wrong usage where it was typed as a flag.
+//! Values out of settings: numbers in their range, sizes, lists. A flag whose value does not parse is wrong usage; a
+//! value that parses and is out of range is a wrong configuration.
 
 use super::Settings;
 use crate::cli::refusal::Refusal;
@@ -26,6 +26,31 @@ impl Amount {
     }
 }
 
+/// How often something happens during a run, besides at its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Every {
+    /// Not at all.
+    Never,
+    /// After so many steps.
+    Steps(u64),
+    /// So many times an epoch; of once, its last step is one of them.
+    Epoch(u64),
+    /// After this percentage of all steps, rounded up as transformers does.
+    Percent(f64),
+}
+
+impl Every {
+    /// The steps between two times, in a run of `total` steps, of which an epoch has `epoch`; None for never.
+    pub fn steps(self, total: u64, epoch: u64) -> Option<u64> {
+        match self {
+            Every::Never => None,
+            Every::Steps(n) => Some(n),
+            Every::Epoch(times) => Some(epoch.div_ceil(times).max(1)),
+            Every::Percent(p) => Some(Amount::Percent(p).of(total).max(1)),
+        }
+    }
+}
+
 /// A list of paths.
 pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
     s.list(name).iter().map(PathBuf::from).collect()
@@ -35,9 +60,9 @@ pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
 pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
     match s.parse::<i128>(name, "a whole number")? {
         None => Ok(None),
-        Some(n) if n < least as i128 => Err(s.refuse(name, format!("{n} cannot be; at least {least}"))),
+        Some(n) if n < least as i128 => Err(s.refuse(name, format!("must be at least {least}, is {n}"))),
         Some(n) if n > i64::MAX as i128 => {
-            Err(s.refuse(name, format!("{n} cannot be; at most {}", i64::MAX)))
+            Err(s.refuse(name, format!("must be at most {}, is {n}", i64::MAX)))
         }
         Some(n) => Ok(Some(n as usize)),
     }
@@ -51,9 +76,7 @@ pub fn real(
     rule: &str,
 ) -> Result<Option<f64>, Refusal> {
     match s.parse::<f64>(name, "a number")? {
-        Some(v) if !fits(v) || (v as f32).is_infinite() => {
-            Err(s.refuse(name, format!("{v} cannot be; --{name} {rule}")))
-        }
+        Some(v) if !fits(v) || (v as f32).is_infinite() => Err(s.refuse(name, format!("{rule}, is {v}"))),
         v => Ok(v),
     }
 }
@@ -79,7 +102,26 @@ pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
     }
 }
 
-/// --max-dropped: refuses rows of which more than that have nothing to learn. A share is of all rows that were read.
+/// A number of steps, `epoch`, `epoch/4`, or a part of all steps: `25%`, or 0.25 as transformers has it.
+pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(Every::Never) };
+    let share = |p: f64| (p > 0.0 && p <= 100.0).then_some(Every::Percent(p));
+    let found = if let Some(percent) = text.strip_suffix('%') {
+        percent.parse().ok().and_then(share)
+    } else if let Some(rest) = text.strip_prefix("epoch") {
+        let times =
+            if rest.is_empty() { Some(1) } else { rest.strip_prefix('/').and_then(|n| n.parse().ok()) };
+        times.filter(|n| *n > 0).map(Every::Epoch)
+    } else if let Ok(n) = text.replace('_', "").parse::<u64>() {
+        Some(if n == 0 { Every::Never } else { Every::Steps(n) })
+    } else {
+        text.parse().ok().filter(|part| *part < 1.0).and_then(|part: f64| share(100.0 * part))
+    };
+    let what = "a number of steps, a percentage of all as 25%, or epoch (epoch/4: four times an epoch)";
+    found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
+}
+
+/// --max-dropped: refuses rows of which more have nothing to train on. A share is of all rows that were read.
 pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
     let (dropped, rows) = (counts.dropped, counts.rows);
     let allowed = match amount(s, "max-dropped")? {
@@ -90,14 +132,13 @@ pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
         Some(Amount::Percent(p)) => format!("{p}%"),
     };
     let first = counts.first_dropped.as_ref().map(|p| format!(" (first: {p})")).unwrap_or_default();
-    let what = format!("{dropped} of {rows} rows have nothing to learn{first}");
+    let what = format!("{dropped} of {rows} rows have nothing to train on{first}");
     let way = "check the fields and --max-seq-len, or allow more";
     Err(Refusal::failure(format!("{what}, --max-dropped allows {allowed}: {way}")))
 }
 
-/// --memory-limit in bytes.
-pub fn memory(s: &Settings) -> Result<Option<u64>, Refusal> {
-    let name = "memory-limit";
+/// Bytes of the option `name`.
+pub fn memory(s: &Settings, name: &str) -> Result<Option<u64>, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(None) };
     match size(text) {
         Some(bytes) => Ok(Some(bytes)),
@@ -126,8 +167,8 @@ pub fn size(text: &str) -> Option<u64> {
 pub fn duration(s: &Settings, name: &str) -> Result<Option<Duration>, Refusal> {
     let Some(text) = s.text(name)? else { return Ok(None) };
     match read_duration(text) {
-        Some(d) if d.is_zero() => Err(s.refuse(name, "no time at all cannot be; leave it out")),
-        Some(d) if d > Duration::from_secs(100 * 86_400) => Err(s.refuse(name, "at most 100 days")),
+        Some(d) if d.is_zero() => Err(s.refuse(name, "must be longer than 0; leave it out for the default")),
+        Some(d) if d > Duration::from_secs(100 * 86_400) => Err(s.refuse(name, "must be at most 100 days")),
         Some(d) => Ok(Some(d)),
         None => Err(s.malformed(name, format!("{text:?} is not a duration, as 90s, 10m or 1h30m"))),
     }
@@ -159,7 +200,7 @@ fn read_duration(text: &str) -> Option<Duration> {
 pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
     let field = |v: &String| match v.split_once('=') {
         Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
-        _ => Err(s.malformed("data-fields", format!("{v:?} is not FORM=ROW, as prompt=question"))),
+        _ => Err(s.malformed("data-fields", format!("{v:?} is not FIELD=COLUMN, as prompt=question"))),
     };
     s.list("data-fields").iter().map(field).collect()
 }

@@ -85,6 +85,9 @@ impl<'de> Visitor<'de> for ValueVisitor {
 /// The section of run.yaml that holds the facts of a run: read by nobody, written for people.
 pub const FACTS: &str = "run";
 
+/// Values and lists of a file, those counted again that an alias repeats.
+const MOST_NODES: usize = 10_000;
+
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Vec<Typed>, Refusal> {
     let text = std::fs::read_to_string(path).map_err(refusal::at(path))?;
@@ -96,7 +99,8 @@ pub fn parse(text: &str, path: &Path) -> Result<Vec<Typed>, Refusal> {
     if text.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
         return Ok(Vec::new());
     }
-    let options = serde_yaml::options! { with_snippet: false };
+    let options =
+        serde_yaml::options! { with_snippet: false, budget: serde_yaml::budget! { max_nodes: MOST_NODES } };
     let root: Node = serde_yaml::from_str_with_options(text, options).map_err(|e| {
         let line = e.location().map(|l| format!(":{}", l.line())).unwrap_or_default();
         Refusal::configuration(format!("{}{line}: not YAML: {}", path.display(), e.without_snippet()))
@@ -151,13 +155,13 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
     let line = key.referenced.line();
     let one = |node: Node| match node.value {
         Value::Scalar(s) => Ok(s),
-        _ => Err(refuse(path, node.line, format!("{}: a value was expected here", key.value))),
+        _ => Err(refuse(path, node.line, format!("{}: expected a value here", key.value))),
     };
     let values = match node.value {
         Value::Nothing => return Ok(None),
         Value::Scalar(s) => vec![s],
         Value::List(list) => list.into_iter().map(one).collect::<Result<_, _>>()?,
-        Value::Map(_) => return Err(refuse(path, line, format!("{}: a value was expected here", key.value))),
+        Value::Map(_) => return Err(refuse(path, line, format!("{}: expected a value here", key.value))),
     };
     let source = Source::File { path: path.to_path_buf(), line };
     Ok(Some(Typed { key: key.value.replace('-', "_"), values, source }))
@@ -206,11 +210,16 @@ mod tests {
 
     #[test]
     fn mistakes() {
-        check("rank: 8\nlora: {rank: [1, {a: 2}]}\n", "c.yaml:2: rank: a value was expected");
+        check("rank: 8\nlora: {rank: [1, {a: 2}]}\n", "c.yaml:2: rank: expected a value");
         check("lora:\n  epochs: 3\n", "c.yaml:2: epochs belongs under optim");
         check("loar:\n  rank: 3\n", "c.yaml:1: unknown section loar; did you mean lora?");
         check("- a\n- b\n", "c.yaml:1: a configuration is a mapping");
         check("rank: 8\n  bad: [\n", "c.yaml:");
         check("rank: 8\nrank: 9\n", "c.yaml:2");
+        // Lists of lists by aliases, each ten times the one before.
+        let tens =
+            |i: usize| format!("a{}: &a{} [{}]\n", i + 1, i + 1, vec![format!("*a{i}"); 10].join(", "));
+        let bomb = (0..8).map(tens).fold("a0: &a0 [x, x]\n".to_string(), |all, line| all + &line);
+        check(&bomb, "not YAML: budget breached: Nodes { nodes: 10001 }");
     }
 }

@@ -1,7 +1,7 @@
 //! What a run will do, counted by the very plan that it follows.
 
 use super::forecast::Load;
-use crate::cli::options::groups::Options;
+use crate::cli::options::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;
 
@@ -87,13 +87,15 @@ pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
     }
     let lengths = |c: &Corpus| (0..c.samples.len()).map(|i| c.samples.tokens(i)).max().unwrap_or(0);
     c.longest = plan.micro_batch_tokens().max(lengths(train)).max(eval.map_or(0, lengths));
+    let steps = |every: Every| every.steps(total, plan.steps_per_epoch());
+    let (evals, saves) = (steps(options.output.eval_steps), steps(options.output.save_steps));
     let times = |every: Option<u64>| every.map_or(0, |n| total / n - done / n);
     // At the start, now and then, and at the end, which may be one of those.
     let ends = |every: Option<u64>| u64::from(every.is_none_or(|n| !total.is_multiple_of(n)));
-    let looks = u64::from(done == 0) + times(options.output.eval_steps) + ends(options.output.eval_steps);
+    let looks = u64::from(done == 0) + times(evals) + ends(evals);
     c.eval_tokens = eval.map_or(0, |e| e.counts.tokens);
     c.evals = if eval.is_some() { looks } else { 0 };
-    c.saves = times(options.output.save_steps) + ends(options.output.save_steps);
+    c.saves = times(saves) + ends(saves);
     load.eval = (c.eval_tokens, c.evals);
     load.saves = c.saves;
     load.answers =

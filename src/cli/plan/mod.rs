@@ -11,11 +11,12 @@ mod tell;
 
 pub use counts::{ALL, Ahead, Counts, SOME, count};
 pub use forecast::{Forecast, Load, Worker, forecast};
+pub use tell::note_line;
 
 use super::auto;
 use super::devices::{self, Chosen, Opens, Prospect};
 use super::options::groups::{Gpus, Options, Role};
-use super::options::{Settings, Source};
+use super::options::{Settings, Source, values};
 use super::output;
 use super::prepare::{self, Prepared};
 use super::profile::{self, Basis, Pace, Profiles, Shape};
@@ -28,10 +29,20 @@ pub struct Expected {
     pub name: String,
     /// What it is, where that is known.
     pub prospect: Option<Prospect>,
-    /// What it needs; None where it cannot take part.
+    /// What it needs; None where it cannot take part, or is not here.
     pub worker: Option<Worker>,
     /// Whether its link was measured, said or assumed.
     pub link: Option<&'static str>,
+}
+
+impl Expected {
+    /// Whether it can take part.
+    fn fits(&self) -> bool {
+        match &self.prospect {
+            Some(prospect) => prospect.class.is_ok() && prospect.unfit.is_none(),
+            None => self.worker.is_some(),
+        }
+    }
 }
 
 /// All that is said.
@@ -49,6 +60,7 @@ pub struct Outlook {
 /// Plans.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let link = link::typed(&inv.settings)?;
+    let assumed = values::memory(&inv.settings, "assume-gpu")?;
     let settings = &mut inv.settings;
     let options = Options::of(settings)?;
     if options.cluster.role == Role::Worker {
@@ -56,7 +68,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         return Err(settings.refuse("role", why));
     }
     let mut notes = settings.notes.clone();
-    let chosen = choose(settings, &options)?;
+    let chosen = match assumed {
+        Some(_) => None,
+        None => choose(settings, &options)?,
+    };
     notes.extend(chosen.iter().flat_map(|c| c.notes.clone()));
     let done = steps_done(&options)?;
     let mut prepared = prepare::prepare_dry(settings, &options)?;
@@ -70,6 +85,11 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     load.trained = shape.trained;
     let profiles = Profiles::read();
     let mut team = team(&options, (p, chosen.as_ref()), &shape, (&profiles, counts.longest))?;
+    if let Some(bytes) = assumed {
+        let prospect = devices::assumed(bytes, &options.devices, p.model(), counts.longest)?;
+        let name = prospect.name.clone();
+        team.insert(0, Expected { name, prospect: Some(prospect), worker: None, link: None });
+    }
     if let Some(link) = link {
         let far = team.iter_mut().filter(|e| e.link.is_some());
         far.for_each(|e| {
@@ -135,7 +155,6 @@ fn here(
     (profiles, longest): (&Profiles, usize),
 ) -> Result<Vec<Expected>, Refusal> {
     let Some(chosen) = chosen else { return Ok(vec![]) };
-    let model = (&p.config, &*p.base.files.tensors, &p.spec);
     let expected = |prospect: Prospect| {
         let able = prospect.class.as_ref().ok().filter(|_| prospect.unfit.is_none());
         let worker = able.map(|class| {
@@ -146,7 +165,7 @@ fn here(
         Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
     };
     let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
-    Ok(devices::prospects(chosen, model, longest, (&seen, opens))?.into_iter().map(expected).collect())
+    Ok(devices::prospects(chosen, p.model(), longest, (&seen, opens))?.into_iter().map(expected).collect())
 }
 
 /// Devices that are waited for: as those that came before, else as a guess.
@@ -164,7 +183,7 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Pro
         let (name, pace) = match known.next() {
             Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
             // Nobody knows anything of it: as fast as the first one here, if there is one.
-            None => (format!("device {}, to come", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
+            None => (format!("device {} (to come)", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
         };
         let (link, said) = match pace.link {
             Some(link) => (link, "measured"),
@@ -179,7 +198,7 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Pro
 impl Outlook {
     /// A run of which no device has room is refused, here as there.
     fn verdict(&self) -> Result<(), Refusal> {
-        if self.team.iter().any(|e| e.worker.is_some()) {
+        if self.team.iter().any(Expected::fits) {
             return Ok(());
         }
         let unfit = self.team.iter().find_map(|e| Some((&e.name, e.prospect.as_ref()?.unfit.clone()?)));

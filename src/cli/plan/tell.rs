@@ -15,15 +15,24 @@ pub fn lines(o: &Outlook, options: &Options) -> Vec<String> {
     for (at, expected) in o.team.iter().enumerate() {
         lines.extend(device(o, at, expected, options));
     }
-    if o.team.iter().any(|e| e.worker.is_some()) {
-        lines.extend(time(o));
+    match o.team.iter().any(|e| e.worker.is_some()) {
+        true => lines.extend(time(o)),
+        false if o.team.iter().any(Expected::fits) => {
+            lines.push("time     unknown: the card is not here to be measured".into());
+        }
+        false => {}
     }
     lines.extend(advice(o).into_iter().map(|line| format!("advice   {line}")));
     lines
 }
 
-fn note_line(note: &str) -> String {
-    if note.starts_with("note:") { note.into() } else { format!("note: {note}") }
+/// A note with the word that it begins with.
+pub fn note_line(note: &str) -> String {
+    if note.starts_with("note:") || note.starts_with("warning:") {
+        note.into()
+    } else {
+        format!("note: {note}")
+    }
 }
 
 fn work(o: &Outlook) -> Vec<String> {
@@ -31,7 +40,7 @@ fn work(o: &Outlook) -> Vec<String> {
     let mut rows = format!("rows     {} read, {} tokens, {} supervised", n.rows, n.tokens, n.supervised);
     if n.dropped > 0 {
         let first = n.first_dropped.as_ref().map(|f| format!(" (first: {f})")).unwrap_or_default();
-        rows += &format!("; {} with nothing to learn left out{first}", n.dropped);
+        rows += &format!("; {} without anything to train on left out{first}", n.dropped);
     }
     if n.truncated > 0 {
         rows += &format!("; {} cut at --max-seq-len", n.truncated);
@@ -83,9 +92,9 @@ fn device(o: &Outlook, at: usize, e: &Expected, options: &Options) -> Vec<String
         } else {
             of
         };
-        let fits = if e.worker.is_some() { "fits" } else { "DOES NOT FIT" };
+        let fits = if e.fits() { "fits" } else { "DOES NOT FIT" };
         lines.push(format!("  memory {fits}: {} = {}; {of}", size(takes.total()), sum(&takes)));
-        lines.push(format!("         {}", reckoned(&takes)));
+        lines.push(format!("         {}", how_good(&takes)));
         lines.push(format!("         {}", kept(keep, o.prepared.config.layers)));
     }
     if let Some(why) = e.prospect.as_ref().and_then(|p| p.unfit.as_ref()) {
@@ -125,10 +134,10 @@ fn sum(e: &Estimate) -> String {
 }
 
 /// How good the sum is.
-fn reckoned(e: &Estimate) -> String {
+fn how_good(e: &Estimate) -> String {
     match e.basis {
         memory::Basis::Measured(line) => format!(
-            "measured: {} + {} a token in use at once beside the weights, and a quarter for what waits to be used again",
+            "measured: {} + {} a token in use at once beside the weights, and 25 % allocator slack",
             size(line.fixed as u64),
             small(line.each)
         ),
@@ -147,12 +156,18 @@ fn small(bytes: f64) -> String {
 
 fn kept(keep: Keep, layers: usize) -> String {
     match keep {
-        Keep::Everything => "all activations are kept between forward and backward".into(),
-        Keep::Parts([all, narrow, attended]) => format!(
-            "of {layers} blocks {all} keep all activations, {narrow} all but the feed-forward's, {attended} attention's \
-             output, the others their inputs; the rest is computed twice"
-        ),
-        Keep::Inputs => "only the inputs of blocks are kept, their activations computed twice".into(),
+        Keep::Everything => "no activation checkpointing: all activations are kept until backward".into(),
+        Keep::Parts([_, narrow, attended]) => {
+            let [all, ..] = keep.counts(layers);
+            let rest = layers.saturating_sub(all + narrow + attended);
+            let counts = [(all, "not"), (narrow, "partly"), (attended, "almost fully"), (rest, "fully")];
+            let some = counts.into_iter().filter(|(count, _)| *count > 0);
+            let list: Vec<String> = some.map(|(count, how)| format!("{count} {how}")).collect();
+            let blocks = if list[0].starts_with("1 ") { " block " } else { " blocks " };
+            let list = list.join(", ").replacen(' ', blocks, 1);
+            format!("activation checkpointing: {list} (recomputed in backward)")
+        }
+        Keep::Inputs => format!("activation checkpointing: {layers} blocks fully (recomputed in backward)"),
     }
 }
 
@@ -215,20 +230,27 @@ pub fn advice(o: &Outlook) -> Vec<String> {
     for (at, gain) in &o.useless {
         let name = &o.team[*at].name;
         advice.push(match gain {
-            g if *g >= 1.0 => format!("leave {name} out: the run takes {} less without it", duration(*g)),
-            _ => format!("leave {name} out: the run takes no longer without it"),
+            g if *g >= 1.0 => format!("leave out {name}: the run takes {} less without it", duration(*g)),
+            _ => format!("leave out {name}: the run takes no longer without it"),
         });
     }
-    let unfit = o.team.iter().filter(|e| e.worker.is_none());
-    if o.team.iter().any(|e| e.worker.is_some()) {
-        advice.extend(unfit.map(|e| format!("leave {} out: it cannot take part", e.name)));
+    let unfit = o.team.iter().filter(|e| !e.fits());
+    if o.team.iter().any(Expected::fits) {
+        advice.extend(unfit.map(|e| format!("leave out {}: it cannot take part", e.name)));
     }
     let devices = o.team.iter().filter(|e| e.worker.is_some()).count();
     let (least, _) = o.counts.microbatches_per_step;
     if devices > 1 && least < 2 * devices {
-        let why = "some devices will wait: raise --batch-size or lower --micro-batch-tokens";
         let plural = if least == 1 { "" } else { "es" };
-        advice.push(format!("steps of {least} microbatch{plural} are few for {devices} devices: {why}"));
+        let wait = match devices.saturating_sub(least) {
+            0 => "some wait at its end".to_string(),
+            1 => "1 waits".to_string(),
+            more => format!("{more} wait"),
+        };
+        let why = "raise --batch-size or lower --micro-batch-tokens";
+        advice.push(format!(
+            "each step has {least} microbatch{plural} for {devices} devices, so {wait}: {why}"
+        ));
     }
     advice
 }
@@ -283,7 +305,7 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
     };
     json!({
         "name": e.name, "class": p.and_then(|p| p.class.as_ref().ok()), "hardware": p.map(|p| &p.hardware),
-        "fits": w.is_some(), "why_not": p.and_then(|p| p.unfit.as_ref()).map(ToString::to_string),
+        "fits": e.fits(), "why_not": p.and_then(|p| p.unfit.as_ref()).map(ToString::to_string),
         "memory_bytes": memory, "basis": said, "scaled_from": from,
         "seconds_per_microbatch": w.map(|w| w.pace.train.fixed), "seconds_per_token": w.map(|w| w.pace.train.each),
         "tokens_per_second": w.map(|w| o.mean_size() / w.pace.train.at(o.mean_size())),
@@ -299,6 +321,19 @@ fn device_json(o: &Outlook, at: usize, e: &Expected) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checkpointing_is_said_in_blocks() {
+        for (keep, expected) in [
+            (Keep::Parts([0, 3, 29]), "3 blocks partly, 29 almost fully"),
+            (Keep::Parts([0, 0, 1]), "1 block almost fully, 31 fully"),
+            (Keep::Parts([1, 31, 0]), "1 block not, 31 partly"),
+            (Keep::Inputs, "32 blocks fully"),
+        ] {
+            let line = format!("activation checkpointing: {expected} (recomputed in backward)");
+            assert_eq!(kept(keep, 32), line);
+        }
+    }
 
     #[test]
     fn numbers_have_three_figures() {

@@ -2,10 +2,12 @@
 //! different and which side to change; whoever may come later is told that.
 
 use super::super::message::{Bye, Hello, Manifest, PROTOCOL};
+use super::super::plain::plain;
+use crate::numeric::REVISION;
 use std::collections::BTreeMap;
 
-/// Longest text that is shown of a worker.
-const LINE: usize = 300;
+/// This build's.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What the run is, and what a worker may know of it beforehand.
 #[derive(Debug, Clone)]
@@ -20,6 +22,7 @@ impl Gate {
     /// Lets a worker in, or says why not.
     pub fn judge(&self, hello: &Hello) -> Result<(), Bye> {
         self.protocol(hello)?;
+        numerics(hello)?;
         self.model(hello)?;
         self.options(hello)?;
         self.epoch(hello)
@@ -31,10 +34,9 @@ impl Gate {
         }
         let older = if hello.protocol < PROTOCOL { "the worker" } else { "the coordinator" };
         refused(format!(
-            "the worker (finetune {}) speaks protocol {}, the coordinator (finetune {}) {PROTOCOL}: update {older}",
+            "the worker (finetune {}) speaks protocol {}, the coordinator (finetune {VERSION}) {PROTOCOL}: update {older}",
             plain(&hello.version),
             hello.protocol,
-            env!("CARGO_PKG_VERSION"),
         ))
     }
 
@@ -78,6 +80,28 @@ impl Gate {
     }
 }
 
+/// Two builds whose kernels round differently would give a run bits that depend on who computed what.
+fn numerics(hello: &Hello) -> Result<(), Bye> {
+    if hello.numerics == REVISION {
+        return Ok(());
+    }
+    let older = if hello.numerics < REVISION { "the worker" } else { "the coordinator" };
+    refused(format!(
+        "the worker (finetune {}) computes with numerics revision {}, the coordinator (finetune {VERSION}) with \
+         {REVISION}: update {older}",
+        plain(&hello.version),
+        hello.numerics,
+    ))
+}
+
+/// What is to be said of a worker that is let in, but is another release.
+pub(super) fn remark(hello: &Hello) -> Option<String> {
+    let version = plain(&hello.version);
+    (version != VERSION).then(|| {
+        format!("it is finetune {version}, the coordinator finetune {VERSION}; numerics revision {REVISION} in both")
+    })
+}
+
 /// The same text, or the same number written otherwise (2e-4, 0.0002).
 fn same(ours: &str, theirs: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
@@ -91,12 +115,6 @@ fn refused(reason: String) -> Result<(), Bye> {
 /// The beginning of a hash, for people.
 fn short(hash: &str) -> String {
     plain(hash).chars().take(12).collect()
-}
-
-/// What somebody else said of himself, on one line of a terminal.
-pub(super) fn plain(text: &str) -> String {
-    let shown = text.chars().take(LINE).map(|c| if c.is_control() { '?' } else { c });
-    shown.collect()
 }
 
 #[cfg(test)]
@@ -129,6 +147,7 @@ pub(super) mod tests {
             tokens: 256,
             dtype: None,
             fraction_bits: 40,
+            steps: 9,
             silence_millis: 0,
         }
     }
@@ -136,7 +155,8 @@ pub(super) mod tests {
     pub fn hello() -> Hello {
         Hello {
             protocol: PROTOCOL,
-            version: "0.1.0".into(),
+            version: VERSION.into(),
+            numerics: REVISION,
             identity: [7; 16],
             name: "host 1".into(),
             model: None,
@@ -162,10 +182,23 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn another_release_of_the_same_numerics_is_remarked_on() {
+        assert_eq!(remark(&hello()), None);
+        let said = remark(&Hello { version: "9.9.9\n".into(), ..hello() }).unwrap();
+        assert!(said.starts_with("it is finetune 9.9.9\\n, the coordinator finetune "), "{said}");
+    }
+
+    #[test]
     fn who_is_let_in() {
         check(|_| {}, "");
         check(|h| h.protocol = PROTOCOL + 1, "update the coordinator");
         check(|h| (h.protocol, h.version) = (0, "0.0.1\x1b[2J\n".into()), "update the worker");
+        check(|h| (h.numerics, h.version) = (REVISION + 1, "9.9.9".into()), "update the coordinator");
+        let both = format!(
+            "the worker (finetune 0.0.1) computes with numerics revision 0, the coordinator (finetune {VERSION}) with {REVISION}: update the worker"
+        );
+        check(|h| (h.numerics, h.version) = (0, "0.0.1".into()), &both);
+        check(|h| h.version = "9.9.9".into(), "");
         check(|h| h.model = Some("abcd".into()), "");
         check(|h| h.model = Some("ffff".into()), "hash ffff");
         check(|h| h.options = vec![("rank".into(), "4".into())], "");

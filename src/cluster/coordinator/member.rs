@@ -5,8 +5,10 @@
 use super::super::link::{End, MemberLink};
 use super::super::machine::MemberId;
 use super::super::message::{Bye, Hello, Manifest, ToCoordinator, ToWorker};
+use super::super::plain::plain;
+use super::gate::remark;
 use super::outbox::{Delivered, Outbox, outbox};
-use super::{Gate, Incoming, ModelFiles, gate::plain};
+use super::{Gate, Incoming, ModelFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +23,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// attempts.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// The same where nobody knows who they are: so that whoever has just failed to connect has paused, and said who it is.
-const UNKNOWN: Duration = Duration::from_millis(2500);
+pub(super) const UNKNOWN: Duration = Duration::from_millis(2500);
 /// Between two looks at who has still to hear that the run is over.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Messages of one member that may wait for the driver: pieces of 1 MiB at most.
@@ -76,6 +78,8 @@ struct Seat {
     name: String,
     /// Where it is, unless in this process.
     peer: Option<String>,
+    /// What is to be said of it when it joins.
+    remark: Option<String>,
 }
 
 /// How a conversation ended.
@@ -187,7 +191,7 @@ impl Reception {
             let _ = link.to.send(ToWorker::Bye(bye)).await;
             return;
         }
-        let seat = Seat { peer, ..self.seat(&hello, &link.end) };
+        let seat = Seat { peer, remark: remark(&hello), ..self.seat(&hello, &link.end) };
         let manifest = Manifest { name: seat.name.clone(), ..self.gate.manifest.clone() };
         link.end.set_silence(Duration::from_millis(manifest.silence_millis));
         let parting = match link.to.send(ToWorker::Welcome(Box::new(manifest))).await {
@@ -229,7 +233,7 @@ impl Reception {
         let mut names = std::iter::once(asked.clone()).chain(others);
         let name = names.find(|name| !known.names.contains(name)).unwrap_or(asked);
         known.names.insert(name.clone());
-        Seat { member, identity: hello.identity, name, peer: None }
+        Seat { member, identity: hello.identity, name, peer: None, remark: None }
     }
 
     fn rise(&self, seat: Seat, parting: Parting) {
@@ -263,10 +267,10 @@ impl Reception {
     }
 
     fn joined(&self, seat: &Seat, outbox: Outbox) {
-        let Seat { member, name, peer, .. } = seat;
-        let (member, name, peer) = (*member, name.clone(), peer.clone());
+        let Seat { member, name, peer, remark, .. } = seat;
+        let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
         // Without a driver there is nobody to serve; the dropped outbox ends the conversation.
-        let _ = self.events.send(Incoming::Joined { member, name, peer, outbox });
+        let _ = self.events.send(Incoming::Joined { member, name, peer, remark, outbox });
     }
 
     async fn listen(

@@ -24,8 +24,8 @@ pub use files::{FilesError, ModelFiles};
 pub use fit::{Longest, Misfit, prompt_fits};
 pub use gate::Gate;
 pub use home::{Home, HomeError, Lock};
-use member::Absent;
 pub use member::Reception;
+use member::{Absent, UNKNOWN};
 pub use notes::Hint;
 pub use port::{Port, call};
 
@@ -45,11 +45,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use waiting::Waiting;
 
+/// How long a connection that was made while the run ended may take to be told so: its handshake, and again its words.
+const LATE: Duration = Duration::from_secs(1);
+
 /// What the tasks and threads around the driver tell it.
 #[derive(Debug)]
 enum Incoming {
     /// A connection was welcomed.
-    Joined { member: MemberId, name: String, peer: Option<String>, outbox: Outbox },
+    Joined { member: MemberId, name: String, peer: Option<String>, remark: Option<String>, outbox: Outbox },
     /// It said something; the permit bounds how much of it waits here.
     Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
     /// It is gone.
@@ -72,12 +75,14 @@ pub enum Company {
 /// What was not as it should be, counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Workers that were taken out.
+    /// Workers that were removed.
     pub expelled: u64,
     /// Workers that said who they are and may not take part.
     pub refused: u64,
-    /// Messages that came late or again, and changed nothing.
+    /// Late or duplicate messages, which changed nothing.
     pub ignored: u64,
+    /// The last step that was worked on.
+    pub step: u64,
 }
 
 /// What a coordinator is made of.
@@ -197,12 +202,14 @@ impl<'a> Coordinator<'a> {
         self.counts
     }
 
-    /// Tells everybody how the run ended, and waits a little for them to hear it. Where nothing was left to do nobody was
-    /// waited for before: who was with the run until its last coordinator died may be looking for this one.
-    pub fn close(mut self, bye: &Bye, patience: Duration) {
-        let known = self.company == Company::Closed || self.worked;
+    /// Tells everybody how the run ended, and waits a little for them to hear it; then closes the port, and tells those
+    /// that had connected by then. Who was with the run until an earlier coordinator of it died may be looking for this
+    /// one: that takes a moment, and longer than this one may have had something to do.
+    pub fn close(mut self, bye: &Bye, patience: Duration, mut port: Option<Port>) {
+        let first = self.reception.manifest().epoch <= 1 || self.began.elapsed() >= UNKNOWN;
+        let known = self.company == Company::Closed || (self.worked && first);
         self.reception.shut(bye, if known { Absent::Known } else { Absent::Anybody });
-        let until = Instant::now() + patience;
+        let mut until = Instant::now() + patience;
         let mut outboxes: Vec<Outbox> = std::mem::take(&mut self.members).into_values().collect();
         loop {
             // Some were welcomed just before.
@@ -212,9 +219,12 @@ impl<'a> Coordinator<'a> {
                 }
             }
             outboxes.drain(..).for_each(|outbox| outbox.say(ToWorker::Bye(bye.clone())));
-            if self.reception.heard() || Instant::now() >= until {
-                return;
+            if !self.reception.heard() && Instant::now() < until {
+                continue;
             }
+            let Some(mut port) = port.take() else { return };
+            port.close(LATE);
+            until = Instant::now() + LATE;
         }
     }
 }

@@ -92,16 +92,16 @@ pub(super) fn speed(device: DeviceReport, step: u64) -> Option<Speed> {
 }
 
 fn few(microbatches: usize, devices: usize, hint: Hint) -> String {
-    let idle = match devices.saturating_sub(microbatches) {
-        0 => "some idle at the end of every step".to_string(),
-        1 => "one idles".to_string(),
-        n => format!("{n} idle"),
+    let wait = match devices.saturating_sub(microbatches) {
+        0 => "some wait at its end".to_string(),
+        1 => "1 waits".to_string(),
+        n => format!("{n} wait"),
     };
     let factor = (ENOUGH * devices).div_ceil(microbatches.max(1));
     let tokens = (hint.micro_batch_tokens / factor.next_power_of_two()).max(1);
     let rows = hint.batch_size * factor;
     format!(
-        "a step has {} for {}: {idle}; try --batch-size {rows} or --micro-batch-tokens {tokens}",
+        "each step has {} for {}, so {wait}; try --batch-size {rows} or --micro-batch-tokens {tokens}",
         count(microbatches, "microbatch"),
         count(devices, "device"),
     )
@@ -244,11 +244,11 @@ mod tests {
     #[test]
     fn few_microbatches_are_said_with_a_way_out() {
         let hint = Hint { batch_size: 8, micro_batch_tokens: 2048 };
-        let want = "a step has 2 microbatches for 3 devices: one idles; try --batch-size 40 or --micro-batch-tokens 256";
+        let want = "each step has 2 microbatches for 3 devices, so 1 waits; try --batch-size 40 or --micro-batch-tokens 256";
         assert_eq!(few(2, 3, hint), want);
-        let want = "a step has 4 microbatches for 2 devices: some idle at the end of every step; try --batch-size 16 \
+        let want = "each step has 4 microbatches for 2 devices, so some wait at its end; try --batch-size 16 \
                     or --micro-batch-tokens 1024";
         assert_eq!(few(4, 2, hint), want);
-        assert!(few(1, 4, hint).contains("1 microbatch for 4 devices: 3 idle"));
+        assert!(few(1, 4, hint).contains("1 microbatch for 4 devices, so 3 wait"));
     }
 }

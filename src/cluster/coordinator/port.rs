@@ -3,7 +3,7 @@
 
 use super::super::link::{MemberLink, connected};
 use super::Reception;
-use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
+use crate::net::{Closer, Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,7 +22,9 @@ type Counter = Arc<AtomicU64>;
 pub struct Port {
     address: SocketAddr,
     refused: Counter,
-    task: tokio::task::AbortHandle,
+    runtime: Handle,
+    closer: Closer,
+    task: tokio::task::JoinHandle<()>,
 }
 
 impl Port {
@@ -41,7 +43,7 @@ impl Port {
             book.turned_away(refusal.peer.to_string(), format!("{}{more}", refusal.reason));
         });
         let mut listener = runtime.block_on(bound)?;
-        let (address, refused) = (listener.address(), listener.counter());
+        let (address, refused, closer) = (listener.address(), listener.counter(), listener.closer());
         // A network without multicast: whoever is not found so is given the address.
         let _ = listener.show();
         let handle = runtime.clone();
@@ -51,7 +53,7 @@ impl Port {
                 reception.receive(link(&handle, connection), peer);
             }
         });
-        Ok(Port { address, refused, task: task.abort_handle() })
+        Ok(Port { address, refused, runtime: runtime.clone(), closer, task })
     }
 
     /// Where it listens.
@@ -59,7 +61,15 @@ impl Port {
         self.address
     }
 
-    /// Connections that were turned away before they had proved anything.
+    /// Closes the port. Whoever has connected by then and proves itself within `patience` is handed to the reception.
+    pub fn close(&mut self, patience: Duration) {
+        self.closer.close();
+        let (runtime, task) = (self.runtime.clone(), &mut self.task);
+        // Whoever is not done with its handshake by then is dropped.
+        let _ = runtime.block_on(async { tokio::time::timeout(patience, task).await });
+    }
+
+    /// Connections that were rejected before they had proved anything.
     pub fn refused(&self) -> u64 {
         self.refused.load(std::sync::atomic::Ordering::Relaxed)
     }

@@ -49,6 +49,7 @@ impl Coordinator<'_> {
     pub(super) fn round(&mut self, tokens: Vec<u64>, task: &mut Task) -> Result<Option<Tally>, TrainError> {
         self.pending.clear();
         self.worked = true;
+        self.counts.step = task.after;
         if task.kind == Kind::Train {
             self.reducer.begin(task.count);
         }
@@ -106,11 +107,15 @@ impl Coordinator<'_> {
 
     fn take(&mut self, incoming: Incoming, task: &mut Task) {
         match incoming {
-            Incoming::Joined { member, name, peer, outbox } => {
+            Incoming::Joined { member, name, peer, remark, outbox } => {
                 self.members.insert(member, outbox);
                 self.peers.extend(peer.map(|peer| (member, (name.clone(), peer))));
                 self.met = true;
                 self.waiting.met(&name, member);
+                if let Some(reason) = remark {
+                    let (step, worker) = (task.after, name.clone());
+                    task.change(Change { step, what: What::Note, worker, devices: vec![], reason });
+                }
                 self.tick(Event::Joined { member, name }, task);
             }
             Incoming::Lost { member, reason } => {

@@ -3,7 +3,7 @@
 //! terminal.
 
 use super::super::message::{Device, ToCoordinator, Trouble, Work};
-use super::gate::plain;
+use super::super::plain::plain;
 use crate::model::stage::{LossSums, Targets};
 use crate::numeric::fixed::to_fixed;
 

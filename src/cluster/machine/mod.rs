@@ -163,7 +163,7 @@ impl Machine {
 
     fn take_out(&mut self, member: MemberId, reason: &str, bye: Bye) {
         let Some(m) = self.fleet.members.get(&member) else { return };
-        let (unknown, name, reason) = (m.is_unknown(), m.name.clone(), format!("taken out: {reason}"));
+        let (unknown, name, reason) = (m.is_unknown(), m.name.clone(), format!("removed: {reason}"));
         self.lost(member, &reason);
         if unknown {
             // Nobody has heard that it came; why it went is to be read nevertheless.

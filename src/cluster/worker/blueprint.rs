@@ -108,10 +108,6 @@ pub trait Opener: Send + Sync {
     /// A whole model on it.
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError>;
 
-    /// The longest microbatch, in tokens, that it could be opened for, by what it was measured to take where that is
-    /// known; 0 where not even the model fits.
-    fn largest(&self, blueprint: &Blueprint, fit: Option<Fit>) -> usize;
-
     /// Whether a model that was opened has room for the run's longest microbatch, by what it was measured to take;
     /// false where blocks have to keep less. The error is that nothing fits.
     fn stands(&self, _: &Blueprint, _: Fit) -> Result<bool, ModelError> {

@@ -4,6 +4,7 @@
 use super::blueprint::{Blueprint, Candidate, Opener, Shape};
 use super::desk::{Desk, Job};
 use super::device::{Buffers, Settled, Shared, Worker};
+use super::limits::Limits;
 use super::selftest::Reference;
 use super::sum::Devices;
 use crate::cluster::inject::Inject;
@@ -31,6 +32,7 @@ pub(super) struct Crew {
     /// What happened while they were opened.
     pub lines: Vec<String>,
     pub buffers: Buffers,
+    pub limits: Limits,
     desks: Vec<Arc<Desk>>,
     /// What each was measured to need when it was opened.
     measured: Vec<Trials>,
@@ -43,6 +45,7 @@ impl Crew {
     /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
     pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
         let of = (model.to_string(), blueprint.shape.clone());
+        let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
         let (mut devices, mut desks, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let mut measured = Vec::new();
@@ -69,7 +72,7 @@ impl Crew {
                 }
             }
         }
-        Crew { of, devices, refused, lines, buffers, desks, measured }
+        Crew { of, devices, refused, lines, buffers, limits, desks, measured }
     }
 
     /// What stands, for a conversation that begins: what a device has become since the last one counts, and one

@@ -6,8 +6,9 @@ use super::session::{Holding, Session};
 use super::wire::Wire;
 use super::{Blueprint, Outcome, Shape, Source, Worker};
 use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
+use crate::cluster::plain::plain;
 use crate::numeric::fixed::FRACTION_BITS;
-use crate::train::event::Link;
+use crate::train::event::{Link, Share};
 use std::time::{Duration, Instant};
 
 impl Worker<'_> {
@@ -15,7 +16,8 @@ impl Worker<'_> {
         match self.join(wire, hello).await {
             Err(outcome) => outcome,
             Ok((crew, len)) => {
-                let with = Holding { crew: &crew, inject: &self.equipment.inject, say: self.aside() };
+                let (inject, say, see) = (&self.equipment.inject, self.aside(), self.see);
+                let with = Holding { crew: &crew, inject, say, see, share: &self.share };
                 let outcome = Session::hold(wire, with, len).await;
                 self.crew = Some(crew);
                 outcome
@@ -33,6 +35,7 @@ impl Worker<'_> {
         };
         wire.set_silence(Duration::from_millis(manifest.silence_millis));
         self.not_older(&manifest)?;
+        self.share.set(Share { steps: manifest.steps, ..self.share.get() });
         self.welcomed = true;
         let key = (manifest.model_hash.clone(), Shape::of(&manifest));
         let crew = match self.crew.take().filter(|crew| crew.of == key) {
@@ -55,7 +58,8 @@ impl Worker<'_> {
         }
         wire.say(ToCoordinator::Measured { devices: crew.measured(), link });
         let classes: Vec<String> = crew.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
-        self.aside()(&format!("in run {} as {}: {}", manifest.run, manifest.name, classes.join(", ")));
+        let (run, name) = (plain(&manifest.run), plain(&manifest.name));
+        self.aside()(&format!("in run {run} as {name}: {}", classes.join(", ")));
         Ok((crew, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
     }
 
@@ -100,7 +104,10 @@ impl Worker<'_> {
                     manifest.epoch
                 ),
             }),
-            _ => {
+            before => {
+                if before.as_ref().is_none_or(|(run, _)| *run != manifest.run) {
+                    self.share.set(Share::default());
+                }
                 self.before = Some((manifest.run.clone(), manifest.epoch));
                 Ok(())
             }

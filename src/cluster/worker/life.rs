@@ -1,13 +1,15 @@
 //! A worker's life on the network: it looks for its coordinator until it finds it, goes back to it when it is lost,
-//! and ends when the run does. What a person has to mend ends it at once; what may mend itself is tried again, less
-//! and less often, for a set time.
+//! and ends when the run does. What a person has to fix ends it at once; what may pass is retried, less and less often,
+//! for a set time.
 
-use super::{Outcome, Worker};
+use super::{Outcome, Sight, Worker};
 use crate::cluster::link::{WorkerLink, connected};
 use crate::cluster::message::{Hello, PROTOCOL};
 use crate::net::discovery::find_and_dial;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
+use crate::numeric::REVISION;
 use crate::numeric::say::say;
+use crate::train::event::Share;
 use crate::train::stop::{Stop, Urgency};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::time::{Duration, Instant};
@@ -19,6 +21,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 const GLANCE: Duration = Duration::from_millis(50);
 /// How long an authenticated coordinator may keep silent before it has welcomed this worker.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// How a run ended, in the line that says what this worker did of it.
+const COMPLETE: &str = "run complete";
+const HALTED: &str = "run halted";
 
 /// How it comes together with its coordinator.
 pub enum Way {
@@ -53,8 +59,10 @@ pub struct Life<'a> {
 /// How it ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// The run is complete, or it was told to stop.
-    Well,
+    /// The run is complete.
+    Complete,
+    /// It was told to stop.
+    Stopped,
     /// The run halted on a bad value.
     Halted(String),
     /// It may not take part, now or later.
@@ -73,7 +81,7 @@ impl Life<'_> {
             Ok(runtime) => runtime,
             Err(e) => return failed(&e),
         };
-        let hello = match self.hello() {
+        let hello = match hello(self.model.clone(), self.options.clone()) {
             Ok(hello) => hello,
             Err(line) => return Ending::Failed(line),
         };
@@ -82,6 +90,14 @@ impl Life<'_> {
             Err(e) => return Ending::Alone(e),
         };
         let ending = self.conversations(worker, &hello, &mut road);
+        let took_part = worker.share.get() != Share::default();
+        let why = match &ending {
+            Ending::Complete => Some(COMPLETE),
+            Ending::Halted(_) => Some(HALTED),
+            Ending::Stopped => took_part.then_some("stopped"),
+            Ending::Refused(_) | Ending::Failed(_) | Ending::Alone(_) => took_part.then_some("left the run"),
+        };
+        why.into_iter().for_each(|why| (worker.see)(Sight::Over(why)));
         runtime.shutdown_background();
         ending
     }
@@ -92,7 +108,7 @@ impl Life<'_> {
         loop {
             let link = match road.next(self, (&mut pauses, since)) {
                 Ok(Some(link)) => link,
-                Ok(None) => return Ending::Well,
+                Ok(None) => return Ending::Stopped,
                 Err(e) => return Ending::Alone(e),
             };
             let outcome = worker.serve(link, hello.clone(), self.stop);
@@ -100,14 +116,20 @@ impl Life<'_> {
                 (pauses, since) = (Pauses::default(), Instant::now());
             }
             match outcome {
-                Outcome::Left => return Ending::Well,
-                Outcome::Done if self.stays => (self.say)("the run is complete: waiting for the next one"),
-                Outcome::Done => return Ending::Well,
-                Outcome::Halted { reason } if self.stays => (self.say)(&reason),
+                Outcome::Left => return Ending::Stopped,
+                Outcome::Done if self.stays => {
+                    (worker.see)(Sight::Over(COMPLETE));
+                    (self.say)("waiting for the next run");
+                }
+                Outcome::Done => return Ending::Complete,
+                Outcome::Halted { reason } if self.stays => {
+                    (worker.see)(Sight::Over(HALTED));
+                    (self.say)(&reason);
+                }
                 Outcome::Halted { reason } => return Ending::Halted(reason),
                 Outcome::Refused { reason } => return Ending::Refused(reason),
                 Outcome::Out { reason } => {
-                    return Ending::Failed(format!("taken out by the coordinator: {reason}"));
+                    return Ending::Failed(format!("removed by the coordinator: {reason}"));
                 }
                 Outcome::Failed { reason } => return Ending::Failed(reason),
                 Outcome::Lost { reason } if !self.stays && since.elapsed() >= self.patience => {
@@ -122,22 +144,23 @@ impl Life<'_> {
         }
     }
 
-    fn hello(&self) -> Result<Hello, String> {
-        let identity = identity()?;
-        Ok(Hello {
-            protocol: PROTOCOL,
-            version: env!("CARGO_PKG_VERSION").into(),
-            identity,
-            name: format!("{}-{}", host(), std::process::id()),
-            model: self.model.clone(),
-            options: self.options.clone(),
-            before: None,
-        })
-    }
-
     fn stopped(&self) -> bool {
         self.stop.urgency() != Urgency::Run
     }
+}
+
+/// The first message of this process, which was given a model of that hash and those options; the error is one line.
+pub(super) fn hello(model: Option<String>, options: Vec<(String, String)>) -> Result<Hello, String> {
+    Ok(Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
+        identity: identity()?,
+        name: format!("{}-{}", host(), std::process::id()),
+        model,
+        options,
+        before: None,
+    })
 }
 
 /// Drawn once per process; the error is one line.
@@ -148,7 +171,8 @@ pub fn identity() -> Result<[u8; 16], String> {
     Ok(identity)
 }
 
-fn runtime() -> std::io::Result<Runtime> {
+/// Threads for one connection.
+pub(super) fn runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("net").enable_all().build()
 }
 

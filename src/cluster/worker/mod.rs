@@ -9,10 +9,12 @@ mod desk;
 mod device;
 mod join;
 mod life;
+mod limits;
 mod parameters;
 mod selftest;
 mod session;
 mod sum;
+mod visit;
 mod wire;
 
 pub use blueprint::{Begin, Blueprint, Candidate, Opener, Shape, Unfit};
@@ -21,11 +23,14 @@ pub use crew::Equipment;
 pub use life::{Ending, Life, Way, identity};
 pub use parameters::{Parameters, hash};
 pub use selftest::{Deviation, Reference};
+pub use visit::{Visit, visit};
 
 use super::link::WorkerLink;
 use super::message::Hello;
+use crate::train::event::Share;
 use crate::train::stop::Stop;
 use crew::Crew;
+use std::cell::Cell;
 use std::path::PathBuf;
 use wire::Wire;
 
@@ -77,12 +82,24 @@ pub enum Source {
     },
 }
 
+/// What a worker shows of its part in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight<'a> {
+    /// What it has done so far.
+    Share(Share),
+    /// Its part is over; in two words, why.
+    Over(&'a str),
+}
+
 /// A process' devices, which take part in one conversation after the other.
 pub struct Worker<'a> {
     equipment: Equipment,
     source: Source,
     /// Told what happens, line by line.
     say: &'a dyn Fn(&str),
+    /// Shown what it has done.
+    see: &'a dyn Fn(Sight<'_>),
+    share: Cell<Share>,
     crew: Option<Crew>,
     before: Option<(String, u64)>,
     /// Whether the last conversation got as far as the welcome of a coordinator that it follows.
@@ -92,7 +109,14 @@ pub struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// Nothing is opened yet; `say` is told what happens, line by line.
     pub fn new(equipment: Equipment, source: Source, say: &'a dyn Fn(&str)) -> Self {
-        Worker { equipment, source, say, crew: None, before: None, welcomed: false }
+        let (see, share) = (&|_: Sight<'_>| (), Cell::default());
+        Worker { equipment, source, say, see, share, crew: None, before: None, welcomed: false }
+    }
+
+    /// The same worker; `see` is shown what it has done whenever that grows.
+    #[must_use]
+    pub fn shown_to(self, see: &'a dyn Fn(Sight<'_>)) -> Self {
+        Worker { see, ..self }
     }
 
     /// One conversation, to its end. `hello` is sent with what this worker knows of the run from before.

@@ -207,7 +207,6 @@ impl Tensors for Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::memory::Fit;
     use crate::model::stage::Model;
     use std::sync::Mutex;
 
@@ -221,9 +220,6 @@ mod tests {
         fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
             self.0.lock().unwrap().push(blueprint.shape.dtype.clone());
             Err(ModelError::Source("nothing is here".into()))
-        }
-        fn largest(&self, _: &Blueprint, _: Option<Fit>) -> usize {
-            0
         }
     }
 

@@ -2,15 +2,17 @@
 //! coordinator, and what is granted goes into the running sum. It decides nothing: everything here follows from
 //! what it is told.
 
-use super::Outcome;
 use super::crew::Crew;
 use super::desk::Job;
 use super::device::Report;
 use super::parameters::{Arriving, Parameters};
 use super::sum::{Finished, Running};
 use super::wire::Wire;
+use super::{Outcome, Sight};
 use crate::cluster::inject::{Inject, What};
-use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble};
+use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
+use crate::train::event::Share;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +42,9 @@ pub(super) struct Holding<'a> {
     pub inject: &'a Inject,
     /// Told what happens, line by line.
     pub say: &'a dyn Fn(&str),
+    /// Shown what was done.
+    pub see: &'a dyn Fn(Sight<'_>),
+    pub share: &'a Cell<Share>,
 }
 
 pub(super) struct Session<'a, 'w> {
@@ -47,6 +52,10 @@ pub(super) struct Session<'a, 'w> {
     crew: &'a Crew,
     inject: &'a Inject,
     say: &'a dyn Fn(&str),
+    see: &'a dyn Fn(Sight<'_>),
+    share: &'a Cell<Share>,
+    /// Tokens of the microbatches that were leased for this step.
+    tokens: BTreeMap<LeaseId, u64>,
     /// Values of the flat layout.
     len: usize,
     arriving: Arriving,
@@ -66,13 +75,16 @@ pub(super) struct Session<'a, 'w> {
 impl<'a, 'w> Session<'a, 'w> {
     /// Leases until the conversation ends; nothing of it is left with the devices then.
     pub async fn hold(wire: &'a mut Wire<'w>, with: Holding<'a>, len: usize) -> Outcome {
-        let Holding { crew, inject, say } = with;
+        let Holding { crew, inject, say, see, share } = with;
         let (reply, reports) = mpsc::unbounded_channel();
         let mut session = Session {
             wire,
             crew,
             inject,
             say,
+            see,
+            share,
+            tokens: BTreeMap::new(),
             len,
             arriving: Arriving::default(),
             parameters: None,
@@ -118,11 +130,14 @@ impl<'a, 'w> Session<'a, 'w> {
                 self.arriving.piece(step, offset, &bytes, self.len).map_err(lost)?;
             }
             ToWorker::Parameters { step, hash } => self.begin(step, hash)?,
-            ToWorker::Lease(lease) => self.leased(*lease),
+            ToWorker::Lease(lease) => self.leased(*lease)?,
             ToWorker::Grant { lease } => {
                 if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
                     let free = self.running.add(lease, finished, self.crew.busy());
                     self.free(free);
+                    let (share, tokens) = (self.share.get(), self.tokens.remove(&lease).unwrap_or(0));
+                    let (microbatches, tokens) = (share.microbatches + 1, share.tokens + tokens);
+                    self.shows(Share { microbatches, tokens, ..share });
                 }
                 self.flush_now();
             }
@@ -166,6 +181,8 @@ impl<'a, 'w> Session<'a, 'w> {
         self.free(free);
         self.parameters = Some(Arc::new(parameters));
         self.flush = None;
+        self.tokens.clear();
+        self.shows(Share { step, ..self.share.get() });
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
         for ((_, late), device) in up {
             *late = self.crew.running(device);
@@ -174,6 +191,11 @@ impl<'a, 'w> Session<'a, 'w> {
             }
         }
         Ok(())
+    }
+
+    fn shows(&self, share: Share) {
+        self.share.set(share);
+        (self.see)(Sight::Share(share));
     }
 
     /// Asks for devices that were late when the step began, and are not any more.
@@ -186,18 +208,24 @@ impl<'a, 'w> Session<'a, 'w> {
         }
     }
 
-    fn leased(&mut self, lease: Lease) {
+    fn leased(&mut self, lease: Lease) -> Result<(), Outcome> {
+        self.crew.limits.check(&lease.work).map_err(|reason| Outcome::Refused { reason })?;
         let number = lease.lease;
         let current = self.parameters.as_ref().filter(|p| p.step == lease.after);
         let Some(parameters) = current.cloned() else {
-            return self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
+            self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
+            return Ok(());
         };
+        if let Work::Train(batch) = &lease.work {
+            self.tokens.insert(number, batch.ids.len() as u64);
+        }
         let (device, reply) = (lease.device, self.reply.clone());
         let index = usize::from(device);
         let takes = self.up.get(index) == Some(&true) && self.late.get(index) == Some(&None);
         if !takes || !self.crew.put(device, Job { lease, parameters, reply }) {
             self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
         }
+        Ok(())
     }
 
     fn reported(&mut self, device: u16, report: Report) -> Result<(), Outcome> {

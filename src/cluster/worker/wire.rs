@@ -4,6 +4,7 @@
 use super::Outcome;
 use crate::cluster::link::{End, WorkerLink};
 use crate::cluster::message::{Bye, ToCoordinator, ToWorker};
+use crate::cluster::plain::plain;
 use crate::train::stop::{Stop, Urgency};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -122,10 +123,10 @@ fn lost(end: &End) -> Outcome {
 fn ended(bye: Bye) -> Outcome {
     match bye {
         Bye::Done => Outcome::Done,
-        Bye::Later { reason } | Bye::Out { reason, again: true } => Outcome::Lost { reason },
-        Bye::Halted { reason } => Outcome::Halted { reason },
-        Bye::Refused { reason } => Outcome::Refused { reason },
-        Bye::Out { reason, again: false } => Outcome::Out { reason },
+        Bye::Later { reason } | Bye::Out { reason, again: true } => Outcome::Lost { reason: plain(&reason) },
+        Bye::Halted { reason } => Outcome::Halted { reason: plain(&reason) },
+        Bye::Refused { reason } => Outcome::Refused { reason: plain(&reason) },
+        Bye::Out { reason, again: false } => Outcome::Out { reason: plain(&reason) },
     }
 }
 

@@ -1,6 +1,8 @@
-//! The model card: README.md with the Hub's front matter. It claims only what the configuration says.
+//! The model card: README.md with the Hub's front matter. It claims only what the configuration and the run say.
 
 use super::config::{AdapterConfig, TaskType};
+use crate::numeric::say::inline;
+use serde_json::json;
 use std::fmt::Write;
 
 /// The value for vLLM's `--max-lora-rank`, which takes these only; None where the rank is above all of them.
@@ -8,8 +10,14 @@ pub fn max_lora_rank(r: usize) -> Option<usize> {
     [1, 8, 16, 32, 64, 128, 256, 320, 512].into_iter().find(|&most| r <= most)
 }
 
-/// The card's text. `base_kind` is [`crate::format::ModelFiles`]'s `kind`.
-pub fn card(config: &AdapterConfig, base_kind: &str, labels: Option<&[String]>) -> String {
+/// The card's text. `base_kind` is [`crate::format::ModelFiles`]'s `kind`; `training` is names and values of the run that
+/// made the adapter, empty where no run is known.
+pub fn card(
+    config: &AdapterConfig,
+    base_kind: &str,
+    labels: Option<&[String]>,
+    training: &[(&str, String)],
+) -> String {
     let mut text = front_matter(config);
     let base = config.base_model_name_or_path.as_deref();
     let name = base.unwrap_or("a base model that has no Hub id");
@@ -31,9 +39,16 @@ pub fn card(config: &AdapterConfig, base_kind: &str, labels: Option<&[String]>) 
     }
     if base.is_none() {
         text.push_str(
-            "\nadapter_config.json names no base (`base_model_name_or_path` is null): the base was a local \
-             file without a Hub id. Put the path or id of the same model in the place of BASE below.\n",
+            "\nadapter_config.json names no base (`base_model_name_or_path` is null), because the base was a local \
+             file without a Hub id. Replace BASE below with the path or id of the same model. \
+             `AutoPeftModelForCausalLM` and its relatives need that path or id in adapter_config.json.\n",
         );
+    }
+    if !training.is_empty() {
+        text.push_str("\n## Training\n\n| | |\n|---|---|\n");
+        for (name, value) in training {
+            let _ = writeln!(text, "| {name} | {} |", inline(value).replace('|', "\\|"));
+        }
     }
     text.push_str(&transformers(config, base.unwrap_or("BASE")));
     text.push_str(&vllm(config, base.unwrap_or("BASE")));
@@ -44,7 +59,7 @@ fn front_matter(config: &AdapterConfig) -> String {
     let mut text = String::from("---\n");
     let base = config.base_model_name_or_path.as_deref();
     if let Some(id) = base {
-        let _ = writeln!(text, "base_model: {id}");
+        let _ = writeln!(text, "base_model: {}", scalar(id));
     }
     text.push_str("library_name: peft\n");
     let pipeline = match config.task {
@@ -53,10 +68,18 @@ fn front_matter(config: &AdapterConfig) -> String {
     };
     let _ = writeln!(text, "pipeline_tag: {pipeline}\ntags:");
     if let Some(id) = base {
-        let _ = writeln!(text, "- base_model:adapter:{id}");
+        let _ = writeln!(text, "- {}", scalar(&format!("base_model:adapter:{id}")));
     }
     text.push_str("- lora\n- transformers\n---\n\n");
     text
+}
+
+/// A YAML scalar that is read back as this text: --base-id may be anything.
+fn scalar(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_./-:".contains(c);
+    let word =
+        text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.contains('/') && !text.ends_with(':');
+    if word && text.chars().all(plain) { text.into() } else { json!(text).to_string() }
 }
 
 fn transformers(config: &AdapterConfig, base: &str) -> String {

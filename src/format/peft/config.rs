@@ -25,7 +25,7 @@ pub struct AdapterConfig {
     pub revision: Option<String>,
     /// Rank, at least 1.
     pub r: usize,
-    /// Finite.
+    /// Finite as f32, above 0.
     pub lora_alpha: f64,
     /// In [0, 1).
     pub lora_dropout: f64,
@@ -73,8 +73,12 @@ impl AdapterConfig {
         refuse(path, v)?;
         let bad = |key: &str| FormatError::malformed(path, format!("{key}: {} is not usable", v[key]));
         let r = v["r"].as_u64().filter(|&r| (1..=1 << 20).contains(&r)).ok_or_else(|| bad("r"))? as usize;
-        let lora_alpha =
-            v["lora_alpha"].as_f64().filter(|a| a.is_finite()).ok_or_else(|| bad("lora_alpha"))?;
+        let lora_alpha = v["lora_alpha"].as_f64().filter(|a| *a as f32 > 0.0 && (*a as f32).is_finite());
+        let lora_alpha = lora_alpha.ok_or_else(|| {
+            let what =
+                format!("lora_alpha: {} is not usable: it must be finite and above 0", v["lora_alpha"]);
+            FormatError::malformed(path, what)
+        })?;
         let lora_dropout = if v["lora_dropout"].is_null() { Some(0.0) } else { v["lora_dropout"].as_f64() };
         let lora_dropout =
             lora_dropout.filter(|p| (0.0..1.0).contains(p)).ok_or_else(|| bad("lora_dropout"))?;

@@ -21,6 +21,8 @@ use std::path::Path;
 pub const WEIGHTS: &str = "adapter_model.safetensors";
 /// File with the configuration.
 pub const CONFIG: &str = "adapter_config.json";
+/// File with the model card, see [`card()`].
+pub const CARD: &str = "README.md";
 /// File with a classifier's labels: `{"id2label": {"0": "..."}, "label2id": {"...": 0}}`.
 pub const LABELS: &str = "label_map.json";
 
@@ -66,9 +68,7 @@ pub struct TensorRef<'a> {
 pub struct Extras {
     /// A classifier's label names by class.
     pub labels: Option<Vec<String>>,
-    /// README.md, see [`card()`].
-    pub card: Option<String>,
-    /// More files by name (tokenizer.json, chat_template.jinja ...).
+    /// More files by name (README.md, tokenizer.json, chat_template.jinja ...).
     pub files: Vec<(String, Vec<u8>)>,
 }
 
@@ -124,9 +124,6 @@ pub fn write(
     safetensors::write(&path, &data)?;
     for (name, bytes) in &extras.files {
         atomic::write_file(&dir.join(name), bytes)?;
-    }
-    if let Some(card) = &extras.card {
-        atomic::write_file(&dir.join("README.md"), card.as_bytes())?;
     }
     if let Some(labels) = &extras.labels {
         atomic::write_file(&dir.join(LABELS), label_map(labels).as_bytes())?;

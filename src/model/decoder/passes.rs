@@ -7,7 +7,7 @@ use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::Layout;
 use crate::model::linear::Batch;
-use crate::model::stage::{Cancel, IGNORE, InUse, LossSums, Microbatch, Output, Stage, Targets, Want};
+use crate::model::stage::{Cancel, IGNORE, InUse, LossSums, Microbatch, Output, Stage, Take, Targets, Want};
 
 /// Where a forward pass ends.
 enum Top<M> {
@@ -129,6 +129,35 @@ impl<B: Fused> Decoder<B> {
         }
         Ok((residual, tape.below))
     }
+
+    /// Forward and backward of a whole model: the gradient is on the device.
+    fn both_passes(&mut self, batch: &Microbatch) -> Result<Top<B::Memory>, Fault> {
+        let top = self.ascend(batch, None, Want::Gradient)?;
+        match self.descend(None) {
+            Ok((residual, _)) => {
+                self.backend.recycle(residual);
+                Ok(top)
+            }
+            Err(fault) => {
+                if let Top::Losses(pending) = top {
+                    pending.recycle(&mut self.backend);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    /// The sums of the loss and, where it is asked for, the gradient: read together.
+    fn sums(&mut self, top: Top<B::Memory>, gradient: Option<&mut [f32]>) -> Result<LossSums, Fault> {
+        let flat = gradient.map(|out| (view(&self.grads, 1, out.len()), out));
+        match top {
+            Top::Losses(pending) => pending.read(&mut self.backend, flat),
+            Top::Output(Output::Loss(sums)) => {
+                flat.map_or(Ok(()), |flat| self.backend.read_all(&mut [flat])).map(|()| sums)
+            }
+            Top::Output(_) => Err(self.fault("a gradient of the loss is asked of a whole model")),
+        }
+    }
 }
 
 impl<B: Fused> Stage for Decoder<B> {
@@ -192,22 +221,16 @@ impl<B: Fused> Stage for Decoder<B> {
     }
 
     fn gradient(&mut self, batch: &Microbatch, gradient: &mut [f32]) -> Result<LossSums, Fault> {
-        let top = self.ascend(batch, None, Want::Gradient)?;
-        let (residual, _) = match self.descend(None) {
-            Ok(reached) => reached,
-            Err(fault) => {
-                if let Top::Losses(pending) = top {
-                    pending.recycle(&mut self.backend);
-                }
-                return Err(fault);
-            }
-        };
-        self.backend.recycle(residual);
-        let flat = (view(&self.grads, 1, gradient.len()), gradient);
-        match top {
-            Top::Losses(pending) => pending.read(&mut self.backend, Some(flat)),
-            Top::Output(Output::Loss(sums)) => self.backend.read_all(&mut [flat]).map(|()| sums),
-            Top::Output(_) => Err(self.fault("a gradient of the loss is asked of a whole model")),
-        }
+        let top = self.both_passes(batch)?;
+        self.sums(top, Some(gradient))
+    }
+
+    fn lend_gradient(&mut self, batch: &Microbatch, take: Take) -> Result<LossSums, Fault> {
+        let top = self.both_passes(batch)?;
+        let lent = self.backend.lend(&self.grads).is_some();
+        let mut copy = vec![0.0; if lent { 0 } else { self.layout.len() }];
+        let sums = self.sums(top, (!lent).then_some(&mut copy[..]))?;
+        take(&sums, self.backend.lend(&self.grads).unwrap_or(&copy));
+        Ok(sums)
     }
 }

@@ -57,7 +57,7 @@ impl Chart {
             self.curves.iter().flat_map(|c| c.points.iter().filter(finite)).copied().collect();
         let plot = (LEFT, TOP, width - RIGHT, height - BOTTOM);
         if all.is_empty() {
-            svg.text("label", (width / 2.0, height / 2.0), "middle", "nothing yet");
+            svg.text("label", (width / 2.0, height / 2.0), "middle", "no data yet");
             return svg;
         }
         let (x, y) = self.scales(&all, plot);
@@ -70,8 +70,11 @@ impl Chart {
             let thin: Vec<(f64, f64)> =
                 thinned(&points, x, plot.2 - plot.0).iter().map(|p| (x.at(p.0), y.at(p.1))).collect();
             let faint = if curve.style == Style::Faint { " faint" } else { "" };
-            svg.path(&format!("curve s{}{faint}", curve.colour), &thin);
-            if curve.style == Style::Dots && points.len() <= 200 {
+            let alone = points.len() == 1;
+            if !alone {
+                svg.path(&format!("curve s{}{faint}", curve.colour), &thin);
+            }
+            if alone || (curve.style == Style::Dots && points.len() <= 200) {
                 for (step, value) in &points {
                     let tip = format!("{} {}: {}", curve.name, compact(*step), precise(*value));
                     svg.dot(&format!("f{}", curve.colour), (x.at(*step), y.at(*value)), &tip);
@@ -177,11 +180,11 @@ mod tests {
     #[test]
     fn nothing_and_what_is_not_finite_is_drawn_without_numbers_that_are_none() {
         for points in [vec![], vec![(1.0, f64::NAN)], vec![(1.0, f64::INFINITY)]] {
-            assert!(chart(points).draw(300.0, 200.0).inline().contains("nothing yet"));
+            assert!(chart(points).draw(300.0, 200.0).inline().contains("no data yet"));
         }
         let svg = chart(vec![(1.0, 2.0), (2.0, f64::NAN), (3.0, 4.0)]).draw(300.0, 200.0).inline();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         let one = chart(vec![(1.0, 2.0)]).draw(300.0, 200.0).inline();
-        assert!(one.contains("circle") && !one.contains("NaN"), "{one}");
+        assert!(one.contains(r#"<circle class="f0 dot""#) && !one.contains("NaN"), "{one}");
     }
 }

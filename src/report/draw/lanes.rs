@@ -56,7 +56,7 @@ impl Lanes {
         let from = blocks().map(|b| b.from).chain(self.marks.iter().copied()).fold(f64::INFINITY, f64::min);
         let to = blocks().map(|b| b.to).chain(self.marks.iter().copied()).fold(f64::NEG_INFINITY, f64::max);
         if !(from.is_finite() && to.is_finite()) {
-            svg.text("label", (width / 2.0, height / 2.0 + 8.0), "middle", "nothing yet");
+            svg.text("label", (width / 2.0, height / 2.0 + 8.0), "middle", "no data yet");
             return svg;
         }
         let x = Scale::new((from, to), (left, width - 8.0));
@@ -134,7 +134,7 @@ mod tests {
         let want = format!(r#"x="{:.1}" y="34.0" width="{:.2}""#, left + 5.0 * per_second, 5.0 * per_second);
         assert!(svg.contains(&want), "{want} in {svg}");
         let none = Lanes { title: "devices".into(), lanes: vec![], marks: vec![] };
-        assert!(none.draw(300.0).inline().contains("nothing yet"));
+        assert!(none.draw(300.0).inline().contains("no data yet"));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Pictures, drawn as SVG: pure functions of numbers. A picture stands alone as a file, in light and in dark, or
-//! inside the page, whose style then speaks; both have the same shapes. Nothing needs a font or a program.
+//! Pictures, drawn as SVG: pure functions of numbers. A picture is a file of its own, in light and in dark, or part of
+//! the page, whose style sheet then applies; both have the same shapes. Nothing needs a font or a program.
 
 mod curves;
 mod lanes;
+mod paint;
 mod scale;
 mod svg;
 mod topology;

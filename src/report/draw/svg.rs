@@ -1,11 +1,7 @@
 //! SVG text. Everything that comes from outside is escaped here, and nowhere else.
 
+use super::paint;
 use std::fmt::Write;
-
-/// The colours of a picture that stands alone; the page has the same ones under the same names.
-const ALONE: &str = include_str!("../page/colours.css");
-/// What the shapes look like, wherever they stand.
-const SHAPES: &str = include_str!("../page/shapes.css");
 
 /// A picture under construction, in CSS pixels.
 #[derive(Debug, Clone)]
@@ -30,11 +26,8 @@ impl Svg {
         );
     }
 
-    /// A line through points; fewer than two are a dot.
+    /// A line through two points or more.
     pub fn path(&mut self, class: &str, points: &[(f64, f64)]) {
-        if let [(x, y)] = points {
-            return self.dot(class, (*x, *y), "");
-        }
         let mut d = String::new();
         for (i, (x, y)) in points.iter().enumerate() {
             let _ = write!(d, "{}{x:.1} {y:.1}", if i == 0 { "M" } else { "L" });
@@ -77,7 +70,7 @@ impl Svg {
         self
     }
 
-    /// For the page: its style sheet gives the colours.
+    /// For the page, whose style sheet sets the colours.
     pub fn inline(&self) -> String {
         format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w:.0} {h:.0}" role="img" aria-label="{title}">{body}</svg>"#,
@@ -88,15 +81,18 @@ impl Svg {
         )
     }
 
-    /// As a file of its own.
+    /// As a file of its own, for any program: see [`paint`].
     pub fn alone(&self) -> String {
+        let sheet = r#"<rect class="paper" width="100%" height="100%"/>"#;
         format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0}" height="{h:.0}" viewBox="0 0 {w:.0} {h:.0}" role="img"><title>{title}</title><style>{ALONE}{SHAPES}</style><rect class="paper" width="100%" height="100%"/>{body}</svg>
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0}" height="{h:.0}" viewBox="0 0 {w:.0} {h:.0}" role="img"{root}><title>{title}</title><style>{style}</style>{body}</svg>
 "#,
             w = self.width,
             h = self.height,
+            root = paint::root(),
             title = escape(&self.title),
-            body = self.body,
+            style = paint::style(),
+            body = paint::painted(&[sheet, &self.body].concat()),
         )
     }
 }

@@ -111,7 +111,7 @@ fn model_name(note: &str) -> &str {
     let path = note.split(" (").next().unwrap_or(note);
     let mut parts = path.trim_end_matches('/').rsplit('/');
     match (parts.next(), parts.next()) {
-        // The demonstration's folder: what is above it says more.
+        // A folder of that name says less than the one above it.
         (Some("model"), Some(above)) => above,
         (Some(name), _) => name,
         _ => path,

@@ -2,7 +2,7 @@
 
 use crate::report::draw::{Block, Chart, Curve, Lane, Lanes, Node, Style, Svg, Topology, compact, escape};
 use crate::report::history::{History, LANE_STEPS, Point, State};
-use crate::report::words::{duration, size};
+use crate::report::words::{best_words, duration, size};
 use crate::train::event::HERE;
 
 /// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
@@ -17,11 +17,12 @@ pub fn head(history: &History) -> String {
     let output = history.note("output").unwrap_or_default();
     let reason =
         history.halt.as_ref().map(|halt| format!(r#"<p class="fault">{}</p>"#, escape(&halt.reason)));
+    let early = history.progress.early.as_ref().map(|line| format!("<p>{}</p>", escape(line)));
     format!(
         r#"<header><h1>{}</h1><span class="state {word}">{word}</span><p>{}</p></header>{}"#,
         escape(name),
         escape(output),
-        reason.unwrap_or_default(),
+        reason.or(early).unwrap_or_default(),
         word = state.word(),
     )
 }
@@ -36,7 +37,7 @@ pub fn tiles(history: &History) -> String {
         _ => None,
     };
     let elapsed = history.done.as_ref().map_or(p.seconds, |d| d.seconds);
-    let (time, what) = left.unwrap_or_else(|| (duration(elapsed), "in all"));
+    let (time, what) = left.unwrap_or_else(|| (duration(elapsed), "total"));
     let expected = match &p.forecast {
         Some(f) => format!("{what}, {} expected", duration(f.seconds)),
         None => what.to_string(),
@@ -56,8 +57,9 @@ pub fn tiles(history: &History) -> String {
         tile("time", &time, &expected),
     ];
     if let Some((before, after)) = eval {
-        let from = first(Some(before.eval_loss), "from");
-        tiles.insert(2, tile("eval loss", &number(Some(after.eval_loss)), &from));
+        let best = p.best.as_ref().map(best_words);
+        let below = best.unwrap_or_else(|| first(Some(before.eval_loss), "from"));
+        tiles.insert(2, tile("eval loss", &number(Some(after.eval_loss)), &below));
         if let (Some(a), Some(b)) = (before.accuracy, after.accuracy) {
             let (value, from) = (format!("{:.1} %", 100.0 * b), format!("from {:.1} %", 100.0 * a));
             tiles.insert(3, tile("accuracy", &value, &from));
@@ -101,7 +103,7 @@ pub fn charts(history: &History) -> Vec<(&'static str, Chart)> {
     let loss = Chart { title: "loss".into(), curves: loss, last, from_zero: false };
     vec![
         ("loss", loss),
-        ("speed", one("tokens a second", 2, true, |p| p.tokens_per_second)),
+        ("speed", one("tokens per second", 2, true, |p| p.tokens_per_second)),
         ("learning-rate", one("learning rate", 3, true, |p| p.lr)),
         ("grad-norm", one("gradient norm, before clipping", 4, true, |p| p.grad_norm)),
     ]
@@ -122,7 +124,7 @@ pub fn curves(history: &History) -> String {
     )
 }
 
-/// Narrow windows are those of telephones, which point at nothing: tips would be carried for nobody.
+/// The narrow picture is for telephones, where nothing is pointed at: it has no tips.
 pub fn both(wide: Svg, narrow: Svg) -> String {
     let narrow = narrow.without_tips();
     format!(r#"<div class="wide">{}</div><div class="narrow">{}</div>"#, wide.inline(), narrow.inline())
@@ -156,7 +158,7 @@ pub fn lanes(history: &History) -> Lanes {
             let first = part.spans.first().map_or(0.0, |span| span.0);
             let passed = point.began + point.parameters.min(first).min(point.seconds);
             if linked && passed > to {
-                let tip = format!("step {}: {:.3} s of parameters", point.step, point.parameters);
+                let tip = format!("step {}: parameters in transit for {:.3} s", point.step, point.parameters);
                 lane.blocks.push(Block { from: to, to: passed, kind: "transfer", tip });
                 to = passed;
             }
@@ -175,13 +177,13 @@ pub fn lanes(history: &History) -> Lanes {
             let from = (end - point.sync).max(to);
             let linked = linked && lane.there.1.is_none_or(|gone| gone >= end);
             if linked && end > from && point.sync > 0.0 {
-                let tip = format!("step {}: {:.3} s of sums", point.step, point.sync);
+                let tip = format!("step {}: sums in transit for {:.3} s", point.step, point.sync);
                 lane.blocks.push(Block { from, to: end, kind: "transfer", tip });
             }
         }
     }
     let marks = steps.iter().map(|p| p.began + p.seconds).collect();
-    Lanes { title: "devices, of late".into(), lanes, marks }
+    Lanes { title: "device activity, last steps".into(), lanes, marks }
 }
 
 /// Who takes part.
@@ -207,14 +209,14 @@ fn bandwidth(history: &History, worker: &str) -> String {
     links.map_or(String::new(), |link| format!("{:.0} MB/s", link.bandwidth / 1e6))
 }
 
-/// What a microbatch takes on a device, as it was fitted.
+/// The fitted time of a microbatch on a device: fixed milliseconds, and milliseconds per token.
 fn fit(history: &History, worker: &str, device: &str) -> String {
     let speed = history.progress.speeds.get(&(worker.to_string(), device.to_string()));
     let fitted = speed.map(|s| format!("{:.1} + {:.3}", 1e3 * s.line.fixed, 1e3 * s.line.each));
     fitted.unwrap_or_else(|| "–".into())
 }
 
-/// What devices should take of their memory beside what they took.
+/// The expected and the peak memory of devices.
 fn memory(history: &History) -> String {
     let lines = history
         .progress
@@ -250,7 +252,7 @@ pub fn devices(history: &History) -> String {
     };
     let rows: String = history.progress.team.devices().map(row).collect();
     format!(
-        r#"<div class="panels"><div class="panel full">{lanes}{memory}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">batches</th><th>tokens</th><th>tokens/s</th><th class="less">ms + ms a token</th><th>idle</th></tr>{rows}</table></div></div>"#,
+        r#"<div class="panels"><div class="panel full">{lanes}{memory}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">microbatches</th><th>tokens</th><th>tokens/s</th><th class="less" title="time of a microbatch: fixed, and for each token">ms fixed + per token</th><th>idle</th></tr>{rows}</table></div></div>"#,
         both(topology.draw(HALF), topology.draw(NARROW)),
     )
 }

@@ -12,7 +12,7 @@ const MOST: usize = 60;
 pub fn samples(history: &History) -> String {
     let Some(last) = history.samples.last() else { return String::new() };
     let mut shown: Vec<_> = history.samples.iter().collect();
-    // The first answers and the newest ones say what was learnt.
+    // The first answers and the newest ones show the progress.
     let prompts = history.samples.iter().filter(|s| s.step == last.step).count().max(1);
     if shown.len() > 6 * prompts {
         shown.drain(prompts..shown.len() - 5 * prompts);
@@ -22,7 +22,7 @@ pub fn samples(history: &History) -> String {
             r#"<li><b>step {}</b><q>{}</q><p>{}</p></li>"#,
             s.step,
             escape(&s.prompt),
-            if s.text.trim().is_empty() { "<i>nothing</i>".into() } else { escape(&s.text) }
+            if s.text.trim().is_empty() { "<i>(empty)</i>".into() } else { escape(&s.text) }
         )
     };
     let items: String = shown.iter().map(item).collect();
@@ -41,7 +41,7 @@ pub fn changes(history: &History) -> String {
     };
     let items: String = history.changes[from..].iter().rev().map(item).collect();
     format!(
-        r#"<div class="panels"><div class="panel full"><h2>who came and went</h2><ul class="events">{items}</ul></div></div>"#
+        r#"<div class="panels"><div class="panel full"><h2>events</h2><ul class="events">{items}</ul></div></div>"#
     )
 }
 
@@ -59,7 +59,7 @@ pub fn confusion(history: &History) -> String {
     };
     let rows: String = matrix.iter().enumerate().map(row).collect();
     format!(
-        r#"<div class="panels"><div class="panel full"><h2>confusion: rows of a class, by what they were called</h2><table class="confusion"><tr><th></th>{head}</tr>{rows}</table></div></div>"#
+        r#"<div class="panels"><div class="panel full"><h2>confusion matrix (rows: true label, columns: predicted)</h2><table class="confusion"><tr><th></th>{head}</tr>{rows}</table></div></div>"#
     )
 }
 
@@ -89,7 +89,7 @@ pub fn contracts(history: &History, around: &Surroundings) -> String {
             _ if halted(&c.id) => ("bad", "halted the run"),
             Some(_) if !concerned(&c.id) => ("quiet", "not in this run"),
             Some(_) => ("good", "held so far"),
-            None => ("quiet", "by tests"),
+            None => ("quiet", "checked by tests"),
         };
         let where_ = escape(c.enforced.as_deref().unwrap_or_default());
         let (id, statement) = (escape(&c.id), escape(&c.statement));

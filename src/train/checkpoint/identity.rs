@@ -28,6 +28,7 @@ impl Identity {
             .with("max_grad_norm", options.max_grad_norm)
             .with("trained tensors", format!("{} values, {}", layout.len(), shapes.to_hex()))
             .with("fraction bits", crate::numeric::fixed::FRACTION_BITS)
+            .with("numerics revision", crate::numeric::REVISION)
     }
 
     /// Adds a value under a name, which is best an option's.

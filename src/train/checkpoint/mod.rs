@@ -13,6 +13,7 @@ pub use identity::{Identity, OTHER_STEPS, differences};
 pub use read::{Checkpoint, find, recover};
 pub use write::Saving;
 
+use super::best::Best;
 use super::event::Event;
 use super::optim::{AdamW, Options};
 use serde_json::{Value, json};
@@ -38,13 +39,16 @@ pub struct State {
     pub looked: Option<u64>,
     /// Numeric classes that took part so far.
     pub classes: Vec<String>,
+    /// The best evaluation so far, where that decides anything.
+    pub best: Option<Best>,
 }
 
 impl State {
     /// Before the first step.
     pub fn new(parameters: Vec<f32>, options: Options) -> Self {
         let optimizer = AdamW::new(options, parameters.len());
-        State { step: 0, parameters, optimizer, history: Vec::new(), looked: None, classes: Vec::new() }
+        let (history, classes) = (Vec::new(), Vec::new());
+        State { step: 0, parameters, optimizer, history, looked: None, classes, best: None }
     }
 
     /// Adds steps and evaluations to the history; other events leave no trace in it.

@@ -92,6 +92,7 @@ impl Checkpoint {
             history: trainer["log_history"].as_array().cloned().unwrap_or_default(),
             looked: self.run["looked"].as_u64(),
             classes: strings(&self.run["classes"]),
+            best: serde_json::from_value(self.run["best"].clone()).ok(),
         })
     }
 }

@@ -18,7 +18,7 @@ pub struct Saving<'a> {
     pub output: PathBuf,
     /// A checkpoint every so many steps; 0 for none but the last.
     pub every: u64,
-    /// How many stay, at least one; the oldest go once a new one is safe.
+    /// How many stay, at least one, the best one apart; the oldest go once a new one is safe.
     pub limit: Option<usize>,
     /// What a checkpoint may be resumed with.
     pub identity: Identity,
@@ -36,15 +36,15 @@ impl Saving<'_> {
         self.last.as_ref().map(|(_, path)| path.clone())
     }
 
-    /// Writes a checkpoint of `state`; None where that step has one.
+    /// Writes a checkpoint of `state`; None where that step has one there.
     pub fn write(&mut self, state: &State, steps_per_epoch: u64) -> Result<Option<PathBuf>, TrainError> {
-        if self.last.as_ref().is_some_and(|(step, _)| *step == state.step) {
+        let path = self.output.join(format!("checkpoint-{}", state.step));
+        if self.last.as_ref().is_some_and(|(step, last)| *step == state.step && *last == path) {
             return Ok(None);
         }
         if !(self.stands)() {
             return Err(TrainError::Gone { path: self.output.clone(), step: state.step });
         }
-        let path = self.output.join(format!("checkpoint-{}", state.step));
         // What cannot be cleared away costs space, not the run.
         let _ = read::recover(&self.output);
         let failed = |error: FormatError| TrainError::Save {
@@ -55,7 +55,7 @@ impl Saving<'_> {
         };
         atomic::write_dir(&path, |dir| self.fill(dir, state, steps_per_epoch)).map_err(failed)?;
         self.last = Some((state.step, path.clone()));
-        self.forget(&path);
+        self.forget(state, &path);
         Ok(Some(path))
     }
 
@@ -63,26 +63,36 @@ impl Saving<'_> {
         (self.adapter)(dir, &state.parameters)?;
         moments(&dir.join(MOMENTS), state)?;
         let epoch = state.step as f64 / steps_per_epoch.max(1) as f64;
-        let trainer = json!({ "epoch": epoch, "global_step": state.step, "log_history": state.history });
+        let mut trainer = json!({ "epoch": epoch, "global_step": state.step, "log_history": state.history });
+        if let Some(best) = state.best.filter(|best| best.kept) {
+            trainer["best_metric"] = json!(best.value);
+            trainer["best_global_step"] = json!(best.step);
+            trainer["best_model_checkpoint"] = json!(format!("checkpoint-{}", best.step));
+        }
         write_json(&dir.join(TRAINER_STATE), &trainer)?;
-        let run = json!({
+        let mut run = json!({
             "version": 1,
             "step": state.step,
             "looked": state.looked,
             "classes": state.classes,
             "identity": self.identity.to_json(),
         });
+        if let Some(best) = &state.best {
+            run["best"] = json!(best);
+        }
         write_json(&dir.join(RUN_STATE), &run)?;
         let sums = read::sums(dir)?;
         let lines: String = sums.iter().map(|(name, hash)| format!("{hash}  {name}\n")).collect();
         atomic::write_file(&dir.join(SUMS), lines.as_bytes())
     }
 
-    /// Removes the oldest beyond the limit. A failure costs space, not the run: it is left for the next time.
-    fn forget(&self, newest: &Path) {
+    /// Removes the oldest beyond the limit, but for the best one, where that is kept. A failure costs space, not the
+    /// run: it is left for the next time.
+    fn forget(&self, state: &State, newest: &Path) {
         let Some(limit) = self.limit else { return };
         let mut old = read::list(&self.output);
-        old.retain(|(_, path)| path != newest);
+        let best = state.best.filter(|best| best.kept).map(|best| best.step);
+        old.retain(|(step, path)| path != newest && Some(*step) != best);
         let excess = (old.len() + 1).saturating_sub(limit.max(1));
         for (_, path) in old.iter().take(excess) {
             let _ = std::fs::remove_dir_all(path);

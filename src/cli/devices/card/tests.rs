@@ -96,7 +96,6 @@ fn the_slab_is_counted_once() {
 
         // What a device was measured to take fits where there is just as much.
         let card = Card::new(found, memory::estimate(load(Some(fit)), Keep::Inputs).total(), dtype);
-        assert_eq!(card.largest(&blueprint, Some(fit)), 64, "{dtype:?}");
         assert!(card.stands(&blueprint, fit).unwrap(), "{dtype:?}");
     }
 }

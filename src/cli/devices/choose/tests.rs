@@ -150,5 +150,5 @@ fn what_cannot_be_meant_gets_one_line() {
         "gpus=radeon gpu-backend=cpu",
         "78: --gpus: \"radeon\": devices of --gpu-backend cpu have indices below 64, as 0,1",
     );
-    check(MANY, "gpus=auto,1", "78: --gpus: auto stands alone: leave the others out, or leave it out");
+    check(MANY, "gpus=auto,1", "78: --gpus: auto cannot be combined with other devices");
 }

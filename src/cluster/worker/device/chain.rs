@@ -4,7 +4,7 @@
 use super::Worker;
 use crate::cluster::inject::What;
 use crate::cluster::worker::blueprint::Begin;
-use crate::model::memory::{Fit, Used, size};
+use crate::model::memory::{Used, size};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::caught::caught;
@@ -26,8 +26,8 @@ impl Worker {
             return Ok(Settled::Stands);
         };
         let told = |worker: &Self, e: ModelError| match e {
-            ModelError::Memory { needed, limit, .. } => {
-                format!("{}, measured", worker.too_small(needed, limit, Some(fit)))
+            ModelError::Memory { needed, limit, way_out } => {
+                format!("{}, measured", worker.too_small(needed, limit, &way_out))
             }
             e => format!("{}: {e}", worker.candidate.name),
         };
@@ -69,9 +69,9 @@ impl Worker {
                 }
                 // In the middle of a run the next backend may have more; at its start a smaller microbatch is better
                 // than a slower device.
-                Err(ModelError::Memory { needed, limit, .. }) if from == 0 => {
+                Err(ModelError::Memory { needed, limit, way_out }) if from == 0 => {
                     self.at = at;
-                    return Err(self.too_small(needed, limit, None));
+                    return Err(self.too_small(needed, limit, &way_out));
                 }
                 Err(e) if at == 0 && self.candidate.begin == Begin::Named => {
                     return Err(format!("{name}: {}: {e} (it was asked for by name)", opener.backend()));
@@ -96,20 +96,13 @@ impl Worker {
         }))
     }
 
-    /// Nobody makes microbatches smaller by itself: they are the plan's, the same for every device.
-    fn too_small(&self, needed: u64, limit: u64, fit: Option<Fit>) -> String {
+    /// No device makes microbatches smaller by itself: they are the plan's, the same for every device.
+    fn too_small(&self, needed: u64, limit: u64, way_out: &str) -> String {
         let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
         let (needed, limit) = (size(needed), size(limit));
-        match self.candidate.chain[self.at].largest(&self.shared.blueprint, fit) {
-            0 => format!(
-                "{name}: not even the model fits into its memory ({needed}, it has {limit}): leave it out, take a \
-                 quantised base, or raise --memory-limit"
-            ),
-            most => format!(
-                "{name}: too small for microbatches of {tokens} tokens: {most} would fit (needs {needed}, it has \
-                 {limit}): set --micro-batch-tokens {most} (and --max-seq-len no longer) on the coordinator, or take a \
-                 quantised base"
-            ),
-        }
+        format!(
+            "{name}: too small for microbatches of {tokens} tokens (needs {needed}, it has {limit}): leave it out, or \
+             on the coordinator {way_out}"
+        )
     }
 }

@@ -1,0 +1,122 @@
+//! `finetune eval`: scores a model, with its adapter or alone, on rows. The code that evaluates during a run computes
+//! the scores, with the options and the microbatches of the adapter's run, so that the same rows give the same loss.
+
+use super::adapter::{self, Loaded};
+use super::devices::{self, Need};
+use super::generate::{model_name, recipe_of, template_of};
+use super::opened;
+use super::options::groups::{self, class_weights, field_names, whole};
+use super::options::{Settings, yaml};
+use super::output::{RUN_FILE, run_of};
+use super::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
+use super::refusal::{Kind, Refusal};
+use super::run_file;
+use super::signals;
+use super::verb::Invocation;
+use crate::data::plan::{Plan, PlanOptions};
+use crate::data::{self, Corpus, LabelMap, Task};
+use crate::model::stage::Model;
+use crate::report::confusion;
+use crate::train::event::Eval;
+use crate::train::{Batches, Local, eval};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Options that decide what is computed: those of the adapter's run hold where nothing else is given.
+const AS_TRAINED: [&str; 4] = ["data-fields", "max-seq-len", "class-weights", "dtype"];
+
+/// Tokens of a microbatch, where no run says otherwise.
+const TOKENS: usize = 2048;
+
+/// Scores the rows of --data.
+pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
+    let paths: Vec<PathBuf> = inv.settings.list("data").iter().map(PathBuf::from).collect();
+    if paths.is_empty() {
+        return Err(Refusal::usage("no rows to evaluate on: give --data FILE, a folder, or - for stdin"));
+    }
+    let dir = inv.settings.text("adapter")?.map(PathBuf::from);
+    let tokens = dir.as_deref().map_or(Ok(TOKENS), |dir| as_trained(&mut inv.settings, dir))?;
+    let s = &inv.settings;
+    let chosen = devices::choose(&groups::devices(s)?)?;
+    let mut base = opened::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
+    let tokenizer = base.tokenizer(template_of(s, dir.as_deref())?.as_deref())?;
+    let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
+    let weights = class_weights(s)?;
+    check_weights(s, weights.as_deref(), &config)?;
+    let read = data::Options {
+        task: if config.labels.is_some() { Task::Classify } else { Task::Sft },
+        fields: field_names(s)?,
+        max_seq_len: whole(s, "max-seq-len", 2)?.unwrap_or(MAX_SEQ_LEN).min(config.longest_row()),
+        labels: config.labels.clone().map(|names| LabelMap { names }),
+        threads: whole(s, "threads", 1)?.unwrap_or(0),
+        ..data::Options::default()
+    };
+    let rows = data::load(&eval_files(&paths)?, &read, &tokenizer)?;
+    let mut model = devices::open(&chosen, (&config, &*base.files.tensors, &spec), weights, Need::SPEECH)?;
+    model.set_parameters(&flat)?;
+    let scores = scores(&mut *model, &rows, tokens)?;
+    say(inv, &scores, &rows)
+}
+
+/// Takes from the adapter's run what was not given; tokens of its microbatches.
+fn as_trained(s: &mut Settings, adapter: &Path) -> Result<usize, Refusal> {
+    let file = run_of(adapter).join(RUN_FILE);
+    let typed = if file.exists() { yaml::read(&file)? } else { Vec::new() };
+    for name in AS_TRAINED.iter().filter(|name| !s.is_given(name)).collect::<Vec<_>>() {
+        if let Some(of_run) = typed.iter().find(|t| t.key == name.replace('-', "_")) {
+            s.put(name, of_run.values.clone(), of_run.source.clone());
+        }
+    }
+    let tokens = run_file::fact(&file, "micro_batch_tokens").and_then(|tokens| tokens.parse().ok());
+    Ok(tokens.unwrap_or(TOKENS))
+}
+
+fn scores(model: &mut dyn Model, rows: &Corpus, tokens: usize) -> Result<Eval, Refusal> {
+    // Only its microbatches for eval are used: no step is taken.
+    let plan = Plan::new(
+        &rows.samples,
+        &PlanOptions {
+            batch_size: 1,
+            epochs: 1,
+            max_steps: None,
+            micro_batch_tokens: Some(tokens),
+            packing: true,
+            shuffle: false,
+            seed: 0,
+        },
+    );
+    let work = Batches::new(&rows.samples, &plan, Some(&rows.samples));
+    let scores = eval::evaluate(&mut Local::new(model, &signals::STOP), &work, 0, &mut |_| ())?;
+    scores.ok_or_else(|| Refusal::of(Kind::Saved, "stopped by a signal"))
+}
+
+fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {
+    let c = &rows.counts;
+    let labels = rows.labels.as_ref().map_or(&[][..], |l| &l.names);
+    if inv.json {
+        let line = json!({
+            "loss": e.eval_loss, "perplexity": e.perplexity, "rows": c.rows, "dropped": c.dropped,
+            "truncated": c.truncated, "tokens": c.tokens, "supervised": c.supervised, "accuracy": e.accuracy,
+            "macro_f1": e.macro_f1, "confusion": e.confusion, "labels": rows.labels.as_ref().map(|l| &l.names),
+        });
+        return inv.say(&line.to_string());
+    }
+    let mut line = format!("rows        {} read, {} tokens, {} supervised", c.rows, c.tokens, c.supervised);
+    if c.dropped > 0 {
+        line += &format!("; {} without anything to train on left out", c.dropped);
+    }
+    if c.truncated > 0 {
+        line += &format!("; {} cut at --max-seq-len", c.truncated);
+    }
+    inv.say(&line)?;
+    inv.say(&format!("loss        {:.4}", e.eval_loss))?;
+    if let Some(perplexity) = e.perplexity {
+        inv.say(&format!("perplexity  {perplexity:.3}"))?;
+    }
+    if let (Some(accuracy), Some(f1)) = (e.accuracy, e.macro_f1) {
+        inv.say(&format!("accuracy    {accuracy:.4}"))?;
+        inv.say(&format!("macro F1    {f1:.4}"))?;
+    }
+    let matrix = e.confusion.as_ref().map(|m| confusion::lines(labels, m)).unwrap_or_default();
+    matrix.iter().try_for_each(|line| inv.say(line))
+}

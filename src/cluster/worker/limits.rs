@@ -1,0 +1,65 @@
+//! What a lease may hold. The devices were opened for the manifest's longest microbatch and the model's positions; a
+//! larger lease is refused before memory is taken for it.
+
+use crate::cluster::message::Work;
+
+/// Most tokens of the leases of one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Of a microbatch, as the manifest says.
+    pub tokens: usize,
+    /// Of a row and of a prompt: the model's positions.
+    pub positions: usize,
+}
+
+impl Limits {
+    /// The error is one line: what is too long and what was agreed.
+    pub fn check(&self, work: &Work) -> Result<(), String> {
+        let Limits { tokens, positions } = *self;
+        let (what, long, limit, whose) = match work {
+            Work::Train(batch) | Work::Recheck(batch) | Work::Eval(batch) => {
+                let row =
+                    batch.bounds.windows(2).map(|b| b[1].saturating_sub(b[0]) as usize).max().unwrap_or(0);
+                match batch.ids.len() > tokens {
+                    true => ("a microbatch", batch.ids.len(), tokens, "the run's longest has"),
+                    false => ("a row", row, positions, "the model's positions are"),
+                }
+            }
+            Work::Prompt { ids, .. } => ("a prompt", ids.len(), positions, "the model's positions are"),
+        };
+        match long <= limit {
+            true => Ok(()),
+            false => Err(format!(
+                "the coordinator leased {what} of {long} tokens, {whose} {limit}: it does not keep to its own manifest; \
+                 use one release on both sides"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::stage::{Microbatch, Sampling, Targets};
+
+    fn check(work: Work, part: &str) {
+        let got = Limits { tokens: 64, positions: 32 }.check(&work).err().unwrap_or_default();
+        assert!(got.contains(part) && got.is_empty() == part.is_empty(), "{got:?}, not {part:?}");
+    }
+
+    #[test]
+    fn leases_beyond_manifest_or_model_are_refused() {
+        let batch = |bounds: &[u32]| {
+            let n = bounds.last().map_or(0, |n| *n as usize);
+            let (ids, targets) = (vec![1; n], Targets::Tokens(vec![1; n]));
+            Microbatch { step: 1, rows: vec![], ids, bounds: bounds.to_vec(), targets }
+        };
+        let prompt = |n: usize| Work::Prompt { ids: vec![1; n], sampling: Sampling::default() };
+        check(Work::Train(batch(&[0, 32, 64])), "");
+        check(Work::Eval(batch(&[0, 30, 65])), "a microbatch of 65 tokens, the run's longest has 64");
+        check(Work::Recheck(batch(&[0, 33, 64])), "a row of 33 tokens, the model's positions are 32");
+        check(Work::Train(batch(&[])), "");
+        check(prompt(32), "");
+        check(prompt(33), "a prompt of 33 tokens, the model's positions are 32");
+    }
+}

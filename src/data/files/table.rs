@@ -1,0 +1,84 @@
+//! Tables as text: .csv with commas, semicolons or tabs between its cells, whichever its header has most of, and .tsv.
+
+use super::lines::Lines;
+use super::{Flow, Raw, RawRow, Sink, endless, format_error};
+use crate::data::error::{DataError, Place};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+/// What may stand between cells, the likeliest first.
+const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
+
+/// What stands between the cells of a .csv or .tsv file; None for other files and those that cannot be read.
+pub fn delimiter(path: &Path) -> Option<&'static str> {
+    let kind = path.extension()?.to_str()?.to_lowercase();
+    if !["csv", "tsv"].contains(&kind.as_str()) {
+        return None;
+    }
+    let mut reader = BufReader::new(File::open(path).ok()?);
+    Some(match sniff(reader.fill_buf().ok()?) {
+        b';' => "semicolon",
+        b'\t' => "tab",
+        _ => "comma",
+    })
+}
+
+/// The delimiter that a header has most of, outside of quotes.
+fn sniff(text: &[u8]) -> u8 {
+    let (mut quoted, mut counts) = (false, [0u32; DELIMITERS.len()]);
+    for &byte in text {
+        match byte {
+            b'"' => quoted = !quoted,
+            b'\n' | b'\r' if !quoted => break,
+            _ if !quoted => DELIMITERS.iter().zip(&mut counts).for_each(|(d, n)| *n += u32::from(*d == byte)),
+            _ => {}
+        }
+    }
+    let most = counts.iter().max().copied().unwrap_or(0);
+    counts.iter().position(|n| *n == most).map_or(b',', |i| DELIMITERS[i])
+}
+
+/// A row is an object of its header's names; all cells are strings.
+pub fn read(opened: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
+    let lines = Lines::default();
+    let mut text = BufReader::with_capacity(1 << 16, lines.watch(opened));
+    let start = text.fill_buf().map_err(|source| DataError::File { file: file.to_owned(), source })?;
+    let delimiter = sniff(start);
+    let mut reader = csv::ReaderBuilder::new().flexible(false).delimiter(delimiter).from_reader(text);
+    let place = |at: Option<&csv::Position>| {
+        let line = at.map_or(0, |at| lines.line(at.byte()));
+        Place::Line { file: file.to_owned(), line }
+    };
+    let failed = |e: csv::Error| match e.position() {
+        _ if lines.exceeded() => endless(place(e.position())),
+        None => format_error(file, fault(&e)),
+        at => DataError::Row { place: place(at), reason: fault(&e) },
+    };
+    let header = reader.headers().map_err(failed)?.clone();
+    let names: Vec<&str> = header.iter().map(|n| n.trim_start_matches('\u{feff}')).collect();
+    let mut record = csv::StringRecord::new();
+    while reader.read_record(&mut record).map_err(failed)? {
+        lines.next_row();
+        let cell = |(name, text): (&&str, &str)| (name.to_string(), Value::from(text));
+        let row = names.iter().zip(record.iter()).map(cell).collect();
+        let raw = Raw::Value(Value::Object(row));
+        if sink(RawRow { place: place(record.position()), raw })? == Flow::Stop {
+            return Ok(Flow::Stop);
+        }
+    }
+    Ok(Flow::Continue)
+}
+
+/// What is wrong with a record, without its place.
+fn fault(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
+            "not a row of this table: the header has {expected_len} cells, the row {len}: put quotes around text \
+             that holds commas, semicolons, tabs or line breaks"
+        ),
+        csv::ErrorKind::Utf8 { .. } => "not a row of this table: the file must be text in UTF-8".into(),
+        _ => format!("not a row of this table: {error}"),
+    }
+}

@@ -1,0 +1,77 @@
+//! The turns of a conversation: what a message must have, and ShareGPT's turns as messages.
+
+use super::{Chat, kind};
+use serde_json::{Value, json};
+
+impl Chat {
+    /// What to say of a conversation without a turn of the assistant; None where there is one.
+    pub fn unanswered(&self) -> Option<String> {
+        let mut roles: Vec<&str> = Vec::new();
+        for message in self.messages.as_array().into_iter().flatten() {
+            let role = message.get("role").and_then(Value::as_str).unwrap_or("none");
+            if !roles.contains(&role) {
+                roles.push(role);
+            }
+        }
+        let named = roles.join(", ");
+        let what = "no message has the role assistant";
+        (!roles.contains(&"assistant"))
+            .then(|| format!("{what} (the roles are {named}): rename them to user and assistant"))
+    }
+}
+
+/// Refuses what is no list of messages with roles.
+pub fn check(messages: Value) -> Result<Value, String> {
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        return Err("a conversation must have at least one message".into());
+    }
+    for (i, message) in list.iter().enumerate() {
+        let at = i + 1;
+        if !message.is_object() {
+            return Err(format!(
+                "message {at} must be an object with role and content, it is {}",
+                kind(message)
+            ));
+        }
+        if message.get("role").and_then(Value::as_str).is_none() {
+            return Err(format!("message {at} has no role"));
+        }
+    }
+    Ok(messages)
+}
+
+/// One turn of ShareGPT, under the role names that templates know.
+pub fn sharegpt(turn: &Value) -> Result<Value, String> {
+    if turn.get("role").is_some() {
+        return Ok(turn.clone());
+    }
+    let from = turn.get("from").and_then(Value::as_str).ok_or("a turn of `conversations` has no `from`")?;
+    let value = turn.get("value").ok_or("a turn of `conversations` has no `value`")?;
+    let role = match from {
+        "human" | "user" => "user",
+        "gpt" | "assistant" | "chatgpt" | "bot" | "model" => "assistant",
+        "system" => "system",
+        "tool" | "observation" | "function_response" | "tool_response" => "tool",
+        "function_call" | "tool_call" => return function_call(value),
+        other => {
+            return Err(format!(
+                "unknown speaker `{other}`: known are human, gpt, system, tool, function_call"
+            ));
+        }
+    };
+    Ok(json!({"role": role, "content": value}))
+}
+
+/// A call written as JSON in the turn's text becomes the `tool_calls` of an assistant turn.
+fn function_call(value: &Value) -> Result<Value, String> {
+    let parsed = match value {
+        Value::String(s) => {
+            serde_json::from_str(s).map_err(|e| format!("a function_call is not JSON: {e}"))?
+        }
+        other => other.clone(),
+    };
+    let calls = if let Value::Array(list) = parsed { list } else { vec![parsed] };
+    let calls: Vec<Value> = calls.into_iter().map(|c| json!({"type": "function", "function": c})).collect();
+    Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
+}

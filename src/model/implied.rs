@@ -1,0 +1,59 @@
+//! The weights that a configuration implies, where there is no file that has them: what is known of a model without
+//! reading it, and nothing else.
+
+use super::config::Config;
+use super::layout::module_path;
+use super::lora::MODULES;
+use crate::numeric::block::Encoding;
+use crate::numeric::dtype::Dtype;
+use crate::numeric::tensor::{About, Tensor, Tensors};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Names and shapes of a model's matrices, and the type of their numbers.
+pub struct Implied {
+    shapes: BTreeMap<String, Vec<usize>>,
+    /// The type that config.json names; bf16 where it names none.
+    pub dtype: Dtype,
+}
+
+impl Implied {
+    /// Of a model of that shape, whose config.json is `json`.
+    pub fn of(config: &Config, json: &Value) -> Self {
+        let mut shapes = BTreeMap::new();
+        for layer in 0..config.layers {
+            for module in MODULES {
+                if let Some((rows, cols)) = config.projection(module) {
+                    shapes.insert(format!("model.{}.weight", module_path(layer, module)), vec![rows, cols]);
+                }
+            }
+        }
+        let vocabulary = vec![config.vocab, config.hidden];
+        shapes.insert("model.embed_tokens.weight".into(), vocabulary.clone());
+        if !config.tied {
+            shapes.insert("lm_head.weight".into(), vocabulary);
+        }
+        let named = json["dtype"].as_str().or_else(|| json["torch_dtype"].as_str());
+        let dtype = match named {
+            Some("float32") => Dtype::F32,
+            Some("float16") => Dtype::F16,
+            _ => Dtype::Bf16,
+        };
+        Implied { shapes, dtype }
+    }
+}
+
+impl Tensors for Implied {
+    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+        Err(format!("{name}: the weights are not here"))
+    }
+
+    fn about(&self, name: &str) -> Result<Option<About>, String> {
+        let encoding = Encoding::Plain(self.dtype);
+        Ok(self.shapes.get(name).map(|shape| About { shape: shape.clone(), encoding }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.shapes.keys().cloned().collect()
+    }
+}

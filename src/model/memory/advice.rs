@@ -1,0 +1,125 @@
+//! What fits where a run does not: every way is found by the estimate that refused the run, so that a run that takes the
+//! advice is not refused.
+
+use super::{Estimate, Load, estimate, size};
+use crate::model::decoder::Keep;
+use crate::model::lora::LoraSpec;
+use crate::model::weights::ModelError;
+
+/// The modules that LoRA was first trained on, and the fewest that are common.
+const FEWEST: [&str; 2] = ["q_proj", "v_proj"];
+
+/// The most frugal policy, and what it takes.
+pub fn least(load: Load) -> (Keep, Estimate) {
+    let ways = frugal(load).map(|keep| (keep, estimate(load, keep)));
+    let shapes = (Keep::Inputs, estimate(load, Keep::Inputs));
+    ways.fold(shapes, |least, way| if way.1.total() < least.1.total() { way } else { least })
+}
+
+/// The policies of which one takes the least.
+fn frugal(load: Load) -> impl Iterator<Item = Keep> {
+    // What blocks were measured with may be more frugal than what shapes say of the most frugal way. And where the head
+    // takes less than a block, what one block keeps costs nothing: the first block that is computed again takes it anyway.
+    let measured = load.measured.map(|fit| fit.keep(load.config.layers));
+    measured.into_iter().chain([Keep::Inputs, Keep::Parts([0, 0, 1])])
+}
+
+/// The longest microbatch that stays within `limit` bytes with the most frugal policy; 0 where none does.
+pub fn largest(load: Load, limit: u64) -> usize {
+    most(load.tokens.max(1), |tokens| least(Load { tokens, ..load }).1.total() <= limit)
+}
+
+/// The largest number up to `top` for which `fits`, which holds for all numbers below one for which it holds; else 0.
+fn most(top: usize, fits: impl Fn(usize) -> bool) -> usize {
+    if fits(top) {
+        return top;
+    }
+    let (mut low, mut high) = (0, top);
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+/// Says what it would take, and what fits.
+pub(super) fn too_little(load: Load, limit: u64) -> ModelError {
+    let needed = least(load).1.total();
+    let more = format!("--memory-limit {} where there is as much", typed(needed));
+    let mut ways = ways(load, limit);
+    let way_out = if ways.is_empty() {
+        let what = if load.weights > limit {
+            "the weights alone do not fit"
+        } else {
+            "no adapter fits beside the weights"
+        };
+        // Where it is known what it takes in NF4, that does not fit either.
+        let known = load.quantised || load.nf4.is_some();
+        let smaller = if known { "a smaller base" } else { "a smaller or a quantised base" };
+        format!("{what}: choose {smaller}, or use {more}")
+    } else {
+        ways.push(more);
+        format!("use {}", ways.join(", or "))
+    };
+    ModelError::Memory { needed, limit, way_out }
+}
+
+/// Options that make it fit, each by itself; where none does, all that an adapter can save at once.
+fn ways(load: Load, limit: u64) -> Vec<String> {
+    let mut ways = Vec::new();
+    // What was measured was measured of this adapter.
+    let shapes = Load { measured: None, ..load };
+    let with = |rank: usize| LoraSpec { rank, ..load.lora.clone() };
+    let fits = |load: Load| least(load).1.total() <= limit;
+    match largest(load, limit) {
+        0 => {}
+        // A power of two, as the default is one: people compare runs.
+        most => ways.push(tokens(1 << most.ilog2())),
+    }
+    match most(load.lora.rank, |rank| fits(Load { lora: &with(rank), ..shapes })) {
+        0 => {}
+        rank if rank < load.lora.rank => ways.push(format!("--rank {rank}")),
+        _ => {}
+    }
+    let fewest = fewest(load.lora);
+    if let Some(lora) = fewest.as_ref().filter(|lora| fits(Load { lora, ..shapes })) {
+        ways.push(format!("--target-modules {}", lora.targets.join(",")));
+    }
+    if load.nf4.is_some_and(|weights| fits(Load { weights, ..shapes })) {
+        ways.push("--quantize nf4".into());
+    }
+    if ways.is_empty() {
+        let lora = LoraSpec { rank: 1, ..fewest.unwrap_or_else(|| load.lora.clone()) };
+        let modules = lora.targets.join(",");
+        match largest(Load { lora: &lora, ..shapes }, limit) {
+            0 => {}
+            most => ways.push(format!("--rank 1 --target-modules {modules} {}", tokens(1 << most.ilog2()))),
+        }
+    }
+    if ways.is_empty()
+        && let Some(weights) = load.nf4
+    {
+        let smaller = self::ways(Load { weights, nf4: None, ..shapes }, limit);
+        ways.extend(smaller.into_iter().map(|way| format!("--quantize nf4 {way}")));
+    }
+    ways
+}
+
+/// The same adapter on the fewest modules, where it is on more.
+fn fewest(lora: &LoraSpec) -> Option<LoraSpec> {
+    let has = FEWEST.iter().all(|name| lora.targets.iter().any(|target| target == name));
+    let targets = FEWEST.map(str::to_owned).to_vec();
+    (has && lora.targets.len() > FEWEST.len()).then(|| LoraSpec { targets, ..lora.clone() })
+}
+
+fn tokens(most: usize) -> String {
+    format!("--micro-batch-tokens {most} (and --max-seq-len no longer)")
+}
+
+/// As --memory-limit takes it, not less than `bytes`: `7.01GB`.
+fn typed(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000_000 => size(bytes).replace(' ', ""),
+        _ => format!("{:.2}GB", bytes.div_ceil(10_000_000) as f64 / 100.0),
+    }
+}

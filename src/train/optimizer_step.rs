@@ -1,0 +1,195 @@
+//! The end of a step, in place: from its sums to the next parameters and moments. Nothing is written before it is known
+//! that every next parameter is finite: the update is computed once without storing anything, and then again. Memory is
+//! dearer than arithmetic here: the mean gradient is never held as a whole, and nothing is held twice.
+//!
+//! What [`Sums::mean`], [`optim::norm`], [`optim::clip`] and [`optim::AdamW::update`] do one after the other is done
+//! block by block, in the same order within a block and the same order of blocks: the bits are the same.
+
+use super::checkpoint::State;
+use super::optim::{self, BLOCK, Scalars};
+use super::sum::Sums;
+use crate::numeric::fixed::CELL;
+use rayon::prelude::*;
+
+/// Values that are handed on at a time while the next are computed.
+const STRETCH: usize = 8 * CELL;
+
+/// Takes stretches of the next parameters in order, each with the position of its first value.
+pub type Made<'a> = &'a mut dyn FnMut(usize, &[f32]);
+
+/// Means of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Means {
+    /// Loss over weight.
+    pub loss: f64,
+    /// L2 norm of the mean gradient, before clipping.
+    pub grad_norm: f64,
+}
+
+impl Means {
+    /// The means of `sums`.
+    pub fn of(sums: &Sums) -> Self {
+        let blocks = (0..sums.len().div_ceil(BLOCK)).into_par_iter().map(|index| {
+            let at = index * BLOCK;
+            let mut mean = [0.0; BLOCK];
+            let mean = &mut mean[..BLOCK.min(sums.len() - at)];
+            sums.mean_of(at / CELL, at % CELL, mean);
+            optim::squares(mean)
+        });
+        let squares: Vec<f64> = blocks.collect();
+        Means { loss: sums.mean_loss(), grad_norm: squares.iter().sum::<f64>().sqrt() }
+    }
+}
+
+/// What turns a sum into an update.
+struct Update<'a> {
+    sums: &'a Sums,
+    clip: Option<f32>,
+    scalars: Scalars,
+}
+
+impl Update<'_> {
+    /// The clipped mean gradient of a block of `len` values from `at` on.
+    fn gradient<'b>(&self, at: usize, len: usize, block: &'b mut [f32; BLOCK]) -> &'b [f32] {
+        let gradient = &mut block[..len];
+        self.sums.mean_of(at / CELL, at % CELL, gradient);
+        if let Some(c) = self.clip {
+            gradient.iter_mut().for_each(|g| *g *= c);
+        }
+        gradient
+    }
+
+    /// The first next parameter that is not finite, with its position.
+    fn not_finite(&self, state: &State) -> Option<(usize, f32)> {
+        let moments =
+            state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
+        let blocks = state.parameters.par_chunks(BLOCK).zip(moments).enumerate();
+        let bad = |(index, (p, (m, v))): (usize, (&[f32], (&[f32], &[f32])))| {
+            let (at, mut block) = (index * BLOCK, [0.0; BLOCK]);
+            let gradient = self.gradient(at, p.len(), &mut block);
+            optim::not_finite(&self.scalars, gradient, (p, m, v)).map(|(i, value)| (at + i, value))
+        };
+        blocks.find_map_first(bad)
+    }
+
+    /// Updates a stretch that begins at `from`.
+    fn store(&self, from: usize, (p, m, v): (&mut [f32], &mut [f32], &mut [f32])) {
+        let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
+        p.par_chunks_mut(BLOCK).zip(moments).enumerate().for_each(|(index, (p, moments))| {
+            let mut block = [0.0; BLOCK];
+            let gradient = self.gradient(from + index * BLOCK, p.len(), &mut block);
+            optim::block(&self.scalars, p, gradient, moments);
+        });
+    }
+}
+
+/// Takes a step at `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates parameters and
+/// moments. The error is the position and the value of the first next parameter that is not finite; then `state` is as
+/// it was and `made` was not called. `made` is called on this thread, with one stretch while the next is computed.
+pub fn update(
+    state: &mut State,
+    sums: &Sums,
+    (grad_norm, rate): (f64, f64),
+    made: Made,
+) -> Result<(), (usize, f32)> {
+    assert_eq!(sums.len(), state.parameters.len(), "one layout");
+    let clip = optim::coefficient(grad_norm, state.optimizer.options().max_grad_norm);
+    let scalars = state.optimizer.scalars(state.optimizer.step + 1, rate);
+    let update = Update { sums, clip, scalars };
+    if let Some(bad) = update.not_finite(state) {
+        return Err(bad);
+    }
+    state.step += 1;
+    state.optimizer.step += 1;
+    let (exp_avg, exp_avg_sq) = (&mut state.optimizer.exp_avg, &mut state.optimizer.exp_avg_sq);
+    let moments = exp_avg.chunks_mut(STRETCH).zip(exp_avg_sq.chunks_mut(STRETCH));
+    let stretches = state.parameters.chunks_mut(STRETCH).zip(moments).enumerate();
+    let mut ready: Option<(usize, &[f32])> = None;
+    for (from, (p, (m, v))) in stretches.map(|(index, all)| (index * STRETCH, all)) {
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| update.store(from, (&mut *p, m, v)));
+            ready.take().into_iter().for_each(|(from, values)| made(from, values));
+        });
+        ready = Some((from, p));
+    }
+    ready.into_iter().for_each(|(from, values)| made(from, values));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::fixed;
+    use crate::numeric::rng::Stream;
+    use crate::train::optim::Options;
+
+    fn draw(seed: u64, len: usize) -> Vec<f32> {
+        let mut draws = Stream::new(&[seed]);
+        (0..len).map(|_| (draws.unit() - 0.5) * 2f32.powi(draws.below(20) as i32 - 12)).collect()
+    }
+
+    /// On any number of threads the passes give the bits of the four operations that they stand for.
+    #[test]
+    fn a_step_in_place_has_the_bits_of_mean_norm_clip_and_update() {
+        for len in
+            [0usize, 1, BLOCK - 1, BLOCK, CELL, CELL + BLOCK + 3, 2 * CELL + 5, STRETCH + 1, 2 * STRETCH + 9]
+        {
+            for (max_grad_norm, weight_decay) in [(1.0, 0.0), (0.0, 0.1), (1e9, 0.01)] {
+                for threads in [1, 3] {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                    pool.install(|| {
+                        check(len, Options { max_grad_norm, weight_decay, ..Options::default() })
+                    });
+                }
+            }
+        }
+    }
+
+    fn check(len: usize, options: Options) {
+        let mut slow = State::new(draw(1, len), options);
+        let mut fast = slow.clone();
+        for step in 1..4u64 {
+            let mut sums = Sums::new(len);
+            for i in 0..3 {
+                sums.add_gradient(&draw(10 * step + i, len), fixed::cap(3)).unwrap();
+            }
+            let (loss, weight) = (77 << 40, (13 * i128::from(step)) << 40);
+            sums.set_scalars(crate::train::sum::Scalars { loss, weight, targets: 3 });
+
+            let mut mean = sums.mean();
+            let norm = optim::norm(&mean.gradient);
+            optim::clip(&mut mean.gradient, norm, options.max_grad_norm);
+            slow.optimizer.update(&mut slow.parameters, &mean.gradient, 1e-3);
+            slow.step += 1;
+
+            let means = Means::of(&sums);
+            assert_eq!(means, Means { loss: mean.loss, grad_norm: norm });
+            let mut made: Vec<f32> = Vec::new();
+            let mut see = |at: usize, stretch: &[f32]| {
+                assert_eq!(at, made.len(), "in order");
+                made.extend_from_slice(stretch);
+            };
+            update(&mut fast, &sums, (means.grad_norm, 1e-3), &mut see).unwrap();
+            assert!(made == fast.parameters, "all of them are shown");
+            assert_eq!(bits(&slow), bits(&fast), "{len} values, {options:?}");
+        }
+    }
+
+    fn bits(state: &State) -> (u64, u64, Vec<u32>) {
+        let all = [&state.parameters, &state.optimizer.exp_avg, &state.optimizer.exp_avg_sq];
+        (state.step, state.optimizer.step, all.into_iter().flatten().map(|v| v.to_bits()).collect())
+    }
+
+    #[test]
+    fn the_first_parameter_that_is_not_finite_is_named_and_the_state_stays() {
+        let mut state = State::new(draw(1, 3 * BLOCK), Options::default());
+        (state.parameters[BLOCK + 7], state.parameters[2 * BLOCK]) = (f32::INFINITY, f32::NAN);
+        let before = state.clone();
+        let mut sums = Sums::new(3 * BLOCK);
+        sums.set_scalars(crate::train::sum::Scalars { weight: 1 << 40, ..Default::default() });
+        let shown = &mut |_, _: &[f32]| panic!("nothing is shown");
+        let updated = update(&mut state, &sums, (Means::of(&sums).grad_norm, 1e-3), shown);
+        assert_eq!(updated, Err((BLOCK + 7, f32::INFINITY)));
+        assert_eq!(bits(&state), bits(&before));
+    }
+}

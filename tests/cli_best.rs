@@ -1,0 +1,81 @@
+//! Which of its adapters a run keeps, when it ends early, and how often it looks.
+
+mod cli_fixture;
+
+use cli_fixture::{Bench, rows, stderr};
+use serde_json::Value;
+
+const ADAPTER: &str = "adapter_model.safetensors";
+
+#[track_caller]
+fn same_adapter(b: &Bench, one: &str, other: &str) {
+    let read = |dir: &str| b.read(&format!("{dir}/{ADAPTER}"));
+    assert!(read(one) == read(other), "{one} and {other} hold different adapters");
+}
+
+/// The best evaluation is that of step 2; the run ends after two more.
+#[test]
+fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
+    let b = Bench::new();
+    b.file("many.jsonl", &rows(240));
+    let run = "demo --data many.jsonl --eval-data rows.jsonl --batch-size 24 --rank 4 --learning-rate 0.02 \
+               --keep-best --early-stopping 2 --save-total-limit 1 --threads 2";
+    let out = b.run(&format!("{run} --max-steps 12 --eval-steps 2 -o out"));
+    let said = stderr(&out);
+    assert!(out.status.success(), "{said}");
+    let early = "ended early after step 6: 2 evals in a row were no better than that of step 2 (loss ";
+    for part in [early, "\nbest     eval ", " at step 2: the adapter is that of step 2\n"] {
+        assert!(said.contains(part), "{part}\n{said}");
+    }
+    same_adapter(&b, "out", "out/checkpoint-2");
+    assert_ne!(b.read(&format!("out/{ADAPTER}")), b.read(&format!("out/checkpoint-6/{ADAPTER}")));
+    let text = |name: &str| String::from_utf8(b.read(&format!("out/{name}"))).unwrap();
+    for (name, part) in [
+        ("README.md", " after step 2 of 12, the best of the run\n"),
+        ("metrics.jsonl", r#"{"event":"best","step":2,"metric":"loss","value":"#),
+        ("metrics.jsonl", r#"{"event":"early","step":6,"evals":2}"#),
+        ("report.html", " at step 2"),
+        ("report.html", early),
+        ("run.yaml", "  eval_steps: 2  # flag\n"),
+    ] {
+        assert!(text(name).contains(part), "{part} in {name}");
+    }
+    // It is finished; in another folder, it takes the best adapter along.
+    let again = b.run("--resume=out");
+    assert!(again.status.success() && stderr(&again).contains(early), "{}", stderr(&again));
+    same_adapter(&b, "out", "out/checkpoint-2");
+    b.ok("--resume=out -o moved -q");
+    same_adapter(&b, "moved", "out/checkpoint-2");
+    same_adapter(&b, "moved", "moved/checkpoint-2");
+}
+
+/// Steps after which the model was scored.
+fn evals(b: &Bench, out: &str) -> Vec<u64> {
+    let text = String::from_utf8(b.read(&format!("{out}/metrics.jsonl"))).unwrap();
+    let events = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    events.filter(|e| e["event"] == "eval").map(|e| e["step"].as_u64().unwrap()).collect()
+}
+
+/// 240 rows are an epoch of ten steps.
+#[test]
+fn evals_and_checkpoints_come_by_epochs_and_shares() {
+    let b = Bench::new();
+    b.file("many.jsonl", &rows(240));
+    let plain = "demo --data many.jsonl --eval-data eval.jsonl --batch-size 24 --rank 4 -q";
+    for (every, max, want) in [
+        ("25%", 12, vec![0, 3, 6, 9, 12]),
+        ("0.25", 12, vec![0, 3, 6, 9, 12]),
+        ("epoch", 12, vec![0, 10, 12]),
+        ("epoch/4", 10, vec![0, 3, 6, 9, 10]),
+    ] {
+        b.ok(&format!(
+            "{plain} --max-steps {max} --eval-steps {every} --save-steps {every} --overwrite -o often"
+        ));
+        assert_eq!(evals(&b, "often"), want, "{every}");
+        for step in &want[1..] {
+            assert!(b.path(&format!("often/checkpoint-{step}")).is_dir(), "{every}: {step}");
+        }
+        let yaml = String::from_utf8(b.read("often/run.yaml")).unwrap();
+        assert!(yaml.contains(&format!("  eval_steps: {every}  # flag\n")), "{yaml}");
+    }
+}

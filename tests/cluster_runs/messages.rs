@@ -1,0 +1,97 @@
+//! A worker that has the token and says every kind of message at the wrong time, cut short, again and again, and with
+//! numbers at the edges of their types. Each such worker is taken out, the coordinator keeps its memory and says nothing
+//! that a terminal would obey, and the run ends with the bytes of one process.
+
+use crate::every_message::{at_the_edges, from_worker};
+use crate::fleet::{Fleet, RUN};
+use crate::hostile::Enemy;
+use finetune::cluster::link::encode;
+use finetune::cluster::message::ToCoordinator;
+use std::collections::BTreeMap;
+
+/// Of all messages with a number at an edge, every one that comes after so many others is said.
+const STRIDE: usize = 7;
+/// More memory than this is not needed for any of it.
+const ROOM: u64 = 100 << 20;
+
+/// What a worker has done before it says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Nothing,
+    Greeted,
+    Leased,
+}
+
+struct Case {
+    stage: Stage,
+    what: String,
+    frames: Vec<Vec<u8>>,
+}
+
+/// Whether it is an end of the run that a worker may bring about: a bad value in what it holds.
+fn is_a_halt(message: &ToCoordinator) -> bool {
+    matches!(message, ToCoordinator::Fault { .. })
+}
+
+fn cases() -> Vec<Case> {
+    let (mut cases, mut edges) = (Vec::new(), 0);
+    for message in from_worker() {
+        let frame = encode(&message).unwrap().whole().to_vec();
+        for stage in [Stage::Nothing, Stage::Greeted, Stage::Leased] {
+            let mut case =
+                |what: &str, frames| cases.push(Case { stage, what: format!("{what} {message:?}"), frames });
+            case("said", vec![frame.clone()]);
+            match stage {
+                Stage::Nothing => case("cut short", vec![frame[..frame.len() / 2].to_vec()]),
+                Stage::Greeted => case("said again and again", vec![frame.clone(); 50]),
+                Stage::Leased => case("too long", vec![[&frame[..], &[0]].concat()]),
+            }
+            if stage != Stage::Nothing && !is_a_halt(&message) {
+                for bytes in at_the_edges(&message) {
+                    edges += 1;
+                    if edges % STRIDE == 0 {
+                        case("at an edge", vec![bytes.to_vec()]);
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn every_message_at_the_wrong_time_changes_no_byte() {
+    let run = format!("{RUN} --max-steps 4");
+    let mut fleet = Fleet::new();
+    let alone = fleet.alone(&run);
+    fleet.coordinator(&format!("{run} --expect-workers 1"));
+    fleet.listens();
+    let (mut counts, before) = (BTreeMap::new(), fleet.resident("coordinator"));
+    for case in cases() {
+        let mut enemy = Enemy::new(fleet.at());
+        match case.stage {
+            Stage::Nothing => {}
+            Stage::Greeted => enemy.greets(),
+            Stage::Leased => drop(enemy.leased()),
+        }
+        let taken = case.frames.into_iter().all(|frame| enemy.send(frame));
+        // Whatever was made of that: this is no message, and ends the conversation.
+        let _ = taken && enemy.send(vec![0xff; 9]);
+        enemy.last_word();
+        let ended = fleet.ended("coordinator");
+        assert!(ended.is_none(), "{:?} {}: the run ended {ended:?}\n{}", case.stage, case.what, fleet.all());
+        *counts.entry(case.stage).or_insert(0) += 1;
+    }
+    let grown = fleet.resident("coordinator").saturating_sub(before);
+    assert!(grown < ROOM, "{grown} bytes more");
+    println!("{counts:?}, {} KiB more", grown >> 10);
+    fleet.worker("honest", "--threads 1");
+    fleet.all_end(&["coordinator", "honest"], 0);
+    assert!(fleet.adapter("out") == alone, "{}", fleet.all());
+    let said = fleet.said("coordinator");
+    let obeyed = said.chars().find(|c| c.is_control() && !matches!(c, '\n' | '\t'));
+    assert_eq!(obeyed, None, "a worker's text moves the terminal\n{said}");
+    for part in ["internal error", "panicked", "\nerror:"] {
+        assert!(!said.contains(part), "{part:?}\n{said}");
+    }
+}

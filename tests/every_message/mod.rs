@@ -1,0 +1,217 @@
+//! Every kind of message that coordinators and workers say to each other, and what becomes of each where numbers in it
+//! stand at the edges of their types. Whoever adds a kind to the protocol is made to add it here.
+#![allow(dead_code)] // Each test uses a part.
+
+use bytes::Bytes;
+use finetune::cluster::link::codec::Bulky;
+use finetune::cluster::link::{decode, encode};
+use finetune::cluster::message::{
+    Bye, Device, Hello, Lease, Manifest, ModelFile, PROTOCOL, Packed, ToCoordinator, ToWorker, Trials,
+    Trouble, Work,
+};
+use finetune::model::lora::LoraSpec;
+use finetune::model::stage::{LossSums, Microbatch, Sampling, Targets, Traffic};
+use finetune::numeric::REVISION;
+use finetune::train::event::Link;
+use serde::{Serialize, de::DeserializeOwned};
+
+/// A lease that nobody has given.
+const LEASE: u64 = 77_777;
+
+/// Kinds of [`ToCoordinator`]. The match is what makes a new kind a compile error here.
+fn kinds_from_worker(message: &ToCoordinator) -> usize {
+    use ToCoordinator::*;
+    match message {
+        Hello(_)
+        | Fetch { .. }
+        | Ready { .. }
+        | Ask { .. }
+        | Announce { .. }
+        | SumPiece { .. }
+        | Sum { .. }
+        | Score { .. }
+        | Answer { .. }
+        | Stopped { .. }
+        | Fault { .. }
+        | Fallback { .. }
+        | Pong { .. }
+        | Leave { .. }
+        | Measured { .. } => 15,
+    }
+}
+
+/// Kinds of [`ToWorker`].
+fn kinds_from_coordinator(message: &ToWorker) -> usize {
+    use ToWorker::*;
+    match message {
+        Welcome(_)
+        | Piece { .. }
+        | ParametersPiece { .. }
+        | Parameters { .. }
+        | Lease(_)
+        | Grant { .. }
+        | Deny { .. }
+        | Cancel { .. }
+        | Flush { .. }
+        | SumTaken { .. }
+        | Ping { .. }
+        | Bye(_) => 12,
+    }
+}
+
+pub fn hello() -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        version: "0".into(),
+        numerics: REVISION,
+        identity: [9; 16],
+        name: "enemy".into(),
+        model: Some("ff".into()),
+        options: vec![("rank".into(), "4".into())],
+        before: Some(("run".into(), 1)),
+    }
+}
+
+fn device(name: &str) -> Device {
+    Device { name: name.into(), class: "enemy".into() }
+}
+
+/// At least one of every kind that a worker says.
+pub fn from_worker() -> Vec<ToCoordinator> {
+    let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2] };
+    let fixed = Packed::Fixed(vec![255; 70].into());
+    let link = Link { bandwidth: f64::NAN, round_trip: -1.0 };
+    let all = vec![
+        ToCoordinator::Hello(hello()),
+        ToCoordinator::Fetch { file: 1, offset: 3, len: 5 },
+        ToCoordinator::Ready { devices: vec![device("cpu 0")], refused: vec!["no".into()] },
+        ToCoordinator::Ask { device: 3, room: 2 },
+        ToCoordinator::Announce { lease: LEASE, parameters: [1; 32], micros: 1, memory: 1 },
+        ToCoordinator::SumPiece { sum: 1, offset: 64, len: 9, packed: fixed },
+        ToCoordinator::SumPiece { sum: 1, offset: 0, len: 4, packed: Packed::Single(vec![0xff; 16].into()) },
+        ToCoordinator::Sum {
+            sum: 1,
+            step: 1,
+            leases: vec![LEASE, LEASE + 1],
+            loss: 3,
+            weight: 3,
+            targets: 2,
+            parameters: [1; 32],
+            traffic: Traffic::default(),
+        },
+        ToCoordinator::Score { lease: LEASE, sums, parameters: [1; 32], micros: 1 },
+        ToCoordinator::Answer { lease: LEASE, ids: vec![1, 2], parameters: [1; 32] },
+        ToCoordinator::Stopped { lease: LEASE, micros: 1 },
+        ToCoordinator::Fault {
+            lease: LEASE,
+            fault: Trouble::Device { reason: "\u{1b}[2J\nerror: x".into() },
+        },
+        ToCoordinator::Fault {
+            lease: LEASE,
+            fault: Trouble::Value { tensor: "t\n".into(), value: f64::NAN },
+        },
+        ToCoordinator::Fallback { device: 3, now: device("\u{1b}[2J"), reason: "r\nr".into() },
+        ToCoordinator::Pong { number: 3 },
+        ToCoordinator::Leave { reason: "\u{1b}]0;x\u{7}\nerror: fake".into() },
+        ToCoordinator::Measured { devices: vec![Trials::default()], link: Some(link) },
+    ];
+    assert!(all.len() >= kinds_from_worker(&all[0]));
+    all
+}
+
+pub fn manifest() -> Manifest {
+    Manifest {
+        run: "run".into(),
+        epoch: 1,
+        name: "worker".into(),
+        model: "demo".into(),
+        model_hash: "0123456789abcdef".into(),
+        files: vec![ModelFile { name: "config.json".into(), size: 3, hash: [3; 32] }],
+        labels: Some(vec!["a".into(), "b".into()]),
+        class_weights: Some(vec![1.0, f32::NAN]),
+        quantize: None,
+        lora: LoraSpec {
+            rank: 4,
+            alpha: 8.0,
+            rslora: false,
+            dropout: 0.1,
+            targets: vec!["q_proj".into()],
+            seed: 7,
+        },
+        parameters: 10,
+        layout: [1; 32],
+        tokens: 64,
+        dtype: None,
+        fraction_bits: finetune::numeric::fixed::FRACTION_BITS,
+        steps: 4,
+        silence_millis: 5000,
+    }
+}
+
+pub fn microbatch() -> Microbatch {
+    Microbatch {
+        step: 1,
+        rows: vec![2, 3],
+        ids: vec![5; 8],
+        bounds: vec![0, 3, 8],
+        targets: Targets::Tokens(vec![5; 8]),
+    }
+}
+
+fn leased(work: Work) -> ToWorker {
+    ToWorker::Lease(Box::new(Lease { lease: LEASE, device: 0, after: 0, of: 2, work }))
+}
+
+/// At least one of every kind that a coordinator says.
+pub fn from_coordinator() -> Vec<ToWorker> {
+    let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
+    let reason = || "\u{1b}[2J\nerror: fake".to_string();
+    let labelled = Microbatch { targets: Targets::Labels(vec![0, 9]), ..microbatch() };
+    let all = vec![
+        ToWorker::Welcome(Box::new(manifest())),
+        ToWorker::Piece { file: 0, offset: 0, bytes: vec![1; 9].into() },
+        ToWorker::ParametersPiece { step: 0, offset: 0, bytes: vec![0xff; 12].into() },
+        ToWorker::Parameters { step: 0, hash: [1; 32] },
+        leased(Work::Train(microbatch())),
+        leased(Work::Train(labelled)),
+        leased(Work::Recheck(microbatch())),
+        leased(Work::Eval(microbatch())),
+        leased(Work::Prompt { ids: vec![1, 2], sampling }),
+        ToWorker::Grant { lease: LEASE },
+        ToWorker::Deny { lease: LEASE },
+        ToWorker::Cancel { lease: LEASE },
+        ToWorker::Flush { step: 1 },
+        ToWorker::SumTaken { sum: 1 },
+        ToWorker::Ping { number: 1 },
+        ToWorker::Bye(Bye::Done),
+        ToWorker::Bye(Bye::Later { reason: reason() }),
+        ToWorker::Bye(Bye::Halted { reason: reason() }),
+        ToWorker::Bye(Bye::Refused { reason: reason() }),
+        ToWorker::Bye(Bye::Out { reason: reason(), again: true }),
+    ];
+    assert!(all.len() >= kinds_from_coordinator(&all[0]));
+    all
+}
+
+/// The largest u16, u32, u64 and 0 as postcard writes them.
+pub const EDGES: [&[u8]; 4] = [
+    &[0xff, 0xff, 0x03],
+    &[0xff, 0xff, 0xff, 0xff, 0x0f],
+    &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
+    &[0],
+];
+
+/// The same message with one number in it at an edge: at every place, whatever of that is a message still.
+pub fn at_the_edges<M: Serialize + DeserializeOwned + Bulky>(message: &M) -> Vec<Bytes> {
+    let whole = encode(message).unwrap().whole();
+    let mut out: Vec<Bytes> = Vec::new();
+    for at in 1..whole.len().min(200) {
+        for edge in EDGES {
+            let bytes: Bytes = [&whole[..at], edge, &whole[at + 1..]].concat().into();
+            if bytes != whole && decode::<M>(&bytes).is_ok() {
+                out.push(bytes);
+            }
+        }
+    }
+    out
+}

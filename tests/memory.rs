@@ -1,0 +1,179 @@
+//! Memory of the real binary: what a trained value takes, what becomes of a run for which there is none, and what a plan
+//! says of it.
+
+mod cli_fixture;
+
+use cli_fixture::{Bench, stderr};
+use serde_json::Value;
+#[cfg(target_os = "linux")]
+use std::process::{Command, Stdio};
+#[cfg(target_os = "linux")]
+use std::time::Duration;
+
+fn plan(b: &Bench, args: &str) -> Value {
+    serde_json::from_str(&b.ok(&format!("plan {args} --json"))).unwrap()
+}
+
+/// The most that a run had in memory at once, as the system counts it while it lasts.
+#[cfg(target_os = "linux")]
+fn peak(b: &Bench, args: &str) -> u64 {
+    let mut run = b.command(args).stderr(Stdio::null()).spawn().unwrap();
+    let mut peak = 0;
+    while run.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+        peak = peak.max(line.split_whitespace().next().map_or(0, |kb| kb.parse().unwrap()));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(run.wait().unwrap().success(), "{args}");
+    peak * 1024
+}
+
+/// Parameter, two moments, sum of 8 bytes, and the device's parameter and gradient: 28. Rows are short, so that the
+/// activations that grow with the rank are a hundredth of that.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_trained_value_takes_28_bytes() {
+    let b = Bench::new();
+    b.file("short.jsonl", &"{\"prompt\":\"a\",\"completion\":\"b\"}\n".repeat(8));
+    let run = |rank: usize| {
+        let options =
+            "--gpus cpu --dtype f32 --batch-size 1 --micro-batch-tokens 16 --max-steps 3 --save-steps 1";
+        peak(&b, &format!("demo --data short.jsonl --rank {rank} {options} -q -o rank{rank}")) as f64
+    };
+    let bytes = (run(512) - run(128)) / (384.0 * 9728.0);
+    assert!((26.0..29.0).contains(&bytes), "{bytes}");
+}
+
+/// Under `ulimit -v`.
+#[cfg(target_os = "linux")]
+fn limited(b: &Bench, kilobytes: u64, args: &str) -> (Option<i32>, String) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -v {kilobytes}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_finetune")]);
+    let inner = b.command(args);
+    shell.args(inner.get_args()).current_dir(b.dir.path()).stdin(Stdio::null());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let out = shell.output().unwrap();
+    (out.status.code(), stderr(&out))
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_beyond_the_limits_of_its_process_ends_by_a_line() {
+    let b = Bench::new();
+    let run = "demo --data rows.jsonl --gpus cpu --threads 1 --rank 65536 -q -o out";
+    for (typed, code, said) in [
+        // The limit bounds what is free.
+        ("", 78, "needs about "),
+        // Who types more than there is is believed, until nothing is left.
+        (" --memory-limit 100GB", 1, "error: out of memory: "),
+    ] {
+        let (ended, text) = limited(&b, 2_000_000, &format!("{run}{typed}"));
+        assert_eq!(ended, Some(code), "{typed}: {text}");
+        assert!(
+            text.lines().last().is_some_and(|last| last.starts_with("error: ") && last.contains(said)),
+            "{text}"
+        );
+    }
+}
+
+/// What a refusal advises, each by itself: the options, as they replace those of the run.
+fn advised(line: &str) -> Vec<String> {
+    let ways = line.rsplit_once(": use ").map_or("", |(_, ways)| ways);
+    let plain = |way: &str| {
+        let words = way.replace(" (and --max-seq-len no longer)", "");
+        words.replace(" where there is as much", "")
+    };
+    ways.split(", or ").filter(|way| !way.is_empty()).map(plain).collect()
+}
+
+/// The options of `run`, with those of `way` in their place.
+fn replaced(run: &str, way: &str) -> String {
+    let pairs = |text: &str| -> Vec<(String, String)> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        words.chunks(2).map(|pair| (pair[0].into(), pair[1].into())).collect()
+    };
+    let mut options = pairs(run);
+    for (name, value) in pairs(way) {
+        options.retain(|(known, _)| *known != name);
+        options.push((name, value));
+    }
+    options.iter().map(|(name, value)| format!(" {name} {value}")).collect()
+}
+
+#[test]
+fn every_way_that_a_refusal_advises_fits() {
+    let b = Bench::new();
+    // In a cache of its own nothing was measured: what is advised goes by shapes.
+    let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
+    for (run, wanted) in [
+        ("--rank 512 --memory-limit 60MB", "--rank --target-modules --memory-limit"),
+        ("--rank 512 --memory-limit 30MB", "--rank --memory-limit"),
+        ("--rank 16 --micro-batch-tokens 4096 --memory-limit 20MB", "--micro-batch-tokens --memory-limit"),
+        ("--rank 64 --quantize nf4 --memory-limit 12MB", "--rank --memory-limit"),
+        ("--rank 512 --memory-limit 2500KB", "--quantize"),
+        ("--rank 512 --memory-limit 1MB", ""),
+    ] {
+        let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32";
+        let out = own(&format!("{common} {run}"));
+        let text = stderr(&out);
+        let line = text.lines().last().unwrap_or_default();
+        assert_eq!(out.status.code(), Some(78), "{run}: {text}");
+        let ways = advised(line);
+        for name in wanted.split_whitespace() {
+            assert!(ways.iter().any(|way| way.starts_with(name)), "{run}: {name} in {line}");
+        }
+        assert!(ways.is_empty() == wanted.is_empty(), "{run}: {line}");
+        assert!(!run.contains("quantize") || !line.contains("quanti"), "it is quantised: {line}");
+        for way in &ways {
+            let now = own(&format!("{common}{}", replaced(run, way)));
+            assert!(now.status.success(), "{run}, then {way}: {}", stderr(&now));
+        }
+        if let Some(rank) = ways.iter().find_map(|way| way.strip_prefix("--rank ")?.parse::<u32>().ok()) {
+            let more = replaced(run, &format!("--rank {}", rank + 1));
+            assert!(!own(&format!("{common}{more}")).status.success(), "{rank} is the largest: {line}");
+        }
+        // Both totals of it are one.
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let total = said.split_once("DOES NOT FIT: ").and_then(|(_, rest)| rest.split_once(" =")).unwrap().0;
+        assert!(line.contains(&format!("about {total} ")), "{total}: {line}");
+    }
+}
+
+#[test]
+fn a_plan_needs_no_weights() {
+    let b = Bench::new();
+    let run = |model: &str| plan(&b, &format!("{model} --data rows.jsonl --gpus cpu --dtype f32"));
+    b.model("whole");
+    std::fs::remove_file(b.model("bare").join("model.safetensors")).unwrap();
+    let (whole, bare) = (run("whole"), run("bare"));
+    assert_eq!(whole["devices"][0]["memory_bytes"], bare["devices"][0]["memory_bytes"]);
+    assert_eq!(whole["steps"], bare["steps"]);
+    let kind = bare["model"]["weights"].as_str().unwrap();
+    assert_eq!(kind, "bf16, estimated from config.json; weights are not here");
+    let quantised = plan(&b, "bare --data rows.jsonl --gpus cpu --quantize nf4");
+    let bytes = |planned: &Value| planned["devices"][0]["memory_bytes"]["weights"].as_u64().unwrap();
+    assert!(bytes(&quantised) < bytes(&bare));
+    // A run needs them.
+    let out = b.run("bare --data rows.jsonl -o out");
+    assert!(stderr(&out).contains("without model.safetensors"), "{}", stderr(&out));
+}
+
+#[test]
+fn a_card_that_is_not_here_is_planned_by_its_memory() {
+    let b = Bench::new();
+    let planned = plan(&b, "demo --data rows.jsonl --assume-gpu 8GB");
+    let device = &planned["devices"][0];
+    assert!(device["fits"].as_bool().unwrap() && device["tokens_per_second"].is_null(), "{device}");
+    assert_eq!(device["memory_bytes"]["limit"], 7_600_000_000u64, "a twentieth is left to the driver");
+    let said = b.ok("plan demo --data rows.jsonl --assume-gpu 8GB");
+    assert!(said.contains("memory fits") && said.contains("time     unknown"), "{said}");
+    let small = b.run("plan demo --data rows.jsonl --assume-gpu 8MB --rank 512");
+    assert!(small.status.code() == Some(78) && stderr(&small).contains("--rank "), "{}", stderr(&small));
+    assert_eq!(b.run("plan demo --data rows.jsonl --assume-gpu big").status.code(), Some(2));
+}
