@@ -107,15 +107,8 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
     let decode = |ids: &[u32]| format!("{ids:?}");
     let prompts = vec![("two".to_owned(), vec![5, 6])];
     let sampler = case.config.labels.is_none().then_some(Sampler { prompts, sampling, decode: &decode });
-    let saving = Saving {
-        output: out.to_owned(),
-        every: 3,
-        limit: Some(2),
-        identity,
-        adapter: &adapter,
-        stands: &|| true,
-        last,
-    };
+    let (output, every, limit) = (out.to_owned(), 3, Some(2));
+    let saving = Saving { output, every, limit, identity, adapter: &adapter, stands: &|| true, last };
     let mut events = Vec::new();
     let finished = run(
         Run {

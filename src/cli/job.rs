@@ -204,17 +204,7 @@ impl Job {
                 return Err(e);
             }
         };
-        let outcome = match finished.complete {
-            _ if !claim.stands() => {
-                Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into())
-            }
-            false => Err(saved(&finished, place, options)),
-            true => self.finish(team, &finished, place).map_err(|e| match signals::STOP.urgency() {
-                // A comparison that a signal cut short proves nothing against the adapter.
-                Urgency::Now => saved(&finished, place, options),
-                _ => e,
-            }),
-        };
+        let outcome = self.outcome(team, &finished, (place, &claim), options);
         let path = match (&outcome, &finished.checkpoint) {
             (Ok(()), _) | (_, None) => place.dir.clone(),
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
@@ -225,6 +215,27 @@ impl Job {
             _ => Event::Done(Done { step, complete, path, seconds }),
         });
         first(outcome, watch.end(report_to(place, &claim)))
+    }
+
+    /// What the run came to: its adapter is written, or its state is saved, unless its folder is gone.
+    fn outcome(
+        &self,
+        team: &mut dyn Team,
+        finished: &Finished,
+        (place, claim): (&Place, &Claim),
+        options: &Options,
+    ) -> Result<(), Refusal> {
+        if !claim.stands() {
+            return Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into());
+        }
+        if !finished.complete {
+            return Err(saved(finished, place, options));
+        }
+        self.finish(team, finished, place).map_err(|e| match signals::STOP.urgency() {
+            // A comparison that a signal cut short proves nothing against the adapter.
+            Urgency::Now => saved(finished, place, options),
+            _ => e,
+        })
     }
 
     fn steps(
