@@ -45,7 +45,7 @@ fn the_command_line() {
         ("demo other", 2, "unexpected argument \"other\""),
         ("genrate", 2, "\"genrate\" is neither a verb nor a path .. finetune generate"),
         ("qqqqqqq", 2, "\"qqqqqqq\" is neither a verb nor a path .. verbs: train"),
-        ("dashboard", 2, "add --dashboard to it"),
+        ("dashboard", 2, "add --dashboard to a training command"),
         ("./no/such/model --data rows.jsonl", 1, "./no/such/model .. no such file"),
         ("no.gguf --data rows.jsonl", 1, "no.gguf .. no such file"),
         ("--role worker", 78, "--role worker .. --coordinator HOST:PORT"),
@@ -131,7 +131,7 @@ fn configuration_files() {
     let b = Bench::new();
     for (text, code, parts) in [
         ("rank: 8\nrnak: 9\n", 78, "c.yaml:2: unknown key rnak .. did you mean rank"),
-        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: one value"),
+        ("rank: 8\n\nalpha: [1, 2]\n", 78, "c.yaml:3: alpha: expected one value"),
         ("lora:\n  rank: 0\n", 78, "c.yaml:2: rank .. at least 1"),
         ("lora:\n  rank: many\n", 78, "c.yaml:2: rank .. not a whole number"),
         ("lora:\n  epochs: 2\n", 78, "c.yaml:2: epochs belongs under optim"),
@@ -141,7 +141,7 @@ fn configuration_files() {
         ("optim: sgd\n", 78, "c.yaml:1: optim .. AdamW"),
         ("gradient_accumulation_steps: 0\n", 78, "c.yaml:1: gradient_accumulation_steps"),
         ("push_to_hub: true\n", 78, "c.yaml:1: push_to_hub .. nothing is uploaded; leave it out"),
-        ("keep_best: true\n", 78, "c.yaml:1: keep_best .. --eval-steps epoch"),
+        ("data: rows.jsonl\nkeep_best: true\n", 78, "c.yaml:2: keep_best .. --eval-steps epoch"),
     ] {
         b.file("c.yaml", text);
         check(&b, "--config c.yaml", code, parts);
@@ -362,7 +362,7 @@ fn runs_that_belong_to_somebody_else() {
         ("generate demo --adapter missing --prompt x".into(), 1, "missing"),
         ("export one --to gguf".into(), 78, "--to"),
         ("export missing".into(), 1, "missing"),
-        ("export one -o full".into(), 78, "full: already exists"),
+        ("export one -o full".into(), 78, "full: is not empty"),
         ("inspect missing.jsonl".into(), 1, "missing.jsonl .. no such file .. give a model"),
     ] {
         check(&b, &command, code, parts);

@@ -149,7 +149,7 @@ fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
     std::fs::remove_dir_all(b.path("runs/demo-1")).unwrap();
     let said = run("--max-steps 1 --data rows.jsonl --eval-split 0.2");
     assert!(said.ends_with("adapter  runs/demo-1\n"), "{said}");
-    assert!(said.contains("19 rows, 5 to evaluate on"), "{said}");
+    assert!(said.contains("19 rows, 5 for evaluation"), "{said}");
     run("--max-steps 2 --data rows.jsonl -o runs/demo-1 --overwrite --log-json here.jsonl");
     assert!(b.path("here.jsonl").exists() && !b.path("runs/demo-1/metrics.jsonl").exists());
     // A pipe is written and never read.

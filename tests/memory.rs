@@ -116,7 +116,7 @@ fn every_way_that_a_refusal_advises_fits() {
         ("--rank 512 --memory-limit 30MB", "--rank --memory-limit"),
         ("--rank 16 --micro-batch-tokens 4096 --memory-limit 20MB", "--micro-batch-tokens --memory-limit"),
         ("--rank 64 --quantize nf4 --memory-limit 12MB", "--rank --memory-limit"),
-        ("--rank 512 --memory-limit 2500KB", "--quantize"),
+        ("--rank 512 --memory-limit 4MB", "--rank --memory-limit"),
         ("--rank 512 --memory-limit 1MB", ""),
     ] {
         let common = "plan demo --data rows.jsonl --gpus cpu --dtype f32";

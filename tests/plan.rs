@@ -222,10 +222,10 @@ fn memory_is_measured_and_what_was_measured_decides() {
     assert_eq!(before["basis"], "estimated", "{before}");
     let out = own(&format!("{run} -o out"));
     let said = stderr(&out);
-    assert!(out.status.success() && said.contains(" kB a token"), "{said}");
-    assert!(said.contains("\nmemory   cpu") && said.contains("(estimated), at most"), "{said}");
+    assert!(out.status.success() && said.contains(" kB per token"), "{said}");
+    assert!(said.contains("\nmemory   cpu") && said.contains("(estimated), peak"), "{said}");
     let html = String::from_utf8(b.read("out/report.html")).unwrap();
-    assert!(html.contains("at most"), "the report has both");
+    assert!(html.contains("peak"), "the report has both");
     // One device alone has a lane too, and no topology.
     let timeline = String::from_utf8(b.read("out/timeline.svg")).unwrap();
     let blocks = timeline.matches(r#"<rect class="compute""#).count() as u64;

@@ -51,7 +51,10 @@ fn check(b: &Bench, (before, out): (&str, &str), says: &str, relieve: impl FnOnc
     let said = stderr(&ended);
     let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
     let folder = b.path(out);
-    assert_eq!(half_written(&folder), [] as [PathBuf; 0], "{before}\n{said}");
+    // To remove a folder takes a file descriptor, too: then the run that goes on removes it.
+    if !before.starts_with("ulimit -n") {
+        assert_eq!(half_written(&folder), [] as [PathBuf; 0], "{before}\n{said}");
+    }
     match ended.status.code() {
         Some(0) => assert_eq!(errors, 0, "{before}\n{said}"),
         Some(1) => {

@@ -6,7 +6,7 @@ mod case;
 
 use case::Case;
 use finetune::backend::cpu::Cpu;
-use finetune::format::peft;
+use finetune::format::{FormatError, peft};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::stage::{Microbatch, Sampling};
 use finetune::train::checkpoint::{self, Identity, Saving, State};
@@ -72,6 +72,20 @@ struct How {
 
 const PLAIN: How = How { threads: 2, keep: Keep::Everything, swapped: false };
 
+fn write_adapter(case: &Case, dir: &Path, flat: &[f32]) -> Result<(), FormatError> {
+    let config = peft::read(&case.dir.join("adapter_init")).unwrap().config;
+    let entry = |e: &finetune::model::layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());
+    let entries: Vec<_> = case.layout.entries().iter().map(entry).collect();
+    let tensors: Vec<_> = entries
+        .iter()
+        .map(|(name, rows, cols, range)| {
+            let values = &flat[range.clone()];
+            peft::TensorRef { name, rows: *rows, cols: *cols, values }
+        })
+        .collect();
+    peft::write(dir, &config, &tensors, &peft::Extras::default())
+}
+
 fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Finished, Vec<Event>) {
     let build = Build { keep: how.keep, ..Build::whole(&case.config) };
     let mut model =
@@ -90,25 +104,20 @@ fn train(case: &Case, how: How, out: &Path, stop: (&Stop, Option<u64>)) -> (Fini
         state = found.load(&case.layout, options, &identity).unwrap();
         last = Some((found.step, found.path));
     }
-    let config = peft::read(&case.dir.join("adapter_init")).unwrap().config;
-    let adapter = |dir: &Path, flat: &[f32]| {
-        let entry = |e: &finetune::model::layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());
-        let entries: Vec<_> = case.layout.entries().iter().map(entry).collect();
-        let tensors: Vec<_> = entries
-            .iter()
-            .map(|(name, rows, cols, range)| {
-                let values = &flat[range.clone()];
-                peft::TensorRef { name, rows: *rows, cols: *cols, values }
-            })
-            .collect();
-        peft::write(dir, &config, &tensors, &peft::Extras::default())
-    };
+    let adapter = |dir: &Path, flat: &[f32]| write_adapter(case, dir, flat);
     let sampling = Sampling { max_new_tokens: 3, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
     let decode = |ids: &[u32]| format!("{ids:?}");
     let prompts = vec![("two".to_owned(), vec![5, 6])];
     let sampler = case.config.labels.is_none().then_some(Sampler { prompts, sampling, decode: &decode });
-    let (output, every, limit) = (out.to_owned(), 3, Some(2));
-    let saving = Saving { output, every, limit, identity, adapter: &adapter, stands: &|| true, last };
+    let saving = Saving {
+        output: out.to_owned(),
+        every: 3,
+        limit: Some(2),
+        identity,
+        adapter: &adapter,
+        stands: &|| true,
+        last,
+    };
     let mut events = Vec::new();
     let finished = run(
         Run {

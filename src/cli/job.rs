@@ -204,7 +204,10 @@ impl Job {
                 return Err(e);
             }
         };
-        let outcome = self.outcome(team, &finished, (place, &claim), options);
+        let outcome = match claim.stands() {
+            true => self.outcome(team, &finished, (place, options)),
+            false => Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into()),
+        };
         let path = match (&outcome, &finished.checkpoint) {
             (Ok(()), _) | (_, None) => place.dir.clone(),
             (Err(_), Some(checkpoint)) => checkpoint.clone(),
@@ -217,17 +220,13 @@ impl Job {
         first(outcome, watch.end(report_to(place, &claim)))
     }
 
-    /// What the run came to: its adapter is written, or its state is saved, unless its folder is gone.
+    /// The end of a run: its adapter, or where it was stopped.
     fn outcome(
-        &self,
+        &mut self,
         team: &mut dyn Team,
         finished: &Finished,
-        (place, claim): (&Place, &Claim),
-        options: &Options,
+        (place, options): (&Place, &Options),
     ) -> Result<(), Refusal> {
-        if !claim.stands() {
-            return Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into());
-        }
         if !finished.complete {
             return Err(saved(finished, place, options));
         }

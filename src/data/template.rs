@@ -11,6 +11,7 @@ mod python;
 mod time;
 
 use crate::data::error::DataError;
+use crate::numeric::caught::caught;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
@@ -134,7 +135,12 @@ impl ChatTemplate {
         context.push(("tools", tools.map_or_else(|| Jinja::from(()), python::from_json)));
         context.push(("documents", Jinja::from(())));
         context.push(("add_generation_prompt", Jinja::from(ending == Ending::GenerationPrompt)));
-        let text = template.render(Jinja::from_pairs(context)).map_err(|e| DataError::Template(flat(&e)))?;
+        // The library panics where a template reverses an empty list.
+        let rendered = caught(|| template.render(Jinja::from_pairs(context)));
+        let rendered = rendered.map_err(|panic| {
+            DataError::Template(panic.split(" (at ").next().unwrap_or(&panic).to_string())
+        })?;
+        let text = rendered.map_err(|e| DataError::Template(flat(&e)))?;
         let traces = if name == TOOLS { self.tools_trace } else { self.traces };
         Ok(if traces { cut_out(&text) } else { Rendered { text, generation: None } })
     }
@@ -180,7 +186,7 @@ fn flat(error: &minijinja::Error) -> String {
 fn trace_generation(source: &str) -> (String, bool) {
     let (mut out, mut rest, mut any) = (String::with_capacity(source.len()), source, false);
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
+        let Some(length) = rest[start + 2..].find("%}").map(|length| length + 2) else { break };
         let tag = &rest[start + 2..start + length];
         let left = tag.strip_prefix(['-', '+']).map_or("", |_| &tag[..1]);
         let right = tag.strip_suffix(['-', '+']).map_or("", |_| &tag[tag.len() - 1..]);

@@ -49,8 +49,11 @@ impl Tokenizer {
         special_tokens_map: Option<&Value>,
         chat_template: Option<&str>,
     ) -> Result<Self, DataError> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(tokenizer_json.as_bytes())
-            .map_err(|e| DataError::Tokenizer(format!("tokenizer.json cannot be read: {e}")))?;
+        // The library panics on some decoders and prefixes.
+        let read = caught(|| tokenizers::Tokenizer::from_bytes(tokenizer_json.as_bytes()));
+        let read = read.unwrap_or_else(|panic| Err(panic.split(" (at ").next().unwrap_or(&panic).into()));
+        let mut inner =
+            read.map_err(|e| DataError::Tokenizer(format!("tokenizer.json cannot be read: {e}")))?;
         inner.with_truncation(None).map_err(|e| DataError::Tokenizer(e.to_string()))?;
         inner.with_padding(None);
         let specials = special_tokens(tokenizer_config, special_tokens_map);

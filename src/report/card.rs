@@ -12,7 +12,7 @@ pub fn card(history: &History) -> Vec<(&'static str, String)> {
     let held =
         if start.eval_rows > 0 { format!(", {} for evaluation", start.eval_rows) } else { String::new() };
     let total = if p.step < start.total_steps { format!(" of {}", start.total_steps) } else { String::new() };
-    let epochs = compact(p.step as f64 / start.steps_per_epoch.max(1) as f64);
+    let epochs = p.step as f64 / start.steps_per_epoch.max(1) as f64;
     let scored = |value: fn(&crate::train::event::Eval) -> Option<f64>| -> Option<String> {
         let (first, last) = p.eval.as_ref()?;
         Some(match first.step < last.step {
@@ -26,7 +26,8 @@ pub fn card(history: &History) -> Vec<(&'static str, String)> {
     }
     let all = [
         ("rows", Some(format!("{}{held}", start.rows))),
-        ("steps", Some(format!("{}{total} ({epochs} epochs)", p.step))),
+        ("steps", Some(format!("{}{total}", p.step))),
+        ("epochs", Some(compact(epochs))),
         ("trained values", Some(start.parameters.to_string())),
         (
             "training loss, smoothed",
@@ -70,7 +71,8 @@ mod tests {
         events.extend([step(1, 2.0), step(2, 2.0), eval(2, 1.5, Some(0.75))]);
         let want = [
             ("rows", "32, 8 for evaluation"),
-            ("steps", "2 of 6 (0.5 epochs)"),
+            ("steps", "2 of 6"),
+            ("epochs", "0.5"),
             ("trained values", "99"),
             ("training loss, smoothed", "2.0000 -> 2.0000"),
             ("eval loss", "2.0000 -> 1.5000"),

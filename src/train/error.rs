@@ -254,7 +254,7 @@ mod tests {
         };
         for bad in [true, false] {
             for class in ["wgpu-coop16+tiled-f16-card", "cuda-sm75-f16-card"] {
-                assert!(advice(class, bad).contains("try --dtype f32; else the "), "{class} {bad}");
+                assert!(advice(class, bad).contains("try --dtype f32; else "), "{class} {bad}");
             }
             assert!(!advice("wgpu-tiled+flash-f32-card", bad).contains("--dtype"));
         }

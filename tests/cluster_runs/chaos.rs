@@ -185,15 +185,15 @@ impl Round<'_> {
 }
 
 fn setting(name: &str) -> Option<u64> {
-    std::env::var(format!("FINETUNE_CHAOS_{name}")).ok().map(|v| v.parse().expect(name))
+    std::env::var(name).ok().map(|v| v.parse().expect(name))
 }
 
 #[test]
 fn random_kills_and_freezes_change_no_byte() {
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = setting("SEED").unwrap_or(clock.as_nanos() as u64 % 1_000_000);
-    let blows = setting("BLOWS").unwrap_or(u64::MAX);
-    let limit = Duration::from_secs(setting("SECONDS").unwrap_or(60));
+    let seed = setting("FINETUNE_CHAOS_SEED").unwrap_or(clock.as_nanos() as u64 % 1_000_000);
+    let blows = setting("FINETUNE_CHAOS_BLOWS").unwrap_or(u64::MAX);
+    let limit = Duration::from_secs(setting("FINETUNE_CHAOS_SECONDS").unwrap_or(60));
     println!("FINETUNE_CHAOS_SEED={seed}");
     let (mut counts, began) = (BTreeMap::new(), Instant::now());
     let mut alone: BTreeMap<String, Vec<u8>> = BTreeMap::new();

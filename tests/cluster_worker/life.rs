@@ -178,6 +178,9 @@ fn doctor_shakes_hands_and_leaves_no_trace() {
 fn a_worker_shows_its_part_and_says_what_it_did() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 2 {RUN} out"));
+    let mut stranger = std::net::TcpStream::connect(&address).unwrap();
+    std::io::Write::write_all(&mut stranger, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    coordinator.says("refused  127.0.0.1:");
     let mut worker = place.start("worker", &format!("--role worker --coordinator {address}"));
     let mut quiet = place.start("quiet", &format!("-q --role worker --coordinator {address}"));
     let (code, last) = worker.ends();
@@ -186,7 +189,10 @@ fn a_worker_shows_its_part_and_says_what_it_did() {
     let said = worker.said();
     assert!(said.contains("step 1/4  25 %  ") && said.contains(" tokens/s"), "{said}");
     assert_eq!((quiet.ends().0, quiet.said().as_str()), (0, ""));
-    assert_eq!(coordinator.ends().0, 0);
+    let (code, last) = coordinator.ends();
+    assert!(code == 0 && last.starts_with("adapter  "), "{last}");
+    let said = coordinator.said();
+    assert!(said.contains("note     rejected: 1 connection, 0 workers "), "{said}");
     // One that leaves says what it did until then.
     let slow = format!("--expect-workers 1 {RUN} slow --max-steps 400");
     let (_slow, address) = place.coordinator(&slow.replace("--max-steps 4 ", ""));

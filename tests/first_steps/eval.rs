@@ -6,8 +6,8 @@ use serde_json::Value;
 /// The last evaluation of a run.
 fn of_run(bench: &Bench, out: &str) -> Value {
     let log = String::from_utf8(bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
-    let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    events.filter(|e| e["event"] == "eval").last().unwrap()
+    let mut events = log.lines().rev().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    events.find(|e| e["event"] == "eval").unwrap()
 }
 
 /// Trains with `options`, evaluates the adapter on the run's rows for eval: the same numbers, to the bit.

@@ -15,6 +15,7 @@ mod models;
 mod mutate;
 mod rows;
 mod runs;
+mod settings;
 mod weights;
 mod wire;
 
@@ -33,6 +34,7 @@ pub type Files = Vec<(String, Option<Vec<u8>>)>;
 
 /// Something that the program reads.
 pub struct Format {
+    /// In messages and FINETUNE_FUZZ_FORMAT.
     pub name: &'static str,
     /// Its part of all cases.
     pub share: u64,
@@ -63,7 +65,7 @@ static CASES_DONE: AtomicU64 = AtomicU64::new(0);
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn formats() -> Vec<&'static Format> {
-    [weights::FORMATS, models::FORMATS, runs::FORMATS, rows::FORMATS, wire::FORMATS]
+    [weights::FORMATS, models::FORMATS, runs::FORMATS, settings::FORMATS, rows::FORMATS, wire::FORMATS]
         .into_iter()
         .flatten()
         .collect()
@@ -118,7 +120,8 @@ fn verdict(format: &Format, folder: &Path, bytes: usize) -> Result<(bool, usize)
     let read = catch_unwind(AssertUnwindSafe(|| (format.read)(folder)));
     READS.store(false, Relaxed);
     let most = memory::most(before);
-    let read = read.map_err(|_| format!("panics: {}", PANIC.lock().unwrap()))?;
+    let panic = PANIC.lock().unwrap().clone();
+    let read = read.map_err(|_| format!("panics: {panic}"))?;
     if most > ROOM + 16 * bytes {
         return Err(format!("holds {most} bytes for {bytes}"));
     }
@@ -227,7 +230,8 @@ fn checks_itself() {
     let wrong = |read| verdict(&of(read), Path::new("."), 1).unwrap_err();
     assert!(wrong(|_| panic!("planted")).contains("planted"));
     assert!(wrong(|_| Err(Refusal { line: "two\nlines".into(), ..Refusal::failure("") })).contains("two"));
-    assert!(wrong(|_| Err(Refusal::failure(vec!["word"; 2000].concat()))).contains("8000 characters"));
+    let long = |_: &Path| Err(Refusal { line: "word".repeat(2000), ..Refusal::failure("") });
+    assert!(wrong(long).contains("8000 characters"));
     let holds = wrong(|_| {
         drop(std::hint::black_box(vec![1u8; ROOM + 1000]));
         Ok(())

@@ -1,16 +1,12 @@
-//! What runs leave and are configured with: checkpoints with right and wrong sums, metrics.jsonl, YAML, the token file.
+//! What runs leave: checkpoints with right and wrong sums, metrics.jsonl.
 
 use crate::mutate::{self, Dice};
 use crate::weights::{file, of, safetensors_file};
 use crate::{Files, Format};
-use finetune::cli::options::groups::Options;
-use finetune::cli::options::{Settings, table, yaml};
 use finetune::cli::refusal::Refusal;
 use finetune::format::FormatError;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::layout::Layout;
-use finetune::net::Token;
-use finetune::net::keyring::Keyring;
 use finetune::numeric::dtype::Dtype;
 use finetune::report::{self, History, Metrics, page::Surroundings};
 use finetune::train::checkpoint::{self, Identity, Saving, State};
@@ -21,8 +17,6 @@ use std::path::Path;
 pub const FORMATS: &[Format] = &[
     Format { name: "checkpoint", share: 3, whole: saved, damage: in_the_checkpoint, read: read_saved },
     Format { name: "metrics", share: 1, whole: metrics, damage: in_the_metrics, read: read_metrics },
-    Format { name: "yaml", share: 4, whole: configuration, damage: in_the_yaml, read: read_yaml },
-    Format { name: "token", share: 2, whole: secret, damage: in_the_token, read: read_token },
 ];
 
 fn layout() -> Layout {
@@ -130,7 +124,17 @@ fn read_saved(folder: &Path) -> Result<(), Refusal> {
     }
 }
 
-fn metrics() -> Files {
+fn change(what: What) -> Event {
+    Event::Device(event::Change {
+        step: 0,
+        what,
+        worker: "b".into(),
+        devices: vec!["cpu 0 (cpu)".into()],
+        reason: "why".into(),
+    })
+}
+
+fn step(step: u64) -> Event {
     let part = |worker: &str| event::Part {
         worker: worker.into(),
         device: "cpu 0".into(),
@@ -145,28 +149,20 @@ fn metrics() -> Files {
         bytes_in: 9,
         ..Default::default()
     };
-    let change = |what| {
-        Event::Device(event::Change {
-            step: 0,
-            what,
-            worker: "b".into(),
-            devices: vec!["cpu 0 (cpu)".into()],
-            reason: "why".into(),
-        })
-    };
-    let step = |step| {
-        Event::Step(event::Step {
-            step,
-            loss: 2.0,
-            lr: 1e-3,
-            seconds: 0.5,
-            tokens: 50,
-            total_tokens: 60,
-            epoch: 0.5,
-            shared: Some(shared.clone()),
-            ..Default::default()
-        })
-    };
+    Event::Step(event::Step {
+        step,
+        loss: 2.0,
+        lr: 1e-3,
+        seconds: 0.5,
+        tokens: 50,
+        total_tokens: 60,
+        epoch: 0.5,
+        shared: Some(shared),
+        ..Default::default()
+    })
+}
+
+fn metrics() -> Files {
     let events = [
         Event::Run(event::RunStart {
             total_steps: 4,
@@ -246,166 +242,5 @@ fn read_metrics(folder: &Path) -> Result<(), Refusal> {
     ));
     report::write(folder, &history, &Surroundings { configuration: "rank: 4\n".into(), contracts: vec![] })?;
     drop(Metrics::resume(&path, 2, Some(2))?);
-    Ok(())
-}
-
-const RUN_YAML: &str = "# a run
-run:
-  version: 0.1.0
-  model_hash: \"00ff\"
-model: demo
-data:
-  data: [a.jsonl, 'b.jsonl']
-  eval_split: 0.1
-  max_seq_len: 512
-  packing: true
-lora:
-  rank: 8
-  alpha: 16.5
-  target_modules:
-    - q_proj
-    - v_proj
-optim:
-  learning_rate: 2.0e-4
-  epochs: 3
-  batch_size: 8
-  warmup_ratio: 0.03
-  seed: 42
-devices:
-  threads: 2
-cluster:
-  expect_workers: 2
-  join_timeout: 10m
-output:
-  output: \"runs/a\"
-  save_steps: 10
-  sample_prompt: |-
-    Two
-    lines
-";
-
-fn configuration() -> Files {
-    vec![file("run.yaml", RUN_YAML)]
-}
-
-const YAML: [&str; 20] = [
-    "&a",
-    "*a",
-    "<<: *a",
-    "!!python/object:os.system x",
-    "!!binary aGk=",
-    "? x",
-    "---",
-    "...",
-    "|",
-    ">-",
-    "[[[[[[[[[[",
-    "{a: b",
-    "%YAML 9.9",
-    "rank: .nan",
-    "rank: .inf",
-    "rank: 0x10",
-    "rank: 1_000",
-    "seed: -1",
-    "rank: 99999999999999999999",
-    "\u{85}",
-];
-
-fn in_the_yaml(dice: &mut Dice, _: &Files) -> Files {
-    let mut text = String::from(RUN_YAML);
-    match dice.below(8) {
-        0 => {
-            let mut lines: Vec<&str> = RUN_YAML.lines().collect();
-            lines.insert(dice.below(lines.len()), dice.word(&YAML));
-            text = lines.join("\n");
-        }
-        1 => {
-            // Each of them ten times the one before.
-            let deep = 2 + dice.below(9);
-            text = (1..=deep).fold("a0: &a0 [x, x]\n".into(), |text, i| {
-                format!("{text}a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(", "))
-            });
-        }
-        2 => text = format!("rank: {}", ["[", "{a: ", "- ", "? "][dice.below(4)].repeat(1 << dice.below(14))),
-        3 | 4 => {
-            // Another value for a key that is known.
-            let keys: Vec<&str> = RUN_YAML.lines().filter(|line| line.contains(": ")).collect();
-            let line = dice.word(&keys);
-            let key = line.split(": ").next().unwrap();
-            let value = match dice.below(3) {
-                0 => dice.number().to_string(),
-                1 => mutate::text(dice, line.split(": ").nth(1).unwrap()),
-                _ => dice
-                    .word(&[
-                        "-1",
-                        "0",
-                        "1e999",
-                        ".nan",
-                        "\"\"",
-                        "[]",
-                        "{}",
-                        "null",
-                        "~",
-                        "true",
-                        "\"a\\nb\\e[2J\"",
-                        "1e-9",
-                    ])
-                    .into(),
-            };
-            text = text.replace(line, &format!("{key}: {value}"));
-        }
-        _ => text = mutate::lines(dice, RUN_YAML),
-    }
-    let mut bytes = text.into_bytes();
-    if dice.one_in(8) {
-        mutate::bytes(dice, &mut bytes);
-    }
-    vec![file("run.yaml", bytes)]
-}
-
-fn read_yaml(folder: &Path) -> Result<(), Refusal> {
-    let typed = yaml::read(&folder.join("run.yaml"))?;
-    let all: Vec<&'static table::Opt> = table::TABLE.iter().collect();
-    let settings = Settings::resolve(&all, vec![typed])?;
-    std::hint::black_box(Options::of(&settings)?);
-    Ok(())
-}
-
-const HEX: &str = "00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210";
-
-fn secret() -> Files {
-    vec![file("token", HEX)]
-}
-
-fn in_the_token(dice: &mut Dice, _: &Files) -> Files {
-    let mut bytes = match dice.one_in(2) {
-        true => HEX.to_string(),
-        false => Token::parse(HEX).unwrap().text(),
-    };
-    if dice.one_in(4) {
-        bytes = format!("\u{feff}  {}\r\n", bytes.to_uppercase());
-    }
-    let mut bytes = match dice.one_in(2) {
-        true => mutate::text(dice, &bytes).into_bytes(),
-        false => bytes.into_bytes(),
-    };
-    if dice.one_in(3) {
-        mutate::bytes(dice, &mut bytes);
-    }
-    vec![file("token", bytes)]
-}
-
-fn read_token(folder: &Path) -> Result<(), Refusal> {
-    let path = folder.join("token");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(Refusal::failure)?;
-    }
-    let found = Keyring::of_user(Some(&path)).find().map_err(Refusal::failure)?;
-    let text = std::fs::read_to_string(&path).map_err(Refusal::failure)?;
-    let token = Token::parse(&text).map_err(Refusal::failure)?;
-    assert_eq!(found.map(|found| found.token.fingerprint()), Some(token.fingerprint()));
-    assert_eq!(Token::parse(&token.text()).map(|again| again.fingerprint()), Ok(token.fingerprint()));
     Ok(())
 }

@@ -139,3 +139,17 @@ fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
         }
     }
 }
+
+#[test]
+fn lent_memory_is_what_a_read_gives() {
+    let mut rounded = Rounded { cpu: Cpu::new(1), short: true, t: 3, out: vec![] };
+    let wide = rounded.up(&Mat { rows: 3, cols: 5, v: (0..15).map(f64::from).collect() });
+    let read = rounded.read(&wide, (3, 5));
+    assert_eq!(rounded.cpu.lend(&wide), Some(&read[..]));
+    let mut short = Cpu::bf16(1);
+    if short.short_bytes() < 4 {
+        // Numbers of 16 bits are not lent: a read widens them.
+        let memory = short.short(4, 6);
+        assert_eq!(short.lend(&memory), None);
+    }
+}

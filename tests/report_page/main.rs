@@ -114,7 +114,8 @@ fn the_card_has_the_numbers_of(bench: &Bench, run: &str) {
         let card = String::from_utf8(bench.read(&format!("{run}/{file}"))).unwrap();
         for line in [
             "| rows | 24, 3 for evaluation |".to_string(),
-            "| steps | 24 (4 epochs) |".into(),
+            "| steps | 24 |".into(),
+            "| epochs | 4 |".into(),
             format!("| eval loss | {before:.4} -> {after:.4} |"),
             "| learning rate | 2e-4, cosine, warm-up steps: 1 |".into(),
         ] {

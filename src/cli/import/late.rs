@@ -95,7 +95,7 @@ mod tests {
 
     /// What was once lost without a word, and what people from TRL look for first.
     #[test]
-    fn nothing_is_dropped_without_a_word() {
+    fn keys_of_trl_are_carried_over_or_reported() {
         check(
             "
 model_name_or_path: m
@@ -133,6 +133,10 @@ use_cpu: true
             ],
             &["optim", "save_steps", "dataset_test_split", "pad_token", "report_to"],
         );
+    }
+
+    #[test]
+    fn keys_of_axolotl_are_carried_over_or_reported() {
         check(
             "
 base_model: m
@@ -170,6 +174,10 @@ wandb_watch:
                 "s2_attention",
             ],
         );
+    }
+
+    #[test]
+    fn keys_without_effect_are_reported() {
         // Without evaluations there is no best one; accuracy is a classifier's; a folder without a reporter is for TensorBoard.
         check(
             "stage: sft\nload_best_model_at_end: true\nmetric_for_best_model: accuracy\nlogging_dir: tb\nsave_strategy: best\n",

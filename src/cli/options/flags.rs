@@ -45,8 +45,8 @@ const FOREIGN_HEADING: &str = "other trainers' names";
 
 /// What `finetune --help` shows of a training run's options; `finetune help options` shows all.
 #[rustfmt::skip]
-const COMMON: [&str; 26] = [
-    "model", "quantize", "task", "data", "eval-data", "eval-split", "max-seq-len", "rank", "alpha", "epochs", "max-steps",
+const COMMON: [&str; 25] = [
+    "quantize", "task", "data", "eval-data", "eval-split", "max-seq-len", "rank", "alpha", "epochs", "max-steps",
     "batch-size", "learning-rate", "gpus", "role", "coordinator", "expect-workers", "output", "overwrite", "resume",
     "eval-steps", "sample-prompt", "dashboard", "quiet", "config", "",
 ];
@@ -208,6 +208,9 @@ fn one_line(accepts: &Accepts, e: &clap::Error) -> Refusal {
             }
         }
         ErrorKind::UnknownArgument => format!("unexpected argument {arg:?} ({help})"),
+        ErrorKind::TooManyValues => {
+            format!("unexpected argument {:?} ({help})", text(ContextKind::InvalidValue))
+        }
         ErrorKind::ArgumentConflict => format!("{arg} is given twice"),
         ErrorKind::InvalidValue | ErrorKind::TooFewValues | ErrorKind::NoEquals => {
             format!("{arg} needs a value ({help})")

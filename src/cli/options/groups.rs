@@ -7,7 +7,7 @@ pub use super::cluster::{ClusterOptions, Coordinator, Role};
 pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
-pub use super::values::{Amount, Every, field_names, real, size, whole, within};
+pub use super::values::{Amount, Every, class_weights, field_names, real, size, whole, within};
 use super::values::{amount, choice, paths};
 use crate::cli::refusal::Refusal;
 use crate::model::quantised::Recipe;
@@ -191,20 +191,6 @@ fn data(s: &Settings) -> Result<DataOptions, Refusal> {
         class_weights,
         max_dropped: amount(s, "max-dropped")?,
     })
-}
-
-/// --class-weights, one for each class.
-pub fn class_weights(s: &Settings) -> Result<Option<Vec<f32>>, Refusal> {
-    let weight = |v: &String| match v.parse::<f32>() {
-        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
-        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
-        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
-    };
-    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
-    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
-        return Err(s.refuse("class-weights", "all are 0: nothing would be trained on"));
-    }
-    Ok((!weights.is_empty()).then_some(weights))
 }
 
 fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {

@@ -160,7 +160,7 @@ pub const TABLE: &[Opt] = &[
     opt(Output, "early-stopping", One("N"), "", "end the run after N evaluations in a row without an improvement; 0: never"),
     opt(Output, "sample-prompt", Many("TEXT"), "", "prompt to answer before and after training; repeatable"),
     opt(Output, "log-json", One("FILE"), "", "another path for metrics.jsonl"),
-    opt(Output, "tensorboard", One("DIR"), "", "write TensorBoard's event files to DIR/<name of the run's folder>"),
+    opt(Output, "tensorboard", One("DIR"), "", "folder for TensorBoard's event files; each run gets its own in it"),
     opt(Output, "dashboard", Optional("ADDR"), "", "show the run as a page on 127.0.0.1:9080, or on this address"),
     opt(Output, "quiet", Switch, "false", "print errors only"),
     opt(Output, "config", One("FILE.yaml"), "", "read options from a file; a run.yaml is one"),

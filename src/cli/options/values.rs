@@ -196,6 +196,20 @@ fn read_duration(text: &str) -> Option<Duration> {
     (!text.trim().is_empty()).then_some(total)
 }
 
+/// --class-weights, one for each class.
+pub fn class_weights(s: &Settings) -> Result<Option<Vec<f32>>, Refusal> {
+    let weight = |v: &String| match v.parse::<f32>() {
+        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
+        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
+        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
+    };
+    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
+    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
+        return Err(s.refuse("class-weights", "all are 0: nothing would be trained on"));
+    }
+    Ok((!weights.is_empty()).then_some(weights))
+}
+
 /// --data-fields, as (field of the form, name in the rows).
 pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
     let field = |v: &String| match v.split_once('=') {

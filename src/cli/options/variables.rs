@@ -22,7 +22,7 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_FUZZ_SEED", "tests"), ("FINETUNE_NEED_RSVG", "tests"), ("FINETUNE_NEED_PROMETHEUS", "tests"), ("FINETUNE_NEED_TENSORBOARD", "tests"), ("FINETUNE_NEED_VULKAN", "tests"),
     ("FINETUNE_PICTURES", "tests"), ("FINETUNE_PTX_DEVICE", "tests"), ("FINETUNE_REAL_BLOCKS", "tests"),
     ("FINETUNE_REQUIRE_PTXAS", "tests"), ("FINETUNE_ROWS", "tests"), ("FINETUNE_SEEDS", "tests"),
-    ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),
+    ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_TEST_CUT_SHORT", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),
     ("FINETUNE_WRITE_KERNELS", "tests"),
 ];
 
@@ -74,7 +74,7 @@ pub fn check(set: impl Iterator<Item = String>) -> Result<(), Refusal> {
 }
 
 /// Kubernetes describes a Service of the name `finetune` (or `finetune-x`) by such variables in every container.
-fn is_of_a_service(name: &str) -> bool {
+pub fn is_of_a_service(name: &str) -> bool {
     let parts = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"];
     let option = table::find(&name.trim_start_matches(PREFIX).replace('_', "-").to_lowercase());
     option.is_none() && (name.ends_with("_PORT") || parts.iter().any(|part| name.contains(part)))

@@ -8,7 +8,7 @@ use super::super::message::{Bye, Hello, Manifest, ToCoordinator, ToWorker};
 use super::super::plain::plain;
 use super::gate::remark;
 use super::outbox::{Delivered, Outbox, outbox};
-use super::{Gate, Incoming, ModelFiles};
+use super::{Gate, Incoming, ModelFiles, Rejected};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -132,9 +132,14 @@ impl Reception {
         });
     }
 
-    /// Somebody was turned away before he could say anything: the run's record says so.
+    /// A connection was rejected before it had proved the token: the run's record says so.
     pub fn turned_away(&self, peer: String, reason: String) {
-        let _ = self.events.send(Incoming::Refused { name: peer, reason });
+        self.rejected(peer, Rejected::Stranger, reason);
+    }
+
+    fn rejected(&self, name: String, who: Rejected, reason: String) {
+        // Without a driver there is no record.
+        let _ = self.events.send(Incoming::Refused { name, who, reason });
     }
 
     /// From now on everybody who comes hears that the run is over. Who is to come again later need not hear it now.
@@ -186,7 +191,7 @@ impl Reception {
             if let Bye::Refused { reason } | Bye::Later { reason } = &bye {
                 let at = peer.as_deref().unwrap_or("this process");
                 let name = format!("{} at {at}", plain(&hello.name));
-                let _ = self.events.send(Incoming::Refused { name, reason: reason.clone() });
+                self.rejected(name, Rejected::Worker, reason.clone());
             }
             let _ = link.to.send(ToWorker::Bye(bye)).await;
             return;
@@ -206,7 +211,7 @@ impl Reception {
     /// Somebody proved the token and did not say who he is.
     fn nobody(&self, end: &End, peer: Option<String>) {
         let reason = end.reason().unwrap_or_else(|| "it closed the connection".into());
-        peer.into_iter().for_each(|peer| self.turned_away(peer, reason.clone()));
+        peer.into_iter().for_each(|peer| self.rejected(peer, Rejected::Worker, reason.clone()));
     }
 
     fn let_in(&self, hello: &Hello) -> Result<(), Bye> {

@@ -57,10 +57,19 @@ enum Incoming {
     Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
     /// It is gone.
     Lost { member: MemberId, reason: String },
-    /// It was turned away before it was a member.
-    Refused { name: String, reason: String },
+    /// It was rejected before it was a member.
+    Refused { name: String, who: Rejected, reason: String },
     /// The reducer has added a sum, or refuses it.
     Added(Report),
+}
+
+/// What was rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rejected {
+    /// A connection that did not prove the token; the port counts it.
+    Stranger,
+    /// A peer that did.
+    Worker,
 }
 
 /// Who else may come.
@@ -77,7 +86,7 @@ pub enum Company {
 pub struct Counts {
     /// Workers that were removed.
     pub expelled: u64,
-    /// Workers that said who they are and may not take part.
+    /// Workers that proved the token and may not take part.
     pub refused: u64,
     /// Late or duplicate messages, which changed nothing.
     pub ignored: u64,

@@ -4,7 +4,7 @@
 use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round, Tally};
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
-use super::{Company, Coordinator, Incoming, notes, scores};
+use super::{Company, Coordinator, Incoming, Rejected, notes, scores};
 use crate::train::event::{Change, What};
 use crate::train::stop::Urgency;
 use crate::train::sum::Scalars;
@@ -126,8 +126,8 @@ impl Coordinator<'_> {
                 self.peers.remove(&member);
                 self.tell(waits, What::Note, task);
             }
-            Incoming::Refused { name, reason } => {
-                self.counts.refused += 1;
+            Incoming::Refused { name, who, reason } => {
+                self.counts.refused += u64::from(who == Rejected::Worker);
                 let (step, what, devices) = (task.after, What::Refused, vec![]);
                 task.change(Change { step, what, worker: name, devices, reason });
             }

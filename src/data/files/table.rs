@@ -47,28 +47,27 @@ pub fn read(opened: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataE
     let start = text.fill_buf().map_err(|source| DataError::File { file: file.to_owned(), source })?;
     let delimiter = sniff(start);
     let mut reader = csv::ReaderBuilder::new().flexible(false).delimiter(delimiter).from_reader(text);
-    let place = |at: Option<&csv::Position>| {
-        let line = at.map_or(0, |at| lines.line(at.byte()));
-        Place::Line { file: file.to_owned(), line }
-    };
-    let failed = |e: csv::Error| match e.position() {
-        _ if lines.exceeded() => endless(place(e.position())),
+    let place = |at: u64| Place::Line { file: file.to_owned(), line: lines.line(at) };
+    let failed = |e: csv::Error, at: u64| match e.position() {
+        _ if lines.exceeded() => endless(place(at)),
         None => format_error(file, fault(&e)),
-        at => DataError::Row { place: place(at), reason: fault(&e) },
+        Some(at) => DataError::Row { place: place(at.byte()), reason: fault(&e) },
     };
-    let header = reader.headers().map_err(failed)?.clone();
+    let header = reader.headers().map_err(|e| failed(e, 0))?.clone();
     let names: Vec<&str> = header.iter().map(|n| n.trim_start_matches('\u{feff}')).collect();
     let mut record = csv::StringRecord::new();
-    while reader.read_record(&mut record).map_err(failed)? {
+    loop {
+        let at = reader.position().byte();
+        if !reader.read_record(&mut record).map_err(|e| failed(e, at))? {
+            return Ok(Flow::Continue);
+        }
         lines.next_row();
         let cell = |(name, text): (&&str, &str)| (name.to_string(), Value::from(text));
         let row = names.iter().zip(record.iter()).map(cell).collect();
-        let raw = Raw::Value(Value::Object(row));
-        if sink(RawRow { place: place(record.position()), raw })? == Flow::Stop {
+        if sink(RawRow { place: place(at), raw: Raw::Value(Value::Object(row)) })? == Flow::Stop {
             return Ok(Flow::Stop);
         }
     }
-    Ok(Flow::Continue)
 }
 
 /// What is wrong with a record, without its place.

@@ -3,6 +3,9 @@
 use super::paint;
 use std::fmt::Write;
 
+/// Paper around a picture in a file.
+const EDGE: f64 = 10.0;
+
 /// A picture under construction, in CSS pixels.
 #[derive(Debug, Clone)]
 pub struct Svg {
@@ -81,18 +84,18 @@ impl Svg {
         )
     }
 
-    /// As a file of its own, for any program: see [`paint`].
+    /// As a file of its own, for any program: see [`paint`]. Nothing touches its edge.
     pub fn alone(&self) -> String {
-        let sheet = r#"<rect class="paper" width="100%" height="100%"/>"#;
+        let sheet = format!(r#"<rect class="paper" x="-{EDGE}" y="-{EDGE}" width="100%" height="100%"/>"#);
         format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0}" height="{h:.0}" viewBox="0 0 {w:.0} {h:.0}" role="img"{root}><title>{title}</title><style>{style}</style>{body}</svg>
+            r#"<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0}" height="{h:.0}" viewBox="-{EDGE} -{EDGE} {w:.0} {h:.0}" role="img"{root}><title>{title}</title><style>{style}</style>{body}</svg>
 "#,
-            w = self.width,
-            h = self.height,
+            w = self.width + 2.0 * EDGE,
+            h = self.height + 2.0 * EDGE,
             root = paint::root(),
             title = escape(&self.title),
             style = paint::style(),
-            body = paint::painted(&[sheet, &self.body].concat()),
+            body = paint::painted(&[sheet.as_str(), &self.body].concat()),
         )
     }
 }

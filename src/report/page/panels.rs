@@ -33,15 +33,12 @@ pub fn tiles(history: &History) -> String {
     let first = |pair: Option<f64>, text: &str| pair.map(|v| format!("{text} {v:.4}")).unwrap_or_default();
     let eval = p.eval.as_ref();
     let left = match history.state() {
-        State::Running | State::Paused => p.remaining().map(|s| (duration(s), "left")),
+        State::Running | State::Paused => p.remaining().map(|s| ("time left", duration(s), "of ")),
         _ => None,
     };
     let elapsed = history.done.as_ref().map_or(p.seconds, |d| d.seconds);
-    let (time, what) = left.unwrap_or_else(|| (duration(elapsed), "total"));
-    let expected = match &p.forecast {
-        Some(f) => format!("{what}, {} expected", duration(f.seconds)),
-        None => what.to_string(),
-    };
+    let (what, time, of) = left.unwrap_or_else(|| ("time", duration(elapsed), ""));
+    let expected = p.forecast.as_ref().map(|f| format!("{of}{} expected", duration(f.seconds)));
     let steps = format!(r#"<i class="bar"><b style="width:{share:.1}%"></b></i>"#);
     let mut tiles = vec![
         tile("step", &format!("{} <small>of {}</small>", p.step, p.total_steps), &steps),
@@ -54,7 +51,7 @@ pub fn tiles(history: &History) -> String {
                 None => format!("{} tokens", compact(p.tokens as f64)),
             },
         ),
-        tile("time", &time, &expected),
+        tile(what, &time, &expected.unwrap_or_default()),
     ];
     if let Some((before, after)) = eval {
         let best = p.best.as_ref().map(best_words);
@@ -252,7 +249,7 @@ pub fn devices(history: &History) -> String {
     };
     let rows: String = history.progress.team.devices().map(row).collect();
     format!(
-        r#"<div class="panels"><div class="panel full">{lanes}{memory}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">microbatches</th><th>tokens</th><th>tokens/s</th><th class="less" title="time of a microbatch: fixed, and for each token">ms fixed + per token</th><th>idle</th></tr>{rows}</table></div></div>"#,
+        r#"<div class="panels"><div class="panel full">{lanes}{memory}</div><div class="panel">{}</div><div class="panel"><h2>devices</h2><table class="devices"><tr><th>worker</th><th>device</th><th class="less">microbatches</th><th>tokens</th><th>tokens/s</th><th class="less" title="time of a microbatch: fixed, and for each token">ms + ms/token</th><th>idle</th></tr>{rows}</table></div></div>"#,
         both(topology.draw(HALF), topology.draw(NARROW)),
     )
 }
