@@ -154,7 +154,7 @@ fn read(
 fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Result<(), Refusal> {
     let choice = &options.output.choice;
     let name = match (choice.keep, choice.patience) {
-        _ if eval.is_some_and(|e| e.samples.len() > 0) => return Ok(()),
+        _ if eval.is_some_and(|e| !e.samples.is_empty()) => return Ok(()),
         (true, _) => "keep-best",
         (_, Some(_)) => "early-stopping",
         _ => return Ok(()),

@@ -324,11 +324,15 @@ impl Verb {
 /// `--resume DIR` and `--dashboard :9080`: their value follows `=`, so that a word after a blank is an argument. A word
 /// that can be nothing else than the value is taken for it.
 fn join_values(args: &[String]) -> Vec<String> {
-    let fits: [(&str, fn(&str) -> bool); 2] = [("--resume", is_run), ("--dashboard", is_address)];
+    let is_value = |flag: &str, word: &str| match flag {
+        "--resume" => is_run(word),
+        "--dashboard" => is_address(word),
+        _ => false,
+    };
     let mut joined: Vec<String> = Vec::new();
     for arg in args {
         match joined.last_mut() {
-            Some(flag) if fits.iter().any(|(name, fits)| name == flag && fits(arg)) => {
+            Some(flag) if is_value(flag, arg) => {
                 flag.push('=');
                 flag.push_str(arg);
             }

@@ -122,7 +122,9 @@ mod tests {
     #[test]
     fn a_run_ends_where_the_callback_of_transformers_ends_it() {
         let near_two = [2.0, 2.0000000000000004, 1.9999999999999998];
-        let losses: [(&[f64], [(u64, u64); 3]); 11] = [
+        /// Losses, and for a patience of 1, 2 and 3 the evaluation that ends the run (0: none) and the best one.
+        type Case<'a> = (&'a [f64], [(u64, u64); 3]);
+        let losses: [Case; 11] = [
             (&[3.0, 2.0, 1.0], [(0, 3), (0, 3), (0, 3)]),
             (&[1.0, 2.0, 3.0], [(2, 1), (3, 1), (0, 1)]),
             (&[1.0, 1.0, 1.0], [(2, 1), (3, 1), (0, 1)]),

@@ -64,12 +64,11 @@ impl Update<'_> {
         let moments =
             state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
         let blocks = state.parameters.par_chunks(BLOCK).zip(moments).enumerate();
-        let bad = |(index, (p, (m, v))): (usize, (&[f32], (&[f32], &[f32])))| {
+        blocks.find_map_first(|(index, (p, (m, v)))| {
             let (at, mut block) = (index * BLOCK, [0.0; BLOCK]);
             let gradient = self.gradient(at, p.len(), &mut block);
             optim::not_finite(&self.scalars, gradient, (p, m, v)).map(|(i, value)| (at + i, value))
-        };
-        blocks.find_map_first(bad)
+        })
     }
 
     /// Updates a stretch that begins at `from`.

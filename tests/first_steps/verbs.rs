@@ -139,7 +139,7 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
         &inspect,
         (
             0,
-            "nothing to learn in 3 of 24 rows (12 %) (first: chat.jsonl:6: no message has the role assistant",
+            "nothing is supervised in 3 of 24 rows (12 %) (first: chat.jsonl:6: no message has the role assistant",
             "",
         ),
     );
