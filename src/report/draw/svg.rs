@@ -84,7 +84,7 @@ impl Svg {
         )
     }
 
-    /// As a file of its own, for any program: see [`paint`]. Nothing touches its edge.
+    /// As a file of its own, for any program: see `paint`. Nothing touches its edge.
     pub fn alone(&self) -> String {
         let sheet = format!(r#"<rect class="paper" x="-{EDGE}" y="-{EDGE}" width="100%" height="100%"/>"#);
         format!(
