@@ -233,7 +233,11 @@ fn in_the_template(dice: &mut Dice, _: &Files) -> Files {
         match dice.below(6) {
             0 => text.insert_str(at, dice.word(&FRAGMENTS)),
             1 => drop(text.drain(from..to)),
-            2 => text.insert_str(at, &text[from..to.min(from + 40)].to_string().replace(['0', '9'], "1")),
+            2 => {
+                let part = &text[from..text.floor_char_boundary(to.min(from + 40))];
+                let part = part.replace(['0', '9'], "1");
+                text.insert_str(at, &part);
+            }
             3 => text.truncate(at),
             4 => text.insert(
                 at,
