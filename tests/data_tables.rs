@@ -1,4 +1,4 @@
-//! Tables of every delimiter and line end, and what faulty rows are told: the line, the cause, what to do.
+//! Tables of every delimiter and line end; errors of faulty rows name the line, the cause and what to do.
 #![allow(clippy::unwrap_used)] // what tests call is test code
 
 use finetune::data::{self, Corpus, DataError, Options, Task, Tokenizer, files};

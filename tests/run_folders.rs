@@ -180,7 +180,7 @@ fn a_step_that_cannot_be_is_refused_by_name() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q -o out"));
     cut(&b, "out", 4);
-    let lie = |dir: &str, step: u64| {
+    let set_step = |dir: &str, step: u64| {
         let state = b.path(&format!("{dir}/run_state.json"));
         let mut value: serde_json::Value = serde_json::from_slice(&fs::read(&state).unwrap()).unwrap();
         value["step"] = step.into();
@@ -192,11 +192,11 @@ fn a_step_that_cannot_be_is_refused_by_name() {
         });
         b.file(&format!("{dir}/blake3sums"), &sums.collect::<String>());
     };
-    lie("out/checkpoint-4", 3);
+    set_step("out/checkpoint-4", 3);
     check(&b, "--resume=out/checkpoint-4", 1, "run_state.json is of step 3, the folder's name says 4");
     check(&b, "--resume=out", 0, "warning: out/checkpoint-4: run_state.json is of step 3");
     fs::rename(b.path("out/checkpoint-4"), b.path("out/checkpoint-9")).unwrap();
-    lie("out/checkpoint-9", 9);
+    set_step("out/checkpoint-9", 9);
     check(&b, "--resume=out", 1, "out/checkpoint-9: is of step 9, beyond the 4 steps of the run");
 }
 

@@ -101,7 +101,7 @@ fn begin(
 struct Hall {
     runtime: tokio::runtime::Runtime,
     coordinator: Coordinator<'static>,
-    /// None where nobody else may come.
+    /// `None` if no other worker may join.
     port: Option<Port>,
     local: Option<JoinHandle<Outcome>>,
     hardware: Vec<(String, String)>,

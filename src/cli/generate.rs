@@ -73,7 +73,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Writes a piece of an answer; false where nobody reads it.
+/// Writes a piece of an answer; false once its reader is gone.
 fn stream(out: &mut dyn Write, piece: &str) -> bool {
     let on_terminal = std::io::stdout().is_terminal();
     let piece = if on_terminal { printable(piece) } else { piece.to_string() };

@@ -136,7 +136,7 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
     let mut more = Vec::new();
     if let Some(dir) = run.filter(|dir| dir.join(RUN_FILE).exists()) {
         let mut typed = yaml::read(&dir.join(RUN_FILE))?;
-        // A run goes on where its folder lies now; and one that goes on elsewhere leaves that folder's log alone.
+        // A run goes on in its present folder; one that goes on in another leaves the log of the first alone.
         let elsewhere = find(&["output"]).is_some_and(|to| !output::same(Path::new(&to), &dir));
         typed.retain(|t| t.key != "output" && !(elsewhere && t.key == "log_json"));
         more.push(typed);

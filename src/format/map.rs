@@ -2,7 +2,7 @@
 //!
 //! Weights are mapped, because reading them would double the memory. The system does not promise that a mapped file
 //! stays as it is. Where another program cuts it short, the next look at the missing part is a bus error: a handler
-//! says which file it was and ends the process with code 1. What nobody can see is a file that is changed in place:
+//! says which file it was and ends the process with code 1. A file that is changed in place is not detected:
 //! the numbers are then those of the new bytes. (This program, and others, write beside a file and rename.)
 
 use super::error::FormatError;

@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 /// Readers at a time. One more takes the place of the oldest that has asked for nothing yet, else of the oldest stream of
 /// news (a browser opens it again), else of the oldest.
 const READERS: usize = 64;
-/// Lowers the priority of the thread that answers, in steps of `nice`: training keeps its pace whoever reads how often.
+/// Lowers the priority of the thread that answers, in steps of `nice`: training keeps its pace however often pages are read.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 /// A request's head must have arrived by then.

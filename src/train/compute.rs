@@ -158,7 +158,7 @@ impl<'a> Local<'a> {
             batch,
             Box::new(move |loss, gradient| {
                 let added = taken.add(loss, gradient, cap);
-                // Where the run was stopped meanwhile, nobody waits for it.
+                // If the run was stopped meanwhile, the receiver is gone.
                 let _ = reply.send((taken, added));
             }),
         );
@@ -172,7 +172,7 @@ impl<'a> Local<'a> {
     }
 
     /// A bad value with its address, after the microbatch was computed once more: a device that gives another
-    /// answer to the same question is what is wrong, not the rows. Nobody wants `sums` any more.
+    /// answer to the same question is what is wrong, not the rows. `sums` are not used afterwards.
     fn address(
         &mut self,
         (bad, at): Refused,

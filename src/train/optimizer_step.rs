@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_parameter_that_is_not_finite_is_named_and_the_state_stays() {
+    fn a_parameter_that_is_not_finite_is_named_and_changes_nothing() {
         let mut state = State::new(draw(1, 3 * BLOCK), Options::default());
         (state.parameters[BLOCK + 7], state.parameters[2 * BLOCK]) = (f32::INFINITY, f32::NAN);
         let before = state.clone();

@@ -9,7 +9,7 @@ use finetune::cluster::link::encode;
 use finetune::cluster::message::ToCoordinator;
 use std::collections::BTreeMap;
 
-/// Of all messages with a number at an edge, every one that comes after so many others is said.
+/// Of all messages with a number at an edge, one in this many is sent.
 const STRIDE: usize = 7;
 /// More memory than this is not needed for any of it.
 const ROOM: u64 = 100 << 20;

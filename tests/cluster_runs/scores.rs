@@ -55,7 +55,7 @@ fn the_loss_of_an_evaluation_has_the_same_bits_for_any_workers() {
 
 /// A learning rate at which the first of three evaluations is the best one.
 #[test]
-fn the_best_adapter_and_the_early_end_are_the_same_for_any_workers() {
+fn best_adapter_and_early_end_are_equal_for_any_workers() {
     let choice = "--keep-best --early-stopping 2 --save-total-limit 1 --learning-rate 0.02";
     check(&format!("{RUN} --max-steps 12 --eval-data rows.jsonl --eval-steps 2 {choice}"), "eval_loss");
 }

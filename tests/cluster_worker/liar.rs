@@ -18,7 +18,7 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What a worker of the demonstration's model holds, and as much again.
 const ROOM: u64 = 400 << 20;
-/// Of all messages with a number at an edge, every one that comes after so many others is said.
+/// Of all messages with a number at an edge, one in this many is sent.
 const STRIDE: usize = 29;
 
 struct Liar {

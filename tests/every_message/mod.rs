@@ -1,5 +1,5 @@
 //! Every kind of message that coordinators and workers say to each other, and what becomes of each where numbers in it
-//! stand at the edges of their types. Whoever adds a kind to the protocol is made to add it here.
+//! stand at the edges of their types. A new kind of message does not compile until it is added here.
 #![allow(dead_code)] // Each test uses a part.
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use finetune::numeric::REVISION;
 use finetune::train::event::Link;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A lease that nobody has given.
+/// A lease that was never given.
 const LEASE: u64 = 77_777;
 
 /// Kinds of [`ToCoordinator`]. The match is what makes a new kind a compile error here.

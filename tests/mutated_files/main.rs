@@ -55,7 +55,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Characters of an error line; names out of a file are a part of it.
 const LONGEST_LINE: usize = 4000;
 
-/// What is under way, for whoever has to name it: format and case.
+/// The case under way, for the watchdog and the allocator to name: format and number.
 static FORMAT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static CASE: AtomicU64 = AtomicU64::new(0);
 /// Whether a reader is at work, whose panics are findings.

@@ -28,7 +28,7 @@ pub struct Fake<'a> {
     pub plant: Option<Plant<'a>>,
     /// What its bits are of.
     pub class: &'static str,
-    /// The eval loss after so many steps, instead of the one that the parameters give.
+    /// The eval loss after a number of steps, instead of the one that the parameters give.
     pub score: Option<fn(u64) -> f64>,
     /// What setting parameters says, asked each time.
     pub refuse: Option<Box<dyn FnMut() -> Result<(), Fault> + Send + 'a>>,

@@ -10,7 +10,7 @@ pub const KEYS: &[&str] = &["report_to", "logging_dir"];
 pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
     let said = |key: &str| keys.get(key).filter(|v| !is_empty(v)).map(scalar);
     reports(import, said("report_to"), said("logging_dir"));
-    // Both trainers call the same thing by another name, and LLaMA-Factory does it unless it is told not to.
+    // Both trainers call the same thing by another name, and LLaMA-Factory does it by default.
     let double = match dialect {
         Dialect::LlamaFactory => said("double_quantization").is_none_or(|v| v != "false"),
         Dialect::Trl => said("use_bnb_nested_quant").is_some_and(|v| v == "true"),
@@ -64,7 +64,7 @@ fn reports(import: &mut Import, report_to: Option<String>, folder: Option<String
         );
     }
     match folder {
-        // transformers reports to all that it finds where nobody says otherwise.
+        // transformers reports to every installed service by default.
         Some(folder) if board || names.is_empty() => {
             import.set("tensorboard", super::word(&folder), "logging_dir")
         }
@@ -187,7 +187,7 @@ wandb_watch:
         );
     }
 
-    /// A length that nobody has typed is that of finetune, which knows the model.
+    /// A default length is left to finetune, which knows the model.
     #[test]
     fn a_default_length_of_trl_is_a_remark() {
         let path = Path::new("c.yaml");

@@ -32,7 +32,7 @@ struct Import {
     lines: Vec<Line>,
     /// (their key, its value, why it is lost)
     lost: Vec<(String, String, String)>,
-    /// Sentences about what nobody typed, for the result alone.
+    /// Sentences about defaults, for the result alone.
     remarks: Vec<String>,
     /// Factors of the rows of a step.
     factors: Vec<(String, u64)>,
@@ -110,7 +110,7 @@ impl Import {
         }
     }
 
-    /// What counts where nobody has said it.
+    /// The default.
     fn set_default(&mut self, key: &str, value: impl Into<String>, from: impl Into<String>) {
         if !self.lines.iter().any(|l| l.key == key) {
             self.set(key, value, from);

@@ -67,7 +67,7 @@ const EVALS: Rule = When(&[("epoch", Set("eval_steps", "epoch")), ("no", Set("ev
 const METRIC: Rule = When(&[("loss", Same), ("eval_loss", Same), ("accuracy", Set("best_metric", "accuracy")), ("eval_accuracy", Set("best_metric", "accuracy")), ("macro_f1", Set("best_metric", "macro_f1")), ("eval_macro_f1", Set("best_metric", "macro_f1"))], No("the best eval is that of the lowest loss; a classifier's also by accuracy or macro_f1"));
 
 const SPEED: Rule = Needless("it is about speed: no value depends on it");
-const CACHE: Rule = Needless("rows are tokenised anew for every run, in seconds");
+const CACHE: Rule = Needless("every run tokenises its rows, in seconds");
 const EXACT: Rule = Needless("attention is exact, whichever kernel computes it");
 const KERNELS: Rule = Needless("another kernel of the same product");
 const PROCESSES: Rule = Needless("it is about processes of torch, of which there are none");
@@ -205,7 +205,7 @@ const LLAMA_FACTORY: Table = &[
     ("resize_vocab", When(&[("false", Same)], No(TOKENS))), ("new_special_tokens", Lost(TOKENS)),
     ("streaming", STREAMING), ("buffer_size", Lost("all rows are shuffled, not those of a buffer")),
     ("mix_strategy", When(&[("concat", Same)], No("rows of all files are shuffled together"))),
-    ("tokenized_path", Lost("rows are tokenised anew for every run: name their files under data")),
+    ("tokenized_path", Lost("every run tokenises its rows: name their files under data")),
     ("predict_with_generate", ANSWERS),
     ("upcast_layernorm", Needless("norms are computed in f32")),
     ("pref_loss", Lost(PREFERENCES)), ("pref_beta", Lost(PREFERENCES)), ("reward_model", Lost(PREFERENCES)),
@@ -238,7 +238,7 @@ const TRL: Table = &[
     ("num_labels", Key("num_classes")),
     // Looked at with load_in_4bit.
     ("use_bnb_nested_quant", Needless("it decides between nf4 and nf4-double")),
-    ("bnb_4bit_quant_storage", Needless("it is about how blocks lie in torch's memory, not about their values")),
+    ("bnb_4bit_quant_storage", Needless("it decides how torch stores blocks in memory, not their values")),
     ("dataset_num_proc", SPEED), ("eval_packing", Needless("packed rows do not see each other")),
     ("padding_free", PADDING), ("pad_to_multiple_of", PADDING),
     ("activation_offloading", Needless("it is about where activations wait, not about their values")),

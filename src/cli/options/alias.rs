@@ -67,7 +67,7 @@ const SWITCHES: &[&str] = &[
 /// Computed: a fraction becomes a percentage of `warmup_steps`.
 pub const WARMUP_RATIO: &str = "warmup_ratio";
 
-/// Computed: so many times an epoch, as Axolotl has it.
+/// Computed: a number of times per epoch, as in Axolotl.
 pub const PER_EPOCH: &[(&str, &str)] =
     &[("evals_per_epoch", "eval_steps"), ("saves_per_epoch", "save_steps")];
 
@@ -112,7 +112,7 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("optimizer", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
     ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
     (REPORT_TO, &["none", "[]", ""], Explained("metrics.jsonl is always written"), Warned("nothing is sent there; metrics.jsonl has every number")),
-    (LOGGING_DIR, &[], Explained("metrics.jsonl lies in the output folder; `tensorboard: DIR` writes TensorBoard's files"), NotBuilt("")),
+    (LOGGING_DIR, &[], Explained("metrics.jsonl is in the output folder; `tensorboard: DIR` writes TensorBoard's files"), NotBuilt("")),
     ("eval_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("there are no, steps and epoch")),
     ("evaluation_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("there are no, steps and epoch")),
     ("save_strategy", &["steps"], Explained("save_steps says how often"), NotBuilt("there are no, steps, epoch and best")),
@@ -152,7 +152,7 @@ pub fn per_epoch(key: &str) -> Option<&'static str> {
     PER_EPOCH.iter().find(|(theirs, _)| *theirs == key).map(|(_, ours)| *ours)
 }
 
-/// `shuffle` for `no_shuffle`: every switch that is on unless it is turned off has such a name.
+/// `shuffle` for `no_shuffle`: every switch whose default is true has such a name.
 pub fn negated(key: &str) -> Option<&'static Opt> {
     let name = key.strip_prefix("no_")?.replace('_', "-");
     table::find(&name).filter(|o| o.is_on())
@@ -263,7 +263,7 @@ pub(super) fn tensorboard(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec
     layer
 }
 
-/// So many times an epoch.
+/// A number of times per epoch.
 pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
     let times: u64 = t.values.concat().parse().map_err(|_| place(&t, "a whole number was expected"))?;
     let steps = match times {
@@ -276,7 +276,7 @@ pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
 }
 
 /// `no_shuffle: true` is `shuffle: false`.
-pub(super) fn turned(mut t: Typed, opt: &Opt) -> Typed {
+pub(super) fn negated(mut t: Typed, opt: &Opt) -> Typed {
     for value in &mut t.values {
         let other = match value.to_lowercase().as_str() {
             "true" | "yes" | "on" | "1" => "false",

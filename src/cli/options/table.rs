@@ -177,7 +177,7 @@ impl Opt {
         self.name.replace('-', "_")
     }
 
-    /// A switch that is on unless it is turned off: `--no-NAME` does.
+    /// A switch whose default is true; `--no-NAME` turns it off.
     pub fn is_on(&self) -> bool {
         self.takes == Takes::Switch && self.default == "true"
     }

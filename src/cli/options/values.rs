@@ -31,9 +31,9 @@ impl Amount {
 pub enum Every {
     /// Not at all.
     Never,
-    /// After so many steps.
+    /// Every N steps.
     Steps(u64),
-    /// So many times an epoch; of once, its last step is one of them.
+    /// This many times per epoch; the last step of the epoch is one of them.
     Epoch(u64),
     /// After this percentage of all steps, rounded up as transformers does.
     Percent(f64),

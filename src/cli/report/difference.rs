@@ -39,7 +39,7 @@ pub fn between(folders: &[PathBuf]) -> Option<Vec<Difference>> {
     Some(options.chain(facts).filter(differs).collect())
 }
 
-/// A run without a run.yaml differs from nobody.
+/// A run without a run.yaml takes no part in the comparison.
 fn differs((_, values): &Difference) -> bool {
     let mut known = values.iter().flatten();
     known.next().is_some_and(|first| known.any(|other| other != first))

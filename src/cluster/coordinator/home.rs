@@ -47,7 +47,7 @@ pub enum HomeError {
     },
 }
 
-/// Nobody else has the folder while this is held; the system takes it back whatever becomes of the process. Its file is
+/// No other run has the folder while this is held; the system takes it back whatever becomes of the process. Its file is
 /// removed at the end, by its holder alone.
 #[derive(Debug)]
 pub struct Lock {

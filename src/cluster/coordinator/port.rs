@@ -61,11 +61,11 @@ impl Port {
         self.address
     }
 
-    /// Closes the port. Whoever has connected by then and proves itself within `patience` is handed to the reception.
+    /// Closes the port. A peer that has connected by then and proves itself within `patience` is handed to the reception.
     pub fn close(&mut self, patience: Duration) {
         self.closer.close();
         let (runtime, task) = (self.runtime.clone(), &mut self.task);
-        // Whoever is not done with its handshake by then is dropped.
+        // A handshake that is not finished by then is dropped.
         let _ = runtime.block_on(async { tokio::time::timeout(patience, task).await });
     }
 

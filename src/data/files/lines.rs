@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::rc::Rc;
 
-/// Shared between the parser's reader and whoever takes its rows.
+/// Shared by the parser's reader and the consumer of its rows.
 #[derive(Clone, Default)]
 pub struct Lines(Rc<RefCell<Seen>>);
 
