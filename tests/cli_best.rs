@@ -2,16 +2,8 @@
 
 mod cli_fixture;
 
-use cli_fixture::{Bench, rows, stderr};
+use cli_fixture::{ADAPTER, Bench, rows, stderr};
 use serde_json::Value;
-
-const ADAPTER: &str = "adapter_model.safetensors";
-
-#[track_caller]
-fn same_adapter(b: &Bench, one: &str, other: &str) {
-    let read = |dir: &str| b.read(&format!("{dir}/{ADAPTER}"));
-    assert!(read(one) == read(other), "{one} and {other} hold different adapters");
-}
 
 /// The best evaluation is that of step 2; the run ends after two more.
 #[test]
@@ -27,7 +19,7 @@ fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
     for part in [early, "\nbest     eval ", " at step 2: the adapter is that of step 2\n"] {
         assert!(said.contains(part), "{part}\n{said}");
     }
-    same_adapter(&b, "out", "out/checkpoint-2");
+    b.same_adapter("out", "out/checkpoint-2");
     assert_ne!(b.read(&format!("out/{ADAPTER}")), b.read(&format!("out/checkpoint-6/{ADAPTER}")));
     let text = |name: &str| String::from_utf8(b.read(&format!("out/{name}"))).unwrap();
     for (name, part) in [
@@ -43,10 +35,10 @@ fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
     // It is finished; in another folder, it takes the best adapter along.
     let again = b.run("--resume=out");
     assert!(again.status.success() && stderr(&again).contains(early), "{}", stderr(&again));
-    same_adapter(&b, "out", "out/checkpoint-2");
+    b.same_adapter("out", "out/checkpoint-2");
     b.ok("--resume=out -o moved -q");
-    same_adapter(&b, "moved", "out/checkpoint-2");
-    same_adapter(&b, "moved", "moved/checkpoint-2");
+    b.same_adapter("moved", "out/checkpoint-2");
+    b.same_adapter("moved", "moved/checkpoint-2");
 }
 
 /// Steps after which the model was scored.

@@ -3,18 +3,10 @@
 
 mod cli_fixture;
 
-use cli_fixture::{Bench, classes, rows, stderr};
+use cli_fixture::{ADAPTER, Bench, classes, rows, stderr};
 use serde_json::Value;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-const ADAPTER: &str = "adapter_model.safetensors";
-
-#[track_caller]
-fn same_adapter(b: &Bench, one: &str, other: &str) {
-    let read = |dir: &str| b.read(&format!("{dir}/{ADAPTER}"));
-    assert!(read(one) == read(other), "{one} and {other} hold different adapters");
-}
 
 #[test]
 fn threads_and_run_yaml_give_the_same_bytes() {
@@ -24,8 +16,8 @@ fn threads_and_run_yaml_give_the_same_bytes() {
     b.ok(&format!("{run} --threads 2 -o two"));
     b.ok("--config one/run.yaml -o three -q");
     b.ok(&format!("{run} --seed 43 -o other"));
-    same_adapter(&b, "one", "two");
-    same_adapter(&b, "one", "three");
+    b.same_adapter("one", "two");
+    b.same_adapter("one", "three");
     assert_ne!(b.read(&format!("one/{ADAPTER}")), b.read(&format!("other/{ADAPTER}")), "the seed matters");
     let yaml = String::from_utf8(b.read("one/run.yaml")).unwrap();
     for line in [
@@ -43,7 +35,7 @@ fn an_adapter_to_go_on_from_is_where_training_starts() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 3 --rank 4 --alpha 6 --target-modules q_proj,v_proj -q -o one");
     b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 --init-adapter one -q -o two");
-    same_adapter(&b, "one", "two");
+    b.same_adapter("one", "two");
     let config: Value = serde_json::from_slice(&b.read("two/adapter_config.json")).unwrap();
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(6.0)));
 }
@@ -95,7 +87,7 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
         );
         assert!(!b.path(&format!("out/{ADAPTER}")).exists(), "a stopped run has checkpoints, no adapter");
         b.ok("--resume=out");
-        same_adapter(&b, "whole", "out");
+        b.same_adapter("whole", "out");
     }
 }
 
@@ -209,7 +201,7 @@ fn an_adapter_speaks_and_merges() {
     assert!(said.contains("read back: logits within"), "{said}");
     assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned);
     b.ok("export out --to peft -o peft");
-    same_adapter(&b, "out", "peft");
+    b.same_adapter("out", "peft");
     let drawn =
         |seed: u64| b.ok(&format!("generate demo {prompt} --temperature 1.5 --top-p 0.95 --seed {seed}"));
     assert_eq!(drawn(1), drawn(1));

@@ -5,13 +5,12 @@
 
 mod cli_fixture;
 
-use cli_fixture::{Bench, stderr};
+use cli_fixture::{ADAPTER, Bench, stderr};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const RUN: &str = "demo --data rows.jsonl --max-steps 6 --save-steps 2 --rank 4 --threads 1";
-const ADAPTER: &str = "adapter_model.safetensors";
 
 /// The run into `out`, by a shell that does `before` first.
 fn limited(b: &Bench, before: &str, out: &str) -> Output {

@@ -4,13 +4,12 @@
 
 mod cli_fixture;
 
-use cli_fixture::{Bench, rows, stderr};
+use cli_fixture::{ADAPTER, Bench, rows, stderr};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const ADAPTER: &str = "adapter_model.safetensors";
 const RUN: &str = "demo --data rows.jsonl --batch-size 4 --rank 2 --save-steps 2";
 
 /// Exit code and the last line of `finetune {args}`, whose parts stand between ` .. `.

@@ -16,49 +16,34 @@ pub struct Tensor<'a> {
     pub bytes: Cow<'a, [u8]>,
 }
 
-impl<T: Tensors + ?Sized> Tensors for Box<T> {
-    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        (**self).tensor(name)
-    }
+/// Pointers to a source of tensors are sources themselves.
+macro_rules! pass_on {
+    ($($pointer:ty),*) => {$(
+        impl<T: Tensors + ?Sized> Tensors for $pointer {
+            fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
+                (**self).tensor(name)
+            }
 
-    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        (**self).blocks(name)
-    }
+            fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
+                (**self).blocks(name)
+            }
 
-    fn about(&self, name: &str) -> Result<Option<About>, String> {
-        (**self).about(name)
-    }
+            fn about(&self, name: &str) -> Result<Option<About>, String> {
+                (**self).about(name)
+            }
 
-    fn names(&self) -> Vec<String> {
-        (**self).names()
-    }
+            fn names(&self) -> Vec<String> {
+                (**self).names()
+            }
 
-    fn file_of(&self, name: &str) -> Option<&Path> {
-        (**self).file_of(name)
-    }
+            fn file_of(&self, name: &str) -> Option<&Path> {
+                (**self).file_of(name)
+            }
+        }
+    )*};
 }
 
-impl<T: Tensors + ?Sized> Tensors for &T {
-    fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String> {
-        (**self).tensor(name)
-    }
-
-    fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
-        (**self).blocks(name)
-    }
-
-    fn about(&self, name: &str) -> Result<Option<About>, String> {
-        (**self).about(name)
-    }
-
-    fn names(&self) -> Vec<String> {
-        (**self).names()
-    }
-
-    fn file_of(&self, name: &str) -> Option<&Path> {
-        (**self).file_of(name)
-    }
-}
+pass_on!(Box<T>, &T);
 
 /// What is known of a tensor without reading it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+pub const ADAPTER: &str = "adapter_model.safetensors";
+
 pub struct Bench {
     pub dir: tempfile::TempDir,
 }
@@ -34,6 +36,13 @@ impl Bench {
 
     pub fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// The adapters of two folders have the same bytes.
+    #[track_caller]
+    pub fn same_adapter(&self, one: &str, other: &str) {
+        let read = |dir: &str| self.read(&format!("{dir}/{ADAPTER}"));
+        assert!(read(one) == read(other), "{one} and {other} hold different adapters");
     }
 
     /// A copy of the demonstration's model under `name`.

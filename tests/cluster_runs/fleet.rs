@@ -1,6 +1,6 @@
 //! A coordinator and workers as processes of their own, on this machine over TCP with TLS, and what became of them.
 
-use crate::cli_fixture::{Bench, rows};
+use crate::cli_fixture::{ADAPTER, Bench, rows};
 use crate::hosts::{Hosts, Path};
 use finetune::train::event::{Event, What};
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-const ADAPTER: &str = "adapter_model.safetensors";
 /// No run here takes longer, even on a machine that does many other things.
 const PATIENCE: Duration = Duration::from_secs(600);
 

@@ -276,7 +276,7 @@ pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
 }
 
 /// `no_shuffle: true` is `shuffle: false`.
-pub(super) fn negated(mut t: Typed, opt: &Opt) -> Typed {
+pub(super) fn inverted(mut t: Typed, opt: &Opt) -> Typed {
     for value in &mut t.values {
         let other = match value.to_lowercase().as_str() {
             "true" | "yes" | "on" | "1" => "false",

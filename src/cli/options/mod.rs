@@ -223,7 +223,7 @@ fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Re
         } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {
             factors.push(t);
         } else if let Some(opt) = alias::negated(&t.key) {
-            out.push(alias::negated(t, opt));
+            out.push(alias::inverted(t, opt));
         } else if let Some(ours) = alias::per_epoch(&t.key) {
             out.push(alias::times(t, ours)?);
         } else if t.key == alias::WARMUP_RATIO {
