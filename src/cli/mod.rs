@@ -70,6 +70,13 @@ fn one_line_panic(info: &std::panic::PanicHookInfo) {
     if text.starts_with("failed printing to std") {
         std::process::exit(141);
     }
+    // Of the standard library and of rayon.
+    if ["failed to spawn thread", "ThreadPoolBuildError"].iter().any(|part| text.contains(part)) {
+        say!(
+            "error: the system starts no further thread: lower --threads, or raise the limit (ulimit -u, ulimit -v)"
+        );
+        std::process::exit(1);
+    }
     let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
     say!("error: internal error{place}: {text}; please report it with the command that was run");
     // rayon hands a panic to whoever waits for the work, which may be a device's thread that goes on without it.

@@ -88,7 +88,7 @@ pub enum ConfigError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A feature that changes the results and is not built.
+    /// A feature that changes the results and is not supported.
     #[error("{what} is not supported: {way_out}")]
     Unsupported {
         /// What the model asks for.

@@ -7,6 +7,11 @@ use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixe
 /// A confusion matrix of more classes than this fits no terminal; the report has it.
 pub const SHOWN_CLASSES: usize = 12;
 
+/// `1 step`, `2 steps`
+fn counted(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 /// The lines of a run's beginning.
 pub fn run_lines(run: &RunStart) -> Vec<String> {
     let mut lines: Vec<String> = run.notes.iter().map(|note| inline(note)).collect();
@@ -17,8 +22,11 @@ pub fn run_lines(run: &RunStart) -> Vec<String> {
         if run.eval_rows > 0 { format!(", {} for evaluation", run.eval_rows) } else { String::new() };
     let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
     lines.push(format!(
-        "{} rows{evaluated}; {} steps, {} per epoch; {} trained values{class}",
-        run.rows, run.total_steps, run.steps_per_epoch, run.parameters,
+        "{}{evaluated}; {}, {} per epoch; {} trained values{class}",
+        counted(run.rows, "row"),
+        counted(run.total_steps, "step"),
+        run.steps_per_epoch,
+        run.parameters,
     ));
     if run.first_step > 1 {
         lines.push(format!("resumed after step {}", run.first_step - 1));

@@ -48,7 +48,7 @@ use Rule::{Key, Lost, Needless, PerEpoch, When};
 type Table = &'static [(&'static str, Rule)];
 
 const FULL: &str = "only adapters are trained, never all weights";
-const PREFERENCES: &str = "preference tuning is not built; only supervised rows and classifiers are";
+const PREFERENCES: &str = "preference tuning is not supported; supervised rows and classifiers are";
 const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
 const TOKENS: &str = "tokens and their meaning are the model's own";
 const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
@@ -145,7 +145,7 @@ const AXOLOTL: Table = &[
     ("adapter", When(&[("lora", Same), ("qlora", Set("quantize", "nf4"))], No(FULL))),
     ("lora_model_dir", Key("init_adapter")),
     ("peft_use_rslora", Key("rslora")),
-    ("peft_use_dora", When(&[("false", Same)], No("DoRA is not built; plain LoRA is trained"))),
+    ("peft_use_dora", When(&[("false", Same)], No("DoRA is not supported; plain LoRA is trained"))),
     ("lora_modules_to_save", Lost(MODULES)),
     ("lora_fan_in_fan_out", When(&[("false", Same)], No("weights are read as [out, in], as Llama, Mistral and Qwen store them"))),
     ("shuffle_merged_datasets", Key("shuffle")),
@@ -164,7 +164,7 @@ const AXOLOTL: Table = &[
     ("unfrozen_parameters", Lost(FULL)),
     ("plugins", Lost("plugins are code of Axolotl's, and some of them change the loss: none of it is run")),
     ("loss_watchdog_threshold", WATCHDOG), ("loss_watchdog_patience", WATCHDOG),
-    ("s2_attention", When(&[("false", Same)], No("shifted sparse attention is not built: every row is attended to in full"))),
+    ("s2_attention", When(&[("false", Same)], No("shifted sparse attention is not supported: every row is attended to in full"))),
     ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
     ("tokenizer_type", When(&[("autotokenizer", Same), ("pretrainedtokenizerfast", Same), ("llamatokenizer", Same), ("llamatokenizerfast", Same)], No("the tokenizer is the model's tokenizer.json"))),
     ("is_llama_derived_model", Needless("the model's config.json says what it is")),

@@ -1,6 +1,6 @@
 //! Names that users carry over from other trainers. A name is either another spelling of ours, one that is
 //! computed into ours (the result is printed), one that asks for what happens anyway (explained once), or one
-//! that asks for something that is not built: an error, because silence would train something else.
+//! that asks for something that is not supported: an error, because silence would train something else.
 
 use super::table::{self, Opt};
 use super::{Typed, place};
