@@ -40,6 +40,18 @@ fn an_adapter_to_go_on_from_is_where_training_starts() {
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(6.0)));
 }
 
+/// AutoPeftModel needs the id of a base; where adapter_config.json has none, the run says so first and last.
+#[test]
+fn a_base_without_a_hub_id_is_reported() {
+    let b = Bench::new();
+    b.model("base");
+    let run = |args: &str| stderr(&b.run(&format!("{args} --data rows.jsonl --max-steps 1 --rank 2")));
+    let line = "base     no Hub id is known: for PEFT's AutoPeftModel give --base-id ID";
+    assert_eq!(run("base -o one").matches(line).count(), 2);
+    assert_eq!(run("base --base-id owner/name -o two").matches(line).count(), 0);
+    assert_eq!(run("demo -o three").matches(line).count(), 0);
+}
+
 /// Waits until the run has taken `n` steps.
 fn wait_for_steps(b: &Bench, child: &mut Child, n: usize) {
     let began = Instant::now();

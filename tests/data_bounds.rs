@@ -82,9 +82,15 @@ fn a_text_without_tokens_at_its_beginning_is_refused() {
 /// The end of `finetune {command}` under a limit of address space: exit code and parts of the last line.
 #[track_caller]
 fn ends(bench: &Bench, command: &str, code: i32, parts: &[&str]) -> String {
+    ends_within(bench, 3_000_000, command, code, parts)
+}
+
+/// The same under a limit of so many kilobytes.
+#[track_caller]
+fn ends_within(bench: &Bench, kilobytes: u64, command: &str, code: i32, parts: &[&str]) -> String {
     let inner = bench.command(command);
     let mut limited = std::process::Command::new("sh");
-    limited.args(["-c", "ulimit -v 3000000; exec \"$@\"", "sh"]).arg(inner.get_program());
+    limited.args(["-c", &format!("ulimit -v {kilobytes}; exec \"$@\""), "sh"]).arg(inner.get_program());
     limited.args(inner.get_args()).current_dir(inner.get_current_dir().unwrap());
     inner.get_envs().for_each(|(name, value)| match value {
         Some(value) => drop(limited.env(name, value)),
@@ -108,10 +114,11 @@ fn a_long_row_costs_what_is_kept_of_it() {
     let b = Bench::new();
     let small = "{\"prompt\":\"p\",\"completion\":\"c\"}\n";
     for text in ["lorem ipsum ", "a"] {
-        let row = format!("{{\"prompt\":\"p\",\"completion\":\"{}\"}}\n{small}", repeated(text, 40_000_000));
+        let row = format!("{{\"prompt\":\"p\",\"completion\":\"{}\"}}\n{small}", repeated(text, 100_000_000));
         b.file("long.jsonl", &row);
-        let said = ends(
+        let said = ends_within(
             &b,
+            1_000_000,
             "inspect long.jsonl --model demo --rows 0 --json",
             0,
             &["\"truncated\":1", "\"rows\":2"],

@@ -217,7 +217,13 @@ fn bad_input_gets_one_line_with_its_address() {
             true,
         ),
         ("s.jsonl", "{\"text\": \"x\"}".into(), classify(), "s.jsonl:1: `label` is missing", false),
-        ("t.jsonl", "{\"text\": \"\"}".into(), sft(), "nothing is supervised in any of 1 rows", false),
+        (
+            "t.jsonl",
+            "{\"text\": \"\"}".into(),
+            sft(),
+            "nothing is supervised in t.jsonl (rows: 1, the first: ",
+            false,
+        ),
         ("u.jsonl", "{\"text\": \"\\ud800\"}".into(), sft(), "u.jsonl:1: not valid JSON", false),
         ("v.jsonl", "{\"text\": \"x\"}".into(), Options { max_seq_len: 0, ..sft() }, "--max-seq-len", true),
     ];

@@ -54,7 +54,7 @@ fn commas_semicolons_and_tabs_separate_cells() {
     assert!(
         one.unwrap_err()
             .to_string()
-            .contains("one.csv:2: not a row of this table: the header has 1 cells, the row 2")
+            .contains("one.csv:2: not a row of this table: cells of the header 1, of the row 2")
     );
 }
 
@@ -154,7 +154,7 @@ fn faulty_lines_say_what_and_what_to_do() {
                 "k.csv",
                 "text,b\nx,1\ny\n".into(),
                 sft,
-                "k.csv:3: not a row of this table: the header has 2 cells, the row 1 .. quotes",
+                "k.csv:3: not a row of this table: cells of the header 2, of the row 1 .. quotes",
             ),
         ],
     );

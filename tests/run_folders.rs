@@ -173,6 +173,43 @@ fn a_run_killed_early_begins_again() {
     );
 }
 
+/// The run that --overwrite replaces is there again where the new one took no step.
+#[test]
+fn a_stop_before_the_first_step_keeps_the_replaced_run() {
+    let b = Bench::new();
+    b.ok(&format!("{RUN} --max-steps 4 -q -o out"));
+    let before = contents(&b.path("out"));
+    // The first evaluation takes long enough to be met.
+    b.file("long.jsonl", &rows(6000));
+    let run = format!("{RUN} --max-steps 9 --eval-data long.jsonl --threads 1 -q -o out --overwrite");
+    let child = b.start(&run);
+    let began = Instant::now();
+    while !b.path("out/run.yaml").exists() || !b.path("out/.previous/run.yaml").exists() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it never began");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
+        .unwrap();
+    let out = child.wait_with_output().unwrap();
+    let said = stderr(&out);
+    assert_eq!(out.status.code(), Some(75), "{said}");
+    assert!(said.contains("before the first step: nothing is saved"), "{said}");
+    assert!(contents(&b.path("out")) == before);
+}
+
+/// Without checkpoints, a finished run is not trained again under its adapter.
+#[test]
+fn a_finished_run_without_checkpoints_is_not_resumed() {
+    let b = Bench::new();
+    b.ok(&format!("{RUN} --max-steps 4 -q -o out"));
+    for step in [2, 4] {
+        fs::remove_dir_all(b.path(&format!("out/checkpoint-{step}"))).unwrap();
+    }
+    let before = contents(&b.path("out"));
+    check(&b, "--resume=out", 1, "out: no checkpoint-N here to resume from");
+    assert!(contents(&b.path("out")) == before);
+}
+
 /// A checkpoint whose sums are right and whose step is not.
 #[test]
 fn a_step_that_cannot_be_is_refused_by_name() {
@@ -254,8 +291,9 @@ fn a_resumed_run_is_summed_up_as_a_whole() {
     assert_eq!(summary(&stderr(&b.run("--resume=out"))), whole);
     assert_eq!(summary(&stderr(&b.run("--resume=from -o to"))), whole, "also in another folder");
     // A pipe has nothing to read, and nothing takes its place.
-    let log = b.ok("--resume=from -o piped --log-json /dev/stdout -q");
+    let log = b.ok("--resume=from -o piped --log-json /dev/stdout --tensorboard board -q");
     assert!(log.lines().last().is_some_and(|line| line.contains("\"event\":\"done\"")), "{log}");
+    b.ok("--resume=piped --tensorboard board -q");
 }
 
 #[test]
@@ -275,6 +313,8 @@ fn newcomers_are_led_on() {
     // Longer than it was.
     let way = "max_steps (or by epochs) was 4, is 9 .. --init-adapter runs/demo-1/checkpoint-4";
     check(&b, "--resume=runs/demo-1 --max-steps 9", 78, way);
+    let way = "max_steps (or by epochs) was 4, is 100 .. warmup_steps was .. --init-adapter runs/demo-1/checkpoint-4";
+    check(&b, "--resume=runs/demo-1 --max-steps 100", 78, way);
     b.ok(&format!("{RUN} --max-steps 1 --init-adapter runs/demo-1/checkpoint-4 -q"));
     // Stopped, and tried nevertheless.
     cut(&b, "runs/demo-1", 2);

@@ -209,7 +209,7 @@ fn tell_device(inv: &mut Invocation, facts: &Value) -> Result<(), Refusal> {
         ))?,
     }
     inv.say(&format!(
-        "a microbatch takes {:.1} ms and {:.3} ms a token; `finetune plan` uses these numbers",
+        "a microbatch takes {:.1} ms and {:.3} ms per token; `finetune plan` uses these numbers",
         number(facts, "fixed_ms"),
         number(facts, "ms_per_token"),
     ))?;

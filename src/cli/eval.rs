@@ -9,15 +9,15 @@ use super::options::groups::{self, class_weights, field_names, whole};
 use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
-use super::refusal::{Kind, Refusal};
+use super::refusal::Refusal;
 use super::run_file;
-use super::signals;
 use super::verb::Invocation;
 use crate::data::plan::{Plan, PlanOptions};
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::model::stage::Model;
 use crate::report::confusion;
 use crate::train::event::Eval;
+use crate::train::stop::Stop;
 use crate::train::{Batches, Local, eval};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -86,8 +86,9 @@ fn scores(model: &mut dyn Model, rows: &Corpus, tokens: usize) -> Result<Eval, R
         },
     );
     let work = Batches::new(&rows.samples, &plan, Some(&rows.samples));
-    let scores = eval::evaluate(&mut Local::new(model, &signals::STOP), &work, 0, &mut |_| ())?;
-    scores.ok_or_else(|| Refusal::of(Kind::Saved, "stopped by a signal"))
+    let stop = Stop::new();
+    let scores = eval::evaluate(&mut Local::new(model, &stop), &work, 0, &mut |_| ())?;
+    scores.ok_or_else(|| Refusal::failure("the model gave no scores"))
 }
 
 fn say(inv: &mut Invocation, e: &Eval, rows: &Corpus) -> Result<(), Refusal> {

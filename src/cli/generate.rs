@@ -39,7 +39,10 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     if chat && typed_here && !json_wanted {
         let mut lines = std::io::stdin().lock();
         return chat::converse(&mut lines, inv.out.as_mut(), system.as_deref(), &mut |turns, out| {
-            let ids = turns_ids(&speaker.tokenizer, turns)?;
+            let bytes = turns.iter().map(|turn| turn.to_string().len()).sum();
+            let ids = data::bounded(&"the conversation", (bytes, usize::MAX), || {
+                turns_ids(&speaker.tokenizer, turns)
+            })?;
             let Ok(sampling) = speaker.within(&sampling, ids.len()) else { return Ok(None) };
             Ok(Some(speaker.answer(&ids, &sampling, |piece| stream(out, piece))?.text))
         });

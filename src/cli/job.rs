@@ -365,7 +365,11 @@ fn saved(finished: &Finished, place: &Place, options: &Options) -> Refusal {
         true => ", and the same rows on stdin",
         false => "",
     };
-    let line =
-        format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}{again}");
+    let line = match step {
+        0 => "stopped by a signal before the first step: nothing is saved".to_string(),
+        _ => {
+            format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}{again}")
+        }
+    };
     Refusal::of(Kind::Saved, line)
 }

@@ -21,6 +21,9 @@ const RUNS: &str = "runs";
 /// The marker of a run's folder.
 pub const RUN_FILE: &str = "run.yaml";
 
+/// What a finished run has.
+const ADAPTER: &str = "adapter_model.safetensors";
+
 /// Where a run will write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -77,7 +80,8 @@ impl Place {
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>, Refusal> {
         let Some(from) = &self.resume else { return Ok(None) };
         match checkpoint::find(from) {
-            Err(TrainError::NoCheckpoint { .. }) if self.goes_on() => {
+            // Who removed the checkpoints of a finished run did not ask for another adapter.
+            Err(TrainError::NoCheckpoint { .. }) if self.goes_on() && !self.dir.join(ADAPTER).exists() => {
                 if holds(&self.dir)? == Holds::Other {
                     return Err(not_ours(&self.dir));
                 }
@@ -164,7 +168,8 @@ fn holds(dir: &Path) -> Result<Holds, Refusal> {
     };
     let names: Vec<String> =
         entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    let marks = |name: &String| [RUN_FILE, claim::PREVIOUS, home::FILE].contains(&name.as_str());
+    let marks =
+        |name: &String| [RUN_FILE, claim::PREVIOUS, claim::MOVING, home::FILE].contains(&name.as_str());
     Ok(match names.iter().any(marks) {
         true => Holds::Run,
         false if names.iter().all(|name| name == home::LOCK || claim::is_draft(name)) => Holds::Nothing,
@@ -260,6 +265,18 @@ mod tests {
         assert!(refused.line.contains("belongs to another run"), "{refused}");
         let mut over = place(&OutputOptions { overwrite: true, ..options.clone() }, "demo").unwrap();
         std::fs::write(dir.join("notes.txt"), "mine").unwrap();
+        // What cannot be moved aside stays.
+        std::fs::write(dir.join(claim::MOVING), "").unwrap();
+        assert!(Claim::new(&mut over, None).is_err());
+        assert!(dir.join(RUN_FILE).exists() && dir.join("notes.txt").exists());
+        std::fs::remove_file(dir.join(claim::MOVING)).unwrap();
+        // A process died while it moved the run aside: what is moved and what is not belong together.
+        std::fs::write(dir.join("metrics.jsonl"), "m").unwrap();
+        std::fs::create_dir(dir.join(claim::MOVING)).unwrap();
+        std::fs::rename(dir.join(RUN_FILE), dir.join(claim::MOVING).join(RUN_FILE)).unwrap();
+        drop(Claim::new(&mut over, None).unwrap());
+        assert!(dir.join(RUN_FILE).exists() && dir.join("metrics.jsonl").exists());
+        assert!(!dir.join(claim::MOVING).exists() && !dir.join(claim::PREVIOUS).exists());
         Claim::new(&mut over, None).unwrap().keep();
         assert!(!dir.join(RUN_FILE).exists() && dir.join("notes.txt").exists());
         assert!(place(&options, "demo").unwrap_err().line.contains("holds no run"));

@@ -76,8 +76,7 @@ pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepare
 /// Refuses where there are no rows, or where they were typed in the place of the model.
 fn has_rows(options: &Options) -> Result<(), Refusal> {
     let named = &options.model.model;
-    let is_rows = [".jsonl", ".json", ".csv", ".tsv", ".parquet"].iter().any(|end| named.ends_with(end));
-    if is_rows && Path::new(named).is_file() {
+    if files::holds_rows(Path::new(named)) && Path::new(named).is_file() {
         let line = format!("{named} holds rows, not a model: finetune MODEL --data {named}");
         return Err(Refusal::usage(line));
     }
@@ -193,7 +192,7 @@ fn no_raise(e: DataError, config: &Config, max_seq_len: usize) -> Refusal {
     match e {
         DataError::NothingSupervised { files, rows, first } if config.window == Some(max_seq_len) => {
             Refusal::failure(format!(
-                "nothing is supervised in any of {rows} rows of {files} (first: {first}): check the fields, or \
+                "nothing is supervised in {files} (rows: {rows}, the first: {first}): check the fields, or \
                  shorten the prompts: the model's sliding window allows rows of {max_seq_len} tokens at most"
             ))
         }

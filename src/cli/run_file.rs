@@ -78,7 +78,12 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
         for opt in TABLE.iter().filter(|o| o.section == section && !LEFT_OUT.contains(&o.name)) {
             let Some(setting) = settings.get(opt.name) else { continue };
             let list = matches!(opt.takes, Takes::Many(_) | Takes::Commas(_));
-            let values: Vec<String> = setting.values.iter().map(|v| quoted(&recorded(opt.name, v))).collect();
+            let value = |v: &String| match opt.takes {
+                // `1e3` is a prompt, no number.
+                Takes::Many("TEXT") => json(v),
+                _ => quoted(&recorded(opt.name, v)),
+            };
+            let values: Vec<String> = setting.values.iter().map(value).collect();
             let value = match values.as_slice() {
                 // A flag that was given without its value.
                 [] if setting.source == Source::Flag && matches!(opt.takes, Takes::Optional(_)) => {
@@ -103,7 +108,7 @@ pub fn fact(path: &Path, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let (_, facts) = text.split_once(&format!("\n{}:", yaml::FACTS))?;
     let value = facts.lines().find_map(|line| line.trim_start().strip_prefix(key)?.strip_prefix(": "))?;
-    Some(value.trim_matches(['"', '\'']).to_owned())
+    Some(serde_json::from_str(value).unwrap_or_else(|_| value.to_owned()))
 }
 
 /// A scalar that YAML reads back as the same text.
@@ -113,8 +118,12 @@ fn quoted(value: &str) -> String {
     let word = ["null", "yes", "no", "on", "off", "y", "n"].contains(&value.to_lowercase().as_str());
     match safe && !word && value.chars().all(plain) {
         true => value.to_string(),
-        false => serde_json::Value::from(value).to_string(),
+        false => json(value),
     }
+}
+
+fn json(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 #[cfg(test)]
@@ -132,7 +141,7 @@ mod tests {
         let typed = vec![
             flag("model", &["owner/name@main"]),
             flag("data", &["a b.jsonl", "-", "c:\\d # e.jsonl"]),
-            flag("sample_prompt", &["Say \"hi\"\nto: me", "no"]),
+            flag("sample_prompt", &["Say \"hi\"\nto: me", "no", "1e3", "True"]),
             flag("learning_rate", &["2e-4"]),
             flag("data_fields", &["prompt=q", "completion=a"]),
             flag("rslora", &["true"]),

@@ -73,7 +73,7 @@ fn sentences(s: &Survey) -> Vec<String> {
     let mut out = Vec::new();
     if s.dropped > 0 {
         out.push(format!(
-            "nothing is supervised in {} (first: {}): they are left out; --max-dropped 1% would refuse them",
+            "nothing to train on in {} (first: {}): they are left out; --max-dropped 1% would refuse them",
             of(s.dropped, s.rows),
             s.first_dropped
         ));
@@ -133,10 +133,7 @@ mod tests {
         let none = Survey::default;
         check(none(), &[]);
         let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3: its text is empty".into(), ..none() };
-        check(
-            dropped,
-            &["nothing is supervised in 6 of 50 rows (12 %) (first: a.jsonl:3: its text is empty)"],
-        );
+        check(dropped, &["nothing to train on in 6 of 50 rows (12 %) (first: a.jsonl:3: its text is empty)"]);
         check(Survey { endless: 50, ..none() }, &["no end token is trained on in 50 of 50 rows (100 %)"]);
         check(
             Survey { truncated: 5, duplicates: 1, ..none() },

@@ -295,7 +295,7 @@ impl Verb {
         if let Some(line) = super::devices::refused_limit() {
             return Err(Refusal::configuration(line));
         }
-        // Help is there for who cannot find the name, too.
+        // Verbs without options, such as help, check no variables.
         if self.shared.is_none_or(|options| !options.is_empty()) {
             variables::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
         }

@@ -120,7 +120,7 @@ const BOARD: &str = "tensorboard";
 
 /// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
 fn board(dir: &Path, place: &Place, log: &Path) -> Result<TensorBoard, Refusal> {
-    let before = if place.goes_on() { report::read(log)? } else { vec![] };
+    let before = if place.goes_on() && log.is_file() { report::read(log)? } else { vec![] };
     let noted = |event: &Event| match event {
         Event::Run(run) => {
             run.notes.iter().find_map(|note| note.strip_prefix(BOARD).map(|s| s.trim().into()))

@@ -64,7 +64,7 @@ pub enum ToCoordinator {
         parameters: Hash,
         /// Time that it took to compute, in microseconds.
         micros: u64,
-        /// The most bytes of the device that it had in use at once, frozen weights apart; 0 where nobody counts.
+        /// The most bytes of the device that it had in use at once, without the frozen weights; 0 where nobody counts.
         memory: u64,
     },
     /// A part of the running sum; all parts of one sum come in order before their [`ToCoordinator::Sum`].
@@ -388,7 +388,7 @@ pub enum Bye {
         /// One line: what, and what to do.
         reason: String,
     },
-    /// This worker was taken out (silent, wrong result); dialling again is allowed where `again` is true.
+    /// This worker was removed (silent, wrong result); dialling again is allowed where `again` is true.
     Out {
         /// One line.
         reason: String,

@@ -9,8 +9,8 @@ use crate::data::samples::Encoded;
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 
-/// Tokens, mask and label of a row, of which only the first `most` tokens are kept: all tokens where there are at most
-/// `most`, else more than `most`, of which the first `most` are right.
+/// Tokens, mask and label of a row of which only the first `most` tokens are kept. If the row has more than `most` tokens,
+/// the result has more than `most` too, and its first `most` are those of the whole row.
 pub fn encode(
     form: &Form,
     tokenizer: &Tokenizer,

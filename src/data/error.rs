@@ -76,7 +76,7 @@ pub enum DataError {
     },
     /// Rows, but nothing in them to learn from.
     #[error(
-        "nothing is supervised in any of {rows} rows of {files} (first: {first}); check the fields, or raise --max-seq-len"
+        "nothing is supervised in {files} (rows: {rows}, the first: {first}); check the fields, or raise --max-seq-len"
     )]
     NothingSupervised {
         /// The files that were read.

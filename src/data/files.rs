@@ -1,8 +1,8 @@
 //! Rows out of files, as JSON objects with their addresses, a chunk at a time: a file is never held whole.
 //!
 //! The kind is found by the name: .jsonl / .ndjson, .json (an array; else one object a line), .csv / .tsv, .parquet,
-//! `-` for JSON lines on stdin. A row of text has at most `LONGEST` bytes. A folder has its rows in files named train*, validation* (or valid, eval, dev)
-//! and test*.
+//! `-` for JSON lines on stdin. A row of text has at most `LONGEST` bytes. A folder has its rows in files named train*,
+//! validation* (or valid, eval, dev) and test*.
 
 mod lines;
 mod table;
@@ -94,7 +94,14 @@ pub type Sink<'a> = &'a mut dyn FnMut(RawRow) -> Result<Flow, DataError>;
 const KINDS: &str = ".jsonl, .json, .csv, .tsv or .parquet, or - for JSON lines on standard input";
 const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet"];
 
-/// Bytes of the longest row of text: what comes without an end is refused here, not by the last of the memory.
+/// Whether a file of this name may hold rows.
+pub fn holds_rows(path: &Path) -> bool {
+    path.extension()
+        .and_then(|e| e.to_str())
+        .is_some_and(|end| ENDINGS.contains(&end.to_lowercase().as_str()))
+}
+
+/// Bytes of the longest row of text. A longer row is an error.
 const LONGEST: u64 = 1 << 28;
 
 /// Reads one file to its end, or until the sink has enough.
@@ -177,7 +184,7 @@ fn lines(reader: &mut dyn BufRead, file: &str, sink: Sink<'_>) -> Result<Flow, D
     Ok(Flow::Continue)
 }
 
-/// A row of text without an end, or as good as.
+/// The error for a row longer than [`LONGEST`].
 fn endless(place: Place) -> DataError {
     let reason = format!(
         "the row is longer than {} MB: is this a file of rows? Split long rows into several",
@@ -188,7 +195,7 @@ fn endless(place: Place) -> DataError {
 
 /// The items of a JSON array, one after another.
 fn array(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
-    let lines = Lines::default();
+    let lines = Lines::uncounted();
     let reader = BufReader::with_capacity(1 << 16, lines.watch(reader));
     let mut items = Items { file, sink, outcome: Ok(Flow::Continue), row: 0, lines: lines.clone() };
     let mut json = serde_json::Deserializer::from_reader(reader);
@@ -294,10 +301,9 @@ fn row_files(path: &Path, depth: usize, out: &mut Vec<PathBuf>) -> Result<(), Da
     let failed = |source| DataError::File { file: path.display().to_string(), source };
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let child = entry.map_err(failed)?.path();
-        let kind = child.extension().and_then(|e| e.to_str()).unwrap_or("");
         if child.is_dir() && depth > 1 {
             row_files(&child, depth - 1, out)?;
-        } else if ENDINGS.contains(&kind) {
+        } else if holds_rows(&child) {
             out.push(child);
         }
     }

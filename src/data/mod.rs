@@ -287,6 +287,9 @@ fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String
                 .or(cut)
                 .unwrap_or_else(|| "its assistant turns are empty, or the chat template marks none".into()),
         ),
+        Form::Alpaca(_) => {
+            Some(cut.unwrap_or_else(|| "its output is empty, or the chat template marks none".into()))
+        }
         _ => Some(cut.unwrap_or_else(|| "its text is empty".into())),
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::data::error::{DataError, Place};
 use crate::data::files::{Flow, Raw, RawRow, Sink};
-use crate::numeric::caught::caught;
+use crate::numeric::caught::{caught, without_place};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
@@ -38,7 +38,7 @@ pub fn read(opened: File, file: &str, sink: Sink<'_>) -> Result<Flow, DataError>
 fn answered<T>(run: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, String> {
     match caught(run) {
         Ok(result) => result.map_err(|e| e.to_string()),
-        Err(panic) => Err(panic.split(" (at ").next().unwrap_or(&panic).to_owned()),
+        Err(panic) => Err(without_place(&panic).to_owned()),
     }
 }
 

@@ -11,14 +11,15 @@ mod python;
 mod time;
 
 use crate::data::error::DataError;
-use crate::numeric::caught::caught;
+use crate::numeric::caught::{caught, without_place};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::Value;
 use std::ops::Range;
 
-/// Instructions of one rendering: seconds of work. A conversation takes a few dozen a message.
+/// Instructions of one rendering. A conversation takes a few dozen per message. An instruction that copies a long text
+/// costs as little as any other: this bounds loops, not time.
 const FUEL: u64 = 50_000_000;
 
 /// Put before and after what a generation block renders; planes 15 and 16 have no characters of their own.
@@ -137,9 +138,7 @@ impl ChatTemplate {
         context.push(("add_generation_prompt", Jinja::from(ending == Ending::GenerationPrompt)));
         // The library panics where a template reverses an empty list.
         let rendered = caught(|| template.render(Jinja::from_pairs(context)));
-        let rendered = rendered.map_err(|panic| {
-            DataError::Template(panic.split(" (at ").next().unwrap_or(&panic).to_string())
-        })?;
+        let rendered = rendered.map_err(|panic| DataError::Template(without_place(&panic).to_owned()))?;
         let text = rendered.map_err(|e| DataError::Template(flat(&e)))?;
         let traces = if name == TOOLS { self.tools_trace } else { self.traces };
         Ok(if traces { cut_out(&text) } else { Rendered { text, generation: None } })

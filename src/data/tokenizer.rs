@@ -9,7 +9,7 @@
 
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, SpecialTokens};
-use crate::numeric::caught::caught;
+use crate::numeric::caught::{caught, without_place};
 use serde_json::Value;
 
 /// Whether the tokenizer's own special tokens (its post-processor's, such as a BOS) go around the text.
@@ -51,7 +51,7 @@ impl Tokenizer {
     ) -> Result<Self, DataError> {
         // The library panics on some decoders and prefixes.
         let read = caught(|| tokenizers::Tokenizer::from_bytes(tokenizer_json.as_bytes()));
-        let read = read.unwrap_or_else(|panic| Err(panic.split(" (at ").next().unwrap_or(&panic).into()));
+        let read = read.unwrap_or_else(|panic| Err(without_place(&panic).into()));
         let mut inner =
             read.map_err(|e| DataError::Tokenizer(format!("tokenizer.json cannot be read: {e}")))?;
         inner.with_truncation(None).map_err(|e| DataError::Tokenizer(e.to_string()))?;
@@ -80,8 +80,8 @@ impl Tokenizer {
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
-    /// As `encode`, for a text of which only the first `most` ids are kept: all ids where there are at most `most`, else
-    /// more than `most`, of which the first `most` are those of the whole text.
+    /// As `encode`, for a text of which only the first `most` ids are kept. If the text has more than `most` ids, the
+    /// result has more than `most` too, and its first `most` are those of the whole text.
     pub fn beginning(&self, text: &str, special: Special, most: usize) -> Result<Vec<u32>, DataError> {
         beginning(text, most, |text| self.encode(text, special), |ids| ids)
     }
@@ -194,7 +194,7 @@ fn answered<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataErr
     match caught(run) {
         Ok(result) => result.map_err(|e| DataError::Tokenizer(e.to_string())),
         Err(panic) => {
-            let why = panic.split(" (at ").next().unwrap_or(&panic);
+            let why = without_place(&panic);
             let what = "tokenizer.json fails on this text";
             let way = "use the tokenizer.json of the model's page, or leave the text out";
             Err(DataError::Tokenizer(format!("{what} ({why}): {way}")))

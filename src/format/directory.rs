@@ -27,8 +27,8 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     with_weights(dir, config, tensors, kind)
 }
 
-/// config.json of a directory that has everything but the weights, as [`with_weights`] takes it, and whether those are in
-/// NF4; `None` where it has weights, or is no model's.
+/// config.json of a directory that has everything but the weights, as [`with_weights`] takes it, and whether the weights
+/// are in NF4. `None` if the directory has weights, or holds no model.
 pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError> {
     match holds(dir) {
         Ok(Holds::NoWeights) if dir.join("config.json").is_file() => config_and_method(dir).map(Some),

@@ -17,8 +17,9 @@ pub struct Map(Option<Mapped>);
 
 #[derive(Debug)]
 struct Mapped {
-    map: memmap2::Mmap,
+    // Dropped before `map`: once that is unmapped, its addresses may be another file's.
     _watched: fault::Watched,
+    map: memmap2::Mmap,
 }
 
 impl Map {
@@ -93,7 +94,7 @@ mod fault {
         let line = format!(
             "error: {}: the file was cut short or its disk failed while the model was in use: restore it, then run \
              this again (a run goes on with --resume)\n",
-            path.display()
+            crate::numeric::say::inline(&path.display().to_string())
         );
         let (start, length) = (bytes.as_ptr() as usize, bytes.len());
         let entry = Box::into_raw(Box::new(Entry { start, length, line: line.into_bytes() }));

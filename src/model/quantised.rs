@@ -25,7 +25,7 @@ pub enum Recipe {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantiseError {
     /// Nothing of that name.
-    #[error("{0:?} is no way to quantise: there are nf4, nf4-double and q8_0")]
+    #[error("{0:?}: expected one of nf4, nf4-double, q8_0")]
     Unknown(String),
     /// Once is enough.
     #[error("the model's weights are quantised already ({tensor} is {encoding}): leave --quantize out")]

@@ -5,7 +5,7 @@ use super::decoder::Keep;
 use crate::numeric::line::{Line, Points};
 use serde::{Deserialize, Serialize};
 
-/// The most that was in use at once, frozen weights apart, while something was computed.
+/// The most that was in use at once, without the frozen weights, while something was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InUse {
     /// Bytes.
@@ -101,7 +101,7 @@ impl Used {
         }
     }
 
-    /// The line; None of what nobody measured at two sizes, of which rest may be one, or that cannot be.
+    /// The fitted line; None if fewer than two sizes were measured (idle counts as one), or the fit is implausible.
     pub fn fit(&self) -> Option<Fit> {
         let Points { n, x, y, xx, xy } = self.points;
         let sound = [x, y, xx, xy].iter().all(|sum| (0.0..1e24).contains(sum))

@@ -160,7 +160,8 @@ impl Keyring {
         Ok(Found { token, source: Source::File(path), made: false })
     }
 
-    /// Keeps `token` in place of what is there: says where, and where the file before it is kept, if that held another.
+    /// Keeps `token` in place of the one that is there. Returns its path, and the path of a copy of the old file if that held
+    /// another token.
     pub fn keep(&self, token: &Token) -> Result<(PathBuf, Option<PathBuf>), KeepError> {
         let path = self.place()?;
         let same = matches!(read(&path), Ok(Some(before)) if before.text() == token.text());

@@ -33,13 +33,15 @@ pub struct Fingerprint(pub [u8; 8]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
     /// Too little to be safe.
-    #[error("that is no token: {bits} bits or fewer could be guessed; `finetune token` makes one of 256")]
+    #[error(
+        "not a token: {bits} bits at most, which could be guessed; `finetune token` makes one of 256 bits"
+    )]
     Short {
         /// At most what it holds.
         bits: usize,
     },
     /// Neither form.
-    #[error("that is no token: it is 64 hex digits, or what `finetune token` prints ({PREFIX}...)")]
+    #[error("not a token: a token is 64 hex digits, or what `finetune token` prints ({PREFIX}...)")]
     Form,
     /// The form of ours, mistyped.
     #[error("the token is damaged (its checksum does not fit): copy it again, whole")]
@@ -235,8 +237,8 @@ mod tests {
     #[test]
     fn what_could_be_guessed_is_refused() {
         check("", "0 bits");
-        check("hunter2", "56 bits or fewer");
-        check("deadbeefdeadbeefdeadbeef", "96 bits or fewer");
+        check("hunter2", "56 bits at most");
+        check("deadbeefdeadbeefdeadbeef", "96 bits at most");
         check("deadbeefdeadbeefdeadbeefdeadbeef", "64 hex digits");
         check("correct horse battery staple", "64 hex digits");
         check(&"ab".repeat(32), "not random (1 different");

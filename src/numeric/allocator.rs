@@ -36,7 +36,7 @@ pub fn within<T>(bytes: usize, line: String, run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// To be a binary's `#[global_allocator]`; without it nothing is bounded.
+/// Install it as `#[global_allocator]`; without it nothing is bounded.
 pub struct Allocator;
 
 #[cfg(test)]
@@ -71,8 +71,8 @@ fn or_end(allocated: *mut u8, bytes: usize) -> *mut u8 {
     let mut rest = &mut line[..];
     let _ = writeln!(
         rest,
-        "error: out of memory: {bytes} bytes could not be allocated: lower --rank, --micro-batch-tokens or --threads, or \
-         raise the limit (ulimit -v, the container's memory)"
+        "error: out of memory: {bytes} bytes could not be allocated: raise the limit (ulimit -v, the container's memory); \
+         a run needs less with a lower --rank, --micro-batch-tokens or --threads"
     );
     let left = rest.len();
     let _ = std::io::stderr().write_all(&line[..line.len() - left]);

@@ -24,7 +24,12 @@ pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Whether this thread's panic will be caught: then nobody else has to say it.
+/// The text of a caught panic without its place in the source: for users, where a library panics on bad input.
+pub fn without_place(panic: &str) -> &str {
+    panic.rsplit_once(" (at ").map_or(panic, |(text, _)| text)
+}
+
+/// Whether this thread's panic will be caught: then no other handler reports it.
 pub fn heard(info: &PanicHookInfo) -> bool {
     let within = WITHIN.get() > 0;
     if within {

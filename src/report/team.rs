@@ -1,6 +1,7 @@
 //! What each device did, summed over the steps. Shares are of the time of the steps in which a device took part, so that
 //! one that joins late is not idle before.
 
+use super::words::count;
 use crate::train::event::{Shared, Step};
 use std::collections::BTreeMap;
 
@@ -101,8 +102,8 @@ impl Team {
         let mut lines = Vec::new();
         for ((worker, device), work) in &self.devices {
             lines.push(format!(
-                "device   {worker}, {device}: {} microbatches, {} tokens, {:.0} % idle",
-                work.microbatches,
+                "device   {worker}, {device}: {}, {} tokens, {:.0} % idle",
+                count(work.microbatches, "microbatch"),
                 work.tokens,
                 work.idle()
             ));

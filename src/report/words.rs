@@ -7,11 +7,6 @@ use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixe
 /// A confusion matrix of more classes than this fits no terminal; the report has it.
 pub const SHOWN_CLASSES: usize = 12;
 
-/// `1 step`, `2 steps`
-fn counted(n: u64, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
-}
-
 /// The lines of a run's beginning.
 pub fn run_lines(run: &RunStart) -> Vec<String> {
     let mut lines: Vec<String> = run.notes.iter().map(|note| inline(note)).collect();
@@ -23,8 +18,8 @@ pub fn run_lines(run: &RunStart) -> Vec<String> {
     let class = run.classes.last().map(|class| format!("; {class}")).unwrap_or_default();
     lines.push(format!(
         "{}{evaluated}; {}, {} per epoch; {} trained values{class}",
-        counted(run.rows, "row"),
-        counted(run.total_steps, "step"),
+        count(run.rows, "row"),
+        count(run.total_steps, "step"),
         run.steps_per_epoch,
         run.parameters,
     ));
@@ -99,7 +94,7 @@ pub fn speed_line(speed: &Speed) -> String {
     inline(&line)
 }
 
-/// What a forecast rests on: nothing that is expected was measured itself.
+/// The source of a forecast, in words.
 pub fn basis(basis: &str) -> &str {
     if basis == "measured" { "from a measurement" } else { basis }
 }

@@ -227,11 +227,11 @@ fn list(rows: &[u64]) -> String {
 
 /// What to do with a checkpoint of another configuration. A run of another length may start from what this one learnt.
 fn instead(path: &Path, differences: &[String]) -> String {
-    match differences {
-        [only] if only.starts_with(OTHER_STEPS) => {
-            format!("to train on, start another run from its adapter: --init-adapter {}", path.display())
-        }
-        _ => "start afresh with another --output".into(),
+    // A warm-up that is a part of all steps differs with them.
+    let longer = |line: &String| line.starts_with(OTHER_STEPS) || line.starts_with("warmup_steps ");
+    match differences.iter().all(longer) && differences.iter().any(|line| line.starts_with(OTHER_STEPS)) {
+        true => format!("to train on, start another run from its adapter: --init-adapter {}", path.display()),
+        false => "start afresh with another --output".into(),
     }
 }
 

@@ -317,7 +317,7 @@ pub struct Takes {
     pub worker: String,
     /// Its own.
     pub device: String,
-    /// Bytes in use at once, frozen weights apart, for the longest microbatch of the run.
+    /// Bytes in use at once, without the frozen weights, for the longest microbatch of the run.
     pub bytes: u64,
     /// How good that is: `measured`, `scaled` from what was measured elsewhere, `estimated`.
     pub basis: String,

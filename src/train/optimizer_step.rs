@@ -1,6 +1,6 @@
 //! The end of a step, in place: from its sums to the next parameters and moments. Nothing is written before it is known
-//! that every next parameter is finite: the update is computed once without storing anything, and then again. Memory is
-//! dearer than arithmetic here: the mean gradient is never held as a whole, and nothing is held twice.
+//! that every next parameter is finite: the update is computed once without storing anything, and then again. Memory
+//! costs more than arithmetic here: the mean gradient is never held as a whole, and nothing is held twice.
 //!
 //! What [`Sums::mean`], [`optim::norm`], [`optim::clip`] and [`optim::AdamW::update`] do one after the other is done
 //! block by block, in the same order within a block and the same order of blocks: the bits are the same.

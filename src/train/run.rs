@@ -132,15 +132,15 @@ impl Trainer<'_, '_> {
     /// True where no step is left: the last one was taken, or evaluations got no better for long enough.
     fn finished(&self) -> bool {
         let Run { state, work, choice, .. } = &self.run;
-        state.step == work.total_steps() || choice.ends(state.best)
+        state.step >= work.total_steps() || choice.ends(state.best)
     }
 
-    /// True when no step is left. Whatever ended the loop, its state is saved.
+    /// True when no step is left. Whatever ended the loop, its state is saved; a run that took no step has none.
     fn ended(&mut self) -> Result<bool, TrainError> {
         self.measured(worked);
         let stopped = self.run.stop.urgency();
         let complete = self.finished() && stopped != Urgency::Now;
-        if complete || stopped != Urgency::Run {
+        if complete || (stopped != Urgency::Run && self.run.state.step > 0) {
             self.checkpoint()?;
         }
         let step = self.run.state.step;

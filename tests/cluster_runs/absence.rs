@@ -29,7 +29,7 @@ fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
     fleet.faulty("dies", "--threads 1", "slow=6");
     fleet.wait_for_step(2);
     fleet.kill("dies");
-    until_said(&fleet, "coordinator", "at least 2 wanted");
+    until_said(&fleet, "coordinator", "at least 2 needed");
     // What was under way ends.
     std::thread::sleep(Duration::from_secs(1));
     let step = fleet.steps();

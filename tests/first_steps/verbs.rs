@@ -86,7 +86,7 @@ fn doctor_says_what_is_missing_and_how_to_fix_it() {
         "- {{check: disk, about: room for everything, required: true, at_least: 900000000GB, fix: buy a disk}}\n\
          - {{check: port, about: a port, required: false, port: {port}, fix: \"use :9001\"}}\n"
     ));
-    check(&bench, &["doctor", &hard], (1, "buy a disk", "1 of 2 requirements are not met (disk)"));
+    check(&bench, &["doctor", &hard], (1, "buy a disk", "requirements that are not met: 1 of 2 (disk)"));
     check(&bench, &["doctor", &hard], (1, "use :9001", ""));
     let (_, json, _) = run(&bench, &["doctor", &hard, "--json"]);
     let json: Value = serde_json::from_str(&json).unwrap();
@@ -139,7 +139,7 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
         &inspect,
         (
             0,
-            "nothing is supervised in 3 of 24 rows (12 %) (first: chat.jsonl:6: no message has the role assistant",
+            "nothing to train on in 3 of 24 rows (12 %) (first: chat.jsonl:6: no message has the role assistant",
             "",
         ),
     );

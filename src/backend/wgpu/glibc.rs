@@ -1,5 +1,5 @@
-//! `hypot` and `hypotf` for programs that are linked to glibc. Its own ones have the version 2.35, with which a program
-//! does not start on RHEL 9 and its relatives (2.34). Only `naga` needs them: it evaluates `asinh` of a constant through
+//! `hypot` and `hypotf` for programs that are linked to glibc. glibc's have symbol version 2.35: with them the
+//! program would not start on RHEL 9 and its relatives (2.34). Only `naga` needs them: it evaluates `asinh` of a constant through
 //! the standard library. No kernel of this folder has one, so no result depends on these.
 
 /// sqrt(x^2 + y^2), as C's.

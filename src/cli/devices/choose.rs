@@ -130,7 +130,7 @@ fn no_card(facts: &[&Facts], why: &dyn Fn() -> String) -> String {
     match facts {
         [] => format!("no GPU: {}", why()),
         [software, ..] => format!(
-            "no GPU but {}, a software driver, which is slower than the CPU backend and taken only where --gpus names \
+            "no GPU but {}, a software driver, which is slower than the CPU backend and used only if --gpus names \
              it: {}",
             software.name,
             why()

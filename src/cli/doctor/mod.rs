@@ -54,7 +54,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     match missing.is_empty() {
         true => Ok(()),
         false => Err(Refusal::failure(format!(
-            "{} of {} requirements are not met ({}): the lines above say how to fix them",
+            "requirements that are not met: {} of {} ({}): the lines above say how to fix them",
             missing.len(),
             findings.len(),
             missing.join(", ")

@@ -54,7 +54,8 @@ pub fn take(import: &mut Import, dialect: Dialect, keys: &Map<String, Value>) {
 
 /// TensorBoard is the one of them that is here.
 fn reports(import: &mut Import, report_to: Option<String>, folder: Option<String>) {
-    let names: Vec<String> = report_to.iter().flat_map(|all| all.split(',')).map(str::to_lowercase).collect();
+    let names: Vec<String> =
+        report_to.iter().flat_map(|all| all.split(',')).map(|name| name.trim().to_lowercase()).collect();
     let board = names.iter().any(|n| n == "tensorboard" || n == "all");
     for name in names.iter().filter(|n| !["tensorboard", "all", "none", ""].contains(&n.as_str())) {
         import.lose(

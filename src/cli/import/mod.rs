@@ -77,7 +77,7 @@ fn convert(text: &str, path: &Path, from: Option<&str>) -> Result<(Dialect, Impo
             .iter()
             .find(|(n, _)| *n == name)
             .map(|(_, d)| *d)
-            .ok_or_else(|| Refusal::usage(format!("--from {name}: there are {}", names())))?,
+            .ok_or_else(|| Refusal::usage(format!("--from {name}: expected one of {}", names())))?,
         None => Dialect::guess(keys.keys().map(String::as_str)).ok_or_else(|| {
             let why = "no key of Axolotl, LLaMA-Factory or TRL is in it: say whose it is with --from";
             Refusal::configuration(format!("{}: {why}", path.display()))
@@ -131,7 +131,7 @@ impl Import {
                 Ok(0u64) => {}
                 Ok(1) => self.set(ours, "epoch", key),
                 Ok(n) => self.set(ours, format!("epoch/{n}"), key),
-                Err(_) => self.lose(key, value, "a whole number was expected"),
+                Err(_) => self.lose(key, value, "expected a whole number"),
             },
             Some(Rule::Lost(why)) => self.lose(key, value, why),
             Some(Rule::Key(ours)) => self.set(ours, yaml_value(value), key),
@@ -238,7 +238,11 @@ impl Import {
             Ok(n) if n.fract() == 0.0 && n >= 1.0 => self.lines[at].value = format!("{n}"),
             _ => {
                 let line = self.lines.remove(at);
-                self.lost.push((line.from, line.value, "whole epochs are wanted here, or max_steps".into()));
+                self.lost.push((
+                    line.from,
+                    line.value,
+                    "epochs must be a whole number; or give max_steps".into(),
+                ));
                 self.set("epochs", "1", "see below");
             }
         }

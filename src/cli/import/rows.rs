@@ -2,6 +2,7 @@
 //! not, and the entry of LLaMA-Factory's `dataset_info.json` is looked up where that file is.
 
 use super::{Dialect, Import, is_empty, scalar, turns, word};
+use crate::data::files::holds_rows;
 use crate::data::form::is_field;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -71,14 +72,13 @@ fn data_files(import: &mut Import, value: &Value) {
             "test" | "validation" | "eval" => {
                 import.set("eval_data", list(files), format!("data_files: {split}"))
             }
-            _ => import.lose(&format!("data_files: {split}"), files, "there are data and eval_data"),
+            _ => import.lose(&format!("data_files: {split}"), files, "only data and eval_data exist"),
         }
     }
 }
 
 fn is_file(name: &str) -> bool {
-    let known = [".jsonl", ".json", ".csv", ".parquet", ".ndjson"];
-    known.iter().any(|end| name.ends_with(end)) || name.starts_with(['.', '/'])
+    holds_rows(Path::new(name)) || name.starts_with(['.', '/'])
 }
 
 fn one(import: &mut Import, (key, ours): (&str, &str), name: &Value) {

@@ -55,14 +55,14 @@ const MODULES: &str = "only a classifier's head is trained in full (task: classi
 
 const COSINE: &str = "the cosine ends at 0, once";
 #[rustfmt::skip]
-const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("there are constant, linear and cosine"));
+const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("expected one of constant, linear, cosine"));
 
 const EIGHT_BITS: Becomes = No("computed with AdamW in f32, moments too");
 #[rustfmt::skip]
 const OPTIMIZER: Rule = When(&[("adamw", Same), ("adamw_torch", Same), ("adamw_torch_fused", Same), ("adamw_torch_xla", Same), ("adamw_hf", Same), ("adamw_apex_fused", Same), ("paged_adamw", Same), ("paged_adamw_32bit", Same), ("adamw_8bit", EIGHT_BITS), ("adamw_bnb_8bit", EIGHT_BITS), ("paged_adamw_8bit", EIGHT_BITS), ("adamw_torch_8bit", EIGHT_BITS), ("adamw_torch_4bit", EIGHT_BITS), ("adamw_torch_fp8", EIGHT_BITS)], No("computed with AdamW, the only optimizer"));
 
 #[rustfmt::skip]
-const EVALS: Rule = When(&[("epoch", Set("eval_steps", "epoch")), ("no", Set("eval_steps", "0")), ("false", Set("eval_steps", "0")), ("steps", Same)], No("there are no, steps and epoch"));
+const EVALS: Rule = When(&[("epoch", Set("eval_steps", "epoch")), ("no", Set("eval_steps", "0")), ("false", Set("eval_steps", "0")), ("steps", Same)], No("expected one of no, steps, epoch"));
 #[rustfmt::skip]
 const METRIC: Rule = When(&[("loss", Same), ("eval_loss", Same), ("accuracy", Set("best_metric", "accuracy")), ("eval_accuracy", Set("best_metric", "accuracy")), ("macro_f1", Set("best_metric", "macro_f1")), ("eval_macro_f1", Set("best_metric", "macro_f1"))], No("the best eval is that of the lowest loss; a classifier's also by accuracy or macro_f1"));
 
@@ -103,7 +103,7 @@ pub const SHARED: Table = &[
     ("overwrite_output_dir", Key("overwrite")),
     ("resume_from_checkpoint", Lost("`--resume=OUT` goes on with a run of finetune's own; checkpoints of others are not read")),
     ("eval_strategy", EVALS), ("evaluation_strategy", EVALS),
-    ("save_strategy", When(&[("epoch", Set("save_steps", "epoch")), ("no", Set("save_steps", "0")), ("false", Set("save_steps", "0")), ("best", Set("keep_best", "true")), ("steps", Same)], No("there are no, steps, epoch and best"))),
+    ("save_strategy", When(&[("epoch", Set("save_steps", "epoch")), ("no", Set("save_steps", "0")), ("false", Set("save_steps", "0")), ("best", Set("keep_best", "true")), ("steps", Same)], No("expected one of no, steps, epoch, best"))),
     ("evals_per_epoch", PerEpoch("eval_steps")), ("saves_per_epoch", PerEpoch("save_steps")),
     ("load_best_model_at_end", Key("keep_best")), ("metric_for_best_model", METRIC),
     ("greater_is_better", Needless("it follows from best_metric")),
@@ -119,7 +119,7 @@ pub const SHARED: Table = &[
     ("deepspeed", MANY), ("fsdp", MANY), ("fsdp_config", MANY),
     ("model_revision", REVISION),
     ("trust_remote_code", When(&[("false", Same)], No("no code of a model is ever run"))),
-    ("run_name", Lost("a run is called as its folder: output")),
+    ("run_name", Lost("the name of a run is its folder: output")),
     ("save_safetensors", When(&[("true", Same)], No("adapters are always safetensors"))),
     ("save_only_model", When(&[("false", Same)], No("checkpoints hold the optimizer too, so that a run can go on"))),
     ("tf32", When(&[("false", Same)], No("products are computed in what dtype says"))),
@@ -127,7 +127,7 @@ pub const SHARED: Table = &[
     ("do_eval", When(&[("true", Same)], No("rows to evaluate on are scored wherever there are any"))),
     ("use_cpu", When(&[("true", Set("gpus", "cpu"))], Same)), ("no_cuda", When(&[("true", Set("gpus", "cpu"))], Same)),
     ("data_seed", Lost("one seed fixes everything: seed")),
-    ("debug", When(&[("false", Same)], No("nothing more is printed for it; `finetune inspect` shows rows as they are learnt"))),
+    ("debug", When(&[("false", Same)], No("nothing more is printed for it; `finetune inspect` shows which tokens of a row are trained on"))),
     ("strict", When(&[("false", Same)], No("weights that are missing are always an error"))),
     ("gradient_checkpointing_kwargs", Needless("what is computed twice has the same bits")),
     ("dataloader_num_workers", SPEED), ("dataloader_pin_memory", SPEED), ("dataloader_prefetch_factor", SPEED),
@@ -190,8 +190,8 @@ const LLAMA_FACTORY: Table = &[
     ("stage", When(&[("sft", Same)], No(PREFERENCES))),
     ("finetuning_type", When(&[("lora", Same)], No(FULL))),
     ("lora_target", When(&[("all", Set("target_modules", "all-linear"))], Set("target_modules", ""))),
-    ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("there are nf4 and q8_0"))),
-    ("quantization_method", When(&[("bnb", Same), ("bitsandbytes", Same)], No("there are nf4 and q8_0"))),
+    ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
+    ("quantization_method", When(&[("bnb", Same), ("bitsandbytes", Same)], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
     ("adapter_name_or_path", Key("init_adapter")),
     ("additional_target", Lost(MODULES)),
     ("template", Lost(TEMPLATE)),
@@ -222,7 +222,7 @@ const LLAMA_FACTORY: Table = &[
 const TRL: Table = &[
     ("use_peft", When(&[("true", Same)], No(FULL))),
     ("lora_modules_to_save", Lost(MODULES)),
-    ("lora_task_type", When(&[("causal_lm", Same), ("seq_cls", Set("task", "classify"))], No("there are CAUSAL_LM and SEQ_CLS"))),
+    ("lora_task_type", When(&[("causal_lm", Same), ("seq_cls", Set("task", "classify"))], No("expected one of CAUSAL_LM, SEQ_CLS"))),
     ("bnb_4bit_quant_type", When(&[("nf4", Same)], No("4 bits are nf4 here"))),
     ("assistant_only_loss", When(&[("true", Same)], No("only assistant turns are trained on, always"))),
     ("dataset_config", Lost("rows come from files")),

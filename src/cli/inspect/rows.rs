@@ -9,6 +9,7 @@ use super::{delimiters, options, print};
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
 use crate::numeric::say::printable;
+use crate::report;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -67,8 +68,12 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
         ("hash", json!(corpus.hash)),
     ];
     if let Some(labels) = &corpus.labels {
-        let count = |i: usize| corpus.samples.iter().filter(|s| s.label == Some(i as u32)).count();
-        let named = labels.names.iter().enumerate().map(|(i, name)| format!("{name} ({} rows)", count(i)));
+        let rows = |i: usize| corpus.samples.iter().filter(|s| s.label == Some(i as u32)).count() as u64;
+        let named = labels
+            .names
+            .iter()
+            .enumerate()
+            .map(|(i, name)| format!("{name} ({})", report::count(rows(i), "row")));
         facts.push(("labels", json!(named.collect::<Vec<_>>())));
     }
     if let Some(first) = &c.first_dropped {
@@ -81,7 +86,8 @@ fn facts(corpus: &Corpus) -> Vec<(&'static str, Value)> {
 fn longest(corpus: &Corpus) -> Vec<String> {
     let mut order: Vec<usize> = (0..corpus.samples.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(corpus.samples.tokens(i)), i));
-    let say = |&i: &usize| format!("row {} ({} tokens)", corpus.samples.get(i).row, corpus.samples.tokens(i));
+    let tokens = |i: usize| report::count(corpus.samples.tokens(i) as u64, "token");
+    let say = |&i: &usize| format!("row {} ({})", corpus.samples.get(i).row, tokens(i));
     order.iter().take(LONGEST).map(say).collect()
 }
 
@@ -91,7 +97,7 @@ fn headline(sample: &Sample, corpus: &Corpus) -> String {
         Some(l) => format!("label {}", name(l).unwrap_or_else(|| l.to_string())),
         None => format!("{} supervised", sample.supervised_targets()),
     };
-    format!("--- row {}: {} tokens, {learnt}", sample.row, sample.ids.len())
+    format!("--- row {}: {}, {learnt}", sample.row, report::count(sample.ids.len() as u64, "token"))
 }
 
 fn rows_as_json(corpus: &Corpus, tokenizer: &Tokenizer, shown: usize) -> Result<Value, Refusal> {
@@ -122,12 +128,13 @@ fn histogram(sorted: &[usize]) -> Vec<String> {
     let mut counts = vec![0usize; bins];
     sorted.iter().for_each(|l| counts[(l - first) / step] += 1);
     let most = counts.iter().max().copied().unwrap_or(1).max(1);
-    let width = last.to_string().len();
+    let wide = format!("{last} - {last}").len();
     let bar = |(i, n): (usize, &usize)| {
         let from = first + i * step;
         let to = (from + step - 1).min(*last);
         let bar = "#".repeat((n * 40).div_ceil(most));
-        format!("{from:>width$} - {to:>width$} tokens {n:>7} {bar}").trim_end().to_string()
+        let range = if from == to { from.to_string() } else { format!("{from} - {to}") };
+        format!("{range:<wide$} tokens {n:>7} {bar}").trim_end().to_string()
     };
     counts.iter().enumerate().map(bar).collect()
 }
@@ -171,8 +178,8 @@ mod tests {
             })
             .sum();
         assert_eq!(counted, lengths.len());
-        assert!(bars[0].starts_with(" 3 -") && bars.last().unwrap().contains("- 57 tokens"), "{bars:?}");
+        assert!(bars[0].starts_with("3 - 8 ") && bars.last().unwrap().contains("- 57 tokens"), "{bars:?}");
         assert!(histogram(&[]).is_empty());
-        assert_eq!(histogram(&[4]).len(), 1);
+        assert_eq!(histogram(&[4]), ["4     tokens       1 ########################################"]);
     }
 }

@@ -28,7 +28,7 @@ impl Job {
         let Some(best) = self.state.best.filter(|best| best.kept) else { return };
         let path = folder(from.parent().unwrap_or(Path::new(".")), best);
         if let Err(e) = checkpoint::find(&path) {
-            say!("warning: {e}: the best adapter so far is lost, and the best of the evals to come is kept");
+            say!("warning: {e}: the best adapter so far is lost");
             self.state.best = None;
         }
     }
@@ -46,6 +46,9 @@ impl Job {
             let io = |e| FormatError::io(&from, e);
             for entry in std::fs::read_dir(&from).map_err(io)? {
                 let path = entry.map_err(io)?.path();
+                if !path.is_file() {
+                    continue;
+                }
                 std::fs::copy(&path, dir.join(path.file_name().unwrap_or_default())).map_err(io)?;
             }
             Ok(())

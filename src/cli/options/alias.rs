@@ -113,9 +113,9 @@ const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
     ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
     (REPORT_TO, &["none", "[]", ""], Explained("metrics.jsonl is always written"), Warned("nothing is sent there; metrics.jsonl has every number")),
     (LOGGING_DIR, &[], Explained("metrics.jsonl is in the output folder; `tensorboard: DIR` writes TensorBoard's files"), NotBuilt("")),
-    ("eval_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("there are no, steps and epoch")),
-    ("evaluation_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("there are no, steps and epoch")),
-    ("save_strategy", &["steps"], Explained("save_steps says how often"), NotBuilt("there are no, steps, epoch and best")),
+    ("eval_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("expected one of no, steps, epoch")),
+    ("evaluation_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("expected one of no, steps, epoch")),
+    ("save_strategy", &["steps"], Explained("save_steps says how often"), NotBuilt("expected one of no, steps, epoch, best")),
     ("greater_is_better", &[], Explained("it follows from best_metric"), NotBuilt("")),
     ("early_stopping_threshold", &["0"], Explained("any improvement counts"), NotBuilt("any improvement counts; leave it out")),
     ("adapter", &["lora"], Explained("LoRA is trained"), NotBuilt("LoRA is the only kind of adapter")),
@@ -206,6 +206,7 @@ pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<T
 
 /// `eval_strategy: epoch` is `eval_steps: epoch`, and `no` is 0: the number beside it counts for `steps` alone.
 pub(super) fn strategies(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let best = layer.iter().any(|t| t.key == "keep_best" || ours(&t.key) == Some("keep_best"));
     for (theirs, ours) in STRATEGIES {
         let Some(at) = layer.iter().position(|t| t.key == *theirs) else { continue };
         let value = layer[at].values.concat().to_lowercase();
@@ -229,7 +230,7 @@ pub(super) fn strategies(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<
             layer.push(Typed { key, values, source: source.clone() });
         };
         add(ours, steps);
-        if value == "best" {
+        if value == "best" && !best {
             add("keep_best", "true");
         }
     }
@@ -265,7 +266,7 @@ pub(super) fn tensorboard(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec
 
 /// A number of times per epoch.
 pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
-    let times: u64 = t.values.concat().parse().map_err(|_| place(&t, "a whole number was expected"))?;
+    let times: u64 = t.values.concat().parse().map_err(|_| place(&t, "expected a whole number"))?;
     let steps = match times {
         0 => "0".to_string(),
         1 => "epoch".into(),

@@ -91,7 +91,7 @@ pub fn output(s: &Settings, task: Task) -> Result<OutputOptions, Refusal> {
 /// What evaluations decide. Without any but the last one there is nothing to choose from.
 fn best(s: &Settings, task: Task, evals: Every) -> Result<Choice, Refusal> {
     let known = ["loss", "accuracy", "macro_f1", "eval_loss", "eval_accuracy", "eval_macro_f1"];
-    let name = choice(s, "best-metric", &known, "there are loss, accuracy and macro_f1")?;
+    let name = choice(s, "best-metric", &known, "expected one of loss, accuracy, macro_f1")?;
     let metric = match name.trim_start_matches("eval_") {
         "accuracy" => Metric::Accuracy,
         "macro_f1" => Metric::MacroF1,

@@ -50,6 +50,7 @@ fn names_of_other_trainers() {
     check("save_strategy: epoch", "save-steps", "epoch");
     check("save_strategy: 'no'", "save-steps", "0");
     check("save_strategy: best", "keep-best", "true");
+    check("save_strategy: best\nload_best_model_at_end: true", "keep-best", "true");
     check("evals_per_epoch: 4", "eval-steps", "epoch/4");
     check("saves_per_epoch: 1", "save-steps", "epoch");
     check("load_best_model_at_end: true", "keep-best", "true");
@@ -92,7 +93,7 @@ fn mistakes() {
         "rank",
         "c.yaml:2: shuffle: shuffle is given twice (also: c.yaml:1)",
     );
-    check("evals_per_epoch: often", "rank", "c.yaml:1: evals_per_epoch: a whole number was expected");
+    check("evals_per_epoch: often", "rank", "c.yaml:1: evals_per_epoch: expected a whole number");
     check(
         "x: 1\n",
         "rank",

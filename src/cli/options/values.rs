@@ -33,7 +33,7 @@ pub enum Every {
     Never,
     /// Every N steps.
     Steps(u64),
-    /// This many times per epoch; the last step of the epoch is one of them.
+    /// About this many times per epoch: every so many steps, rounded up. With 1, the last step of each epoch.
     Epoch(u64),
     /// After this percentage of all steps, rounded up as transformers does.
     Percent(f64),
@@ -117,7 +117,8 @@ pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
     } else {
         text.parse().ok().filter(|part| *part < 1.0).and_then(|part: f64| share(100.0 * part))
     };
-    let what = "a number of steps, a percentage of all as 25%, or epoch (epoch/4: four times an epoch)";
+    let what =
+        "a number of steps, a percentage of all as 25%, or epoch (epoch/4: about four times per epoch)";
     found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
 }
 

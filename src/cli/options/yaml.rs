@@ -135,7 +135,7 @@ fn section(
         return Err(refuse(
             path,
             line,
-            format!("unknown section {}{hint} (there are {known})", heading.value),
+            format!("unknown section {}{hint} (expected one of {known})", heading.value),
         ));
     }
     for (key, node) in inner {

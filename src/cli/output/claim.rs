@@ -36,17 +36,29 @@ const OURS: [&str; 22] = [
 
 /// Where the run that --overwrite replaces waits, in its own folder, until the new one has taken a step.
 pub const PREVIOUS: &str = ".previous";
+/// Its name while the files of that run are being moved: what is beside it then belongs to the same run.
+pub const MOVING: &str = ".previous.moving";
 
 /// A folder that was made, or taken over; [`Claim::keep`] once there is something worth keeping.
 pub struct Claim {
     dir: PathBuf,
     /// The folders that did not exist before, outermost first.
     made: Vec<PathBuf>,
-    /// Whether it stays though this run never begins: it is the run's own.
-    stays: bool,
+    /// What is undone where the run never begins.
+    undo: Undo,
     began: Cell<bool>,
     /// Held until the run ends.
     lock: Option<Lock>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Undo {
+    /// Nothing: the folder is the run's own, which goes on.
+    Nothing,
+    /// The folders that were made; they hold nothing of this run yet.
+    Folders,
+    /// What the run wrote too; the run that it replaced comes back.
+    Run,
 }
 
 impl Claim {
@@ -69,15 +81,19 @@ impl Claim {
         place: &mut Place,
         lock: impl FnOnce(&Path) -> Result<Option<Lock>, Refusal>,
     ) -> Result<Self, Refusal> {
-        let made = make(place)?;
-        let dir = place.dir.clone();
-        let lock = lock(&dir)?;
+        let (made, dir) = (make(place)?, place.dir.clone());
+        let mut claim = Claim { dir, made, undo: Undo::Folders, began: Cell::new(false), lock: None };
+        claim.lock = lock(&claim.dir)?;
         // Another run may have begun and ended there since the folder was looked at.
         place.check()?;
-        let claim = Claim { dir, made, stays: place.goes_on(), began: Cell::new(false), lock };
-        if place.overwrite {
-            step_aside(&claim.dir).map_err(refusal::at(&claim.dir))?;
+        if place.overwrite
+            && let Err(e) = step_aside(&claim.dir)
+        {
+            // What could not be moved is the old run's, too.
+            let _ = come_back(&claim.dir);
+            return Err(refusal::at(&claim.dir)(e));
         }
+        claim.undo = if place.goes_on() { Undo::Nothing } else { Undo::Run };
         Ok(claim)
     }
 
@@ -97,12 +113,13 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.stays || self.began.get() || !self.stands() {
+        if self.undo == Undo::Nothing || self.began.get() || !self.stands() {
             return;
         }
         // Only what this run made: an empty folder that stood there before is emptied, not removed.
-        let _ = clear(&self.dir);
-        let _ = come_back(&self.dir);
+        if self.undo == Undo::Run {
+            let _ = clear(&self.dir).and_then(|()| come_back(&self.dir));
+        }
         self.lock.take();
         for dir in self.made.iter().rev() {
             let _ = std::fs::remove_dir(dir);
@@ -144,29 +161,33 @@ pub fn is_draft(name: &str) -> bool {
     hidden.is_some_and(|rest| OURS.iter().any(|ours| rest.starts_with(&format!("{ours}."))))
 }
 
-/// Moves a run into [`PREVIOUS`]. Where there is one already, the process that put it there died before its first
-/// step: that run is the one to keep, and what stands beside it never began.
+/// Moves a run into [`PREVIOUS`]. Where there is one already, the process that moved it died before its first step: that
+/// run is the one to keep, and what is beside it never began.
 fn step_aside(dir: &Path) -> std::io::Result<()> {
-    let previous = dir.join(PREVIOUS);
-    if previous.exists() {
+    if dir.join(PREVIOUS).exists() {
         clear(dir)?;
-        return come_back(dir).and_then(|()| step_aside(dir));
     }
-    std::fs::create_dir(&previous)?;
+    come_back(dir)?;
+    let moving = dir.join(MOVING);
+    std::fs::create_dir(&moving)?;
     for path in ours(dir)? {
-        std::fs::rename(&path, previous.join(path.file_name().unwrap_or_default()))?;
+        std::fs::rename(&path, moving.join(path.file_name().unwrap_or_default()))?;
     }
-    Ok(())
+    std::fs::rename(moving, dir.join(PREVIOUS))
 }
 
+/// Moves it back. [`PREVIOUS`] is renamed first, so that a second attempt removes nothing that has come back already.
 fn come_back(dir: &Path) -> std::io::Result<()> {
-    let previous = dir.join(PREVIOUS);
-    let Ok(entries) = std::fs::read_dir(&previous) else { return Ok(()) };
+    let (previous, moving) = (dir.join(PREVIOUS), dir.join(MOVING));
+    if previous.exists() {
+        std::fs::rename(&previous, &moving)?;
+    }
+    let Ok(entries) = std::fs::read_dir(&moving) else { return Ok(()) };
     for entry in entries {
         let entry = entry?;
         std::fs::rename(entry.path(), dir.join(entry.file_name()))?;
     }
-    std::fs::remove_dir(previous)
+    std::fs::remove_dir(moving)
 }
 
 fn clear(dir: &Path) -> std::io::Result<()> {

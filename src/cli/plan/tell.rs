@@ -5,7 +5,7 @@ use crate::cli::options::groups::Options;
 use crate::cli::profile::{Basis, Pace};
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, size};
-use crate::report::duration;
+use crate::report::{count, duration};
 use serde_json::{Value, json};
 
 /// In words.
@@ -37,7 +37,8 @@ pub fn note_line(note: &str) -> String {
 
 fn work(o: &Outlook) -> Vec<String> {
     let (p, c, n) = (&o.prepared, &o.counts, &o.prepared.train.counts);
-    let mut rows = format!("rows     {} read, {} tokens, {} supervised", n.rows, n.tokens, n.supervised);
+    let mut rows =
+        format!("rows     {} read, {}, {} supervised", n.rows, count(n.tokens, "token"), n.supervised);
     if n.dropped > 0 {
         let first = n.first_dropped.as_ref().map(|f| format!(" (first: {f})")).unwrap_or_default();
         rows += &format!("; {} without anything to train on left out{first}", n.dropped);
@@ -49,8 +50,12 @@ fn work(o: &Outlook) -> Vec<String> {
     let (least, most) = c.microbatches_per_step;
     let each = if least == most { most.to_string() } else { format!("{least} to {most}") };
     let mut steps = format!(
-        "steps    {} ({} an epoch), {about}{} microbatches of up to {} tokens ({each} a step), {about}{} tokens",
-        c.steps, c.steps_per_epoch, c.microbatches, c.longest, c.tokens
+        "steps    {} ({} per epoch), {about}{} of up to {} ({each} per step), {about}{} tokens",
+        c.steps,
+        c.steps_per_epoch,
+        count(c.microbatches, "microbatch"),
+        count(c.longest as u64, "token"),
+        c.tokens
     );
     if c.first > 1 {
         steps += &format!("; {} are done, the rest is counted", c.first - 1);
@@ -69,10 +74,10 @@ fn work(o: &Outlook) -> Vec<String> {
     ];
     if let Some(eval) = &p.eval {
         lines.push(format!(
-            "eval     {} rows, {} tokens, {} times",
-            eval.samples.len(),
+            "eval     {}, {} tokens, {}",
+            count(eval.samples.len() as u64, "row"),
             c.eval_tokens,
-            c.evals
+            count(c.evals, "time")
         ));
     }
     lines
@@ -137,7 +142,7 @@ fn sum(e: &Estimate) -> String {
 fn how_good(e: &Estimate) -> String {
     match e.basis {
         memory::Basis::Measured(line) => format!(
-            "measured: {} + {} a token in use at once beside the weights, and 25 % allocator slack",
+            "measured: {} + {} per token in use at once beside the weights, and 25 % allocator slack",
             size(line.fixed as u64),
             small(line.each)
         ),
@@ -167,7 +172,10 @@ fn kept(keep: Keep, layers: usize) -> String {
             let list = list.join(", ").replacen(' ', blocks, 1);
             format!("activation checkpointing: {list} (recomputed in backward)")
         }
-        Keep::Inputs => format!("activation checkpointing: {layers} blocks fully (recomputed in backward)"),
+        Keep::Inputs => {
+            let blocks = count(layers as u64, "block");
+            format!("activation checkpointing: {blocks} fully (recomputed in backward)")
+        }
     }
 }
 
@@ -188,11 +196,11 @@ fn figures(v: f64) -> String {
 }
 
 fn basis(pace: &Pace) -> String {
-    let line = format!("{:.1} ms + {:.3} ms a token", 1e3 * pace.train.fixed, 1e3 * pace.train.each);
+    let line = format!("{:.1} ms + {:.3} ms per token", 1e3 * pace.train.fixed, 1e3 * pace.train.each);
     match &pace.basis {
         Basis::Measured => format!("measured ({line})"),
         Basis::Scaled { from } => format!("scaled by FLOPs from what was measured on {from} ({line})"),
-        Basis::Guess => "a guess: nobody measured it yet (`finetune bench` does)".into(),
+        Basis::Guess => "a guess: not measured yet (`finetune bench` does)".into(),
     }
 }
 
@@ -243,7 +251,7 @@ pub fn advice(o: &Outlook) -> Vec<String> {
     if devices > 1 && least < 2 * devices {
         let plural = if least == 1 { "" } else { "es" };
         let wait = match devices.saturating_sub(least) {
-            0 => "some wait at its end".to_string(),
+            0 => "some may wait at its end".to_string(),
             1 => "1 waits".to_string(),
             more => format!("{more} wait"),
         };

@@ -72,8 +72,11 @@ impl Lock {
             let lock = Lock { file, path: path.clone() };
             tries += 1;
             // Between opening and locking, the run before may have removed it: such a lock excludes no other run.
-            if tries == TRIES || lock.stands() {
+            if lock.stands() {
                 return Ok(lock);
+            }
+            if tries == TRIES {
+                return Err(fail(std::io::Error::other("its lock does not last")).into());
             }
         }
     }

@@ -212,8 +212,8 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Tells everybody how the run ended, and waits a little for them to hear it; then closes the port, and tells those
-    /// that had connected by then. Who was with the run until an earlier coordinator of it died may be looking for this
-    /// one: that takes a moment, and longer than this one may have had something to do.
+    /// that had connected by then. After a restart, workers of the earlier coordinator may still be dialling: they are
+    /// waited for unless this coordinator has run longer than [`UNKNOWN`].
     pub fn close(mut self, bye: &Bye, patience: Duration, mut port: Option<Port>) {
         let first = self.reception.manifest().epoch <= 1 || self.began.elapsed() >= UNKNOWN;
         let known = self.company == Company::Closed || (self.worked && first);

@@ -50,7 +50,7 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
             )
         }
         Note::Paused { have, want } => {
-            run(What::Paused, format!("{} left, at least {want} wanted", count(have, "device")))
+            run(What::Paused, format!("{} left, at least {want} needed", count(have, "device")))
         }
         Note::Running { have } => run(What::Resumed, count(have, "device")),
         Note::Joined { member, devices, refused } => {
@@ -74,7 +74,7 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
     }
 }
 
-/// What a device was measured to need; None of one that nobody measured.
+/// What a device was measured to need; None of a device that was not measured.
 pub(super) fn speed(device: DeviceReport, step: u64) -> Option<Speed> {
     let DeviceReport { place, points, trials, link, memory, .. } = device;
     let line = points.line()?;

@@ -119,11 +119,13 @@ impl Life<'_> {
                 Outcome::Left => return Ending::Stopped,
                 Outcome::Done if self.stays => {
                     (worker.see)(Sight::Over(COMPLETE));
+                    worker.share.set(Share::default());
                     (self.say)("waiting for the next run");
                 }
                 Outcome::Done => return Ending::Complete,
                 Outcome::Halted { reason } if self.stays => {
                     (worker.see)(Sight::Over(HALTED));
+                    worker.share.set(Share::default());
                     (self.say)(&reason);
                 }
                 Outcome::Halted { reason } => return Ending::Halted(reason),

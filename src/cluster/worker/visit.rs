@@ -26,7 +26,8 @@ pub enum Visit {
     Rejected(String),
 }
 
-/// Dials, proves the token, says hello, hears the answer and leaves: the coordinator notes nothing of it.
+/// Dials, proves the token, says hello, hears the answer and leaves. The coordinator counts no device, and notes only a refusal or a remark
+/// about its version.
 pub fn visit(target: &Endpoint, security: &Security) -> Result<Visit, NetError> {
     let failed = |cause: String| NetError::Local { what: "the network's threads", cause };
     let runtime = life::runtime().map_err(|e| failed(e.to_string()))?;

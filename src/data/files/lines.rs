@@ -23,9 +23,16 @@ struct Seen {
     last: u8,
     /// (first byte, number from 1) of lines that are not empty, those of rows already taken left out.
     begins: VecDeque<(u64, u64)>,
+    /// `begins` stays empty: whoever reads asks for no line.
+    uncounted: bool,
 }
 
 impl Lines {
+    /// For rows that are not addressed by lines.
+    pub fn uncounted() -> Self {
+        Lines(Rc::new(RefCell::new(Seen { uncounted: true, ..Seen::default() })))
+    }
+
     /// The reader, watched. It fails when a row is longer than `LONGEST`.
     pub fn watch<R: Read>(&self, reader: R) -> impl Read + use<R> {
         Watched { reader, lines: self.clone() }
@@ -56,6 +63,10 @@ impl Lines {
 
 impl Seen {
     fn see(&mut self, bytes: &[u8]) {
+        if self.uncounted {
+            self.read += bytes.len() as u64;
+            return;
+        }
         for &byte in bytes {
             match byte {
                 b'\n' if self.last == b'\r' => {}

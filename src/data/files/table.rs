@@ -31,6 +31,7 @@ fn sniff(text: &[u8]) -> u8 {
     for &byte in text {
         match byte {
             b'"' => quoted = !quoted,
+            b'\n' | b'\r' if !quoted && counts == [0; 3] => {} // a blank line, or a header of one cell
             b'\n' | b'\r' if !quoted => break,
             _ if !quoted => DELIMITERS.iter().zip(&mut counts).for_each(|(d, n)| *n += u32::from(*d == byte)),
             _ => {}
@@ -74,7 +75,7 @@ pub fn read(opened: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataE
 fn fault(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(
-            "not a row of this table: the header has {expected_len} cells, the row {len}: put quotes around text \
+            "not a row of this table: cells of the header {expected_len}, of the row {len}: put quotes around text \
              that holds commas, semicolons, tabs or line breaks"
         ),
         csv::ErrorKind::Utf8 { .. } => "not a row of this table: the file must be text in UTF-8".into(),

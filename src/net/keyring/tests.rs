@@ -88,9 +88,9 @@ fn files_that_are_no_secret() {
     for bits in [0o644, 0o640, 0o660, 0o604, 0o666, 0o610] {
         check(&token, bits, &format!("PATH: others may read it (mode {bits:03o}): chmod 600 PATH"));
     }
-    check("hunter2hunter2", 0o600, "PATH: that is no token: 112 bits or fewer");
-    check("", 0o600, "PATH: that is no token");
-    check(&"x".repeat(100_000), 0o600, "PATH: that is no token");
+    check("hunter2hunter2", 0o600, "PATH: not a token: 112 bits at most");
+    check("", 0o600, "PATH: not a token");
+    check(&"x".repeat(100_000), 0o600, "PATH: not a token");
     let absent = Path::new("no/such/token");
     let line = named(absent).find().unwrap_err().to_string();
     assert_eq!(line, "no/such/token: no such file: `finetune token --token-file no/such/token` makes it");

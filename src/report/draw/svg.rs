@@ -1,6 +1,7 @@
 //! SVG text. Everything that comes from outside is escaped here, and nowhere else.
 
 use super::paint;
+use crate::numeric::say::printable;
 use std::fmt::Write;
 
 /// Paper around a picture in a file.
@@ -104,18 +105,17 @@ fn tooltip(tip: &str) -> String {
     if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) }
 }
 
-/// Text as HTML and SVG have it, quotes included; control characters that XML forbids are left out.
+/// Text as HTML and SVG have it, quotes included. Control and format characters (directions, zero width) are shown
+/// escaped, as on a terminal; ends of lines and tabs stay.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in printable(text).chars() {
         match c {
             '&' => out += "&amp;",
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
             '\'' => out += "&#39;",
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() => {}
             c => out.push(c),
         }
     }
@@ -129,4 +129,15 @@ pub fn fitting(text: &str, width: f64) -> String {
         return text.into();
     }
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escape;
+
+    #[test]
+    fn escaped_text_cannot_leave_its_element() {
+        assert_eq!(escape("a<b>&\"'\n"), "a&lt;b&gt;&amp;&quot;&#39;\n");
+        assert_eq!(escape("a\u{202e}b\u{200b}\x1b"), "a\\u{202e}b\\u{200b}\\u{1b}");
+    }
 }

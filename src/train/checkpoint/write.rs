@@ -36,7 +36,7 @@ impl Saving<'_> {
         self.last.as_ref().map(|(_, path)| path.clone())
     }
 
-    /// Writes a checkpoint of `state`; None where that step has one there.
+    /// Writes a checkpoint of `state`; None if that step has one already.
     pub fn write(&mut self, state: &State, steps_per_epoch: u64) -> Result<Option<PathBuf>, TrainError> {
         let path = self.output.join(format!("checkpoint-{}", state.step));
         if self.last.as_ref().is_some_and(|(step, last)| *step == state.step && *last == path) {
