@@ -212,6 +212,8 @@ fn an_adapter_speaks_and_merges() {
     let said = b.ok("merge out --save-dtype f32 -o merged");
     assert!(said.contains("read back: logits within"), "{said}");
     assert_eq!(b.ok(&format!("generate ./merged {prompt}")), tuned);
+    let said = stderr(&b.run("export out --to peft"));
+    assert!(said.contains("writing out-peft (--output names another place)"), "{said}");
     b.ok("export out --to peft -o peft");
     b.same_adapter("out", "peft");
     let drawn =

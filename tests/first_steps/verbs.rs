@@ -30,6 +30,10 @@ fn help_has_topics_and_is_short() {
     check(&bench, &["help", "cluster"], (0, "--expect-workers", ""));
     check(&bench, &["help", "generate"], (0, "--max-new-tokens", ""));
     check(&bench, &["help", "lora_r"], (2, "", "no help on"));
+    check(&bench, &["--help"], (0, "Usage: finetune [MODEL] [OPTIONS]", ""));
+    check(&bench, &["help", "exit-codes"], (0, "130", ""));
+    check(&bench, &["help", "exit-codes"], (0, "141", ""));
+    check(&bench, &["help", "model"], (0, "--outtype", ""));
     check(&bench, &["help", "rank"], (0, "in a YAML file: rank", ""));
     check(&bench, &["help", "clutser"], (2, "", "did you mean `finetune help cluster`?"));
     let (_, short, _) = run(&bench, &["--help"]);

@@ -94,7 +94,17 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
     let address = format!("file://{}", page.display());
     let Some((text, asked)) = leaves::shown(&bench, &address) else { return };
     assert!(asked.is_empty(), "{asked:?}");
-    for part in ["complete", "cpu 0", "cpu 1", "What &lt;is&gt; it?", "evaluation", "F-DP-001", "topology"] {
+    for part in [
+        "complete",
+        "cpu 0",
+        "cpu 1",
+        "What &lt;is&gt; it?",
+        "evaluation",
+        "F-DP-001",
+        "topology",
+        "device activity, last steps",
+        "ms + ms/token",
+    ] {
         assert!(text.contains(part), "{part} is not on the page");
     }
     for name in ["loss.svg", "timeline.svg", "topology.svg"] {
