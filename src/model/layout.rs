@@ -73,6 +73,11 @@ impl Layout {
         self.entries.get(i.checked_sub(1)?).filter(|e| e.range().contains(&index))
     }
 
+    /// The name of that tensor, for messages.
+    pub fn name_at(&self, index: usize) -> String {
+        self.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
+    }
+
     /// The tensor of that name.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)

@@ -72,6 +72,16 @@ pub enum Output {
     Logits(Vec<f32>),
 }
 
+impl Output {
+    /// The sums of a forward pass that was asked for them.
+    pub fn loss(self) -> Result<LossSums, Fault> {
+        match self {
+            Output::Loss(sums) => Ok(sums),
+            _ => Err(Fault::Device { device: "stage".into(), reason: "the last stage gave no loss".into() }),
+        }
+    }
+}
+
 /// Sums of a microbatch, in f64 over the f32 losses of its positions, in order.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LossSums {

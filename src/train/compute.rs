@@ -3,13 +3,12 @@
 //! same code, and the same bits, either way.
 
 use super::error::{Again, Finding, TrainError};
-use super::eval::loss_of;
 use super::event::{Event, Shared, Speed};
 use super::stop::{Stop, Urgency};
 use super::sum::{Refused, Sums};
 use crate::model::layout::Layout;
 use crate::model::memory::Used;
-use crate::model::stage::{Fault, LossSums, Microbatch, Model, Sampling, Traffic, Want};
+use crate::model::stage::{Fault, LossSums, Microbatch, Model, Output, Sampling, Traffic, Want};
 use crate::numeric::fixed;
 use crate::numeric::line::Points;
 use std::sync::mpsc;
@@ -187,7 +186,10 @@ impl<'a> Local<'a> {
             step: batch.step,
             microbatch: index,
             rows: batch.rows.clone(),
-            tensor: tensor_of(self.model.layout(), at),
+            tensor: at.map_or_else(
+                || "the loss".into(),
+                |i| format!("the gradient of {}", self.model.layout().name_at(i)),
+            ),
             value: bad.value,
             finding: Box::new(Finding { class: place.clone(), place, again }),
         }
@@ -257,7 +259,8 @@ impl Compute for Local<'_> {
                 return Ok(None);
             }
             let batch = (scoring.batch)(index);
-            let out = loss_of(self.model.forward(&batch, None, Want::Loss), step);
+            let out = self.model.forward(&batch, None, Want::Loss).and_then(Output::loss);
+            let out = out.map_err(|fault| TrainError::Device { step, fault });
             let Some(out) = self.unless_stopped(out)? else { return Ok(None) };
             (scoring.each)(&batch, &out)?;
         }
@@ -284,14 +287,4 @@ impl Compute for Local<'_> {
         let (points, memory) = (self.points, Some(self.used).filter(|used| used.fit().is_some()));
         vec![Speed { step, worker: String::new(), device, class, line, points, trials, link: None, memory }]
     }
-}
-
-/// What a bad value is called: the tensor of the flat layout that it lies in, or the loss.
-pub(super) fn tensor_of(layout: &Layout, at: Option<usize>) -> String {
-    at.map_or_else(|| "the loss".into(), |i| format!("the gradient of {}", tensor(layout, i)))
-}
-
-/// The tensor that holds value `index`.
-pub(super) fn tensor(layout: &Layout, index: usize) -> String {
-    layout.at(index).map_or_else(|| format!("value {index}"), |entry| entry.name.clone())
 }

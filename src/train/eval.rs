@@ -5,7 +5,7 @@ use super::error::TrainError;
 use super::event;
 use super::sum::Sums;
 use super::work::Work;
-use crate::model::stage::{LossSums, Microbatch, Output, Targets};
+use crate::model::stage::{LossSums, Microbatch, Targets};
 use crate::numeric::fixed::BadValue;
 use std::time::Instant;
 
@@ -46,20 +46,6 @@ pub fn evaluate(
 
 fn shown_matrix(scores: Scores) -> Option<Vec<Vec<u64>>> {
     Some(scores.confusion).filter(|matrix| matrix.len() <= SHOWN_CLASSES)
-}
-
-/// The loss sums of a forward pass that was asked for them.
-pub(super) fn loss_of(
-    out: Result<Output, crate::model::stage::Fault>,
-    step: u64,
-) -> Result<LossSums, TrainError> {
-    let device =
-        |reason: &str| crate::model::stage::Fault::Device { device: "stage".into(), reason: reason.into() };
-    match out {
-        Ok(Output::Loss(sums)) => Ok(sums),
-        Ok(_) => Err(TrainError::Device { step, fault: device("the last stage gave no loss") }),
-        Err(fault) => Err(TrainError::Device { step, fault }),
-    }
 }
 
 /// How often rows of class i were called j.

@@ -4,7 +4,7 @@
 
 use super::best::Choice;
 use super::checkpoint::{Saving, State};
-use super::compute::{Compute, Effort, tensor};
+use super::compute::{Compute, Effort};
 use super::error::TrainError;
 use super::eval::evaluate;
 use super::event::{self, Event, Speed};
@@ -228,7 +228,7 @@ impl Trainer<'_, '_> {
         let mut ahead = |from: usize, stretch: &[f32]| compute.parameters_ahead(step, from, stretch);
         let updated = optimizer_step::update(state, sums, (grad_norm, lr), &mut ahead);
         updated.map_err(|(index, value)| {
-            let tensor = tensor(compute.layout(), index);
+            let tensor = compute.layout().name_at(index);
             TrainError::Update { step, tensor, value: f64::from(value) }
         })
     }

@@ -41,6 +41,15 @@ pub struct Mean {
     pub gradient: Vec<f32>,
 }
 
+impl Scalars {
+    /// Those of one microbatch. The error is a value that is not finite or outside the format's range.
+    pub fn of(sums: &LossSums) -> Result<Self, BadValue> {
+        let fixed = |value| fixed::to_fixed(value, i64::MAX).ok_or(BadValue { index: 0, value });
+        let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
+        Ok(Scalars { loss: loss.into(), weight: weight.into(), targets: sums.targets })
+    }
+}
+
 impl Sums {
     /// Nothing yet, over a flat layout of `len` values (0 for an evaluation).
     pub fn new(len: usize) -> Self {
@@ -90,12 +99,15 @@ impl Sums {
 
     /// Adds a microbatch's loss; what is not finite or outside the format's range changes nothing.
     pub fn add_loss(&mut self, sums: &LossSums) -> Result<(), BadValue> {
-        let fixed = |value| fixed::to_fixed(value, i64::MAX).ok_or(BadValue { index: 0, value });
-        let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
-        self.loss += i128::from(loss);
-        self.weight += i128::from(weight);
-        self.targets += sums.targets;
+        let one = Scalars::of(sums)?;
+        self.add_scalars(one);
         Ok(())
+    }
+
+    fn add_scalars(&mut self, one: Scalars) {
+        self.loss += one.loss;
+        self.weight += one.weight;
+        self.targets += one.targets;
     }
 
     /// Adds a microbatch's gradient, all or nothing; the error's index is one of the flat layout.
@@ -109,10 +121,11 @@ impl Sums {
 
     /// Adds a microbatch, all or nothing.
     pub fn add(&mut self, loss: &LossSums, gradient: &[f32], cap: i64) -> Result<(), Refused> {
-        // Into nothing first: a bad loss is named before what it did to the gradient.
-        Sums::default().add_loss(loss).map_err(|bad| (bad, None))?;
+        // A bad loss is named before what it did to the gradient.
+        let scalars = Scalars::of(loss).map_err(|bad| (bad, None))?;
         self.add_gradient(gradient, cap).map_err(|bad| (bad, Some(bad.index)))?;
-        self.add_loss(loss).map_err(|bad| (bad, None))
+        self.add_scalars(scalars);
+        Ok(())
     }
 
     /// The one division. A weight of zero (class weights may be) leaves nothing to learn from: all zero.
@@ -144,8 +157,8 @@ impl Sums {
 /// A value of a microbatch that may not enter its sum, and its index in the flat layout; `None` for the loss.
 pub type Refused = (BadValue, Option<usize>);
 
-/// The first value that no sum can hold; its index is one of the flat layout.
-fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
+/// Refuses the first value that no sum can hold; its index is one of the flat layout.
+pub fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
     let bad = |(i, values): (usize, &[f32])| {
         fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })
     };

@@ -8,15 +8,15 @@ use super::blueprint::{Blueprint, Candidate};
 use super::desk::{Desk, Job};
 use super::parameters::Parameters;
 use super::selftest::Reference;
-use super::sum::{Finished, scalars};
+use super::sum::Finished;
 use crate::cluster::inject::{Inject, What};
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
 use crate::model::layout::Layout;
-use crate::model::stage::{Fault, LossSums, Microbatch, Model, Output, Want};
+use crate::model::stage::{Fault, LossSums, Microbatch, Model, Want};
 use crate::numeric::caught::caught;
-use crate::numeric::fixed::{self, CELL};
+use crate::numeric::fixed;
+use crate::train::sum::{Scalars, check_gradient};
 pub(super) use chain::Settled;
-use rayon::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -227,8 +227,8 @@ impl Worker {
             }
             // One of an evaluation is of the step that the parameters are of.
             Work::Recheck(batch) if batch.step == after => {
-                let sums = loss_of(self.model()?.forward(batch, None, Want::Loss)?)?;
-                scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+                let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
+                Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
             Work::Recheck(batch) => {
@@ -237,8 +237,8 @@ impl Worker {
                 Ok(Report::Fine { lease, parameters, micros: micros(began) })
             }
             Work::Eval(batch) => {
-                let sums = loss_of(self.model()?.forward(batch, None, Want::Loss)?)?;
-                scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+                let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
+                Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
                 self.throttle(began)?;
                 Ok(Report::Scored { lease, sums, parameters, micros: micros(began) })
             }
@@ -294,7 +294,7 @@ impl Worker {
         }
         let computed = computed.map_err(Failed::from).and_then(|sums| {
             // A bad loss is named before what it did to the gradient.
-            let scalars = scalars(&sums).map_err(|bad| bad_loss(bad.value))?;
+            let scalars = Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
             self.check(&gradient, cap).map(|()| scalars)
         });
         match computed.and_then(|scalars| self.throttle(began).map(|()| scalars)) {
@@ -307,16 +307,9 @@ impl Worker {
     }
 
     fn check(&self, gradient: &[f32], cap: i64) -> Result<(), Failed> {
-        let bad =
-            |(i, cell): (usize, &[f32])| fixed::check(cell, cap).err().map(|b| (i * CELL + b.index, b.value));
-        match gradient.par_chunks(CELL).enumerate().find_map_first(bad) {
-            None => Ok(()),
-            Some((index, value)) => {
-                let tensor =
-                    self.layout.at(index).map_or_else(|| format!("value {index}"), |e| e.name.clone());
-                Err(Failed::Value(Trouble::Value { tensor, value }))
-            }
-        }
+        check_gradient(gradient, cap).map_err(|bad| {
+            Failed::Value(Trouble::Value { tensor: self.layout.name_at(bad.index), value: bad.value })
+        })
     }
 
     /// Makes everything take that many times as long, where that was asked for.
@@ -338,13 +331,6 @@ fn say(job: &Job, report: Report) -> bool {
 
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
-}
-
-fn loss_of(output: Output) -> Result<LossSums, Failed> {
-    match output {
-        Output::Loss(sums) => Ok(sums),
-        _ => Err(Failed::Device("the model gave no loss".into())),
-    }
 }
 
 fn bad_loss(value: f64) -> Failed {

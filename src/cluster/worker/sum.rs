@@ -7,18 +7,11 @@
 
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator};
 use crate::cluster::piece;
-use crate::model::stage::{LossSums, Traffic};
-use crate::numeric::fixed::{self, BadValue, CELL};
+use crate::model::stage::Traffic;
+use crate::numeric::fixed::{self, CELL};
 use crate::train::sum::{Scalars, Sums};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
-
-/// Loss, weight and targets of one microbatch in fixed point; the error is a value that no sum can hold.
-pub fn scalars(sums: &LossSums) -> Result<Scalars, BadValue> {
-    let mut one = Sums::new(0);
-    one.add_loss(sums)?;
-    Ok(one.scalars())
-}
 
 /// A microbatch that was computed and checked.
 #[derive(Debug)]
@@ -228,6 +221,7 @@ fn packed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::stage::LossSums;
 
     fn finished(seed: u32, len: usize) -> Finished {
         let value =
@@ -235,7 +229,7 @@ mod tests {
         let loss = LossSums { loss: f64::from(seed) + 0.5, weight: 3.0, targets: 3, predictions: Vec::new() };
         Finished {
             gradient: (0..len).map(value).collect(),
-            scalars: scalars(&loss).unwrap(),
+            scalars: Scalars::of(&loss).unwrap(),
             traffic: Traffic { submissions: 1, ..Traffic::default() },
         }
     }
