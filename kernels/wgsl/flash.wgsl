@@ -11,50 +11,9 @@ struct Params { out_at: u32, lse_at: u32, q_at: u32, k_at: u32, v_at: u32, token
 
 var<workgroup> folded: array<vec4<f32>, 64>;
 
-// 32 queries of some channels, channel by channel, four queries in a vector.
-fn q_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 32u;
-        let row = first + e / 32u * 4u;
-        var four = vec4<f32>();
-        if (c < SIZE) {
-            let at = p.q_at + head * SIZE + c;
-            four = vec4<f32>(q[at + min(row, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 1u, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 2u, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 3u, p.tokens - 1u) * p.heads * SIZE]);
-        }
-        if (into_left) {
-            left_tile[e % 32u * 8u + e / 32u] = four;
-        } else {
-            right_tile[e % 32u * 8u + e / 32u] = four;
-        }
-    }
-}
-
-// 32 keys likewise.
-fn k_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 32u;
-        let row = first + e / 32u * 4u;
-        var four = vec4<f32>();
-        if (c < SIZE) {
-            let at = p.k_at + head * SIZE + c;
-            four = vec4<f32>(k[at + min(row, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 1u, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 2u, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 3u, p.tokens - 1u) * p.kv_heads * SIZE]);
-        }
-        if (into_left) {
-            left_tile[e % 32u * 8u + e / 32u] = four;
-        } else {
-            right_tile[e % 32u * 8u + e / 32u] = four;
-        }
-    }
-}
-
-// 32 values of 32 channels, key by key, four channels in a vector.
-fn v_by_row(first: u32, head: u32, chunk: u32, lane: u32) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 8u * 4u;
-        let at = p.v_at + min(first + e / 8u, p.tokens - 1u) * p.kv_heads * SIZE + head * SIZE;
-        right_tile[e] = vec4<f32>(select(0.0, v[at + min(c + 0u, SIZE - 1u)], c + 0u < SIZE), select(0.0, v[at + min(c + 1u, SIZE - 1u)], c + 1u < SIZE), select(0.0, v[at + min(c + 2u, SIZE - 1u)], c + 2u < SIZE), select(0.0, v[at + min(c + 3u, SIZE - 1u)], c + 3u < SIZE));
-    }
-}
+#use by_channel q heads
+#use by_channel k kv_heads
+#use by_row v kv_heads
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

@@ -11,95 +11,12 @@ struct Params { dk_at: u32, dv_at: u32, q_at: u32, k_at: u32, v_at: u32, dout_at
 @group(0) @binding(7) var<storage, read> saved: array<f32>;
 @group(0) @binding(8) var<storage, read> integers: array<u32>;
 
-// 32 keys of some channels, channel by channel, four keys in a vector.
-fn k_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 32u;
-        let row = first + e / 32u * 4u;
-        var four = vec4<f32>();
-        if (c < SIZE) {
-            let at = p.k_at + head * SIZE + c;
-            four = vec4<f32>(k[at + min(row, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 1u, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 2u, p.tokens - 1u) * p.kv_heads * SIZE], k[at + min(row + 3u, p.tokens - 1u) * p.kv_heads * SIZE]);
-        }
-        if (into_left) {
-            left_tile[e % 32u * 8u + e / 32u] = four;
-        } else {
-            right_tile[e % 32u * 8u + e / 32u] = four;
-        }
-    }
-}
-
-// Their values likewise.
-fn v_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 32u;
-        let row = first + e / 32u * 4u;
-        var four = vec4<f32>();
-        if (c < SIZE) {
-            let at = p.v_at + head * SIZE + c;
-            four = vec4<f32>(v[at + min(row, p.tokens - 1u) * p.kv_heads * SIZE], v[at + min(row + 1u, p.tokens - 1u) * p.kv_heads * SIZE], v[at + min(row + 2u, p.tokens - 1u) * p.kv_heads * SIZE], v[at + min(row + 3u, p.tokens - 1u) * p.kv_heads * SIZE]);
-        }
-        if (into_left) {
-            left_tile[e % 32u * 8u + e / 32u] = four;
-        } else {
-            right_tile[e % 32u * 8u + e / 32u] = four;
-        }
-    }
-}
-
-// 32 queries likewise.
-fn q_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 32u;
-        let row = first + e / 32u * 4u;
-        var four = vec4<f32>();
-        if (c < SIZE) {
-            let at = p.q_at + head * SIZE + c;
-            four = vec4<f32>(q[at + min(row, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 1u, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 2u, p.tokens - 1u) * p.heads * SIZE], q[at + min(row + 3u, p.tokens - 1u) * p.heads * SIZE]);
-        }
-        if (into_left) {
-            left_tile[e % 32u * 8u + e / 32u] = four;
-        } else {
-            right_tile[e % 32u * 8u + e / 32u] = four;
-        }
-    }
-}
-
-// Gradients of their outputs likewise.
-fn dout_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 32u;
-        let row = first + e / 32u * 4u;
-        var four = vec4<f32>();
-        if (c < SIZE) {
-            let at = p.dout_at + head * SIZE + c;
-            four = vec4<f32>(dout[at + min(row, p.tokens - 1u) * p.heads * SIZE], dout[at + min(row + 1u, p.tokens - 1u) * p.heads * SIZE], dout[at + min(row + 2u, p.tokens - 1u) * p.heads * SIZE], dout[at + min(row + 3u, p.tokens - 1u) * p.heads * SIZE]);
-        }
-        if (into_left) {
-            left_tile[e % 32u * 8u + e / 32u] = four;
-        } else {
-            right_tile[e % 32u * 8u + e / 32u] = four;
-        }
-    }
-}
-
-// 32 queries of 32 channels, query by query, four channels in a vector.
-fn q_by_row(first: u32, head: u32, chunk: u32, lane: u32) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 8u * 4u;
-        let at = p.q_at + min(first + e / 8u, p.tokens - 1u) * p.heads * SIZE + head * SIZE;
-        right_tile[e] = vec4<f32>(select(0.0, q[at + min(c + 0u, SIZE - 1u)], c + 0u < SIZE), select(0.0, q[at + min(c + 1u, SIZE - 1u)], c + 1u < SIZE), select(0.0, q[at + min(c + 2u, SIZE - 1u)], c + 2u < SIZE), select(0.0, q[at + min(c + 3u, SIZE - 1u)], c + 3u < SIZE));
-    }
-}
-
-// Gradients of their outputs likewise.
-fn dout_by_row(first: u32, head: u32, chunk: u32, lane: u32) {
-    for (var e = lane; e < 256u; e += 64u) {
-        let c = chunk * 32u + e % 8u * 4u;
-        let at = p.dout_at + min(first + e / 8u, p.tokens - 1u) * p.heads * SIZE + head * SIZE;
-        right_tile[e] = vec4<f32>(select(0.0, dout[at + min(c + 0u, SIZE - 1u)], c + 0u < SIZE), select(0.0, dout[at + min(c + 1u, SIZE - 1u)], c + 1u < SIZE), select(0.0, dout[at + min(c + 2u, SIZE - 1u)], c + 2u < SIZE), select(0.0, dout[at + min(c + 3u, SIZE - 1u)], c + 3u < SIZE));
-    }
-}
+#use by_channel k kv_heads
+#use by_channel v kv_heads
+#use by_channel q heads
+#use by_channel dout heads
+#use by_row q heads
+#use by_row dout heads
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {

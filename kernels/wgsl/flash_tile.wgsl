@@ -74,3 +74,34 @@ fn spread(sum: array<vec4<f32>, 4>, ty: u32, tx: u32) -> array<vec4<f32>, 4> {
 #end
     return array<vec4<f32>, 4>(s0, s1, s2, s3);
 }
+
+// 32 rows (queries, or keys) of 32 channels of a buffer, channel by channel, four rows in a vector.
+#piece by_channel BUFFER HEADS
+fn BUFFER_by_channel(first: u32, head: u32, chunk: u32, lane: u32, into_left: bool) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 32u;
+        let row = first + e / 32u * 4u;
+        var four = vec4<f32>();
+        if (c < SIZE) {
+            let at = p.BUFFER_at + head * SIZE + c;
+            four = vec4<f32>(BUFFER[at + min(row, p.tokens - 1u) * p.HEADS * SIZE], BUFFER[at + min(row + 1u, p.tokens - 1u) * p.HEADS * SIZE], BUFFER[at + min(row + 2u, p.tokens - 1u) * p.HEADS * SIZE], BUFFER[at + min(row + 3u, p.tokens - 1u) * p.HEADS * SIZE]);
+        }
+        if (into_left) {
+            left_tile[e % 32u * 8u + e / 32u] = four;
+        } else {
+            right_tile[e % 32u * 8u + e / 32u] = four;
+        }
+    }
+}
+#end
+
+// 32 rows of 32 channels of a buffer, row by row, four channels in a vector.
+#piece by_row BUFFER HEADS
+fn BUFFER_by_row(first: u32, head: u32, chunk: u32, lane: u32) {
+    for (var e = lane; e < 256u; e += 64u) {
+        let c = chunk * 32u + e % 8u * 4u;
+        let at = p.BUFFER_at + min(first + e / 8u, p.tokens - 1u) * p.HEADS * SIZE + head * SIZE;
+        right_tile[e] = vec4<f32>(select(0.0, BUFFER[at + min(c + 0u, SIZE - 1u)], c + 0u < SIZE), select(0.0, BUFFER[at + min(c + 1u, SIZE - 1u)], c + 1u < SIZE), select(0.0, BUFFER[at + min(c + 2u, SIZE - 1u)], c + 2u < SIZE), select(0.0, BUFFER[at + min(c + 3u, SIZE - 1u)], c + 3u < SIZE));
+    }
+}
+#end

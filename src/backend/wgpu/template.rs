@@ -4,7 +4,8 @@
 //! input.
 //!
 //! `#for i in A..B` ... `#end` repeats lines; `#if E` ... `#else` ... `#end` chooses them; `$name` and `${E}`
-//! put a number. E: integers, names, + - * / %, == != < > <= >=, && ||, parentheses.
+//! put a number. E: integers, names, + - * / %, == != < > <= >=, && ||, parentheses. `#piece NAME A B` ... `#end` keeps
+//! lines without directives, and each `#use NAME a b` after it puts them with `a` for `A` and `b` for `B`.
 
 /// Names and their numbers, innermost last.
 pub type Numbers<'a> = Vec<(&'a str, i64)>;
@@ -22,7 +23,8 @@ pub struct TemplateError {
 }
 
 /// The text of a kernel with every directive carried out.
-pub fn expand<'a>(text: &'a str, numbers: &[(&'a str, i64)]) -> Result<String, TemplateError> {
+pub fn expand(text: &str, numbers: &[(&str, i64)]) -> Result<String, TemplateError> {
+    let text = &with_pieces(text)?;
     let lines: Vec<&str> = text.lines().collect();
     let mut out = String::with_capacity(text.len() * 4);
     let mut numbers = numbers.to_vec();
@@ -33,6 +35,31 @@ pub fn expand<'a>(text: &'a str, numbers: &[(&'a str, i64)]) -> Result<String, T
             reason: "nothing is open here",
             text: lines[stop].into(),
         });
+    }
+    Ok(out)
+}
+
+/// The text with every piece where it is used.
+fn with_pieces(text: &str) -> Result<String, TemplateError> {
+    let (mut pieces, mut out) = (Vec::<(Vec<&str>, String)>::new(), String::with_capacity(text.len()));
+    let mut lines = text.lines().enumerate();
+    while let Some((at, line)) = lines.next() {
+        let error = |reason| TemplateError { line: at + 1, reason, text: line.into() };
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            ["#piece", names @ ..] => {
+                let body = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "#end");
+                pieces.push((names.to_vec(), body.flat_map(|line| [line, "\n"]).collect()));
+            }
+            ["#use", values @ ..] => {
+                let fits = |names: &[&str]| names.len() == values.len() && names.first() == values.first();
+                let (names, body) =
+                    pieces.iter().find(|(names, _)| fits(names)).ok_or(error("no such piece"))?;
+                let put = |body: String, (name, value): (&&str, &&str)| body.replace(name, value);
+                out += &names.iter().zip(values).skip(1).fold(body.clone(), put);
+            }
+            _ => out.extend([line, "\n"]),
+        }
     }
     Ok(out)
 }
@@ -171,7 +198,11 @@ mod tests {
         let text = "#for i in 0..N\n#if i % 2 == 0 && N > 1\na$i ${i * 2 + 1};\n#else\n#for j in i..(i + 1)\nb${j};\n#end\n#end\n#end\nz";
         assert_eq!(expand(text, &[("N", 3)]), Ok("a0 1;\nb1;\na2 5;\nz\n".into()));
         assert_eq!(expand("#if 0\n$x\n#end\ny", &[]), Ok("y\n".into()));
+        let text = "#piece add TO N\nTO_sum += $N;\n#end\n#use add a I\n#use add b 7";
+        assert_eq!(expand(text, &[("I", 3)]).unwrap_or_default().lines().next(), Some("a_sum += 3;"));
         for (text, line) in [
+            ("#use add a 1", 1),
+            ("#piece add TO\n#end\n#use add a b", 3),
             ("a\n$x", 2),
             ("#for i in 0..2\nx", 1),
             ("x\n#end", 2),
