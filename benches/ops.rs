@@ -3,7 +3,7 @@
 //! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: twin is the other bf16 kernel. Best of many
 //! short runs, so that a busy machine disturbs little.
 
-use finetune::backend::cpu::{Cpu, Memory};
+use finetune::backend::cpu::Memory;
 use finetune::backend::*;
 use finetune::numeric::dtype::Dtype;
 use std::time::Instant;

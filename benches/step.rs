@@ -8,8 +8,7 @@
 //! third as many of keys or the next fewer that divide them. With --blocks all matrices are random blocks of that type
 //! (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
-use finetune::backend::Backend;
-use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, Cpu};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::flops;

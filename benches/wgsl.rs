@@ -4,7 +4,7 @@
 //! `-- NAME step` gives what the verbs of one microbatch of the demonstration model take, in their numbers; `-- NAME blocks`
 //! what a product takes from blocks of each type, next to one from bf16.
 
-use finetune::backend::wgpu::{Adapter, Options, Precision, Variant, Wgpu, adapters};
+use finetune::backend::wgpu::{Adapter, Options, Precision, Variant, adapters};
 use finetune::backend::*;
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;

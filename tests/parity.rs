@@ -9,9 +9,8 @@ mod case;
 mod train;
 
 use case::Case;
-use finetune::backend::Fused;
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::{Adapter, Options as Opening, Wgpu, adapters};
+use finetune::backend::wgpu::{Adapter, Options as Opening, adapters};
+use finetune::backend::{Cpu, Fused, Wgpu};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use std::path::Path;
 use train::{Bounds, CPU, WGPU};

@@ -3,7 +3,7 @@
 //! (FINETUNE_SMOLLM2), and from a Q4_1 .gguf file (FINETUNE_SMOLLM2_GGUF), rounded to bf16 as that directory
 //! was, or widened to f32. `tests/golden/make_smollm2_logits.py` writes what is expected.
 
-use finetune::backend::cpu::Cpu;
+use finetune::backend::Cpu;
 use finetune::data::tokenizer::Tokenizer;
 use finetune::format::{self, rounded::Bf16};
 use finetune::model::config::Config;

@@ -13,8 +13,8 @@ mod drawn;
 mod train;
 
 use case::Case;
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::{Options as Opening, Wgpu, adapters};
+use finetune::backend::wgpu::{Options as Opening, adapters};
+use finetune::backend::{Cpu, Wgpu};
 use finetune::format::{self, safetensors};
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::quantised::{QuantiseError, Quantised, Recipe};

@@ -10,8 +10,7 @@ mod decoding;
 mod processors;
 
 use case::Case;
-use finetune::backend::cpu::Cpu;
-use finetune::backend::{Backend, view_mut};
+use finetune::backend::{Backend, Cpu, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};

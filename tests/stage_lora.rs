@@ -5,8 +5,7 @@
 mod case;
 
 use case::Case;
-use finetune::backend::Backend;
-use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, Cpu};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep, initial_parameters};
 use finetune::model::layout::{self, SCORE};

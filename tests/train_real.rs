@@ -5,7 +5,7 @@
 mod case;
 
 use case::Case;
-use finetune::backend::cpu::Cpu;
+use finetune::backend::Cpu;
 use finetune::format::{FormatError, peft};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::stage::{Microbatch, Sampling};

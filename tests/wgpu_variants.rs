@@ -5,7 +5,7 @@
 // A test that cannot go on should stop there.
 #![allow(clippy::unwrap_used)]
 
-use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, Wgpu, adapters};
+use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, adapters};
 use finetune::backend::*;
 use finetune::numeric::block::{Block, Blocks, Encoding, quantise};
 use finetune::numeric::dtype::Dtype;

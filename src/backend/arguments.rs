@@ -37,6 +37,13 @@ pub struct Product<'a, M> {
     pub scale: f32,
 }
 
+impl<M> Product<'_, M> {
+    /// How many terms its sums have.
+    pub fn inner(&self) -> usize {
+        if self.transpose == Transpose::Left { self.a.rows } else { self.a.cols }
+    }
+}
+
 /// The heads of an attention: H query heads of size D share G key/value heads, H a multiple of G.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {

@@ -5,11 +5,11 @@ use super::{Backend, Product, Transpose, View, ViewMut, Write, view, view_mut};
 
 /// The arguments of [`Fused::lm_head_loss`].
 #[derive(Debug)]
-pub struct LmHeadLoss<'a, B: Backend> {
+pub struct LmHeadLoss<'a, M, W> {
     /// Hidden states of the supervised positions, after the last norm [n, C].
-    pub x: View<'a, B::Memory>,
+    pub x: View<'a, M>,
     /// The head [V, C].
-    pub head: &'a B::Weight,
+    pub head: &'a W,
     /// V.
     pub vocab: usize,
     /// Their targets, all n on the host: chunks are uploaded as they are used.
@@ -143,7 +143,7 @@ pub trait Fused: Backend + Sized {
         &mut self,
         losses: ViewMut<Self::Memory>,
         dx: Option<ViewMut<Self::Memory>>,
-        args: LmHeadLoss<Self>,
+        args: LmHeadLoss<Self::Memory, Self::Weight>,
     ) {
         lm_head_loss_in_chunks(self, losses, dx, args);
     }
@@ -193,7 +193,7 @@ pub(super) fn lm_head_loss_in_chunks<B: Backend>(
     backend: &mut B,
     losses: ViewMut<B::Memory>,
     dx: Option<ViewMut<B::Memory>>,
-    args: LmHeadLoss<B>,
+    args: LmHeadLoss<B::Memory, B::Weight>,
 ) {
     let (mut losses, mut dx) = (losses, dx);
     let n = args.targets.len();

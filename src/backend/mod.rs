@@ -5,16 +5,20 @@
 //! and where the caller may choose it passes a [`Write`]. Sums run in an order that is fixed by the shapes
 //! alone, never by the number of threads, so a numeric class has one answer.
 //!
+//! Callers have a backend inside [`Checked`]: what shapes an op takes and what it costs stands in `ops.rs`, once for all
+//! backends.
+//!
 //! Shapes: T tokens, C channels, H query heads, G key/value heads, D head size, F feed-forward, V vocabulary,
 //! R rank, N rows (outputs) of a frozen weight, K its columns (inputs).
 
 mod arguments;
+mod check;
 pub mod cpu;
 pub mod cuda;
 mod fault;
 mod fused;
+mod ops;
 mod shapes;
-pub mod timed;
 mod traffic;
 mod view;
 pub mod wgpu;
@@ -24,21 +28,30 @@ use crate::numeric::dtype::Dtype;
 pub use arguments::{
     AttentionSaved, DropoutKey, Frozen, Heads, Norm, Product, Qkv, QkvGrad, TokenRows, Transpose, Write,
 };
+pub use check::{Checked, Notes, Taken};
 pub use fault::Fault;
 pub use fused::{Fused, LmHeadLoss, LoraGrad, LoraPart};
+pub use shapes::Shaped;
 pub use traffic::Traffic;
 pub use view::{View, ViewMut, view, view_mut};
+
+/// The processor's cores.
+pub type Cpu = Checked<cpu::Cpu>;
+/// A GPU through wgpu.
+pub type Wgpu = Checked<wgpu::Wgpu>;
+/// An NVIDIA GPU through CUDA's driver.
+pub type Cuda<D> = Checked<cuda::Cuda<D>>;
 
 /// Memory and verbs of one device. All numbers that cross this seam are f32.
 pub trait Backend {
     /// Device memory of f32 values.
     type Memory;
     /// A frozen matrix [N, K] in the backend's own layout.
-    type Weight;
+    type Weight: Shaped;
     /// The integers of one microbatch on the device: ids, row bounds, positions.
-    type Tokens;
+    type Tokens: Shaped;
     /// Plain integers on the device: row numbers, or target ids.
-    type Ids;
+    type Ids: Shaped;
 
     /// Names the numeric class: backend, kernel variant, dtype (for example `cpu-avx512-f32`).
     fn class(&self) -> String;
@@ -97,6 +110,10 @@ pub trait Backend {
     /// count them. What is in use now is where the next answer begins.
     fn peak(&mut self) -> Option<u64> {
         None
+    }
+    /// Names the op that comes next, for faults.
+    fn doing(&mut self, op: &'static str) {
+        let _ = op;
     }
     /// Between two blocks of a model: where work is submitted in pieces, a piece had better end here.
     fn border(&mut self) {}

@@ -11,7 +11,7 @@ use super::profile::{self, Measured, Profiles, Shape};
 use super::refusal::Refusal;
 use super::verb::Invocation;
 use super::{demo, opened, output};
-use crate::backend::timed::Taken;
+use crate::backend::Taken;
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;

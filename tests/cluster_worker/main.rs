@@ -12,7 +12,7 @@ mod patience;
 mod process;
 mod script;
 
-use finetune::backend::cpu::Cpu;
+use finetune::backend::Cpu;
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
 use finetune::cluster::worker::{Outcome, Source};
 use finetune::model::memory;

@@ -1,8 +1,7 @@
 //! A coordinator that says what a test wants, and what a worker needs to talk to it: the demonstration's model on
 //! CPU devices.
 
-use finetune::backend::Backend;
-use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, Cpu};
 use finetune::cluster::inject::Inject;
 use finetune::cluster::link::{MemberLink, WorkerLink, pair};
 use finetune::cluster::message::{

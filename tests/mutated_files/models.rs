@@ -3,7 +3,7 @@
 use crate::mutate::{self, Dice};
 use crate::weights::{file, golden, of};
 use crate::{Files, Format};
-use finetune::backend::cpu::Cpu;
+use finetune::backend::Cpu;
 use finetune::cli::refusal::Refusal;
 use finetune::data::Tokenizer;
 use finetune::data::template::{ChatTemplate, Ending, SpecialTokens};
@@ -131,7 +131,7 @@ const PARTS: [(&str, &str); 12] = [
     ("model", r#"{"type":"Unigram","unk_id":0,"vocab":[["a",-1.0],["b",-2.5]],"byte_fallback":false}"#),
     (
         "model",
-        r#"{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"@@","max_input_chars_per_word":9,"vocab":{"a":0,"b":1}}"#,
+        r#"{"type":"WordPiece","unk_token":"a","continuing_subword_prefix":"","max_input_chars_per_word":9,"vocab":{"a":0,"b":1}}"#,
     ),
     ("model", r#"{"type":"WordLevel","unk_token":"a","vocab":{"a":0,"b":1}}"#),
 ];

@@ -3,9 +3,7 @@
 use crate::bench::{Mat, Out};
 use crate::rig::{Rig, Rigged, each};
 use crate::rows::{bounds, tokens};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::Wgpu;
-use finetune::backend::{AttentionSaved, Heads, Qkv, QkvGrad};
+use finetune::backend::{AttentionSaved, Cpu, Heads, Qkv, QkvGrad, Wgpu};
 
 /// (out, logsumexp): query i of a row sees keys 0 ..= past + i of the same row.
 fn formula(x: &[Mat], heads: Heads, bounds: &[u32], past: usize) -> (Mat, Mat) {

@@ -5,8 +5,7 @@ use crate::bench::{Mat, close};
 use crate::fused::{headed, projected};
 use crate::products::weight;
 use crate::rows::{bounds, tokens};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::{AttentionSaved, Backend, Heads, Qkv, QkvGrad, Write, view, view_mut};
+use finetune::backend::{AttentionSaved, Backend, Cpu, Heads, Qkv, QkvGrad, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 fn rounded(m: &Mat) -> Mat {

@@ -4,10 +4,8 @@
 
 use crate::bench::Mat;
 use crate::rig::each;
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::{self, Wgpu};
 use finetune::backend::{
-    Backend, Frozen, Fused, LmHeadLoss, LoraGrad, LoraPart, TokenRows, Write, view, view_mut,
+    Backend, Cpu, Frozen, Fused, LmHeadLoss, LoraGrad, LoraPart, TokenRows, Wgpu, Write, view, view_mut, wgpu,
 };
 use finetune::numeric::block::{Block, Blocks, Encoding};
 use finetune::numeric::dtype::Dtype;

@@ -3,9 +3,9 @@
 use crate::bench::{Mat, Out, close, plus};
 use crate::products::weight;
 use crate::rig::{Rig, Rigged, each};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::Wgpu;
-use finetune::backend::{Backend, Fused, LmHeadLoss, LoraGrad, LoraPart, View, Write, view, view_mut};
+use finetune::backend::{
+    Backend, Cpu, Fused, LmHeadLoss, LoraGrad, LoraPart, View, Wgpu, Write, view, view_mut,
+};
 use finetune::numeric::dtype::Dtype;
 
 fn check_lora_adds_its_product<B: Rigged>(rig: &Rig<B>) {

@@ -2,8 +2,7 @@
 
 use crate::bench::{Mat, Out};
 use crate::rig::{Rig, Rigged, each};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::Wgpu;
+use finetune::backend::{Cpu, Wgpu};
 
 fn losses(logits: &Mat, targets: &[u32], weights: Option<&Mat>) -> Mat {
     let mut out = Mat::zeros(logits.rows, 1);

@@ -2,9 +2,7 @@
 
 use crate::bench::{Mat, Out, plus};
 use crate::rig::{Rig, Rigged, each};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::Wgpu;
-use finetune::backend::{Backend, Frozen, Product, Transpose, Write};
+use finetune::backend::{Backend, Cpu, Frozen, Product, Transpose, Wgpu, Write};
 use finetune::numeric::dtype::Dtype;
 
 const SIZES: [(usize, usize, usize); 9] = [

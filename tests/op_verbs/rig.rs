@@ -2,9 +2,8 @@
 //! software adapter that is installed, under the bound of contracts/F-WGPU-001.yaml. A driver that is missing is
 //! skipped loudly, and where FINETUNE_NEED_VULKAN is set (as tests/run.sh does) it is a failure.
 
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::{Adapter, Options, Wgpu, adapters};
-use finetune::backend::{Backend, Fused};
+use finetune::backend::wgpu::{Adapter, Options, adapters};
+use finetune::backend::{Backend, Cpu, Fused, Wgpu};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Lends a backend.

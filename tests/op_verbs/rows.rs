@@ -3,9 +3,7 @@
 use crate::bench::{Mat, Out, plus};
 use crate::products::weight;
 use crate::rig::{Rig, Rigged, each};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::wgpu::Wgpu;
-use finetune::backend::{Backend, DropoutKey, Norm, TokenRows, View, Write, view, view_mut};
+use finetune::backend::{Backend, Cpu, DropoutKey, Norm, TokenRows, View, Wgpu, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng;
 

@@ -5,8 +5,8 @@ use crate::bench::Mat;
 use crate::bf16::bits;
 use crate::products::weight;
 use crate::rows::tokens;
-use finetune::backend::cpu::{Cpu, Memory};
-use finetune::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut};
+use finetune::backend::cpu::Memory;
+use finetune::backend::{Backend, Cpu, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 /// A backend whose activations lie in 16 bits, or in f32 memory and are rounded on the way through the host.

@@ -5,8 +5,7 @@ use crate::bench::{Mat, Out, close, run};
 use crate::device::device_at;
 use crate::rows::tokens;
 use crate::twin::{Case, Value};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::{AttentionSaved, Backend, Fault, Heads, Qkv, QkvGrad};
+use finetune::backend::{AttentionSaved, Backend, Cpu, Fault, Heads, Qkv, QkvGrad};
 
 /// Every size of kernel, whole and padded; shared heads and not.
 const HEADS: [(usize, usize, usize); 6] =

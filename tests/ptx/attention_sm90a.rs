@@ -6,8 +6,8 @@ use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_at, device_of, device_with_at};
 use crate::files;
 use crate::rows::tokens;
-use finetune::backend::cuda::{AttentionTrial, Cuda, Driver, Flash};
-use finetune::backend::{Backend, Heads, Qkv};
+use finetune::backend::cuda::{AttentionTrial, Driver, Flash};
+use finetune::backend::{Backend, Cuda, Heads, Qkv};
 
 /// Shared heads and not.
 const HEADS: [(usize, usize, usize); 3] = [(4, 2, 64), (1, 1, 128), (3, 1, 128)];

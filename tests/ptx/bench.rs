@@ -122,7 +122,7 @@ macro_rules! compare {
     ($name:expr, $inputs:expr, $outputs:expr, |$b:ident, $i:ident, $o:ident| $body:expr) => {{
         let name: &str = &$name;
         let (inputs, outputs): (&[&$crate::bench::Mat], &[$crate::bench::Out]) = (&$inputs, &$outputs);
-        let mut cpu = finetune::backend::cpu::Cpu::new(1);
+        let mut cpu = finetune::backend::Cpu::new(1);
         let want = $crate::bench::run(name, &mut cpu, (inputs, outputs), |$b, $i, $o| $body).unwrap();
         let mut first: Option<Vec<Vec<f32>>> = None;
         for seed in [0, 1, 7] {

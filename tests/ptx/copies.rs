@@ -6,10 +6,10 @@ use crate::device::{device_at, device_bf16};
 use crate::products::weight;
 use crate::rows::tokens;
 use crate::step::{Same, packed, qwen};
-use finetune::backend::cuda::{Cuda, Driver, copies_bytes};
+use finetune::backend::cuda::{Driver, copies_bytes};
 use finetune::backend::{
-    AttentionSaved, Backend, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart, Norm, Product, Qkv,
-    QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
+    AttentionSaved, Backend, Cuda, DropoutKey, Fused, Heads, LmHeadLoss, LoraGrad, LoraPart, Norm, Product,
+    Qkv, QkvGrad, TokenRows, Transpose, View, ViewMut, Write, view, view_mut,
 };
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};

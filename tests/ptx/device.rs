@@ -2,8 +2,8 @@
 
 use crate::files;
 use crate::interpreter::{self, Kernel, Machine, Shape, Value, read};
-use finetune::backend::Fault;
-use finetune::backend::cuda::{Arg, Cuda, Driver, Launch, Libcuda, TensorMap, kernels};
+use finetune::backend::cuda::{Arg, Driver, Launch, Libcuda, TensorMap, kernels};
+use finetune::backend::{Cuda, Fault};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex};
 

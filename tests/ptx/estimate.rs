@@ -4,8 +4,8 @@
 use crate::device::device_bf16;
 use crate::standin::{self, standin_with};
 use crate::step::{Same, packed, qwen};
-use finetune::backend::Heads;
-use finetune::backend::cuda::{Cuda, Driver, copies_bytes};
+use finetune::backend::cuda::{Driver, copies_bytes};
+use finetune::backend::{Cuda, Heads};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};

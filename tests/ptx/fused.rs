@@ -5,9 +5,9 @@ use crate::bench::{GUARD, Mat, Out, run, run_behind};
 use crate::device::{device_at, device_bf16};
 use crate::products::{held, weight};
 use crate::rows::tokens;
-use finetune::backend::cuda::{Cuda, Driver};
+use finetune::backend::cuda::Driver;
 use finetune::backend::{
-    Backend, Fault, Fused, Heads, LoraGrad, LoraPart, Qkv, View, ViewMut, Write, view, view_mut,
+    Backend, Cuda, Fault, Fused, Heads, LoraGrad, LoraPart, Qkv, View, ViewMut, Write, view, view_mut,
 };
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;

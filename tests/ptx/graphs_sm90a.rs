@@ -3,8 +3,8 @@
 
 use crate::standin::{self, Ran, standin_with};
 use crate::step::{Same, packed, qwen};
-use finetune::backend::Heads;
-use finetune::backend::cuda::{Cuda, Flash};
+use finetune::backend::cuda::Flash;
+use finetune::backend::{Cuda, Heads};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::Stage;

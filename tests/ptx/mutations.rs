@@ -7,8 +7,9 @@ use crate::files;
 use crate::fused;
 use crate::products::weight;
 use crate::rows::tokens;
-use finetune::backend::cuda::Cuda;
-use finetune::backend::{AttentionSaved, Backend, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write};
+use finetune::backend::{
+    AttentionSaved, Backend, Cuda, Fault, Heads, Product, Qkv, QkvGrad, Transpose, Write,
+};
 use finetune::numeric::dtype::Dtype;
 
 /// What runs a changed kernel.

@@ -6,8 +6,8 @@ use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::mutations_sm90a::{Places, untold};
 use crate::rows::tokens;
-use finetune::backend::cuda::{Cuda, Flash};
-use finetune::backend::{Backend, Fault, Heads, Qkv};
+use finetune::backend::cuda::Flash;
+use finetune::backend::{Backend, Cuda, Fault, Heads, Qkv};
 
 const FILE: &str = "attention_sm90a.ptx";
 

@@ -7,8 +7,7 @@ use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::mutations::of_entry;
 use crate::products::weight;
-use finetune::backend::cuda::Cuda;
-use finetune::backend::{Backend, Fault, Fused, LoraGrad, LoraPart, Write};
+use finetune::backend::{Backend, Cuda, Fault, Fused, LoraGrad, LoraPart, Write};
 use finetune::numeric::dtype::Dtype;
 
 /// Guard words that leave outputs at multiples of 8 bytes, where tiles are stored in pairs.

@@ -6,9 +6,8 @@ use crate::device::{Interpreted, device_at, device_of, device_with_at};
 use crate::files;
 use crate::fused::projection_behind;
 use crate::products::{held, weight};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::cuda::{Cuda, Driver, Trial, kernels};
-use finetune::backend::{Backend, Write};
+use finetune::backend::cuda::{Driver, Trial, kernels};
+use finetune::backend::{Backend, Cpu, Cuda, Write};
 use finetune::numeric::dtype::Dtype;
 
 /// (T, N, K) of which at least one direction is large enough: tiles and steps exactly, one more of each, more tiles than

@@ -1,8 +1,8 @@
 //! What goes wrong with a driver, told by a stand-in libcuda.so.1 that a C compiler makes here. The library is loaded
 //! once per process, so each case is a process of its own: this test program again, with one test.
 
-use finetune::backend::cuda::{Cuda, Trial, devices};
-use finetune::backend::{Backend, view, view_mut};
+use finetune::backend::cuda::{Trial, devices};
+use finetune::backend::{Backend, Cuda, view, view_mut};
 use std::path::Path;
 use std::process::Command;
 

@@ -4,8 +4,8 @@
 //! is that a small one goes through.
 
 use crate::device::{device_at, device_bf16};
-use finetune::backend::cuda::{AttentionTrial, Cuda, Driver, Trial};
-use finetune::backend::{Backend, Heads};
+use finetune::backend::cuda::{AttentionTrial, Driver, Trial};
+use finetune::backend::{Backend, Cuda, Heads};
 use finetune::model::config::{Config, Family, Rope, RopeScaling};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::flops;

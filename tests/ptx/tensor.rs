@@ -3,8 +3,7 @@
 use crate::bench::{Mat, close, run};
 use crate::device::{device_at, device_of};
 use crate::products::{held, weight};
-use finetune::backend::cpu::Cpu;
-use finetune::backend::{Backend, Write};
+use finetune::backend::{Backend, Cpu, Write};
 use finetune::numeric::dtype::Dtype;
 
 /// (T, N, K): less than a tile and its pieces, their edges, more than one.

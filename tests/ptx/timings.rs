@@ -6,10 +6,10 @@
 
 use crate::device::device_at;
 use crate::rows::tokens;
-use finetune::backend::cuda::{AttentionTrial, Cuda, Driver, Flash, Trial};
+use finetune::backend::cuda::{AttentionTrial, Driver, Flash, Trial};
 use finetune::backend::{
-    AttentionSaved, Backend, Fault, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, ViewMut, Write,
-    view, view_mut,
+    AttentionSaved, Backend, Cuda, Fault, Frozen, Fused, Heads, LoraGrad, LoraPart, Qkv, QkvGrad, ViewMut,
+    Write, view, view_mut,
 };
 use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;

@@ -5,8 +5,8 @@ use crate::bench::{Mat, Out, close, run};
 use crate::device::{Interpreted, device, device_at, device_with};
 use crate::files;
 use crate::products::held;
-use finetune::backend::cuda::{Cuda, Driver};
-use finetune::backend::{Backend, Fault, Frozen, TokenRows, Write};
+use finetune::backend::cuda::Driver;
+use finetune::backend::{Backend, Cuda, Fault, Frozen, TokenRows, Write};
 use finetune::numeric::block::{Block, Blocks};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
@@ -109,7 +109,7 @@ fn products_of_blocks_are_those_of_the_widened_matrix() {
             let slow = products(&name, &mut device, &slow, (t, n, k));
             assert!(fast == slow, "{name}: other bits than those of the widened matrix");
             if tier == "f32" {
-                let mut cpu = finetune::backend::cpu::Cpu::new(1);
+                let mut cpu = finetune::backend::Cpu::new(1);
                 let weight = plain(&mut cpu, &blocks);
                 let want = products(&name, &mut cpu, &weight, (t, n, k));
                 fast.iter().zip(&want).for_each(|(got, want)| close(&name, got, want, 1e-4));

@@ -1,8 +1,7 @@
 //! What another processor would compute: this test runs itself again with fewer instructions (`FINETUNE_CPU`).
 
 use super::{Try, bits, each_case};
-use finetune::backend::Backend;
-use finetune::backend::cpu::Cpu;
+use finetune::backend::{Backend, Cpu};
 use finetune::numeric::rng;
 use std::process::Command;
 

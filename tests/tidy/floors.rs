@@ -49,7 +49,8 @@ pub fn check(tree: &Tree) -> Vec<String> {
 
 fn concrete(path: &[String]) -> Option<&str> {
     match path {
-        [a, b, ..] if a == "backend" => CONCRETE.iter().copied().find(|c| c == b),
+        // `backend::Cpu` is the one of `backend::cpu`.
+        [a, b, ..] if a == "backend" => CONCRETE.iter().copied().find(|c| b.eq_ignore_ascii_case(c)),
         _ => None,
     }
 }
@@ -144,6 +145,7 @@ fn wrong_arrows_are_found() {
         ("src/backend/cpu/linear.rs", "use super::super::cuda::X;", 1),
         ("src/backend/cpu/linear.rs", "use crate::backend::cpu::X;", 0),
         ("src/cli/train.rs", "use crate::backend::cpu::Cpu;", 1),
+        ("src/cli/train.rs", "use crate::backend::{Backend, Cpu};", 1),
         ("src/cli/train.rs", "use crate::backend; fn f() { backend::cpu::Cpu::new(1); }", 1),
         ("src/cli/devices/gpu.rs", "use crate::backend::wgpu::Wgpu;", 0),
         ("src/cli/devices.rs", "use crate::backend::cpu::Cpu;", 1),

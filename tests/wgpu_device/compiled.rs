@@ -1,8 +1,8 @@
 //! What a driver made of the kernels goes from one device to the next, and changes nothing.
 
 use crate::devices;
-use finetune::backend::wgpu::{Cache, Options, Wgpu};
-use finetune::backend::{Backend, Frozen, Write, view, view_mut};
+use finetune::backend::wgpu::{Cache, Options};
+use finetune::backend::{Backend, Frozen, Wgpu, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 use std::sync::{Arc, Mutex};
 

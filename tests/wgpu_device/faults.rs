@@ -1,8 +1,8 @@
 //! Every fault names the device, what was done there and what is wrong; it is latched, and nothing panics.
 
 use crate::devices;
-use finetune::backend::wgpu::{Options, Wgpu};
-use finetune::backend::{Backend, Fault, Frozen, TokenRows, Write, view, view_mut};
+use finetune::backend::wgpu::Options;
+use finetune::backend::{Backend, Fault, Frozen, TokenRows, Wgpu, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
 /// Works a little, and reads.
@@ -78,7 +78,7 @@ fn a_matrix_that_no_binding_holds_is_a_fault_that_says_what_to_do() {
         let qkv = finetune::backend::Qkv { q: view(&q, 100, 64), k: view(&k, 100, 64), v: view(&v, 100, 64) };
         gpu.attention(view_mut(&mut out, 100, 64), view_mut(&mut lse, 100, 1), qkv, heads, &tokens);
         let fault = gpu.read(view(&lse, 100, 1), &mut [0.0; 100]).unwrap_err().to_string();
-        assert!(fault.contains("smaller microbatches fit"), "{fault}");
+        assert!(fault.contains(": attention: ") && fault.contains("smaller microbatches fit"), "{fault}");
     }
 }
 

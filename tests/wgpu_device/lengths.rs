@@ -2,9 +2,9 @@
 //! work is cut changes no bit.
 
 use crate::devices;
-use finetune::backend::wgpu::{Memory, Options, Wgpu};
+use finetune::backend::wgpu::{Memory, Options};
 use finetune::backend::{
-    AttentionSaved, Backend, Heads, Product, Qkv, QkvGrad, TokenRows, Transpose, Write, view, view_mut,
+    AttentionSaved, Backend, Heads, Product, Qkv, QkvGrad, TokenRows, Transpose, Wgpu, Write, view, view_mut,
 };
 use finetune::numeric::rng::Stream;
 

@@ -13,7 +13,8 @@ mod lengths;
 mod sizes;
 mod trips;
 
-use finetune::backend::wgpu::{Options, Wgpu, adapters};
+use finetune::backend::Wgpu;
+use finetune::backend::wgpu::{Options, adapters};
 
 /// A device on every software adapter.
 pub fn devices(options: Options) -> Vec<Wgpu> {

@@ -1,9 +1,10 @@
 //! Matrices that one binding does not hold: the same numbers from a device whose bindings are pretended to be small.
 
 use crate::devices;
-use finetune::backend::wgpu::{Options, Wgpu};
+use finetune::backend::wgpu::Options;
 use finetune::backend::{
-    Backend, Frozen, Fused, LmHeadLoss, Norm, Product, TokenRows, Transpose, View, Write, view, view_mut,
+    Backend, Frozen, Fused, LmHeadLoss, Norm, Product, TokenRows, Transpose, View, Wgpu, Write, view,
+    view_mut,
 };
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;

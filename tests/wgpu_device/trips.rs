@@ -2,8 +2,8 @@
 
 use crate::case::Case;
 use crate::devices;
-use finetune::backend::wgpu::{Options, Wgpu};
-use finetune::backend::{Backend, Frozen, Traffic, Write, view, view_mut};
+use finetune::backend::wgpu::Options;
+use finetune::backend::{Backend, Frozen, Traffic, Wgpu, Write, view, view_mut};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::numeric::dtype::Dtype;

@@ -1,7 +1,6 @@
 //! The CPU backend: the one that everyone has, and the reference for all others.
 //!
-//! Every verb checks the shapes of its views, cuts its output into tasks of a fixed size and has finished when
-//! it returns. Results depend on the shapes and the instruction set variant alone: on one class, one thread
+//! Every verb cuts its output into tasks of a fixed size and has finished when it returns. Results depend on the shapes and the instruction set variant alone: on one class, one thread
 //! and seven give the same bits. Orders of summation and bounds are in docs/numerics.md.
 
 mod adapter;
@@ -50,6 +49,7 @@ mod unpack_avx512;
 mod verbs;
 mod weight;
 
+use super::Checked;
 use isa::Isa;
 pub use isa::refused_limit;
 use left::Precision;
@@ -91,34 +91,35 @@ pub struct Tokens {
 #[derive(Debug, Clone)]
 pub struct Ids(Vec<u32>);
 
-impl Cpu {
+impl Checked<Cpu> {
     /// The best instruction set variant of this processor, on that many threads (at least one), in f32.
-    pub fn new(threads: usize) -> Cpu {
+    pub fn new(threads: usize) -> Self {
         let (threads, precision) = (Threads::new(threads), Precision::F32);
-        Cpu { threads, isa: isa::best(), products: Products::Own, precision, recycling: Recycling::default() }
+        let (isa, products, recycling) = (isa::best(), Products::Own, Recycling::default());
+        Checked::around(Cpu { threads, isa, products, precision, recycling })
     }
 
     /// The same with factors of products rounded to bf16: those of frozen matrices, of attention and, where our own
     /// kernels multiply, of adapters. Sums, the residual stream, parameters and their gradients stay f32; what only
     /// products, swiglu and the gradient of attention read is then kept in 16 bits (`short.rs`).
-    pub fn bf16(threads: usize) -> Cpu {
-        let cpu = Cpu::new(threads);
-        let precision = match isa::bf16() {
+    pub fn bf16(threads: usize) -> Self {
+        let mut cpu = Self::new(threads);
+        cpu.precision = match isa::bf16() {
             isa::Bf16::Fast => Precision::Bf16Dot,
             _ => Precision::Bf16Widened,
         };
-        Cpu { precision, ..cpu }
+        cpu
     }
 
     /// The other bf16 kernel of the same class, None where the processor has one only: it gives the same bits.
-    pub fn bf16_twin(threads: usize) -> Option<Cpu> {
-        let cpu = Cpu::bf16(threads);
-        let precision = match cpu.precision {
+    pub fn bf16_twin(threads: usize) -> Option<Self> {
+        let mut cpu = Self::bf16(threads);
+        cpu.precision = match cpu.precision {
             Precision::Bf16Dot => Precision::Bf16Widened,
             _ if isa::bf16() != isa::Bf16::None => Precision::Bf16Dot,
             _ => return None,
         };
-        Some(Cpu { precision, ..cpu })
+        Some(cpu)
     }
 
     /// Whether bf16 is worth its rounding here: its instruction does more than the one for f32.
@@ -128,24 +129,27 @@ impl Cpu {
 
     /// The slow twin in f32: products through the `gemm` crate, fused operations spelled in verbs. A class of its
     /// own.
-    pub fn twin(threads: usize) -> Cpu {
-        Cpu::new(threads).spelled()
+    pub fn twin(threads: usize) -> Self {
+        Self::new(threads).spelled()
     }
 
     /// The slow twin in the same precision.
-    pub fn spelled(self) -> Cpu {
-        let precision = match self.precision {
-            Precision::F32 => Precision::F32,
-            _ => Precision::Bf16Widened,
-        };
-        Cpu { products: Products::Crate, precision, ..self }
+    pub fn spelled(mut self) -> Self {
+        if self.precision != Precision::F32 {
+            self.precision = Precision::Bf16Widened;
+        }
+        self.products = Products::Crate;
+        self
     }
 
     /// The same with memory that is handed out full of NaN: for tests, in any build.
-    pub fn poisoning(self) -> Cpu {
-        Cpu { recycling: Recycling::poisoning(), ..self }
+    pub fn poisoning(mut self) -> Self {
+        self.recycling = Recycling::poisoning();
+        self
     }
+}
 
+impl Cpu {
     fn context(&self) -> Context<'_> {
         Context { threads: &self.threads, isa: self.isa, products: self.products, precision: self.precision }
     }

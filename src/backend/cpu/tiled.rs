@@ -253,9 +253,9 @@ pub unsafe fn rows_of_pair_tiles(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Cpu;
     use super::super::panels::Panels;
     use super::*;
+    use crate::backend::Cpu;
 
     #[test]
     fn what_is_added_is_as_large_as_tiles_read() {

@@ -1,4 +1,4 @@
-//! The verbs: shapes are checked here, and the work is done in the file of the verb's stem.
+//! The verbs: the work is done in the file of the verb's stem.
 
 use super::attention::{self, Inputs, Segment};
 use super::attention_block::Pass;
@@ -10,6 +10,7 @@ use super::left::Precision;
 use super::product::{Factors, Products, Sizes, Strided, product};
 use super::rope::{Turn, rope};
 use super::{Cpu, Ids, Memory, Tokens, Weight, loss, norm, short};
+use crate::backend::shapes::shaped;
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::rng;
@@ -27,8 +28,10 @@ impl<'a> ViewMut<'a, Memory> {
     }
 }
 
-fn same_shape(a: (usize, usize), b: (usize, usize)) {
-    assert_eq!(a, b, "both matrices have one shape");
+shaped! {
+    Weight: |w| (w.rows(), w.cols());
+    Tokens: |tokens| (tokens.ids.len(), tokens.bounds.len() - 1);
+    Ids: |ids| (ids.0.len(), 1);
 }
 
 impl Backend for Cpu {
@@ -115,7 +118,6 @@ impl Backend for Cpu {
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
-        assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         let of_row = |w: &[u32]| (0..w[1] - w[0]).map(|i| rows.past + i).collect::<Vec<_>>();
         let positions = rows.bounds.windows(2).flat_map(of_row).collect();
         Tokens { ids: rows.ids.to_vec(), bounds: rows.bounds.to_vec(), positions }
@@ -130,17 +132,14 @@ impl Backend for Cpu {
     }
 
     fn copy(&mut self, mut out: ViewMut<Memory>, x: View<Memory>) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
         elementwise::copy(&self.threads, out.values_mut(), x.values());
     }
 
     fn add(&mut self, mut out: ViewMut<Memory>, x: View<Memory>) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
         elementwise::add(self.context(), out.values_mut(), x.values());
     }
 
     fn embed(&mut self, mut out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
-        same_shape((out.rows, out.cols), (tokens.ids.len(), table.cols()));
         let cols = out.cols;
         self.threads.chunks(out.values_mut(), cols, |t, out| table.row(out, tokens.ids[t] as usize));
     }
@@ -153,8 +152,6 @@ impl Backend for Cpu {
         gain: View<Memory>,
         eps: f32,
     ) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        same_shape((inv_rms.rows, inv_rms.cols * gain.cols), (x.rows, x.cols));
         if out.memory.is_short() && gain.cols == out.cols {
             let outputs = (out.pairs_mut(), inv_rms.values_mut());
             return norm::forward_pairs(self.context(), outputs, (x.values(), gain.values()), eps);
@@ -171,16 +168,11 @@ impl Backend for Cpu {
         x: View<Memory>,
         norm: Norm<Memory>,
     ) {
-        same_shape((dx.rows, dx.cols), (x.rows, x.cols));
-        same_shape((dy.rows, dy.cols), (x.rows, x.cols));
-        same_shape((norm.inv_rms.rows, norm.inv_rms.cols * norm.gain.cols), (x.rows, x.cols));
         let saved = (norm.gain.values(), norm.inv_rms.values());
         norm::grad(self.context(), (dx.values_mut(), write), x.cols, (dy.values(), x.values()), saved);
     }
 
     fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
-        same_shape((y.rows, y.cols), (x.rows, w.rows()));
-        assert_eq!(x.cols, w.cols(), "x has as many columns as the weight");
         let x = self.factor(x);
         let left = x.left(self.context());
         self.frozen((y, write), (w, Way::Forward), left, None);
@@ -188,8 +180,6 @@ impl Backend for Cpu {
     }
 
     fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
-        same_shape((dx.rows, dx.cols), (dy.rows, w.cols()));
-        assert_eq!(dy.cols, w.rows(), "dy has as many columns as the weight has rows");
         let dy = self.factor(dy);
         let left = dy.left(self.context());
         self.frozen((dx, write), (w, Way::Backward), left, None);
@@ -197,23 +187,20 @@ impl Backend for Cpu {
     }
 
     fn matmul(&mut self, mut out: ViewMut<Memory>, write: Write, product_of: Product<Memory>) {
+        let sizes = Sizes { m: out.rows, n: out.cols, k: product_of.inner() };
         let Product { a, b, transpose, scale } = product_of;
         let (fa, fb) = (Strided::rows(a.values(), a.cols), Strided::rows(b.values(), b.cols));
-        let ((a_shape, fa), (b_shape, fb)) = match transpose {
-            Transpose::Neither => (((a.rows, a.cols), fa), ((b.rows, b.cols), fb)),
-            Transpose::Right => (((a.rows, a.cols), fa), ((b.cols, b.rows), fb.transposed())),
-            Transpose::Left => (((a.cols, a.rows), fa.transposed()), ((b.rows, b.cols), fb)),
+        let (fa, fb) = match transpose {
+            Transpose::Neither => (fa, fb),
+            Transpose::Right => (fa, fb.transposed()),
+            Transpose::Left => (fa.transposed(), fb),
         };
-        assert_eq!(a_shape.1, b_shape.0, "the inner dimensions are equal");
-        same_shape((out.rows, out.cols), (a_shape.0, b_shape.1));
-        let sizes = Sizes { m: out.rows, n: out.cols, k: a_shape.1 };
         let stride = out.cols;
         let factors = Factors { a: fa, b: fb, scale };
         product(self.context(), (out.values_mut(), stride), write, sizes, factors);
     }
 
     fn bias(&mut self, mut y: ViewMut<Memory>, bias: View<Memory>) {
-        same_shape((1, y.cols), (bias.rows, bias.cols));
         elementwise::bias(self.context(), y.values_mut(), bias.values());
     }
 
@@ -233,10 +220,6 @@ impl Backend for Cpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        let t = tokens.ids.len();
-        check_heads(qkv, heads, (t, t));
-        same_shape((out.rows, out.cols), (t, heads.query * heads.size));
-        same_shape((logsumexp.rows, logsumexp.cols), (t, heads.query));
         let (x, segments) = (inputs(qkv, heads), tokens.segments());
         let mut room = self.memory(PairedKeys::room(self.context(), (&x, &segments), Pass::Forward));
         let out = (out.values_mut(), Some(logsumexp.values_mut()));
@@ -252,12 +235,6 @@ impl Backend for Cpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        let t = tokens.ids.len();
-        check_heads(saved.qkv, heads, (t, t));
-        same_shape((dout.rows, dout.cols), (t, heads.query * heads.size));
-        same_shape((grad.dq.rows, grad.dq.cols), (t, heads.query * heads.size));
-        same_shape((grad.dk.rows, grad.dk.cols), (t, heads.kv * heads.size));
-        same_shape((grad.dv.rows, grad.dv.cols), (t, heads.kv * heads.size));
         let Qkv { q, k, v } = saved.qkv;
         let wide = [q, k, v, saved.out].map(|x| self.widened(&x));
         let [q, k, v, out] = [(q, 0), (k, 1), (v, 2), (saved.out, 3)].map(|(x, i)| in_f32(x, &wide[i]));
@@ -282,8 +259,6 @@ impl Backend for Cpu {
 
     fn attention_cached(&mut self, mut out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
         let (queries, keys) = (qkv.q.rows, qkv.k.rows);
-        check_heads(qkv, heads, (queries, keys));
-        same_shape((out.rows, out.cols), (queries, heads.query * heads.size));
         let segment = Segment { from: 0, queries, keys_from: 0, past: keys - queries };
         // One query or a few: reading the keys is the work, and rounding them would be more of it.
         let cx = super::Context { precision: Precision::F32, ..self.context() };
@@ -291,8 +266,6 @@ impl Backend for Cpu {
     }
 
     fn swiglu(&mut self, mut out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
-        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
-        same_shape((out.rows, out.cols), (up.rows, up.cols));
         if out.memory.is_short() {
             return short::swiglu(self.context(), out.pairs_mut(), gate.pairs(), up.pairs());
         }
@@ -300,8 +273,6 @@ impl Backend for Cpu {
     }
 
     fn swiglu_grad(&mut self, mut gate: ViewMut<Memory>, mut up: ViewMut<Memory>, dout: View<Memory>) {
-        same_shape((gate.rows, gate.cols), (dout.rows, dout.cols));
-        same_shape((up.rows, up.cols), (dout.rows, dout.cols));
         if gate.memory.is_short() {
             return short::swiglu_grad(self.context(), gate.pairs_mut(), up.pairs_mut(), dout.pairs());
         }
@@ -316,8 +287,6 @@ impl Backend for Cpu {
         key: DropoutKey,
         tokens: &Tokens,
     ) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        assert_eq!((x.rows, key.rows.len() + 1), (tokens.ids.len(), tokens.bounds.len()), "one id per row");
         let of_row = |(&id, w): (&u64, &[u32])| {
             (0..w[1] - w[0]).map(move |i| rng::hash(&[key.seed, key.step, id, key.module, u64::from(i)]))
         };
@@ -330,7 +299,6 @@ impl Backend for Cpu {
     }
 
     fn gather_rows(&mut self, mut out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
-        same_shape((out.rows, out.cols), (rows.0.len(), x.cols));
         let (cols, x) = (x.cols, x.values());
         self.threads.chunks(out.values_mut(), cols, |n, out| {
             out.copy_from_slice(&x[rows.0[n] as usize * cols..][..cols]);
@@ -338,7 +306,6 @@ impl Backend for Cpu {
     }
 
     fn gather_rows_grad(&mut self, mut dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
-        same_shape((dout.rows, dout.cols), (rows.0.len(), dx.cols));
         let (cols, dout) = (dx.cols, dout.values());
         let dx = dx.values_mut();
         elementwise::fill(&self.threads, dx, 0.0);
@@ -354,8 +321,6 @@ impl Backend for Cpu {
         targets: &Ids,
         class_weights: Option<View<Memory>>,
     ) {
-        same_shape((losses.rows, losses.cols), (logits.rows, 1));
-        assert_eq!(targets.0.len(), logits.rows, "one target per row of logits");
         let vocab = logits.cols;
         let weights = class_weights.map(|w| w.values());
         let rows = (logits.values_mut(), vocab);
@@ -365,8 +330,6 @@ impl Backend for Cpu {
 
 impl Cpu {
     fn turn(&self, x: &mut ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, turn: Turn) {
-        assert_eq!(x.rows, tokens.positions.len(), "one position per token");
-        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
         let cols = x.cols;
         rope(self.context(), (x.values_mut(), cols), (table.values(), table.cols), &tokens.positions, turn);
     }
@@ -389,12 +352,4 @@ fn in_f32<'a>(x: View<'a, Memory>, wide: &'a Option<Memory>) -> View<'a, Memory>
 
 fn inputs<'a>(qkv: Qkv<'a, Memory>, heads: Heads) -> Inputs<'a> {
     Inputs { q: qkv.q.values(), k: qkv.k.values(), v: qkv.v.values(), heads }
-}
-
-/// `tokens` is (queries, keys).
-fn check_heads(qkv: Qkv<Memory>, heads: Heads, tokens: (usize, usize)) {
-    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "key/value heads divide the query heads");
-    same_shape((qkv.q.rows, qkv.q.cols), (tokens.0, heads.query * heads.size));
-    same_shape((qkv.k.rows, qkv.k.cols), (tokens.1, heads.kv * heads.size));
-    same_shape((qkv.v.rows, qkv.v.cols), (tokens.1, heads.kv * heads.size));
 }

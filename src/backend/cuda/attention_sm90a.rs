@@ -5,7 +5,7 @@ use super::attention_sm80::shape;
 use super::memory::Width;
 use super::sm90a::map;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at_mut};
-use crate::backend::{Heads, QkvGrad, ViewMut};
+use crate::backend::{Checked, Heads, QkvGrad, ViewMut};
 
 /// Sizes of heads that kernels are written for.
 pub(super) const SIZES: [usize; 2] = [64, 128];
@@ -36,7 +36,7 @@ impl Flash {
     }
 }
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// The same device with attention by wgmma where `flash` says so and it can run it, without a trial: another device on
     /// the same card was tried, or a test looks at the kernels themselves.
     pub fn attending(mut self, flash: Flash) -> Self {
@@ -44,7 +44,9 @@ impl<D: Driver> Cuda<D> {
         self.flash = if can { flash } else { Flash::default() };
         self
     }
+}
 
+impl<D: Driver> Cuda<D> {
     /// What of attention is computed by wgmma.
     pub fn flash(&self) -> Flash {
         self.flash

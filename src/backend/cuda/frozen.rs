@@ -242,13 +242,13 @@ impl<D: Driver> Cuda<D> {
 mod tests {
     use super::super::pool::{Pool, tests::Card};
     use super::*;
-    use crate::backend::{Backend, Frozen, view, view_mut};
+    use crate::backend::{self, Backend, Frozen, view, view_mut};
     use crate::numeric::dtype::Dtype;
 
     #[test]
     #[should_panic(expected = "only products of the bf16 class add an adapter's part")]
     fn an_adapter_is_not_left_out_where_no_kernel_adds_it() {
-        let mut device = Cuda::on(Card::of(1 << 20));
+        let mut device = backend::Cuda::on(Card::of(1 << 20));
         let source = Frozen { rows: 4, cols: 4, dtype: Dtype::F32, bytes: &[0; 64] };
         let (w, x, mut y) = (device.weight(source).unwrap(), device.memory(16), device.memory(16));
         let (left, right) = (Arg::Address(x.at(0)), Arg::Address(x.at(4)));

@@ -5,18 +5,19 @@
 use super::frozen::{Added, Direction};
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, Weight, at, at_mut, blocks, size};
 use crate::backend::fused::{lora_grad_of_factors, lora_linear_grad_in_verbs, lora_linear_in_verbs};
-use crate::backend::shapes::{check_product, same_shape};
 use crate::backend::{
-    Backend, Fused, Heads, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view,
+    Backend, Checked, Fused, Heads, LoraGrad, LoraPart, Product, Transpose, View, ViewMut, Write, view,
 };
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// The same device, with what it has fused spelled in verbs: the slow twin that tests compare with.
     pub fn spelled(mut self) -> Self {
         self.spelled = true;
         self
     }
+}
 
+impl<D: Driver> Cuda<D> {
     fn fuses(&self) -> bool {
         self.tier == Tier::Sm80 && !self.spelled
     }
@@ -34,12 +35,9 @@ impl<D: Driver> Fused for Cuda<D> {
             return lora_linear_in_verbs(self, (y, write), x, w, lora);
         }
         let LoraPart { mut h, x: masked, ab: (a, b), scale } = lora;
-        same_shape((y.rows, y.cols), (x.rows, w.rows));
-        assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
         let transpose = Transpose::Right;
         self.matmul(h.again(), Write::Set, Product { a: masked, b: a, transpose, scale: 1.0 });
         let left = View { memory: &*h.memory, offset: h.offset, rows: h.rows, cols: h.cols };
-        check_product(&Product { a: left, b, transpose, scale }, (y.rows, y.cols));
         let added = Added { left: at(&left), right: at(&b), rank: left.cols, between: b.cols, by: scale };
         self.frozen((y, write), x, (w, Direction::Forward), Some(added));
     }
@@ -55,8 +53,6 @@ impl<D: Driver> Fused for Cuda<D> {
         if !self.fuses() || inv_rms.cols != 1 {
             return self.rmsnorm(out, inv_rms, x, gain, eps);
         }
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        same_shape((inv_rms.rows, gain.cols), (x.rows, x.cols));
         let (copy, stride) = self.room_for_copy((x.rows, x.cols));
         let args = [
             at_mut(&out),
@@ -79,8 +75,6 @@ impl<D: Driver> Fused for Cuda<D> {
         if !self.fuses() {
             return self.swiglu(out, gate, up);
         }
-        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
-        same_shape((out.rows, out.cols), (up.rows, up.cols));
         let (rows, cols) = (out.rows, out.cols);
         let (copy, stride) = self.room_for_copy((rows, cols));
         let at_copy = Arg::Address(copy.at(0));
@@ -95,7 +89,7 @@ impl<D: Driver> Fused for Cuda<D> {
         if !self.fuses() || self.tensor_attention(heads).is_none() {
             return self.rope(x, table, tokens);
         }
-        if !self.turns((x.rows, x.cols), &table, tokens) {
+        if !self.turns(&table, tokens) {
             return;
         }
         let (rows, cols) = (x.rows, x.cols);
@@ -124,12 +118,8 @@ impl<D: Driver> Fused for Cuda<D> {
             return lora_linear_grad_in_verbs(self, (dx, write), w, args);
         }
         let (dy, a, rank) = (args.dy, args.ab.0, args.h.cols);
-        same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
-        assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
         let dh = lora_grad_of_factors(self, args);
         let left = view(&dh, dy.rows, rank);
-        let product = Product { a: left, b: a, transpose: Transpose::Neither, scale: 1.0 };
-        check_product(&product, (dx.rows, dx.cols));
         let added = Added { left: at(&left), right: at(&a), rank, between: a.cols, by: 1.0 };
         self.frozen((dx, write), dy, (w, Direction::Backward), Some(added));
     }

@@ -1,4 +1,4 @@
-//! What the verbs have in common: shapes that must agree, and launches of one form.
+//! What the verbs have in common: launches of one form.
 
 use super::{Arg, Cuda, Driver, Launch, Memory, Tokens, at, at_mut, blocks, size};
 use crate::backend::{View, ViewMut, Write};
@@ -64,14 +64,7 @@ impl<D: Driver> Cuda<D> {
     }
 
     /// Whether the table has the positions of all tokens; else that is a fault.
-    pub(super) fn turns(
-        &mut self,
-        (rows, cols): (usize, usize),
-        table: &View<Memory>,
-        tokens: &Tokens,
-    ) -> bool {
-        assert_eq!(rows, tokens.count, "one position per token");
-        assert_eq!((table.cols % 2, cols % table.cols), (0, 0), "whole heads of even size");
+    pub(super) fn turns(&mut self, table: &View<Memory>, tokens: &Tokens) -> bool {
         let there = tokens.count == 0 || (tokens.largest.1 as usize) < table.rows;
         if !there {
             self.refuse(format!("position {} of a table of {}", tokens.largest.1, table.rows));
@@ -80,7 +73,7 @@ impl<D: Driver> Cuda<D> {
     }
 
     pub(super) fn turn(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens, sign: f32) {
-        if !self.turns((x.rows, x.cols), &table, tokens) {
+        if !self.turns(&table, tokens) {
             return;
         }
         let args = [

@@ -7,7 +7,7 @@ use super::graphs::{self, Functions, Graphs, Unstarted};
 use super::staging::Staging;
 use super::tensor_map::{self, Arguments};
 use super::{Cuda, Driver, Launch, List, Waiting, kernels};
-use crate::backend::Fault;
+use crate::backend::{Checked, Fault};
 use crate::numeric::say::say;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
 use std::collections::{HashMap, HashSet};
@@ -133,10 +133,10 @@ pub struct Libcuda {
 // SAFETY: handles of the driver belong to the process, and every method makes the context current first.
 unsafe impl Send for Libcuda {}
 
-impl Cuda<Libcuda> {
+impl Checked<Cuda<Libcuda>> {
     /// The device with this ordinal, in the f32 class.
     pub fn open(ordinal: usize) -> Result<Self, Fault> {
-        Libcuda::open(ordinal).map(Cuda::on)
+        Libcuda::open(ordinal).map(Self::on)
     }
 }
 

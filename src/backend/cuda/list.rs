@@ -85,9 +85,8 @@ impl List {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Cuda;
     use super::super::pool::tests::Card;
-    use crate::backend::{Backend, view, view_mut};
+    use crate::backend::{Backend, Cuda, view, view_mut};
 
     #[test]
     fn what_waits_is_sent_before_its_memory_is_given_back_or_read_or_written() {

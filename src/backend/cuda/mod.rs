@@ -1,5 +1,5 @@
 //! NVIDIA through hand-written PTX: the driver is all that is needed. Kernels lie in kernels/ptx, one file per verb,
-//! each with its pseudo-code, register plan and launch shape at its head; here shapes are checked and launches are
+//! each with its pseudo-code, register plan and launch shape at its head; here launches are
 //! put together, and sent when somebody waits for what they compute. The first fault stays: nothing is launched after it, and the next read tells it.
 
 mod attention;
@@ -27,7 +27,7 @@ mod trial_attention;
 mod verbs;
 mod weight;
 
-use super::{Fault, Traffic, View, ViewMut};
+use super::{Checked, Fault, Traffic, View, ViewMut};
 use crate::numeric::block::Block;
 pub use attention_sm90a::Flash;
 pub use copies::copies_bytes;
@@ -80,10 +80,10 @@ enum Tier {
     Sm80,
 }
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// On a driver that has opened its device.
     pub fn on(driver: D) -> Self {
-        Cuda {
+        Checked::around(Cuda {
             driver,
             pool: pool::Pool::default(),
             list: List::default(),
@@ -99,7 +99,7 @@ impl<D: Driver> Cuda<D> {
             slab: frozen::SLAB,
             unpacked: Vec::new(),
             spelled: false,
-        }
+        })
     }
 
     /// The same device, which holds at most that many bytes.
@@ -126,7 +126,9 @@ impl<D: Driver> Cuda<D> {
         self.tier = Tier::Sm80;
         Ok(self)
     }
+}
 
+impl<D: Driver> Cuda<D> {
     /// The driver, for what only it knows.
     pub fn driver(&mut self) -> &mut D {
         &mut self.driver

@@ -8,7 +8,7 @@ use super::launches::Shape;
 use super::memory::Stored;
 use super::trial::{Case, Trial, uniform};
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, blocks};
-use crate::backend::Write;
+use crate::backend::{Checked, Write};
 use half::{bf16, f16};
 
 /// Edge of the tile.
@@ -19,7 +19,7 @@ const LIFT: f32 = 256.0;
 /// Products that are compared: no multiples of anything, more than a tile each way, and eleven steps.
 const COMPARED: (usize, usize, usize) = (133, 270, 331);
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// The same device in the f16 class, where its tensor cores have f16 and no bf16, without a trial: another device on
     /// the same card was tried, or a test looks at the kernels themselves. Others stay as they are.
     pub fn f16(mut self) -> Self {
@@ -27,10 +27,6 @@ impl<D: Driver> Cuda<D> {
             self.tier = Tier::Sm70;
         }
         self
-    }
-
-    fn may_round(&self) -> bool {
-        self.driver.capability().0 == 7 && self.tier == Tier::F32
     }
 
     /// The same device in the f16 class, where products agree with those of the f32 class and are faster; else as it
@@ -44,6 +40,12 @@ impl<D: Driver> Cuda<D> {
         self.tier = if result.is_ok() { Tier::Sm70 } else { Tier::F32 };
         self.below = result.err();
         self
+    }
+}
+
+impl<D: Driver> Cuda<D> {
+    fn may_round(&self) -> bool {
+        self.driver.capability().0 == 7 && self.tier == Tier::F32
     }
 
     /// Of an f32 operand and a matrix that is stored so.

@@ -5,7 +5,7 @@
 use super::frozen::{Added, Direction};
 use super::launches::{Shape, adds};
 use super::{Arg, Cuda, Driver, Launch, TensorMap, Tier, size};
-use crate::backend::Write;
+use crate::backend::{Checked, Write};
 
 /// Rows and columns of a tile of the output.
 const TILE: (usize, usize) = (128, 256);
@@ -32,14 +32,16 @@ pub(super) fn map(at: Arg, (rows, cols): (usize, usize), between: usize, box_row
     }
 }
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// The same device with large products by wgmma, where it can run them, without a trial: another device on the same
     /// card was tried, or a test looks at the kernels themselves.
     pub fn untried(mut self) -> Self {
         self.sm90a = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80);
         self
     }
+}
 
+impl<D: Driver> Cuda<D> {
     /// As [`Cuda::product_bf16`](super::tensor), of shapes that [`takes`] takes.
     pub(super) fn product_sm90a(
         &mut self,

@@ -5,7 +5,7 @@ use super::frozen::{Added, Direction};
 use super::launches::Shape;
 use super::tensor::padded;
 use super::{Arg, Cuda, Driver, Memory, Tier};
-use crate::backend::{Fault, Write};
+use crate::backend::{Checked, Fault, Write};
 use crate::numeric::rng::Stream;
 use half::bf16;
 use std::time::Instant;
@@ -80,7 +80,7 @@ impl Case {
     }
 }
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// The same device with large products by wgmma, where they agree and are faster; else as it was, and
     /// [`Cuda::below`] says why. Without the bf16 class, or on another capability than 9.0, nothing is tried.
     pub fn sm90a(mut self, trial: Trial) -> Self {
@@ -99,7 +99,9 @@ impl<D: Driver> Cuda<D> {
         self.below = result.err();
         self
     }
+}
 
+impl<D: Driver> Cuda<D> {
     /// What a trial says. Nobody counts it, nor what it needed, which goes back.
     pub(super) fn tried(
         &mut self,

@@ -5,7 +5,9 @@
 use super::attention_sm90a::{Flash, SIZES};
 use super::trial::uniform;
 use super::{Cuda, Driver, Memory, Tier, Tokens};
-use crate::backend::{AttentionSaved, Backend, Fault, Heads, Qkv, QkvGrad, TokenRows, View, view, view_mut};
+use crate::backend::{
+    AttentionSaved, Backend, Checked, Fault, Heads, Qkv, QkvGrad, TokenRows, View, view, view_mut,
+};
 use std::time::Instant;
 
 /// What is asked of it.
@@ -127,7 +129,7 @@ fn apart_by_rows(per: usize, old: &[f32], new: &[f32]) -> Option<usize> {
     rows.map(off).position(|x| !x.le(&1.0))
 }
 
-impl<D: Driver> Cuda<D> {
+impl<D: Driver> Checked<Cuda<D>> {
     /// The same device with attention by wgmma, in each direction in which it agrees and is faster; else as it was, and
     /// [`Cuda::attention_below`] says why. Without the bf16 class, or on another capability than 9.0, nothing is tried.
     pub fn attention_sm90a(mut self, trial: AttentionTrial) -> Self {
@@ -148,7 +150,9 @@ impl<D: Driver> Cuda<D> {
         self.attention_below = (!why.is_empty()).then(|| why.join("; "));
         self
     }
+}
 
+impl<D: Driver> Cuda<D> {
     /// Why attention, or a direction of it, stays with sm_80 on a device that could run it by wgmma.
     pub fn attention_below(&self) -> Option<&str> {
         self.attention_below.as_deref()

@@ -1,4 +1,4 @@
-//! The verbs: shapes are checked, and one kernel (seldom two) is launched. Files and entries carry the verb's stem.
+//! The verbs: one kernel (seldom two) is launched. Files and entries carry the verb's stem.
 
 use super::frozen::Direction;
 use super::launches::{Shape, THREADS, adds};
@@ -6,11 +6,17 @@ use super::memory::{self, Stored, Width};
 use super::{
     Arg, Cuda, Driver, Ids, Launch, Memory, Tier, Tokens, Weight, at, at_mut, attention, blocks, size,
 };
-use crate::backend::shapes::{check_heads, check_product, same_shape};
+use crate::backend::shapes::shaped;
 use crate::backend::*;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
 use crate::numeric::rng;
+
+shaped! {
+    Weight: |w| (w.rows, w.cols);
+    Tokens: |tokens| (tokens.count, tokens.rows);
+    Ids: |ids| (ids.count, 1);
+}
 
 impl<D: Driver> Backend for Cuda<D> {
     type Memory = Memory;
@@ -52,7 +58,6 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn upload(&mut self, out: ViewMut<Memory>, values: &[f32]) {
-        assert_eq!(out.len(), values.len(), "as many values as the view has");
         let Arg::Address(to) = at_mut(&out) else { return };
         self.write(to, bytemuck::cast_slice(values));
     }
@@ -62,8 +67,7 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn read_all(&mut self, parts: &mut [(View<Memory>, &mut [f32])]) -> Result<(), Fault> {
-        for (x, out) in parts.iter() {
-            assert_eq!(x.len(), out.len(), "as many values as the view has");
+        for (x, _) in parts.iter() {
             assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
         }
         self.send();
@@ -101,7 +105,6 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
-        assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         let lengths = || rows.bounds.windows(2).map(|w| w[1] - w[0]);
         let mut all = rows.ids.to_vec();
         all.extend(lengths().flat_map(|n| (0..n).map(|i| rows.past + i)));
@@ -139,17 +142,14 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn copy(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
         self.each("copy.ptx", out.len(), &[at_mut(&out), at(&x), size(out.len())]);
     }
 
     fn add(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
         self.each("add.ptx", out.len(), &[at_mut(&out), at(&x), size(out.len())]);
     }
 
     fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
-        same_shape((out.rows, out.cols), (tokens.count, table.cols));
         if tokens.count > 0 && tokens.largest.0 as usize >= table.rows {
             return self.refuse(format!("token id {} of a table of {}", tokens.largest.0, table.rows));
         }
@@ -175,8 +175,6 @@ impl<D: Driver> Backend for Cuda<D> {
         gain: View<Memory>,
         eps: f32,
     ) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        same_shape((inv_rms.rows, inv_rms.cols * gain.cols), (x.rows, x.cols));
         let groups = inv_rms.len();
         let args = [
             at_mut(&out),
@@ -200,9 +198,6 @@ impl<D: Driver> Backend for Cuda<D> {
         x: View<Memory>,
         norm: Norm<Memory>,
     ) {
-        same_shape((dx.rows, dx.cols), (x.rows, x.cols));
-        same_shape((dy.rows, dy.cols), (x.rows, x.cols));
-        same_shape((norm.inv_rms.rows, norm.inv_rms.cols * norm.gain.cols), (x.rows, x.cols));
         let groups = norm.inv_rms.len();
         let args = [
             at_mut(&dx),
@@ -220,19 +215,15 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
-        same_shape((y.rows, y.cols), (x.rows, w.rows));
-        assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
         self.frozen((y, write), x, (w, Direction::Forward), None);
     }
 
     fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
-        same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
-        assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
         self.frozen((dx, write), dy, (w, Direction::Backward), None);
     }
 
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
-        let k = check_product(&product, (out.rows, out.cols));
+        let k = product.inner();
         let Product { a, b, transpose, scale } = product;
         let entry = match transpose {
             Transpose::Neither => "matmul_nn",
@@ -244,7 +235,6 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn bias(&mut self, y: ViewMut<Memory>, bias: View<Memory>) {
-        same_shape((1, y.cols), (bias.rows, bias.cols));
         self.rows("bias.ptx", "bias", (y.rows, y.cols), &[at_mut(&y), at(&bias), size(y.cols)]);
     }
 
@@ -264,10 +254,6 @@ impl<D: Driver> Backend for Cuda<D> {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        let t = tokens.count;
-        check_heads(qkv, heads, (t, t));
-        same_shape((out.rows, out.cols), (t, heads.query * heads.size));
-        same_shape((logsumexp.rows, logsumexp.cols), (t, heads.query));
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_sm80((out, logsumexp), qkv, heads, (kernel, tokens)),
             None => self.attend(out, Some(logsumexp), qkv, heads, attention::walk(tokens)),
@@ -282,12 +268,6 @@ impl<D: Driver> Backend for Cuda<D> {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        let t = tokens.count;
-        check_heads(saved.qkv, heads, (t, t));
-        same_shape((dout.rows, dout.cols), (t, heads.query * heads.size));
-        same_shape((grad.dq.rows, grad.dq.cols), (t, heads.query * heads.size));
-        same_shape((grad.dk.rows, grad.dk.cols), (t, heads.kv * heads.size));
-        same_shape((grad.dv.rows, grad.dv.cols), (t, heads.kv * heads.size));
         match self.tensor_attention(heads) {
             Some(kernel) => self.attend_grad_sm80(grad, dout, saved, heads, (kernel, tokens)),
             None => self.attend_grad(grad, dout, saved, heads, attention::walk(tokens)),
@@ -295,20 +275,14 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        check_heads(qkv, heads, (qkv.q.rows, qkv.k.rows));
-        same_shape((out.rows, out.cols), (qkv.q.rows, heads.query * heads.size));
         self.attend_cached(out, qkv, heads);
     }
 
     fn swiglu(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
-        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
-        same_shape((out.rows, out.cols), (up.rows, up.cols));
         self.each("swiglu.ptx", out.len(), &[at_mut(&out), at(&gate), at(&up), size(out.len())]);
     }
 
     fn swiglu_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
-        same_shape((gate.rows, gate.cols), (dout.rows, dout.cols));
-        same_shape((up.rows, up.cols), (dout.rows, dout.cols));
         let args = [at_mut(&gate), at_mut(&up), at(&dout), size(dout.len())];
         self.each("swiglu_grad.ptx", dout.len(), &args);
     }
@@ -321,8 +295,6 @@ impl<D: Driver> Backend for Cuda<D> {
         key: DropoutKey,
         tokens: &Tokens,
     ) {
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        assert_eq!((x.rows, key.rows.len()), (tokens.count, tokens.rows), "one id per row");
         // The rest of the hash, over the token in its row and the channel, is the kernel's.
         let of_row = |&id| rng::hash(&[key.seed, key.step, id, key.module]);
         let bases = self.integers(&key.rows.iter().map(of_row).collect::<Vec<_>>());
@@ -341,7 +313,6 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn gather_rows(&mut self, out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
-        same_shape((out.rows, out.cols), (rows.count, x.cols));
         if rows.count > 0 && rows.largest as usize >= x.rows {
             return self.refuse(format!("row {} of a matrix of {}", rows.largest, x.rows));
         }
@@ -350,7 +321,6 @@ impl<D: Driver> Backend for Cuda<D> {
     }
 
     fn gather_rows_grad(&mut self, mut dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
-        same_shape((dout.rows, dout.cols), (rows.count, dx.cols));
         if rows.count > 0 && rows.largest as usize >= dx.rows {
             return self.refuse(format!("row {} of a matrix of {}", rows.largest, dx.rows));
         }
@@ -366,8 +336,6 @@ impl<D: Driver> Backend for Cuda<D> {
         targets: &Ids,
         class_weights: Option<View<Memory>>,
     ) {
-        same_shape((losses.rows, losses.cols), (logits.rows, 1));
-        assert_eq!(targets.count, logits.rows, "one target per row of logits");
         if targets.count > 0 && targets.largest as usize >= logits.cols {
             return self.refuse(format!("target {} of {} classes", targets.largest, logits.cols));
         }

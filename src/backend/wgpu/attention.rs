@@ -127,7 +127,6 @@ impl Wgpu {
     ) {
         let (t, h) = (tokens.len(), heads.query);
         let mut beside = self.memory(2 * t * h);
-        self.gpu.faults.doing("attention_grad");
         self.delta(view_mut(&mut beside, 2 * t, h), dout, &saved, heads);
         let [q, k, v] = [saved.qkv.q, saved.qkv.k, saved.qkv.v].map(|x| self.at(x));
         let (d, both) = (self.at(dout), self.at(view(&beside, 2 * t, h)));

@@ -4,6 +4,7 @@
 use super::Wgpu;
 use super::device::Call;
 use super::kernel::Kernel;
+use crate::backend::Checked;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,13 +27,15 @@ impl Breaker {
 /// Text that no compiler takes.
 static BROKEN: Kernel = Kernel { name: "broken", source: &["fn main( {"], buffers: &[] };
 
-impl Wgpu {
+impl Checked<Wgpu> {
     /// Records a kernel that no driver compiles.
     pub fn refuse(&mut self) {
         let call = Call { kernel: &BROKEN, constants: &[], params: &[], slots: &[], groups: 1, work: 1.0 };
         self.gpu.dispatch(call);
     }
+}
 
+impl Wgpu {
     /// What could take this device away.
     pub fn breaker(&self) -> Breaker {
         Breaker(self.gpu.device.clone(), self.gpu.gone.clone())

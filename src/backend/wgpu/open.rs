@@ -7,7 +7,7 @@ use super::instance::Adapter;
 use super::pace::{Kind, Pace};
 use super::variants::{Precision, Variant, Variants};
 use super::{Origin, Wgpu};
-use crate::backend::Fault;
+use crate::backend::{Checked, Fault};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use wgpu::Features;
@@ -42,9 +42,9 @@ pub struct Options {
 /// What kernels may use of what an adapter offers.
 const WELCOME: Features = Features::SHADER_F16.union(Features::SUBGROUP).union(Features::PIPELINE_CACHE);
 
-impl Wgpu {
+impl Checked<Wgpu> {
     /// Opens a device on an adapter; several may be open on one.
-    pub fn open(adapter: &Adapter, options: Options) -> Result<Wgpu, Fault> {
+    pub fn open(adapter: &Adapter, options: Options) -> Result<Self, Fault> {
         let name = adapter.name().to_string();
         let fault = |reason: String| Fault::Device { device: name.clone(), reason };
         let limits = adapter.limits();
@@ -98,9 +98,11 @@ impl Wgpu {
             kept: 0,
         };
         device.choose()?;
-        Ok(device)
+        Ok(Checked::around(device))
     }
+}
 
+impl Wgpu {
     /// The most work of one submission since this was asked last.
     pub fn heaviest(&mut self) -> f64 {
         std::mem::take(&mut self.gpu.heaviest)

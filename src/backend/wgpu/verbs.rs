@@ -1,8 +1,8 @@
-//! The verbs: shapes are checked here, and the work is recorded in the file of the verb's kind.
+//! The verbs: the work is recorded in the file of the verb's kind.
 
 use super::pool::Leased;
 use super::{Ids, Memory, Tokens, Weight, Wgpu};
-use crate::backend::shapes::{check_heads, check_product, same_shape};
+use crate::backend::shapes::shaped;
 use crate::backend::*;
 
 impl Wgpu {
@@ -12,6 +12,12 @@ impl Wgpu {
         self.gpu.upload(&leased.storage, 0, bytemuck::cast_slice(values));
         leased
     }
+}
+
+shaped! {
+    Weight: |w| (w.rows, w.cols);
+    Tokens: |tokens| (tokens.len(), tokens.bounds.len() - 1);
+    Ids: |ids| (ids.len, 1);
 }
 
 impl Backend for Wgpu {
@@ -33,7 +39,6 @@ impl Backend for Wgpu {
     }
 
     fn memory(&mut self, len: usize) -> Memory {
-        self.gpu.faults.doing("memory");
         let mut memory = Memory { storage: self.gpu.take(len as u64 * 4), len };
         if self.poison {
             self.fill_view(view_mut(&mut memory, 1, len), f32::NAN);
@@ -46,7 +51,6 @@ impl Backend for Wgpu {
     }
 
     fn upload(&mut self, out: ViewMut<Memory>, values: &[f32]) {
-        assert_eq!(out.len(), values.len(), "as many values as the view has");
         assert!(out.offset + out.len() <= out.memory.len, "a view stays inside its memory");
         self.gpu.upload(&out.memory.storage, out.offset as u64 * 4, bytemuck::cast_slice(values));
     }
@@ -80,6 +84,10 @@ impl Backend for Wgpu {
         Some(self.gpu.pool.peak())
     }
 
+    fn doing(&mut self, op: &'static str) {
+        self.gpu.faults.doing(op);
+    }
+
     fn border(&mut self) {
         self.gpu.border();
     }
@@ -97,7 +105,6 @@ impl Backend for Wgpu {
     }
 
     fn tokens(&mut self, rows: TokenRows) -> Tokens {
-        assert_eq!(rows.bounds.last().map(|&b| b as usize), Some(rows.ids.len()), "the last bound is T");
         let mut all = rows.ids.to_vec();
         let windows = || rows.bounds.windows(2).flat_map(|w| (w[0]..w[1]).map(|i| (i, w[0], w[1])));
         all.extend(windows().map(|(i, from, _)| rows.past + i - from));
@@ -111,25 +118,18 @@ impl Backend for Wgpu {
     }
 
     fn fill(&mut self, out: ViewMut<Memory>, value: f32) {
-        self.gpu.faults.doing("fill");
         self.fill_view(out, value);
     }
 
     fn copy(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
-        self.gpu.faults.doing("copy");
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
         self.copy_view(out, x);
     }
 
     fn add(&mut self, out: ViewMut<Memory>, x: View<Memory>) {
-        self.gpu.faults.doing("add");
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
         self.add_view(out, x);
     }
 
     fn embed(&mut self, out: ViewMut<Memory>, table: &Weight, tokens: &Tokens) {
-        self.gpu.faults.doing("embed");
-        same_shape((out.rows, out.cols), (tokens.len(), table.cols));
         self.embed_rows(out, table, tokens);
     }
 
@@ -141,9 +141,6 @@ impl Backend for Wgpu {
         gain: View<Memory>,
         eps: f32,
     ) {
-        self.gpu.faults.doing("rmsnorm");
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        same_shape((inv_rms.rows, inv_rms.cols * gain.cols), (x.rows, x.cols));
         self.norm((out, inv_rms), x, gain, eps);
     }
 
@@ -155,50 +152,30 @@ impl Backend for Wgpu {
         x: View<Memory>,
         norm: Norm<Memory>,
     ) {
-        self.gpu.faults.doing("rmsnorm_grad");
-        same_shape((dx.rows, dx.cols), (x.rows, x.cols));
-        same_shape((dy.rows, dy.cols), (x.rows, x.cols));
-        same_shape((norm.inv_rms.rows, norm.inv_rms.cols * norm.gain.cols), (x.rows, x.cols));
         self.norm_grad((dx, write), dy, x, norm);
     }
 
     fn linear(&mut self, y: ViewMut<Memory>, write: Write, x: View<Memory>, w: &Weight) {
-        self.gpu.faults.doing("linear");
-        same_shape((y.rows, y.cols), (x.rows, w.rows));
-        assert_eq!(x.cols, w.cols, "x has as many columns as the weight");
         self.frozen(y, write, x, w);
     }
 
     fn linear_grad(&mut self, dx: ViewMut<Memory>, write: Write, dy: View<Memory>, w: &Weight) {
-        self.gpu.faults.doing("linear_grad");
-        same_shape((dx.rows, dx.cols), (dy.rows, w.cols));
-        assert_eq!(dy.cols, w.rows, "dy has as many columns as the weight has rows");
         self.frozen_grad(dx, write, dy, w);
     }
 
     fn matmul(&mut self, out: ViewMut<Memory>, write: Write, product: Product<Memory>) {
-        self.gpu.faults.doing("matmul");
-        check_product(&product, (out.rows, out.cols));
         self.trained(out, write, product);
     }
 
     fn bias(&mut self, y: ViewMut<Memory>, bias: View<Memory>) {
-        self.gpu.faults.doing("bias");
-        same_shape((bias.rows, bias.cols), (1, y.cols));
         self.add_bias(y, bias);
     }
 
     fn rope(&mut self, x: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
-        self.gpu.faults.doing("rope");
-        assert_eq!(x.rows, tokens.len(), "one position per token");
-        assert_eq!((table.cols % 2, x.cols % table.cols), (0, 0), "whole heads of even size");
         self.turn(x, table, tokens, 1.0);
     }
 
     fn rope_grad(&mut self, dx: ViewMut<Memory>, table: View<Memory>, tokens: &Tokens) {
-        self.gpu.faults.doing("rope_grad");
-        assert_eq!(dx.rows, tokens.len(), "one position per token");
-        assert_eq!((table.cols % 2, dx.cols % table.cols), (0, 0), "whole heads of even size");
         self.turn(dx, table, tokens, -1.0);
     }
 
@@ -210,10 +187,6 @@ impl Backend for Wgpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        self.gpu.faults.doing("attention");
-        check_heads(qkv, heads, (tokens.len(), tokens.len()));
-        same_shape((out.rows, out.cols), (qkv.q.rows, qkv.q.cols));
-        same_shape((logsumexp.rows, logsumexp.cols), (qkv.q.rows, heads.query));
         self.attend((out, logsumexp), qkv, heads, tokens);
     }
 
@@ -225,30 +198,18 @@ impl Backend for Wgpu {
         heads: Heads,
         tokens: &Tokens,
     ) {
-        self.gpu.faults.doing("attention_grad");
-        check_heads(saved.qkv, heads, (tokens.len(), tokens.len()));
-        same_shape((dout.rows, dout.cols), (saved.out.rows, saved.out.cols));
         self.attend_grad(grad, dout, saved, heads, tokens);
     }
 
     fn attention_cached(&mut self, out: ViewMut<Memory>, qkv: Qkv<Memory>, heads: Heads) {
-        self.gpu.faults.doing("attention_cached");
-        check_heads(qkv, heads, (qkv.q.rows, qkv.k.rows));
-        same_shape((out.rows, out.cols), (qkv.q.rows, qkv.q.cols));
         self.attend_cached(out, qkv, heads);
     }
 
     fn swiglu(&mut self, out: ViewMut<Memory>, gate: View<Memory>, up: View<Memory>) {
-        self.gpu.faults.doing("swiglu");
-        same_shape((out.rows, out.cols), (gate.rows, gate.cols));
-        same_shape((out.rows, out.cols), (up.rows, up.cols));
         self.gate(out, gate, up);
     }
 
     fn swiglu_grad(&mut self, gate: ViewMut<Memory>, up: ViewMut<Memory>, dout: View<Memory>) {
-        self.gpu.faults.doing("swiglu_grad");
-        same_shape((gate.rows, gate.cols), (dout.rows, dout.cols));
-        same_shape((up.rows, up.cols), (dout.rows, dout.cols));
         self.gate_grad(gate, up, dout);
     }
 
@@ -260,21 +221,14 @@ impl Backend for Wgpu {
         key: DropoutKey,
         tokens: &Tokens,
     ) {
-        self.gpu.faults.doing("dropout");
-        same_shape((out.rows, out.cols), (x.rows, x.cols));
-        assert_eq!((x.rows, key.rows.len() + 1), (tokens.len(), tokens.bounds.len()), "one id per row");
         self.mask((out, write), x, key, tokens);
     }
 
     fn gather_rows(&mut self, out: ViewMut<Memory>, x: View<Memory>, rows: &Ids) {
-        self.gpu.faults.doing("gather_rows");
-        same_shape((out.rows, out.cols), (rows.len, x.cols));
         self.gather(out, x, rows);
     }
 
     fn gather_rows_grad(&mut self, dx: ViewMut<Memory>, dout: View<Memory>, rows: &Ids) {
-        self.gpu.faults.doing("gather_rows_grad");
-        same_shape((dout.rows, dout.cols), (rows.len, dx.cols));
         self.scatter(dx, dout, rows);
     }
 
@@ -285,9 +239,6 @@ impl Backend for Wgpu {
         targets: &Ids,
         class_weights: Option<View<Memory>>,
     ) {
-        self.gpu.faults.doing("cross_entropy");
-        same_shape((losses.rows, losses.cols), (logits.rows, 1));
-        assert_eq!(targets.len, logits.rows, "one target per row of logits");
         self.loss_rows((losses, logits), targets, class_weights);
     }
 }

@@ -74,7 +74,6 @@ impl Wgpu {
             let reason = format!("a row of {row} bytes, and a binding holds {}", self.binding_limit);
             return Err(Fault::Device { device: self.gpu.faults.device().to_string(), reason });
         }
-        self.gpu.faults.doing("weight");
         let mut parts = Vec::new();
         for from in (0..rows).step_by(step.max(1)) {
             let rows = step.min(rows - from);
@@ -98,7 +97,6 @@ impl Wgpu {
         let want = source.first(rows);
         let (traffic, pace, mut got) = (self.gpu.traffic, self.gpu.pace.clone(), vec![f32::NAN; want.len()]);
         let mut wide = self.memory(want.len());
-        self.gpu.faults.doing("unpack");
         let out = self.at_mut(&view_mut(&mut wide, 1, want.len()));
         let blocks = self.place(&part.storage, 0, part.storage.bytes as usize / 4);
         self.widen_rows([&out, &blocks], weight.encoding, (0, want.len()));

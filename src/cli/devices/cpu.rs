@@ -3,7 +3,7 @@
 
 use super::super::options::groups::Precision;
 use super::building::{self, Whole};
-use crate::backend::cpu::Cpu;
+use crate::backend::Cpu;
 use crate::cluster::worker::{Blueprint, Opener};
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Fit, Home, Limit, Load};

@@ -2,9 +2,9 @@
 
 use super::super::options::groups::Precision as Typed;
 use super::compiled;
-use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
-use crate::backend::wgpu::{Options, Precision, Wgpu};
+use crate::backend::wgpu::{Options, Precision};
+use crate::backend::{Fault, Wgpu};
 
 /// Opens it, with `memory` bytes for its buffers. Where nobody typed a dtype, a card may round the factors of frozen
 /// products to f16; a driver that computes on the CPU gains nothing by that. There is no bf16.

@@ -2,9 +2,9 @@
 //! `auto`: the kernels have run on an interpreter, never on a card. So a card proves itself before it computes anything.
 
 use super::super::options::groups::Precision;
-use crate::backend::Fault;
-use crate::backend::cuda::{self, Absent, AttentionTrial, Cuda, Flash, Libcuda, Trial};
+use crate::backend::cuda::{self, Absent, AttentionTrial, Flash, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
+use crate::backend::{Cuda, Fault};
 use crate::numeric::say::say;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};

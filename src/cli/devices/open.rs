@@ -9,9 +9,8 @@ use super::chain;
 use super::choose::Chosen;
 use super::cpu::{self, cores};
 use super::prospect::hardware;
-use crate::backend::Backend;
-use crate::backend::cpu::{Cpu, Peaks};
-use crate::backend::timed::{Notes, Timed};
+use crate::backend::cpu::Peaks;
+use crate::backend::{Backend, Cpu, Notes};
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
 use crate::model::lora::LoraSpec;
@@ -202,7 +201,7 @@ pub fn profile(
     let (cpu, threads) = (processor(chosen), threads(chosen));
     let peaks = cpu.peaks();
     let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;
-    let (timed, notes) = Timed::new(cpu);
+    let (timed, notes) = cpu.timed();
     let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
     Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })
 }

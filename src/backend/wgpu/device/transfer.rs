@@ -50,7 +50,6 @@ impl Gpu {
         if total == 0 {
             return Ok(());
         }
-        self.faults.doing("read");
         if total > self.read_buffer.size() {
             self.faults.wanting(total);
             self.read_buffer = buffer(&self.device, self.pool.class(total), READ);
