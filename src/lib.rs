@@ -1,6 +1,6 @@
 //! Fine-tune a language model with LoRA on whatever machines are at hand.
 //!
-//! Floors, and arrows go down only (`tests/tidy.rs` enforces it): `numeric`; `data`, `format`; `backend`;
+//! Floors, and arrows go down only (`tests/tidy.rs` enforces it): `numeric`, `families`; `data`, `format`; `backend`;
 //! `model`; `train`; `cluster`, which also sees `net`; beside and above them `report` and `cli`, which nothing
 //! imports.
 //! Invariants and the map of the code are in `docs/architecture.md`.
@@ -9,6 +9,7 @@ pub mod backend;
 pub mod cli;
 pub mod cluster;
 pub mod data;
+pub mod families;
 pub mod format;
 pub mod model;
 pub mod net;

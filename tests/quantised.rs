@@ -15,6 +15,7 @@ mod train;
 use case::Case;
 use finetune::backend::wgpu::{Options as Opening, adapters};
 use finetune::backend::{Cpu, Wgpu};
+use finetune::families;
 use finetune::format::{self, safetensors};
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::quantised::{QuantiseError, Quantised, Recipe};
@@ -153,7 +154,7 @@ fn no_matrix_that_has_blocks_is_widened_on_its_way_in() {
 /// What the cases of PEFT leave out: biases, norms of heads and windows over blocks of every type.
 #[test]
 fn every_family_trains_from_blocks_of_every_type() {
-    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+    for family in families::ALL {
         let model = drawn::Drawn::new(family);
         let lora = model.lora();
         let parameters = model.parameters(&lora);
@@ -163,8 +164,8 @@ fn every_family_trains_from_blocks_of_every_type() {
         for open in [Cpu::new, Cpu::bf16] {
             let got = said(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());
             let want = said(load(open(2), &Widened(&model)), &parameters, &model.batch());
-            assert!(got.0.is_finite() && got.1.iter().any(|&g| f32::from_bits(g) != 0.0), "{family}");
-            assert!(got == want, "{family}: {} {}", got.0, want.0);
+            assert!(got.0.is_finite() && got.1.iter().any(|&g| f32::from_bits(g) != 0.0), "{}", family.name);
+            assert!(got == want, "{}: {} {}", family.name, got.0, want.0);
         }
     }
 }

@@ -190,7 +190,7 @@ fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<
 /// Nobody is told to raise --max-seq-len where the model's window is what ends the rows.
 fn no_raise(e: DataError, config: &Config, max_seq_len: usize) -> Refusal {
     match e {
-        DataError::NothingSupervised { files, rows, first } if config.window == Some(max_seq_len) => {
+        DataError::NothingSupervised { files, rows, first } if config.window() == Some(max_seq_len) => {
             Refusal::failure(format!(
                 "nothing is supervised in {files} (rows: {rows}, the first: {first}): check the fields, or \
                  shorten the prompts: the model's sliding window allows rows of {max_seq_len} tokens at most"
@@ -213,7 +213,7 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
             let source =
                 Source::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
             settings.put("max-seq-len", vec![n.to_string()], source);
-            let window = config.window.filter(|w| *w == n && *w < config.max_positions);
+            let window = config.window().filter(|w| *w == n && *w < config.max_positions);
             if let Some(window) = window.filter(|_| !options.output.quiet) {
                 say!("note: rows are cut at the model's sliding window of {window} tokens");
             }

@@ -11,11 +11,13 @@ use super::config::Config;
 use super::layout::module_path;
 use super::linear::{Adapter, Batch, Linear};
 use super::lora::MODULES;
+use super::rotation;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, Fused, Heads, Qkv, View, Write, view, view_mut};
+use crate::families::{Activation, Norms};
 pub use backward::{Below, Streams};
 pub use decode::Cache;
-pub use saved::{HeadNorms, Hold, Saved};
+pub use saved::{HeadNorms, Hold, Output, Saved};
 
 /// Which of the seven; an index into a block's projections.
 pub(super) const Q: usize = 0;
@@ -35,14 +37,25 @@ enum Reader {
     Adapters,
 }
 
+/// The gains of the norms around one half of a block [1, C].
+struct Gains<M> {
+    /// Of what the half reads.
+    before: Option<M>,
+    /// Of what the half adds to the residual stream.
+    after: Option<M>,
+}
+
 /// The frozen weights of one layer, and where its adapters lie.
 pub struct Block<B: Backend> {
-    attention_gain: B::Memory,
-    mlp_gain: B::Memory,
+    attention_gains: Gains<B::Memory>,
+    mlp_gains: Gains<B::Memory>,
     /// Gains of q's and k's norms [1, D] each.
     head_gains: Option<(B::Memory, B::Memory)>,
     linears: [Linear<B>; 7],
     heads: Heads,
+    /// Which tables q and k are rotated by.
+    rotations: [usize; 2],
+    activation: Activation,
     hidden: usize,
     feed_forward: usize,
     eps: f32,
@@ -58,9 +71,15 @@ impl<B: Fused> Block<B> {
         adapters: [Option<Adapter>; 7],
     ) -> Result<Self, ModelError> {
         let norm = |backend: &mut B, name: &str, len| {
-            weights.vector(backend, &weights.name(&format!("layers.{layer}.{name}.weight")), len)
+            let name = weights.name(&format!("layers.{layer}.{name}.weight"));
+            weights.gain(backend, &name, len, config.family.gain_offset)
         };
-        let head_gains = if config.qk_norm {
+        let gains = |backend: &mut B, Norms { before, after }: Norms| {
+            let mut gain = |name: Option<&str>| name.map(|n| norm(backend, n, config.hidden)).transpose();
+            Ok::<_, ModelError>(Gains { before: gain(before)?, after: gain(after)? })
+        };
+        let heads = config.attention(layer).supported()?;
+        let head_gains = if config.family.head_norms {
             let q = norm(backend, "self_attn.q_norm", config.heads.size)?;
             Some((q, norm(backend, "self_attn.k_norm", config.heads.size)?))
         } else {
@@ -75,11 +94,13 @@ impl<B: Fused> Block<B> {
         };
         let linears = [linear(0)?, linear(1)?, linear(2)?, linear(3)?, linear(4)?, linear(5)?, linear(6)?];
         Ok(Block {
-            attention_gain: norm(backend, "input_layernorm", config.hidden)?,
-            mlp_gain: norm(backend, "post_attention_layernorm", config.hidden)?,
+            attention_gains: gains(backend, config.family.attention_norms)?,
+            mlp_gains: gains(backend, config.family.mlp_norms)?,
             head_gains,
             linears,
-            heads: config.heads,
+            heads,
+            rotations: rotation::of_layer(config, layer),
+            activation: config.family.activation,
             hidden: config.hidden,
             feed_forward: config.feed_forward,
             eps: config.eps,
@@ -93,9 +114,8 @@ impl<B: Fused> Block<B> {
         let mut out = backend.memory(t * c);
         backend.copy(view_mut(&mut out, t, c), view(&saved.mid, t, c));
         let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Projections, batch);
-        let act_view = view(&act, t, self.feed_forward);
-        saved.h[DOWN] =
-            self.linears[DOWN].forward(backend, (view_mut(&mut out, t, c), Write::Add), act_view, batch);
+        let input = (DOWN, view(&act, t, self.feed_forward));
+        (saved.h[DOWN], saved.outputs[1]) = self.add_output(backend, &mut out, input, batch);
         backend.recycle(act);
         (out, saved)
     }
@@ -111,31 +131,37 @@ impl<B: Fused> Block<B> {
         match hold {
             Hold::Everything => saved,
             Hold::NarrowOnes => {
-                let normed = (&saved.mid, &self.mlp_gain);
+                let normed = (&saved.mid, &self.mlp_gains);
                 let normed = self.normed(backend, normed, &mut saved.inv_rms[1], Reader::Projections, batch);
+                let x = view(normed.as_ref().unwrap_or(&saved.mid), batch.rows, self.hidden);
                 for (i, place) in [(GATE, &mut saved.gate), (UP, &mut saved.up)] {
-                    let x = view(&normed, batch.rows, self.hidden);
                     let made = self.project(backend, i, x, &mut saved.h, batch);
                     backend.recycle(std::mem::replace(place, made));
                 }
-                backend.recycle(normed);
+                normed.into_iter().for_each(|m| backend.recycle(m));
                 saved
             }
             Hold::Attended => {
-                let [.., down] = saved.h;
+                let ([.., down], [_, output]) = (saved.h, saved.outputs);
                 let known = Some((saved.attended, saved.logsumexp));
                 let mut again = self.attention(backend, saved.x, known, batch);
-                again.h[DOWN] = down;
+                (again.h[DOWN], again.outputs[1]) = (down, output);
                 again
             }
             Hold::Input => self.recompute(backend, saved.x, batch),
         }
     }
 
-    /// From the block's input alone: all of it but the last frozen product.
+    /// From the block's input alone: all of it but the last frozen product, unless a norm follows it.
     fn recompute(&self, backend: &mut B, x: B::Memory, batch: &Batch<B>) -> Saved<B::Memory> {
         let mut saved = self.attention(backend, x, None, batch);
-        if self.linears[DOWN].adapter.is_some() {
+        if let Some(gain) = &self.mlp_gains.after {
+            let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Projections, batch);
+            let input = (DOWN, view(&act, batch.rows, self.feed_forward));
+            let (normed, h, output) = self.normed_output(backend, gain, input, batch);
+            (saved.h[DOWN], saved.outputs[1]) = (h, Some(output));
+            [act, normed].into_iter().for_each(|m| backend.recycle(m));
+        } else if self.linears[DOWN].adapter.is_some() {
             let act = self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch);
             saved.h[DOWN] = self.linears[DOWN].h(backend, view(&act, batch.rows, self.feed_forward), batch);
             backend.recycle(act);
@@ -153,21 +179,23 @@ impl<B: Fused> Block<B> {
     ) -> Saved<B::Memory> {
         let (t, c) = (batch.rows, self.hidden);
         let (mut inv_rms, mut h) = ([backend.memory(t), backend.memory(t)], Saved::no_h());
-        let normed = (&x, &self.attention_gain);
+        let normed = (&x, &self.attention_gains);
         let normed = self.normed(backend, normed, &mut inv_rms[0], Reader::Projections, batch);
-        let (q, head_norms) = self.queries_and_keys(backend, view(&normed, t, c), &mut h, batch);
+        let input = view(normed.as_ref().unwrap_or(&x), t, c);
+        let (q, head_norms) = self.queries_and_keys(backend, input, &mut h, batch);
         let [q, k] = q;
-        let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
-        backend.recycle(normed);
+        let v = self.project(backend, V, input, &mut h, batch);
+        normed.into_iter().for_each(|m| backend.recycle(m));
         let (wide, narrow) = (self.linears[Q].shape.0, self.linears[K].shape.0);
         let (attended, logsumexp) = known.unwrap_or_else(|| {
             let (attended, logsumexp) = self.attend(backend, [&q, &k, &v], batch);
             (backend.settle(attended, t, wide), logsumexp)
         });
         let [q, k, v] = [(q, wide), (k, narrow), (v, narrow)].map(|(x, n)| backend.settle(x, t, n));
-        let (mid, [gate, up]) =
+        let (mid, output, [gate, up]) =
             self.after_attention(backend, (&x, &attended), (&mut inv_rms[1], &mut h), batch);
-        Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, mid, gate, up, h }
+        let outputs = [output, None];
+        Saved { x, inv_rms, head_norms, q, k, v, attended, logsumexp, outputs, mid, gate, up, h }
     }
 
     /// Attention's output and logsumexp.
@@ -186,23 +214,62 @@ impl<B: Fused> Block<B> {
         (attended, logsumexp)
     }
 
-    /// The residual stream after attention, and gate and up of the feed-forward.
+    /// The residual stream after attention, what the norm of attention's output needs, and gate and up of the
+    /// feed-forward.
     fn after_attention(
         &self,
         backend: &mut B,
         (x, attended): (&B::Memory, &B::Memory),
         (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; 7]),
         batch: &Batch<B>,
-    ) -> (B::Memory, [B::Memory; 2]) {
+    ) -> (B::Memory, Option<Output<B::Memory>>, [B::Memory; 2]) {
         let (t, c) = (batch.rows, self.hidden);
         let mut mid = backend.memory(t * c);
         backend.copy(view_mut(&mut mid, t, c), view(x, t, c));
-        let out = (view_mut(&mut mid, t, c), Write::Add);
-        h[O] = self.linears[O].forward(backend, out, view(attended, t, self.linears[O].shape.1), batch);
-        let normed = self.normed(backend, (&mid, &self.mlp_gain), inv_rms, Reader::Projections, batch);
-        let inner = [GATE, UP].map(|i| self.project(backend, i, view(&normed, t, c), h, batch));
+        let input = (O, view(attended, t, self.linears[O].shape.1));
+        let output;
+        (h[O], output) = self.add_output(backend, &mut mid, input, batch);
+        let normed = self.normed(backend, (&mid, &self.mlp_gains), inv_rms, Reader::Projections, batch);
+        let input = view(normed.as_ref().unwrap_or(&mid), t, c);
+        let inner = [GATE, UP].map(|i| self.project(backend, i, input, h, batch));
+        normed.into_iter().for_each(|m| backend.recycle(m));
+        (mid, output, inner)
+    }
+
+    /// out += a half's output: its last projection (O or DOWN) of x, normed where the family norms it. Returned are h of
+    /// the projection and what the norm's gradient needs.
+    fn add_output(
+        &self,
+        backend: &mut B,
+        out: &mut B::Memory,
+        (i, x): (usize, View<B::Memory>),
+        batch: &Batch<B>,
+    ) -> (Option<B::Memory>, Option<Output<B::Memory>>) {
+        let gains = if i == O { &self.attention_gains } else { &self.mlp_gains };
+        let out = view_mut(out, batch.rows, self.hidden);
+        let Some(gain) = &gains.after else {
+            return (self.linears[i].forward(backend, (out, Write::Add), x, batch), None);
+        };
+        let (normed, h, output) = self.normed_output(backend, gain, (i, x), batch);
+        backend.add(out, view(&normed, batch.rows, self.hidden));
         backend.recycle(normed);
-        (mid, inner)
+        (h, Some(output))
+    }
+
+    /// The normed output of a half, h of its last projection, and what the norm's gradient needs.
+    fn normed_output(
+        &self,
+        backend: &mut B,
+        gain: &B::Memory,
+        (i, x): (usize, View<B::Memory>),
+        batch: &Batch<B>,
+    ) -> (B::Memory, Option<B::Memory>, Output<B::Memory>) {
+        let (t, c) = (batch.rows, self.hidden);
+        let [mut y, mut normed, mut inv_rms] = [t * c, t * c, t].map(|len| backend.memory(len));
+        let h = self.linears[i].forward(backend, (view_mut(&mut y, t, c), Write::Set), x, batch);
+        let (out, inv) = (view_mut(&mut normed, t, c), view_mut(&mut inv_rms, t, 1));
+        backend.rmsnorm(out, inv, view(&y, t, c), view(gain, 1, c), self.eps);
+        (normed, h, Output { y, inv_rms })
     }
 
     /// q and k as attention takes them: projected, normed by head where the model does, rotated.
@@ -224,7 +291,7 @@ impl<B: Fused> Block<B> {
         }
         for (x, i) in qk.iter_mut().zip([Q, K]) {
             let x = view_mut(x, batch.rows, self.linears[i].shape.0);
-            backend.rope_for_attention(x, batch.rope, batch.tokens);
+            backend.rope_for_attention(x, batch.rotations.table(self.rotations[i]), batch.tokens);
         }
         (qk, norms)
     }
@@ -260,14 +327,16 @@ impl<B: Fused> Block<B> {
         if inner && !whole { backend.settle(y, batch.rows, n) } else { y }
     }
 
+    /// What a half reads; `None` where it reads the residual stream itself.
     fn normed(
         &self,
         backend: &mut B,
-        (x, gain): (&B::Memory, &B::Memory),
+        (x, gains): (&B::Memory, &Gains<B::Memory>),
         inv_rms: &mut B::Memory,
         reader: Reader,
         batch: &Batch<B>,
-    ) -> B::Memory {
+    ) -> Option<B::Memory> {
+        let gain = gains.before.as_ref()?;
         let (t, c) = (batch.rows, self.hidden);
         let mut memory = backend.short(t, c);
         let (out, inv_rms) = (view_mut(&mut memory, t, c), view_mut(inv_rms, t, 1));
@@ -276,7 +345,7 @@ impl<B: Fused> Block<B> {
             Reader::Projections => backend.rmsnorm_for_linear(out, inv_rms, x, gain, self.eps),
             Reader::Adapters => backend.rmsnorm(out, inv_rms, x, gain, self.eps),
         }
-        memory
+        Some(memory)
     }
 
     fn activation(
@@ -289,9 +358,9 @@ impl<B: Fused> Block<B> {
         let (t, f) = (batch.rows, self.feed_forward);
         let mut act = backend.short(t, f);
         let (out, gate, up) = (view_mut(&mut act, t, f), view(gate, t, f), view(up, t, f));
-        match reader {
-            Reader::Projections => backend.swiglu_for_linear(out, gate, up),
-            Reader::Adapters => backend.swiglu(out, gate, up),
+        match (self.activation, reader) {
+            (Activation::SwiGlu, Reader::Projections) => backend.swiglu_for_linear(out, gate, up),
+            (Activation::SwiGlu, Reader::Adapters) => backend.swiglu(out, gate, up),
         }
         act
     }

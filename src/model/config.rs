@@ -4,47 +4,23 @@
 //! Whatever would compute something else than the reference is refused here by name, before anything heavy is
 //! read: an unknown key that only informs is ignored, an unknown value of a key that matters is an error.
 
+mod attention;
 mod read;
 mod rope;
 mod window;
 
 pub use crate::backend::Heads;
+use crate::families::{self, Bias, Family};
+pub use attention::AttentionSpec;
 use read::Fields;
 pub use rope::{Rope, RopeScaling};
 use serde_json::Value;
 
-/// The architectures that this decoder computes; they differ in biases, norms and defaults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// Llama 1 to 3, SmolLM2, TinyLlama ...
-    Llama,
-    /// Mistral 7B and kin.
-    Mistral,
-    /// Qwen2 and Qwen2.5: biases on q, k and v.
-    Qwen2,
-    /// Qwen3: norms on q and k, head size of its own.
-    Qwen3,
-}
-
-impl Family {
-    const ALL: [(Family, &str, &str); 4] = [
-        (Family::Llama, "Llama", "llama"),
-        (Family::Mistral, "Mistral", "mistral"),
-        (Family::Qwen2, "Qwen2", "qwen2"),
-        (Family::Qwen3, "Qwen3", "qwen3"),
-    ];
-
-    /// As in `architectures`: `Llama`, `Mistral`, `Qwen2`, `Qwen3`.
-    pub fn name(self) -> &'static str {
-        Family::ALL.iter().find(|f| f.0 == self).map_or("", |f| f.1)
-    }
-}
-
 /// A decoder's shape and variants.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Which architecture.
-    pub family: Family,
+    /// What its blocks are made of, and what it is called.
+    pub family: &'static Family,
     /// V, rows of the embedding.
     pub vocab: usize,
     /// C.
@@ -61,6 +37,8 @@ pub struct Config {
     pub eps: f32,
     /// Rotary embedding.
     pub rope: Rope,
+    /// That of sliding layers, where it is another.
+    pub local_rope: Option<Rope>,
     /// The output head is the embedding.
     pub tied: bool,
     /// Biases on q, k and v.
@@ -69,10 +47,12 @@ pub struct Config {
     pub o_bias: bool,
     /// Biases on gate, up and down.
     pub mlp_bias: bool,
-    /// Norms on each head of q and k.
-    pub qk_norm: bool,
-    /// Tokens that a token may see (itself included) where some layer slides.
-    pub window: Option<usize>,
+    /// Tokens that a token sees (itself included) in each layer; `None` where that is the whole row.
+    pub windows: Vec<Option<usize>>,
+    /// What scores are multiplied by.
+    pub score_scale: f32,
+    /// The soft cap of the scores.
+    pub soft_cap: Option<f32>,
     /// Class names by index, where the model is a sequence classifier.
     pub labels: Option<Vec<String>>,
 }
@@ -139,21 +119,28 @@ fn unsupported(what: impl Into<String>, way_out: impl Into<String>) -> ConfigErr
     ConfigError::Unsupported { what: what.into(), way_out: way_out.into() }
 }
 
-const SUPPORTED: &str = "choose a Llama, Mistral, Qwen2, Qwen2.5 or Qwen3 model \
-                         (LlamaForCausalLM, ...ForSequenceClassification and so on)";
+fn supported() -> String {
+    let releases = families::releases("or");
+    format!("choose a {releases} model (LlamaForCausalLM, ...ForSequenceClassification and so on)")
+}
 
 impl Config {
     /// Reads a parsed config.json; errors name the key and the way out.
     pub fn from_json(json: &Value) -> Result<Config, ConfigError> {
+        Config::of_families(json, families::ALL)
+    }
+
+    /// As [`Config::from_json`], but of other families.
+    pub fn of_families(json: &Value, known: &[&'static Family]) -> Result<Config, ConfigError> {
         let fields = Fields::new(json)?;
-        let (family, classifier) = architecture(&fields)?;
-        refuse(&fields)?;
+        let (family, classifier) = architecture(&fields, known)?;
+        refuse(&fields, family)?;
         let layers = fields.size("num_hidden_layers", 1..=4096)?;
         let hidden = fields.size("hidden_size", 1..=1 << 20)?;
         let heads = heads(&fields, hidden)?;
-        let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
-        let llama_or_qwen3 = matches!(family, Family::Llama | Family::Qwen3);
-        Ok(Config {
+        let (rope, local_rope) = rope::read(&fields, family)?;
+        let (score_scale, soft_cap) = attention::read(&fields, family, heads)?;
+        let config = Config {
             family,
             vocab: fields.size("vocab_size", 1..=1 << 24)?,
             hidden,
@@ -165,21 +152,25 @@ impl Config {
                 eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
                 eps => Err(key("rms_norm_eps", format!("is {eps}, not in [0, 1)"))),
             })?,
-            rope: rope::read(&fields)?,
+            rope,
+            local_rope,
             tied: fields.flag("tie_word_embeddings")?.unwrap_or(false),
-            qkv_bias: family == Family::Qwen2 || (llama_or_qwen3 && attention_bias),
-            o_bias: llama_or_qwen3 && attention_bias,
-            mlp_bias: family == Family::Llama && fields.flag("mlp_bias")?.unwrap_or(false),
-            qk_norm: family == Family::Qwen3,
-            window: window::read(&fields, family, layers)?,
+            qkv_bias: biased(&fields, family.biases.qkv)?,
+            o_bias: biased(&fields, family.biases.o)?,
+            mlp_bias: biased(&fields, family.biases.mlp)?,
+            windows: window::read(&fields, family.windows, layers)?,
+            score_scale,
+            soft_cap,
             labels: classifier.then(|| labels(&fields)).transpose()?,
-        })
+        };
+        (0..layers).try_for_each(|layer| config.attention(layer).supported().map(drop))?;
+        Ok(config)
     }
 
     /// `LlamaForCausalLM` and the like: what `architectures` should say of this model.
     pub fn architecture(&self) -> String {
         let task = if self.labels.is_some() { "SequenceClassification" } else { "CausalLM" };
-        format!("{}For{task}", self.family.name())
+        format!("{}For{task}", self.family.name)
     }
 
     /// The same base as a sequence classifier over `labels`. A base that is one already keeps its own names
@@ -202,7 +193,7 @@ impl Config {
 
     /// Refuses rows of up to `max_seq_len` tokens where a sliding window would hide some of them.
     pub fn check_sequence(&self, max_seq_len: usize) -> Result<(), ConfigError> {
-        match self.window {
+        match self.window() {
             Some(window) if window < max_seq_len => Err(ConfigError::Window { asked: max_seq_len, window }),
             _ => Ok(()),
         }
@@ -218,7 +209,23 @@ impl Config {
 
     /// The most tokens that one row, or one conversation, may have.
     pub fn longest_row(&self) -> usize {
-        self.window.map_or(self.max_positions, |w| w.min(self.max_positions))
+        self.window().map_or(self.max_positions, |w| w.min(self.max_positions))
+    }
+
+    /// The shortest window of any layer.
+    pub fn window(&self) -> Option<usize> {
+        self.windows.iter().flatten().min().copied()
+    }
+
+    /// The attention of a layer.
+    pub fn attention(&self, layer: usize) -> AttentionSpec {
+        let window = self.windows.get(layer).copied().flatten();
+        AttentionSpec { heads: self.heads, window, scale: self.score_scale, soft_cap: self.soft_cap }
+    }
+
+    /// The rotary embedding of a layer.
+    pub fn rope_of(&self, layer: usize) -> Rope {
+        self.attention(layer).window.and(self.local_rope).unwrap_or(self.rope)
     }
 
     /// Outputs and inputs [N, K] of one of the seven projections; None for another name.
@@ -235,12 +242,12 @@ impl Config {
     }
 }
 
-fn architecture(fields: &Fields) -> Result<(Family, bool), ConfigError> {
+fn architecture(fields: &Fields, known: &[&'static Family]) -> Result<(&'static Family, bool), ConfigError> {
     let named = fields.strings("architectures")?;
     let model_type = fields.text("model_type")?;
     for name in &named {
-        for (family, stem, _) in Family::ALL {
-            match name.strip_prefix(stem) {
+        for &family in known {
+            match name.strip_prefix(family.name) {
                 Some("ForCausalLM" | "Model") => return Ok((family, false)),
                 Some("ForSequenceClassification") => return Ok((family, true)),
                 _ => {}
@@ -248,19 +255,19 @@ fn architecture(fields: &Fields) -> Result<(Family, bool), ConfigError> {
         }
     }
     if named.is_empty() {
-        let known = Family::ALL.iter().find(|f| Some(f.2) == model_type);
-        if let Some(&(family, _, _)) = known {
+        let of_type = known.iter().find(|f| Some(f.model_type) == model_type);
+        if let Some(&family) = of_type {
             return Ok((family, false));
         }
     }
     let name = named.first().copied().or(model_type);
     let Some(name) = name else {
-        return Err(key("architectures", format!("is missing: {SUPPORTED}")));
+        return Err(key("architectures", format!("is missing: {}", supported())));
     };
     if is_expert_mixture(name) {
-        return Err(unsupported(format!("mixture of experts ({name})"), SUPPORTED));
+        return Err(unsupported(format!("mixture of experts ({name})"), supported()));
     }
-    Err(unsupported(format!("architecture {name}"), SUPPORTED))
+    Err(unsupported(format!("architecture {name}"), supported()))
 }
 
 fn is_expert_mixture(name: &str) -> bool {
@@ -268,11 +275,19 @@ fn is_expert_mixture(name: &str) -> bool {
     name.contains("moe") || name.contains("mixtral")
 }
 
+fn biased(fields: &Fields, bias: Bias) -> Result<bool, ConfigError> {
+    match bias {
+        Bias::Never => Ok(false),
+        Bias::Always => Ok(true),
+        Bias::Key(key) => Ok(fields.flag(key)?.unwrap_or(false)),
+    }
+}
+
 /// Features that only show in other keys than the architecture's name.
-fn refuse(fields: &Fields) -> Result<(), ConfigError> {
+fn refuse(fields: &Fields, family: &Family) -> Result<(), ConfigError> {
     for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
         if fields.optional_size(key, 0..=1 << 20)?.is_some_and(|n| n > 1) {
-            return Err(unsupported(format!("mixture of experts (`{key}`)"), SUPPORTED));
+            return Err(unsupported(format!("mixture of experts (`{key}`)"), supported()));
         }
     }
     if let Some(quantised) = fields.object("quantization_config") {
@@ -283,13 +298,13 @@ fn refuse(fields: &Fields) -> Result<(), ConfigError> {
         ));
     }
     match fields.text("hidden_act")? {
-        None | Some("silu" | "swish") => {}
-        Some(other) => {
+        Some(other) if !family.activation.names().contains(&other) => {
             return Err(unsupported(
                 format!("hidden_act `{other}`"),
                 "only silu is computed; use another base",
             ));
         }
+        _ => {}
     }
     match fields.number("partial_rotary_factor")? {
         None => Ok(()),

@@ -10,9 +10,10 @@ use super::head::Head;
 use super::layout::{self, Layout, SCORE};
 use super::linear::{Adapter, Batch};
 use super::lora::{self, LoraSpec, MODULES};
+use super::rotation::Rotations;
 use super::stage::{Cancel, Want};
 use super::weights::{ModelError, Weights};
-use crate::backend::{Backend, DropoutKey, Fault, Fused, View, view_mut};
+use crate::backend::{Backend, DropoutKey, Fault, Fused, view_mut};
 use crate::numeric::tensor::Tensors;
 use std::ops::Range;
 
@@ -96,8 +97,8 @@ pub struct Decoder<B: Backend> {
     pub(super) blocks: Vec<Block<B>>,
     pub(super) params: B::Memory,
     grads: B::Memory,
-    /// Cosines and sines for that many positions.
-    pub(super) rope: (B::Memory, usize),
+    /// Cosines and sines of the positions so far.
+    pub(super) rotations: Rotations<B::Memory>,
     tape: Option<Tape<B>>,
     /// Looked at between blocks.
     cancel: Cancel,
@@ -167,7 +168,7 @@ impl<B: Fused> Decoder<B> {
         };
         let (mut params, grads) = (backend.memory(layout.len()), backend.memory(layout.len()));
         backend.fill(view_mut(&mut params, 1, layout.len()), 0.0);
-        let rope = (backend.memory(0), 0);
+        let rotations = Rotations::new(&mut backend, config);
         let (config, lora, keep) = (config.clone(), lora.clone(), build.keep);
         let (tape, cancel) = (None, Cancel::default());
         Ok(Decoder {
@@ -182,7 +183,7 @@ impl<B: Fused> Decoder<B> {
             blocks,
             params,
             grads,
-            rope,
+            rotations,
             tape,
             cancel,
         })
@@ -195,19 +196,6 @@ impl<B: Fused> Decoder<B> {
 
     pub(super) fn fault(&self, reason: impl Into<String>) -> Fault {
         Fault::Device { device: self.backend.class(), reason: reason.into() }
-    }
-
-    /// Makes the rotation table long enough; it grows by doubling, so that few batches pay for it.
-    pub(super) fn reach(&mut self, positions: usize) {
-        if self.rope.1 >= positions {
-            return;
-        }
-        let positions = positions.next_power_of_two().max(256);
-        let d = self.config.heads.size;
-        let mut memory = self.backend.memory(positions * d);
-        self.backend.upload(view_mut(&mut memory, positions, d), &self.config.rope.table(positions, d));
-        let old = std::mem::replace(&mut self.rope, (memory, positions));
-        self.backend.recycle(old.0);
     }
 
     fn release(&mut self) {
@@ -233,8 +221,8 @@ impl<B: Fused> Decoder<B> {
     /// All blocks; what backward needs goes on the tape. A cancelled pass leaves `x` where it stands.
     fn climb(&mut self, mut x: B::Memory, tape: &mut Tape<B>, want: Want) -> (B::Memory, Result<(), Fault>) {
         let key = dropout(&self.lora, (tape.step, &tape.rows)).filter(|_| want == Want::Gradient);
-        let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
-        let batch = Batch { rows: tape.t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
+        let (params, rotations) = (&self.params, &self.rotations);
+        let batch = Batch { rows: tape.t, tokens: &tape.tokens, params, rotations, dropout: key };
         for (i, block) in self.blocks.iter().enumerate() {
             if let Err(cancelled) = self.cancel.check() {
                 return (x, Err(cancelled));

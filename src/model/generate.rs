@@ -6,7 +6,7 @@ use super::decoder::Decoder;
 use super::head::{Below, argmax};
 use super::linear::Batch;
 use super::stage::{Generate, Sampling};
-use crate::backend::{Fault, Fused, TokenRows, View, view, view_mut};
+use crate::backend::{Fault, Fused, TokenRows, view, view_mut};
 use crate::numeric::rng::Stream;
 
 /// Tokens after the prompt that a cache has room for at first; it doubles.
@@ -27,7 +27,7 @@ impl<B: Fused> Generate for Decoder<B> {
         let room = self.config.longest_row().saturating_sub(prompt.len());
         let most = sampling.max_new_tokens.min(room);
         let mut capacity = prompt.len() + most.min(ROOM);
-        self.reach(capacity);
+        self.rotations.reach(&mut self.backend, capacity);
         let mut caches: Vec<_> =
             self.blocks.iter().map(|block| block.cache(&mut self.backend, capacity)).collect();
         let mut new = Vec::new();
@@ -36,7 +36,7 @@ impl<B: Fused> Generate for Decoder<B> {
             let ids = if new.is_empty() { prompt } else { &new[new.len() - 1..] };
             if prompt.len() + new.len() > capacity {
                 capacity = (2 * capacity).min(prompt.len() + most);
-                self.reach(capacity);
+                self.rotations.reach(&mut self.backend, capacity);
                 for (block, cache) in self.blocks.iter().zip(&mut caches) {
                     block.grow(&mut self.backend, cache, capacity);
                 }
@@ -72,8 +72,8 @@ impl<B: Fused> Decoder<B> {
         let tokens = self.backend.tokens(TokenRows { ids, bounds: &[0, t as u32], past });
         let mut x = self.backend.memory(t * c);
         self.backend.embed(view_mut(&mut x, t, c), table, &tokens);
-        let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
-        let batch = Batch { rows: t, tokens: &tokens, params: &self.params, rope, dropout: None };
+        let (params, rotations) = (&self.params, &self.rotations);
+        let batch = Batch { rows: t, tokens: &tokens, params, rotations, dropout: None };
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.decode(&mut self.backend, x, cache, &batch);
         }

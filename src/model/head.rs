@@ -93,7 +93,8 @@ impl<B: Fused> Head<B> {
         config: &super::config::Config,
         (outputs, top): (usize, Top<B>),
     ) -> Result<Self, ModelError> {
-        let gain = weights.vector(backend, &weights.name("norm.weight"), config.hidden)?;
+        let name = weights.name("norm.weight");
+        let gain = weights.gain(backend, &name, config.hidden, config.family.gain_offset)?;
         Ok(Head { gain, eps: config.eps, hidden: config.hidden, outputs, top })
     }
 

@@ -1,6 +1,7 @@
 //! One projection: a frozen matrix, perhaps a bias, perhaps an adapter. Forward and backward stand side by side.
 //! With dropout the adapter's input is masked anew wherever it is needed, never kept: the key gives it back.
 
+use super::rotation::Rotations;
 use super::weights::{ModelError, Weights};
 use crate::backend::{Backend, DropoutKey, Fused, LoraGrad, LoraPart, View, ViewMut, Write, view, view_mut};
 
@@ -37,8 +38,8 @@ pub struct Batch<'a, B: Backend> {
     pub tokens: &'a B::Tokens,
     /// The flat parameters on the device.
     pub params: &'a B::Memory,
-    /// [positions, D]
-    pub rope: View<'a, B::Memory>,
+    /// The tables of rotary embedding.
+    pub rotations: &'a Rotations<B::Memory>,
     /// Off in evaluation, and where p is 0. The module is filled in by the projection.
     pub dropout: Option<DropoutKey<'a>>,
 }

@@ -200,11 +200,16 @@ fn counted(load: &Load, keep: Keep) -> (u64, u64) {
     let (q, kv) =
         ((config.heads.query * config.heads.size) as u64, (config.heads.kv * config.heads.size) as u64);
     // x, mid; q, attended; k, v; gate, up; q and k before their norms; logsumexp, roots and h are small.
-    let norms = if config.qk_norm { q + kv } else { 0 };
+    let norms = if config.family.head_norms { q + kv } else { 0 };
+    // Outputs of the two halves, before a norm that follows them.
+    let outputs = [config.family.attention_norms, config.family.mlp_norms];
+    let outputs = outputs.map(|norms| norms.after.map_or(0, |_| c));
+    let after = outputs.iter().sum::<u64>();
     let small = config.heads.query as u64 + 4 + (lora.targets.len() * lora.rank) as u64;
     let inner = short * 2 * t * f;
-    let everything = 4 * t * (2 * c + norms + small) + short * t * (2 * q + 2 * kv) + inner;
-    let held = [everything, everything - inner, 4 * t * (c + small) + short * t * q, 4 * t * c];
+    let everything = 4 * t * (2 * c + norms + after + small) + short * t * (2 * q + 2 * kv) + inner;
+    let attended = 4 * t * (c + outputs[1] + small) + short * t * q;
+    let held = [everything, everything - inner, attended, 4 * t * c];
     let counts = keep.counts(config.layers).map(|count| count as u64);
     let kept: u64 = held.iter().zip(counts).map(|(held, count)| held * count).sum();
     // A block that is computed again takes what is missing of it, and where others above it kept more, what they have

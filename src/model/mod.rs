@@ -13,6 +13,7 @@ pub mod lora;
 pub mod memory;
 pub mod merge;
 pub mod quantised;
+mod rotation;
 pub mod stage;
 mod used;
 pub mod weights;

@@ -129,7 +129,9 @@ impl<'a> Weights<'a> {
             names.push("lm_head.weight".into());
         }
         // Norms and biases are small, and f32 everywhere.
-        let mut bytes = 4 * config.hidden * (2 * config.layers + 1);
+        let norms = [config.family.attention_norms, config.family.mlp_norms].map(|n| [n.before, n.after]);
+        let norms = norms.as_flattened().iter().flatten().count();
+        let mut bytes = 4 * config.hidden * (norms * config.layers + 1);
         for name in names {
             let about = self.said(&name, self.tensors.about(&name))?;
             let about = about.ok_or_else(|| self.fault(&name, ModelError::Missing { name: name.clone() }))?;
@@ -181,16 +183,32 @@ impl<'a> Weights<'a> {
         Ok(backend.weight(Frozen { rows, cols, dtype: tensor.dtype, bytes: &tensor.bytes })?)
     }
 
-    /// A vector (norm or bias) in device memory.
+    /// A bias in device memory.
     pub fn vector<B: Backend>(
         &self,
         backend: &mut B,
         name: &str,
         len: usize,
     ) -> Result<B::Memory, ModelError> {
+        self.gain(backend, name, len, 0.0)
+    }
+
+    /// The gain of a norm in device memory: the stored values plus `offset`.
+    pub fn gain<B: Backend>(
+        &self,
+        backend: &mut B,
+        name: &str,
+        len: usize,
+        offset: f32,
+    ) -> Result<B::Memory, ModelError> {
         let tensor = self.checked(name, &[len])?;
+        let mut values = tensor.dtype.widen(&tensor.bytes);
+        // Adding 0 would give -0 another sign.
+        if offset != 0.0 {
+            values.iter_mut().for_each(|x| *x += offset);
+        }
         let mut memory = backend.memory(len);
-        backend.upload(view_mut(&mut memory, 1, len), &tensor.dtype.widen(&tensor.bytes));
+        backend.upload(view_mut(&mut memory, 1, len), &values);
         Ok(memory)
     }
 }

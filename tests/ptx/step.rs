@@ -6,7 +6,8 @@
 use crate::device::{device_at, device_bf16};
 use finetune::backend::cuda::{AttentionTrial, Driver, Trial};
 use finetune::backend::{Backend, Cuda, Heads};
-use finetune::model::config::{Config, Family, Rope, RopeScaling};
+use finetune::families;
+use finetune::model::config::{AttentionSpec, Config, Rope, RopeScaling};
 use finetune::model::decoder::{Build, Decoder, Keep};
 use finetune::model::flops;
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -63,7 +64,7 @@ impl Tensors for Same {
 
 pub fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize), heads: Heads) -> Config {
     Config {
-        family: Family::Qwen3,
+        family: &families::QWEN3,
         vocab,
         hidden,
         feed_forward,
@@ -72,12 +73,14 @@ pub fn qwen(layers: usize, vocab: usize, (hidden, feed_forward): (usize, usize),
         max_positions: 4096,
         eps: 1e-6,
         rope: Rope { theta: 1e6, scaling: RopeScaling::Default },
+        local_rope: None,
         tied: true,
         qkv_bias: false,
         o_bias: false,
         mlp_bias: false,
-        qk_norm: true,
-        window: None,
+        windows: vec![None; layers],
+        score_scale: AttentionSpec::usual_scale(heads),
+        soft_cap: None,
         labels: None,
     }
 }
@@ -106,7 +109,7 @@ fn free() -> Option<u64> {
 
 fn smollm2() -> Config {
     let heads = Heads { query: 9, kv: 3, size: 64 };
-    Config { family: Family::Llama, eps: 1e-5, qk_norm: false, ..qwen(30, 49_152, (576, 1536), heads) }
+    Config { family: &families::LLAMA, eps: 1e-5, ..qwen(30, 49_152, (576, 1536), heads) }
 }
 
 /// Seconds of the third microbatch, which is one graph where there are graphs; how many kernels it had, and how often

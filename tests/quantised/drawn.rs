@@ -1,5 +1,6 @@
 //! A model of one layer whose numbers are drawn: its matrices in blocks, each type somewhere, the rest one by one.
 
+use finetune::families::{Family, Windows};
 use finetune::model::config::Config;
 use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
@@ -23,21 +24,16 @@ fn draw(key: u64, n: usize, size: f32) -> Vec<f32> {
 }
 
 impl Drawn {
-    pub fn new(family: &str) -> Self {
-        let class = match family {
-            "llama" => "LlamaForCausalLM",
-            "mistral" => "MistralForCausalLM",
-            "qwen2" => "Qwen2ForCausalLM",
-            _ => "Qwen3ForCausalLM",
-        };
+    pub fn new(family: &Family) -> Self {
+        let class = format!("{}ForCausalLM", family.name);
         // Rows of whole super blocks.
         let mut config = json!({
-            "model_type": family, "architectures": [class], "vocab_size": 64, "hidden_size": 256,
+            "model_type": family.model_type, "architectures": [class], "vocab_size": 64, "hidden_size": 256,
             "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
             "hidden_act": "silu", "tie_word_embeddings": false,
         });
-        if family == "mistral" {
+        if family.windows == Windows::All {
             config["sliding_window"] = json!(5);
         }
         let config = Config::from_json(&config).unwrap();
@@ -47,17 +43,18 @@ impl Drawn {
         add("model.embed_tokens.weight", &[v, c]);
         add("lm_head.weight", &[v, c]);
         add("model.norm.weight", &[c]);
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
+        let norms = [family.attention_norms, family.mlp_norms].map(|norms| [norms.before, norms.after]);
+        for norm in norms.as_flattened().iter().flatten() {
             add(&format!("model.layers.0.{norm}.weight"), &[c]);
         }
         for module in MODULES {
             let (path, (n, k)) = (layout::module_path(0, module), config.projection(module).unwrap());
             add(&format!("model.{path}.weight"), &[n, k]);
-            if family == "qwen2" && ["q_proj", "k_proj", "v_proj"].contains(&module) {
+            if config.qkv_bias && ["q_proj", "k_proj", "v_proj"].contains(&module) {
                 add(&format!("model.{path}.bias"), &[n]);
             }
         }
-        if family == "qwen3" {
+        if family.head_norms {
             ["q", "k"].iter().for_each(|x| add(&format!("model.layers.0.self_attn.{x}_norm.weight"), &[d]));
         }
         Drawn { config, shapes }

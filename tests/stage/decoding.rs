@@ -50,7 +50,7 @@ fn a_cache_decodes_what_whole_passes_decode() {
 fn a_cache_grows_with_what_is_said() {
     let mut case = Case::open(&case::golden()[0]);
     case.config.max_positions = 1 << 40;
-    case.config.window = None;
+    case.config.windows.fill(None);
     let mut stage = Try::new(&case).stage();
     stage.set_parameters(&case.adapter("adapter_final")).unwrap();
     let mut left = 600;

@@ -5,15 +5,19 @@ use crate::source::{File, Tree, words};
 /// Folder, then the folders that it may see. `main` and `lib` stand outside.
 const ARROWS: &[(&str, &[&str])] = &[
     ("numeric", &[]),
+    ("families", &[]),
     ("data", &["numeric"]),
-    ("format", &["numeric"]),
+    ("format", &["numeric", "families"]),
     ("net", &["numeric"]),
     ("backend", &["numeric"]),
-    ("model", &["numeric", "format", "backend"]),
+    ("model", &["numeric", "families", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
     ("report", &["numeric", "data", "format", "model", "train"]),
     ("cluster", &["numeric", "format", "net", "model", "train"]),
-    ("cli", &["numeric", "data", "format", "net", "backend", "model", "train", "report", "cluster"]),
+    (
+        "cli",
+        &["numeric", "families", "data", "format", "net", "backend", "model", "train", "report", "cluster"],
+    ),
 ];
 
 /// The backends, which never see one another, and the only folder that may name them.
@@ -140,6 +144,8 @@ fn wrong_arrows_are_found() {
         ("src/train/step.rs", "use super::super::report;", 1),
         ("src/data/mod.rs", "use crate::format::open;", 1),
         ("src/format/gguf/mod.rs", "use crate::data::tokenizer;", 1),
+        ("src/format/gguf/mod.rs", "use crate::families::Family;", 0),
+        ("src/families/mod.rs", "use crate::numeric::dtype::Dtype;", 1),
         ("src/model/decoder.rs", "use crate::data::plan::Plan;\nuse crate::cli;", 2),
         ("src/backend/cpu/mod.rs", "use super::Backend; use super::wgpu::Wgpu;", 1),
         ("src/backend/cpu/linear.rs", "use super::super::cuda::X;", 1),

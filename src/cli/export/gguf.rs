@@ -12,7 +12,7 @@ use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
 };
 use crate::format::{FormatError, atomic};
-use crate::model::config::{Family, RopeScaling};
+use crate::model::config::RopeScaling;
 use crate::model::layout;
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
@@ -103,11 +103,10 @@ fn fault(out: &Path, tensor: &Planned, what: String) -> FormatError {
 /// A base as llama.cpp describes one.
 pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
     let c = &base.config;
-    let architecture = match c.family {
-        Family::Llama | Family::Mistral => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-    };
+    if let Some(missing) = c.family.not_in_gguf() {
+        let what = format!("{missing} ({}) is not written to GGUF", c.architecture());
+        return Err(Refusal::configuration(format!("{}: {what}: use --to merged", base.path.display())));
+    }
     let scaling = match c.rope.scaling {
         RopeScaling::Default => Scaling::Plain,
         RopeScaling::Linear { factor } => Scaling::Linear(factor),
@@ -118,7 +117,7 @@ pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
     let id = base.files.base_id.as_deref().and_then(|id| id.rsplit('/').next());
     let folder = || base.path.file_stem().map(|s| s.to_string_lossy().into_owned());
     Ok(Shape {
-        architecture,
+        family: c.family,
         name: id.map(str::to_owned).or_else(folder).unwrap_or_else(|| "model".into()),
         vocab: c.vocab,
         context: c.max_positions,
@@ -129,7 +128,7 @@ pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
         eps: c.eps,
         theta: c.rope.theta,
         scaling,
-        window: c.window,
+        window: c.window(),
     })
 }
 
@@ -192,12 +191,12 @@ fn metadata(
 
 /// The merged tensors' names by those in the file.
 fn names(base: &Opened, merged: &Merged) -> Result<BTreeMap<String, String>, Refusal> {
-    let mut names = BTreeMap::new();
+    let (mut names, of_layer) = (BTreeMap::new(), base.config.family.layer_tensors());
     for name in merged.names() {
         if name.ends_with(".rotary_emb.inv_freq") || (base.config.tied && name == "lm_head.weight") {
             continue;
         }
-        let Some(as_stored) = stored_name(&name) else {
+        let Some(as_stored) = stored_name(&name, &of_layer) else {
             let what = format!("{}: tensor {name} has no name in llama.cpp", base.path.display());
             return Err(Refusal::configuration(format!("{what}: use --to merged")));
         };

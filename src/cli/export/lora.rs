@@ -24,7 +24,7 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
     fits(source, None)?;
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let about = About {
-        architecture: shape.architecture.into(),
+        architecture: shape.family.gguf.architecture.into(),
         paired: shape.paired(),
         name: out.file_stem().map_or_else(|| "lora".into(), |s| s.to_string_lossy().into_owned()),
         base_id: base.files.base_id.clone(),

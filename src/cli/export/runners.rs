@@ -50,7 +50,7 @@ pub fn notes(to: To, source: &Source) -> Result<Vec<String>, Refusal> {
             None => notes.push(format!("vLLM takes ranks up to 512, this adapter has {}", spec.rank)),
         }
     }
-    if gguf && let Some(window) = source.base.config.window {
+    if gguf && let Some(window) = source.base.config.window() {
         notes.push(format!(
             "llama.cpp ignores this model's sliding window: rows beyond {window} tokens attend to everything"
         ));

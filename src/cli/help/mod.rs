@@ -8,6 +8,7 @@ use super::options::flags;
 use super::options::table::{Section, TABLE};
 use super::refusal::{Refusal, nearest};
 use super::verb::{self, Invocation};
+use crate::families;
 pub use pages::{completions, man};
 
 macro_rules! topics {
@@ -37,11 +38,16 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         None => overview(),
         Some("options" | "all") => return all_options(inv),
         Some(name) => match TOPICS.iter().find(|(n, ..)| *n == name) {
-            Some((name, about, text)) => format!("{name}: {about}\n\n{}{}", text.trim_end(), table(name)),
+            Some((name, about, text)) => format!("{name}: {about}\n\n{}{}", complete(text), table(name)),
             None => return verb_or_nothing(inv, name),
         },
     };
     inv.say(&text)
+}
+
+/// The text of a topic, with the model families where it lists them.
+fn complete(text: &str) -> String {
+    text.trim_end().replace("{families}", &families::releases("and"))
 }
 
 fn overview() -> String {
@@ -111,6 +117,7 @@ mod tests {
     #[test]
     fn topics_are_short_and_speak_of_options_that_exist() {
         for (name, about, text) in TOPICS {
+            let text = complete(text);
             assert!(text.lines().count() <= 45 && about.len() < 80, "{name}");
             assert!(text.lines().all(|l| l.chars().count() <= 100), "{name}: a line is too long");
             for word in text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')) {

@@ -97,6 +97,15 @@ fn axolotl() {
 }
 
 #[test]
+fn axolotls_class_names_of_every_family_are_known() {
+    for family in crate::families::ALL {
+        let class = format!("{}ForCausalLM", family.name);
+        let said = explanation("model_type", &class).unwrap_or_default();
+        assert_eq!(said, explanation("model_type", "AutoModelForCausalLM").unwrap_or_default(), "{class}");
+    }
+}
+
+#[test]
 fn llama_factory() {
     check(
         "

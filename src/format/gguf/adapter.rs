@@ -8,6 +8,7 @@ use super::value::Value;
 use super::weights::hugging_face_name;
 use super::write::{Meta, Metadata, Planned, write};
 use super::write_config::{pair_rows, stored_name, unpair_rows};
+use crate::families::tensors::PROJECTIONS;
 use crate::format::error::FormatError;
 use crate::numeric::block::Encoding;
 use std::path::Path;
@@ -75,7 +76,7 @@ fn adapter_name(peft: &str) -> Option<String> {
         Some(stem) => (stem, "lora_a"),
         None => (inner.strip_suffix(".lora_B.weight")?, "lora_b"),
     };
-    Some(format!("{}.{suffix}", stored_name(&format!("{stem}.weight"))?))
+    Some(format!("{}.{suffix}", stored_name(&format!("{stem}.weight"), &PROJECTIONS)?))
 }
 
 fn peft_name(stored: &str) -> Option<String> {
@@ -83,7 +84,7 @@ fn peft_name(stored: &str) -> Option<String> {
         Some(base) => (base, "A"),
         None => (stored.strip_suffix(".lora_b")?, "B"),
     };
-    let name = hugging_face_name(base)?;
+    let name = hugging_face_name(base, &PROJECTIONS)?;
     Some(format!("{PEFT}{}.lora_{letter}.weight", name.strip_suffix(".weight")?))
 }
 

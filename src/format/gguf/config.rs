@@ -3,14 +3,17 @@
 
 use super::reader::Gguf;
 use super::value::Value as Meta;
+use crate::families::{self, Bias, Family, Layers};
 use crate::format::error::FormatError;
 use serde_json::{Value, json};
 use std::f64::consts::PI;
 
-/// Heads, and what the file's own architecture is called.
+/// What the metadata says of the model.
 #[derive(Debug)]
 pub(super) struct Made {
     pub config: Value,
+    /// What the model is.
+    pub family: &'static Family,
     /// (heads, key/value heads) where q and k are stored with rotary pairs side by side.
     pub paired: Option<(usize, usize)>,
 }
@@ -34,7 +37,8 @@ impl Source<'_> {
     }
 
     fn refuse(&self, what: String) -> FormatError {
-        let way = "use a Llama, Mistral, Qwen2 or Qwen3 model, or the Hugging Face directory of this one";
+        let known = families::names("or");
+        let way = format!("use a {known} model, or the Hugging Face directory of this one");
         FormatError::unsupported(self.file.path(), what, way)
     }
 
@@ -77,32 +81,32 @@ pub(super) fn make(file: &Gguf) -> Result<Made, FormatError> {
         let way = "join its parts with llama.cpp's `llama-gguf-split --merge`";
         return Err(FormatError::unsupported(file.path(), "one part of a split GGUF", way));
     }
-    let (model_type, class) = match arch {
-        "llama" if s.get("attention.sliding_window").is_some() => ("mistral", "MistralForCausalLM"),
-        "llama" => ("llama", "LlamaForCausalLM"),
-        "qwen2" => ("qwen2", "Qwen2ForCausalLM"),
-        "qwen3" => ("qwen3", "Qwen3ForCausalLM"),
-        other => return Err(s.refuse(format!("architecture '{other}' is not supported"))),
+    let layers = s.get("attention.sliding_window").map_or(Layers::SeeAll, |_| Layers::Slide);
+    let Some(family) = families::of_gguf(arch, layers) else {
+        return Err(s.refuse(format!("architecture '{arch}' is not supported")));
     };
+    if let Some(missing) = family.not_in_gguf() {
+        return Err(s.refuse(format!("{missing} (architecture '{arch}') is not read from GGUF")));
+    }
     if s.get("expert_count").and_then(Meta::as_u64).unwrap_or(0) > 0 {
         return Err(s.refuse("a mixture of experts is not supported".into()));
     }
     let heads = s.size("attention.head_count")?;
     let kv_heads = s.maybe("attention.head_count_kv")?.unwrap_or(heads);
-    let mut config = sizes(&s, heads, kv_heads)?;
-    config["model_type"] = json!(model_type);
-    config["architectures"] = json!([class]);
-    biases(&s, &mut config)?;
+    let mut config = sizes(&s, family, (heads, kv_heads))?;
+    config["model_type"] = json!(family.model_type);
+    config["architectures"] = json!([format!("{}ForCausalLM", family.name)]);
+    biases(&s, family, &mut config)?;
     rope(&s, &mut config)?;
     if let Some(window) = s.maybe("attention.sliding_window")? {
         config["sliding_window"] = json!(window);
         config["use_sliding_window"] = json!(true);
     }
-    let paired = (arch == "llama").then_some((heads, kv_heads));
-    Ok(Made { config, paired })
+    let paired = family.gguf.adjacent_pairs.then_some((heads, kv_heads));
+    Ok(Made { config, family, paired })
 }
 
-fn sizes(s: &Source, heads: usize, kv_heads: usize) -> Result<Value, FormatError> {
+fn sizes(s: &Source, family: &Family, (heads, kv_heads): (usize, usize)) -> Result<Value, FormatError> {
     let hidden = s.size("embedding_length")?;
     let head_dim = match s.maybe("attention.key_length")? {
         Some(d) => d,
@@ -130,7 +134,7 @@ fn sizes(s: &Source, heads: usize, kv_heads: usize) -> Result<Value, FormatError
         "head_dim": head_dim,
         "max_position_embeddings": s.size("context_length")?,
         "rms_norm_eps": clean(s.number("attention.layer_norm_rms_epsilon", 1e-5)?),
-        "hidden_act": "silu",
+        "hidden_act": family.activation.names()[0],
         "attention_dropout": 0.0,
         "tie_word_embeddings": !s.has("output.weight"),
         "bos_token_id": token("bos"),
@@ -146,12 +150,12 @@ fn clean(x: f64) -> f64 {
     format!("{x:.5e}").parse().unwrap_or(x)
 }
 
-fn biases(s: &Source, config: &mut Value) -> Result<(), FormatError> {
+fn biases(s: &Source, family: &Family, config: &mut Value) -> Result<(), FormatError> {
     let q = s.has("blk.0.attn_q.bias");
-    match s.arch {
-        // Qwen2 has biases on q, k and v by definition, and says nothing of them.
-        "qwen2" if q => Ok(()),
-        "qwen2" => Err(s.refuse("Qwen2 without biases is not supported".into())),
+    match family.biases.qkv {
+        // config.json says nothing of what every model of the family has.
+        Bias::Always if q => Ok(()),
+        Bias::Always => Err(s.refuse(format!("{} without biases is not supported", family.name))),
         _ if q != s.has("blk.0.attn_output.bias") => {
             Err(s.refuse(format!("architecture '{}' with biases on a part of attention", s.arch)))
         }

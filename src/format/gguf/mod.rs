@@ -38,7 +38,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
         Some((id, revision)) => (Some(id), revision),
         None => (repository(&file), None),
     };
-    let tensors = Box::new(Weights::new(file, made.paired)?);
+    let tensors = Box::new(Weights::new(file, made.family, made.paired)?);
     Ok(ModelFiles {
         config: made.config,
         tensors,

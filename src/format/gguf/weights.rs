@@ -5,6 +5,8 @@
 //! has them half a head apart. Rows are whole blocks in every kind, so they are put back as they are.
 
 use super::reader::{Gguf, Info};
+use crate::families::tensors::TOP;
+use crate::families::{self, Family};
 use crate::format::error::FormatError;
 use crate::numeric::block::{Blocks, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -13,23 +15,6 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// (GGUF, Hugging Face) below `blk.N` / `model.layers.N`.
-pub(super) const LAYER: [(&str, &str); 11] = [
-    ("attn_norm", "input_layernorm"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-];
-pub(super) const TOP: [(&str, &str); 3] =
-    [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// How the rows of a tensor lie in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,20 +32,17 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Maps names; `paired` is (heads, key/value heads) where q and k are turned.
-    pub fn new(file: Gguf, paired: Option<(usize, usize)>) -> Result<Self, FormatError> {
-        let mut names = BTreeMap::new();
+    /// Maps names; `paired` is (heads, key/value heads) where the rows of q and k are paired.
+    pub fn new(file: Gguf, family: &Family, paired: Option<(usize, usize)>) -> Result<Self, FormatError> {
+        let (mut names, of_layer) = (BTreeMap::new(), family.layer_tensors());
         for (stored, info) in file.tensors() {
             if is_not_a_weight(stored) {
                 continue;
             }
-            let Some(name) = hugging_face_name(stored) else {
+            let Some(name) = hugging_face_name(stored, &of_layer) else {
                 let what = format!("tensor '{stored}' is not one of a plain decoder");
-                return Err(FormatError::unsupported(
-                    file.path(),
-                    what,
-                    "use a Llama, Mistral, Qwen2 or Qwen3 model",
-                ));
+                let way = format!("use a {} model", families::names("or"));
+                return Err(FormatError::unsupported(file.path(), what, way));
             };
             let rows = match paired {
                 Some((heads, _)) if name.contains(".q_proj.") => Rows::Paired(heads),
@@ -93,14 +75,15 @@ pub(super) fn is_not_a_weight(stored: &str) -> bool {
     stored.starts_with("rope_freqs") || stored.ends_with(".attn_rot_embd.weight")
 }
 
-pub(super) fn hugging_face_name(stored: &str) -> Option<String> {
+/// `of_layer` are the tensors of a layer as (GGUF, Hugging Face).
+pub(super) fn hugging_face_name(stored: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     let (stem, suffix) = stored.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     if let Some((_, name)) = TOP.iter().find(|(gguf, _)| *gguf == stem) {
         return Some(format!("{name}.{suffix}"));
     }
     let (layer, what) = stem.strip_prefix("blk.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
-    let (_, name) = LAYER.iter().find(|(gguf, _)| *gguf == what)?;
+    let (_, name) = of_layer.iter().find(|(gguf, _)| *gguf == what)?;
     Some(format!("model.layers.{layer}.{name}.{suffix}"))
 }
 
@@ -235,7 +218,9 @@ mod tests {
 
     #[test]
     fn names_are_mapped_or_refused() {
-        let check = |stored, name: Option<&str>| assert_eq!(hugging_face_name(stored).as_deref(), name);
+        let of_layer = families::LLAMA.layer_tensors();
+        let check =
+            |stored, name: Option<&str>| assert_eq!(hugging_face_name(stored, &of_layer).as_deref(), name);
         check("token_embd.weight", Some("model.embed_tokens.weight"));
         check("blk.12.attn_q.bias", Some("model.layers.12.self_attn.q_proj.bias"));
         check("blk.0.ffn_gate_exps.weight", None);

@@ -2,8 +2,10 @@
 //! reverse of [`super::config`] and [`super::weights`]. What it does not write is not written here either, so
 //! that a runner sees the file that it would have made.
 
-use super::weights::{LAYER, Rows, TOP, source_row};
+use super::weights::{Rows, source_row};
 use super::write::{Meta, Metadata};
+use crate::families::Family;
+use crate::families::tensors::TOP;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
@@ -11,8 +13,8 @@ use std::f64::consts::PI;
 /// A decoder, in llama.cpp's words.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
-    /// `llama`, `qwen2`, `qwen3`.
-    pub architecture: &'static str,
+    /// What its architecture is called, and how rows of q and k are stored.
+    pub family: &'static Family,
     /// What to call it.
     pub name: String,
     /// Rows of the embedding.
@@ -51,16 +53,16 @@ pub enum Scaling {
 impl Shape {
     /// (query heads, key/value heads) where rows of q and k are turned.
     pub fn paired(&self) -> Option<(usize, usize)> {
-        (self.architecture == "llama").then_some((self.heads.0, self.heads.1))
+        self.family.gguf.adjacent_pairs.then_some((self.heads.0, self.heads.1))
     }
 
     /// Everything that is not about tokens.
     pub fn metadata(&self, file_type: Encoding) -> Metadata {
-        let mut all = Metadata::default();
-        all.set("general.architecture", Meta::Text(self.architecture.into()));
+        let (mut all, gguf) = (Metadata::default(), &self.family.gguf);
+        all.set("general.architecture", Meta::Text(gguf.architecture.into()));
         all.set("general.type", Meta::Text("model".into()));
         all.set("general.name", Meta::Text(self.name.clone()));
-        let mut set = |key: &str, value| all.set(&format!("{}.{key}", self.architecture), value);
+        let mut set = |key: &str, value| all.set(&format!("{}.{key}", gguf.architecture), value);
         let number = |n: usize| Meta::U32(u32::try_from(n).unwrap_or(u32::MAX));
         let (heads, kv_heads, size) = self.heads;
         set("block_count", number(self.layers));
@@ -77,7 +79,7 @@ impl Shape {
         set("attention.layer_norm_rms_epsilon", Meta::F32(self.eps));
         set("attention.key_length", number(size));
         set("attention.value_length", number(size));
-        if self.architecture == "llama" {
+        if gguf.all_sizes {
             set("vocab_size", number(self.vocab));
             set("rope.dimension_count", number(size));
         }
@@ -131,8 +133,9 @@ pub fn file_type_of(kind: Encoding) -> u32 {
     }
 }
 
-/// What llama.cpp calls a weight of a Hugging Face model (`model.layers.0.mlp.up_proj.weight`).
-pub fn stored_name(name: &str) -> Option<String> {
+/// What llama.cpp calls a weight of a Hugging Face model (`model.layers.0.mlp.up_proj.weight`), where `of_layer` are the
+/// tensors of a layer as (GGUF, Hugging Face).
+pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     // A base without a head (`LlamaModel`) has no `model.` before its names.
     let inner = stem.strip_prefix("model.").unwrap_or(stem);
@@ -141,7 +144,7 @@ pub fn stored_name(name: &str) -> Option<String> {
     }
     let (layer, what) = inner.strip_prefix("layers.")?.split_once('.')?;
     let layer: u32 = layer.parse().ok()?;
-    let (stored, _) = LAYER.iter().find(|(_, name)| *name == what)?;
+    let (stored, _) = of_layer.iter().find(|(_, name)| *name == what)?;
     Some(format!("blk.{layer}.{stored}.{suffix}"))
 }
 
@@ -169,10 +172,12 @@ fn turned(values: &[f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families::{self, LLAMA, Norms};
     use crate::format::gguf::weights::hugging_face_name;
 
     #[test]
     fn names_go_there_and_back() {
+        let of_layer = families::QWEN3.layer_tensors();
         for name in [
             "model.embed_tokens.weight",
             "model.norm.weight",
@@ -181,11 +186,18 @@ mod tests {
             "model.layers.0.self_attn.k_norm.weight",
             "model.layers.3.mlp.down_proj.weight",
         ] {
-            assert_eq!(stored_name(name).and_then(|s| hugging_face_name(&s)).as_deref(), Some(name));
+            let stored = stored_name(name, &of_layer).unwrap();
+            assert_eq!(hugging_face_name(&stored, &of_layer).as_deref(), Some(name));
         }
-        assert_eq!(stored_name("layers.0.mlp.up_proj.weight").as_deref(), Some("blk.0.ffn_up.weight"));
+        let stored = |name, of_layer: &[_]| stored_name(name, of_layer).unwrap_or_default();
+        assert_eq!(stored("layers.0.mlp.up_proj.weight", &of_layer), "blk.0.ffn_up.weight");
+        let name = "layers.0.post_attention_layernorm.weight";
+        assert_eq!(stored(name, &of_layer), "blk.0.ffn_norm.weight");
+        let after = Norms { before: None, after: Some("post_attention_layernorm") };
+        let other = families::Family { attention_norms: after, mlp_norms: after, ..LLAMA };
+        assert_eq!(stored(name, &other.layer_tensors()), "blk.0.post_attention_norm.weight");
         for other in ["score.weight", "model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0"] {
-            assert_eq!(stored_name(other), None, "{other}");
+            assert_eq!(stored_name(other, &of_layer), None, "{other}");
         }
     }
 

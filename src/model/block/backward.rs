@@ -3,9 +3,10 @@
 //! Nothing is computed that no adapter above the bottom of the model needs.
 
 use super::super::linear::{Batch, LinearGrad};
-use super::saved::{HeadNorms, Saved};
-use super::{Block, DOWN, GATE, K, O, Q, Reader, UP, V};
+use super::saved::{HeadNorms, Output, Saved};
+use super::{Block, DOWN, GATE, Gains, K, O, Q, Reader, UP, V};
 use crate::backend::{AttentionSaved, Fused, Norm, Qkv, QkvGrad, Write, view, view_mut};
+use crate::families::Activation;
 
 /// How far down a backward pass goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,18 @@ pub struct Streams<'a, M> {
     pub residual: &'a mut M,
     /// The flat gradient; each adapter's part is overwritten.
     pub grads: &'a mut M,
+}
+
+/// What the projections of a half read.
+struct Input<'a, M> {
+    /// The residual stream [T, C].
+    stream: &'a M,
+    /// The norms around the half.
+    gains: &'a Gains<M>,
+    /// What the one before it left.
+    inv_rms: &'a M,
+    /// Whether the stream's gradient is wanted.
+    below: Below,
 }
 
 impl<B: Fused> Block<B> {
@@ -57,57 +70,95 @@ impl<B: Fused> Block<B> {
         let act = self.adapted(&[DOWN]);
         let act = act.then(|| self.activation(backend, (&saved.gate, &saved.up), Reader::Adapters, batch));
         let mut dact = (on || self.adapted(&[GATE, UP])).then(|| self.inner(backend, batch));
+        let normed = (&self.mlp_gains, &saved.outputs[1]);
+        let doutput = self.output_backward(backend, streams.residual, normed, batch);
         let args = LinearGrad {
             grads: &mut *streams.grads,
-            dy: view(&*streams.residual, t, c),
+            dy: view(doutput.as_ref().unwrap_or(streams.residual), t, c),
             x: act.as_ref().map(|m| view(m, t, f)),
             h: saved.h[DOWN].as_ref(),
         };
         let out = dact.as_mut().map(|m| (view_mut(m, t, f), Write::Set));
         self.linears[DOWN].backward(backend, out, args, batch);
-        act.into_iter().for_each(|m| backend.recycle(m));
+        act.into_iter().chain(doutput).for_each(|m| backend.recycle(m));
         let Some(dact) = dact else { return };
         let dact = if batch.dropout.is_some() { backend.settle(dact, t, f) } else { dact };
-        backend.swiglu_grad(
-            view_mut(&mut saved.gate, t, f),
-            view_mut(&mut saved.up, t, f),
-            view(&dact, t, f),
-        );
+        let (gate, up) = (view_mut(&mut saved.gate, t, f), view_mut(&mut saved.up, t, f));
+        match self.activation {
+            Activation::SwiGlu => backend.swiglu_grad(gate, up, view(&dact, t, f)),
+        }
         backend.recycle(dact);
-        let normed = self.adapted(&[GATE, UP]).then(|| {
-            let mut again = backend.memory(t);
-            let normed = (&saved.mid, &self.mlp_gain);
-            let normed = self.normed(backend, normed, &mut again, Reader::Adapters, batch);
-            backend.recycle(again);
-            normed
-        });
-        let mut dnormed = on.then(|| backend.memory(t * c));
-        for (i, dy, write) in [(GATE, &saved.gate, Write::Set), (UP, &saved.up, Write::Add)] {
-            let args = LinearGrad {
-                grads: &mut *streams.grads,
-                dy: view(dy, t, f),
-                x: normed.as_ref().map(|m| view(m, t, c)),
-                h: saved.h[i].as_ref(),
-            };
-            self.linears[i].backward(
-                backend,
-                dnormed.as_mut().map(|m| (view_mut(m, t, c), write)),
-                args,
-                batch,
-            );
-        }
-        if let Some(dnormed) = &dnormed {
-            let norm = Norm { gain: view(&self.mlp_gain, 1, c), inv_rms: view(&saved.inv_rms[1], t, 1) };
-            let dx = view_mut(&mut *streams.residual, t, c);
-            backend.rmsnorm_grad(dx, Write::Add, view(dnormed, t, c), view(&saved.mid, t, c), norm);
-        }
-        [normed, dnormed].into_iter().flatten().for_each(|m| backend.recycle(m));
+        let input = Input { stream: &saved.mid, gains: &self.mlp_gains, inv_rms: &saved.inv_rms[1], below };
+        let dys = [(GATE, &saved.gate, &saved.h[GATE]), (UP, &saved.up, &saved.h[UP])];
+        self.input_backward(backend, streams, input, &dys, batch);
     }
 
     /// Room for the gradient of the swiglu product; with dropout the adapter's part is added to it.
     fn inner(&self, backend: &mut B, batch: &Batch<B>) -> B::Memory {
         let (t, f) = (batch.rows, self.feed_forward);
         if batch.dropout.is_some() { backend.memory(t * f) } else { backend.short(t, f) }
+    }
+
+    /// The gradient of a half's last product, of that of what the half adds; `None` where no norm is between them.
+    fn output_backward(
+        &self,
+        backend: &mut B,
+        dadded: &B::Memory,
+        (gains, output): (&Gains<B::Memory>, &Option<Output<B::Memory>>),
+        batch: &Batch<B>,
+    ) -> Option<B::Memory> {
+        let (gain, output) = (gains.after.as_ref()?, output.as_ref()?);
+        let (t, c) = (batch.rows, self.hidden);
+        let mut dy = backend.memory(t * c);
+        let norm = Norm { gain: view(gain, 1, c), inv_rms: view(&output.inv_rms, t, 1) };
+        let (out, y) = (view_mut(&mut dy, t, c), view(&output.y, t, c));
+        backend.rmsnorm_grad(out, Write::Set, view(dadded, t, c), y, norm);
+        Some(dy)
+    }
+
+    /// The adapters' gradients of the projections that read a half's input; and what they make of its gradient is added
+    /// to the residual, where that is wanted. `dys`: projection, gradient of its output, its h.
+    fn input_backward(
+        &self,
+        backend: &mut B,
+        streams: &mut Streams<B::Memory>,
+        input: Input<B::Memory>,
+        dys: &[(usize, &B::Memory, &Option<B::Memory>)],
+        batch: &Batch<B>,
+    ) {
+        let (t, c) = (batch.rows, self.hidden);
+        let Input { stream, gains, inv_rms, below } = input;
+        let adapted = dys.iter().any(|(i, ..)| self.adapted(&[*i]));
+        let normed = adapted.then(|| {
+            let mut again = backend.memory(t);
+            let normed = self.normed(backend, (stream, gains), &mut again, Reader::Adapters, batch);
+            backend.recycle(again);
+            normed
+        });
+        let read = normed.as_ref().map(|normed| view(normed.as_ref().unwrap_or(stream), t, c));
+        let mut dread = (below == Below::Wanted).then(|| backend.memory(t * c));
+        for (nth, &(i, dy, h)) in dys.iter().enumerate() {
+            let args = LinearGrad {
+                grads: &mut *streams.grads,
+                dy: view(dy, t, self.linears[i].shape.0),
+                x: read,
+                h: h.as_ref(),
+            };
+            let write = if nth == 0 { Write::Set } else { Write::Add };
+            let out = dread.as_mut().map(|m| (view_mut(m, t, c), write));
+            self.linears[i].backward(backend, out, args, batch);
+        }
+        if let Some(dread) = &dread {
+            let (dx, dread) = (view_mut(&mut *streams.residual, t, c), view(dread, t, c));
+            match &gains.before {
+                Some(gain) => {
+                    let norm = Norm { gain: view(gain, 1, c), inv_rms: view(inv_rms, t, 1) };
+                    backend.rmsnorm_grad(dx, Write::Add, dread, view(stream, t, c), norm);
+                }
+                None => backend.add(dx, dread),
+            }
+        }
+        normed.flatten().into_iter().chain(dread).for_each(|m| backend.recycle(m));
     }
 
     fn attention_backward(
@@ -121,48 +172,25 @@ impl<B: Fused> Block<B> {
         let (t, c, wide) = (batch.rows, self.hidden, self.linears[Q].shape.0);
         let inside = below == Below::Wanted || self.adapted(&[Q, K, V]);
         let mut dattended = inside.then(|| backend.memory(t * wide));
+        let normed = (&self.attention_gains, &saved.outputs[0]);
+        let doutput = self.output_backward(backend, streams.residual, normed, batch);
         let args = LinearGrad {
             grads: &mut *streams.grads,
-            dy: view(&*streams.residual, t, c),
+            dy: view(doutput.as_ref().unwrap_or(streams.residual), t, c),
             x: Some(view(&saved.attended, t, wide)),
             h: saved.h[O].as_ref(),
         };
         let out = dattended.as_mut().map(|m| (view_mut(m, t, wide), Write::Set));
         self.linears[O].backward(backend, out, args, batch);
+        doutput.into_iter().for_each(|m| backend.recycle(m));
         let Some(dattended) = dattended else { return };
         let dqkv = self.qkv_backward(backend, &dattended, saved, batch);
         backend.recycle(dattended);
-        let normed = self.adapted(&[Q, K, V]).then(|| {
-            let mut again = backend.memory(t);
-            let normed = (&saved.x, &self.attention_gain);
-            let normed = self.normed(backend, normed, &mut again, Reader::Adapters, batch);
-            backend.recycle(again);
-            normed
-        });
-        let mut dnormed = (below == Below::Wanted).then(|| backend.memory(t * c));
-        for (i, dy, write) in
-            [(Q, &dqkv[0], Write::Set), (K, &dqkv[1], Write::Add), (V, &dqkv[2], Write::Add)]
-        {
-            let args = LinearGrad {
-                grads: &mut *streams.grads,
-                dy: view(dy, t, self.linears[i].shape.0),
-                x: normed.as_ref().map(|m| view(m, t, c)),
-                h: saved.h[i].as_ref(),
-            };
-            self.linears[i].backward(
-                backend,
-                dnormed.as_mut().map(|m| (view_mut(m, t, c), write)),
-                args,
-                batch,
-            );
-        }
-        if let Some(dnormed) = &dnormed {
-            let norm =
-                Norm { gain: view(&self.attention_gain, 1, c), inv_rms: view(&saved.inv_rms[0], t, 1) };
-            let dx = view_mut(&mut *streams.residual, t, c);
-            backend.rmsnorm_grad(dx, Write::Add, view(dnormed, t, c), view(&saved.x, t, c), norm);
-        }
-        dqkv.into_iter().chain(normed).chain(dnormed).for_each(|m| backend.recycle(m));
+        let (gains, inv_rms) = (&self.attention_gains, &saved.inv_rms[0]);
+        let input = Input { stream: &saved.x, gains, inv_rms, below };
+        let dys = [Q, K, V].map(|i| (i, &dqkv[i], &saved.h[i]));
+        self.input_backward(backend, streams, input, &dys, batch);
+        dqkv.into_iter().for_each(|m| backend.recycle(m));
     }
 
     /// Gradients of the outputs of the q, k and v projections.
@@ -190,8 +218,10 @@ impl<B: Fused> Block<B> {
             logsumexp: view(&saved.logsumexp, t, self.heads.query),
         };
         backend.attention_grad(grad, view(dattended, t, wide), saved_views, self.heads, batch.tokens);
-        backend.rope_grad(view_mut(&mut dq, t, wide), batch.rope, batch.tokens);
-        backend.rope_grad(view_mut(&mut dk, t, narrow), batch.rope, batch.tokens);
+        for (dx, i, n) in [(&mut dq, Q, wide), (&mut dk, K, narrow)] {
+            let table = batch.rotations.table(self.rotations[i]);
+            backend.rope_grad(view_mut(dx, t, n), table, batch.tokens);
+        }
         if let (Some(norms), Some((q_gain, k_gain))) = (&saved.head_norms, &self.head_gains) {
             let HeadNorms { q, k, q_inv, k_inv } = norms;
             dq = self.head_norm_backward(backend, dq, (q, q_gain, q_inv), wide, batch);

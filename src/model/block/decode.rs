@@ -2,8 +2,8 @@
 //! pass; only attention over cached keys is a verb of its own.
 
 use super::saved::Saved;
-use super::{Block, K, Q, Reader, V};
-use crate::backend::{Fused, Qkv, View, ViewMut, Write, view, view_mut};
+use super::{Block, DOWN, K, Q, Reader, V};
+use crate::backend::{Fused, Qkv, View, ViewMut, view, view_mut};
 use crate::model::linear::Batch;
 
 /// Keys and values of one layer [capacity, G*D], rotated; the first `len` rows are filled.
@@ -43,19 +43,22 @@ impl<B: Fused> Block<B> {
     ) -> B::Memory {
         let (t, c, f) = (batch.rows, self.hidden, self.feed_forward);
         let (mut inv_rms, mut h) = (backend.memory(t), Saved::no_h());
-        let normed = (&x, &self.attention_gain);
+        let normed = (&x, &self.attention_gains);
         let normed = self.normed(backend, normed, &mut inv_rms, Reader::Projections, batch);
-        let ([q, k], norms) = self.queries_and_keys(backend, view(&normed, t, c), &mut h, batch);
-        let v = self.project(backend, V, view(&normed, t, c), &mut h, batch);
+        let input = view(normed.as_ref().unwrap_or(&x), t, c);
+        let ([q, k], norms) = self.queries_and_keys(backend, input, &mut h, batch);
+        let v = self.project(backend, V, input, &mut h, batch);
         let attended = self.attend_cached(backend, [&q, &k, &v], cache, batch);
-        let (mut mid, [gate, up]) =
+        let (mut mid, output, [gate, up]) =
             self.after_attention(backend, (&x, &attended), (&mut inv_rms, &mut h), batch);
         let act = self.activation(backend, (&gate, &up), Reader::Projections, batch);
-        let out = (view_mut(&mut mid, t, c), Write::Add);
-        h[super::DOWN] = self.linears[super::DOWN].forward(backend, out, view(&act, t, f), batch);
+        let last;
+        (h[DOWN], last) = self.add_output(backend, &mut mid, (DOWN, view(&act, t, f)), batch);
         let norms = norms.map(|n| [n.q, n.k, n.q_inv, n.k_inv]).into_iter().flatten();
-        let done = [x, inv_rms, normed, q, k, v, attended, gate, up, act];
-        done.into_iter().chain(h.into_iter().flatten()).chain(norms).for_each(|m| backend.recycle(m));
+        let outputs = [output, last].into_iter().flatten().flat_map(|o| [o.y, o.inv_rms]);
+        let done = [x, inv_rms, q, k, v, attended, gate, up, act].into_iter().chain(normed);
+        let done = done.chain(h.into_iter().flatten()).chain(norms).chain(outputs);
+        done.for_each(|m| backend.recycle(m));
         mid
     }
 

@@ -36,6 +36,8 @@ pub struct Saved<M> {
     pub attended: M,
     /// `[H]`
     pub logsumexp: M,
+    /// Of attention and of the feed-forward, where a norm follows.
+    pub outputs: [Option<Output<M>>; 2],
     /// The residual stream between attention and feed-forward `[C]`.
     pub mid: M,
     /// `[F]`
@@ -44,6 +46,14 @@ pub struct Saved<M> {
     pub up: M,
     /// x aᵀ of each projection with an adapter `[R]`.
     pub h: [Option<M>; 7],
+}
+
+/// A half's output before its norm.
+pub struct Output<M> {
+    /// `[C]`
+    pub y: M,
+    /// `[1]`
+    pub inv_rms: M,
 }
 
 /// Inputs of q's and k's norms.
@@ -66,6 +76,12 @@ impl<M> Saved<M> {
 
     /// Gives back what is not kept; nothing stands in its place.
     pub fn shed<B: Backend<Memory = M>>(&mut self, backend: &mut B, hold: Hold) {
+        let [attention, feed_forward] = &mut self.outputs;
+        let outputs = [(Hold::Attended, attention), (Hold::Input, feed_forward)];
+        let dropped = outputs.into_iter().filter(|(least, _)| hold >= *least);
+        for output in dropped.filter_map(|(_, output)| output.take()) {
+            [output.y, output.inv_rms].into_iter().for_each(|m| backend.recycle(m));
+        }
         let (mut gone, mut small) = (Vec::new(), Vec::new());
         if hold >= Hold::NarrowOnes {
             gone.extend([&mut self.gate, &mut self.up]);

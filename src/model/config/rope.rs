@@ -4,6 +4,7 @@
 
 use super::read::Fields;
 use super::{ConfigError, key, unsupported};
+use crate::families::Family;
 
 /// How positions become angles.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,7 +38,21 @@ pub enum RopeScaling {
     },
 }
 
-pub(super) fn read(fields: &Fields) -> Result<Rope, ConfigError> {
+/// The rotary embedding of the layers, and that of sliding ones where the family has one for them.
+pub(super) fn read(fields: &Fields, family: &Family) -> Result<(Rope, Option<Rope>), ConfigError> {
+    let Some(local) = family.local_rope_theta else { return Ok((shared(fields)?, None)) };
+    if let Some(sections) = fields.object("rope_parameters").map(Fields::of)
+        && let Some(full) = sections.object("full_attention").map(Fields::of)
+        && let Some(sliding) = sections.object("sliding_attention").map(Fields::of)
+    {
+        return Ok((of(&full, None, fields)?, Some(of(&sliding, None, fields)?)));
+    }
+    let local = Rope { theta: theta(fields.number(local)?)?, scaling: RopeScaling::Default };
+    Ok((shared(fields)?, Some(local)))
+}
+
+/// The one of all layers.
+fn shared(fields: &Fields) -> Result<Rope, ConfigError> {
     let own = fields.number("rope_theta")?;
     let section = match fields.object("rope_parameters") {
         Some(map) => Some(per_layer_type(&Fields::of(map))?.unwrap_or(Fields::of(map))),
@@ -67,7 +82,7 @@ fn theta(value: Option<f64>) -> Result<f64, ConfigError> {
     }
 }
 
-/// transformers 5 may nest one section per layer type. They must agree, because one table serves all layers.
+/// transformers 5 may nest one section per layer type. They must agree where the family has one rotary embedding.
 fn per_layer_type<'a>(sections: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigError> {
     let mut nested = sections.objects();
     let Some((_, first)) = nested.next() else { return Ok(None) };

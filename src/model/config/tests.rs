@@ -54,11 +54,11 @@ fn both_dialects_mean_the_same() {
 fn families_differ_where_transformers_lets_them() {
     let family = |name: &str, more: Value| read(with(json!({"architectures": [name]}), more)).unwrap();
     let llama = family("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true}));
-    assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.qk_norm);
+    assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.family.head_norms);
     let qwen2 = family("Qwen2ForCausalLM", json!({"attention_bias": "-"}));
-    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.qk_norm);
+    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.mlp_bias && !qwen2.family.head_norms);
     let qwen3 = family("Qwen3ForCausalLM", json!({"head_dim": 128}));
-    assert!(!qwen3.qkv_bias && qwen3.qk_norm);
+    assert!(!qwen3.qkv_bias && qwen3.family.head_norms);
     assert_eq!(qwen3.projection("o_proj"), Some((576, 9 * 128)));
     assert_eq!(qwen3.projection("lm_head"), None);
     let id2label = json!({"0": "bad", "1": "fine", "2": "good"});
@@ -66,7 +66,7 @@ fn families_differ_where_transformers_lets_them() {
         family("MistralForSequenceClassification", json!({"id2label": id2label, "sliding_window": null}));
     assert_eq!(classifier.labels.as_deref(), Some(&["bad", "fine", "good"].map(String::from)[..]));
     assert_eq!(classifier.architecture(), "MistralForSequenceClassification");
-    assert_eq!(read(json!({"architectures": "-"})).unwrap().family, Family::Llama);
+    assert_eq!(read(json!({"architectures": "-"})).unwrap().family, &families::LLAMA);
     assert_eq!(
         read(json!({"architectures": ["LlamaForSequenceClassification"]})).unwrap().labels.unwrap().len(),
         2
@@ -107,7 +107,7 @@ fn only_an_active_window_that_is_too_short_is_refused() {
     ];
     for (name, more, window) in cases {
         let config = read(with(json!({"architectures": [name]}), more.clone())).unwrap();
-        assert_eq!(config.window, window, "{name} {more}");
+        assert_eq!(config.window(), window, "{name} {more}");
         if let Some(window) = window {
             assert_eq!(config.check_sequence(window), Ok(()));
             let error = config.check_sequence(window + 1).unwrap_err().to_string();

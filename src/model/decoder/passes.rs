@@ -2,7 +2,7 @@
 //! its device once per microbatch ([`Stage::gradient`]), and the separate passes of a pipeline give the same bits.
 
 use super::{Decoder, Tape, dropout};
-use crate::backend::{Fault, Fused, TokenRows, Traffic, View, view, view_mut};
+use crate::backend::{Fault, Fused, TokenRows, Traffic, view, view_mut};
 use crate::model::block::{Below, Streams};
 use crate::model::head::{Asked, Below as Beneath, HeadGrad, Pending};
 use crate::model::layout::Layout;
@@ -28,7 +28,7 @@ impl<B: Fused> Decoder<B> {
         self.release();
         self.check(batch)?;
         let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0);
-        self.reach(longest as usize);
+        self.rotations.reach(&mut self.backend, longest as usize);
         let t = batch.ids.len();
         let tokens = self.backend.tokens(TokenRows { ids: &batch.ids, bounds: &batch.bounds, past: 0 });
         let x = self.enter(&tokens, t, input)?;
@@ -106,8 +106,8 @@ impl<B: Fused> Decoder<B> {
             _ => return Err(self.fault("a last stage has its own gradient, another is given one [T, C]")),
         };
         let key = dropout(&self.lora, (tape.step, &tape.rows));
-        let rope = View { memory: &self.rope.0, offset: 0, rows: self.rope.1, cols: self.config.heads.size };
-        let batch = Batch { rows: t, tokens: &tape.tokens, params: &self.params, rope, dropout: key };
+        let (params, rotations) = (&self.params, &self.rotations);
+        let batch = Batch { rows: t, tokens: &tape.tokens, params, rotations, dropout: key };
         // The head is over.
         self.backend.border();
         while let Some(kept) = tape.kept.pop() {

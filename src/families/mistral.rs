@@ -1,0 +1,13 @@
+//! Mistral 7B: a Llama without biases whose layers all slide.
+
+use super::{Bias, Biases, Family, LLAMA, Windows};
+
+/// Mistral.
+pub const MISTRAL: Family = Family {
+    name: "Mistral",
+    releases: &["Mistral"],
+    model_type: "mistral",
+    biases: Biases { qkv: Bias::Never, o: Bias::Never, mlp: Bias::Never },
+    windows: Windows::All,
+    ..LLAMA
+};

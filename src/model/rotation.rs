@@ -1,0 +1,70 @@
+//! Tables of rotary embedding on the device: one for each embedding and factor that layers use. A factor is how scores
+//! get another scale than backends give them: queries are rotated by a table that is multiplied by it.
+
+use super::config::{Config, Rope};
+use crate::backend::{Backend, View, view_mut};
+
+/// A rotary embedding, and what its cosines and sines are multiplied by.
+type Kind = (Rope, f32);
+
+/// The tables of a model [positions, D].
+pub struct Rotations<M> {
+    kinds: Vec<Kind>,
+    tables: Vec<M>,
+    positions: usize,
+    size: usize,
+}
+
+/// Which tables q and k of a layer are rotated by.
+pub fn of_layer(config: &Config, layer: usize) -> [usize; 2] {
+    let (rope, kinds) = (config.rope_of(layer), kinds(config));
+    [config.attention(layer).query_factor(), 1.0].map(|factor| {
+        let found = kinds.iter().position(|kind| *kind == (rope, factor));
+        found.unwrap_or_default()
+    })
+}
+
+/// Those of all layers, so that a stage of some layers numbers them as the whole model does.
+fn kinds(config: &Config) -> Vec<Kind> {
+    let mut kinds = Vec::new();
+    for layer in 0..config.layers {
+        for kind in [1.0, config.attention(layer).query_factor()].map(|f| (config.rope_of(layer), f)) {
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+    }
+    kinds
+}
+
+impl<M> Rotations<M> {
+    /// Tables without positions.
+    pub fn new<B: Backend<Memory = M>>(backend: &mut B, config: &Config) -> Self {
+        let kinds = kinds(config);
+        let tables = kinds.iter().map(|_| backend.memory(0)).collect();
+        Rotations { kinds, tables, positions: 0, size: config.heads.size }
+    }
+
+    /// Makes the tables long enough; they grow by doubling, so that few batches pay for it.
+    pub fn reach<B: Backend<Memory = M>>(&mut self, backend: &mut B, positions: usize) {
+        if self.positions >= positions {
+            return;
+        }
+        let (positions, d) = (positions.next_power_of_two().max(256), self.size);
+        for ((rope, factor), table) in self.kinds.iter().zip(&mut self.tables) {
+            let mut memory = backend.memory(positions * d);
+            let mut values = rope.table(positions, d);
+            if *factor != 1.0 {
+                values.iter_mut().for_each(|x| *x *= factor);
+            }
+            backend.upload(view_mut(&mut memory, positions, d), &values);
+            backend.recycle(std::mem::replace(table, memory));
+        }
+        self.positions = positions;
+    }
+
+    /// One of the tables.
+    pub fn table(&self, index: usize) -> View<'_, M> {
+        View { memory: &self.tables[index], offset: 0, rows: self.positions, cols: self.size }
+    }
+}

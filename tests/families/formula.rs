@@ -1,0 +1,162 @@
+//! A decoder in f64, row by row, as its equations stand; LoRA of rank 2 on every projection.
+
+use crate::Drawn;
+use finetune::model::layout::{Layout, module_path};
+
+const HIDDEN: usize = 12;
+const HEADS: usize = 4;
+const SIZE: usize = 4;
+const RANK: usize = 2;
+const LORA_SCALE: f64 = 1.5;
+const EPS: f64 = 1e-5;
+
+pub struct Formula<'a> {
+    pub weights: &'a Drawn,
+    pub layout: &'a Layout,
+    /// Before and after attention, before and after the feed-forward; empty for none.
+    pub norms: [[&'static str; 2]; 2],
+    pub gain_offset: f64,
+    pub score_scale: f64,
+    /// Of each layer.
+    pub thetas: [f64; 3],
+}
+
+impl Formula<'_> {
+    fn weight(&self, name: &str) -> Option<Vec<f64>> {
+        Some(self.weights.values(name)?.iter().map(|&x| f64::from(x)).collect())
+    }
+
+    /// Normed in groups of as many values as the gain has; as it is where there is no such gain.
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let Some(gain) = self.weight(&format!("{name}.weight")) else { return x.to_vec() };
+        let group = |x: &[f64]| -> Vec<f64> {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let inverse = (mean + EPS).sqrt().recip();
+            x.iter().zip(&gain).map(|(x, g)| x * inverse * (g + self.gain_offset)).collect()
+        };
+        x.chunks(gain.len()).flat_map(group).collect()
+    }
+
+    fn project(&self, flat: &[f64], (layer, module): (usize, &str), x: &[f64]) -> Vec<f64> {
+        let path = module_path(layer, module);
+        let w = self.weight(&format!("model.{path}.weight")).unwrap();
+        let part = |ab: &str| {
+            let entry = self.layout.find(&format!("base_model.model.model.{path}.lora_{ab}.weight"));
+            &flat[entry.unwrap().range()]
+        };
+        let (a, b) = (part("A"), part("B"));
+        let h: Vec<f64> = a.chunks(x.len()).map(|row| dot(row, x)).collect();
+        let bias = self.weight(&format!("model.{path}.bias"));
+        let row = |(n, w): (usize, &[f64])| {
+            let bias = bias.as_ref().map_or(0.0, |b| b[n]);
+            dot(w, x) + bias + LORA_SCALE * dot(&b[n * RANK..][..RANK], &h)
+        };
+        w.chunks(x.len()).enumerate().map(row).collect()
+    }
+
+    /// Rotates each head of x at a position.
+    fn rotate(&self, layer: usize, position: usize, mut x: Vec<f64>) -> Vec<f64> {
+        for head in x.chunks_mut(SIZE) {
+            for i in 0..SIZE / 2 {
+                let frequency = self.thetas[layer].powf(-(2.0 * i as f64) / SIZE as f64);
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                let (a, b) = (head[i], head[i + SIZE / 2]);
+                (head[i], head[i + SIZE / 2]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+        x
+    }
+
+    fn attention(&self, flat: &[f64], layer: usize, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let name = |part: &str| format!("model.layers.{layer}.self_attn.{part}");
+        let projected = |module: &'static str, norm: Option<&str>| -> Vec<Vec<f64>> {
+            let each = |(position, x): (usize, &Vec<f64>)| {
+                let y = self.project(flat, (layer, module), x);
+                norm.map_or(y.clone(), |norm| self.rotate(layer, position, self.norm(&name(norm), &y)))
+            };
+            x.iter().enumerate().map(each).collect()
+        };
+        let (q, k) = (projected("q_proj", Some("q_norm")), projected("k_proj", Some("k_norm")));
+        let v = projected("v_proj", None);
+        let token = |t: usize| {
+            let head = |h: usize| {
+                // Two query heads share a key/value head.
+                let (own, shared) = (h * SIZE..(h + 1) * SIZE, h / 2 * SIZE..(h / 2 + 1) * SIZE);
+                let scores =
+                    (0..=t).map(|s| self.score_scale * dot(&q[t][own.clone()], &k[s][shared.clone()]));
+                let weights: Vec<f64> = scores.map(f64::exp).collect();
+                let total: f64 = weights.iter().sum();
+                let value = |i: usize| (0..=t).map(|s| weights[s] * v[s][i]).sum::<f64>() / total;
+                shared.clone().map(value).collect::<Vec<_>>()
+            };
+            (0..HEADS).flat_map(head).collect::<Vec<_>>()
+        };
+        (0..x.len()).map(|t| self.project(flat, (layer, "o_proj"), &token(t))).collect()
+    }
+
+    fn feed_forward(&self, flat: &[f64], layer: usize, x: &[f64]) -> Vec<f64> {
+        let [gate, up] = ["gate_proj", "up_proj"].map(|module| self.project(flat, (layer, module), x));
+        let silu = |x: f64| x / (1.0 + (-x).exp());
+        let act: Vec<f64> = gate.iter().zip(up).map(|(g, u)| silu(*g) * u).collect();
+        self.project(flat, (layer, "down_proj"), &act)
+    }
+
+    /// Logits of every position of a row.
+    fn all_logits(&self, flat: &[f64], row: &[u32]) -> Vec<Vec<f64>> {
+        let table = self.weight("model.embed_tokens.weight").unwrap();
+        let mut x: Vec<Vec<f64>> =
+            row.iter().map(|&id| table[id as usize * HIDDEN..][..HIDDEN].to_vec()).collect();
+        for layer in 0..self.thetas.len() {
+            for (half, [before, after]) in self.norms.iter().enumerate() {
+                let name = |norm: &str| format!("model.layers.{layer}.{norm}");
+                let read: Vec<_> = x.iter().map(|x| self.norm(&name(before), x)).collect();
+                let added = match half {
+                    0 => self.attention(flat, layer, &read),
+                    _ => read.iter().map(|x| self.feed_forward(flat, layer, x)).collect(),
+                };
+                for (x, y) in x.iter_mut().zip(added) {
+                    x.iter_mut().zip(self.norm(&name(after), &y)).for_each(|(x, y)| *x += y);
+                }
+            }
+        }
+        let head = self.weight("lm_head.weight").unwrap();
+        let logits = |x: &Vec<f64>| {
+            let normed = self.norm("model.norm", x);
+            head.chunks(HIDDEN).map(|row| dot(row, &normed)).collect()
+        };
+        x.iter().map(logits).collect()
+    }
+
+    /// The sum of the losses of the next tokens.
+    pub fn loss(&self, flat: &[f64], rows: &[&[u32]]) -> f64 {
+        let of_row = |row: &&[u32]| {
+            let logits = self.all_logits(flat, row);
+            let each = |(logits, &next): (&Vec<f64>, &u32)| {
+                logits.iter().map(|x| x.exp()).sum::<f64>().ln() - logits[next as usize]
+            };
+            logits.iter().zip(&row[1..]).map(each).sum::<f64>()
+        };
+        rows.iter().map(of_row).sum()
+    }
+
+    /// Logits of the last position.
+    pub fn logits(&self, flat: &[f64], row: &[u32]) -> Vec<f64> {
+        self.all_logits(flat, row).pop().unwrap()
+    }
+
+    /// The most probable continuation.
+    pub fn greedy(&self, flat: &[f64], prompt: &[u32], tokens: usize) -> Vec<u32> {
+        let mut row = prompt.to_vec();
+        for _ in 0..tokens {
+            let logits = self.logits(flat, &row);
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+            row.push(best.unwrap() as u32);
+        }
+        row.split_off(prompt.len())
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
