@@ -1,0 +1,362 @@
+//! Attention of the baseline, flash-style in f32. A tile is B queries by B keys of one head; 4 B threads, of which
+//! thread t has rows 2 (t / 8) and the next, and columns t % 8, t % 8 + 8, ..; so the eight threads of a row are
+//! neighbours in a warp, and what belongs to a row is found by a butterfly over 1, 2, 4.
+
+use crate::Text;
+
+/// One size of a kernel: heads of up to `d` numbers, tiles of `b`.
+#[derive(Clone, Copy)]
+pub struct Tile {
+    pub d: usize,
+    pub b: usize,
+}
+
+impl Tile {
+    pub fn threads(self) -> usize {
+        4 * self.b
+    }
+    /// Numbers between rows of a tile of inputs: odd, so that a column meets every bank.
+    pub fn stride(self) -> usize {
+        self.d + 1
+    }
+    fn score_stride(self) -> usize {
+        self.b + 1
+    }
+    /// Scores of a thread in one row.
+    pub fn scores(self) -> usize {
+        self.b / 8
+    }
+    /// Output columns of a thread.
+    pub fn columns(self) -> usize {
+        self.d / 8
+    }
+}
+
+const FORWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 32 }, Tile { d: 256, b: 16 }];
+
+const HEAD: &str = "
+attention: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H] where asked for
+
+  block (x, h): queries of part x % (32 / B) of the block list's entry x / (32 / B) = (first, count, row start, end)
+  q_tile = scale * q;  m = -inf, l = 0, acc = 0 per query
+  for j0 in 0 .. keys seen by the last query, step B:
+      kv_tile = k[j0 ..];   s = q_tile kv_tile^T, -inf where query r sees no key: j >= first - start + past + 1 + r
+      m' = max(m, largest of s);  p = 2^((s - m') log2 e);  shrink = 2^((m - m') log2 e)
+      l = l shrink + sum of p;  acc = acc shrink;  p_tile = p
+      kv_tile = v[j0 ..];   acc += p_tile kv_tile
+  out = acc / l;  logsumexp = m + ln l
+
+Never holds T x T. Sums run in the order of d, of keys within a tile, and of tiles. One entry per size of head: 64,
+128, 256; smaller heads are padded with zeros in shared memory.
+launch: grid (blocks * 32 / B, H), 4 B threads; B = 32, 32, 16.
+registers: 2 x D / 8 sums, 2 x B / 8 scores, running m and l of two rows.
+budget: 168 registers, 37248 bytes of shared memory
+";
+
+pub fn files() -> Vec<(&'static str, String)> {
+    let mut t = Text::default();
+    t.head(HEAD, ("7.0", "sm_70"));
+    FORWARD.iter().for_each(|tile| forward(&mut t, *tile));
+    vec![("attention.ptx", t.finish())]
+}
+
+/// Registers that all attention kernels have.
+pub fn registers(t: &mut Text, tile: Tile) {
+    t.code(format!(
+        ".reg .u64 %list, %base, %row, %wide;
+         .reg .u32 %t, %g, %cx, %head, %group, %hq, %hkv, %d, %d4, %first, %count, %start, %stop, %x, %y;
+         .reg .u32 %idx, %r, %c, %to, %lx, %rx, %i, %j0, %keys, %wq, %wkv, %offq, %offkv, %part;
+         .reg .f32 %scale, %v, %l<2>, %a<2>, %b<{}>, %other;
+         .reg .pred %p, %q, %z",
+        tile.scores().max(1)
+    ));
+}
+
+/// Which head and which tokens this block has; ends blocks that have none. `owner` counts heads along the grid.
+pub fn begin(t: &mut Text, tile: Tile, owner: &str) {
+    let parts = 32 / tile.b;
+    t.code(format!(
+        "ld.param.u64 %list, [blocks]; ld.param.u32 %hq, [hq]; ld.param.u32 %hkv, [hkv];
+         ld.param.u32 %d, [d]; ld.param.f32 %scale, [scale];
+         mov.u32 %t, %tid.x; shr.u32 %g, %t, 3; and.b32 %cx, %t, 7; mov.u32 {owner}, %ctaid.y;
+         mov.u32 %x, %ctaid.x; div.u32 %y, %x, {parts}; mul.lo.u32 %part, %y, {parts};
+         sub.u32 %part, %x, %part; mul.lo.u32 %part, %part, {};
+         mad.wide.u32 %list, %y, 16, %list;
+         ld.global.nc.v4.u32 {{%first, %count, %start, %stop}}, [%list];
+         add.u32 %first, %first, %part; sub.s32 %count, %count, %part; min.s32 %count, %count, {};
+         setp.le.s32 %p, %count, 0",
+        tile.b, tile.b
+    ));
+    t.code("@%p ret");
+    t.say("numbers between tokens, and the head's place among them");
+    t.code("mul.lo.u32 %wq, %hq, %d; mul.lo.u32 %wkv, %hkv, %d; add.u32 %d4, %d, 3; and.b32 %d4, %d4, 0xfffffffc");
+}
+
+/// A tile of inputs to shared memory, times `scale` where there is one, zero beyond tokens and head. Tokens are
+/// `from ..` of which `count` are real, rows of `wide` numbers, the head at `offset`.
+pub struct Load<'a> {
+    pub label: &'a str,
+    pub to: &'a str,
+    pub pointer: &'a str,
+    pub from: &'a str,
+    pub count: &'a str,
+    pub wide: (&'a str, &'a str),
+    pub scaled: Option<&'a str>,
+}
+
+pub fn load(t: &mut Text, tile: Tile, l: &Load) {
+    let (wide, offset) = l.wide;
+    let shift = tile.d.trailing_zeros();
+    t.code("mov.u32 %idx, %t");
+    t.label(l.label);
+    t.code(format!(
+        "shr.u32 %r, %idx, {shift}; and.b32 %c, %idx, {}; setp.lt.u32 %p, %r, {}; setp.lt.u32 %q, %c, %d;
+         and.pred %p, %p, %q; add.u32 %x, {}, %r; add.u32 %y, {offset}, %c; cvt.u64.u32 %wide, %y;
+         mad.wide.u32 %row, %x, {wide}, %wide; shl.b64 %row, %row, 2; add.u64 %row, %row, {};
+         mov.f32 %v, 0f00000000; @%p ld.global.nc.f32 %v, [%row]",
+        tile.d - 1,
+        l.count,
+        l.from,
+        l.pointer
+    ));
+    if let Some(s) = l.scaled {
+        t.code(format!("mul.f32 %v, %v, {s}"));
+    }
+    t.code(format!(
+        "mad.lo.u32 %to, %r, {}, %c; shl.b32 %to, %to, 2; mov.u32 %x, {}; add.u32 %to, %to, %x;
+         st.shared.f32 [%to], %v; add.u32 %idx, %idx, {}; setp.lt.u32 %p, %idx, {}; @%p bra {}",
+        tile.stride(),
+        l.to,
+        tile.threads(),
+        tile.b * tile.d,
+        l.label
+    ));
+}
+
+/// s[i][j] = sum over the head of left[2 g + i] . right[cx + 8 j]
+pub fn scores(t: &mut Text, tile: Tile, label: &str, (s, left, right): (&str, &str, &str)) {
+    let (n, row) = (tile.scores(), 4 * tile.stride());
+    (0..2 * n).for_each(|i| t.code(format!("mov.f32 %{s}{i}, 0f00000000")));
+    t.code(format!(
+        "mov.u32 %lx, {left}; mad.lo.u32 %lx, %g, {}, %lx; mov.u32 %rx, {right}; mad.lo.u32 %rx, %cx, {row}, %rx;
+         mov.u32 %i, 0",
+        2 * row
+    ));
+    t.label(label);
+    for u in 0..4 {
+        (0..2).for_each(|i| t.code(format!("ld.shared.f32 %a{i}, [%lx+{}]", i * row + 4 * u)));
+        (0..n).for_each(|j| t.code(format!("ld.shared.f32 %b{j}, [%rx+{}]", 8 * j * row + 4 * u)));
+        for (i, j) in (0..2 * n).map(|x| (x / n, x % n)) {
+            t.code(format!("fma.rn.f32 %{s}{0}, %a{i}, %b{j}, %{s}{0}", i * n + j));
+        }
+    }
+    t.code(format!(
+        "add.u32 %lx, %lx, 16; add.u32 %rx, %rx, 16; add.u32 %i, %i, 4; setp.lt.u32 %p, %i, %d4; @%p bra {label}"
+    ));
+}
+
+/// Scores of this thread to their tile.
+pub fn put(t: &mut Text, tile: Tile, (s, to): (&str, &str)) {
+    let (n, row) = (tile.scores(), 4 * tile.score_stride());
+    t.code(format!(
+        "mov.u32 %to, {to}; mad.lo.u32 %to, %g, {}, %to; shl.b32 %x, %cx, 2; add.u32 %to, %to, %x",
+        2 * row
+    ));
+    for (i, j) in (0..2 * n).map(|x| (x / n, x % n)) {
+        t.code(format!("st.shared.f32 [%to+{}], %{s}{}", i * row + 32 * j, i * n + j));
+    }
+}
+
+/// acc[i][j] += sum over the B rows k of right: coefficients[2 g + i][k] right[k][cx + 8 j]
+pub fn accumulate(t: &mut Text, tile: Tile, label: &str, (acc, coefficients, right): (&str, &str, &str)) {
+    let (n, row) = (tile.columns(), 4 * tile.score_stride());
+    t.code(format!(
+        "mov.u32 %lx, {coefficients}; mad.lo.u32 %lx, %g, {}, %lx; mov.u32 %rx, {right};
+         shl.b32 %x, %cx, 2; add.u32 %rx, %rx, %x; mov.u32 %i, 0",
+        2 * row
+    ));
+    t.label(label);
+    t.code(format!("ld.shared.f32 %a0, [%lx]; ld.shared.f32 %a1, [%lx+{row}]"));
+    for j in 0..n {
+        t.code(format!(
+            "ld.shared.f32 %v, [%rx+{}]; fma.rn.f32 %{acc}{j}, %a0, %v, %{acc}{j};
+             fma.rn.f32 %{acc}{1}, %a1, %v, %{acc}{1}",
+            32 * j,
+            n + j
+        ));
+    }
+    t.code(format!(
+        "add.u32 %lx, %lx, 4; add.u32 %rx, %rx, {}; add.u32 %i, %i, 1; setp.lt.u32 %p, %i, {}; @%p bra {label}",
+        4 * tile.stride(),
+        tile.b
+    ));
+}
+
+/// Both rows of an accumulator to global memory, times %by0 and %by1 where `scaled`.
+pub fn write_rows(
+    t: &mut Text,
+    tile: Tile,
+    (acc, pointer): (&str, &str),
+    (wide, offset): (&str, &str),
+    by: &[&str],
+) {
+    let n = tile.columns();
+    for i in 0..2 {
+        t.code(format!(
+            "shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; setp.lt.u32 %q, %r, %count; add.u32 %x, %first, %r;
+             add.u32 %y, {offset}, %cx; cvt.u64.u32 %wide, %y; mad.wide.u32 %row, %x, {wide}, %wide;
+             shl.b64 %row, %row, 2; add.u64 %row, %row, {pointer}"
+        ));
+        for j in 0..n {
+            let value = format!("%{acc}{}", i * n + j);
+            if let Some(by) = by.get(i) {
+                t.code(format!("mul.f32 {value}, {value}, {by}"));
+            }
+            t.code(format!(
+                "add.u32 %c, %cx, {}; setp.lt.u32 %p, %c, %d; and.pred %p, %p, %q; @%p st.global.f32 [%row+{}], {value}",
+                8 * j,
+                32 * j
+            ));
+        }
+    }
+}
+
+/// `%x` becomes the sum, or the largest, over the eight threads of a row.
+fn of_row(t: &mut Text, operation: &str, x: &str) {
+    for by in [1, 2, 4] {
+        t.code(format!(
+            "shfl.sync.bfly.b32 %other, {x}, {by}, 31, 0xffffffff; {operation}.f32 {x}, {x}, %other"
+        ));
+    }
+}
+
+/// Declarations, parameters, and which keys the block's queries see.
+fn open_forward(t: &mut Text, tile: Tile) {
+    let (n, columns) = (tile.scores(), tile.columns());
+    let params = [
+        ("u64", "out"),
+        ("u64", "lse"),
+        ("u64", "q"),
+        ("u64", "k"),
+        ("u64", "v"),
+        ("u64", "blocks"),
+        ("u32", "hq"),
+        ("u32", "hkv"),
+        ("u32", "d"),
+        ("u32", "past"),
+        ("f32", "scale"),
+    ];
+    t.entry(&format!("attention_{}", tile.d), &params, tile.threads());
+    registers(t, tile);
+    t.code(format!(
+        ".reg .f32 %acc<{}>, %s<{}>, %m<2>, %big, %shrink, %by<2>;
+         .reg .u64 %out, %lse, %qp, %kp, %vp;
+         .reg .u32 %past, %seen, %total, %tok;
+         .shared .align 16 .f32 q_tile[{2}];
+         .shared .align 16 .f32 kv_tile[{2}];
+         .shared .align 16 .f32 p_tile[{3}]",
+        2 * columns,
+        2 * n,
+        tile.b * tile.stride(),
+        tile.b * tile.score_stride()
+    ));
+    begin(t, tile, "%head");
+    t.code(
+        "ld.param.u64 %out, [out]; ld.param.u64 %lse, [lse]; ld.param.u64 %qp, [q]; ld.param.u64 %kp, [k];
+         ld.param.u64 %vp, [v]; ld.param.u32 %past, [past];
+         div.u32 %x, %hq, %hkv; div.u32 %group, %head, %x;
+         mul.lo.u32 %offq, %head, %d; mul.lo.u32 %offkv, %group, %d;
+         sub.u32 %seen, %first, %start; add.u32 %seen, %seen, %past; add.u32 %seen, %seen, 1;
+         add.u32 %total, %seen, %count; sub.u32 %total, %total, 1",
+    );
+}
+
+fn forward(t: &mut Text, tile: Tile) {
+    let columns = tile.columns();
+    open_forward(t, tile);
+    let (queries, keys) = (("%wq", "%offq"), ("%wkv", "%offkv"));
+    let q = Load {
+        label: "LOAD_Q",
+        to: "q_tile",
+        pointer: "%qp",
+        from: "%first",
+        count: "%count",
+        wide: queries,
+        scaled: Some("%scale"),
+    };
+    load(t, tile, &q);
+    (0..2 * columns).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
+    t.code(
+        "mov.f32 %m0, 0fFF800000; mov.f32 %m1, 0fFF800000; mov.f32 %l0, 0f00000000; mov.f32 %l1, 0f00000000",
+    );
+    t.code("mov.u32 %j0, 0");
+    t.label("KEYS");
+    t.code(format!(
+        "bar.sync 0; sub.u32 %keys, %total, %j0; min.u32 %keys, %keys, {}; add.u32 %tok, %start, %j0",
+        tile.b
+    ));
+    let k = Load {
+        label: "LOAD_K",
+        to: "kv_tile",
+        pointer: "%kp",
+        from: "%tok",
+        count: "%keys",
+        wide: keys,
+        scaled: None,
+    };
+    load(t, tile, &k);
+    t.code("bar.sync 0");
+    scores(t, tile, "DOT", ("s", "q_tile", "kv_tile"));
+    (0..2).for_each(|i| soften(t, tile, i));
+    put(t, tile, ("s", "p_tile"));
+    t.code("bar.sync 0");
+    load(t, tile, &Load { label: "LOAD_V", pointer: "%vp", ..k });
+    t.code("bar.sync 0");
+    accumulate(t, tile, "SUM", ("acc", "p_tile", "kv_tile"));
+    t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %total; @%p bra KEYS", tile.b));
+    t.code("rcp.approx.f32 %by0, %l0; rcp.approx.f32 %by1, %l1");
+    write_rows(t, tile, ("acc", "%out"), queries, &["%by0", "%by1"]);
+    logsumexp(t);
+    t.end();
+}
+
+/// m + ln l of both rows, where it is asked for.
+fn logsumexp(t: &mut Text) {
+    t.say("logsumexp, by the first thread of each row");
+    t.code("setp.ne.u64 %q, %lse, 0; setp.eq.u32 %p, %cx, 0; and.pred %q, %q, %p");
+    for i in 0..2 {
+        t.code(format!(
+            "lg2.approx.f32 %v, %l{i}; fma.rn.f32 %v, %v, 0f3F317218, %m{i};
+             shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; setp.lt.u32 %p, %r, %count; and.pred %p, %p, %q;
+             add.u32 %x, %first, %r; cvt.u64.u32 %wide, %head; mad.wide.u32 %row, %x, %hq, %wide;
+             shl.b64 %row, %row, 2; add.u64 %row, %row, %lse; @%p st.global.f32 [%row], %v"
+        ));
+    }
+}
+
+/// Row i of a tile of scores becomes probabilities under the new running maximum.
+fn soften(t: &mut Text, tile: Tile, i: usize) {
+    let (n, columns) = (tile.scores(), tile.columns());
+    t.say(&format!("row {i}: what it does not see, its largest, exponentials and their sum"));
+    t.code(format!("shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; add.u32 %r, %r, %seen; mov.f32 %big, %m{i}"));
+    for s in (0..n).map(|j| format!("%s{}", i * n + j)).enumerate().map(|(j, s)| (8 * j, s)) {
+        t.code(format!(
+            "add.u32 %c, %j0, %cx; add.u32 %c, %c, {}; setp.ge.u32 %p, %c, %r; selp.f32 {1}, 0fFF800000, {1}, %p;
+             max.f32 %big, %big, {1}",
+            s.0, s.1
+        ));
+    }
+    of_row(t, "max", "%big");
+    t.code(format!(
+        "sub.f32 %shrink, %m{i}, %big; mul.f32 %shrink, %shrink, 0f3FB8AA3B; ex2.approx.f32 %shrink, %shrink;
+         mov.f32 %m{i}, %big; mov.f32 %v, 0f00000000"
+    ));
+    for s in (0..n).map(|j| format!("%s{}", i * n + j)) {
+        t.code(format!(
+            "sub.f32 {s}, {s}, %big; mul.f32 {s}, {s}, 0f3FB8AA3B; ex2.approx.f32 {s}, {s}; add.f32 %v, %v, {s}"
+        ));
+    }
+    of_row(t, "add", "%v");
+    t.code(format!("fma.rn.f32 %l{i}, %l{i}, %shrink, %v"));
+    (0..columns).for_each(|j| t.code(format!("mul.f32 %acc{0}, %acc{0}, %shrink", i * columns + j)));
+}
