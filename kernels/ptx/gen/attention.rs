@@ -2,7 +2,7 @@
 //! thread t has rows 2 (t / 8) and the next, and columns t % 8, t % 8 + 8, ..; so the eight threads of a row are
 //! neighbours in a warp, and what belongs to a row is found by a butterfly over 1, 2, 4.
 
-use crate::Text;
+use crate::{Text, Uses};
 
 /// One size of a kernel: heads of up to `d` numbers, tiles of `b`.
 #[derive(Clone, Copy)]
@@ -74,6 +74,7 @@ pub fn registers(t: &mut Text, tile: Tile) {
 
 /// Which head and which tokens this block has; ends blocks that have none. `owner` counts heads along the grid.
 pub fn begin(t: &mut Text, tile: Tile, owner: &str) {
+    let t = &mut t.part("begin", &Uses { changes: &format!(".u64 %list; .u32 %hq, %hkv, %d, %t, %g, %cx, {owner}, %part, %first, %count, %start, %stop, %wq, %wkv, %d4; .f32 %scale"), scratch: ".u32 %x, %y; .pred %p", ..Uses::default() });
     let parts = 32 / tile.b;
     t.code(format!(
         "ld.param.u64 %list, [blocks]; ld.param.u32 %hq, [hq]; ld.param.u32 %hkv, [hkv];
@@ -106,6 +107,18 @@ pub struct Load<'a> {
 
 pub fn load(t: &mut Text, tile: Tile, l: &Load) {
     let (wide, offset) = l.wide;
+    let scale = l.scaled.map_or(String::new(), |s| format!("; .f32 {s}"));
+    let t = &mut t.part(
+        "load",
+        &Uses {
+            reads: &format!(
+                ".u32 %t, %d, {}, {}, {wide}, {offset}; .u64 {}{scale}",
+                l.from, l.count, l.pointer
+            ),
+            scratch: ".u32 %idx, %r, %c, %x, %y, %to; .u64 %wide, %row; .f32 %v; .pred %p, %q",
+            ..Uses::default()
+        },
+    );
     let shift = tile.d.trailing_zeros();
     t.code("mov.u32 %idx, %t");
     t.label(l.label);
@@ -136,6 +149,14 @@ pub fn load(t: &mut Text, tile: Tile, l: &Load) {
 /// s[i][j] = sum over the head of left[2 g + i] . right[cx + 8 j]
 pub fn scores(t: &mut Text, tile: Tile, label: &str, (s, left, right): (&str, &str, &str)) {
     let (n, row) = (tile.scores(), 4 * tile.stride());
+    let t = &mut t.part(
+        "scores",
+        &Uses {
+            reads: ".u32 %g, %cx, %d4",
+            changes: &format!(".f32 %{s}<{}>", 2 * n),
+            scratch: &format!(".u32 %lx, %rx, %i; .f32 %a<2>, %b<{n}>; .pred %p"),
+        },
+    );
     (0..2 * n).for_each(|i| t.code(format!("mov.f32 %{s}{i}, 0f00000000")));
     t.code(format!(
         "mov.u32 %lx, {left}; mad.lo.u32 %lx, %g, {}, %lx; mov.u32 %rx, {right}; mad.lo.u32 %rx, %cx, {row}, %rx;
@@ -158,6 +179,14 @@ pub fn scores(t: &mut Text, tile: Tile, label: &str, (s, left, right): (&str, &s
 /// Scores of this thread to their tile.
 pub fn put(t: &mut Text, tile: Tile, (s, to): (&str, &str)) {
     let (n, row) = (tile.scores(), 4 * tile.score_stride());
+    let t = &mut t.part(
+        "put",
+        &Uses {
+            reads: &format!(".u32 %g, %cx; .f32 %{s}<{}>", 2 * n),
+            scratch: ".u32 %to, %x",
+            ..Uses::default()
+        },
+    );
     t.code(format!(
         "mov.u32 %to, {to}; mad.lo.u32 %to, %g, {}, %to; shl.b32 %x, %cx, 2; add.u32 %to, %to, %x",
         2 * row
@@ -170,6 +199,14 @@ pub fn put(t: &mut Text, tile: Tile, (s, to): (&str, &str)) {
 /// acc[i][j] += sum over the B rows k of right: coefficients[2 g + i][k] right[k][cx + 8 j]
 pub fn accumulate(t: &mut Text, tile: Tile, label: &str, (acc, coefficients, right): (&str, &str, &str)) {
     let (n, row) = (tile.columns(), 4 * tile.score_stride());
+    let t = &mut t.part(
+        "accumulate",
+        &Uses {
+            reads: ".u32 %g, %cx",
+            changes: &format!(".f32 %{acc}<{}>", 2 * n),
+            scratch: ".u32 %lx, %rx, %x, %i; .f32 %a<2>, %v; .pred %p",
+        },
+    );
     t.code(format!(
         "mov.u32 %lx, {coefficients}; mad.lo.u32 %lx, %g, {}, %lx; mov.u32 %rx, {right};
          shl.b32 %x, %cx, 2; add.u32 %rx, %rx, %x; mov.u32 %i, 0",
@@ -201,6 +238,13 @@ pub fn write_rows(
     by: &[&str],
 ) {
     let n = tile.columns();
+    let factors: String = by.iter().map(|by| format!("; .f32 {by}")).collect();
+    let uses = Uses {
+        reads: &format!(".u32 %g, %cx, %count, %first, %d, {wide}, {offset}; .u64 {pointer}{factors}"),
+        scratch: &format!(".f32 %{acc}<{}>; .u32 %r, %x, %y, %c; .u64 %wide, %row; .pred %p, %q", 2 * n),
+        ..Uses::default()
+    };
+    let t = &mut t.part("write_rows", &uses);
     for i in 0..2 {
         t.code(format!(
             "shl.b32 %r, %g, 1; add.u32 %r, %r, {i}; setp.lt.u32 %q, %r, %count; add.u32 %x, %first, %r;
@@ -223,6 +267,8 @@ pub fn write_rows(
 
 /// `%x` becomes the sum, or the largest, over the eight threads of a row.
 fn of_row(t: &mut Text, operation: &str, x: &str) {
+    let t = &mut t
+        .part("of_row", &Uses { changes: &format!(".f32 {x}"), scratch: ".f32 %other", ..Uses::default() });
     for by in [1, 2, 4] {
         t.code(format!(
             "shfl.sync.bfly.b32 %other, {x}, {by}, 31, 0xffffffff; {operation}.f32 {x}, {x}, %other"

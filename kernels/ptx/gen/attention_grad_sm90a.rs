@@ -5,7 +5,7 @@
 
 use crate::flash::entry_of_list;
 use crate::flash_sm90a::{self as flash, BLOCK, HELD, Ring, SIZES, Tile};
-use crate::{Text, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
+use crate::{Text, Uses, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
 
 const HEAD: &str = "
 attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
@@ -154,6 +154,7 @@ fn begin(t: &mut Text, k: Kernel) {
 
 /// The one thread that fills: what is held, then the tiles in the order in which they are taken.
 fn fill(t: &mut Text, k: Kernel) {
+    let t = &mut t.part("fill", &Uses { reads: ".u32 %group, %first, %end, %lasthead, %bars, %base; .u64 %map_q, %map_k, %map_v, %map_dout", changes: ".u32 %slot, %j0, %head", scratch: ".u32 %column, %columnkv, %parity, %bar, %to, %x, %y; .pred %p" });
     t.code(format!("mul.lo.u32 %column, %head, {0}; mul.lo.u32 %columnkv, %group, {0}", k.d));
     let (held, streams, [own, other]) = match k.holds {
         Holds::Queries => (["%map_q", "%map_dout"], ["%map_k", "%map_v"], ["%column", "%columnkv"]),
@@ -171,6 +172,14 @@ fn fill(t: &mut Text, k: Kernel) {
 
 /// Where the next tile begins: %j0, and of which head; %p: there is one.
 pub fn advance(t: &mut Text, k: Kernel) {
+    let t = &mut t.part(
+        "advance",
+        &Uses {
+            reads: ".u32 %end, %first, %lasthead",
+            changes: ".u32 %j0, %head; .pred %p",
+            scratch: ".u32 %x",
+        },
+    );
     t.code(format!("add.u32 %j0, %j0, {}; setp.lt.u32 %p, %j0, %end", k.step()));
     if k.holds == Holds::Keys {
         t.code(

@@ -1,13 +1,13 @@
 //! Attention by wgmma, sm_90a: 128 queries of one head a block, 64 of them a warpgroup, probabilities as the left operand
 //! in registers.
 
-use crate::Text;
 use crate::flash::{Head, entry_of_list, pack, write};
 use crate::flash_sm90a::{
     BLOCK, HELD, Left, Operand, Ring, SIZES, Sums, Tile, commit, copy, describe, fence, fills, give, held,
     hold, multiplies, multiply, open, release, take, wait,
 };
 use crate::tensor::Lies;
+use crate::{Text, Uses};
 
 /// Keys of a tile.
 const KEYS: usize = 128;
@@ -104,6 +104,14 @@ fn forward(t: &mut Text, d: usize) {
 
 /// The one thread that fills slots: q, then keys and values in the order in which they are used.
 fn fill(t: &mut Text, d: usize) {
+    let t = &mut t.part(
+        "fill",
+        &Uses {
+            reads: ".u32 %head, %group, %first, %start, %end, %bars, %base; .u64 %map_q, %map_k, %map_v",
+            changes: ".u32 %slot",
+            scratch: ".u32 %parity, %column, %tok, %next, %bar, %to, %x, %y; .pred %p",
+        },
+    );
     let (ring, tile) = (ring(d), tile(d));
     let all = (tile, KEYS);
     hold(t, ring);
@@ -197,6 +205,14 @@ fn place(row: usize, j: usize) -> usize {
 
 /// Scores of the tile at %j0 become probabilities under the new running maxima; %shrink is what became of the old.
 fn soften(t: &mut Text, label: &str) {
+    let t = &mut t.part(
+        "soften",
+        &Uses {
+            reads: ".u32 %j0, %wfirst, %g, %pair; .f32 %c2",
+            changes: ".f32 %s<64>, %m<2>, %l<2>, %shrink<2>",
+            scratch: ".u32 %x, %r; .f32 %big, %v, %other, %low, %sum; .pred %p",
+        },
+    );
     let n = KEYS / 4;
     t.say("-inf where a query does not see a key; only the last tile needs it");
     t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; @%p bra SEEN_{label}", KEYS - 1));

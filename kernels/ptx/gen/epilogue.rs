@@ -1,8 +1,8 @@
 //! The adapter's part of a product on tensor cores, added before the product's tile is stored: f32 through shared
 //! memory, where the stages were, 32 of the rank at a time. A thread's sums are those of its fragments.
 
-use crate::Text;
 use crate::tensor::Lies;
+use crate::{Text, Uses};
 
 /// Parameters behind those of the product.
 pub const PARAMS: [(&str, &str); 5] =
@@ -15,6 +15,14 @@ const RIGHT: usize = 4 * CHUNK * APART;
 
 /// %low<64> = left right, in the order of the rank: left [M, R], right [N, R] along K, or [R, N] across it.
 pub fn adapter(t: &mut Text, lies: Lies) {
+    let t = &mut t.part(
+        "adapter",
+        &Uses {
+            reads: ".u32 %t, %lane, %m, %n, %m0, %n0, %wm, %wn",
+            scratch: ".u64 %row, %wide; .u32 %x, %y, %real; .f32 %v; .pred %p, %q",
+            ..Uses::default()
+        },
+    );
     t.code(
         ".reg .f32 %low<64>, %left<8>, %right<8>, %by; .reg .u64 %lp, %rp;
          .reg .u32 %rank, %between, %r0, %rest, %chunk, %base2, %i, %am, %an;
@@ -62,6 +70,14 @@ fn fill(
     lies: Lies,
     to: usize,
 ) {
+    let t = &mut t.part(
+        "fill",
+        &Uses {
+            reads: &format!(".u32 %t, %rest, %r0, {between}, {first}, {count}; .u64 {pointer}"),
+            scratch: ".u32 %i, %x, %y, %real, %base2; .u64 %wide, %row; .f32 %v; .pred %p, %q",
+            ..Uses::default()
+        },
+    );
     t.code("mov.u32 %i, %t");
     t.label(label);
     match lies {

@@ -1,9 +1,9 @@
 //! What becomes of a tile of product_sm90a: an adapter's part is added, and it is stored. 64 columns at a time, so that
 //! the adapter's sums fit beside the product's.
 
-use crate::Text;
 use crate::product_sm90a::{BARRIERS, Epilogue};
 use crate::tensor::Lies;
+use crate::{Text, Uses};
 
 /// Of the rank that lie in shared memory at a time, behind the barriers.
 const CHUNK: usize = 16;
@@ -21,6 +21,7 @@ fn sum(part: usize, j: usize, half: usize, c: usize) -> usize {
 
 /// Stores the tile at %m0, %n0.
 pub fn store(t: &mut Text, b: Lies, epilogue: Epilogue) {
+    let t = &mut t.part("store", &Uses { reads: ".u32 %t, %warp, %lane, %group, %m, %n, %m0, %n0, %ldo, %bars; .u64 %out; .pred %adding; .f32 %acc<128>", scratch: ".u32 %x, %y, %k0; .u64 %wide, %row; .f32 %v, %old<16>; .pred %p, %q, %r, %full", ..Uses::default() });
     t.say("this thread's first output: row %m0 + %x, column %n0 + %y, and those 8 rows below it and 8 columns on");
     t.code(
         "setp.eq.u32 %full, %t, %t; add.u32 %x, %m0, 128; setp.le.u32 %p, %x, %m; and.pred %full, %full, %p;
@@ -65,6 +66,12 @@ fn row(half: usize) -> &'static str {
     ["%row", "%wide"][half]
 }
 
+/// What the two ways to store read: the half's row, sums, the adapter's part where there is one, and more.
+fn reads(epilogue: Epilogue, (half, more): (usize, &str)) -> String {
+    let low = if epilogue == Epilogue::Adapter { "; .f32 %low<32>, %by" } else { "" };
+    format!(".u64 {}; .pred %adding; .f32 %acc<128>{low}{more}", row(half))
+}
+
 /// A value: the sum and what was there before, and the adapter's part.
 fn value(t: &mut Text, epilogue: Epilogue, (part, half, j, c): (usize, usize, usize, usize), old: usize) {
     t.code(format!("add.f32 %old{old}, %acc{}, %old{old}", sum(part, j, half, c)));
@@ -75,6 +82,8 @@ fn value(t: &mut Text, epilogue: Epilogue, (part, half, j, c): (usize, usize, us
 
 /// A tile that lies wholly inside: all that is read comes before all that is written, for which it would wait.
 fn pairs(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
+    let reads = reads(epilogue, (half, ""));
+    let t = &mut t.part("pairs", &Uses { reads: &reads, scratch: ".f32 %old<16>, %v", ..Uses::default() });
     (0..16).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
     let at = |j: usize| format!("[{}+{}]", row(half), 256 * part + 32 * j);
     for j in 0..8 {
@@ -90,6 +99,11 @@ fn pairs(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
 
 /// One number at a time, and only what is inside.
 fn singles(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
+    let reads = reads(epilogue, (half, "; .u32 %x, %y, %m, %n"));
+    let t = &mut t.part(
+        "singles",
+        &Uses { reads: &reads, scratch: ".u32 %k0; .f32 %old0, %v; .pred %p, %q, %r", ..Uses::default() },
+    );
     t.code(format!("add.u32 %k0, %x, {}; setp.lt.u32 %p, %k0, %m", 8 * half));
     for (j, c) in (0..16).map(|x| (x / 2, x % 2)) {
         let column = 64 * part + 8 * j + c;
@@ -117,6 +131,7 @@ fn begin(t: &mut Text) {
 /// %low<32> = left right for the 64 columns of `part`, in the order of the rank: left [M, R], right [N, R] along K, or
 /// [R, N] across it.
 fn adapter(t: &mut Text, lies: Lies, part: usize) {
+    let t = &mut t.part("adapter", &Uses { reads: ".u32 %t, %m, %n, %m0, %n0, %rank, %between, %tiles2, %am, %an; .u64 %lp, %rp", changes: ".f32 %low<32>", scratch: ".u32 %r0, %rest, %chunk, %col2, %pm, %pn, %i, %e, %row2, %word; .f32 %left<2>, %right<16>, %v; .u64 %at; .pred %p, %q" });
     (0..32).for_each(|i| t.code(format!("mov.f32 %low{i}, 0f00000000")));
     t.code("mov.u32 %r0, 0");
     t.label(&format!("RANK{part}"));
@@ -151,6 +166,14 @@ fn fill(
     (first, count, wide): (&str, &str, usize),
     (lies, to, apart): (Lies, usize, usize),
 ) {
+    let t = &mut t.part(
+        "fill",
+        &Uses {
+            reads: &format!(".u32 %t, %rest, %r0, %tiles2, {between}, {first}, {count}; .u64 {pointer}"),
+            scratch: ".u32 %i, %e, %row2, %word; .u64 %at; .f32 %v; .pred %p, %q",
+            ..Uses::default()
+        },
+    );
     t.code("sub.u32 %i, %t, 128");
     t.label(label);
     match lies {

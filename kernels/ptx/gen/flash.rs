@@ -2,7 +2,8 @@
 //! by ldmatrix. A row is one token of one head, 2 D bytes in pieces of 16. Piece p of row r lies at p ^ x(r), so that the
 //! eight rows of a matrix meet all banks once: x(r) is r % 8 where a row is a multiple of 128 bytes, r / 2 % 4 for D = 96.
 
-use crate::Text;
+use crate::registers::numbered;
+use crate::{Text, Uses};
 
 /// Threads of every such kernel: four warps.
 pub const THREADS: usize = 128;
@@ -103,11 +104,27 @@ pub fn open(t: &mut Text, head: Head, shared: usize) {
 
 /// The entry of the block list that block %x of the grid has.
 pub fn entry_of_list(t: &mut Text) {
+    let t = &mut t.part(
+        "entry_of_list",
+        &Uses {
+            reads: ".u32 %x",
+            changes: ".u64 %list; .u32 %first, %count, %start, %stop",
+            ..Uses::default()
+        },
+    );
     t.code("mad.wide.u32 %list, %x, 16, %list; ld.global.nc.v4.u32 {%first, %count, %start, %stop}, [%list]");
 }
 
 /// `{to} = [{matrix}]` at the head `which`, at this thread's pieces.
 pub fn at_head(t: &mut Text, to: &str, (matrix, which): (&str, &str)) {
+    let t = &mut t.part(
+        "at_head",
+        &Uses {
+            reads: &format!(".u32 {which}, %d; .u64 %wide"),
+            changes: &format!(".u64 {to}"),
+            scratch: ".u32 %x",
+        },
+    );
     t.code(format!(
         "ld.param.u64 {to}, [{matrix}]; mul.lo.u32 %x, {which}, %d; mad.wide.u32 {to}, %x, 2, {to}; add.u64 {to}, {to}, %wide"
     ));
@@ -127,6 +144,20 @@ pub struct Copy<'a> {
 /// Starts the copies of this thread.
 pub fn copy(t: &mut Text, head: Head, c: &Copy) {
     let (lanes, at_once) = head.copying();
+    let stage = c.to.0.map_or(String::new(), |stage| format!(", {stage}"));
+    let uses = Uses {
+        reads: &format!(
+            ".u32 %st, %cr, %keep<{}>, {}, {}, {}{stage}; .u64 {}",
+            head.pieces(),
+            c.from,
+            c.count,
+            c.apart,
+            c.pointer
+        ),
+        scratch: ".u32 %x, %y, %z, %real; .u64 %row; .pred %p",
+        ..Uses::default()
+    };
+    let t = &mut t.part("copy", &uses);
     match c.to.0 {
         Some(stage) => t.code(format!("add.u32 %z, %st, {stage}")),
         None => t.code("mov.u32 %z, %st"),
@@ -154,6 +185,10 @@ pub fn copy(t: &mut Text, head: Head, c: &Copy) {
 
 /// `{to}` becomes this lane's address in a tile that lies at `tiles`, as `walk` has it.
 pub fn lanes(t: &mut Text, head: Head, to: &str, walk: Walk) {
+    let t = &mut t.part(
+        "lanes",
+        &Uses { reads: ".u32 %lane", changes: &format!(".u32 {to}"), scratch: ".u32 %x, %y, %z" },
+    );
     let (row, piece) = if walk == Walk::RowsFirst { (3, 4) } else { (4, 3) };
     t.code(format!(
         "and.b32 %x, %lane, 7; shr.u32 %y, %lane, {row}; and.b32 %y, %y, 1; shl.b32 %y, %y, 3; add.u32 %x, %x, %y;
@@ -176,6 +211,13 @@ pub struct Fragments<'a> {
 /// Reads them into four registers.
 pub fn fragments(t: &mut Text, head: Head, into: &str, f: &Fragments) {
     let (exchange, add) = head.ahead(f.step);
+    let stage = f.to.0.map_or(String::new(), |stage| format!(", {stage}"));
+    let uses = Uses {
+        reads: &format!(".u32 {}{stage}", f.lane),
+        changes: &format!(".b32 {into}<4>"),
+        scratch: ".u32 %x",
+    };
+    let t = &mut t.part("fragments", &uses);
     t.code(format!("xor.b32 %x, {}, {exchange}", f.lane));
     if let Some(stage) = f.to.0 {
         t.code(format!("add.u32 %x, %x, {stage}"));
@@ -189,20 +231,24 @@ pub fn fragments(t: &mut Text, head: Head, into: &str, f: &Fragments) {
 
 /// Four sums += the left fragments times a pair of right ones.
 pub fn multiply(t: &mut Text, (sums, at): (&str, usize), left: (&str, usize), right: (&str, usize)) {
-    let name = |(stem, at): (&str, usize), n: usize| {
-        let all: Vec<String> = (at..at + n).map(|i| format!("{stem}{i}")).collect();
-        format!("{{{}}}", all.join(", "))
-    };
-    let d = name((sums, at), 4);
+    let name = |(stem, at): (&str, usize), n: usize| numbered(stem, at, n);
+    let (d, left, right) = (name((sums, at), 4), name(left, 4), name(right, 2));
+    let uses =
+        Uses { reads: &format!(".b32 {left}, {right}"), changes: &format!(".f32 {d}"), ..Uses::default() };
+    let t = &mut t.part("multiply", &uses);
     t.code(format!(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {d}, {}, {}, {d}",
-        name(left, 4),
-        name(right, 2)
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{d}}}, {{{left}}}, {{{right}}}, {{{d}}}"
     ));
 }
 
 /// Scores of 16 rows by 16 columns, as they lie in the sums of two products, become a left operand.
 pub fn pack(t: &mut Text, (to, at): (&str, usize), (scores, first): (&str, usize)) {
+    let uses = Uses {
+        reads: &format!(".f32 {}", numbered(scores, first, 8)),
+        changes: &format!(".b32 {}", numbered(to, at, 4)),
+        ..Uses::default()
+    };
+    let t = &mut t.part("pack", &uses);
     for (i, (low, high)) in [(0, 1), (2, 3), (4, 5), (6, 7)].into_iter().enumerate() {
         t.code(format!(
             "cvt.rn.bf16x2.f32 {to}{}, {scores}{}, {scores}{}",
@@ -221,6 +267,13 @@ pub fn write(
     (pointer, holds): (&str, &str),
     by: [Option<&str>; 2],
 ) {
+    let factors: String = by.iter().flatten().map(|by| format!("; .f32 {by}")).collect();
+    let uses = Uses {
+        reads: &format!(".u32 %d; .u64 {pointer}<2>; .pred {holds}<2>{factors}"),
+        scratch: &format!(".f32 {}; .pred %p, %q", numbered(sums, at, head.d / 2)),
+        ..Uses::default()
+    };
+    let t = &mut t.part("write", &uses);
     for n in 0..head.d / 8 {
         t.code(format!("setp.gt.u32 %p, %d, {}", 8 * n));
         for (high, by) in by.iter().enumerate() {

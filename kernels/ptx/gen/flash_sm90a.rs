@@ -2,8 +2,10 @@
 //! copy engine bring tiles of tokens of one head, and two that multiply them, 64 of the 128 rows that the block holds
 //! each. A tile lies as parts of 64 columns beside each other, each with rows of 128 bytes, swizzled.
 
-use crate::Text;
+use crate::registers::numbered;
+use crate::statement::NEVER;
 use crate::tensor::Lies;
+use crate::{Text, Uses};
 
 /// Sizes of heads that kernels are written for, exactly.
 pub const SIZES: [usize; 2] = [64, 128];
@@ -106,6 +108,8 @@ pub fn multiplies(t: &mut Text) {
 
 /// What is held comes to %to, from %base on, and %bar counts its bytes.
 pub fn hold(t: &mut Text, ring: Ring) {
+    let t = &mut t
+        .part("hold", &Uses { reads: ".u32 %bars, %base", changes: ".u32 %bar, %to", ..Uses::default() });
     t.code(format!(
         "add.u32 %bar, %bars, {}; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {}; mov.u32 %to, %base",
         16 * ring.slots,
@@ -115,6 +119,7 @@ pub fn hold(t: &mut Text, ring: Ring) {
 
 /// Waits until what is held is there.
 pub fn held(t: &mut Text, ring: Ring) {
+    let t = &mut t.part("held", &Uses { reads: ".u32 %bars", scratch: ".pred %p", ..Uses::default() });
     t.label("HELD");
     t.code(format!(
         "mbarrier.try_wait.parity.shared::cta.b64 %p, [%bars+{}], 0; @!%p bra HELD",
@@ -124,6 +129,14 @@ pub fn held(t: &mut Text, ring: Ring) {
 
 /// The next slot, once it is empty: what is copied to %to completes %bar, which expects a whole slot.
 pub fn give(t: &mut Text, ring: Ring, label: &str) {
+    let t = &mut t.part(
+        "give",
+        &Uses {
+            reads: ".u32 %bars, %base",
+            changes: ".u32 %slot, %parity, %bar, %to",
+            scratch: ".u32 %x; .pred %p",
+        },
+    );
     t.code("shl.b32 %x, %slot, 3; add.u32 %bar, %bars, %x");
     t.label(label);
     t.code(format!(
@@ -139,6 +152,14 @@ pub fn give(t: &mut Text, ring: Ring, label: &str) {
 
 /// The next slot, once it is full: `{bar}` is its mbarrier, `{at}` what descriptors of the first slot lack.
 pub fn take(t: &mut Text, ring: Ring, label: &str, (bar, at): (&str, &str)) {
+    let t = &mut t.part(
+        "take",
+        &Uses {
+            reads: ".u32 %bars",
+            changes: &format!(".u32 %slot, %parity, {bar}; .u64 {at}"),
+            scratch: ".u32 %x; .pred %p",
+        },
+    );
     t.code(format!(
         "shl.b32 %x, %slot, 3; add.u32 {bar}, %bars, %x; mul.wide.u32 {at}, %slot, {}",
         ring.bytes / 16
@@ -150,11 +171,16 @@ pub fn take(t: &mut Text, ring: Ring, label: &str, (bar, at): (&str, &str)) {
 
 /// The slot of this mbarrier may be filled again, once all eight warps say so.
 pub fn release(t: &mut Text, ring: Ring, bar: &str) {
+    let t = &mut t.part("release", &Uses { reads: &format!(".u32 {bar}; .pred %one"), ..Uses::default() });
     t.code(format!("@%one mbarrier.arrive.shared::cta.b64 _, [{bar}+{}]", 8 * ring.slots));
 }
 
 /// The parity changes where the ring begins anew.
 fn next(t: &mut Text, ring: Ring) {
+    let t = &mut t.part(
+        "next",
+        &Uses { changes: ".u32 %slot, %parity", scratch: ".u32 %x; .pred %p", ..Uses::default() },
+    );
     t.code(format!(
         "add.u32 %slot, %slot, 1; setp.eq.u32 %p, %slot, {}; selp.u32 %slot, 0, %slot, %p; selp.u32 %x, 1, 0, %p;
          xor.b32 %parity, %parity, %x",
@@ -165,6 +191,14 @@ fn next(t: &mut Text, ring: Ring) {
 /// A tile whose head begins at column `column` and whose first token is `row` comes to %to, in boxes of so many rows;
 /// %to is what lies behind it then. %x and %y are used.
 pub fn copy(t: &mut Text, map: &str, (column, row): (&str, &str), (tile, box_rows): (Tile, usize)) {
+    let t = &mut t.part(
+        "copy",
+        &Uses {
+            reads: &format!(".u32 %bar, {column}, {row}; .u64 {map}"),
+            changes: ".u32 %to",
+            scratch: ".u32 %x, %y",
+        },
+    );
     for (part, first) in (0..tile.d / 64).flat_map(|p| (0..tile.rows).step_by(box_rows).map(move |r| (p, r)))
     {
         t.code(format!(
@@ -179,6 +213,10 @@ pub fn copy(t: &mut Text, map: &str, (column, row): (&str, &str), (tile, box_row
 
 /// `{to}` describes the tile that lies at the address `from`: along K, rows are outputs; across K, they are terms.
 pub fn describe(t: &mut Text, to: &str, from: &str, (tile, lies): (Tile, Lies)) {
+    let t = &mut t.part(
+        "describe",
+        &Uses { reads: &format!(".u32 {from}"), changes: &format!(".u64 {to}"), scratch: ".u32 %x" },
+    );
     // Bytes from 64 columns to the next are asked for across K alone.
     let apart = if lies == Lies::AcrossK { tile.part() as u64 } else { 16 };
     t.code(format!(
@@ -236,20 +274,26 @@ pub fn multiply(
     right: Operand,
     steps: usize,
 ) {
-    let all: Vec<String> = (0..n / 2).map(|i| format!("{sums}{i}")).collect();
+    let all = numbered(sums, 0, n / 2);
+    let reads = match left {
+        Left::Shared(a) => format!(".u64 {}, {}", a.descriptor, right.descriptor),
+        Left::Registers(stem) => format!(".u64 {}; .b32 {stem}<{}>", right.descriptor, 4 * steps),
+    };
+    let uses = Uses {
+        reads: &format!("{reads}; .pred %all, %none"),
+        changes: &format!(".f32 {all}"),
+        scratch: ".u64 %sa, %sb",
+    };
+    let t = &mut t.part("multiply", &uses);
     for step in 0..steps {
         let (a, of_a) = match &left {
             Left::Shared(a) => (a.step(t, "%sa", step).to_string(), ", 0"),
-            Left::Registers(stem) => {
-                let four: Vec<String> = (0..4).map(|i| format!("{stem}{}", 4 * step + i)).collect();
-                (format!("{{{}}}", four.join(", ")), "")
-            }
+            Left::Registers(stem) => (format!("{{{}}}", numbered(stem, 4 * step, 4)), ""),
         };
         let b = right.step(t, "%sb", step);
-        let keeps = if step == 0 && write == Sums::Set { "%none" } else { "%all" };
+        let keeps = if step == 0 && write == Sums::Set { NEVER } else { "%all" };
         t.code(format!(
-            "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{}}}, {a}, {b}, {keeps}, 1, 1{of_a}, {}",
-            all.join(", "),
+            "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{all}}}, {a}, {b}, {keeps}, 1, 1{of_a}, {}",
             u32::from(right.lies == Lies::AcrossK)
         ));
     }

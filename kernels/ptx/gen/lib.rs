@@ -14,17 +14,20 @@ mod epilogue;
 mod epilogue_sm90a;
 mod flash;
 mod flash_sm90a;
+mod flow;
 mod grad_scores_sm90a;
 mod grad_sums_sm90a;
 mod product;
 mod product_sm70;
 mod product_sm90a;
+mod registers;
+mod statement;
 mod tensor;
 mod text;
 mod widen;
 
 use std::path::Path;
-use text::Text;
+use text::{Text, Uses};
 
 /// All files of kernels/ptx/generated: name and text, by name.
 pub fn files() -> Vec<(&'static str, String)> {

@@ -1,7 +1,7 @@
 //! The f32 product of the baseline: 64 x 64 outputs by 256 threads, K in steps of 16 through shared memory, 4 x 4
 //! outputs a thread. matmul, linear and linear_grad differ in how operands lie and what a weight is stored as.
 
-use crate::Text;
+use crate::{Text, Uses};
 
 /// How an operand lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,6 +122,14 @@ fn entry(t: &mut Text, name: &str, a: Lies, (b, stored): (Lies, Stored)) {
 
 /// Where this thread reads its four numbers of an operand, and where it puts them in the tile.
 fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (Lies, Stored)) {
+    let t = &mut t.part(
+        "place",
+        &Uses {
+            reads: &format!(".u32 %t, %ld{x}, {first}, {count}"),
+            changes: &format!(".u32 %o{x}, %k{x}, %s{x}; .u64 %p{x}<4>, %step{x}; .pred %in{x}<4>"),
+            scratch: ".u64 %row, %wide; .u32 %x",
+        },
+    );
     let size = if stored == Stored::F32 { 4 } else { 2 };
     t.say(&format!("{x}: %o{x} is the output's row or column, %k{x} the place in K"));
     match lies {
@@ -159,6 +167,14 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (L
 
 /// The next four numbers into registers, zero beyond the edges.
 fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
+    let t = &mut t.part(
+        "fetch",
+        &Uses {
+            reads: &format!(".u32 %k{x}, %left; .u64 %p{x}<4>; .pred %in{x}<4>"),
+            changes: &format!(".f32 %g{x}<4>"),
+            scratch: ".u32 %x, %i; .b16 %h; .pred %q",
+        },
+    );
     for i in 0..4 {
         let ahead = if lies == Lies::AcrossK { 4 * i } else { 0 };
         t.code(format!("add.u32 %x, %k{x}, {ahead}; setp.lt.s32 %q, %x, %left; and.pred %q, %q, %in{x}{i}"));
@@ -176,11 +192,20 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
 }
 
 fn keep(t: &mut Text, x: &str, lies: Lies) {
+    let t = &mut t.part("keep", &Uses { reads: &format!(".u32 %s{x}; .f32 %g{x}<4>"), ..Uses::default() });
     let apart = if lies == Lies::AlongK { 64 } else { 4 * 272 };
     (0..4).for_each(|i| t.code(format!("st.shared.f32 [%s{x}+{}], %g{x}{i}", i * apart)));
 }
 
 fn multiply(t: &mut Text) {
+    let t = &mut t.part(
+        "multiply",
+        &Uses {
+            reads: ".u32 %tx, %ty",
+            changes: ".f32 %acc<16>",
+            scratch: ".u32 %x, %qa, %qb, %i; .f32 %a<4>, %b<4>; .pred %q",
+        },
+    );
     t.code("mov.u32 %qa, tile_a; mov.u32 %qb, tile_b");
     t.code("shl.b32 %x, %ty, 4; add.u32 %qa, %qa, %x; shl.b32 %x, %tx, 4; add.u32 %qb, %qb, %x");
     t.code("mov.u32 %i, 0");
@@ -200,6 +225,7 @@ fn multiply(t: &mut Text) {
 }
 
 fn store(t: &mut Text) {
+    let t = &mut t.part("store", &Uses { reads: ".f32 %acc<16>, %scale; .u32 %add, %tx, %ty, %m, %n; .u64 %out", scratch: ".u32 %k, %x, %m0, %n0; .u64 %row, %wide; .f32 %v, %old; .pred %adding, %col<4>, %ina0, %q, %r", ..Uses::default() });
     t.code("ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; shl.b32 %x, %tx, 2; add.u32 %n0, %n0, %x");
     t.code("shl.b32 %x, %ty, 2; add.u32 %m0, %m0, %x");
     (0..4).for_each(|j| t.code(format!("add.u32 %x, %n0, {j}; setp.lt.u32 %col{j}, %x, %n")));

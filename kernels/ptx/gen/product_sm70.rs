@@ -2,9 +2,10 @@
 //! 128 x 128 outputs by 256 threads (8 warps as 2 x 4, each 64 x 32), K in steps of 32 through two stages of shared
 //! memory, filled through registers: there is no cp.async there, and no ldmatrix that both have.
 
-use crate::Text;
 use crate::product::PARAMS;
+use crate::registers::numbered;
 use crate::tensor::Lies;
+use crate::{Text, Uses};
 
 const HEAD: &str = "
 product_sm70: out[M, N] (=|+=) scale * (lift a) op(b), factors rounded to f16, f32 sums on tensor cores
@@ -134,6 +135,14 @@ fn rows(lies: Lies) -> usize {
 /// Where this thread reads its eight pairs of an operand, and where it puts them in the first stage. %o is the output's
 /// row or column, %k the place in K; %rest outputs are real from its first one on.
 fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (Lies, Stored)) {
+    let t = &mut t.part(
+        "place",
+        &Uses {
+            reads: &format!(".u32 %t, %ld{x}, {first}, {count}"),
+            changes: &format!(".u32 %o{x}, %k{x}, %s{x}; .s32 %rest{x}; .u64 %p{x}, %hop{x}, %step{x}"),
+            scratch: ".u64 %row",
+        },
+    );
     let (size, base) = (stored.size(), if x == "a" { 0 } else { TILE });
     let (row, pair) = if lies == Lies::AlongK { ("%o", "%k") } else { ("%k", "%o") };
     let between = if lies == Lies::AlongK { ALONG } else { ACROSS };
@@ -155,9 +164,23 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (L
     }
 }
 
+/// The registers that a fetch fills.
+fn fetched(stored: Stored) -> &'static str {
+    if stored == Stored::F32 { ".f32 %g<16>" } else { ".b16 %b<16>" }
+}
+
 /// The pairs of the tile that has %left of K to registers, zero beyond the edges; and on to the next tile. They are
 /// rounded when they are kept, so that nobody waits here.
 fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
+    let got = fetched(stored);
+    let t = &mut t.part(
+        "fetch",
+        &Uses {
+            reads: &format!(".s32 %left, %rest{x}; .u32 %k{x}; .u64 %hop{x}, %step{x}"),
+            changes: &format!(".u64 %p{x}; {got}"),
+            scratch: ".s32 %inner; .u64 %row; .pred %p, %q, %r, %first, %second",
+        },
+    );
     t.code(format!("sub.s32 %inner, %left, %k{x}"));
     let (inner, outer) = match lies {
         Lies::AlongK => ("%inner".to_string(), format!("%rest{x}")),
@@ -189,6 +212,15 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
 
 /// What was fetched, rounded to f16, to the stage at %fill.
 fn keep(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
+    let got = fetched(stored);
+    let t = &mut t.part(
+        "keep",
+        &Uses {
+            reads: &format!(".u32 %s{x}, %fill; .f32 %lift; {got}"),
+            scratch: ".u32 %x; .b32 %both; .f32 %v, %w; .b16 %low, %high",
+            ..Uses::default()
+        },
+    );
     t.code(format!("add.u32 %x, %s{x}, %fill"));
     let between = if lies == Lies::AlongK { ALONG } else { ACROSS };
     for i in 0..8 {
@@ -217,12 +249,19 @@ fn keep(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
 }
 
 fn list(stem: &str, from: usize, count: usize) -> String {
-    let names: Vec<String> = (from..from + count).map(|i| format!("%{stem}{i}")).collect();
-    format!("{{{}}}", names.join(", "))
+    format!("{{{}}}", numbered(&format!("%{stem}"), from, count))
 }
 
 /// Half a step: 16 of K.
 fn multiply(t: &mut Text, half: usize, b: Lies) {
+    let t = &mut t.part(
+        "multiply",
+        &Uses {
+            reads: ".u32 %la, %lb, %use",
+            changes: ".f32 %acc<64>",
+            scratch: ".u32 %x, %y; .b32 %fa<8>, %fb<16>",
+        },
+    );
     let (layout, stride) = if b == Lies::AlongK { ("col", ALONG / 2) } else { ("row", ACROSS / 2) };
     let (deeper, further) = if b == Lies::AlongK { (32, 16 * ALONG) } else { (16 * ACROSS, 32) };
     t.code("add.u32 %x, %la, %use; add.u32 %y, %lb, %use");
@@ -253,6 +292,7 @@ fn multiply(t: &mut Text, half: usize, b: Lies) {
 
 /// 16 rows of 32 sums at a time, a row by the lanes of a warp.
 fn store(t: &mut Text) {
+    let t = &mut t.part("store", &Uses { reads: ".f32 %acc<64>; .u32 %warp, %lane, %wm, %wn, %m, %n; .u64 %out", scratch: ".u32 %m0, %n0, %ldo, %x, %y, %sa, %sb, %i, %add; .s32 %resta; .u64 %row, %row1, %row2, %row3, %hopa, %wide; .f32 %scale, %old<4>, %sum<4>; .pred %adding, %column, %p, %q", ..Uses::default() });
     t.code(format!(
         "ld.param.u32 %ldo, [ldo]; ld.param.f32 %scale, [scale]; ld.param.u32 %add, [add]; setp.ne.u32 %adding, %add, 0;
          mov.u32 %x, stages; mad.lo.u32 %x, %warp, {}, %x; mad.lo.u32 %sa, %lane, 4, %x;

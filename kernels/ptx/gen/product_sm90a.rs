@@ -2,8 +2,9 @@
 //! puts them. 128 x 256 outputs by two warpgroups, each 64 x 256, K in steps of 64 through four stages that one thread
 //! of a third warpgroup fills. Blocks are persistent: stages of the next tile are filled while one is stored.
 
+use crate::registers::numbered;
 use crate::tensor::Lies;
-use crate::{Text, epilogue_sm90a};
+use crate::{Text, Uses, epilogue_sm90a};
 
 const HEAD: &str = "
 product_sm90a: out[M, N] (=|+=) a op(b), bf16 operands, f32 sums on tensor cores
@@ -151,6 +152,10 @@ fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
 
 /// Where the tile begins.
 fn place(t: &mut Text) {
+    let t = &mut t.part(
+        "place",
+        &Uses { reads: ".u32 %tile, %per, %tilesm", changes: ".u32 %m0, %n0", scratch: ".u32 %x, %y" },
+    );
     t.code(
         "div.u32 %x, %tile, %per; mul.lo.u32 %y, %x, %per; sub.u32 %y, %tile, %y; shl.b32 %m0, %x, 3;
          sub.u32 %x, %tilesm, %m0; min.u32 %x, %x, 8; div.u32 %n0, %y, %x; mul.lo.u32 %x, %n0, %x;
@@ -160,6 +165,10 @@ fn place(t: &mut Text) {
 
 /// The next stage; the parity changes where the ring begins anew.
 fn next(t: &mut Text) {
+    let t = &mut t.part(
+        "next",
+        &Uses { changes: ".u32 %stage, %parity", scratch: ".u32 %x; .pred %p", ..Uses::default() },
+    );
     t.code(format!(
         "add.u32 %stage, %stage, 1; setp.eq.u32 %p, %stage, {STAGES}; selp.u32 %stage, 0, %stage, %p;
          selp.u32 %x, 1, 0, %p; xor.b32 %parity, %parity, %x"
@@ -168,6 +177,14 @@ fn next(t: &mut Text) {
 
 /// The one thread that fills stages.
 fn fill(t: &mut Text, b: Lies) {
+    let t = &mut t.part(
+        "fill",
+        &Uses {
+            reads: ".u32 %t, %k, %tiles, %tilesm, %per, %blocks, %base, %bars; .u64 %mapa, %mapb",
+            changes: ".u32 %tile, %stage",
+            scratch: ".u32 %parity, %m0, %n0, %k0, %x, %y, %bar, %to; .pred %p",
+        },
+    );
     t.code("setmaxnreg.dec.sync.aligned.u32 24; setp.ne.u32 %p, %t, 0; @%p bra END");
     t.say("stages are empty when nobody has arrived yet: the phase before the first counts as over");
     t.code("mov.u32 %parity, 1");
@@ -202,6 +219,10 @@ fn fill(t: &mut Text, b: Lies) {
 }
 
 fn copy(t: &mut Text, map: &str, (column, row): (&str, &str)) {
+    let t = &mut t.part(
+        "copy",
+        &Uses { reads: &format!(".u32 %to, %bar, {column}, {row}; .u64 {map}"), ..Uses::default() },
+    );
     t.code(format!(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
          [%to], [{map}, {{{column}, {row}}}], [%bar]"
@@ -210,6 +231,7 @@ fn copy(t: &mut Text, map: &str, (column, row): (&str, &str)) {
 
 /// The two warpgroups that multiply, and store.
 fn multiply(t: &mut Text, b: Lies, epilogue: Epilogue) {
+    let t = &mut t.part("multiply", &Uses { reads: ".u32 %t, %lane, %warp, %m, %n, %ldo, %add, %tiles, %tilesm, %per, %blocks, %steps, %base, %bars; .u64 %out", changes: ".u32 %tile, %stage, %group", scratch: ".f32 %acc<128>, %v, %old<16>; .u64 %wide, %row, %da, %db, %sa, %sb; .u32 %parity, %m0, %n0, %k0, %x, %y, %bar, %last, %step; .pred %p, %q, %r, %adding, %first, %on, %all, %full" });
     let descriptor = |apart: u64| (apart / 16) << 16 | (1024 / 16) << 32 | 1 << 62;
     let (apart, ahead, transposed) = if b == Lies::AlongK { (16, 32, 0) } else { (8192, 2048, 1) };
     t.code("setmaxnreg.inc.sync.aligned.u32 240; mov.u32 %parity, 0; setp.ne.u32 %adding, %add, 0");
@@ -234,12 +256,11 @@ fn multiply(t: &mut Text, b: Lies, epilogue: Epilogue) {
          wgmma.fence.sync.aligned",
         STAGE / 16
     ));
-    let sums: Vec<String> = (0..128).map(|i| format!("%acc{i}")).collect();
+    let sums = numbered("%acc", 0, 128);
     for j in 0..4 {
         let keeps = if j == 0 { "%first" } else { "%all" };
         t.code(format!(
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {{{}}}, %sa, %sb, {keeps}, 1, 1, 0, {transposed}",
-            sums.join(", ")
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {{{sums}}}, %sa, %sb, {keeps}, 1, 1, 0, {transposed}"
         ));
         if j < 3 {
             t.code(format!("add.u64 %sa, %sa, 2; add.u64 %sb, %sb, {}", ahead / 16));

@@ -2,7 +2,7 @@
 //! each 64 x 32), K in steps of 32 through three stages of shared memory that cp.async fills two steps ahead.
 
 use crate::product::PARAMS;
-use crate::{Text, epilogue};
+use crate::{Text, Uses, epilogue};
 
 /// How an operand lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -162,6 +162,14 @@ fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
 /// The two pieces of 16 bytes that this thread copies of each tile: output index %o, place in K %k, shared address %s
 /// in the first stage, global address %p; for pieces beyond the outputs' edge, no bytes are real.
 fn place(t: &mut Text, x: &str, (first, count): (&str, &str), lies: Lies) {
+    let t = &mut t.part(
+        "place",
+        &Uses {
+            reads: &format!(".u32 %t, %ld{x}, {first}, {count}"),
+            changes: &format!(".u64 %p{x}<2>, %step{x}; .u32 %o{x}<2>, %k{x}<2>, %s{x}<2>, %keep{x}<2>"),
+            scratch: ".u64 %wide, %row; .u32 %x, %y, %z; .pred %p",
+        },
+    );
     let base = if x == "a" { 0 } else { TILE };
     t.code(format!("mov.u64 %wide, %p{x}0"));
     for i in 0..2 {
@@ -208,6 +216,14 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), lies: Lies) {
 /// The shared addresses, in the first stage and for the first outputs of the warp, that this lane names to ldmatrix:
 /// one for each half of the step.
 fn lanes(t: &mut Text, x: &str, lies: Lies) {
+    let t = &mut t.part(
+        "lanes",
+        &Uses {
+            reads: ".u32 %lane, %wm, %wn",
+            changes: &format!(".u32 %l{x}<2>"),
+            scratch: ".u32 %x, %y, %z",
+        },
+    );
     let (base, first) = if x == "a" { (0, "%wm") } else { (TILE, "%wn") };
     // matrices in the order that the fragment wants: a walks outputs first, b walks K first
     let (output, depth) = if x == "a" { ("3", "4") } else { ("4", "3") };
@@ -236,6 +252,7 @@ fn lanes(t: &mut Text, x: &str, lies: Lies) {
 
 /// Starts the copies of the step at %k0 into the stage at %fill, and moves on.
 fn fetch(t: &mut Text, a: Lies, b: Lies) {
+    let t = &mut t.part("fetch", &Uses { reads: ".u64 %safe, %stepa, %stepb; .u32 %k, %ka<2>, %kb<2>, %keepa<2>, %keepb<2>, %sa<2>, %sb<2>", changes: ".u64 %pa<2>, %pb<2>; .u32 %k0, %fill", scratch: ".u64 %row; .u32 %x, %real; .pred %p" });
     for (x, lies) in [("a", a), ("b", b)] {
         for i in 0..2 {
             t.code(format!("add.u32 %x, %k0, %k{x}{i}; sub.s32 %real, %k, %x"));
@@ -264,6 +281,14 @@ fn fetch(t: &mut Text, a: Lies, b: Lies) {
 
 /// Half a step: 16 of K.
 fn multiply(t: &mut Text, half: usize, a: Lies, b: Lies) {
+    let t = &mut t.part(
+        "multiply",
+        &Uses {
+            reads: ".u32 %la<2>, %lb<2>, %use",
+            changes: ".f32 %acc<64>",
+            scratch: ".b32 %fa<16>, %fb<8>; .u32 %x",
+        },
+    );
     let transposed = |l| if l == Lies::AcrossK { ".trans" } else { "" };
     // outputs further on: along K a row is 64 bytes; across K pieces are exchanged by a row's own number
     for i in 0..4 {
@@ -306,6 +331,10 @@ fn multiply(t: &mut Text, half: usize, a: Lies, b: Lies) {
 
 /// %x = the lane's address for outputs `ahead` of the warp's first.
 fn address(t: &mut Text, (lane, half): (&str, usize), lies: Lies, ahead: usize) {
+    let t = &mut t.part(
+        "address",
+        &Uses { reads: &format!(".u32 {lane}<2>, %use"), changes: ".u32 %x", ..Uses::default() },
+    );
     match lies {
         // 16 rows on leave a row's number modulo 8 as it is, and so the exchange of its pieces
         Lies::AlongK => t.code(format!("add.u32 %x, {lane}{half}, %use; add.u32 %x, %x, {}", 64 * ahead)),
