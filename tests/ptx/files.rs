@@ -22,10 +22,16 @@ fn folders() -> [PathBuf; 2] {
     ["by_hand", "generated"].map(|folder| here.join(folder))
 }
 
+/// Whether the generator writes a file of that name.
+pub fn is_generated(name: &str) -> bool {
+    let [by_hand, _] = folders();
+    !by_hand.join(name).exists()
+}
+
 /// Where a file of that name lies.
 pub fn path(name: &str) -> PathBuf {
-    let [by_hand, generated] = folders().map(|folder| folder.join(name));
-    if by_hand.exists() { by_hand } else { generated }
+    let [by_hand, generated] = folders();
+    if is_generated(name) { generated.join(name) } else { by_hand.join(name) }
 }
 
 /// All of them, by name.

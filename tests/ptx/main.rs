@@ -20,6 +20,7 @@ mod fused;
 mod graphs;
 mod graphs_sm90a;
 mod interpreter;
+mod marks;
 mod model;
 mod mutations;
 mod mutations_flash_sm90a;

@@ -1,8 +1,8 @@
 //! The gradient of attention, in three kernels: delta = dout . out per query and head; dq by blocks of queries; dk
 //! and dv by blocks of keys, over the query heads that share them, in order, so that nothing is added atomically.
 
-use crate::Text;
-use crate::attention::{Load, Tile, accumulate, begin, load, put, registers, scores, write_rows};
+use crate::attention_tile::{Load, Tile, accumulate, begin, load, put, registers, scores, write_rows};
+use crate::{File, Text};
 
 const BACKWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 16 }, Tile { d: 256, b: 8 }];
 
@@ -24,13 +24,13 @@ registers: 2 x D / 8 sums (kv: twice), 2 x B / 8 scores twice, logsumexp and del
 budget: 255 registers, 41728 bytes of shared memory
 ";
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_70"));
     delta(&mut t, "attention_grad_delta", Stored::F32);
     BACKWARD.iter().for_each(|tile| grad_q(&mut t, *tile));
     BACKWARD.iter().for_each(|tile| grad_kv(&mut t, *tile));
-    vec![("attention_grad.ptx", t.finish())]
+    vec![t.finish("attention_grad.ptx")]
 }
 
 /// What the output's gradient is stored as.

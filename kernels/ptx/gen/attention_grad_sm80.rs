@@ -2,12 +2,12 @@
 //! whose fragments stay in registers; tiles of the other side stream past in two stages. Where queries are held, keys
 //! stream and dq is summed; where keys are held, queries of all heads that share them stream, and dk and dv are summed.
 
-use crate::Text;
 use crate::attention_grad::{INPUTS, Stored, delta};
 use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
+use crate::{File, Text};
 
 const HEAD: &str = "
 attention_grad_sm80: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
@@ -39,13 +39,13 @@ enum Holds {
     Keys,
 }
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_80"));
     delta(&mut t, "attention_grad_sm80_delta", Stored::Bf16);
     HEADS.iter().for_each(|head| gradient(&mut t, *head, Holds::Queries));
     HEADS.iter().for_each(|head| gradient(&mut t, *head, Holds::Keys));
-    vec![("attention_grad_sm80.ptx", t.finish())]
+    vec![t.finish("attention_grad_sm80.ptx")]
 }
 
 /// Rows that a block holds.

@@ -5,7 +5,7 @@
 
 use crate::flash::entry_of_list;
 use crate::flash_sm90a::{self as flash, BLOCK, HELD, Ring, SIZES, Tile};
-use crate::{Text, Uses, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
+use crate::{File, Text, Uses, grad_scores_sm90a as scores, grad_sums_sm90a as sums};
 
 const HEAD: &str = "
 attention_grad_sm90a: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
@@ -79,7 +79,7 @@ impl Kernel {
 const BOX: usize = 64;
 const MAPS: [&str; 4] = ["map_q", "map_k", "map_v", "map_dout"];
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let kernels: Vec<Kernel> = [Holds::Queries, Holds::Keys]
         .into_iter()
         .flat_map(|holds| SIZES.map(|d| Kernel { d, holds }))
@@ -89,7 +89,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     t.head(&HEAD.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
     t.line(".extern .shared .align 16 .b8 tiles[];\n");
     kernels.into_iter().for_each(|k| gradient(&mut t, k));
-    vec![("attention_grad_sm90a.ptx", t.finish())]
+    vec![t.finish("attention_grad_sm90a.ptx")]
 }
 
 fn gradient(t: &mut Text, k: Kernel) {

@@ -1,10 +1,10 @@
 //! Attention on tensor cores, sm_80: flash-style, 128 queries of one head a block, 32 of them a warp.
 
-use crate::Text;
 use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
+use crate::{File, Text};
 
 /// Queries of a block.
 const QUERIES: usize = 128;
@@ -34,11 +34,11 @@ budget: 255 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_80"));
     HEADS.iter().for_each(|head| forward(&mut t, *head));
-    vec![("attention_sm80.ptx", t.finish())]
+    vec![t.finish("attention_sm80.ptx")]
 }
 
 /// Bytes before the tiles of k and v.

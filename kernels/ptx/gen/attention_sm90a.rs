@@ -7,7 +7,7 @@ use crate::flash_sm90a::{
     hold, multiplies, multiply, open, release, take, wait,
 };
 use crate::tensor::Lies;
-use crate::{Text, Uses};
+use crate::{File, Text, Uses};
 
 /// Keys of a tile.
 const KEYS: usize = 128;
@@ -69,13 +69,13 @@ fn ring(d: usize) -> Ring {
     Ring { held: Tile { d, rows: HELD }.bytes(), slots: SLOTS, bytes: tile(d).bytes() }
 }
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let mut t = Text::default();
     let shared = SIZES.map(|d| ring(d).shared()).into_iter().max().unwrap_or(0);
     t.head(&HEAD.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
     t.line(".extern .shared .align 16 .b8 tiles[];\n");
     SIZES.into_iter().for_each(|d| forward(&mut t, d));
-    vec![("attention_sm90a.ptx", t.finish())]
+    vec![t.finish("attention_sm90a.ptx")]
 }
 
 fn forward(t: &mut Text, d: usize) {

@@ -23,9 +23,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     if !check {
-        for (name, text) in ptx_gen::files() {
-            if let Err(e) = std::fs::write(folder.join(name), text) {
-                eprintln!("ptx-gen: {name}: {e}");
+        for file in ptx_gen::files() {
+            if let Err(e) = std::fs::write(folder.join(file.name), file.text) {
+                eprintln!("ptx-gen: {}: {e}", file.name);
                 return ExitCode::FAILURE;
             }
         }

@@ -1,7 +1,7 @@
 //! The f32 product of the baseline: 64 x 64 outputs by 256 threads, K in steps of 16 through shared memory, 4 x 4
 //! outputs a thread. matmul, linear and linear_grad differ in how operands lie and what a weight is stored as.
 
-use crate::{Text, Uses};
+use crate::{File, Text, Uses};
 
 /// How an operand lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,14 +38,14 @@ Rows of a tile are 68 numbers apart: 16-byte reads stay aligned and stores of a 
 budget: 80 registers, 8704 bytes of shared memory
 ";
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     use Lies::{AcrossK, AlongK};
     let weights = [("f32", Stored::F32), ("bf16", Stored::Bf16), ("f16", Stored::F16)];
-    let of = |title: &str, entries: Vec<(String, Lies, (Lies, Stored))>| {
+    let of = |name, title: &str, entries: Vec<(String, Lies, (Lies, Stored))>| {
         let mut t = Text::default();
         t.head(&format!("{title}\n{HEAD}"), ("7.0", "sm_70"));
         entries.iter().for_each(|(name, a, b)| entry(&mut t, name, *a, *b));
-        t.finish()
+        t.finish(name)
     };
     let plain = |name: &str, a, b| (name.to_string(), a, (b, Stored::F32));
     let matmul = vec![
@@ -56,9 +56,9 @@ pub fn files() -> Vec<(&'static str, String)> {
     let linear = weights.map(|(n, s)| (format!("linear_{n}"), AlongK, (AlongK, s))).to_vec();
     let grad = weights.map(|(n, s)| (format!("linear_grad_{n}"), AlongK, (AcrossK, s))).to_vec();
     vec![
-        ("matmul.ptx", of("matmul: nn is a b, nt is a b^T, tn is a^T b.", matmul)),
-        ("linear.ptx", of("linear: y[T, N] (=|+=) x[T, K] w^T with w [N, K] as stored.", linear)),
-        ("linear_grad.ptx", of("linear_grad: dx[T, K] (=|+=) dy[T, N] w; the sum runs over N.", grad)),
+        of("matmul.ptx", "matmul: nn is a b, nt is a b^T, tn is a^T b.", matmul),
+        of("linear.ptx", "linear: y[T, N] (=|+=) x[T, K] w^T with w [N, K] as stored.", linear),
+        of("linear_grad.ptx", "linear_grad: dx[T, K] (=|+=) dy[T, N] w; the sum runs over N.", grad),
     ]
 }
 

@@ -5,7 +5,7 @@
 use crate::product::PARAMS;
 use crate::registers::numbered;
 use crate::tensor::Lies;
-use crate::{Text, Uses};
+use crate::{File, Text, Uses};
 
 const HEAD: &str = "
 product_sm70: out[M, N] (=|+=) scale * (lift a) op(b), factors rounded to f16, f32 sums on tensor cores
@@ -58,7 +58,7 @@ const SUMS: usize = 160;
 const TILE: usize = 128 * ALONG;
 const STAGE: usize = 2 * TILE;
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_70"));
     for (way, lies) in [("nt", Lies::AlongK), ("nn", Lies::AcrossK)] {
@@ -66,7 +66,7 @@ pub fn files() -> Vec<(&'static str, String)> {
             product(&mut t, &format!("product_sm70_{way}_{stored}"), lies, b);
         }
     }
-    vec![("product_sm70.ptx", t.finish())]
+    vec![t.finish("product_sm70.ptx")]
 }
 
 fn product(t: &mut Text, name: &str, b: Lies, stored: Stored) {

@@ -4,7 +4,7 @@
 
 use crate::registers::numbered;
 use crate::tensor::Lies;
-use crate::{Text, Uses, epilogue_sm90a};
+use crate::{File, Text, Uses, epilogue_sm90a};
 
 const HEAD: &str = "
 product_sm90a: out[M, N] (=|+=) a op(b), bf16 operands, f32 sums on tensor cores
@@ -83,21 +83,22 @@ const ALL: usize = STAGES * STAGE;
 /// full of every stage, then empty of every stage.
 pub const BARRIERS: usize = 16 * STAGES;
 
-pub fn files() -> Vec<(&'static str, String)> {
-    let of = |head: &str, stem, epilogue| {
+pub fn files() -> Vec<File> {
+    let of = |name: &'static str, head: &str, epilogue| {
         let mut t = Text::default();
         // 1023 bytes are where the launch's memory may begin before a multiple of 1024.
         let shared =
             ALL + BARRIERS + 1024 + if epilogue == Epilogue::Adapter { epilogue_sm90a::TILES } else { 0 };
         t.head(&head.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
         t.line(".extern .shared .align 16 .b8 stages[];\n");
+        let stem = name.trim_end_matches(".ptx");
         product(&mut t, &format!("{stem}_nt"), Lies::AlongK, epilogue);
         product(&mut t, &format!("{stem}_nn"), Lies::AcrossK, epilogue);
-        t.finish()
+        t.finish(name)
     };
     vec![
-        ("product_sm90a.ptx", of(HEAD, "product_sm90a", Epilogue::Nothing)),
-        ("lora_linear_sm90a.ptx", of(LORA, "lora_linear_sm90a", Epilogue::Adapter)),
+        of("product_sm90a.ptx", HEAD, Epilogue::Nothing),
+        of("lora_linear_sm90a.ptx", LORA, Epilogue::Adapter),
     ]
 }
 

@@ -2,7 +2,7 @@
 //! each 64 x 32), K in steps of 32 through three stages of shared memory that cp.async fills two steps ahead.
 
 use crate::product::PARAMS;
-use crate::{Text, Uses, epilogue};
+use crate::{File, Text, Uses, epilogue};
 
 /// How an operand lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ enum Epilogue {
 const TILE: usize = 8192;
 const STAGES: usize = 3;
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     use Lies::{AcrossK, AlongK};
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_80"));
@@ -81,7 +81,7 @@ pub fn files() -> Vec<(&'static str, String)> {
     lora.head(LORA, ("7.0", "sm_80"));
     product(&mut lora, "lora_linear_sm80_nt", AlongK, Epilogue::Adapter);
     product(&mut lora, "lora_linear_sm80_nn", AcrossK, Epilogue::Adapter);
-    vec![("product_sm80.ptx", t.finish()), ("lora_linear_sm80.ptx", lora.finish())]
+    vec![t.finish("product_sm80.ptx"), lora.finish("lora_linear_sm80.ptx")]
 }
 
 fn narrow(t: &mut Text) {

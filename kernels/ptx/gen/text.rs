@@ -2,7 +2,9 @@
 //! a message where a register is not declared, has another type than its instruction asks for, is used by a part of a kernel
 //! that does not name it, or is read after a part has used it as scratch.
 
+use crate::File;
 use crate::flow::{Item, fault};
+use crate::order::Mark;
 use crate::registers::Registers;
 use crate::statement::Statement;
 use std::fmt::Write;
@@ -12,6 +14,7 @@ use std::ops::{Deref, DerefMut};
 #[derive(Default)]
 pub struct Text {
     out: String,
+    marks: Vec<Mark>,
     entry: Entry,
 }
 
@@ -69,6 +72,12 @@ impl Drop for Open<'_> {
 }
 
 impl Entry {
+    /// The statement that was taken last.
+    fn last(&self) -> &str {
+        let Some(Item::Run(s)) = self.items.last() else { return "" };
+        &s.text
+    }
+
     /// Takes a statement into the body.
     fn take(&mut self, text: &str) {
         if let Some(list) = text.strip_prefix(".reg ") {
@@ -116,6 +125,9 @@ impl Text {
     /// Statements, each on a line of its own, indented; they are split at `;`.
     pub fn code(&mut self, statements: impl AsRef<str>) {
         for s in statements.as_ref().split(';').map(str::trim).filter(|s| !s.is_empty()) {
+            let before = self.entry.last();
+            let mark = Mark::new(&self.entry.name, s, (before, self.out.len() + "    ".len()));
+            self.marks.extend(mark);
             self.entry.take(s);
             let _ = writeln!(self.out, "    {s};");
         }
@@ -159,8 +171,8 @@ impl Text {
         assert!(fault.is_none(), "{}: {}", self.entry.name, fault.unwrap_or_default());
         self.entry = Entry::default();
     }
-    pub fn finish(self) -> String {
-        format!("{}\n", self.out.trim_end())
+    pub fn finish(self, name: &'static str) -> File {
+        File { name, text: format!("{}\n", self.out.trim_end()), marks: self.marks }
     }
 }
 

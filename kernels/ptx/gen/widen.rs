@@ -2,7 +2,7 @@
 //! codes lie and what they are multiplied by; all else is shared. The order of operations is that of
 //! `numeric::block`, so that the bits are ggml's and bitsandbytes'.
 
-use crate::Text;
+use crate::{File, Text};
 
 const HEAD: &str = "
 A thread makes four numbers; a row of blocks is row_bytes long. Columns from .. from + cols of row r go to row r of out,
@@ -107,7 +107,7 @@ const TYPES: &[Type] = &[
     row(("nf4", 64, 36), nf4_codes, Level::Nf4, float_scale, Then::Nothing),
 ];
 
-pub fn files() -> Vec<(&'static str, String)> {
+pub fn files() -> Vec<File> {
     let mut plain = Text::default();
     let title =
         "widen: rows of blocks become rows of f32: embed of such a table, and tiles of products in f32.";
@@ -119,7 +119,7 @@ pub fn files() -> Vec<(&'static str, String)> {
         entry(&mut plain, "widen", kind, (2, store));
         entry(&mut tensor, "widen_sm80", kind, (1, store_bf16));
     }
-    vec![("widen.ptx", plain.finish()), ("widen_sm80.ptx", tensor.finish())]
+    vec![plain.finish("widen.ptx"), tensor.finish("widen_sm80.ptx")]
 }
 
 fn entry(t: &mut Text, stem: &str, kind: &Type, (size, store): (u32, fn(&mut Text))) {
