@@ -2,7 +2,7 @@
 //! codes lie and what they are multiplied by; all else is shared. The order of operations is that of
 //! `numeric::block`, so that the bits are ggml's and bitsandbytes'.
 
-use crate::{File, Text};
+use crate::{File, Text, Uses};
 
 const HEAD: &str = "
 A thread makes four numbers; a row of blocks is row_bytes long. Columns from .. from + cols of row r go to row r of out,
@@ -148,8 +148,14 @@ fn entry(t: &mut Text, stem: &str, kind: &Type, (size, store): (u32, fn(&mut Tex
         kind.bytes,
         kind.elements - 1
     ));
-    (kind.codes)(t);
-    (kind.scale)(t);
+    for (what, changes, write) in [("codes", ".u32 %w", kind.codes), ("scale", ".f32 %d, %m", kind.scale)] {
+        let uses = Uses {
+            reads: ".u64 %at; .u32 %c, %run, %i",
+            changes,
+            scratch: ".u64 %wide; .u32 %x, %y, %s, %h, %a<2>, %b<2>; .f32 %v<4>; .b16 %lo, %hi; .pred %p",
+        };
+        write(&mut t.part(what, &uses));
+    }
     for j in 0..4 {
         level(t, kind.level, j);
         t.code(format!("mul.rn.f32 %v{j}, %v{j}, %d"));
