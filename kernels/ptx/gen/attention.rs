@@ -3,7 +3,7 @@
 use crate::attention_tile::{
     Load, Tile, accumulate, begin, load, of_row, put, registers, scores, write_rows,
 };
-use crate::{File, Text};
+use crate::{File, Text, Uses};
 
 const FORWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 32 }, Tile { d: 256, b: 16 }];
 
@@ -125,6 +125,14 @@ fn forward(t: &mut Text, tile: Tile) {
 
 /// m + ln l of both rows, where it is asked for.
 fn logsumexp(t: &mut Text) {
+    let t = &mut t.part(
+        "logsumexp",
+        &Uses {
+            reads: ".f32 %l<2>, %m<2>; .u32 %cx, %g, %count, %first, %head, %hq; .u64 %lse",
+            scratch: ".f32 %v; .u32 %r, %x; .u64 %wide, %row; .pred %p, %q",
+            ..Uses::default()
+        },
+    );
     t.say("logsumexp, by the first thread of each row");
     t.code("setp.ne.u64 %q, %lse, 0; setp.eq.u32 %p, %cx, 0; and.pred %q, %q, %p");
     for i in 0..2 {

@@ -2,7 +2,7 @@
 //! and dv by blocks of keys, over the query heads that share them, in order, so that nothing is added atomically.
 
 use crate::attention_tile::{Load, Tile, accumulate, begin, load, put, registers, scores, write_rows};
-use crate::{File, Text};
+use crate::{File, Text, Uses};
 
 const BACKWARD: [Tile; 3] = [Tile { d: 64, b: 32 }, Tile { d: 128, b: 16 }, Tile { d: 256, b: 8 }];
 
@@ -121,6 +121,14 @@ fn pointers(t: &mut Text) {
 
 /// %lse{i} and %delta{i} of the query token %x of head %head, 0 where not %p.
 fn of_query(t: &mut Text, i: usize) {
+    let t = &mut t.part(
+        "of_query",
+        &Uses {
+            reads: ".u32 %x, %hq, %head; .u64 %lsep, %deltap; .pred %p",
+            changes: &format!(".f32 %lse{i}, %delta{i}"),
+            scratch: ".u64 %wide, %row",
+        },
+    );
     t.code(format!(
         "cvt.u64.u32 %wide, %head; mad.wide.u32 %row, %x, %hq, %wide; shl.b64 %row, %row, 2;
          add.u64 %wide, %row, %deltap; add.u64 %row, %row, %lsep; mov.f32 %lse{i}, 0f00000000;
@@ -130,6 +138,14 @@ fn of_query(t: &mut Text, i: usize) {
 
 /// s becomes p, and dp becomes ds, at one place; %p says that it is not seen.
 fn soften(t: &mut Text, at: usize, query: usize) {
+    let t = &mut t.part(
+        "soften",
+        &Uses {
+            reads: &format!(".f32 %scale, %lse{query}, %delta{query}; .pred %p"),
+            changes: &format!(".f32 %s{at}, %dp{at}"),
+            ..Uses::default()
+        },
+    );
     t.code(format!(
         "mul.f32 %s{at}, %s{at}, %scale; sub.f32 %s{at}, %s{at}, %lse{query}; mul.f32 %s{at}, %s{at}, 0f3FB8AA3B;
          ex2.approx.f32 %s{at}, %s{at}; selp.f32 %s{at}, 0f00000000, %s{at}, %p;

@@ -7,7 +7,7 @@ use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
-use crate::{File, Text};
+use crate::{File, Text, Uses};
 
 const HEAD: &str = "
 attention_grad_sm80: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
@@ -225,6 +225,14 @@ fn open_keys(t: &mut Text) {
 
 /// %lse{i} = -logsumexp log2 e and %delta{i} of the query token %x of head %head, 0 where not %p.
 fn of_query(t: &mut Text, i: usize) {
+    let t = &mut t.part(
+        "of_query",
+        &Uses {
+            reads: ".u32 %x, %hq, %head; .u64 %lsep, %deltap; .pred %p",
+            changes: &format!(".f32 %lse{i}, %delta{i}"),
+            scratch: ".u32 %y; .u64 %row",
+        },
+    );
     t.code(format!(
         "mad.lo.u32 %y, %x, %hq, %head; mad.wide.u32 %row, %y, 4, %lsep; mov.f32 %lse{i}, 0f00000000;
          @%p ld.global.nc.f32 %lse{i}, [%row]; mad.wide.u32 %row, %y, 4, %deltap; mov.f32 %delta{i}, 0f00000000;
@@ -250,6 +258,14 @@ fn next_tiles(t: &mut Text, head: Head, holds: Holds) {
 
 /// Where the tiles after these lie, and whether there are any.
 fn advance(t: &mut Text, head: Head, holds: Holds) {
+    let t = &mut t.part(
+        "advance",
+        &Uses {
+            reads: ".u32 %j0, %end, %head, %first, %last",
+            changes: ".u32 %next, %nhead, %left; .pred %done",
+            ..Uses::default()
+        },
+    );
     t.code(format!("add.u32 %next, %j0, {}; setp.ge.u32 %done, %next, %end", head.step()));
     if holds == Holds::Keys {
         t.code("mov.u32 %nhead, %head; @!%done bra SAME; mov.u32 %next, %first; add.u32 %nhead, %head, 1");
@@ -261,6 +277,8 @@ fn advance(t: &mut Text, head: Head, holds: Holds) {
 
 /// %skip: the warp sees nothing of the tiles at %j0.
 fn unseen(t: &mut Text, head: Head, holds: Holds) {
+    let t = &mut t
+        .part("unseen", &Uses { reads: ".u32 %j0; .s32 %wlast", changes: ".pred %skip", scratch: ".u32 %x" });
     match holds {
         Holds::Queries => t.code("setp.gt.s32 %skip, %j0, %wlast"),
         Holds::Keys => {
@@ -326,6 +344,14 @@ fn part(t: &mut Text, head: Head, holds: Holds, first: usize) {
 
 /// -inf where a query does not see a key; most tiles need none of it.
 fn mask(t: &mut Text, holds: Holds, (n, first): (usize, usize)) {
+    let t = &mut t.part(
+        "mask",
+        &Uses {
+            reads: ".u32 %j0, %held, %mine, %pair",
+            changes: &format!(".f32 %s<{}>", n / 2),
+            scratch: ".u32 %x, %y, %r; .pred %p",
+        },
+    );
     match holds {
         Holds::Queries => t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %held", first + n - 1)),
         Holds::Keys => {

@@ -4,7 +4,7 @@ use crate::flash::{
     Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
     open, pack, write,
 };
-use crate::{File, Text};
+use crate::{File, Text, Uses};
 
 /// Queries of a block.
 const QUERIES: usize = 128;
@@ -89,6 +89,14 @@ fn begin(t: &mut Text, head: Head) {
 }
 
 fn keys(t: &mut Text, head: Head, pointer: &str, to: usize) {
+    let t = &mut t.part(
+        "keys",
+        &Uses {
+            reads: &format!(".u32 %total, %start, %st, %cr, %keep<{}>, %wkv; .u64 {pointer}", head.pieces()),
+            scratch: ".u32 %keys, %tok, %x, %y, %z, %real; .u64 %row; .pred %p",
+            ..Uses::default()
+        },
+    );
     t.code("sub.u32 %keys, %total, %tok; add.u32 %tok, %start, %tok");
     let c = Copy { pointer, from: "%tok", count: "%keys", apart: "%wkv", rows: head.step(), to: (None, to) };
     copy(t, head, &c);
@@ -150,6 +158,14 @@ fn scores(t: &mut Text, head: Head) {
 
 /// -inf where a query does not see a key; most tiles need none of it.
 fn mask(t: &mut Text, head: Head) {
+    let t = &mut t.part(
+        "mask",
+        &Uses {
+            reads: ".u32 %j0, %wfirst, %g, %pair",
+            changes: &format!(".f32 %s<{}>", head.step()),
+            scratch: ".u32 %x, %r; .pred %p",
+        },
+    );
     let n = head.step();
     t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; @%p bra SEEN", n - 1));
     for row in 0..4 {

@@ -266,6 +266,7 @@ fn probabilities(t: &mut Text) {
 
 /// out and logsumexp of this thread's two rows.
 fn finish(t: &mut Text, d: usize) {
+    let t = &mut t.part("finish", &Uses { reads: ".u32 %hq, %head, %mine, %count, %first, %pair, %d; .f32 %scale", scratch: &format!(".f32 %l<2>, %m<2>, %acc<{}>, %v, %other; .u64 %safe, %lse, %row, %wide, %out<2>; .u32 %wq, %x, %y; .pred %p, %q, %in<2>", d / 2), ..Uses::default() });
     t.code(format!("ld.param.u64 %safe, [out]; ld.param.u64 %lse, [lse]; mul.lo.u32 %wq, %hq, {d}"));
     for row in 0..2 {
         for by in [1, 2] {

@@ -64,9 +64,9 @@ pub fn fault(items: &[Item], registers: &Registers) -> Option<String> {
 }
 
 /// Adds what comes along another path, and gives what all paths bring; false where that changes nothing.
-fn joins(known: &mut Option<Vec<Value>>, values: &mut Vec<Value>) -> bool {
+fn joins(known: &mut Option<Vec<Value>>, values: &mut [Value]) -> bool {
     let Some(known) = known else {
-        *known = Some(values.clone());
+        *known = Some(values.to_vec());
         return true;
     };
     let mut changed = false;

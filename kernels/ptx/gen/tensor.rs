@@ -346,6 +346,15 @@ fn address(t: &mut Text, (lane, half): (&str, usize), lies: Lies, ahead: usize) 
 }
 
 fn store(t: &mut Text, epilogue: Epilogue) {
+    let low = if epilogue == Epilogue::Adapter { ", %low<64>, %by" } else { "" };
+    let t = &mut t.part(
+        "store",
+        &Uses {
+            reads: &format!(".f32 %acc<64>, %scale{low}; .u32 %add, %lane, %wm, %wn, %m, %n; .u64 %out"),
+            scratch: ".u32 %k, %m0, %n0, %x, %y; .u64 %row, %wide; .f32 %v, %old; .pred %adding, %p, %q, %r",
+            ..Uses::default()
+        },
+    );
     t.code(
         "ld.param.u32 %k, [ldo]; setp.ne.u32 %adding, %add, 0; add.u32 %m0, %m0, %wm; add.u32 %n0, %n0, %wn;
          shr.u32 %x, %lane, 2; add.u32 %m0, %m0, %x; and.b32 %x, %lane, 3; shl.b32 %x, %x, 1; add.u32 %n0, %n0, %x",
