@@ -94,3 +94,40 @@ impl Mark {
         all
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Text;
+
+    #[test]
+    fn fault_takes_a_statement_away_or_changes_its_count() {
+        let mut t = Text::default();
+        t.entry("kernel", &[], 32);
+        t.code(".reg .u32 %bar; .reg .pred %p; mov.u32 %bar, 0; mbarrier.init.shared::cta.b64 [%bar+8], 2");
+        t.label("FULL");
+        t.code("mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], 0; @!%p bra FULL; @%p bra FULL");
+        t.code("cp.async.wait_group 1; bar.sync 0");
+        t.end();
+        let file = t.finish("kernel.ptx");
+        let mut found = String::new();
+        for mark in &file.marks {
+            assert_eq!(mark.entry, "kernel");
+            for fault in mark.faults(&file.text) {
+                let differs = |(old, new): &(&str, &str)| old.trim() != new.trim();
+                let line = file.text.lines().zip(fault.lines()).find(differs);
+                let (old, new) = line.map_or(("", ""), |(old, new)| (old.trim(), new.trim()));
+                found += &format!("{old} -> `{new}`\n");
+            }
+        }
+        let expected = "\
+mbarrier.init.shared::cta.b64 [%bar+8], 2; -> ``
+mbarrier.init.shared::cta.b64 [%bar+8], 2; -> `mbarrier.init.shared::cta.b64 [%bar+8], 1;`
+mbarrier.init.shared::cta.b64 [%bar+8], 2; -> `mbarrier.init.shared::cta.b64 [%bar+8], 3;`
+@!%p bra FULL; -> ``
+cp.async.wait_group 1; -> ``
+cp.async.wait_group 1; -> `cp.async.wait_group 2;`
+bar.sync 0; -> ``
+";
+        assert_eq!(found, expected);
+    }
+}
