@@ -152,7 +152,7 @@ for program in "${programs[@]}"; do
 done
 
 failed=0
-cargo test --release --locked --no-fail-fast "$@" || failed=$?
+cargo test --release --locked --workspace --no-fail-fast "$@" || failed=$?
 # What processors with fewer instructions would run.
 if [ $arguments = 0 ]; then
   for cpu in avx2 generic; do

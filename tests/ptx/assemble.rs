@@ -83,7 +83,7 @@ fn every_kernel_assembles_everywhere_within_its_budget() {
         let exact = file.target.ends_with('a');
         if exact {
             let out = folder.path().join("out.cubin");
-            let refused = |arch: &&str| !assembles(&ptxas, &files::folder().join(&file.name), arch, &out);
+            let refused = |arch: &&str| !assembles(&ptxas, &files::path(&file.name), arch, &out);
             let others = ["90", "100", "100a", "120"];
             assert!(others.iter().all(refused), "{} runs on its target alone", file.name);
         }
@@ -95,7 +95,7 @@ fn every_kernel_assembles_everywhere_within_its_budget() {
         assert!(!archs.is_empty(), "{}: target {}", file.name, file.target);
         for arch in archs {
             let out = folder.path().join("out.cubin");
-            let report = assemble(&ptxas, &files::folder().join(&file.name), arch, &out);
+            let report = assemble(&ptxas, &files::path(&file.name), arch, &out);
             assert!(report.contains("Compiling entry"), "{}: ptxas said nothing of an entry", file.name);
             found.extend(over_budget(&report, &file).into_iter().map(|f| format!("sm_{arch} {f}")));
         }
@@ -111,7 +111,7 @@ fn tensor_cores_are_used_where_promised() {
         let out = folder.path().join("out.cubin");
         // The disassembler has forgotten 7.0.
         let arch = if file.target == "70" { "75" } else { &file.target };
-        assemble(&ptxas, &files::folder().join(&file.name), arch, &out);
+        assemble(&ptxas, &files::path(&file.name), arch, &out);
         let dump = Command::new(&cuobjdump).arg("-sass").arg(&out).output().unwrap();
         let text = String::from_utf8_lossy(&dump.stdout).into_owned();
         let entries: Vec<&str> = text.split("Function : ").skip(1).collect();

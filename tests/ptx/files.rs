@@ -15,21 +15,35 @@ pub struct File {
     pub promises: Vec<String>,
 }
 
-pub fn folder() -> PathBuf {
+/// kernels/ptx/by_hand and kernels/ptx/generated.
+fn folders() -> [PathBuf; 2] {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
-    if manifest.exists() { manifest } else { PathBuf::from("kernels/ptx") }
+    let here = if manifest.exists() { manifest } else { PathBuf::from("kernels/ptx") };
+    ["by_hand", "generated"].map(|folder| here.join(folder))
+}
+
+/// Whether the generator writes a file of that name.
+pub fn is_generated(name: &str) -> bool {
+    let [by_hand, _] = folders();
+    !by_hand.join(name).exists()
+}
+
+/// Where a file of that name lies.
+pub fn path(name: &str) -> PathBuf {
+    let [by_hand, generated] = folders();
+    if is_generated(name) { generated.join(name) } else { by_hand.join(name) }
 }
 
 /// All of them, by name.
 pub fn all() -> Vec<File> {
-    let entries = std::fs::read_dir(folder()).unwrap().flatten().map(|e| e.path());
-    let mut paths: Vec<PathBuf> = entries.filter(|p| p.extension().is_some_and(|e| e == "ptx")).collect();
-    paths.sort();
-    paths.iter().map(|p| read(p.file_name().unwrap().to_str().unwrap())).collect()
+    let entries = folders().into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap().flatten());
+    let mut names: Vec<String> = entries.map(|e| e.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names.iter().map(|name| read(name)).collect()
 }
 
 pub fn read(name: &str) -> File {
-    let text = std::fs::read_to_string(folder().join(name)).unwrap();
+    let text = std::fs::read_to_string(path(name)).unwrap();
     parse(name, text)
 }
 
@@ -43,6 +57,13 @@ fn parse(name: &str, text: String) -> File {
     let target = after(".target").trim_start_matches("sm_").to_string();
     let promises = after("promises:").split_whitespace().map(String::from).collect();
     File { name: name.into(), target, registers: numbers[0], shared: numbers[1], promises, text }
+}
+
+#[test]
+fn generated_files_are_what_the_generator_writes() {
+    let [_, generated] = folders();
+    let differences = ptx_gen::differences(&generated);
+    assert!(differences.is_empty(), "{}\ncargo run -p ptx-gen writes them", differences.join("\n"));
 }
 
 #[test]

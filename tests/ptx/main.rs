@@ -1,4 +1,4 @@
-//! Hand-written PTX without a GPU: every kernel assembles for every architecture within the budget that its head
+//! The PTX kernels without a GPU: every kernel assembles for every architecture within the budget that its head
 //! states, and counts right in an interpreter, behind the same seam as the driver.
 
 // A test that cannot go on should stop there.
@@ -17,10 +17,10 @@ mod device;
 mod estimate;
 mod files;
 mod fused;
-mod generate;
 mod graphs;
 mod graphs_sm90a;
 mod interpreter;
+mod marks;
 mod model;
 mod mutations;
 mod mutations_flash_sm90a;

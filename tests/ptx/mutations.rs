@@ -1,10 +1,11 @@
-//! Kernels with a fault put in: each must be told, as an error or by its numbers, else the tests of this folder prove
-//! nothing. Every barrier of every kernel is taken away once.
+//! Kernels with a fault put in: each must be detected, as an error or by its numbers, else the tests of this folder prove
+//! nothing. There is one at every mark of the generator (barrier, wait, group) and at every barrier of a file by hand.
 
 use crate::bench::{Mat, Out, run};
 use crate::device::{Interpreted, device_of, device_with_at};
 use crate::files;
 use crate::fused;
+use crate::marks;
 use crate::products::weight;
 use crate::rows::tokens;
 use finetune::backend::{
@@ -129,8 +130,8 @@ fn norm(mut device: Cuda<Interpreted>) -> Outcome {
     })
 }
 
-/// File, the entries that are changed, and what runs them: every entry that has a barrier.
-const WITH_BARRIERS: &[(&str, &[&str], Exercise)] = &[
+/// File, the entries that are changed, and what runs them: every entry in which one statement orders others.
+const ORDERED: &[(&str, &[&str], Exercise)] = &[
     ("matmul.ptx", &["matmul_nn"], Matmul(Transpose::Neither)),
     ("matmul.ptx", &["matmul_nt"], Matmul(Transpose::Right)),
     ("matmul.ptx", &["matmul_tn"], Matmul(Transpose::Left)),
@@ -217,14 +218,6 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ),
     ("cross_entropy.ptx", "cross_entropy", "add.u32 %i, %i, 256", "add.u32 %i, %i, 255", CrossEntropy),
     ("cross_entropy.ptx", "cross_entropy", "@%first st", "st", CrossEntropy),
-    ("product_sm70.ptx", "product_sm70_nt_f32", "bar.warp.sync 0xffffffff", "", TensorF16(Dtype::F32)),
-    (
-        "product_sm70.ptx",
-        "product_sm70_nn_bf16",
-        "@%p bra ROWS0;\n    bar.warp.sync 0xffffffff",
-        "@%p bra ROWS0",
-        TensorF16(Dtype::Bf16),
-    ),
     ("product_sm70.ptx", "product_sm70_nn_f32", "%g0, %lift", "%g0, %g0", TensorF16(Dtype::F32)),
     ("product_sm70.ptx", "product_sm70_nt_bf16", "{0, %b3}", "{%b3, 0}", TensorF16(Dtype::Bf16)),
     ("product_sm70.ptx", "product_sm70_nn_f16", "{%b4, %b5}", "{%b5, %b4}", TensorF16(Dtype::F16)),
@@ -250,8 +243,6 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         "wmma.load.b.sync.aligned.col",
         TensorF16(Dtype::Bf16),
     ),
-    ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 1", "cp.async.wait_group 2", Tensor),
-    ("product_sm80.ptx", "product_sm80_nt", "cp.async.wait_group 0", "", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "min.s32 %real, %real, %keepa1", "mov.u32 %real, 8", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "{%fb0, %fb1}", "{%fb1, %fb0}", Tensor),
     ("product_sm80.ptx", "product_sm80_nt", "xor.b32 %y, %y, %z", "or.b32 %y, %y, %z", Tensor),
@@ -280,7 +271,6 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
         TensorAttention(72),
     ),
     ("attention_sm80.ptx", "attention_sm80_96", "xor.b32 %x, %x, %y", "mov.u32 %x, %y", TensorAttention(72)),
-    ("attention_sm80.ptx", "attention_sm80_128", "cp.async.wait_group 0", "", TensorAttention(104)),
     (
         "attention_grad_sm80.ptx",
         "attention_grad_sm80_kv_64",
@@ -329,16 +319,16 @@ const CHANGES: &[(&str, &str, &str, &str, Exercise)] = &[
     ("rmsnorm.ptx", "rmsnorm", "setp.lt.u32 %more", "setp.le.u32 %more", Norm),
 ];
 
-/// True where the changed file gives an error, or other numbers than `good`.
-fn told(file: &'static str, text: &str, exercise: Exercise, good: &[Vec<f32>]) -> bool {
-    [0, 1].into_iter().any(|seed| {
-        match exercise.on(device_with_at(exercise.capability(), (file, text), seed)) {
-            Err(_) => true,
-            Ok(bad) => {
-                bad.iter().flatten().map(|x| x.to_bits()).ne(good.iter().flatten().map(|x| x.to_bits()))
-            }
-        }
-    })
+/// Whether a changed file gives an error, or other numbers than the right one.
+fn detects(file: &'static str, exercise: Exercise) -> impl Fn(&str) -> bool {
+    let bits = |all: Vec<Vec<f32>>| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let good = bits(exercise.on(device_of(exercise.capability(), 0)).unwrap());
+    move |changed| {
+        [0, 1].into_iter().any(|seed| {
+            let bad = exercise.on(device_with_at(exercise.capability(), (file, changed), seed));
+            bad.map_or(true, |bad| bits(bad) != good)
+        })
+    }
 }
 
 /// Where the text of an entry begins and ends.
@@ -347,51 +337,56 @@ pub fn of_entry(text: &str, entry: &str) -> (usize, usize) {
     (from, text[from..].find("\n}").map_or(text.len(), |n| from + n))
 }
 
-#[test]
-fn a_barrier_that_is_missing_is_told() {
-    for (file, entries, exercise) in WITH_BARRIERS {
-        let text = files::read(file).text;
-        let good = exercise.on(device_of(exercise.capability(), 0)).unwrap();
-        for entry in *entries {
-            let (from, to) = of_entry(&text, entry);
-            let barriers = text[from..to].match_indices("bar.sync 0;");
-            let places: Vec<usize> = barriers.map(|(i, _)| from + i).collect();
-            assert!(!places.is_empty(), "{entry} has barriers");
-            for (n, at) in places.into_iter().enumerate() {
-                let without = format!("{}{}", &text[..at], &text[at + "bar.sync 0;".len()..]);
-                assert!(told(file, &without, *exercise, &good), "{entry}: nobody misses barrier {n}");
-            }
-        }
-    }
+/// The barriers of an entry by hand that can be taken away undetected.
+fn undetected_by_hand((file, entry): (&str, &str), detects: impl Fn(&str) -> bool) -> Vec<String> {
+    const BARRIER: &str = "bar.sync 0;";
+    let text = files::read(file).text;
+    let (from, to) = of_entry(&text, entry);
+    let without = |at: usize| format!("{}{}", &text[..at], &text[at + BARRIER.len()..]);
+    let places = text[from..to].match_indices(BARRIER).map(|(at, _)| from + at);
+    let missed = places.enumerate().filter(|(_, at)| !detects(&without(*at)));
+    missed.map(|(n, _)| format!("{entry}: barrier {n} goes undetected")).collect()
 }
 
 #[test]
-fn no_entry_with_a_barrier_is_left_out() {
-    let listed: Vec<&str> =
-        WITH_BARRIERS.iter().flat_map(|(_, entries, _)| entries.iter().copied()).collect();
-    // Those of sm_90a have a list of their own, of more than barriers.
+fn removing_any_barrier_or_wait_is_detected() {
+    let mut missed = Vec::new();
+    for (file, entries, exercise) in ORDERED {
+        let detects = detects(file, *exercise);
+        for entry in *entries {
+            missed.extend(match files::is_generated(file) {
+                true => marks::undetected((file, entry), &[], &detects),
+                false => undetected_by_hand((file, entry), &detects),
+            });
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn every_entry_with_a_barrier_or_wait_is_listed() {
+    let listed: Vec<&str> = ORDERED.iter().flat_map(|(_, entries, _)| entries.iter().copied()).collect();
+    // Those of sm_90a have lists of their own.
     for file in files::all().into_iter().filter(|f| f.target != "90a") {
         let entries = file.text.split(".entry ").skip(1).filter_map(|rest| rest.split_once('('));
-        for (entry, body) in entries.filter(|(_, body)| body.contains("bar.sync")) {
-            assert!(
-                listed.contains(&entry),
-                "{}: {entry} ({} bytes) is not in the list",
-                file.name,
-                body.len()
-            );
+        for (entry, body) in entries {
+            let orders = match files::is_generated(&file.name) {
+                true => marks::of_entry(&file.name, entry).next().is_some(),
+                false => body.contains("bar."),
+            };
+            assert!(!orders || listed.contains(&entry), "{}: {entry} is not in the list", file.name);
         }
     }
 }
 
 #[test]
-fn a_change_is_told() {
+fn any_changed_operand_is_detected() {
     for (file, entry, from, to, exercise) in CHANGES {
         let text = files::read(file).text;
-        let good = exercise.on(device_of(exercise.capability(), 0)).unwrap();
         let (start, _) = of_entry(&text, entry);
         let at = start + text[start..].find(from).unwrap_or_else(|| panic!("{entry} has {from}"));
         let end = if to.is_empty() { at + from.len() + 1 } else { at + from.len() };
         let changed = format!("{}{to}{}", &text[..at], &text[end..]);
-        assert!(told(file, &changed, *exercise, &good), "{entry}: nobody notices {to:?} for {from:?}");
+        assert!(detects(file, *exercise)(&changed), "{entry}: {to:?} for {from:?} goes undetected");
     }
 }

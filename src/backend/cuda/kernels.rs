@@ -1,7 +1,7 @@
 //! The kernels that travel in the binary: PTX text by file name. The driver compiles a file for its device when an
 //! entry of it is first launched.
 
-/// Name and text of a file of kernels/ptx.
+/// Name and text of a file of kernels/ptx, by hand or generated.
 #[derive(Debug, Clone, Copy)]
 pub struct Source {
     /// As [`Launch::file`](super::Launch::file) names it.
@@ -11,45 +11,48 @@ pub struct Source {
 }
 
 macro_rules! sources {
-    ($($file:literal),* $(,)?) => {
-        &[$(Source { file: $file, text: include_str!(concat!("../../../kernels/ptx/", $file)) }),*]
+    ($($folder:ident $file:literal),* $(,)?) => {
+        &[$(Source {
+            file: $file,
+            text: include_str!(concat!("../../../kernels/ptx/", stringify!($folder), "/", $file)),
+        }),*]
     };
 }
 
 /// All of them.
 pub const SOURCES: &[Source] = sources![
-    "add.ptx",
-    "attention.ptx",
-    "attention_grad.ptx",
-    "attention_grad_sm80.ptx",
-    "attention_grad_sm90a.ptx",
-    "attention_sm80.ptx",
-    "attention_sm90a.ptx",
-    "bias.ptx",
-    "copy.ptx",
-    "cross_entropy.ptx",
-    "dropout.ptx",
-    "embed.ptx",
-    "fill.ptx",
-    "gather_rows.ptx",
-    "linear.ptx",
-    "linear_grad.ptx",
-    "lora_linear_sm80.ptx",
-    "lora_linear_sm90a.ptx",
-    "matmul.ptx",
-    "product_sm70.ptx",
-    "product_sm80.ptx",
-    "product_sm90a.ptx",
-    "rmsnorm.ptx",
-    "rmsnorm_grad.ptx",
-    "rmsnorm_sm80.ptx",
-    "rope.ptx",
-    "rope_sm80.ptx",
-    "swiglu.ptx",
-    "swiglu_grad.ptx",
-    "swiglu_sm80.ptx",
-    "widen.ptx",
-    "widen_sm80.ptx",
+    by_hand "add.ptx",
+    generated "attention.ptx",
+    generated "attention_grad.ptx",
+    generated "attention_grad_sm80.ptx",
+    generated "attention_grad_sm90a.ptx",
+    generated "attention_sm80.ptx",
+    generated "attention_sm90a.ptx",
+    by_hand "bias.ptx",
+    by_hand "copy.ptx",
+    by_hand "cross_entropy.ptx",
+    by_hand "dropout.ptx",
+    by_hand "embed.ptx",
+    by_hand "fill.ptx",
+    by_hand "gather_rows.ptx",
+    generated "linear.ptx",
+    generated "linear_grad.ptx",
+    generated "lora_linear_sm80.ptx",
+    generated "lora_linear_sm90a.ptx",
+    generated "matmul.ptx",
+    generated "product_sm70.ptx",
+    generated "product_sm80.ptx",
+    generated "product_sm90a.ptx",
+    by_hand "rmsnorm.ptx",
+    by_hand "rmsnorm_grad.ptx",
+    by_hand "rmsnorm_sm80.ptx",
+    by_hand "rope.ptx",
+    by_hand "rope_sm80.ptx",
+    by_hand "swiglu.ptx",
+    by_hand "swiglu_grad.ptx",
+    by_hand "swiglu_sm80.ptx",
+    generated "widen.ptx",
+    generated "widen_sm80.ptx",
 ];
 
 /// The text of a file.

@@ -23,7 +23,6 @@ pub const OTHERS: &[(&str, &str)] = &[
     ("FINETUNE_PICTURES", "tests"), ("FINETUNE_PTX_DEVICE", "tests"), ("FINETUNE_REAL_BLOCKS", "tests"),
     ("FINETUNE_REQUIRE_PTXAS", "tests"), ("FINETUNE_ROWS", "tests"), ("FINETUNE_SEEDS", "tests"),
     ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_TEST_CUT_SHORT", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),
-    ("FINETUNE_WRITE_KERNELS", "tests"),
 ];
 
 /// The options that are set there, as a layer.

@@ -1,0 +1,395 @@
+//! The gradient of attention on tensor cores, sm_80. Both kernels are one: 64 rows are held by a block, 16 by a warp,
+//! whose fragments stay in registers; tiles of the other side stream past in two stages. Where queries are held, keys
+//! stream and dq is summed; where keys are held, queries of all heads that share them stream, and dk and dv are summed.
+
+use crate::attention_grad::{INPUTS, Stored, delta};
+use crate::flash::{
+    Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
+    open, pack, write,
+};
+use crate::{File, Text, Uses};
+
+const HEAD: &str = "
+attention_grad_sm80: dq[T, H D], dk[T, G D], dv[T, G D] from dout, the saved logsumexp and delta
+q, k, v and dout are bf16 rows; D as in attention_sm80.ptx. delta: a warp per (query, head), delta = dout . out of the
+rounded dout, so that what dp and delta have in common goes out.
+
+  q: block (x, h) holds 64 queries              kv: block (x, g) holds 64 keys
+     q, dout of the warp's 16 rows in registers     k, v of the warp's 16 rows in registers (v in shared memory for D > 96)
+     for tiles of S keys that they see:             for query heads h of g, for tiles of S queries from the first key on:
+         s = q k^T;  dp = dout v^T                      s = k q^T;  dp = v dout^T
+         p = 2^(s scale log2 e - logsumexp log2 e), 0 where not seen
+         ds = p (dp - delta)
+         dq += bf16(ds) k                               dv += bf16(p) dout;  dk += bf16(ds) q
+     dq = scale dq                                  dk = scale dk
+
+The next tiles are fetched while these are used: one barrier a tile. S = 64; 32 for D > 64; scores of 32 columns are
+held at a time, of 16 by kv for D > 64. A warp that sees nothing of a tile does nothing.
+Sums: in the order of tiles, of heads, of 16 rows, inside as the tensor core has it; nothing is added atomically.
+launch: grid (blocks of 64 tokens, H or G), 128 threads; q: the last block first. delta: grid ceil(T H / 4).
+registers: 2 x D / 4 held fragments, D / 2 sums (kv: twice), scores and dp, packed scores, logsumexp and delta.
+budget: 255 registers, 49152 bytes of shared memory
+promises: HMMA
+";
+
+/// Which side a block holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    Queries,
+    Keys,
+}
+
+pub fn files() -> Vec<File> {
+    let mut t = Text::default();
+    t.head(HEAD, ("7.0", "sm_80"));
+    delta(&mut t, "attention_grad_sm80_delta", Stored::Bf16);
+    HEADS.iter().for_each(|head| gradient(&mut t, *head, Holds::Queries));
+    HEADS.iter().for_each(|head| gradient(&mut t, *head, Holds::Keys));
+    vec![t.finish("attention_grad_sm80.ptx")]
+}
+
+/// Rows that a block holds.
+const HELD: usize = 64;
+
+/// Whether v of the held keys lies in shared memory: registers are too few for both held matrices.
+fn spare(head: Head, holds: Holds) -> bool {
+    holds == Holds::Keys && head.d == 128
+}
+
+/// Columns of scores that are held at a time.
+fn columns(head: Head, holds: Holds) -> usize {
+    if holds == Holds::Keys && head.d > 64 { 16 } else { 32 }
+}
+
+/// Bytes of a tile; a stage has two.
+fn tile(head: Head) -> usize {
+    head.step() * head.row()
+}
+
+fn begin(t: &mut Text, head: Head, holds: Holds) {
+    let queries = holds == Holds::Queries;
+    let outs: &[(&str, &str)] = if queries { &[("u64", "dq")] } else { &[("u64", "dk"), ("u64", "dv")] };
+    let params: Vec<_> = outs.iter().copied().chain(INPUTS).collect();
+    let name = if queries { "q" } else { "kv" };
+    let more = if queries && head.d == 64 { " .maxnreg 192" } else { "" };
+    t.entry_within(&format!("attention_grad_sm80_{name}_{}", head.d), &params, (THREADS, more));
+    let held = if spare(head, holds) { HELD * head.row() } else { 0 };
+    open(t, head, 4 * tile(head) + held);
+    let (n, of_query) = (columns(head, holds), if queries { 2 } else { columns(head, holds) / 4 });
+    t.code(format!(
+        ".reg .f32 %sa<{}>, %sb<{}>, %s<{2}>, %e<{2}>, %lse<{of_query}>, %delta<{of_query}>;
+         .reg .b32 %ha<{3}>, %hb<{5}>, %fs<{4}>, %fe<{4}>;
+         .reg .u64 %pa, %pb, %out<2>, %lsep, %deltap;
+         .reg .u32 %la, %lb, %fill, %use, %held, %lv, %last, %end, %nhead, %tok, %left, %apart, %mine; .reg .pred %in<2>",
+        head.d / 2,
+        if queries { 1 } else { head.d / 2 },
+        n / 2,
+        head.d / 4,
+        n / 4,
+        if spare(head, holds) { 4 } else { head.d / 4 }
+    ));
+    t.code("mov.u32 %x, %ctaid.x");
+    if queries {
+        t.code("mov.u32 %y, %nctaid.x; sub.u32 %x, %y, %x; sub.u32 %x, %x, 1");
+    }
+    entry_of_list(t);
+    t.code("ld.param.u64 %lsep, [lse]; ld.param.u64 %deltap, [delta]; div.u32 %z, %hq, %hkv; mov.u32 %x, %ctaid.y");
+    match holds {
+        Holds::Queries => t.code("mov.u32 %head, %x; div.u32 %group, %head, %z"),
+        Holds::Keys => t.code("mov.u32 %group, %x; mul.lo.u32 %head, %group, %z; add.u32 %last, %head, %z"),
+    }
+    lanes(t, head, "%la", Walk::RowsFirst);
+    lanes(t, head, "%lb", Walk::PiecesFirst);
+}
+
+/// Fragments of the warp's 16 rows of both held matrices, from global memory, zero beyond them and the head.
+fn hold(t: &mut Text, head: Head, (names, which): (&[&str], &str), apart: &str) {
+    t.code("shl.b32 %held, %warp, 4; add.u32 %mine, %held, %g");
+    for (into, name) in ["%ha", "%hb"].into_iter().zip(names) {
+        for high in 0..2 {
+            t.code(format!(
+                "add.u32 %x, %mine, {}; setp.lt.u32 %q, %x, %count; add.u32 %x, %x, %first; ld.param.u64 %row, [{name}];
+                 mad.wide.u32 %row, %x, {apart}, %row; mul.lo.u32 %x, {which}, %d; add.u32 %x, %x, %pair;
+                 mad.wide.u32 %row, %x, 2, %row",
+                8 * high
+            ));
+            for half in 0..2 * head.depth() {
+                let r = format!("{into}{}", 4 * (half / 2) + 2 * (half % 2) + high);
+                t.code(format!(
+                    "setp.gt.u32 %p, %d, {}; and.pred %p, %p, %q; mov.b32 {r}, 0; @%p ld.global.nc.b32 {r}, [%row+{}]",
+                    8 * half,
+                    16 * half
+                ));
+            }
+        }
+    }
+}
+
+/// v of the held keys on its way to shared memory, behind the stages.
+fn hold_v(t: &mut Text, head: Head) {
+    at_head(t, "%pb", ("v", "%group"));
+    let c = Copy {
+        pointer: "%pb",
+        from: "%first",
+        count: "%count",
+        apart: "%wkv",
+        rows: HELD,
+        to: (None, 4 * tile(head)),
+    };
+    copy(t, head, &c);
+    t.code(format!("mad.lo.u32 %lv, %warp, {}, %la", 16 * head.row()));
+}
+
+/// Starts the copies of the tiles at token %tok, %left of which are real, into the stage at %fill.
+fn fetch(t: &mut Text, head: Head, (pa, pb): (&str, &str), apart: &str) {
+    for (pointer, to) in [(pa, 0), (pb, tile(head))] {
+        let c =
+            Copy { pointer, from: "%tok", count: "%left", apart, rows: head.step(), to: (Some("%fill"), to) };
+        copy(t, head, &c);
+    }
+    t.code(format!("xor.b32 %fill, %fill, {}", 2 * tile(head)));
+}
+
+fn gradient(t: &mut Text, head: Head, holds: Holds) {
+    begin(t, head, holds);
+    let n = columns(head, holds);
+    match holds {
+        Holds::Queries => {
+            hold(t, head, (&["q", "dout"], "%head"), "%wq");
+            at_head(t, "%pa", ("k", "%group"));
+            at_head(t, "%pb", ("v", "%group"));
+            open_queries(t);
+        }
+        Holds::Keys => {
+            let both = ["k", "v"];
+            let in_registers = if spare(head, holds) { &both[..1] } else { &both[..] };
+            hold(t, head, (in_registers, "%group"), "%wkv");
+            if spare(head, holds) {
+                hold_v(t, head);
+            }
+            open_keys(t);
+        }
+    }
+    (0..head.d / 2).for_each(|i| t.code(format!("mov.f32 %sa{i}, 0f00000000")));
+    if holds == Holds::Keys {
+        (0..head.d / 2).for_each(|i| t.code(format!("mov.f32 %sb{i}, 0f00000000")));
+    }
+    t.code("mov.u32 %fill, 0; mov.u32 %use, 0; mov.u32 %nhead, %head; mov.u32 %next, %j0; sub.u32 %left, %end, %next");
+    next_tiles(t, head, holds);
+    t.code("cp.async.commit_group");
+    t.label("TILES");
+    t.code("cp.async.wait_group 0; bar.sync 0");
+    advance(t, head, holds);
+    t.code("@%done bra LAST");
+    next_tiles(t, head, holds);
+    t.label("LAST");
+    t.code("cp.async.commit_group");
+    unseen(t, head, holds);
+    t.code("@%skip bra SUMMED");
+    for first in (0..head.step()).step_by(n) {
+        part(t, head, holds, first);
+    }
+    t.label("SUMMED");
+    t.code(format!(
+        "mov.u32 %j0, %next; mov.u32 %head, %nhead; xor.b32 %use, %use, {}; @!%done bra TILES; cp.async.wait_group 0",
+        2 * tile(head)
+    ));
+    finish(t, head, holds);
+    t.end();
+}
+
+/// %j0 counts keys of the row, up to %end; the warp's last query stands at %wlast.
+fn open_queries(t: &mut Text) {
+    t.code(
+        "mov.u32 %j0, 0; sub.u32 %x, %first, %start; add.u32 %end, %x, %count; add.u32 %mine, %mine, %x;
+         add.u32 %wlast, %x, %held; add.u32 %wlast, %wlast, 15; setp.ge.u32 %p, %held, %count;
+         selp.s32 %wlast, -1, %wlast, %p; add.u32 %held, %held, %x",
+    );
+    for i in 0..2 {
+        t.code(format!(
+            "shl.b32 %x, %warp, 4; add.u32 %x, %x, %g; add.u32 %x, %x, {}; setp.lt.u32 %p, %x, %count;
+             add.u32 %x, %x, %first",
+            8 * i
+        ));
+        of_query(t, i);
+    }
+}
+
+/// %j0 counts tokens, from the first key to %end; the warp's first key is %held.
+fn open_keys(t: &mut Text) {
+    t.code(
+        "mov.u32 %j0, %first; mov.u32 %end, %stop; add.u32 %mine, %mine, %first; setp.ge.u32 %p, %held, %count;
+         add.u32 %held, %held, %first; mov.u32 %wlast, %held; selp.s32 %wlast, 0x7fffffff, %wlast, %p",
+    );
+}
+
+/// %lse{i} = -logsumexp log2 e and %delta{i} of the query token %x of head %head, 0 where not %p.
+fn of_query(t: &mut Text, i: usize) {
+    let t = &mut t.part(
+        "of_query",
+        &Uses {
+            reads: ".u32 %x, %hq, %head; .u64 %lsep, %deltap; .pred %p",
+            changes: &format!(".f32 %lse{i}, %delta{i}"),
+            scratch: ".u32 %y; .u64 %row",
+        },
+    );
+    t.code(format!(
+        "mad.lo.u32 %y, %x, %hq, %head; mad.wide.u32 %row, %y, 4, %lsep; mov.f32 %lse{i}, 0f00000000;
+         @%p ld.global.nc.f32 %lse{i}, [%row]; mad.wide.u32 %row, %y, 4, %deltap; mov.f32 %delta{i}, 0f00000000;
+         @%p ld.global.nc.f32 %delta{i}, [%row]; mul.f32 %lse{i}, %lse{i}, 0fBFB8AA3B"
+    ));
+}
+
+/// Starts the copies of the tiles at %next (of head %nhead), %left of whose rows are real.
+fn next_tiles(t: &mut Text, head: Head, holds: Holds) {
+    match holds {
+        Holds::Queries => {
+            t.code("add.u32 %tok, %start, %next");
+            fetch(t, head, ("%pa", "%pb"), "%wkv");
+        }
+        Holds::Keys => {
+            at_head(t, "%pa", ("q", "%nhead"));
+            at_head(t, "%pb", ("dout", "%nhead"));
+            t.code("mov.u32 %tok, %next");
+            fetch(t, head, ("%pa", "%pb"), "%wq");
+        }
+    }
+}
+
+/// Where the tiles after these lie, and whether there are any.
+fn advance(t: &mut Text, head: Head, holds: Holds) {
+    let t = &mut t.part(
+        "advance",
+        &Uses {
+            reads: ".u32 %j0, %end, %head, %first, %last",
+            changes: ".u32 %next, %nhead, %left; .pred %done",
+            ..Uses::default()
+        },
+    );
+    t.code(format!("add.u32 %next, %j0, {}; setp.ge.u32 %done, %next, %end", head.step()));
+    if holds == Holds::Keys {
+        t.code("mov.u32 %nhead, %head; @!%done bra SAME; mov.u32 %next, %first; add.u32 %nhead, %head, 1");
+        t.code("setp.ge.u32 %done, %nhead, %last");
+        t.label("SAME");
+    }
+    t.code("sub.u32 %left, %end, %next");
+}
+
+/// %skip: the warp sees nothing of the tiles at %j0.
+fn unseen(t: &mut Text, head: Head, holds: Holds) {
+    let t = &mut t
+        .part("unseen", &Uses { reads: ".u32 %j0; .s32 %wlast", changes: ".pred %skip", scratch: ".u32 %x" });
+    match holds {
+        Holds::Queries => t.code("setp.gt.s32 %skip, %j0, %wlast"),
+        Holds::Keys => {
+            t.code(format!("add.u32 %x, %j0, {}; setp.lt.s32 %skip, %x, %wlast", head.step() - 1));
+        }
+    }
+}
+
+/// Scores of the columns `first ..` of the tiles, and what they add to the sums.
+fn part(t: &mut Text, head: Head, holds: Holds, first: usize) {
+    let n = columns(head, holds);
+    (0..n / 2).for_each(|i| t.code(format!("mov.f32 %s{i}, 0f00000000; mov.f32 %e{i}, 0f00000000")));
+    for (step, pair) in (0..head.depth() * n / 16).map(|x| (x / (n / 16), x % (n / 16))) {
+        if spare(head, holds) && pair == 0 {
+            let to = (None, 4 * tile(head));
+            fragments(t, head, "%hb", &Fragments { lane: "%lv", to, row: 0, step, transposed: false });
+        }
+        for (to, held, sums) in [(0, "%ha", "%s"), (tile(head), "%hb", "%e")] {
+            let row = first + 16 * pair;
+            let at = if held == "%hb" && spare(head, holds) { 0 } else { 4 * step };
+            let f = Fragments { lane: "%lb", to: (Some("%use"), to), row, step, transposed: false };
+            fragments(t, head, "%b", &f);
+            (0..2).for_each(|j| multiply(t, (sums, 8 * pair + 4 * j), (held, at), ("%b", 2 * j)));
+        }
+    }
+    mask(t, holds, (n, first));
+    if holds == Holds::Keys {
+        t.say("queries are columns here");
+        for j in 0..n / 4 {
+            t.code(format!(
+                "add.u32 %x, %j0, %pair; add.u32 %x, %x, {}; setp.lt.u32 %p, %x, %stop",
+                first + 8 * (j / 2) + j % 2
+            ));
+            of_query(t, j);
+        }
+    }
+    for i in 0..n / 2 {
+        let query = if holds == Holds::Queries { i / 2 % 2 } else { 2 * (i / 4) + i % 2 };
+        t.code(format!(
+            "fma.rn.f32 %s{i}, %s{i}, %c2, %lse{query}; ex2.approx.f32 %s{i}, %s{i};
+             sub.f32 %e{i}, %e{i}, %delta{query}; mul.f32 %e{i}, %e{i}, %s{i}"
+        ));
+    }
+    for pair in 0..n / 16 {
+        pack(t, ("%fe", 4 * pair), ("%e", 8 * pair));
+        if holds == Holds::Keys {
+            pack(t, ("%fs", 4 * pair), ("%s", 8 * pair));
+        }
+    }
+    let all: &[(usize, &str, &str)] = match holds {
+        Holds::Queries => &[(0, "%fe", "%sa")],
+        Holds::Keys => &[(0, "%fe", "%sa"), (1, "%fs", "%sb")],
+    };
+    for (pair, step) in (0..n / 16 * head.depth()).map(|x| (x / head.depth(), x % head.depth())) {
+        for (which, left, sums) in all {
+            let (to, row) = (which * tile(head), first + 16 * pair);
+            let f = Fragments { lane: "%la", to: (Some("%use"), to), row, step, transposed: true };
+            fragments(t, head, "%b", &f);
+            (0..2).for_each(|j| multiply(t, (sums, 8 * step + 4 * j), (left, 4 * pair), ("%b", 2 * j)));
+        }
+    }
+}
+
+/// -inf where a query does not see a key; most tiles need none of it.
+fn mask(t: &mut Text, holds: Holds, (n, first): (usize, usize)) {
+    let t = &mut t.part(
+        "mask",
+        &Uses {
+            reads: ".u32 %j0, %held, %mine, %pair",
+            changes: &format!(".f32 %s<{}>", n / 2),
+            scratch: ".u32 %x, %y, %r; .pred %p",
+        },
+    );
+    match holds {
+        Holds::Queries => t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %held", first + n - 1)),
+        Holds::Keys => {
+            t.code(format!("add.u32 %x, %j0, {first}; add.u32 %y, %held, 15; setp.ge.u32 %p, %x, %y"))
+        }
+    }
+    t.code(format!("@%p bra SEEN{first}"));
+    for high in 0..2 {
+        t.code(format!("add.u32 %r, %mine, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair", 8 * high));
+        for j in 0..n / 4 {
+            let s = format!("%s{}", 4 * (j / 2) + 2 * high + j % 2);
+            let column = first + 8 * (j / 2) + j % 2;
+            let unseen = if holds == Holds::Queries { "lt" } else { "gt" };
+            t.code(format!("setp.{unseen}.s32 %p, %r, {column}; selp.f32 {s}, 0fFF800000, {s}, %p"));
+        }
+    }
+    t.label(&format!("SEEN{first}"));
+}
+
+fn finish(t: &mut Text, head: Head, holds: Holds) {
+    let (outs, apart, which): (&[(&str, &str)], _, _) = match holds {
+        Holds::Queries => (&[("dq", "%sa")], "%wq", "%ctaid.y"),
+        Holds::Keys => (&[("dk", "%sa"), ("dv", "%sb")], "%wkv", "%ctaid.y"),
+    };
+    for (out, sums) in outs {
+        t.code(format!(
+            "ld.param.u64 %safe, [{out}]; mov.u32 %z, {which}; mul.lo.u32 %z, %z, %d; add.u32 %z, %z, %pair;
+             cvt.u64.u32 %wide, %z; shl.b64 %wide, %wide, 1"
+        ));
+        for high in 0..2 {
+            t.code(format!(
+                "shl.b32 %x, %warp, 4; add.u32 %x, %x, %g; add.u32 %x, %x, {}; setp.lt.u32 %in{high}, %x, %count;
+                 add.u32 %x, %x, %first; mad.wide.u32 %row, %x, {apart}, %wide; shl.b64 %row, %row, 1;
+                 add.u64 %out{high}, %safe, %row",
+                8 * high
+            ));
+        }
+        let by = (*sums == "%sa").then_some("%scale");
+        write(t, head, (sums, 0), ("%out", "%in"), [by, by]);
+    }
+}

@@ -1,0 +1,253 @@
+//! Attention on tensor cores, sm_80: flash-style, 128 queries of one head a block, 32 of them a warp.
+
+use crate::flash::{
+    Copy, Fragments, HEADS, Head, THREADS, Walk, at_head, copy, entry_of_list, fragments, lanes, multiply,
+    open, pack, write,
+};
+use crate::{File, Text, Uses};
+
+/// Queries of a block.
+const QUERIES: usize = 128;
+
+const HEAD: &str = "
+attention_sm80: out[T, H D] = softmax(q k^T / sqrt(D)) v, causal, packed rows apart; logsumexp[T, H]
+q, k and v are bf16 rows (narrow of product_sm80.ptx); D is a multiple of 8, padded with zeros to 64, 96 or 128.
+
+  block (x, h): 128 queries of the entry of the list = (first, count, row start, end), the last entry first because
+  it has the most keys; a warp has 32 of them
+  q tile, first k tile:                               cp.async, 16 bytes each, zero beyond the row and the head
+  m = -inf, l = 0, acc = 0 per query
+  for j0 in 0 .. keys seen by the last query, step S (64; 32 for D > 64):
+      wait for the k tile; barrier;  v tile = v[j0 ..] is fetched meanwhile
+      s = q k^T                                       a warp that sees none of these keys does nothing
+      wait for the v tile; barrier;  k tile = k[j0 + S ..] is fetched meanwhile
+      s = -inf where key > query;  m' = max(m, largest of s)
+      p = 2^((s - m') scale log2 e);  shrink = 2^((m - m') scale log2 e)
+      l = l shrink + sum of p;  acc = acc shrink + bf16(p) v
+  out = acc / l;  logsumexp = m scale + ln l
+
+Sums: products in the order of d and of keys, in steps of 16, inside as the tensor core has it; l in each of the four
+lanes of a row in the order of its keys, then over the lanes by a butterfly 1, 2. Tiles as in flash.rs of the generator.
+launch: grid (blocks of 128 queries, H), 128 threads.
+registers: 2 x D / 2 sums, 2 x S / 2 scores, S / 2 packed, fragments 8 + 4, m and l of four rows.
+budget: 255 registers, 49152 bytes of shared memory
+promises: HMMA
+";
+
+pub fn files() -> Vec<File> {
+    let mut t = Text::default();
+    t.head(HEAD, ("7.0", "sm_80"));
+    HEADS.iter().for_each(|head| forward(&mut t, *head));
+    vec![t.finish("attention_sm80.ptx")]
+}
+
+/// Bytes before the tiles of k and v.
+fn tiles(head: Head) -> (usize, usize) {
+    let q = QUERIES * head.row();
+    (q, q + head.step() * head.row())
+}
+
+fn begin(t: &mut Text, head: Head) {
+    let params = [
+        ("u64", "out"),
+        ("u64", "lse"),
+        ("u64", "q"),
+        ("u64", "k"),
+        ("u64", "v"),
+        ("u64", "blocks"),
+        ("u32", "hq"),
+        ("u32", "hkv"),
+        ("u32", "d"),
+        ("f32", "scale"),
+    ];
+    t.entry(&format!("attention_sm80_{}", head.d), &params, THREADS);
+    open(t, head, tiles(head).1 + head.step() * head.row());
+    t.code(format!(
+        ".reg .f32 %acc<{}>, %s<{}>, %m<4>, %l<4>, %big, %shrink, %low;
+         .reg .b32 %fq<4>, %fp<{}>; .reg .u64 %qp, %kp, %vp, %out<2>, %lse;
+         .reg .u32 %la, %lb, %lv, %wfirst, %total, %tok, %keys; .reg .pred %in<2>",
+        head.d,
+        head.step(),
+        head.step() / 2
+    ));
+    t.code("mov.u32 %x, %nctaid.x; mov.u32 %y, %ctaid.x; sub.u32 %x, %x, %y; sub.u32 %x, %x, 1");
+    entry_of_list(t);
+    t.code("mov.u32 %head, %ctaid.y; div.u32 %x, %hq, %hkv; div.u32 %group, %head, %x");
+    at_head(t, "%qp", ("q", "%head"));
+    at_head(t, "%kp", ("k", "%group"));
+    at_head(t, "%vp", ("v", "%group"));
+    lanes(t, head, "%la", Walk::RowsFirst);
+    t.code("mov.u32 %lv, %la");
+    lanes(t, head, "%lb", Walk::PiecesFirst);
+    t.say("where the warp's queries stand in their row; a warp without real ones sees nothing");
+    t.code(format!(
+        "mad.lo.u32 %la, %warp, {}, %la; sub.u32 %wfirst, %first, %start; add.u32 %total, %wfirst, %count;
+         shl.b32 %x, %warp, 5; add.u32 %wfirst, %wfirst, %x; add.u32 %wlast, %wfirst, 31;
+         setp.ge.u32 %p, %x, %count; selp.s32 %wlast, -1, %wlast, %p",
+        32 * head.row()
+    ));
+}
+
+fn keys(t: &mut Text, head: Head, pointer: &str, to: usize) {
+    let t = &mut t.part(
+        "keys",
+        &Uses {
+            reads: &format!(".u32 %total, %start, %st, %cr, %keep<{}>, %wkv; .u64 {pointer}", head.pieces()),
+            scratch: ".u32 %keys, %tok, %x, %y, %z, %real; .u64 %row; .pred %p",
+            ..Uses::default()
+        },
+    );
+    t.code("sub.u32 %keys, %total, %tok; add.u32 %tok, %start, %tok");
+    let c = Copy { pointer, from: "%tok", count: "%keys", apart: "%wkv", rows: head.step(), to: (None, to) };
+    copy(t, head, &c);
+}
+
+fn forward(t: &mut Text, head: Head) {
+    begin(t, head);
+    let (k_tile, v_tile) = tiles(head);
+    let q =
+        Copy { pointer: "%qp", from: "%first", count: "%count", apart: "%wq", rows: QUERIES, to: (None, 0) };
+    copy(t, head, &q);
+    t.code("mov.u32 %tok, 0");
+    keys(t, head, "%kp", k_tile);
+    t.code("cp.async.commit_group; mov.u32 %j0, 0");
+    (0..head.d).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
+    (0..4).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFF800000; mov.f32 %l{i}, 0f00000000")));
+    t.label("KEYS");
+    t.code("cp.async.wait_group 0; bar.sync 0; mov.u32 %tok, %j0");
+    keys(t, head, "%vp", v_tile);
+    t.code("cp.async.commit_group; setp.gt.s32 %skip, %j0, %wlast; @%skip bra SCORED");
+    scores(t, head);
+    t.label("SCORED");
+    t.code(format!(
+        "cp.async.wait_group 0; bar.sync 0; add.u32 %next, %j0, {}; setp.ge.u32 %done, %next, %total; @%done bra LAST;
+         mov.u32 %tok, %next",
+        head.step()
+    ));
+    keys(t, head, "%kp", k_tile);
+    t.label("LAST");
+    t.code("cp.async.commit_group; @%skip bra SUMMED");
+    mask(t, head);
+    (0..4).for_each(|row| soften(t, head, row));
+    sums(t, head, v_tile);
+    t.label("SUMMED");
+    t.code("mov.u32 %j0, %next; @!%done bra KEYS; cp.async.wait_group 0");
+    finish(t, head);
+    t.end();
+}
+
+/// s = q k^T of the warp's 32 queries.
+fn scores(t: &mut Text, head: Head) {
+    let (n, k_tile) = (head.step(), tiles(head).0);
+    (0..n).for_each(|i| t.code(format!("mov.f32 %s{i}, 0f00000000")));
+    for step in 0..head.depth() {
+        for i in 0..2 {
+            let f = Fragments { lane: "%la", to: (None, 0), row: 16 * i, step, transposed: false };
+            fragments(t, head, if i == 0 { "%fq" } else { "%fp" }, &f);
+        }
+        for pair in 0..n / 16 {
+            let f = Fragments { lane: "%lb", to: (None, k_tile), row: 16 * pair, step, transposed: false };
+            fragments(t, head, "%b", &f);
+            for (i, left) in ["%fq", "%fp"].into_iter().enumerate() {
+                let at = i * n / 2 + 8 * pair;
+                (0..2).for_each(|j| multiply(t, ("%s", at + 4 * j), (left, 0), ("%b", 2 * j)));
+            }
+        }
+    }
+}
+
+/// -inf where a query does not see a key; most tiles need none of it.
+fn mask(t: &mut Text, head: Head) {
+    let t = &mut t.part(
+        "mask",
+        &Uses {
+            reads: ".u32 %j0, %wfirst, %g, %pair",
+            changes: &format!(".f32 %s<{}>", head.step()),
+            scratch: ".u32 %x, %r; .pred %p",
+        },
+    );
+    let n = head.step();
+    t.code(format!("add.u32 %x, %j0, {}; setp.le.u32 %p, %x, %wfirst; @%p bra SEEN", n - 1));
+    for row in 0..4 {
+        t.code(format!(
+            "add.u32 %r, %wfirst, %g; add.u32 %r, %r, {}; sub.u32 %r, %r, %j0; sub.u32 %r, %r, %pair",
+            8 * row
+        ));
+        for j in 0..n / 4 {
+            let s = format!("%s{}", place(head, row, j));
+            t.code(format!("setp.lt.s32 %p, %r, {}; selp.f32 {s}, 0fFF800000, {s}, %p", 8 * (j / 2) + j % 2));
+        }
+    }
+    t.label("SEEN");
+}
+
+/// Where the scores of a thread's row (0, 8, 16, 24 from its first) lie: column 8 (j / 2) + j % 2 from its own.
+fn place(head: Head, row: usize, j: usize) -> usize {
+    row / 2 * head.step() / 2 + 4 * (j / 2) + 2 * (row % 2) + j % 2
+}
+
+/// Scores of a row become probabilities under its new running maximum.
+fn soften(t: &mut Text, head: Head, row: usize) {
+    let n = head.step() / 4;
+    t.say(&format!("row {}: its largest, exponentials and their sum", 8 * row));
+    t.code(format!("mov.f32 %big, %m{row}"));
+    (0..n).for_each(|j| t.code(format!("max.f32 %big, %big, %s{}", place(head, row, j))));
+    for by in [1, 2] {
+        t.code(format!("shfl.sync.bfly.b32 %other, %big, {by}, 31, 0xffffffff; max.f32 %big, %big, %other"));
+    }
+    t.code(format!(
+        "sub.f32 %shrink, %m{row}, %big; mul.f32 %shrink, %shrink, %c2; ex2.approx.f32 %shrink, %shrink;
+         mov.f32 %m{row}, %big; mul.f32 %low, %big, %c2; neg.f32 %low, %low; mul.f32 %l{row}, %l{row}, %shrink"
+    ));
+    for s in (0..n).map(|j| format!("%s{}", place(head, row, j))) {
+        t.code(format!(
+            "fma.rn.f32 {s}, {s}, %c2, %low; ex2.approx.f32 {s}, {s}; add.f32 %l{row}, %l{row}, {s}"
+        ));
+    }
+    for i in (0..head.d / 4).map(|j| row / 2 * head.d / 2 + 4 * (j / 2) + 2 * (row % 2) + j % 2) {
+        t.code(format!("mul.f32 %acc{i}, %acc{i}, %shrink"));
+    }
+}
+
+/// acc += bf16(p) v
+fn sums(t: &mut Text, head: Head, v_tile: usize) {
+    let n = head.step();
+    for (i, pair) in (0..n / 8).map(|x| (x / (n / 16), x % (n / 16))) {
+        pack(t, ("%fp", 4 * (i * n / 16 + pair)), ("%s", i * n / 2 + 8 * pair));
+    }
+    for (pair, step) in (0..n / 16 * head.depth()).map(|x| (x / head.depth(), x % head.depth())) {
+        let f = Fragments { lane: "%lv", to: (None, v_tile), row: 16 * pair, step, transposed: true };
+        fragments(t, head, "%b", &f);
+        for i in 0..2 {
+            let (left, at) = (4 * (i * n / 16 + pair), i * head.d / 2 + 8 * step);
+            (0..2).for_each(|j| multiply(t, ("%acc", at + 4 * j), ("%fp", left), ("%b", 2 * j)));
+        }
+    }
+}
+
+/// out and logsumexp of the warp's 32 queries.
+fn finish(t: &mut Text, head: Head) {
+    t.code("ld.param.u64 %safe, [out]; ld.param.u64 %lse, [lse]");
+    for i in 0..2 {
+        for high in 0..2 {
+            let row = 2 * i + high;
+            for by in [1, 2] {
+                t.code(format!(
+                    "shfl.sync.bfly.b32 %other, %l{row}, {by}, 31, 0xffffffff; add.f32 %l{row}, %l{row}, %other"
+                ));
+            }
+            t.code(format!(
+                "shl.b32 %x, %warp, 5; add.u32 %x, %x, %g; add.u32 %x, %x, {}; setp.lt.u32 %in{high}, %x, %count;
+                 add.u32 %x, %x, %first; lg2.approx.f32 %v, %l{row}; mul.f32 %v, %v, 0f3F317218;
+                 fma.rn.f32 %v, %m{row}, %scale, %v; mad.lo.u32 %y, %x, %hq, %head; mad.wide.u32 %row, %y, 4, %lse;
+                 setp.eq.u32 %p, %pair, 0; and.pred %p, %p, %in{high}; @%p st.global.f32 [%row], %v;
+                 mul.lo.u32 %y, %head, %d; add.u32 %y, %y, %pair; cvt.u64.u32 %wide, %y; shl.b64 %wide, %wide, 1;
+                 mad.wide.u32 %row, %x, %wq, %wide; shl.b64 %row, %row, 1; add.u64 %out{high}, %safe, %row;
+                 rcp.approx.f32 %m{row}, %l{row}",
+                8 * row
+            ));
+        }
+        let by = [Some(["%m0", "%m2"][i]), Some(["%m1", "%m3"][i])];
+        write(t, head, ("%acc", i * head.d / 2), ("%out", "%in"), by);
+    }
+}

@@ -1,0 +1,194 @@
+//! What becomes of a tile of product_sm90a: an adapter's part is added, and it is stored. 64 columns at a time, so that
+//! the adapter's sums fit beside the product's.
+
+use crate::product_sm90a::{BARRIERS, Epilogue};
+use crate::tensor::Lies;
+use crate::{Text, Uses};
+
+/// Of the rank that lie in shared memory at a time, behind the barriers.
+const CHUNK: usize = 16;
+/// Numbers from one of the rank to the next of left's tile, and of right's.
+const LEFT: usize = 130;
+const RIGHT: usize = 66;
+/// Bytes of left's tile, and of both.
+const LEFTS: usize = 4 * LEFT * CHUNK;
+pub const TILES: usize = LEFTS + 4 * RIGHT * CHUNK;
+
+/// Of column group `part`, the sum's number `c` of the pair `j` in the upper or lower half of the warp's rows.
+fn sum(part: usize, j: usize, half: usize, c: usize) -> usize {
+    4 * (8 * part + j) + 2 * half + c
+}
+
+/// Stores the tile at %m0, %n0.
+pub fn store(t: &mut Text, b: Lies, epilogue: Epilogue) {
+    let t = &mut t.part("store", &Uses { reads: ".u32 %t, %warp, %lane, %group, %m, %n, %m0, %n0, %ldo, %bars; .u64 %out; .pred %adding; .f32 %acc<128>", scratch: ".u32 %x, %y, %k0; .u64 %wide, %row; .f32 %v, %old<16>; .pred %p, %q, %r, %full", ..Uses::default() });
+    t.say("this thread's first output: row %m0 + %x, column %n0 + %y, and those 8 rows below it and 8 columns on");
+    t.code(
+        "setp.eq.u32 %full, %t, %t; add.u32 %x, %m0, 128; setp.le.u32 %p, %x, %m; and.pred %full, %full, %p;
+         add.u32 %x, %n0, 256; setp.le.u32 %p, %x, %n; and.pred %full, %full, %p",
+    );
+    t.say("pairs are stored as such where all of them begin at multiples of 8 bytes");
+    t.code(
+        "cvt.u32.u64 %x, %out; shl.b32 %y, %ldo, 2; or.b32 %x, %x, %y; and.b32 %x, %x, 7; setp.eq.u32 %p, %x, 0;
+         and.pred %full, %full, %p",
+    );
+    if epilogue == Epilogue::Adapter {
+        begin(t);
+    }
+    t.code(
+        "and.b32 %x, %warp, 3; shl.b32 %x, %x, 4; shl.b32 %y, %group, 6; add.u32 %x, %x, %y; shr.u32 %y, %lane, 2;
+         add.u32 %x, %x, %y; and.b32 %y, %lane, 3; shl.b32 %y, %y, 1",
+    );
+    if epilogue == Epilogue::Adapter {
+        t.code(format!(
+            "mad.lo.u32 %am, %x, 4, %tiles2; mad.lo.u32 %an, %y, 4, %tiles2; add.u32 %an, %an, {LEFTS}"
+        ));
+    }
+    t.code(
+        "add.u32 %x, %m0, %x; add.u32 %y, %n0, %y; cvt.u64.u32 %wide, %y; mad.wide.u32 %row, %x, %ldo, %wide;
+         shl.b64 %row, %row, 2; add.u64 %row, %row, %out; mul.wide.u32 %wide, %ldo, 32; add.u64 %wide, %wide, %row",
+    );
+    for part in 0..4 {
+        if epilogue == Epilogue::Adapter {
+            adapter(t, b, part);
+        }
+        t.code(format!("@!%full bra EDGE{part}"));
+        (0..2).for_each(|half| pairs(t, epilogue, (part, half)));
+        t.code(format!("bra STORED{part}"));
+        t.label(&format!("EDGE{part}"));
+        (0..2).for_each(|half| singles(t, epilogue, (part, half)));
+        t.label(&format!("STORED{part}"));
+    }
+}
+
+/// The address of the half's row.
+fn row(half: usize) -> &'static str {
+    ["%row", "%wide"][half]
+}
+
+/// What the two ways to store read: the half's row, sums, the adapter's part where there is one, and more.
+fn reads(epilogue: Epilogue, (half, more): (usize, &str)) -> String {
+    let low = if epilogue == Epilogue::Adapter { "; .f32 %low<32>, %by" } else { "" };
+    format!(".u64 {}; .pred %adding; .f32 %acc<128>{low}{more}", row(half))
+}
+
+/// A value: the sum and what was there before, and the adapter's part.
+fn value(t: &mut Text, epilogue: Epilogue, (part, half, j, c): (usize, usize, usize, usize), old: usize) {
+    t.code(format!("add.f32 %old{old}, %acc{}, %old{old}", sum(part, j, half, c)));
+    if epilogue == Epilogue::Adapter {
+        t.code(format!("mul.f32 %v, %low{}, %by; add.f32 %old{old}, %v, %old{old}", sum(0, j, half, c)));
+    }
+}
+
+/// A tile that lies wholly inside: all that is read comes before all that is written, for which it would wait.
+fn pairs(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
+    let reads = reads(epilogue, (half, ""));
+    let t = &mut t.part("pairs", &Uses { reads: &reads, scratch: ".f32 %old<16>, %v", ..Uses::default() });
+    (0..16).for_each(|i| t.code(format!("mov.f32 %old{i}, 0f00000000")));
+    let at = |j: usize| format!("[{}+{}]", row(half), 256 * part + 32 * j);
+    for j in 0..8 {
+        t.code(format!("@%adding ld.global.v2.f32 {{%old{}, %old{}}}, {}", 2 * j, 2 * j + 1, at(j)));
+    }
+    for (j, c) in (0..16).map(|x| (x / 2, x % 2)) {
+        value(t, epilogue, (part, half, j, c), 2 * j + c);
+    }
+    for j in 0..8 {
+        t.code(format!("st.global.v2.f32 {}, {{%old{}, %old{}}}", at(j), 2 * j, 2 * j + 1));
+    }
+}
+
+/// One number at a time, and only what is inside.
+fn singles(t: &mut Text, epilogue: Epilogue, (part, half): (usize, usize)) {
+    let reads = reads(epilogue, (half, "; .u32 %x, %y, %m, %n"));
+    let t = &mut t.part(
+        "singles",
+        &Uses { reads: &reads, scratch: ".u32 %k0; .f32 %old0, %v; .pred %p, %q, %r", ..Uses::default() },
+    );
+    t.code(format!("add.u32 %k0, %x, {}; setp.lt.u32 %p, %k0, %m", 8 * half));
+    for (j, c) in (0..16).map(|x| (x / 2, x % 2)) {
+        let column = 64 * part + 8 * j + c;
+        t.code(format!(
+            "add.u32 %k0, %y, {column}; setp.lt.u32 %q, %k0, %n; and.pred %q, %q, %p; and.pred %r, %q, %adding;
+             mov.f32 %old0, 0f00000000; @%r ld.global.f32 %old0, [{}+{}]",
+            row(half),
+            4 * column
+        ));
+        value(t, epilogue, (part, half, j, c), 0);
+        t.code(format!("@%q st.global.f32 [{}+{}], %old0", row(half), 4 * column));
+    }
+}
+
+/// What the adapter's part needs of the tile.
+fn begin(t: &mut Text) {
+    t.code(format!(
+        ".reg .f32 %low<32>, %left<2>, %right<16>, %by; .reg .u64 %lp, %rp, %at;
+         .reg .u32 %rank, %between, %r0, %rest, %chunk, %tiles2, %i, %e, %am, %an, %pm, %pn, %row2, %col2, %word;
+         ld.param.u64 %lp, [left]; ld.param.u64 %rp, [right]; ld.param.u32 %rank, [rank];
+         ld.param.u32 %between, [between]; ld.param.f32 %by, [by]; add.u32 %tiles2, %bars, {BARRIERS}"
+    ));
+}
+
+/// %low<32> = left right for the 64 columns of `part`, in the order of the rank: left [M, R], right [N, R] along K, or
+/// [R, N] across it.
+fn adapter(t: &mut Text, lies: Lies, part: usize) {
+    let t = &mut t.part("adapter", &Uses { reads: ".u32 %t, %m, %n, %m0, %n0, %rank, %between, %tiles2, %am, %an; .u64 %lp, %rp", changes: ".f32 %low<32>", scratch: ".u32 %r0, %rest, %chunk, %col2, %pm, %pn, %i, %e, %row2, %word; .f32 %left<2>, %right<16>, %v; .u64 %at; .pred %p, %q" });
+    (0..32).for_each(|i| t.code(format!("mov.f32 %low{i}, 0f00000000")));
+    t.code("mov.u32 %r0, 0");
+    t.label(&format!("RANK{part}"));
+    t.say("everybody is done with what stood here");
+    t.code(format!("bar.sync 1, 256; sub.u32 %rest, %rank, %r0; min.u32 %chunk, %rest, {CHUNK}"));
+    t.code(format!("add.u32 %col2, %n0, {}", 64 * part));
+    fill(t, &format!("LEFT{part}"), ("%lp", "%rank"), ("%m0", "%m", 128), (Lies::AlongK, 0, LEFT));
+    fill(t, &format!("RIGHT{part}"), ("%rp", "%between"), ("%col2", "%n", 64), (lies, LEFTS, RIGHT));
+    t.code("bar.sync 1, 256; mov.u32 %pm, %am; mov.u32 %pn, %an; mov.u32 %i, 0");
+    t.label(&format!("TERM{part}"));
+    t.code("ld.shared.f32 %left0, [%pm]; ld.shared.f32 %left1, [%pm+32]");
+    for j in 0..8 {
+        t.code(format!("ld.shared.v2.f32 {{%right{}, %right{}}}, [%pn+{}]", 2 * j, 2 * j + 1, 32 * j));
+    }
+    for (j, half, c) in (0..32).map(|x| (x / 4, x / 2 % 2, x % 2)) {
+        let low = sum(0, j, half, c);
+        t.code(format!("fma.rn.f32 %low{low}, %left{half}, %right{}, %low{low}", 2 * j + c));
+    }
+    t.code(format!(
+        "add.u32 %pm, %pm, {}; add.u32 %pn, %pn, {}; add.u32 %i, %i, 1; setp.lt.u32 %p, %i, %chunk; @%p bra TERM{part};
+         add.u32 %r0, %r0, {CHUNK}; setp.lt.u32 %p, %r0, %rank; @%p bra RANK{part}",
+        4 * LEFT,
+        4 * RIGHT
+    ));
+}
+
+/// `wide` outputs by 16 of the rank to shared memory, zero beyond the edges; `between` numbers from row to row.
+fn fill(
+    t: &mut Text,
+    label: &str,
+    (pointer, between): (&str, &str),
+    (first, count, wide): (&str, &str, usize),
+    (lies, to, apart): (Lies, usize, usize),
+) {
+    let t = &mut t.part(
+        "fill",
+        &Uses {
+            reads: &format!(".u32 %t, %rest, %r0, %tiles2, {between}, {first}, {count}; .u64 {pointer}"),
+            scratch: ".u32 %i, %e, %row2, %word; .u64 %at; .f32 %v; .pred %p, %q",
+            ..Uses::default()
+        },
+    );
+    t.code("sub.u32 %i, %t, 128");
+    t.label(label);
+    match lies {
+        Lies::AlongK => t.code(format!("and.b32 %e, %i, {}; shr.u32 %row2, %i, 4", CHUNK - 1)),
+        Lies::AcrossK => t.code(format!("shr.u32 %e, %i, {}; and.b32 %row2, %i, {}", wide.ilog2(), wide - 1)),
+    }
+    t.code(format!(
+        "setp.lt.u32 %p, %e, %rest; mad.lo.u32 %word, %e, {apart}, %row2; mad.lo.u32 %word, %word, 4, %tiles2;
+         add.u32 %e, %e, %r0; add.u32 %row2, %row2, {first}; setp.lt.u32 %q, %row2, {count}; and.pred %p, %p, %q"
+    ));
+    let (row, column) = if lies == Lies::AlongK { ("%row2", "%e") } else { ("%e", "%row2") };
+    t.code(format!(
+        "cvt.u64.u32 %at, {column}; mad.wide.u32 %at, {row}, {between}, %at; shl.b64 %at, %at, 2;
+         add.u64 %at, %at, {pointer}; mov.f32 %v, 0f00000000; @%p ld.global.nc.f32 %v, [%at];
+         st.shared.f32 [%word+{to}], %v; add.u32 %i, %i, 256; setp.lt.u32 %p, %i, {}; @%p bra {label}",
+        wide * CHUNK
+    ));
+}

@@ -1,0 +1,75 @@
+//! The generator of the kernels whose text follows from a tile: products, attention, blocks. Its output lies in
+//! kernels/ptx/generated; `cargo run -p ptx-gen` writes it, `cargo run -p ptx-gen -- --check` compares.
+//!
+//! It has no dependencies. The manifest lies in a folder of its own, because cargo leaves a folder that has one out of the
+//! package of `finetune`, which carries these sources.
+
+mod attention;
+mod attention_grad;
+mod attention_grad_sm80;
+mod attention_grad_sm90a;
+mod attention_sm80;
+mod attention_sm90a;
+mod attention_tile;
+mod epilogue;
+mod epilogue_sm90a;
+mod flash;
+mod flash_sm90a;
+mod flow;
+mod grad_scores_sm90a;
+mod grad_sums_sm90a;
+mod order;
+mod product;
+mod product_sm70;
+mod product_sm90a;
+mod registers;
+mod statement;
+mod tensor;
+mod text;
+mod widen;
+
+pub use order::{Mark, Order};
+use std::path::Path;
+use text::{Text, Uses};
+
+/// A file that is generated.
+#[derive(Debug)]
+pub struct File {
+    /// Its name in kernels/ptx/generated.
+    pub name: &'static str,
+    /// PTX.
+    pub text: String,
+    /// Where statements stand that order others, in the order of the text.
+    pub marks: Vec<Mark>,
+}
+
+/// All files of kernels/ptx/generated, by name.
+pub fn files() -> Vec<File> {
+    let mut out = product::files();
+    out.extend(attention::files());
+    out.extend(tensor::files());
+    out.extend(product_sm70::files());
+    out.extend(product_sm90a::files());
+    out.extend(attention_grad::files());
+    out.extend(attention_sm80::files());
+    out.extend(attention_sm90a::files());
+    out.extend(attention_grad_sm80::files());
+    out.extend(attention_grad_sm90a::files());
+    out.extend(widen::files());
+    out.sort_by_key(|f| f.name);
+    out
+}
+
+/// What differs between the generator's files and those of a folder, a line each.
+pub fn differences(folder: &Path) -> Vec<String> {
+    let files = files();
+    let differs =
+        |f: &&File| !std::fs::read_to_string(folder.join(f.name)).is_ok_and(|there| there == f.text);
+    let written =
+        files.iter().filter(differs).map(|f| format!("{} is not what the generator writes", f.name));
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
+    let strange = names.filter(|name| files.iter().all(|f| f.name != name));
+    let strange = strange.map(|name| format!("{name} is written by no generator"));
+    written.chain(strange).collect()
+}
