@@ -6,7 +6,7 @@
 
 mod formula;
 
-use finetune::backend::cpu::Cpu;
+use finetune::backend::Cpu;
 use finetune::families::{Bias, Biases, Family, LLAMA, Norms, ScoreScale};
 use finetune::model::config::Config;
 use finetune::model::decoder::{Build, Decoder, Keep};
