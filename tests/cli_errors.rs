@@ -74,7 +74,7 @@ fn the_command_line() {
         ("--target-modules lm_head", 78, "lm_head .. q_proj"),
         ("--neftune-noise-alpha 5", 78, "--neftune-noise-alpha .. not supported"),
         ("--load-in-8bit true", 78, "--load-in-8bit .. quantize: q8_0"),
-        ("--quantize int3", 78, "--quantize .. int3 .. nf4, nf4-double and q8_0"),
+        ("--quantize int3", 78, "--quantize .. int3 .. nf4, nf4-double, q8_0"),
         ("--class-weights 1,2", 78, "--class-weights .. --task classify"),
         ("--resume --overwrite -o out", 78, "--resume or --overwrite"),
         ("--resume=nowhere", 1, "nowhere .. nothing to resume"),

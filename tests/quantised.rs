@@ -245,7 +245,7 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     let parity = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity/llama");
     let ragged = Quantised::new(Case::open(&parity).tensors, Recipe::Q8).err().unwrap();
     assert!(ragged.to_string().contains("48 numbers are not whole blocks of 32"), "{ragged}");
-    assert!(Recipe::named("int3").err().unwrap().to_string().contains("nf4, nf4-double and q8_0"));
+    assert!(Recipe::named("int3").err().unwrap().to_string().contains("nf4, nf4-double, q8_0"));
 }
 
 #[test]

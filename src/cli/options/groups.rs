@@ -313,7 +313,7 @@ mod tests {
         check("early-stopping", "0", 0, "");
         check("best-metric", "eval_loss", 0, "");
         check("best-metric", "accuracy", 78, "--task classify");
-        check("best-metric", "bleu", 78, "loss, accuracy and macro_f1");
+        check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
     }
 
     #[test]

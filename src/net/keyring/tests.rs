@@ -66,7 +66,7 @@ fn what_is_named_comes_first() {
     let two = Keyring { named: None, ..all };
     assert_eq!(text(&two), variable);
     let bad = Keyring { variable: Some("hunter2".into()), ..two.clone() };
-    assert!(bad.find().unwrap_err().to_string().starts_with("FINETUNE_TOKEN: that is no token: 56 bits"));
+    assert!(bad.find().unwrap_err().to_string().starts_with("FINETUNE_TOKEN: not a token: 56 bits"));
     assert_eq!(text(&Keyring { variable: None, ..two }), own);
 }
 
