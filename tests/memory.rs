@@ -169,7 +169,9 @@ fn every_way_that_a_refusal_advises_fits() {
 #[test]
 fn a_plan_needs_no_weights() {
     let b = Bench::new();
-    let run = |model: &str| plan(&b, &format!("{model} --data rows.jsonl --gpus cpu --dtype f32"));
+    let run = |model: &str| {
+        plan(&b, &format!("{model} --data rows.jsonl --gpus cpu --dtype f32 --memory-limit 1GB"))
+    };
     b.model("whole");
     std::fs::remove_file(b.model("bare").join("model.safetensors")).unwrap();
     let (whole, bare) = (run("whole"), run("bare"));
