@@ -18,6 +18,7 @@ mod flash_sm90a;
 mod flow;
 mod grad_scores_sm90a;
 mod grad_sums_sm90a;
+mod operand;
 mod order;
 mod product;
 mod product_sm70;
