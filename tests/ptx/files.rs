@@ -28,7 +28,7 @@ pub fn is_generated(name: &str) -> bool {
     !by_hand.join(name).exists()
 }
 
-/// Where a file of that name lies.
+/// The path of the file of that name.
 pub fn path(name: &str) -> PathBuf {
     let [by_hand, generated] = folders();
     if is_generated(name) { generated.join(name) } else { by_hand.join(name) }

@@ -6,7 +6,7 @@ use crate::flash_sm90a::{
     BLOCK, HELD, Left, Operand, Ring, SIZES, Sums, Tile, commit, copy, describe, fence, fills, give, held,
     hold, multiplies, multiply, open, release, take, wait,
 };
-use crate::tensor::Lies;
+use crate::operand::Layout;
 use crate::{File, Text, Uses};
 
 /// Keys of a tile.
@@ -141,10 +141,10 @@ fn attend(t: &mut Text, d: usize) {
          sub.u32 %wfirst, %first, %start; add.u32 %wfirst, %wfirst, %mine; add.u32 %mine, %mine, %g;
          mad.lo.u32 %y, %wg, 8192, %base",
     );
-    describe(t, "%dq", "%y", (Tile { d, rows: HELD }, Lies::AlongK));
+    describe(t, "%dq", "%y", (Tile { d, rows: HELD }, Layout::AlongK));
     t.code(format!("add.u32 %y, %base, {}", ring.held));
-    describe(t, "%dk", "%y", (tile, Lies::AlongK));
-    describe(t, "%dv", "%y", (tile, Lies::AcrossK));
+    describe(t, "%dk", "%y", (tile, Layout::AlongK));
+    describe(t, "%dv", "%y", (tile, Layout::AcrossK));
     (0..d / 2).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
     (0..2).for_each(|i| t.code(format!("mov.f32 %m{i}, 0fFF800000; mov.f32 %l{i}, 0f00000000")));
     t.code("mov.u32 %j0, 0");
@@ -186,15 +186,15 @@ fn attend(t: &mut Text, d: usize) {
 /// s = q k^T of the tile that is %at behind the first slot.
 fn scores(t: &mut Text, d: usize) {
     t.code("add.u64 %wide, %dk, %at");
-    let q = Operand { descriptor: "%dq", tile: Tile { d, rows: HELD }, lies: Lies::AlongK };
-    let k = Operand { descriptor: "%wide", tile: tile(d), lies: Lies::AlongK };
+    let q = Operand { descriptor: "%dq", tile: Tile { d, rows: HELD }, layout: Layout::AlongK };
+    let k = Operand { descriptor: "%wide", tile: tile(d), layout: Layout::AlongK };
     multiply(t, ("%s", KEYS, Sums::Set), Left::Shared(q), k, d / 16);
 }
 
 /// acc += bf16(p) v of the tile that is %at behind the first slot.
 fn sums(t: &mut Text, d: usize) {
     t.code("add.u64 %wide, %dv, %at");
-    let v = Operand { descriptor: "%wide", tile: tile(d), lies: Lies::AcrossK };
+    let v = Operand { descriptor: "%wide", tile: tile(d), layout: Layout::AcrossK };
     multiply(t, ("%acc", d, Sums::Add), Left::Registers("%fp"), v, KEYS / 16);
 }
 

@@ -1,7 +1,7 @@
 //! The adapter's part of a product on tensor cores, added before the product's tile is stored: f32 through shared
 //! memory, where the stages were, 32 of the rank at a time. A thread's sums are those of its fragments.
 
-use crate::tensor::Lies;
+use crate::operand::Layout;
 use crate::{Text, Uses};
 
 /// Parameters behind those of the product.
@@ -14,7 +14,7 @@ const APART: usize = 130;
 const RIGHT: usize = 4 * CHUNK * APART;
 
 /// %low<64> = left right, in the order of the rank: left [M, R], right [N, R] along K, or [R, N] across it.
-pub fn adapter(t: &mut Text, lies: Lies) {
+pub fn adapter(t: &mut Text, layout: Layout) {
     let t = &mut t.part(
         "adapter",
         &Uses {
@@ -34,8 +34,8 @@ pub fn adapter(t: &mut Text, lies: Lies) {
     t.label("RANK");
     t.say("everybody is done with what stood here");
     t.code(format!("bar.sync 0; sub.u32 %rest, %rank, %r0; min.u32 %chunk, %rest, {CHUNK}"));
-    fill(t, ("LEFT", "%lp", "%rank"), ("%m0", "%m"), Lies::AlongK, 0);
-    fill(t, ("RIGHT", "%rp", "%between"), ("%n0", "%n"), lies, RIGHT);
+    fill(t, ("LEFT", "%lp", "%rank"), ("%m0", "%m"), Layout::AlongK, 0);
+    fill(t, ("RIGHT", "%rp", "%between"), ("%n0", "%n"), layout, RIGHT);
     t.code(
         "bar.sync 0; mov.u32 %base2, stages; shr.u32 %am, %lane, 2; add.u32 %am, %am, %wm; shl.b32 %am, %am, 2;
          add.u32 %am, %am, %base2; and.b32 %an, %lane, 3; shl.b32 %an, %an, 1; add.u32 %an, %an, %wn;
@@ -67,7 +67,7 @@ fn fill(
     t: &mut Text,
     (label, pointer, between): (&str, &str, &str),
     (first, count): (&str, &str),
-    lies: Lies,
+    layout: Layout,
     to: usize,
 ) {
     let t = &mut t.part(
@@ -80,16 +80,16 @@ fn fill(
     );
     t.code("mov.u32 %i, %t");
     t.label(label);
-    match lies {
-        Lies::AlongK => t.code("and.b32 %x, %i, 31; shr.u32 %y, %i, 5"),
-        Lies::AcrossK => t.code("shr.u32 %x, %i, 7; and.b32 %y, %i, 127"),
+    match layout {
+        Layout::AlongK => t.code("and.b32 %x, %i, 31; shr.u32 %y, %i, 5"),
+        Layout::AcrossK => t.code("shr.u32 %x, %i, 7; and.b32 %y, %i, 127"),
     }
     t.code(format!(
         "setp.lt.u32 %p, %x, %rest; mad.lo.u32 %real, %x, {APART}, %y; shl.b32 %real, %real, 2; mov.u32 %base2, stages;
          add.u32 %real, %real, %base2; add.u32 %x, %x, %r0; add.u32 %y, %y, {first}; setp.lt.u32 %q, %y, {count};
          and.pred %p, %p, %q"
     ));
-    let (row, column) = if lies == Lies::AlongK { ("%y", "%x") } else { ("%x", "%y") };
+    let (row, column) = if layout == Layout::AlongK { ("%y", "%x") } else { ("%x", "%y") };
     t.code(format!(
         "cvt.u64.u32 %wide, {column}; mad.wide.u32 %row, {row}, {between}, %wide; shl.b64 %row, %row, 2;
          add.u64 %row, %row, {pointer}; mov.f32 %v, 0f00000000; @%p ld.global.nc.f32 %v, [%row];

@@ -1,8 +1,8 @@
 //! What becomes of a tile of product_sm90a: an adapter's part is added, and it is stored. 64 columns at a time, so that
 //! the adapter's sums fit beside the product's.
 
+use crate::operand::Layout;
 use crate::product_sm90a::{BARRIERS, Epilogue};
-use crate::tensor::Lies;
 use crate::{Text, Uses};
 
 /// Of the rank that lie in shared memory at a time, behind the barriers.
@@ -20,7 +20,7 @@ fn sum(part: usize, j: usize, half: usize, c: usize) -> usize {
 }
 
 /// Stores the tile at %m0, %n0.
-pub fn store(t: &mut Text, b: Lies, epilogue: Epilogue) {
+pub fn store(t: &mut Text, b: Layout, epilogue: Epilogue) {
     let t = &mut t.part("store", &Uses { reads: ".u32 %t, %warp, %lane, %group, %m, %n, %m0, %n0, %ldo, %bars; .u64 %out; .pred %adding; .f32 %acc<128>", scratch: ".u32 %x, %y, %k0; .u64 %wide, %row; .f32 %v, %old<16>; .pred %p, %q, %r, %full", ..Uses::default() });
     t.say("this thread's first output: row %m0 + %x, column %n0 + %y, and those 8 rows below it and 8 columns on");
     t.code(
@@ -130,7 +130,7 @@ fn begin(t: &mut Text) {
 
 /// %low<32> = left right for the 64 columns of `part`, in the order of the rank: left [M, R], right [N, R] along K, or
 /// [R, N] across it.
-fn adapter(t: &mut Text, lies: Lies, part: usize) {
+fn adapter(t: &mut Text, layout: Layout, part: usize) {
     let t = &mut t.part("adapter", &Uses { reads: ".u32 %t, %m, %n, %m0, %n0, %rank, %between, %tiles2, %am, %an; .u64 %lp, %rp", changes: ".f32 %low<32>", scratch: ".u32 %r0, %rest, %chunk, %col2, %pm, %pn, %i, %e, %row2, %word; .f32 %left<2>, %right<16>, %v; .u64 %at; .pred %p, %q" });
     (0..32).for_each(|i| t.code(format!("mov.f32 %low{i}, 0f00000000")));
     t.code("mov.u32 %r0, 0");
@@ -138,8 +138,8 @@ fn adapter(t: &mut Text, lies: Lies, part: usize) {
     t.say("everybody is done with what stood here");
     t.code(format!("bar.sync 1, 256; sub.u32 %rest, %rank, %r0; min.u32 %chunk, %rest, {CHUNK}"));
     t.code(format!("add.u32 %col2, %n0, {}", 64 * part));
-    fill(t, &format!("LEFT{part}"), ("%lp", "%rank"), ("%m0", "%m", 128), (Lies::AlongK, 0, LEFT));
-    fill(t, &format!("RIGHT{part}"), ("%rp", "%between"), ("%col2", "%n", 64), (lies, LEFTS, RIGHT));
+    fill(t, &format!("LEFT{part}"), ("%lp", "%rank"), ("%m0", "%m", 128), (Layout::AlongK, 0, LEFT));
+    fill(t, &format!("RIGHT{part}"), ("%rp", "%between"), ("%col2", "%n", 64), (layout, LEFTS, RIGHT));
     t.code("bar.sync 1, 256; mov.u32 %pm, %am; mov.u32 %pn, %an; mov.u32 %i, 0");
     t.label(&format!("TERM{part}"));
     t.code("ld.shared.f32 %left0, [%pm]; ld.shared.f32 %left1, [%pm+32]");
@@ -164,7 +164,7 @@ fn fill(
     label: &str,
     (pointer, between): (&str, &str),
     (first, count, wide): (&str, &str, usize),
-    (lies, to, apart): (Lies, usize, usize),
+    (layout, to, apart): (Layout, usize, usize),
 ) {
     let t = &mut t.part(
         "fill",
@@ -176,15 +176,17 @@ fn fill(
     );
     t.code("sub.u32 %i, %t, 128");
     t.label(label);
-    match lies {
-        Lies::AlongK => t.code(format!("and.b32 %e, %i, {}; shr.u32 %row2, %i, 4", CHUNK - 1)),
-        Lies::AcrossK => t.code(format!("shr.u32 %e, %i, {}; and.b32 %row2, %i, {}", wide.ilog2(), wide - 1)),
+    match layout {
+        Layout::AlongK => t.code(format!("and.b32 %e, %i, {}; shr.u32 %row2, %i, 4", CHUNK - 1)),
+        Layout::AcrossK => {
+            t.code(format!("shr.u32 %e, %i, {}; and.b32 %row2, %i, {}", wide.ilog2(), wide - 1))
+        }
     }
     t.code(format!(
         "setp.lt.u32 %p, %e, %rest; mad.lo.u32 %word, %e, {apart}, %row2; mad.lo.u32 %word, %word, 4, %tiles2;
          add.u32 %e, %e, %r0; add.u32 %row2, %row2, {first}; setp.lt.u32 %q, %row2, {count}; and.pred %p, %p, %q"
     ));
-    let (row, column) = if lies == Lies::AlongK { ("%row2", "%e") } else { ("%e", "%row2") };
+    let (row, column) = if layout == Layout::AlongK { ("%row2", "%e") } else { ("%e", "%row2") };
     t.code(format!(
         "cvt.u64.u32 %at, {column}; mad.wide.u32 %at, {row}, {between}, %at; shl.b64 %at, %at, 2;
          add.u64 %at, %at, {pointer}; mov.f32 %v, 0f00000000; @%p ld.global.nc.f32 %v, [%at];

@@ -2,9 +2,9 @@
 //! copy engine bring tiles of tokens of one head, and two that multiply them, 64 of the 128 rows that the block holds
 //! each. A tile lies as parts of 64 columns beside each other, each with rows of 128 bytes, swizzled.
 
+use crate::operand::Layout;
 use crate::registers::numbered;
 use crate::statement::NEVER;
-use crate::tensor::Lies;
 use crate::{Text, Uses};
 
 /// Sizes of heads that kernels are written for, exactly.
@@ -212,13 +212,13 @@ pub fn copy(t: &mut Text, map: &str, (column, row): (&str, &str), (tile, box_row
 }
 
 /// `{to}` describes the tile that lies at the address `from`: along K, rows are outputs; across K, they are terms.
-pub fn describe(t: &mut Text, to: &str, from: &str, (tile, lies): (Tile, Lies)) {
+pub fn describe(t: &mut Text, to: &str, from: &str, (tile, layout): (Tile, Layout)) {
     let t = &mut t.part(
         "describe",
         &Uses { reads: &format!(".u32 {from}"), changes: &format!(".u64 {to}"), scratch: ".u32 %x" },
     );
     // Bytes from 64 columns to the next are asked for across K alone.
-    let apart = if lies == Lies::AcrossK { tile.part() as u64 } else { 16 };
+    let apart = if layout == Layout::AcrossK { tile.part() as u64 } else { 16 };
     t.code(format!(
         "shr.u32 %x, {from}, 4; cvt.u64.u32 {to}, %x; add.u64 {to}, {to}, 0x{:x}",
         (apart / 16) << 16 | (1024 / 16) << 32 | 1 << 62
@@ -230,15 +230,15 @@ pub fn describe(t: &mut Text, to: &str, from: &str, (tile, lies): (Tile, Lies)) 
 pub struct Operand<'a> {
     pub descriptor: &'a str,
     pub tile: Tile,
-    pub lies: Lies,
+    pub layout: Layout,
 }
 
 impl Operand<'_> {
     /// What step `n` of 16 terms adds to the descriptor.
     fn ahead(&self, n: usize) -> usize {
-        match self.lies {
-            Lies::AlongK => (32 * (n % 4) + self.tile.part() * (n / 4)) / 16,
-            Lies::AcrossK => 128 * n,
+        match self.layout {
+            Layout::AlongK => (32 * (n % 4) + self.tile.part() * (n / 4)) / 16,
+            Layout::AcrossK => 128 * n,
         }
     }
 
@@ -294,7 +294,7 @@ pub fn multiply(
         let keeps = if step == 0 && write == Sums::Set { NEVER } else { "%all" };
         t.code(format!(
             "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{all}}}, {a}, {b}, {keeps}, 1, 1{of_a}, {}",
-            u32::from(right.lies == Lies::AcrossK)
+            u32::from(right.layout == Layout::AcrossK)
         ));
     }
 }

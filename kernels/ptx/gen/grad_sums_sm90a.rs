@@ -3,7 +3,7 @@
 
 use crate::attention_grad_sm90a::{Holds, Kernel, advance};
 use crate::flash_sm90a::{self as flash, Left, Operand, Sums};
-use crate::tensor::Lies;
+use crate::operand::Layout;
 use crate::{Text, grad_scores_sm90a as scores};
 
 /// Tiles to sums. What a tile adds is waited for when the next one's scores are under way, and its slot given back; the
@@ -41,10 +41,10 @@ pub fn tiles(t: &mut Text, k: Kernel) {
 fn begin(t: &mut Text, k: Kernel) {
     let (held, streams) = (k.held(), k.streams());
     t.code("shl.b32 %y, %wg, 13; add.u32 %y, %base, %y");
-    flash::describe(t, "%ha", "%y", (held, Lies::AlongK));
+    flash::describe(t, "%ha", "%y", (held, Layout::AlongK));
     t.code(format!("add.u64 %hb, %ha, {}; add.u32 %y, %base, {}", held.bytes() / 16, k.ring().held));
-    flash::describe(t, "%along", "%y", (streams, Lies::AlongK));
-    flash::describe(t, "%across", "%y", (streams, Lies::AcrossK));
+    flash::describe(t, "%along", "%y", (streams, Layout::AlongK));
+    flash::describe(t, "%across", "%y", (streams, Layout::AcrossK));
     for i in 0..k.d / 2 {
         t.code(format!("mov.f32 %ga{i}, 0f00000000"));
         if k.holds == Holds::Keys {
@@ -63,8 +63,8 @@ fn multiply(t: &mut Text, k: Kernel) {
     ));
     flash::fence(t);
     for (sums, left, right) in [("%s", "%ha", "%ta"), ("%e", "%hb", "%tb")] {
-        let left = Left::Shared(Operand { descriptor: left, tile: held, lies: Lies::AlongK });
-        let right = Operand { descriptor: right, tile: streams, lies: Lies::AlongK };
+        let left = Left::Shared(Operand { descriptor: left, tile: held, layout: Layout::AlongK });
+        let right = Operand { descriptor: right, tile: streams, layout: Layout::AlongK };
         flash::multiply(t, (sums, k.step(), Sums::Set), left, right, k.d / 16);
         flash::commit(t);
     }
@@ -100,7 +100,7 @@ fn add(t: &mut Text, k: Kernel) {
     let both = [("%gb", "%fs", "%wb"), ("%ga", "%fe", "%wa")];
     flash::fence(t);
     for (sums, left, right) in if k.holds == Holds::Keys { &both[..] } else { &both[1..] } {
-        let right = Operand { descriptor: right, tile: k.streams(), lies: Lies::AcrossK };
+        let right = Operand { descriptor: right, tile: k.streams(), layout: Layout::AcrossK };
         flash::multiply(t, (sums, k.d, Sums::Add), Left::Registers(left), right, k.step() / 16);
     }
     flash::commit(t);

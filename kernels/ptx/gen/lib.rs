@@ -1,7 +1,7 @@
-//! The generator of the kernels whose text follows from a tile: products, attention, blocks. Its output lies in
+//! The generator of the kernels whose text follows from a tile: products, attention, blocks. Its output is in
 //! kernels/ptx/generated; `cargo run -p ptx-gen` writes it, `cargo run -p ptx-gen -- --check` compares.
 //!
-//! It has no dependencies. The manifest lies in a folder of its own, because cargo leaves a folder that has one out of the
+//! It has no dependencies. The manifest has a folder of its own, because cargo leaves a folder that has one out of the
 //! package of `finetune`, which carries these sources.
 
 mod attention;
@@ -18,6 +18,7 @@ mod flash_sm90a;
 mod flow;
 mod grad_scores_sm90a;
 mod grad_sums_sm90a;
+mod operand;
 mod order;
 mod product;
 mod product_sm70;

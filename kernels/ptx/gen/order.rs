@@ -13,7 +13,7 @@ pub enum Order {
     Fence,
     /// An mbarrier begins; the number is that of its arrivals.
     Begin,
-    /// An mbarrier expects so many bytes.
+    /// An mbarrier expects a number of bytes.
     Expect,
     /// A thread arrives at an mbarrier.
     Arrive,
@@ -23,7 +23,7 @@ pub enum Order {
     Copy,
     /// What was started since the last becomes a group.
     Commit,
-    /// Until at most so many groups are under way.
+    /// At most a number of groups are under way after it.
     Pending,
     /// Registers are given back.
     Give,

@@ -1,24 +1,8 @@
 //! The f32 product of the baseline: 64 x 64 outputs by 256 threads, K in steps of 16 through shared memory, 4 x 4
 //! outputs a thread. matmul, linear and linear_grad differ in how operands lie and what a weight is stored as.
 
+use crate::operand::{Layout, Stored};
 use crate::{File, Text, Uses};
-
-/// How an operand lies in memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lies {
-    /// Rows are outputs, K is contiguous.
-    AlongK,
-    /// Rows are K, outputs are contiguous.
-    AcrossK,
-}
-
-/// What an operand is stored as.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stored {
-    F32,
-    Bf16,
-    F16,
-}
 
 const HEAD: &str = "
 out[M, N] (=|+=) scale * op(a) op(b), f32 arithmetic: one fused multiply-add per term, in the order of k, so that
@@ -39,9 +23,9 @@ budget: 80 registers, 8704 bytes of shared memory
 ";
 
 pub fn files() -> Vec<File> {
-    use Lies::{AcrossK, AlongK};
+    use Layout::{AcrossK, AlongK};
     let weights = [("f32", Stored::F32), ("bf16", Stored::Bf16), ("f16", Stored::F16)];
-    let of = |name, title: &str, entries: Vec<(String, Lies, (Lies, Stored))>| {
+    let of = |name, title: &str, entries: Vec<(String, Layout, (Layout, Stored))>| {
         let mut t = Text::default();
         t.head(&format!("{title}\n{HEAD}"), ("7.0", "sm_70"));
         entries.iter().for_each(|(name, a, b)| entry(&mut t, name, *a, *b));
@@ -77,7 +61,7 @@ pub const PARAMS: [(&str, &str); 11] = [
     ("u32", "add"),
 ];
 
-fn entry(t: &mut Text, name: &str, a: Lies, (b, stored): (Lies, Stored)) {
+fn entry(t: &mut Text, name: &str, a: Layout, (b, stored): (Layout, Stored)) {
     t.entry(name, &PARAMS, 256);
     t.code(
         ".reg .f32 %acc<16>, %a<4>, %b<4>, %ga<4>, %gb<4>, %scale, %v, %old;
@@ -121,7 +105,7 @@ fn entry(t: &mut Text, name: &str, a: Lies, (b, stored): (Lies, Stored)) {
 }
 
 /// Where this thread reads its four numbers of an operand, and where it puts them in the tile.
-fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (Lies, Stored)) {
+fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "place",
         &Uses {
@@ -130,19 +114,19 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (L
             scratch: ".u64 %row, %wide; .u32 %x",
         },
     );
-    let size = if stored == Stored::F32 { 4 } else { 2 };
+    let size = stored.size();
     t.say(&format!("{x}: %o{x} is the output's row or column, %k{x} the place in K"));
-    match lies {
-        Lies::AlongK => t.code(format!("and.b32 %k{x}, %t, 15; shr.u32 %o{x}, %t, 4")),
-        Lies::AcrossK => t.code(format!("and.b32 %o{x}, %t, 63; shr.u32 %k{x}, %t, 6")),
+    match layout {
+        Layout::AlongK => t.code(format!("and.b32 %k{x}, %t, 15; shr.u32 %o{x}, %t, 4")),
+        Layout::AcrossK => t.code(format!("and.b32 %o{x}, %t, 63; shr.u32 %k{x}, %t, 6")),
     }
     t.code(format!(
         "mov.u32 %s{x}, tile_{x}; mad.lo.u32 %s{x}, %k{x}, 272, %s{x};
          shl.b32 %x, %o{x}, 2; add.u32 %s{x}, %s{x}, %x; add.u32 %o{x}, %o{x}, {first}"
     ));
-    let (rows, cols, between) = match lies {
-        Lies::AlongK => (format!("%o{x}"), format!("%k{x}"), 16),
-        Lies::AcrossK => (format!("%k{x}"), format!("%o{x}"), 4),
+    let (rows, cols, between) = match layout {
+        Layout::AlongK => (format!("%o{x}"), format!("%k{x}"), 16),
+        Layout::AcrossK => (format!("%k{x}"), format!("%o{x}"), 4),
     };
     t.code(format!(
         "mul.wide.u32 %row, {rows}, %ld{x}; cvt.u64.u32 %wide, {cols}; add.u64 %row, %row, %wide;
@@ -151,14 +135,14 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (L
         between * size
     ));
     (1..4).for_each(|i| t.code(format!("add.u64 %p{x}{i}, %p{x}{}, %row", i - 1)));
-    match lies {
-        Lies::AlongK => {
+    match layout {
+        Layout::AlongK => {
             t.code(format!("mov.u64 %step{x}, {}", 16 * size));
             for i in 0..4 {
                 t.code(format!("add.u32 %x, %o{x}, {}; setp.lt.u32 %in{x}{i}, %x, {count}", 16 * i));
             }
         }
-        Lies::AcrossK => {
+        Layout::AcrossK => {
             t.code(format!("mul.wide.u32 %step{x}, %ld{x}, {}", 16 * size));
             (0..4).for_each(|i| t.code(format!("setp.lt.u32 %in{x}{i}, %o{x}, {count}")));
         }
@@ -166,7 +150,7 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (L
 }
 
 /// The next four numbers into registers, zero beyond the edges.
-fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
+fn fetch(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "fetch",
         &Uses {
@@ -176,7 +160,7 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
         },
     );
     for i in 0..4 {
-        let ahead = if lies == Lies::AcrossK { 4 * i } else { 0 };
+        let ahead = if layout == Layout::AcrossK { 4 * i } else { 0 };
         t.code(format!("add.u32 %x, %k{x}, {ahead}; setp.lt.s32 %q, %x, %left; and.pred %q, %q, %in{x}{i}"));
         let (g, p) = (format!("%g{x}{i}"), format!("%p{x}{i}"));
         match stored {
@@ -191,9 +175,9 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
     }
 }
 
-fn keep(t: &mut Text, x: &str, lies: Lies) {
+fn keep(t: &mut Text, x: &str, layout: Layout) {
     let t = &mut t.part("keep", &Uses { reads: &format!(".u32 %s{x}; .f32 %g{x}<4>"), ..Uses::default() });
-    let apart = if lies == Lies::AlongK { 64 } else { 4 * 272 };
+    let apart = if layout == Layout::AlongK { 64 } else { 4 * 272 };
     (0..4).for_each(|i| t.code(format!("st.shared.f32 [%s{x}+{}], %g{x}{i}", i * apart)));
 }
 

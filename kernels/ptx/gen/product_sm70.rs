@@ -2,9 +2,9 @@
 //! 128 x 128 outputs by 256 threads (8 warps as 2 x 4, each 64 x 32), K in steps of 32 through two stages of shared
 //! memory, filled through registers: there is no cp.async there, and no ldmatrix that both have.
 
+use crate::operand::{Layout, Stored};
 use crate::product::PARAMS;
 use crate::registers::numbered;
-use crate::tensor::Lies;
 use crate::{File, Text, Uses};
 
 const HEAD: &str = "
@@ -36,20 +36,6 @@ budget: 168 registers, 49152 bytes of shared memory
 promises: HMMA
 ";
 
-/// What b is stored as.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stored {
-    F32,
-    Bf16,
-    F16,
-}
-
-impl Stored {
-    fn size(self) -> usize {
-        if self == Stored::F32 { 4 } else { 2 }
-    }
-}
-
 /// Bytes between rows of a tile: 32 numbers along K, 128 outputs across it, 32 sums; each and a half fragment's row.
 const ALONG: usize = 96;
 const ACROSS: usize = 288;
@@ -61,15 +47,15 @@ const STAGE: usize = 2 * TILE;
 pub fn files() -> Vec<File> {
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_70"));
-    for (way, lies) in [("nt", Lies::AlongK), ("nn", Lies::AcrossK)] {
+    for (way, layout) in [("nt", Layout::AlongK), ("nn", Layout::AcrossK)] {
         for (stored, b) in [("f32", Stored::F32), ("bf16", Stored::Bf16), ("f16", Stored::F16)] {
-            product(&mut t, &format!("product_sm70_{way}_{stored}"), lies, b);
+            product(&mut t, &format!("product_sm70_{way}_{stored}"), layout, b);
         }
     }
     vec![t.finish("product_sm70.ptx")]
 }
 
-fn product(t: &mut Text, name: &str, b: Lies, stored: Stored) {
+fn product(t: &mut Text, name: &str, b: Layout, stored: Stored) {
     t.entry(name, &[&PARAMS[..], &[("f32", "lift")]].concat(), 256);
     t.code(format!(
         ".reg .f32 %acc<64>, %g<16>, %v, %w, %old<4>, %sum<4>, %scale, %lift;
@@ -91,26 +77,26 @@ fn product(t: &mut Text, name: &str, b: Lies, stored: Stored) {
          and.b32 %wm, %warp, 1; shl.b32 %wm, %wm, 6; shr.u32 %wn, %warp, 1; shl.b32 %wn, %wn, 5;
          mov.u32 %x, %ctaid.y; shl.b32 %m0, %x, 7; mov.u32 %x, %ctaid.x; shl.b32 %n0, %x, 7",
     );
-    place(t, "a", ("%m0", "%m"), (Lies::AlongK, Stored::F32));
+    place(t, "a", ("%m0", "%m"), (Layout::AlongK, Stored::F32));
     place(t, "b", ("%n0", "%n"), (b, stored));
     t.say("the warp's first fragments");
     t.code(format!("mov.u32 %x, stages; mad.lo.u32 %la, %wm, {ALONG}, %x"));
     match b {
-        Lies::AlongK => t.code(format!("mad.lo.u32 %lb, %wn, {ALONG}, %x; add.u32 %lb, %lb, {TILE}")),
-        Lies::AcrossK => t.code(format!("mad.lo.u32 %lb, %wn, 2, %x; add.u32 %lb, %lb, {TILE}")),
+        Layout::AlongK => t.code(format!("mad.lo.u32 %lb, %wn, {ALONG}, %x; add.u32 %lb, %lb, {TILE}")),
+        Layout::AcrossK => t.code(format!("mad.lo.u32 %lb, %wn, 2, %x; add.u32 %lb, %lb, {TILE}")),
     }
     (0..64).for_each(|i| t.code(format!("mov.f32 %acc{i}, 0f00000000")));
     t.code("mov.u32 %fill, 0");
-    fetch(t, "a", (Lies::AlongK, Stored::F32));
-    keep(t, "a", (Lies::AlongK, Stored::F32));
+    fetch(t, "a", (Layout::AlongK, Stored::F32));
+    keep(t, "a", (Layout::AlongK, Stored::F32));
     fetch(t, "b", (b, stored));
     keep(t, "b", (b, stored));
     t.code(format!("bar.sync 0; mov.u32 %use, 0; mov.u32 %fill, {STAGE}"));
     t.label("STEP");
     t.code("sub.s32 %left, %left, 32");
-    fetch(t, "a", (Lies::AlongK, Stored::F32));
+    fetch(t, "a", (Layout::AlongK, Stored::F32));
     multiply(t, 0, b);
-    keep(t, "a", (Lies::AlongK, Stored::F32));
+    keep(t, "a", (Layout::AlongK, Stored::F32));
     fetch(t, "b", (b, stored));
     multiply(t, 1, b);
     keep(t, "b", (b, stored));
@@ -123,18 +109,18 @@ fn product(t: &mut Text, name: &str, b: Lies, stored: Stored) {
 }
 
 /// Threads along a row of a tile, each with a pair of numbers.
-fn pairs(lies: Lies) -> usize {
-    if lies == Lies::AlongK { 16 } else { 64 }
+fn pairs(layout: Layout) -> usize {
+    if layout == Layout::AlongK { 16 } else { 64 }
 }
 
 /// Rows of a tile that all threads have between them; a thread has eight, so far apart.
-fn rows(lies: Lies) -> usize {
-    256 / pairs(lies)
+fn rows(layout: Layout) -> usize {
+    256 / pairs(layout)
 }
 
 /// Where this thread reads its eight pairs of an operand, and where it puts them in the first stage. %o is the output's
 /// row or column, %k the place in K; %rest outputs are real from its first one on.
-fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (Lies, Stored)) {
+fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (layout, stored): (Layout, Stored)) {
     let t = &mut t.part(
         "place",
         &Uses {
@@ -144,23 +130,23 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), (lies, stored): (L
         },
     );
     let (size, base) = (stored.size(), if x == "a" { 0 } else { TILE });
-    let (row, pair) = if lies == Lies::AlongK { ("%o", "%k") } else { ("%k", "%o") };
-    let between = if lies == Lies::AlongK { ALONG } else { ACROSS };
+    let (row, pair) = if layout == Layout::AlongK { ("%o", "%k") } else { ("%k", "%o") };
+    let between = if layout == Layout::AlongK { ALONG } else { ACROSS };
     t.code(format!(
         "and.b32 {pair}{x}, %t, {}; shl.b32 {pair}{x}, {pair}{x}, 1; shr.u32 {row}{x}, %t, {};
          mov.u32 %s{x}, stages; mad.lo.u32 %s{x}, {row}{x}, {between}, %s{x}; mad.lo.u32 %s{x}, {pair}{x}, 2, %s{x};
          add.u32 %s{x}, %s{x}, {base}; add.u32 %o{x}, %o{x}, {first}; sub.s32 %rest{x}, {count}, %o{x}",
-        pairs(lies) - 1,
-        pairs(lies).ilog2()
+        pairs(layout) - 1,
+        pairs(layout).ilog2()
     ));
     t.code(format!(
         "cvt.u64.u32 %row, {pair}{x}; mad.wide.u32 %row, {row}{x}, %ld{x}, %row; mul.lo.u64 %row, %row, {size};
          add.u64 %p{x}, %p{x}, %row; mul.wide.u32 %hop{x}, %ld{x}, {}",
-        rows(lies) * size
+        rows(layout) * size
     ));
-    match lies {
-        Lies::AlongK => t.code(format!("mov.u64 %step{x}, {}", 32 * size)),
-        Lies::AcrossK => t.code(format!("mul.wide.u32 %step{x}, %ld{x}, {}", 32 * size)),
+    match layout {
+        Layout::AlongK => t.code(format!("mov.u64 %step{x}, {}", 32 * size)),
+        Layout::AcrossK => t.code(format!("mul.wide.u32 %step{x}, %ld{x}, {}", 32 * size)),
     }
 }
 
@@ -171,7 +157,7 @@ fn fetched(stored: Stored) -> &'static str {
 
 /// The pairs of the tile that has %left of K to registers, zero beyond the edges; and on to the next tile. They are
 /// rounded when they are kept, so that nobody waits here.
-fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
+fn fetch(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let got = fetched(stored);
     let t = &mut t.part(
         "fetch",
@@ -182,9 +168,9 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
         },
     );
     t.code(format!("sub.s32 %inner, %left, %k{x}"));
-    let (inner, outer) = match lies {
-        Lies::AlongK => ("%inner".to_string(), format!("%rest{x}")),
-        Lies::AcrossK => (format!("%rest{x}"), "%inner".to_string()),
+    let (inner, outer) = match layout {
+        Layout::AlongK => ("%inner".to_string(), format!("%rest{x}")),
+        Layout::AcrossK => (format!("%rest{x}"), "%inner".to_string()),
     };
     t.code(format!(
         "setp.gt.s32 %first, {inner}, 0; setp.gt.s32 %second, {inner}, 1; mov.u64 %row, %p{x};
@@ -193,7 +179,7 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
     for i in 0..8 {
         t.code(format!(
             "setp.gt.s32 %p, {outer}, {}; and.pred %q, %p, %first; and.pred %r, %p, %second",
-            rows(lies) * i
+            rows(layout) * i
         ));
         for (j, p) in [(2 * i, "%q"), (2 * i + 1, "%r")] {
             let ahead = j % 2 * stored.size();
@@ -211,7 +197,7 @@ fn fetch(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
 }
 
 /// What was fetched, rounded to f16, to the stage at %fill.
-fn keep(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
+fn keep(t: &mut Text, x: &str, (layout, stored): (Layout, Stored)) {
     let got = fetched(stored);
     let t = &mut t.part(
         "keep",
@@ -222,7 +208,7 @@ fn keep(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
         },
     );
     t.code(format!("add.u32 %x, %s{x}, %fill"));
-    let between = if lies == Lies::AlongK { ALONG } else { ACROSS };
+    let between = if layout == Layout::AlongK { ALONG } else { ACROSS };
     for i in 0..8 {
         for (j, half, v) in [(2 * i, "%low", "%v"), (2 * i + 1, "%high", "%w")] {
             match stored {
@@ -243,7 +229,7 @@ fn keep(t: &mut Text, x: &str, (lies, stored): (Lies, Stored)) {
         };
         t.code(format!(
             "mov.b32 %both, {{{halves}}}; st.shared.b32 [%x+{}], %both",
-            rows(lies) * between * i
+            rows(layout) * between * i
         ));
     }
 }
@@ -253,7 +239,7 @@ fn list(stem: &str, from: usize, count: usize) -> String {
 }
 
 /// Half a step: 16 of K.
-fn multiply(t: &mut Text, half: usize, b: Lies) {
+fn multiply(t: &mut Text, half: usize, b: Layout) {
     let t = &mut t.part(
         "multiply",
         &Uses {
@@ -262,8 +248,8 @@ fn multiply(t: &mut Text, half: usize, b: Lies) {
             scratch: ".u32 %x, %y; .b32 %fa<8>, %fb<16>",
         },
     );
-    let (layout, stride) = if b == Lies::AlongK { ("col", ALONG / 2) } else { ("row", ACROSS / 2) };
-    let (deeper, further) = if b == Lies::AlongK { (32, 16 * ALONG) } else { (16 * ACROSS, 32) };
+    let (layout, stride) = if b == Layout::AlongK { ("col", ALONG / 2) } else { ("row", ACROSS / 2) };
+    let (deeper, further) = if b == Layout::AlongK { (32, 16 * ALONG) } else { (16 * ACROSS, 32) };
     t.code("add.u32 %x, %la, %use; add.u32 %y, %lb, %use");
     for j in 0..2 {
         t.code(format!(

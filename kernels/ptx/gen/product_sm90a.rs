@@ -2,8 +2,8 @@
 //! puts them. 128 x 256 outputs by two warpgroups, each 64 x 256, K in steps of 64 through four stages that one thread
 //! of a third warpgroup fills. Blocks are persistent: stages of the next tile are filled while one is stored.
 
+use crate::operand::Layout;
 use crate::registers::numbered;
-use crate::tensor::Lies;
 use crate::{File, Text, Uses, epilogue_sm90a};
 
 const HEAD: &str = "
@@ -92,8 +92,8 @@ pub fn files() -> Vec<File> {
         t.head(&head.replace("{SHARED}", &shared.to_string()), ("8.0", "sm_90a"));
         t.line(".extern .shared .align 16 .b8 stages[];\n");
         let stem = name.trim_end_matches(".ptx");
-        product(&mut t, &format!("{stem}_nt"), Lies::AlongK, epilogue);
-        product(&mut t, &format!("{stem}_nn"), Lies::AcrossK, epilogue);
+        product(&mut t, &format!("{stem}_nt"), Layout::AlongK, epilogue);
+        product(&mut t, &format!("{stem}_nn"), Layout::AcrossK, epilogue);
         t.finish(name)
     };
     vec![
@@ -102,7 +102,7 @@ pub fn files() -> Vec<File> {
     ]
 }
 
-fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
+fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
     // One block a multiprocessor: all of its registers are this one's, to be divided anew.
     let one = (384, " .minnctapersm 1");
     match epilogue {
@@ -177,7 +177,7 @@ fn next(t: &mut Text) {
 }
 
 /// The one thread that fills stages.
-fn fill(t: &mut Text, b: Lies) {
+fn fill(t: &mut Text, b: Layout) {
     let t = &mut t.part(
         "fill",
         &Uses {
@@ -204,8 +204,8 @@ fn fill(t: &mut Text, b: Lies) {
     copy(t, "%mapa", ("%k0", "%m0"));
     t.code(format!("add.u32 %to, %to, {A}"));
     match b {
-        Lies::AlongK => copy(t, "%mapb", ("%k0", "%n0")),
-        Lies::AcrossK => {
+        Layout::AlongK => copy(t, "%mapb", ("%k0", "%n0")),
+        Layout::AcrossK => {
             copy(t, "%mapb", ("%n0", "%k0"));
             for i in 1..4 {
                 t.code(format!("add.u32 %to, %to, 8192; add.u32 %x, %n0, {}", 64 * i));
@@ -231,10 +231,10 @@ fn copy(t: &mut Text, map: &str, (column, row): (&str, &str)) {
 }
 
 /// The two warpgroups that multiply, and store.
-fn multiply(t: &mut Text, b: Lies, epilogue: Epilogue) {
+fn multiply(t: &mut Text, b: Layout, epilogue: Epilogue) {
     let t = &mut t.part("multiply", &Uses { reads: ".u32 %t, %lane, %warp, %m, %n, %ldo, %add, %tiles, %tilesm, %per, %blocks, %steps, %base, %bars; .u64 %out", changes: ".u32 %tile, %stage, %group", scratch: ".f32 %acc<128>, %v, %old<16>; .u64 %wide, %row, %da, %db, %sa, %sb; .u32 %parity, %m0, %n0, %k0, %x, %y, %bar, %last, %step; .pred %p, %q, %r, %adding, %first, %on, %all, %full" });
     let descriptor = |apart: u64| (apart / 16) << 16 | (1024 / 16) << 32 | 1 << 62;
-    let (apart, ahead, transposed) = if b == Lies::AlongK { (16, 32, 0) } else { (8192, 2048, 1) };
+    let (apart, ahead, transposed) = if b == Layout::AlongK { (16, 32, 0) } else { (8192, 2048, 1) };
     t.code("setmaxnreg.inc.sync.aligned.u32 240; mov.u32 %parity, 0; setp.ne.u32 %adding, %add, 0");
     t.say("descriptors of the first stage: a's rows of this warpgroup, and b's tile");
     t.code(format!(

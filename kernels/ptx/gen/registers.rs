@@ -81,7 +81,7 @@ pub fn listed(list: &str) -> Vec<(String, Type)> {
     all
 }
 
-/// Names of so many registers from one on, as a list: `%a4, %a5`.
+/// Names of `count` registers from `from` on, as a list: `%a4, %a5`.
 pub fn numbered(stem: &str, from: usize, count: usize) -> String {
     let names: Vec<String> = (from..from + count).map(|i| format!("{stem}{i}")).collect();
     names.join(", ")

@@ -1,17 +1,9 @@
 //! The product on tensor cores, sm_80: bf16 operands, f32 sums. 128 x 128 outputs by 256 threads (8 warps as 2 x 4,
 //! each 64 x 32), K in steps of 32 through three stages of shared memory that cp.async fills two steps ahead.
 
+use crate::operand::Layout;
 use crate::product::PARAMS;
 use crate::{File, Text, Uses, epilogue};
-
-/// How an operand lies in memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Lies {
-    /// Rows are outputs, K is contiguous: a tile is 128 rows of 64 bytes.
-    AlongK,
-    /// Rows are K, outputs are contiguous: a tile is 32 rows of 256 bytes, and ldmatrix transposes.
-    AcrossK,
-}
 
 const HEAD: &str = "
 product_sm80: out[M, N] (=|+=) scale * a op(b), bf16 operands, f32 sums on tensor cores
@@ -71,7 +63,7 @@ const TILE: usize = 8192;
 const STAGES: usize = 3;
 
 pub fn files() -> Vec<File> {
-    use Lies::{AcrossK, AlongK};
+    use Layout::{AcrossK, AlongK};
     let mut t = Text::default();
     t.head(HEAD, ("7.0", "sm_80"));
     product(&mut t, "product_sm80_nt", AlongK, Epilogue::Nothing);
@@ -103,9 +95,9 @@ fn narrow(t: &mut Text) {
     t.end();
 }
 
-fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
+fn product(t: &mut Text, name: &str, b: Layout, epilogue: Epilogue) {
     // Activations are rows of numbers along K.
-    let a = Lies::AlongK;
+    let a = Layout::AlongK;
     match epilogue {
         Epilogue::Nothing => t.entry(name, &PARAMS, 256),
         Epilogue::Adapter => t.entry(name, &[&PARAMS[..], &epilogue::PARAMS].concat(), 256),
@@ -161,7 +153,7 @@ fn product(t: &mut Text, name: &str, b: Lies, epilogue: Epilogue) {
 
 /// The two pieces of 16 bytes that this thread copies of each tile: output index %o, place in K %k, shared address %s
 /// in the first stage, global address %p; for pieces beyond the outputs' edge, no bytes are real.
-fn place(t: &mut Text, x: &str, (first, count): (&str, &str), lies: Lies) {
+fn place(t: &mut Text, x: &str, (first, count): (&str, &str), layout: Layout) {
     let t = &mut t.part(
         "place",
         &Uses {
@@ -174,13 +166,13 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), lies: Lies) {
     t.code(format!("mov.u64 %wide, %p{x}0"));
     for i in 0..2 {
         t.code(format!("add.u32 %x, %t, {}", 256 * i));
-        match lies {
-            Lies::AlongK => t.code(format!(
+        match layout {
+            Layout::AlongK => t.code(format!(
                 "shr.u32 %o{x}{i}, %x, 2; and.b32 %y, %x, 3; shl.b32 %k{x}{i}, %y, 3;
                  shr.u32 %z, %o{x}{i}, 1; and.b32 %z, %z, 3; xor.b32 %y, %y, %z; shl.b32 %y, %y, 4;
                  shl.b32 %z, %o{x}{i}, 6"
             )),
-            Lies::AcrossK => t.code(format!(
+            Layout::AcrossK => t.code(format!(
                 "shr.u32 %k{x}{i}, %x, 4; and.b32 %y, %x, 15; shl.b32 %o{x}{i}, %y, 3;
                  and.b32 %z, %k{x}{i}, 7; xor.b32 %y, %y, %z; shl.b32 %y, %y, 4; shl.b32 %z, %k{x}{i}, 8"
             )),
@@ -189,33 +181,33 @@ fn place(t: &mut Text, x: &str, (first, count): (&str, &str), lies: Lies) {
             "mov.u32 %s{x}{i}, stages; add.u32 %s{x}{i}, %s{x}{i}, %y; add.u32 %s{x}{i}, %s{x}{i}, %z;
              add.u32 %s{x}{i}, %s{x}{i}, {base}; add.u32 %o{x}{i}, %o{x}{i}, {first}"
         ));
-        let (rows, cols) = match lies {
-            Lies::AlongK => (format!("%o{x}{i}"), format!("%k{x}{i}")),
-            Lies::AcrossK => (format!("%k{x}{i}"), format!("%o{x}{i}")),
+        let (rows, cols) = match layout {
+            Layout::AlongK => (format!("%o{x}{i}"), format!("%k{x}{i}")),
+            Layout::AcrossK => (format!("%k{x}{i}"), format!("%o{x}{i}")),
         };
         t.code(format!(
             "cvt.u64.u32 %row, {cols}; mad.wide.u32 %row, {rows}, %ld{x}, %row; shl.b64 %row, %row, 1;
              add.u64 %p{x}{i}, %wide, %row"
         ));
         t.say("numbers of the piece that are real along the outputs: all or none along K, up to 8 across");
-        match lies {
-            Lies::AlongK => {
+        match layout {
+            Layout::AlongK => {
                 t.code(format!("setp.lt.u32 %p, %o{x}{i}, {count}; selp.u32 %keep{x}{i}, 8, 0, %p"));
             }
-            Lies::AcrossK => t.code(format!(
+            Layout::AcrossK => t.code(format!(
                 "sub.s32 %x, {count}, %o{x}{i}; min.s32 %x, %x, 8; max.s32 %keep{x}{i}, %x, 0"
             )),
         }
     }
-    match lies {
-        Lies::AlongK => t.code(format!("mov.u64 %step{x}, 64")),
-        Lies::AcrossK => t.code(format!("mul.wide.u32 %step{x}, %ld{x}, 64")),
+    match layout {
+        Layout::AlongK => t.code(format!("mov.u64 %step{x}, 64")),
+        Layout::AcrossK => t.code(format!("mul.wide.u32 %step{x}, %ld{x}, 64")),
     }
 }
 
 /// The shared addresses, in the first stage and for the first outputs of the warp, that this lane names to ldmatrix:
 /// one for each half of the step.
-fn lanes(t: &mut Text, x: &str, lies: Lies) {
+fn lanes(t: &mut Text, x: &str, layout: Layout) {
     let t = &mut t.part(
         "lanes",
         &Uses {
@@ -232,14 +224,14 @@ fn lanes(t: &mut Text, x: &str, lies: Lies) {
             "and.b32 %x, %lane, 7; shr.u32 %y, %lane, {output}; and.b32 %y, %y, 1; shl.b32 %y, %y, 3;
              shr.u32 %z, %lane, {depth}; and.b32 %z, %z, 1"
         ));
-        match lies {
-            Lies::AlongK => t.code(format!(
+        match layout {
+            Layout::AlongK => t.code(format!(
                 "add.u32 %x, %x, %y; add.u32 %x, %x, {first}; add.u32 %z, %z, {}; shr.u32 %y, %x, 1;
                  and.b32 %y, %y, 3; xor.b32 %z, %z, %y; shl.b32 %z, %z, 4; shl.b32 %x, %x, 6;
                  add.u32 %l{x}{half}, %x, %z",
                 2 * half
             )),
-            Lies::AcrossK => t.code(format!(
+            Layout::AcrossK => t.code(format!(
                 "shl.b32 %z, %z, 3; add.u32 %x, %x, %z; add.u32 %x, %x, {}; add.u32 %y, %y, {first};
                  shl.b32 %y, %y, 1; shl.b32 %z, %x, 8; and.b32 %x, %x, 7; shl.b32 %x, %x, 4;
                  xor.b32 %y, %y, %x; add.u32 %l{x}{half}, %y, %z",
@@ -251,16 +243,16 @@ fn lanes(t: &mut Text, x: &str, lies: Lies) {
 }
 
 /// Starts the copies of the step at %k0 into the stage at %fill, and moves on.
-fn fetch(t: &mut Text, a: Lies, b: Lies) {
+fn fetch(t: &mut Text, a: Layout, b: Layout) {
     let t = &mut t.part("fetch", &Uses { reads: ".u64 %safe, %stepa, %stepb; .u32 %k, %ka<2>, %kb<2>, %keepa<2>, %keepb<2>, %sa<2>, %sb<2>", changes: ".u64 %pa<2>, %pb<2>; .u32 %k0, %fill", scratch: ".u64 %row; .u32 %x, %real; .pred %p" });
-    for (x, lies) in [("a", a), ("b", b)] {
+    for (x, layout) in [("a", a), ("b", b)] {
         for i in 0..2 {
             t.code(format!("add.u32 %x, %k0, %k{x}{i}; sub.s32 %real, %k, %x"));
-            match lies {
-                Lies::AlongK => t.code(format!(
+            match layout {
+                Layout::AlongK => t.code(format!(
                     "min.s32 %real, %real, %keep{x}{i}; max.s32 %real, %real, 0; shl.b32 %real, %real, 1"
                 )),
-                Lies::AcrossK => t.code(format!(
+                Layout::AcrossK => t.code(format!(
                     "setp.gt.s32 %p, %real, 0; selp.u32 %real, %keep{x}{i}, 0, %p; shl.b32 %real, %real, 1"
                 )),
             }
@@ -280,7 +272,7 @@ fn fetch(t: &mut Text, a: Lies, b: Lies) {
 }
 
 /// Half a step: 16 of K.
-fn multiply(t: &mut Text, half: usize, a: Lies, b: Lies) {
+fn multiply(t: &mut Text, half: usize, a: Layout, b: Layout) {
     let t = &mut t.part(
         "multiply",
         &Uses {
@@ -289,7 +281,7 @@ fn multiply(t: &mut Text, half: usize, a: Lies, b: Lies) {
             scratch: ".b32 %fa<16>, %fb<8>; .u32 %x",
         },
     );
-    let transposed = |l| if l == Lies::AcrossK { ".trans" } else { "" };
+    let transposed = |l| if l == Layout::AcrossK { ".trans" } else { "" };
     // outputs further on: along K a row is 64 bytes; across K pieces are exchanged by a row's own number
     for i in 0..4 {
         address(t, ("%la", half), a, 16 * i);
@@ -330,16 +322,16 @@ fn multiply(t: &mut Text, half: usize, a: Lies, b: Lies) {
 }
 
 /// %x = the lane's address for outputs `ahead` of the warp's first.
-fn address(t: &mut Text, (lane, half): (&str, usize), lies: Lies, ahead: usize) {
+fn address(t: &mut Text, (lane, half): (&str, usize), layout: Layout, ahead: usize) {
     let t = &mut t.part(
         "address",
         &Uses { reads: &format!(".u32 {lane}<2>, %use"), changes: ".u32 %x", ..Uses::default() },
     );
-    match lies {
+    match layout {
         // 16 rows on leave a row's number modulo 8 as it is, and so the exchange of its pieces
-        Lies::AlongK => t.code(format!("add.u32 %x, {lane}{half}, %use; add.u32 %x, %x, {}", 64 * ahead)),
+        Layout::AlongK => t.code(format!("add.u32 %x, {lane}{half}, %use; add.u32 %x, %x, {}", 64 * ahead)),
         // two pieces on: tiles are 8192-aligned and the warp's first piece is a multiple of 4, so only bits differ
-        Lies::AcrossK => {
+        Layout::AcrossK => {
             t.code(format!("xor.b32 %x, {lane}{half}, {}; add.u32 %x, %x, %use", 2 * ahead));
         }
     }

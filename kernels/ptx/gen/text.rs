@@ -43,7 +43,7 @@ pub struct Uses<'a> {
     pub reads: &'a str,
     /// Their values are changed, and are the part's results.
     pub changes: &'a str,
-    /// Their values are lost: whoever reads one afterwards must have written it.
+    /// Their values are lost: a read afterwards needs a write before it.
     pub scratch: &'a str,
 }
 
