@@ -241,6 +241,7 @@ pub struct Place {
 
 /// Sum over pairs k of a[i * row + k * col] . b[k * 32 + j].
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub struct Pairs {
     /// Pairs.
     pub k: usize,

@@ -66,12 +66,6 @@ kernel! {
     }
 }
 
-kernel! {
-    fn multiply<L>(row: &mut [f32], by: f32) {
-        row.iter_mut().for_each(|v| *v *= by);
-    }
-}
-
 /// Queries of a task, all of which use one key/value head.
 #[derive(Debug, Clone, Copy)]
 struct Queries {
@@ -126,7 +120,11 @@ pub fn forward(
                 let (m, sum) = (running.largest.as_flattened()[r], running.sum.as_flattened()[r]);
                 // SAFETY: the queries of this task belong to it alone, in out and in logsumexp.
                 unsafe {
-                    multiply(cx.isa, out.slice(t * x.wide() + q.head * size + r * q.step.0, size), 1.0 / sum);
+                    math::scale_row(
+                        cx.isa,
+                        out.slice(t * x.wide() + q.head * size + r * q.step.0, size),
+                        1.0 / sum,
+                    );
                     if let Some(lse) = &lse {
                         lse.slice(t * x.heads.query + q.head + r * q.step.1, 1)[0] = m + libm::logf(sum);
                     }
@@ -160,7 +158,7 @@ fn attend<'a>(
         let old = shrink.as_flattened().iter().enumerate().take(q.count);
         for (r, &by) in old.filter(|(_, by)| j > 0 && **by != 1.0) {
             // SAFETY: these columns of out belong to this task.
-            multiply(cx.isa, unsafe { out.slice(at + r * stride, size) }, by);
+            math::scale_row(cx.isa, unsafe { out.slice(at + r * stride, size) }, by);
         }
         let write = if j == 0 { Write::Set } else { Write::Add };
         let to = Into { target: Target { at, ..Target::rows(out, stride, write) }, scale: 1.0 };

@@ -39,10 +39,6 @@ pub struct Outputs<'a> {
 }
 
 kernel! {
-    fn dot<L>(a: &[f32], b: &[f32]) -> f32 { math::dot::<L>(a, b) }
-}
-
-kernel! {
     /// p := e^(p - logsumexp); ds := p * (ds - delta); both 0 where not seen.
     fn probabilities<L>(p: &mut [[f32; LANES]], ds: &mut [[f32; LANES]], seen: Seen, of: &Rows) {
         for group in 0..seen.queries.div_ceil(LANES) {
@@ -139,7 +135,7 @@ fn square<'a>(
             let t = place(i + r)..place(i + r) + size;
             of.logsumexp.as_flattened_mut()[r] =
                 saved.logsumexp[(segment.from + i + r) * x.heads.query + head];
-            of.delta.as_flattened_mut()[r] = dot(cx.isa, &saved.dout[t.clone()], &saved.out[t]);
+            of.delta.as_flattened_mut()[r] = math::dot_rows(cx.isa, &saved.dout[t.clone()], &saved.out[t]);
         }
         for j in task.stretch(task.keys).step_by(KEYS).take_while(|&j| j < i + rows) {
             let keys = KEYS.min(segment.queries - j);
@@ -158,12 +154,6 @@ fn square<'a>(
     }
 }
 
-kernel! {
-    fn add_values<L>(out: &mut [f32], x: &[f32]) {
-        out.iter_mut().zip(x).for_each(|(o, &x)| *o += x);
-    }
-}
-
 /// out[T, G*D] = the sum of parts[T, H*D] over the query heads of each key/value head, in order.
 pub fn gather_heads(cx: Context, out: &mut [f32], parts: &[f32], heads: crate::backend::Heads) {
     let (wide, narrow, size) = (heads.query * heads.size, heads.kv * heads.size, heads.size);
@@ -173,7 +163,7 @@ pub fn gather_heads(cx: Context, out: &mut [f32], parts: &[f32], heads: crate::b
             let parts = &parts[(i * 16 + r) * wide..][..wide];
             for (out, parts) in out.chunks_exact_mut(size).zip(parts.chunks_exact(group * size)) {
                 out.copy_from_slice(&parts[..size]);
-                parts[size..].chunks_exact(size).for_each(|p| add_values(cx.isa, out, p));
+                parts[size..].chunks_exact(size).for_each(|p| math::add_row(cx.isa, out, p));
             }
         }
     });

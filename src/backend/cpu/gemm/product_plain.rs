@@ -2,16 +2,11 @@
 //! output is the sixteen partial sums of [`math::dot`], another order than that of tiles.
 
 use super::super::operands::{Context, Factors, Sizes, Target};
-use super::super::runtime::isa::kernel;
 use super::super::runtime::math;
 use crate::backend::Write;
 
 /// Rows of a task.
 const ROWS: usize = 64;
-
-kernel! {
-    fn dot<L>(a: &[f32], b: &[f32]) -> f32 { math::dot::<L>(a, b) }
-}
 
 /// See [`super::product::product`].
 pub fn product(cx: Context, target: Target, sizes: Sizes, f: Factors) {
@@ -38,7 +33,7 @@ pub unsafe fn tile(cx: Context, target: Target, Sizes { m, n, k }: Sizes, f: Fac
     for j in 0..n {
         column.iter_mut().enumerate().for_each(|(t, x)| *x = f.b.data[t * f.b.row + j * f.b.col]);
         for i in 0..m {
-            let sum = f.scale * dot(cx.isa, &rows[i * k..][..k], &column);
+            let sum = f.scale * math::dot_rows(cx.isa, &rows[i * k..][..k], &column);
             // SAFETY: the output was checked, and is the caller's.
             let out = unsafe { &mut *out.add(i * target.stride + j) };
             *out = if target.write == Write::Add { *out + sum } else { sum };

@@ -20,22 +20,16 @@ pub fn copy(threads: &Threads, out: &mut [f32], x: &[f32]) {
     threads.chunks(out, CHUNK, |i, out| out.copy_from_slice(&x[i * CHUNK..][..out.len()]));
 }
 
-kernel! {
-    fn add_values<L>(out: &mut [f32], x: &[f32]) {
-        out.iter_mut().zip(x).for_each(|(o, &x)| *o += x);
-    }
-}
-
 /// out += x
 pub fn add(cx: Context, out: &mut [f32], x: &[f32]) {
-    cx.threads.chunks(out, CHUNK, |i, out| add_values(cx.isa, out, &x[i * CHUNK..][..out.len()]));
+    cx.threads.chunks(out, CHUNK, |i, out| math::add_row(cx.isa, out, &x[i * CHUNK..][..out.len()]));
 }
 
 /// y[T, N] += bias[N]
 pub fn bias(cx: Context, y: &mut [f32], bias: &[f32]) {
     let rows = (CHUNK / bias.len().max(1)).max(1);
     cx.threads.chunks(y, rows * bias.len(), |_, y| {
-        y.chunks_exact_mut(bias.len()).for_each(|row| add_values(cx.isa, row, bias));
+        y.chunks_exact_mut(bias.len()).for_each(|row| math::add_row(cx.isa, row, bias));
     });
 }
 

@@ -184,7 +184,7 @@ fn answer<W: Tiled + ?Sized>(cx: Context, panels: &W, out: Answer, q: Question, 
                     largest[i] = most;
                     if let Some(w) = weighted.as_deref_mut().filter(|_| from > columns.start && shrink != 1.0)
                     {
-                        loss::scale(cx.isa, &mut w[i * q.cols..][..q.cols], shrink);
+                        math::scale_row(cx.isa, &mut w[i * q.cols..][..q.cols], shrink);
                     }
                 }
                 if let Some(w) = weighted.as_deref_mut() {

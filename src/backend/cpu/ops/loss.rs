@@ -25,13 +25,6 @@ kernel! {
 }
 
 kernel! {
-    /// row *= by
-    pub(super) fn scale<L>(row: &mut [f32], by: f32) {
-        row.iter_mut().for_each(|v| *v *= by);
-    }
-}
-
-kernel! {
     /// The largest value; NaNs are passed over.
     pub(super) fn largest<L>(row: &[f32]) -> f32 { math::max(row) }
 }
@@ -52,7 +45,7 @@ pub fn cross_entropy(
         let chosen = row[target];
         let sum = exponentials(cx.isa, row, m);
         loss[0] = weight * (libm::logf(sum) - (chosen - m));
-        scale(cx.isa, row, weight / sum);
+        math::scale_row(cx.isa, row, weight / sum);
         row[target] -= weight;
     });
 }

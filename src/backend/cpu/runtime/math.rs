@@ -1,7 +1,7 @@
 //! exp and sums, ours, so that a class has one answer on every system. All are written so that LLVM turns
 //! them into vector code inside a [`kernel!`](super::isa::kernel) body.
 
-use super::isa::Lanes;
+use super::isa::{Lanes, kernel};
 
 /// Above this exp is infinite; below the negative of about 87.34 it is 0 (no denormals).
 const EXP_MAX: f32 = 88.722_84;
@@ -106,9 +106,28 @@ pub fn max(x: &[f32]) -> f32 {
     rest.iter().fold(part.iter().fold(f32::NEG_INFINITY, most), most)
 }
 
+kernel! {
+    /// [`dot`] of two rows.
+    pub fn dot_rows<L>(a: &[f32], b: &[f32]) -> f32 { dot::<L>(a, b) }
+}
+
+kernel! {
+    /// row += x
+    pub fn add_row<L>(row: &mut [f32], x: &[f32]) {
+        row.iter_mut().zip(x).for_each(|(o, &x)| *o += x);
+    }
+}
+
+kernel! {
+    /// row *= by
+    pub fn scale_row<L>(row: &mut [f32], by: f32) {
+        row.iter_mut().for_each(|v| *v *= by);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::isa::{Isa, best, kernel};
+    use super::super::isa::{Isa, best};
     use super::*;
 
     kernel! {
