@@ -80,22 +80,21 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 
 /// Folders whose entries name one another in a circle.
 const CIRCLES: &[(&str, &str)] = &[
-    ("src/backend/cuda", "frozen weights, memory and launches share the device that each of them extends"),
+    ("src/backend/cuda", "copies, launches, frozen weights and tiers extend one device"),
     (
         "src/backend/wgpu",
-        "what explains an absent GPU asks the adapters that report it; block encodings name kernels",
+        "adapters explain their absence through Vulkan; block encodings are kernel constants",
     ),
     ("src/cli", "verbs share the job, its options and its output, which name verbs"),
-    ("src/cli/devices", "a forecast and the opening of a device use each other's memory rule"),
-    ("src/cli/options", "option groups and the output folder name each other"),
-    ("src/cluster", "a message contains what a link knows, and a link carries messages"),
-    ("src/cluster/coordinator", "the events of a round name its state"),
-    ("src/cluster/worker", "a desk is the queue of a device, which reads it"),
-    ("src/data", "a parquet file is a file of rows, and its rows are those of files"),
-    ("src/model", "a decoder, its blocks and its memory estimate name one another"),
-    ("src/net", "a greeting reports errors that quote it"),
-    ("src/numeric/block", "both quantisers share rounding and rows of the table"),
-    ("src/train", "checkpoints, events and evaluation name one another's records"),
+    ("src/cli/devices", "a forecast and the opening of a device share the rule of memory"),
+    ("src/cli/options", "the groups of options name the output options, which name a group"),
+    ("src/cluster", "messages use the encoding of the link that carries them"),
+    ("src/cluster/coordinator", "the events of a round name its tasks"),
+    ("src/cluster/worker", "the queue of a device holds the reports of the device that reads it"),
+    ("src/data", "parquet is one of the formats of files, and yields the rows of files"),
+    ("src/model", "decoder, blocks, weights and the estimate of memory name one another"),
+    ("src/net", "errors quote the parties of a greeting, which fails with errors"),
+    ("src/train", "errors and checkpoints, events and the best step, evaluation and sums name each other"),
 ];
 
 #[track_caller]
