@@ -5,6 +5,7 @@
 //! finding too, so the lists only shrink.
 
 mod absences;
+mod circles;
 mod contracts;
 mod floors;
 mod shape;
@@ -30,33 +31,37 @@ const BOOL_ARGUMENTS: &[(&str, &str)] = &[
 ];
 /// The only files with `unsafe` in them.
 const UNSAFE_FILES: &[(&str, &str)] = &[
-    ("src/backend/cpu/adapter.rs", "threads write disjoint tiles of one output"),
-    ("src/backend/cpu/attention.rs", "threads write disjoint heads of one output"),
-    ("src/backend/cpu/attention_block.rs", "threads write disjoint heads of one output"),
-    ("src/backend/cpu/attention_floats.rs", "threads write disjoint heads of one output"),
-    ("src/backend/cpu/attention_pairs.rs", "calls of functions with target features"),
-    ("src/backend/cpu/attention_grad.rs", "threads write disjoint heads of one output"),
-    ("src/backend/cpu/avx512.rs", "vector loads and stores through pointers"),
-    ("src/backend/cpu/avx512_bf16.rs", "vector loads and stores through pointers"),
-    ("src/backend/cpu/avx512_bf16_absent.rs", "the same signatures where there is no AVX-512"),
-    ("src/backend/cpu/decode.rs", "vector loads through pointers"),
-    ("src/backend/cpu/few.rs", "threads write disjoint outputs; calls of functions with target features"),
-    ("src/backend/cpu/isa.rs", "calls of functions with target features, behind detection"),
-    ("src/backend/cpu/left.rs", "a vector instruction behind detection"),
-    ("src/backend/cpu/narrow.rs", "vector loads and stores through pointers"),
-    ("src/backend/cpu/panels.rs", "calls of functions with target features"),
-    ("src/backend/cpu/peak.rs", "calls of a kernel that takes pointers"),
-    ("src/backend/cpu/product.rs", "threads write disjoint tiles of one output"),
-    ("src/backend/cpu/product_crate.rs", "the gemm crate takes pointers"),
-    ("src/backend/cpu/product_own.rs", "threads write disjoint tiles of one output"),
-    ("src/backend/cpu/short.rs", "a vector instruction behind detection"),
-    ("src/backend/cpu/stored.rs", "calls of functions with target features, behind detection"),
-    ("src/backend/cpu/stored_avx512.rs", "vector loads and stores through pointers"),
-    ("src/backend/cpu/threads.rs", "disjoint chunks of one slice for the tasks of a pool"),
-    ("src/backend/cpu/tile.rs", "calls of functions with target features, behind detection"),
-    ("src/backend/cpu/tiled.rs", "threads write disjoint tiles of one output"),
-    ("src/backend/cpu/unpack.rs", "calls of functions with target features, behind detection"),
-    ("src/backend/cpu/unpack_avx512.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/attention/block.rs", "threads write disjoint heads of one output"),
+    ("src/backend/cpu/attention/block_floats.rs", "threads write disjoint heads of one output"),
+    ("src/backend/cpu/attention/block_pairs.rs", "calls of functions with target features"),
+    ("src/backend/cpu/attention/forward.rs", "threads write disjoint heads of one output"),
+    ("src/backend/cpu/attention/gradient.rs", "threads write disjoint heads of one output"),
+    ("src/backend/cpu/gemm/avx512.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/gemm/avx512_bf16.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/gemm/gemv.rs", "threads write disjoint outputs"),
+    ("src/backend/cpu/gemm/left_operand.rs", "a vector instruction behind detection"),
+    ("src/backend/cpu/gemm/mod.rs", "the signatures of avx512_bf16.rs where there is no AVX-512"),
+    ("src/backend/cpu/gemm/pair_tiles.rs", "vector instructions behind detection"),
+    ("src/backend/cpu/gemm/product.rs", "threads write disjoint tiles of one output"),
+    ("src/backend/cpu/gemm/product_plain.rs", "threads write disjoint rows of one output"),
+    ("src/backend/cpu/gemm/product_tiles.rs", "threads write disjoint tiles of one output"),
+    ("src/backend/cpu/gemm/tile.rs", "calls of functions with target features, behind detection"),
+    ("src/backend/cpu/gemm/tile_avx2_neon.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/gemm/tiled.rs", "threads write disjoint tiles of one output"),
+    ("src/backend/cpu/gemm/transpose.rs", "calls of functions with target features, behind detection"),
+    ("src/backend/cpu/gemm/transpose_avx512.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/operands.rs", "a prefetch, which is a hint"),
+    ("src/backend/cpu/ops/adapter.rs", "threads write disjoint tiles of one output"),
+    ("src/backend/cpu/ops/bf16_activations.rs", "a vector instruction behind detection"),
+    ("src/backend/cpu/ops/peak.rs", "calls of a kernel that takes pointers"),
+    ("src/backend/cpu/runtime/isa.rs", "calls of functions with target features, behind detection"),
+    ("src/backend/cpu/runtime/threads.rs", "disjoint chunks of one slice for the tasks of a pool"),
+    ("src/backend/cpu/weights/block_unpack.rs", "calls of functions with target features, behind detection"),
+    ("src/backend/cpu/weights/block_unpack_avx512.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/weights/decode.rs", "vector loads through pointers"),
+    ("src/backend/cpu/weights/panel_unpack.rs", "calls of functions with target features, behind detection"),
+    ("src/backend/cpu/weights/panel_unpack_avx512.rs", "vector loads and stores through pointers"),
+    ("src/backend/cpu/weights/panels.rs", "calls of functions with target features"),
     ("src/backend/wgpu/cache.rs", "drivers believe the bytes of their cache; they are checked before"),
     ("src/backend/wgpu/glibc.rs", "exports two functions under their C names"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
@@ -73,6 +78,25 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),
 ];
 
+/// Folders whose entries name one another in a circle.
+const CIRCLES: &[(&str, &str)] = &[
+    ("src/backend/cuda", "copies, launches, frozen weights and tiers extend one device"),
+    (
+        "src/backend/wgpu",
+        "adapters explain their absence through Vulkan; block encodings are kernel constants",
+    ),
+    ("src/cli", "verbs share the job, its options and its output, which name verbs"),
+    ("src/cli/devices", "a forecast and the opening of a device share the rule of memory"),
+    ("src/cli/options", "the groups of options name the output options, which name a group"),
+    ("src/cluster", "messages use the encoding of the link that carries them"),
+    ("src/cluster/coordinator", "the events of a round name its tasks"),
+    ("src/cluster/worker", "the queue of a device holds the reports of the device that reads it"),
+    ("src/data", "parquet is one of the formats of files, and yields the rows of files"),
+    ("src/model", "decoder, blocks, weights and the estimate of memory name one another"),
+    ("src/net", "errors quote the parties of a greeting, which fails with errors"),
+    ("src/train", "errors and checkpoints, events and the best step, evaluation and sums name each other"),
+];
+
 #[track_caller]
 fn check(rule: &str, findings: Vec<String>) {
     assert!(findings.is_empty(), "{rule}:\n  {}\n", findings.join("\n  "));
@@ -81,6 +105,11 @@ fn check(rule: &str, findings: Vec<String>) {
 #[test]
 fn arrows_between_floors_go_down_only() {
     check("floors (docs/architecture.md)", floors::check(&Tree::read()));
+}
+
+#[test]
+fn no_files_of_a_folder_form_a_circle() {
+    check("circles (files that name one another)", circles::circles(&Tree::read(), CIRCLES));
 }
 
 #[test]

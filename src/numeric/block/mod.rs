@@ -287,6 +287,11 @@ fn half_at(b: &[u8], at: usize) -> f32 {
     widen_half(bits(b, at))
 }
 
+/// Puts `x` as half precision at byte `at`.
+fn put_half(b: &mut [u8], at: usize, x: f32) {
+    b[at..at + 2].copy_from_slice(&half::f16::from_f32(x).to_le_bytes());
+}
+
 /// A half-precision number. Spelled out, because the crate asks the processor each time, and without numbers that are
 /// not normal, which processors are slow with: those of a half are normal in f32.
 #[inline(always)]

@@ -3,7 +3,7 @@
 //! blocks of 64. Numbers are finite: whoever calls has looked.
 
 use super::quantise_k::{q2_k, q3_k, q4_k, q5_k, q6_k};
-use super::{Block, NF4_LEVELS};
+use super::{Block, NF4_LEVELS, put_half};
 use rayon::prelude::*;
 
 /// Blocks in a task.
@@ -59,11 +59,6 @@ fn nf4(out: &mut [u8], numbers: &[f32]) {
     out[..4].copy_from_slice(&absmax.to_le_bytes());
     let pairs = numbers.as_chunks::<2>().0;
     out[4..].iter_mut().zip(pairs).for_each(|(o, &[first, second])| *o = code(first) << 4 | code(second));
-}
-
-/// Puts `x` as half precision at byte `at`.
-pub(super) fn put_half(b: &mut [u8], at: usize, x: f32) {
-    b[at..at + 2].copy_from_slice(&half::f16::from_f32(x).to_le_bytes());
 }
 
 /// 1 / d, and 0 where d is.

@@ -3,9 +3,8 @@
 //! 32 numbers; the order of its sums is theirs, and nothing is fused, so that the bits are those of ggml built
 //! without contraction (`tests/golden/gguf/quantized_k.gguf`).
 
-use super::half_at;
 use super::kquant::scale_min;
-use super::quantise::put_half;
+use super::{half_at, put_half};
 
 /// Below this a run counts as zero.
 const TINY: f32 = 1e-15;

@@ -1,0 +1,129 @@
+//! A block of scores as attention and its gradient see it: keys down, queries across, so that what belongs to one
+//! query lies in one lane of the vectors and is never added across lanes.
+//!
+//! Above the diagonal nothing is multiplied: groups of queries stop at the last key that one of them sees. A value
+//! does not depend on what else is in its block: all chains are in ascending order of channels, keys or queries.
+//!
+//! Its products are those of f32 numbers (`block_floats.rs`) or of pairs of bf16 ones (`block_pairs.rs`).
+
+use super::super::operands::{Strided, Target};
+use super::super::runtime::math::LANES;
+
+/// Queries of a block: whole tiles, whether they are its rows or its columns.
+pub const QUERIES: usize = 96;
+/// Keys of a block: as many, so that both fit where a core has them at hand.
+pub const KEYS: usize = 96;
+/// Vectors of queries.
+pub const GROUPS: usize = QUERIES / LANES;
+
+/// One number for each query, in vectors.
+pub type Each = [[f32; LANES]; GROUPS];
+
+/// What is seen of a block.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Queries in the block.
+    pub queries: usize,
+    /// Keys in the block.
+    pub keys: usize,
+    /// How many of its keys the first query sees, if there were enough (none, if negative).
+    pub first: isize,
+    /// How many more every further query sees: 1, or 0 where all stand at one position.
+    pub step: isize,
+}
+
+impl Seen {
+    /// Keys that a query sees.
+    #[inline(always)]
+    pub fn of(&self, query: usize) -> usize {
+        (self.first + query as isize * self.step).clamp(0, self.keys as isize) as usize
+    }
+
+    /// The first query that sees a key.
+    pub fn from(&self, key: usize) -> usize {
+        let before = key as isize + 1 - self.first;
+        if self.step == 0 { 0 } else { before.clamp(0, self.queries as isize) as usize }
+    }
+
+    /// Whether every query sees every key.
+    pub fn all(&self) -> bool {
+        self.of(0) == self.keys
+    }
+}
+
+/// What the queries of one vector do not see of a block becomes `hidden`; returns how many keys any of them sees.
+/// Keys beyond those are not looked at.
+#[inline(always)]
+pub fn hide(block: &mut [[f32; LANES]], seen: Seen, group: usize, hidden: f32) -> usize {
+    let of: [usize; LANES] = std::array::from_fn(|lane| seen.of(group * LANES + lane));
+    for key in of[0]..of[LANES - 1] {
+        for (lane, s) in block[key * GROUPS + group].iter_mut().enumerate() {
+            *s = if key < of[lane] { *s } else { hidden };
+        }
+    }
+    of[LANES - 1]
+}
+
+/// Where a product of D columns goes, and what it is multiplied by.
+#[derive(Clone, Copy)]
+pub struct Into<'a> {
+    /// Rows are queries, or keys.
+    pub target: Target<'a>,
+    /// Multiplies the product.
+    pub scale: f32,
+}
+
+/// A block of keys of one head.
+#[derive(Debug, Clone, Copy)]
+pub struct Keys<'a> {
+    /// k and v, [count, D] each.
+    pub x: [Strided<'a>; 2],
+    /// Which key/value head.
+    pub head: usize,
+    /// The first key of the row of the microbatch, and how many come before this block, a multiple of [`KEYS`].
+    pub from: (usize, usize),
+    /// Keys of the block.
+    pub count: usize,
+}
+
+/// Of the queries: q, and in the gradient also that of the output. Of the keys: k and v.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// q or k.
+    First,
+    /// The output's gradient, or v.
+    Second,
+}
+
+/// Whether attention is computed, or its gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// First x First gives scores, those x Second the output.
+    Forward,
+    /// Everything is multiplied with everything.
+    Backward,
+}
+
+/// The products of a block. A block of scores is [keys, QUERIES].
+pub trait BlockProducts<'a> {
+    /// What follows is of these `count` queries: q and, in the gradient, that of the output, [count, D] each.
+    fn queries(&mut self, x: [Option<Strided<'a>>; 2], count: usize);
+
+    /// What follows is of these keys.
+    fn keys(&mut self, keys: Keys<'a>);
+
+    /// out = scale * (k qᵀ, or v doutᵀ), wherever something is seen.
+    fn scores(&mut self, out: &mut [f32], which: Which, seen: Seen, scale: f32);
+
+    /// out[queries, D] (=|+=) scale * blockᵀ x (k or v); what is not seen is 0 in the block, which may be rounded.
+    ///
+    /// # Safety
+    /// Nobody else touches that output meanwhile.
+    unsafe fn to_queries(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen);
+
+    /// out[keys, D] (=|+=) scale * block x (q or dout); what is not seen is 0 in the block, which may be rounded.
+    ///
+    /// # Safety
+    /// As [`BlockProducts::to_queries`].
+    unsafe fn to_keys(&mut self, out: Into, block: &mut [f32], which: Which, seen: Seen);
+}

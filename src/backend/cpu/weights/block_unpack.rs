@@ -1,0 +1,183 @@
+//! Blocks into the right factors of tiles. What a run of a block is worth stands in [`crate::numeric::block`]; the
+//! numbers are put where tiles want them, by `block_unpack_avx512.rs` where the processor has AVX-512, by plain code
+//! elsewhere.
+//!
+//! Rows of the matrix are outputs.
+
+use super::super::gemm::gemv::{PANELS, Sums};
+use super::super::operands::COLS;
+use super::super::runtime::bf16::round;
+#[cfg(target_arch = "x86_64")]
+use super::super::runtime::isa::Isa;
+use super::super::runtime::isa::{self, kernel};
+use super::block_rows::{Rounded, Rows};
+#[cfg(target_arch = "x86_64")]
+use super::block_unpack_avx512 as vectors;
+#[cfg(target_arch = "x86_64")]
+use super::decode::decode;
+use crate::numeric::block::{Packed, RUN, Visitor};
+use std::ops::Range;
+
+/// out[k][32] = the runs of 32 rows; rows that are not there are 0.
+pub struct Upright<'a> {
+    /// 32 numbers for each term.
+    pub out: &'a mut [f32],
+    /// At most 32.
+    pub rows: Rows<'a>,
+    /// Runs of each row.
+    pub runs: Range<usize>,
+}
+
+/// The same in pairs of bf16 numbers: out[k / 2][32].
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub struct UprightPairs<'a> {
+    /// 32 words for two terms.
+    pub out: &'a mut [u32],
+    /// At most 32.
+    pub rows: Rows<'a>,
+    /// Runs of each row.
+    pub runs: Range<usize>,
+}
+
+/// out[n][32] = one run of each row.
+pub struct Turned<'a> {
+    /// 32 numbers for each row.
+    pub out: &'a mut [f32],
+    /// As many as there are terms.
+    pub rows: Rows<'a>,
+    /// Which run.
+    pub run: usize,
+}
+
+/// The same in pairs of bf16 numbers: out[n / 2][32].
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub struct TurnedPairs<'a> {
+    /// 32 words for two rows.
+    pub out: &'a mut [u32],
+    /// As many as there are terms.
+    pub rows: Rows<'a>,
+    /// Which run.
+    pub run: usize,
+}
+
+/// The chains over x of at most four times 32 rows, see [`Chains`](super::super::gemm::gemv::Chains).
+pub struct InPlace<'a> {
+    /// Whole runs.
+    pub x: &'a [f32],
+    /// At most 4 x 32.
+    pub rows: Rows<'a>,
+    /// First run of each row.
+    pub from: usize,
+}
+
+impl Visitor for Upright<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        assert_eq!(self.out.len(), self.runs.len() * RUN * COLS, "a panel of whole runs");
+        #[cfg(target_arch = "x86_64")]
+        if isa::best() == Isa::Avx512 {
+            // SAFETY: the processor was asked; the target was checked.
+            return unsafe { vectors::upright::<P>(self.out, self.rows, self.runs) };
+        }
+        for (out, run) in self.out.as_chunks_mut::<{ RUN * COLS }>().0.iter_mut().zip(self.runs) {
+            upright::<P>(out, &self.rows, run);
+        }
+    }
+}
+
+impl Visitor for UprightPairs<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        assert_eq!(self.out.len(), self.runs.len() * RUN / 2 * COLS, "a panel of whole runs");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: factors are pairs where the processor has AVX-512 BF16; the target was checked.
+        return unsafe { vectors::upright_pairs::<P>(self.out, self.rows, self.runs) };
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("pairs are for AVX-512 BF16");
+    }
+}
+
+impl Visitor for Turned<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        #[cfg(target_arch = "x86_64")]
+        if isa::best() == Isa::Avx512 {
+            // SAFETY: the processor was asked.
+            return unsafe { vectors::turned::<P>(self.out, self.rows, self.run) };
+        }
+        for (n, out) in self.out.as_chunks_mut::<COLS>().0.iter_mut().enumerate() {
+            unpack::<P>(out, &self.rows, n, self.run);
+        }
+    }
+}
+
+impl Visitor for TurnedPairs<'_> {
+    type Result = ();
+    fn visit<P: Packed>(self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: factors are pairs where the processor has AVX-512 BF16.
+        return unsafe { vectors::turned_pairs::<P>(self.out, self.rows, self.run) };
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("pairs are for AVX-512 BF16");
+    }
+}
+
+impl Visitor for InPlace<'_> {
+    type Result = Sums;
+    fn visit<P: Packed>(self) -> Sums {
+        #[cfg(target_arch = "x86_64")]
+        if isa::best() == Isa::Avx512 {
+            return decode::<P>(self.x, self.rows, self.from);
+        }
+        let mut sums = [[0.0; COLS]; PANELS];
+        let mut wide = [[0.0; RUN]; ROWS];
+        for (first, sums) in (0..self.rows.count).step_by(ROWS).zip(sums.as_flattened_mut().as_chunks_mut().0)
+        {
+            for (i, x) in self.x.as_chunks::<RUN>().0.iter().enumerate() {
+                for (row, wide) in wide.iter_mut().enumerate().take(self.rows.count - first) {
+                    unpack::<P>(wide, &self.rows, first + row, self.from + i);
+                }
+                chains(isa::best(), sums, x, &wide);
+            }
+        }
+        sums
+    }
+}
+
+/// Rows whose chains run side by side in [`InPlace`]: as many as are under way at a time.
+const ROWS: usize = 8;
+
+kernel! {
+    /// sums[row] += x[k] * wide[row][k], in ascending order of k: scalars, because turning rows takes longer.
+    fn chains<L>(sums: &mut [f32; ROWS], x: &[f32; RUN], wide: &[[f32; RUN]; ROWS]) {
+        let mut sum = *sums;
+        for (k, &x) in x.iter().enumerate() {
+            for (sum, row) in sum.iter_mut().zip(wide) {
+                *sum = L::fma(x, row[k], *sum);
+            }
+        }
+        *sums = sum;
+    }
+}
+
+/// out = run `run` of row `row`. Not inlined: beside what its callers do the compiler no longer finds vectors in it.
+#[inline(never)]
+fn unpack<P: Packed>(out: &mut [f32; RUN], rows: &Rows, row: usize, run: usize) {
+    let block = &rows.bytes[row * rows.size + run * RUN / P::ELEMENTS * P::BYTES..][..P::BYTES];
+    P::unpack(out, block, run % (P::ELEMENTS / RUN));
+    if rows.rounded == Rounded::Bf16 {
+        out.iter_mut().for_each(|x| *x = round(*x));
+    }
+}
+
+/// out[k][32] = one run of 32 rows.
+fn upright<P: Packed>(out: &mut [f32; RUN * COLS], rows: &Rows, run: usize) {
+    let mut numbers = [0.0; RUN];
+    for lane in 0..COLS {
+        match lane < rows.count {
+            true => unpack::<P>(&mut numbers, rows, lane, run),
+            false => numbers.fill(0.0),
+        }
+        out.iter_mut().skip(lane).step_by(COLS).zip(&numbers).for_each(|(o, &x)| *o = x);
+    }
+}
