@@ -107,7 +107,10 @@ use_tensorboard() { export FINETUNE_NEED_TENSORBOARD=1; }
 
 smollm2=${FINETUNE_SMOLLM2_GGUF:-$PWD/target/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 have_smollm2() { [ -s "$smollm2" ]; }
-get_smollm2() { [ -z "${FINETUNE_SMOLLM2_GGUF:-}" ] && recipes/fetch_smollm2.sh "$smollm2"; }
+get_smollm2() {
+  [ -z "${FINETUNE_SMOLLM2_GGUF:-}" ] || { echo "tests/run.sh: FINETUNE_SMOLLM2_GGUF names no file" >&2; return 1; }
+  recipes/fetch_smollm2.sh "$smollm2"
+}
 use_smollm2() { export FINETUNE_SMOLLM2_GGUF=$smollm2; }
 
 # needed NAME MARK: by what is about to run.
