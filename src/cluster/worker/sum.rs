@@ -317,18 +317,18 @@ mod tests {
     #[test]
     fn packed_cells_are_sent_while_the_rest_is_packed() {
         let group = GROUP.max(2 * rayon::current_num_threads());
-        let (tell, told) = std::sync::mpsc::channel();
-        let told = std::sync::Mutex::new(told);
+        let (send, sent) = std::sync::mpsc::channel();
+        let sent = std::sync::Mutex::new(sent);
         let pack = |_: &mut Vec<i64>, index| {
             if index == group {
-                let said = told.lock().unwrap().recv_timeout(std::time::Duration::from_secs(20));
+                let said = sent.lock().unwrap().recv_timeout(std::time::Duration::from_secs(20));
                 said.expect("the first group was not said");
             }
             piece::single(1, index, &[])
         };
         let mut said = Vec::new();
         let messages = packed(2 * group, pack, &mut |message| {
-            tell.send(()).unwrap();
+            send.send(()).unwrap();
             said.push(message.clone());
         });
         assert!(messages.len() == 2 * group && messages == said, "in order");
