@@ -10,7 +10,7 @@ use bytes::Bytes;
 /// A piece that no correct worker sends.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PieceError {
-    /// It is not the next cell.
+    /// The piece is not the next cell.
     #[error("a sum's piece has {len} values from {offset} on, where {want_len} from {want} on were due")]
     Place {
         /// First value of the piece.

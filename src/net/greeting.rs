@@ -21,9 +21,9 @@ const MAGIC: &[u8; 8] = b"finetune";
 /// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Party {
-    /// It distributes work.
+    /// Distributes work.
     Coordinator,
-    /// It computes.
+    /// Computes.
     Worker,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Means {
     Plain,
     /// TLS with the token of this fingerprint.
     Token(Fingerprint),
-    /// It has no token and asks for the fingerprint of the one it needs.
+    /// TLS without a token: this side asks for the fingerprint of the one that it needs.
     None,
 }
 

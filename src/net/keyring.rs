@@ -47,7 +47,7 @@ pub enum KeepError {
         /// Its permissions.
         mode: u32,
     },
-    /// It does not hold a token.
+    /// The file or variable does not hold a token.
     #[error("{place}: {why}")]
     Bad {
         /// The file or the variable.
@@ -55,7 +55,7 @@ pub enum KeepError {
         /// The problem.
         why: BadToken,
     },
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{}: {cause}", path.display())]
     File {
         /// The file or folder.

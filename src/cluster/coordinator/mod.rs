@@ -72,7 +72,7 @@ enum Rejected {
     Worker,
 }
 
-/// Which further members may join.
+/// Whether further members may join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Company {
     /// Any worker with the token, at any time.
@@ -110,7 +110,7 @@ pub struct Setup<'a> {
     pub threads: usize,
     /// Option values for the hint about steps with few microbatches.
     pub hint: Hint,
-    /// Which further members may join.
+    /// Whether further members may join.
     pub company: Company,
     /// The stop flag, raised by signals.
     pub stop: &'a Stop,

@@ -27,7 +27,7 @@ pub trait Spoken: Serialize + DeserializeOwned + Bulky + Send + 'static {
 /// The meaning of a message for a pump.
 #[derive(Debug)]
 pub enum Liveness<Answer> {
-    /// It is for the holder of the link.
+    /// A message for the holder of the link.
     NotAbout,
     /// A question that is answered at once.
     Asks(Answer),

@@ -124,7 +124,7 @@ pub(super) struct Member {
     pub reasked: u32,
     /// The furthest piece of a sum so far: number of the sum and offset.
     furthest: Option<(u64, u64)>,
-    /// It has sent its `Measured`.
+    /// Whether its `Measured` has arrived.
     pub measured: bool,
 }
 

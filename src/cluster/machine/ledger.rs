@@ -22,11 +22,11 @@ use std::time::Duration;
 pub(super) enum State {
     /// No device works on it.
     Open,
-    /// It has a live lease.
+    /// One or two devices hold live leases of it.
     Leased,
     /// The holder of this lease adds it to its running sum.
     Granted(LeaseId),
-    /// It is in the total, or its result was taken.
+    /// Added to the total, or its result was taken.
     Counted,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Status {
     Live,
     /// Cancelled; its outcome is not known yet.
     Cancelled,
-    /// It was announced first.
+    /// Announced first, and granted the item.
     Granted,
     /// Its sum has arrived.
     Counted,

@@ -287,13 +287,13 @@ fn recheck_waits_for_another_busy_device() {
     bed.now += Duration::from_secs(29);
     assert_eq!(leased(&bed.said(1, From::Ask { device: 0, room: 4 }), 1).len(), 1);
 
-    // It is never free: the same device is better than no device.
+    // Member 1 is never free: the same device is better than no device.
     let mut bed = begin();
     assert_eq!(bed.after(29_999), []);
     assert_eq!(leased(&bed.after(1), 0).len(), 1);
     assert_eq!(bed.machine.wake(), Some(Duration::from_secs(60)));
 
-    // It leaves: no other device is left.
+    // Member 1 leaves: no other device is left.
     let mut bed = begin();
     let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
     assert_eq!(leased(&out, 0).len(), 1);

@@ -1,5 +1,5 @@
 //! A worker's side of the conversation, from `Ready` to the end of one connection, as docs/protocol.md describes it.
-//! It gets messages and the ends of computations, and returns what to send and to start.
+//! The worker gets messages and the ends of computations, and returns what to send and to start.
 
 use super::super::message::{
     Bye, Device, Hash, Lease, LeaseId, Packed, ToCoordinator, ToWorker, Trouble, Work,
@@ -29,7 +29,7 @@ pub enum Ill {
     Error(Option<f64>),
     /// A value that is not finite.
     Bad,
-    /// It computes for ever, unless it is cancelled.
+    /// A computation that never ends, unless it is cancelled.
     Hang,
 }
 
@@ -81,11 +81,11 @@ struct Untaken {
 pub struct Worker {
     plan: Plan,
     pub engines: Vec<Engine>,
-    /// It repeats `Ask` while it has no work, because an `Ask` may be lost.
+    /// Whether idle devices repeat `Ask`, because an `Ask` may be lost.
     pub asks_again: bool,
-    /// It adds denied gradients.
+    /// Whether denied gradients are added.
     pub cheats: Cheats,
-    /// Its copy of the parameters is damaged.
+    /// Whether its copy of the parameters is damaged.
     pub damaged: bool,
     pieces: Vec<i64>,
     held: Option<(u64, Values)>,

@@ -64,7 +64,7 @@ pub enum Unfit {
     /// Its configuration is not supported.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// It cannot be quantized as requested.
+    /// The requested quantization is not possible.
     #[error(transparent)]
     Quantise(#[from] QuantiseError),
 }
@@ -130,11 +130,11 @@ pub struct Candidate {
     pub name: String,
     /// The backends; at least one.
     pub chain: Vec<Arc<dyn Opener>>,
-    /// Which backends may be used at the start.
+    /// The backends that may be used at the start.
     pub begin: Begin,
 }
 
-/// Which backend a device may start with. During a run the next backend takes over in either case.
+/// The backends that a device may start with. During a run the next backend takes over in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begin {
     /// The first backend that works.

@@ -65,7 +65,7 @@ pub enum Ending {
     Stopped,
     /// The run halted on a bad value.
     Halted(String),
-    /// It may not take part, now or later.
+    /// The worker may not take part, now or later.
     Refused(String),
     /// An error on this side.
     Failed(String),

@@ -6,9 +6,9 @@ use crate::cluster::message::Work;
 /// Most tokens of the leases of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Of a microbatch, from the manifest.
+    /// Limit of a microbatch, from the manifest.
     pub tokens: usize,
-    /// Of a row and of a prompt: the model's positions.
+    /// Limit of a row and of a prompt: the model's positions.
     pub positions: usize,
 }
 

@@ -55,7 +55,7 @@ pub enum Outcome {
         /// The reason, in one line.
         reason: String,
     },
-    /// It was removed.
+    /// The coordinator removed this worker.
     Out {
         /// The reason, in one line.
         reason: String,

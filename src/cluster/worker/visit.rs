@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The coordinator's answer to a worker of this build without model and options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Visit {
-    /// It may take part.
+    /// The worker may take part.
     Welcome {
         /// The run's id.
         run: String,
@@ -22,7 +22,7 @@ pub enum Visit {
     },
     /// The run has just ended.
     Over,
-    /// It may not take part; the reason in one line.
+    /// The worker may not take part; the reason in one line.
     Rejected(String),
 }
 

@@ -12,9 +12,9 @@ use crate::numeric::caught::caught;
 /// The effect of the measurements on a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum Settled {
-    /// It stays as it is.
+    /// The device stays as it is.
     Stands,
-    /// It was opened again; its blocks keep fewer activations.
+    /// The device was opened again; its blocks keep fewer activations.
     Again,
 }
 
