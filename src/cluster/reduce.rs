@@ -7,7 +7,6 @@
 //!
 //! The limit of a complete sum is its number of microbatches times the cap of one; then the total of all of them
 //! fits: see `numeric::fixed`. The ledger decides which member was granted which microbatch.
-//! hold then fits: see `numeric::fixed`. Who was granted which microbatch is the ledger's business.
 
 mod said;
 

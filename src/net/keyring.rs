@@ -173,7 +173,7 @@ impl Keyring {
         self.named.clone().or(self.own.clone()).ok_or(KeepError::NoHome)
     }
 
-    /// Whether no token was named and the user's file does not exist.
+    /// Whether neither a file nor [`VARIABLE`] was named, and the user's file does not exist.
     pub fn is_bare(&self) -> bool {
         self.named.is_none() && self.variable.is_none() && self.own.as_ref().is_none_or(|path| !path.exists())
     }

@@ -36,8 +36,8 @@ pub enum Action {
         /// `Grant`, `Deny`, `Cancel`, `Flush`, `SumTaken` or `Bye`.
         message: ToWorker,
     },
-    /// The `Sum` of this tick counts: the driver adds its loss, weight and targets to the step's and keeps its
-    /// pieces in the total for good.
+    /// The `Sum` of this tick counts: the driver adds its loss, weight and targets to the step's. The
+    /// sum's pieces stay in the total, and their copies may be dropped.
     TakeSum {
         /// The sender of the sum.
         member: MemberId,
