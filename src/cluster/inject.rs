@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_faults_are_refused() {
+    fn unknown_fault_is_refused() {
         for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep"] {
             let refused = text.parse::<Inject>().unwrap_err();
             assert!(refused.contains(text), "{refused}");

@@ -118,7 +118,7 @@ mod tests {
 
     /// A stranger, a closed port and the right listener behind one name.
     #[test]
-    fn first_working_address_is_taken() {
+    fn first_working_address_of_a_name_is_used() {
         let token = Token::random().unwrap();
         let with = |party| Security::with_token(party, &token).unwrap();
         let runtime = Runtime::new().unwrap();

@@ -204,7 +204,7 @@ mod tests {
 
         /// Arbitrary bytes cause no panic, no frame beyond the limit and no memory for more than one frame.
         #[test]
-        fn any_bytes_respect_the_limit(bytes in prop::collection::vec(any::<u8>(), 0..4096), limit in 0usize..600) {
+        fn random_bytes_stay_bounded(bytes in prop::collection::vec(any::<u8>(), 0..4096), limit in 0usize..600) {
             let mut decoder = Decoder::new(limit);
             for part in bytes.chunks(97) {
                 match decoder.space() {

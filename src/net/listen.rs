@@ -356,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pending_handshakes_finish_when_the_port_closes() {
+    fn handshakes_under_way_finish_when_the_port_closes() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let token = Token::random().unwrap();
         let with = |party| Security::with_token(party, &token).unwrap();

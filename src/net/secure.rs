@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_tcp_only_without_a_token_store_and_on_loopback() {
+    fn plain_tcp_is_local_and_only_where_no_token_can_be_kept() {
         use Party::{Coordinator, Worker};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("finetune/token");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn invitation_names_the_commands_for_the_next_machine() {
+    fn invitation_prints_commands_for_the_next_machine() {
         let token = Security::with_token(Party::Coordinator, &Token::random().unwrap()).unwrap();
         let lines = |at: &str, typed: &str, security: &Security| {
             invitation(at.parse().unwrap(), &typed.parse().unwrap(), security)

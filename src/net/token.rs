@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_give_the_same_token() {
+    fn hex_and_text_forms_are_one_token() {
         let token = Token::parse(HEX).unwrap();
         let shown = token.fingerprint().to_string();
         check(&format!("  {}\n", HEX.to_uppercase()), &shown);
@@ -214,7 +214,7 @@ mod tests {
 
     /// Fixed values: a change of any label or form would make the tokens of two builds incompatible.
     #[test]
-    fn token_forms_and_fingerprint_are_fixed() {
+    fn token_forms_are_stable() {
         let token = Token::parse(HEX).unwrap();
         assert_eq!(token.text(), "ft1-aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypxdr7p6y");
         assert_eq!(token.fingerprint().to_string(), "d8c1-e0e2-9f37-5f43");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn guessable_tokens_are_refused() {
+    fn guessable_token_is_refused() {
         check("", "0 bits");
         check("hunter2", "56 bits at most");
         check("deadbeefdeadbeefdeadbeef", "96 bits at most");

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn second_coordinator_is_kept_out() {
+    fn second_coordinator_is_locked_out() {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         let second = Lock::take(dir.path()).unwrap_err().to_string();

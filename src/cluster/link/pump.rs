@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_cross_in_order_and_are_sent_after_a_drop() {
+    fn messages_arrive_in_order_and_queued_ones_are_sent() {
         let runtime = runtime();
         let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
         let mut worker: WorkerLink = over(runtime.handle(), b, c, Duration::ZERO);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn ping_is_answered_while_messages_are_not_taken() {
+    fn ping_is_answered_while_messages_are_unread() {
         let runtime = runtime();
         let (_worker, (to, mut from)) = worker(&runtime, Duration::ZERO);
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_frame_may_take_longer_than_the_silence_limit() {
+    fn frame_may_take_longer_than_the_silence_limit() {
         let runtime = runtime();
         let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();

@@ -92,7 +92,7 @@ mod tests {
 
     /// Every value goes into metrics.jsonl, which has no infinite numbers: a run with one could not resume.
     #[test]
-    fn non_finite_or_repeated_measurements_are_rejected() {
+    fn non_finite_measurements_are_dropped_and_repeats_expelled() {
         let fine = Link { bandwidth: 1e9, round_trip: 1e-3 };
         for (link, kept) in [
             (fine, true),
@@ -140,7 +140,7 @@ mod tests {
 
     /// A member that restarts its sum again and again counts as silent.
     #[test]
-    fn repeated_pieces_do_not_extend_the_wait_for_a_sum() {
+    fn restarted_sum_does_not_extend_its_deadline() {
         let Config { reask, reasks, .. } = Config::default();
         let mut bed = Bed::train(1, 1);
         bed.now += Duration::from_millis(1);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn member_without_devices_leaves_without_a_note() {
+    fn member_without_devices_leaves_without_a_second_note() {
         let mut bed = Bed::train(1, 1);
         let noted =
             |out: &[Action]| out.iter().filter(|a| matches!(a, Action::Note(Note::Left { .. }))).count();

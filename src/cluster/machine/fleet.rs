@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_lease_after_the_trial_resets_the_doubt_bound() {
+    fn idle_interval_doubles_until_a_device_earns_work() {
         let spans = |parts_after_a_trial: u32, rounds: u32| {
             let (mut idleness, mut spans, mut idle, mut parts) = (Idleness::NONE, vec![], 0, 0);
             for _ in 0..rounds {
@@ -347,7 +347,7 @@ mod tests {
 
     /// Memory stays bounded when members come and go under ever new names.
     #[test]
-    fn reports_of_departed_devices_are_bounded_and_complete() {
+    fn reports_of_past_devices_are_bounded_and_complete() {
         let mut fleet = Fleet::default();
         for i in 0..PAST as u64 + 50 {
             let named = message::Device { name: "cpu 0".into(), class: format!("class {i}") };
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_name_get_unique_names() {
+    fn devices_of_one_name_are_numbered() {
         let device = |name: &str| message::Device { name: name.into(), class: "a".into() };
         let named = distinct(&["cpu 0", "cpu 0", "cpu 1", "cpu 0"].map(device));
         let names: Vec<&str> = named.iter().map(|d| d.name.as_str()).collect();

@@ -142,7 +142,7 @@ mod tests {
 
     /// The device's answer arrives after the round, when it is ignored.
     #[test]
-    fn doubted_speed_is_restored_when_the_lease_is_cancelled() {
+    fn recalled_device_regains_its_doubted_speed() {
         let mut bed = Bed::train(1, 1);
         let id = DeviceId { member: MemberId(0), index: 0 };
         let device = bed.machine.fleet.device_mut(id).unwrap();

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_ignores_one_outlier_and_follows_a_lasting_change() {
+    fn estimate_ignores_one_outlier_and_follows_a_change() {
         let mut e = Estimate::default();
         (0..7).for_each(|_| e.add(1.0));
         e.add(100.0);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_devices_get_the_median_of_their_class() {
+    fn unknown_devices_are_assumed_as_fast_as_their_class() {
         let of = |micros| {
             let mut s = Speed::default();
             s.measure(Kind::Train, 10, micros);

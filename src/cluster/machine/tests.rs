@@ -96,7 +96,7 @@ fn done(out: &[Action]) -> bool {
 }
 
 #[test]
-fn round_is_announced_granted_summed_and_done() {
+fn round_of_one_member_is_granted_summed_and_closed() {
     let mut bed = Bed::train(1, 2);
     bed.now += Duration::from_millis(1);
     let out = bed.announce(0, 1);
@@ -117,7 +117,7 @@ fn round_is_announced_granted_summed_and_done() {
 }
 
 #[test]
-fn repeated_messages_get_the_same_answer() {
+fn repeated_message_is_answered_and_changes_nothing() {
     let mut bed = Bed::train(2, 4);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -149,7 +149,7 @@ fn repeated_messages_get_the_same_answer() {
 }
 
 #[test]
-fn invalid_messages_remove_only_their_sender() {
+fn dishonest_message_expels_only_its_sender() {
     let announce = |lease, parameters| From::Announce { lease, parameters, micros: 1, memory: 0 };
     let sum = |step, leases, parameters| From::Sum {
         sum: 1,
@@ -191,7 +191,7 @@ fn invalid_messages_remove_only_their_sender() {
 }
 
 #[test]
-fn granted_work_of_a_lost_member_is_open_again() {
+fn granted_work_of_a_lost_member_is_reopened() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -208,7 +208,7 @@ fn granted_work_of_a_lost_member_is_open_again() {
 }
 
 #[test]
-fn idle_device_repeats_a_late_item_and_the_first_counts() {
+fn idle_device_repeats_late_work_and_the_first_result_counts() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -229,7 +229,7 @@ fn idle_device_repeats_a_late_item_and_the_first_counts() {
 }
 
 #[test]
-fn items_are_repeated_within_their_class() {
+fn repeat_stays_in_its_device_class() {
     let mut bed = Bed::train(0, 2);
     bed.join(0, &["a"]);
     bed.join(1, &["b"]);
@@ -241,7 +241,7 @@ fn items_are_repeated_within_their_class() {
 }
 
 #[test]
-fn bad_value_is_rechecked_elsewhere_and_halts_the_run() {
+fn bad_value_is_recomputed_elsewhere_and_halts_the_run() {
     let nan =
         |lease| From::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: f64::INFINITY } };
     let halt = |out: &[Action]| match out.last() {
@@ -271,7 +271,7 @@ fn bad_value_is_rechecked_elsewhere_and_halts_the_run() {
 }
 
 #[test]
-fn recheck_waits_for_another_busy_device() {
+fn bad_value_waits_for_a_busy_second_device() {
     let nan = From::Fault { lease: 1, fault: Trouble::Value { tensor: "q".into(), value: f64::NAN } };
     let begin = || {
         let mut bed = Bed::train(1, 8);
@@ -300,7 +300,7 @@ fn recheck_waits_for_another_busy_device() {
 }
 
 #[test]
-fn failing_device_gets_no_lease_before_its_fallback() {
+fn failing_device_gets_no_work_before_its_fallback() {
     let mut bed = Bed::train(2, 8);
     let out = bed.said(0, From::Fault { lease: 1, fault: Trouble::Device { reason: "lost".into() } });
     assert_eq!(leased(&out, 0), [] as [LeaseId; 0]);
@@ -313,7 +313,7 @@ fn failing_device_gets_no_lease_before_its_fallback() {
 }
 
 #[test]
-fn waits_for_expected_pauses_below_minimum_and_gives_up() {
+fn machine_waits_pauses_below_the_minimum_and_gives_up() {
     let second = Duration::from_secs(1);
     let config = Config { expect: 3, min: 2, join_timeout: 10 * second, ..Config::default() };
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
@@ -334,7 +334,7 @@ fn waits_for_expected_pauses_below_minimum_and_gives_up() {
 }
 
 #[test]
-fn hint_on_few_microbatches_is_given_once() {
+fn too_few_microbatches_are_noted_once() {
     let mut bed = Bed::train(0, 1);
     bed.join(0, &["a", "a"]);
     bed.event(Event::Abandon);
@@ -358,7 +358,7 @@ fn missing_sum_is_requested_again() {
 }
 
 #[test]
-fn items_of_a_member_without_a_sum_are_leased_at_once() {
+fn work_of_a_member_without_a_sum_is_reassigned_at_once() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -374,7 +374,7 @@ fn items_of_a_member_without_a_sum_are_leased_at_once() {
 }
 
 #[test]
-fn device_that_stops_a_round_late_gets_work_again() {
+fn late_device_gets_work_again_after_it_stops() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);

@@ -65,7 +65,7 @@ impl Lived {
 }
 
 #[test]
-fn slow_device_gets_a_share_by_its_speed() {
+fn card_four_times_slower_gets_a_fifth_of_the_work() {
     let fate = fate(&[100.0, 400.0], 500, 32);
     let lived = live(&fate);
     let (used, share) = (lived.used(&fate), lived.share(1));
@@ -78,7 +78,7 @@ fn slow_device_gets_a_share_by_its_speed() {
 }
 
 #[test]
-fn work_is_shared_by_speed() {
+fn work_is_shared_in_proportion_to_speed() {
     let cases: [(&[f64], f64); 4] = [
         (&[100.0; 3], 0.90),
         (&[100.0, 200.0, 400.0], 0.90),
@@ -105,7 +105,7 @@ fn device_never_waits_for_a_round_trip() {
 }
 
 #[test]
-fn frozen_worker_costs_a_repeat_and_no_wait_for_silence() {
+fn frozen_worker_costs_a_repeat_and_no_timeout() {
     let mut fate = fate(&[100.0, 100.0], 500, 32);
     fate.blows.push((SECOND, Blow::Freeze { worker: 1, length: 60 * SECOND }));
     let lived = live(&fate);
@@ -119,7 +119,7 @@ fn frozen_worker_costs_a_repeat_and_no_wait_for_silence() {
 /// A device that was slow for a while and got no work is measured again. One that stays slow costs little, even if
 /// no other device may repeat its item, so that the step has to wait for it.
 #[test]
-fn device_without_leases_is_measured_again() {
+fn idle_device_is_measured_again() {
     let mut fate = Fate { steps: 80, ..fate(&[100.0, 100.0], 500, 32) };
     let ideal = fate.ideal();
     fate.blows = [(ideal / 10, 40.0), (ideal / 4, 1.0 / 40.0)].map(|(at, times)| (at, pace(times))).into();

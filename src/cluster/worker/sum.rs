@@ -302,7 +302,7 @@ mod tests {
     /// Gradients granted while devices compute cost no pass over memory when the sum is requested; those granted
     /// last cost none before.
     #[test]
-    fn gradients_are_folded_together_and_the_last_while_packing() {
+    fn gradients_are_added_in_groups_and_the_rest_when_packed() {
         let mut running = Running::new();
         running.begin(1, [7; 32]);
         let mut freed =
@@ -315,7 +315,7 @@ mod tests {
 
     /// The second group is packed only after a message of the first was sent; otherwise the test times out.
     #[test]
-    fn packed_cells_are_sent_while_the_rest_is_packed() {
+    fn packed_group_is_sent_before_the_next_is_packed() {
         let group = GROUP.max(2 * rayon::current_num_threads());
         let (send, sent) = std::sync::mpsc::channel();
         let sent = std::sync::Mutex::new(sent);

@@ -137,7 +137,7 @@ mod tests {
 
     /// Hashing a large model takes longer than a stopping worker may take.
     #[test]
-    fn slow_work_does_not_delay_a_stop() {
+    fn long_work_does_not_delay_stopping() {
         let stop = Stop::new();
         let (link, _other) = pair(4);
         let mut wire = Wire::new(link, &stop);

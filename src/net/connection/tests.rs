@@ -67,7 +67,7 @@ fn frames_of_many_sizes_pass_in_both_directions() {
 /// Fingerprints are public: a peer that shows the right one and holds another token fails in TLS on either side, and
 /// the honest side does not accept it.
 #[test]
-fn borrowed_fingerprint_is_refused() {
+fn fingerprint_alone_does_not_authenticate() {
     let (token, other) = (Token::random().unwrap(), Token::random().unwrap());
     let forger = |party| Security { means: Means::Token(token.fingerprint()), ..with(party, &other) };
     let line = "does not prove that it holds the token";
@@ -77,7 +77,7 @@ fn borrowed_fingerprint_is_refused() {
 
 /// A change of the protocol's number in a greeting in transit has no effect: TLS negotiates it again.
 #[test]
-fn tls_negotiates_the_protocol() {
+fn tls_binds_the_protocol_version() {
     let token = Token::random().unwrap();
     let other = |party| Security {
         identity: Some(Identity::new(&token, PROTOCOL + 1).unwrap()),

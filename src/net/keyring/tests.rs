@@ -17,7 +17,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn token_is_created_once_and_replaced_only_on_request() {
+fn token_is_made_once_and_replaced_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b/token");
     let keyring = named(&path);
@@ -40,7 +40,7 @@ fn token_is_created_once_and_replaced_only_on_request() {
 }
 
 #[test]
-fn slower_process_takes_the_existing_token() {
+fn slower_process_uses_the_existing_token() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
     let first = Keyring::alone(Some(path.clone())).find_or_make().unwrap().token.text();
@@ -51,7 +51,7 @@ fn slower_process_takes_the_existing_token() {
 }
 
 #[test]
-fn named_token_has_priority() {
+fn named_token_file_has_precedence() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let [file, variable, own] = [(); 3].map(|()| Token::random().unwrap().text());
@@ -83,7 +83,7 @@ fn check(text: &str, bits: u32, expected: &str) {
 }
 
 #[test]
-fn unsafe_or_invalid_token_files_are_refused() {
+fn readable_or_invalid_token_files_are_refused() {
     let token = Token::random().unwrap().text();
     for bits in [0o644, 0o640, 0o660, 0o604, 0o666, 0o610] {
         check(&token, bits, &format!("PATH: others may read it (mode {bits:03o}): chmod 600 PATH"));
@@ -97,7 +97,7 @@ fn unsafe_or_invalid_token_files_are_refused() {
 }
 
 #[test]
-fn own_file_follows_the_environment() {
+fn own_token_file_follows_home_and_xdg() {
     let of =
         |set: &[(&str, &str)]| own_file(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()));
     assert_eq!(of(&[("HOME", "/h")]), Some("/h/.config/finetune/token".into()));
