@@ -105,7 +105,7 @@ impl Desk {
         true
     }
 
-    /// Waits for the next job. `None` once the desk is closed.
+    /// Waits for the next job. `None` once this queue is closed.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state();
         state.running = None;

@@ -146,7 +146,7 @@ impl Worker {
         Device { name: self.candidate.name.clone(), class }
     }
 
-    /// Computes leases until the desk is closed or no backend is left.
+    /// Computes leases until its queue is closed or no backend is left.
     pub fn work(mut self) {
         while let Some(job) = self.desk.next() {
             if !self.desk.is_known() {
