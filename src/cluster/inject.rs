@@ -1,14 +1,14 @@
-//! Faults on purpose, so that tests of real processes can show what a broken machine does to a run. They come from
-//! one environment variable, are said aloud when they are set, and each happens once in a process.
+//! Fault injection, for tests that show what a broken machine does to a run. Faults come from one environment
+//! variable, are reported when they are set, and each happens once per process.
 
 use crate::numeric::say::say;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where they are asked for.
+/// The environment variable that names the faults.
 pub const VARIABLE: &str = "FINETUNE_INJECT";
 
-/// What is to go wrong.
+/// The faults to inject.
 #[derive(Debug, Clone, Default)]
 pub struct Inject(Arc<Faults>);
 
@@ -20,7 +20,7 @@ struct Faults {
     pretend: Option<String>,
 }
 
-/// Faults that happen in a step.
+/// A fault in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     /// A gradient holds a NaN.
@@ -29,13 +29,13 @@ pub enum What {
     Huge,
     /// The device gives an error; in step 0 it cannot even be opened.
     Error,
-    /// The device's thread panics, as a library may that has no other way to say that a card is gone.
+    /// The device's thread panics, as a library may do when a device is lost.
     Panic,
-    /// The device is taken away, as a driver that is reset does; only one that is a device of its own can be.
+    /// The device is lost, as after a driver reset. Only a device apart from the CPU can be.
     Lost,
-    /// The parameters are damaged before anything is computed with them.
+    /// The parameters are damaged before they are used.
     Hash,
-    /// The process dies.
+    /// The process aborts.
     Die,
 }
 
@@ -50,7 +50,7 @@ const STEPS: [(&str, What); 7] = [
 ];
 
 impl Inject {
-    /// What the environment asks for; the error is one line.
+    /// The faults that the environment variable names. The error is one line.
     pub fn from_environment() -> Result<Self, String> {
         match std::env::var(VARIABLE) {
             Ok(text) if !text.trim().is_empty() => {
@@ -61,23 +61,23 @@ impl Inject {
         }
     }
 
-    /// True once, where that fault was asked for in this step.
+    /// Whether this fault happens now: true once, in the step that was asked for.
     pub fn strikes(&self, what: What, step: u64) -> bool {
         let meant = |(w, s, _): &&(What, u64, AtomicBool)| (*w, *s) == (what, step);
         self.0.at.iter().filter(meant).any(|(_, _, done)| !done.swap(true, Ordering::Relaxed))
     }
 
-    /// Whether self-tests are to fail.
+    /// Whether self-tests fail.
     pub fn fails_selftest(&self) -> bool {
         self.0.selftest
     }
 
-    /// How many times as long as it takes everything is to take; None: as it takes.
+    /// Factor by which all work takes longer; `None` for no change.
     pub fn slow(&self) -> Option<f64> {
         self.0.slow
     }
 
-    /// The backend under whose name a CPU model is to run, before it may fall back to the CPU's own.
+    /// The backend whose name a CPU model takes before it may fall back to the CPU's own.
     pub fn pretend(&self) -> Option<&str> {
         self.0.pretend.as_deref()
     }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_is_refused() {
+    fn unknown_fault_is_refused() {
         for text in ["nan", "nan@", "nan@x", "slow=0.5", "slow=inf", "pretend=tpu", "sleep"] {
             let refused = text.parse::<Inject>().unwrap_err();
             assert!(refused.contains(text), "{refused}");

@@ -1,9 +1,9 @@
-//! What both ends of a conversation hold: a pair of channels, and why it ended. Devices of the coordinator's own
-//! process talk through [`pair`]; connections through [`over`], whose two tasks pump frames to messages and back.
+//! The two ends of a conversation: a pair of channels each, and why it ended. Devices of the coordinator's own
+//! process use [`pair`]; connections use [`over`], whose two tasks convert frames to messages and back.
 //!
-//! Liveness is the pumps' business alone: they ask and answer pings whatever the threads behind the channels are
-//! busy with, and end the link when nothing at all was heard for too long. So whoever holds a link sees only
-//! messages that mean something, and one way of its ending: `recv` gives None, [`End::reason`] says why.
+//! The pump tasks handle liveness alone: they send and answer pings whatever the threads behind the channels do, and
+//! end the link after too long a silence. The holder of a link sees only messages about work, and one form of its
+//! end: `recv` gives `None`, and [`End::reason`] says why.
 
 pub mod codec;
 mod framed;
@@ -19,22 +19,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// Messages that may wait in each direction of a link: pieces of 1 MiB at most, so 32 MiB.
+/// Messages that may queue in each direction of a link: pieces of at most 1 MiB, so 32 MiB.
 pub const ROOM: usize = 32;
 
-/// How long the end of a conversation is waited for.
+/// Time limit for the last messages of a conversation.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// One end of a conversation. Dropping it lets what was said go out, then closes the connection.
+/// One end of a conversation. When it is dropped, queued messages are still sent; then the connection closes.
 #[derive(Debug)]
 pub struct Link<Out, In> {
-    /// What is said.
+    /// Outgoing messages.
     pub to: mpsc::Sender<Out>,
-    /// What is heard; None once the other side has gone and everything that it said was taken.
+    /// Incoming messages; `None` once the other side has closed and all of its messages were taken.
     pub from: mpsc::Receiver<In>,
-    /// Why it ended, and how to end it.
+    /// Why the link ended, and how to end it.
     pub end: End,
-    /// Within the process there is no pump to notice that this end is gone.
+    /// Ends a link within the process, which has no pump to notice that this end is dropped.
     _closes: Option<Closes>,
 }
 
@@ -53,11 +53,11 @@ pub type WorkerLink = Link<ToCoordinator, ToWorker>;
 /// A coordinator's end.
 pub type MemberLink = Link<ToWorker, ToCoordinator>;
 
-/// Shared by whoever may end a link and whoever wants to know.
+/// The state of a link's end, shared by all parts that may end it or wait for it.
 #[derive(Debug, Clone)]
 pub struct End {
     reason: Arc<watch::Sender<Option<String>>>,
-    /// Milliseconds; 0: for ever.
+    /// Milliseconds; 0: no limit.
     silence: Arc<AtomicU64>,
 }
 
@@ -68,12 +68,12 @@ impl End {
         end
     }
 
-    /// Why the link ended: the first reason given; None while it stands.
+    /// Why the link ended: the first reason given. `None` while it is open.
     pub fn reason(&self) -> Option<String> {
         self.reason.borrow().clone()
     }
 
-    /// Ends it now, on both sides; what was not yet sent over a connection is dropped.
+    /// Ends the link now, on both sides. Messages not yet sent over a connection are dropped.
     pub fn cut(&self, reason: impl Into<String>) {
         let reason = reason.into();
         self.reason.send_if_modified(|slot| {
@@ -85,7 +85,7 @@ impl End {
         });
     }
 
-    /// How long nothing at all may be heard before the other side counts as gone; zero: for ever.
+    /// Sets the time without any byte after which the other side counts as lost; zero: no limit.
     pub fn set_silence(&self, silence: Duration) {
         let millis = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
         self.silence.store(millis, Ordering::Relaxed);
@@ -98,11 +98,11 @@ impl End {
         }
     }
 
-    /// Completes once the link has ended: it was cut, or this side has dropped it, everything that it said is with
-    /// the other side, and that has closed too.
+    /// Completes once the link has ended: it was cut, or this side has dropped it, the other side has received every
+    /// message, and the other side has closed too.
     pub async fn ended(&self) {
         let mut watched = self.reason.subscribe();
-        // The sender lives in `self`.
+        // The sender is part of `self`, so waiting cannot fail.
         let _ = watched.wait_for(Option::is_some).await;
     }
 }

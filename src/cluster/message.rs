@@ -1,9 +1,9 @@
-//! What a coordinator and a worker say to each other. Every message is one frame, encoded with postcard; bulk
-//! data travels in pieces of at most [`PIECE`] bytes, so that no frame needs more than [`FRAME_LIMIT`]. Devices
-//! of the coordinator's own process hold the same conversation over channels, without the encoding.
+//! The messages between a coordinator and a worker. Every message is one frame, encoded with postcard. Bulk data
+//! travels in pieces of at most [`PIECE`] bytes, so that no frame exceeds [`FRAME_LIMIT`]. Devices of the
+//! coordinator's own process use the same messages over channels, without the encoding.
 //!
-//! A connection is a member. What it was granted and has not delivered belongs to the connection: once it is
-//! gone the coordinator gives that work out again, and the worker, however it comes back, begins with nothing.
+//! A connection is a member. Work that was granted and not delivered belongs to the connection: when the connection
+//! is lost, the coordinator leases that work again, and a worker that reconnects starts with no work.
 
 use super::link::codec::in_place;
 pub use super::trials::Trials;
@@ -13,200 +13,200 @@ use crate::train::event::Link;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// The version that both ends must have; greetings and TLS have agreed on it before the first message.
+/// The version that both ends must have. The greetings and TLS agree on it before the first message.
 pub use crate::net::PROTOCOL;
 
 /// Most bytes of bulk data in one message.
 pub const PIECE: usize = 1 << 20;
 
-/// Most bytes of a frame after the handshake: a piece, or a microbatch of the manifest's size, and its header.
+/// Most bytes of a frame after the handshake: a piece, or a microbatch of the manifest's size, with its header.
 pub const FRAME_LIMIT: usize = PIECE + (64 << 10);
 
-/// blake3 of something that both ends must have the same of.
+/// A blake3 hash, by which both ends check that they hold the same bytes.
 pub type Hash = [u8; 32];
 
-/// A lease's number, never used twice in a run's epoch.
+/// The number of a lease, never used twice in an epoch of a run.
 pub type LeaseId = u64;
 
-/// From a worker.
+/// Messages from a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToCoordinator {
-    /// Always first.
+    /// The first message of every connection.
     Hello(Hello),
-    /// Wants a part of a file of the model; answered by [`ToWorker::Piece`]s that cover it.
+    /// Requests a part of a model file. The answer is the [`ToWorker::Piece`]s that cover that part.
     Fetch {
         /// Index into [`Manifest::files`].
         file: u32,
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Number of bytes.
         len: u64,
     },
-    /// The model is loaded and every device that is named here has passed its self-test: leases may come.
+    /// The model is loaded and every listed device has passed its self-test: the coordinator may send leases.
     Ready {
-        /// The devices that take part, in the order of their indices.
+        /// The devices that take part. The position in this list is the device's index.
         devices: Vec<Device>,
-        /// Devices that do not, each with one line that says why.
+        /// The devices that do not take part: one line each, with the reason.
         refused: Vec<String>,
     },
-    /// The device takes leases from now on; the newest of these counts.
+    /// The device accepts leases from now on. The newest `Ask` of a device replaces earlier ones.
     Ask {
         /// Its index in [`ToCoordinator::Ready`].
         device: u16,
-        /// Leases that may wait behind the one that it works on.
+        /// Number of leases that may queue behind the lease in work.
         room: u16,
     },
-    /// A training microbatch is finished, checked, and waits to be granted. Said again until it is answered.
+    /// A training microbatch is computed and checked, and waits to be granted. Repeated until it is answered.
     Announce {
-        /// Its lease.
+        /// The lease of this microbatch.
         lease: LeaseId,
-        /// Hash of the parameters it was computed with.
+        /// Hash of the parameters that it was computed with.
         parameters: Hash,
-        /// Time that it took to compute, in microseconds.
+        /// Compute time in microseconds.
         micros: u64,
-        /// The most bytes of the device that it had in use at once, without the frozen weights; 0 where nobody counts.
+        /// Peak device memory in bytes, without the frozen weights; 0 if the device does not count memory.
         memory: u64,
     },
-    /// A part of the running sum; all parts of one sum come in order before their [`ToCoordinator::Sum`].
+    /// A part of the running sum. All parts of a sum arrive in order, before its [`ToCoordinator::Sum`].
     SumPiece {
-        /// Numbers the member's sums, from 1.
+        /// The number of the sum, counted from 1 in each connection.
         sum: u64,
-        /// First value in the flat layout.
+        /// Index of the first value in the flat layout.
         offset: u64,
-        /// Values.
+        /// Number of values.
         len: u32,
-        /// `numeric::pack` of them, or little-endian f32 where the sum is of a single microbatch.
+        /// The values: `numeric::pack` of them, or little-endian f32 if the sum holds a single microbatch.
         packed: Packed,
     },
-    /// The running sum is complete; the worker's next one begins at zero. Kept until
-    /// [`ToWorker::SumTaken`], and sent again when asked for.
+    /// The running sum is complete; the worker's next sum starts at zero. The worker keeps this sum until
+    /// [`ToWorker::SumTaken`] and sends it again on request.
     Sum {
-        /// Its number.
+        /// The number of the sum.
         sum: u64,
-        /// The step.
+        /// The training step.
         step: u64,
-        /// Leases whose gradients are in it: all that were granted and not in an earlier sum.
+        /// The leases whose gradients are in the sum: all that were granted and are in no earlier sum.
         leases: Vec<LeaseId>,
-        /// Losses in fixed point, added up.
+        /// Total loss in fixed point.
         loss: i128,
-        /// Weights in fixed point, added up.
+        /// Total weight in fixed point.
         weight: i128,
-        /// Supervised targets (for a classifier: rows).
+        /// Number of supervised targets (for a classifier: rows).
         targets: u64,
-        /// Hash of the parameters they were computed with.
+        /// Hash of the parameters that the gradients were computed with.
         parameters: Hash,
-        /// What went to devices and back for them.
+        /// Data that was copied to and from devices for these microbatches.
         traffic: Traffic,
     },
-    /// An evaluation microbatch is finished.
+    /// An evaluation microbatch is computed.
     Score {
-        /// Its lease.
+        /// The lease of this microbatch.
         lease: LeaseId,
         /// Loss, weight, targets and predictions of this microbatch.
         sums: LossSums,
-        /// Hash of the parameters it was computed with.
+        /// Hash of the parameters that it was computed with.
         parameters: Hash,
-        /// Time that it took to compute, in microseconds.
+        /// Compute time in microseconds.
         micros: u64,
     },
     /// A prompt is answered.
     Answer {
-        /// Its lease.
+        /// The lease of this prompt.
         lease: LeaseId,
         /// The new tokens.
         ids: Vec<u32>,
-        /// Hash of the parameters it was made with.
+        /// Hash of the parameters that they were generated with.
         parameters: Hash,
     },
-    /// A lease was stopped by [`ToWorker::Cancel`], or is handed back.
+    /// A lease ended without a result: stopped by [`ToWorker::Cancel`], or handed back.
     Stopped {
-        /// It.
+        /// The lease.
         lease: LeaseId,
-        /// Time that was spent on it, in microseconds.
+        /// Compute time spent on the lease, in microseconds.
         micros: u64,
     },
-    /// A lease gave no result.
+    /// A lease failed.
     Fault {
-        /// It.
+        /// The lease.
         lease: LeaseId,
-        /// What happened.
+        /// The cause.
         fault: Trouble,
     },
-    /// A device now computes on another backend; what it was working on is done again there.
+    /// A device continues on another backend and computes its unfinished work again there.
     Fallback {
-        /// Its index.
+        /// Index of the device.
         device: u16,
-        /// What it is now.
+        /// The device as it is from now on.
         now: Device,
-        /// One line: what happened to the one before.
+        /// The error of the previous backend, in one line.
         reason: String,
     },
     /// Answers [`ToWorker::Ping`].
     Pong {
-        /// The ping's number.
+        /// Number of the ping.
         number: u64,
     },
-    /// Leaves of its own will; nothing that it held will come.
+    /// The worker leaves by its own decision. Work that it held will not be delivered.
     Leave {
-        /// One line.
+        /// The reason, in one line.
         reason: String,
     },
-    /// What the devices of [`ToCoordinator::Ready`] were measured to need; said once, right after it.
+    /// Measurements of the devices of [`ToCoordinator::Ready`]. Sent once, directly after `Ready`.
     Measured {
-        /// What trial microbatches took, for every device in its order; a device that was not measured has none.
+        /// Trial microbatches of every device, in the order of `Ready`; empty for a device that was not measured.
         devices: Vec<Trials>,
-        /// The way here, where there is one.
+        /// Measured bandwidth and round trip of the network link, if there is one.
         link: Option<Link>,
     },
 }
 
-/// From the coordinator.
+/// Messages from the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToWorker {
     /// Answers [`ToCoordinator::Hello`].
     Welcome(Box<Manifest>),
-    /// A part of a file of the model.
+    /// A part of a model file.
     Piece {
         /// Index into [`Manifest::files`].
         file: u32,
         /// First byte.
         offset: u64,
-        /// At most [`PIECE`].
+        /// At most [`PIECE`] bytes.
         #[serde(with = "in_place")]
         bytes: Bytes,
     },
-    /// A part of the parameters; parts come in order.
+    /// A part of the parameters. Parts arrive in order.
     ParametersPiece {
-        /// The parameters after this many steps.
+        /// Number of optimizer steps that these parameters result from.
         step: u64,
-        /// First value in the flat layout.
+        /// Index of the first value in the flat layout.
         offset: u64,
-        /// Little-endian f32.
+        /// Little-endian f32 values.
         #[serde(with = "in_place")]
         bytes: Bytes,
     },
-    /// The parameters are complete; the running sum begins at zero.
+    /// The parameters are complete; the running sum starts at zero.
     Parameters {
-        /// After this many steps.
+        /// Number of optimizer steps that these parameters result from.
         step: u64,
-        /// blake3 of all of them.
+        /// blake3 of all values.
         hash: Hash,
     },
-    /// Work for a device.
+    /// Work for one device.
     Lease(Box<Lease>),
-    /// The announced microbatch counts: add it to the running sum.
+    /// The announced microbatch counts: the worker adds it to its running sum.
     Grant {
-        /// Its lease.
+        /// The lease that was announced.
         lease: LeaseId,
     },
-    /// Somebody else was first (or the step is over): drop it.
+    /// Another lease of this microbatch was announced first, or the step is over: the worker drops the gradient.
     Deny {
-        /// Its lease.
+        /// The lease that was announced.
         lease: LeaseId,
     },
-    /// Stop working on it.
+    /// Stop working on this lease.
     Cancel {
-        /// Its lease.
+        /// The lease.
         lease: LeaseId,
     },
     /// Send the running sum of this step once every announced microbatch of it has been answered.
@@ -214,9 +214,9 @@ pub enum ToWorker {
         /// The step.
         step: u64,
     },
-    /// The sum has arrived whole and counts.
+    /// The sum has arrived complete and counts.
     SumTaken {
-        /// Its number.
+        /// The number of the sum.
         sum: u64,
     },
     /// Answered by [`ToCoordinator::Pong`].
@@ -228,116 +228,117 @@ pub enum ToWorker {
     Bye(Bye),
 }
 
-/// Who a worker is, and what it brings.
+/// A worker's identity, build and requirements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`PROTOCOL`] of its build.
     pub protocol: u16,
-    /// Its build's version, for messages.
+    /// Version of its build, for messages.
     pub version: String,
     /// `numeric::REVISION` of its build.
     pub numerics: u32,
-    /// Drawn once per worker process (or kept in its cache folder): a worker that comes back is the same one.
+    /// Random, drawn once per worker process or kept in its cache folder: identifies a worker that reconnects.
     pub identity: [u8; 16],
-    /// For people: host name and process id.
+    /// Host name and process id, for display.
     pub name: String,
-    /// Content hash of the model that its user named, if any.
+    /// Content hash of the model that the worker's user named, if any.
     pub model: Option<String>,
-    /// Training options that its user typed, which must be those of the run: name and value as in run.yaml.
+    /// Training options that the worker's user typed, as name and value of run.yaml. They must equal the run's.
     pub options: Vec<(String, String)>,
-    /// The run and epoch that it took part in before, if any.
+    /// The run and epoch in which this worker took part before, if any.
     pub before: Option<(String, u64)>,
 }
 
-/// All that a worker needs to build what the run trains.
+/// Everything that a worker needs to build the model and adapter of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The run's id, drawn when its output folder was made.
+    /// The run's id, drawn when its output folder was created.
     pub run: String,
     /// Raised at every start of the coordinator on that folder.
     pub epoch: u64,
-    /// What the coordinator calls this worker.
+    /// The name that the coordinator gives this worker.
     pub name: String,
-    /// The model's name, for people.
+    /// The model's name, for display.
     pub model: String,
     /// Content hash of the model's files.
     pub model_hash: String,
-    /// Its files.
+    /// The model's files.
     pub files: Vec<ModelFile>,
     /// A classifier's labels.
     pub labels: Option<Vec<String>>,
-    /// Class weights of its loss.
+    /// Class weights of a classifier's loss.
     pub class_weights: Option<Vec<f32>>,
-    /// How every worker quantises the model once it has its files: `model::quantised::Recipe`.
+    /// How every worker quantizes the loaded model: text of `model::quantised::Recipe`.
     pub quantize: Option<String>,
-    /// The adapter's shape.
+    /// Configuration of the adapter.
     pub lora: LoraSpec,
-    /// Values in the flat layout.
+    /// Number of values in the flat layout.
     pub parameters: u64,
     /// blake3 of the flat layout: names and shapes.
     pub layout: Hash,
-    /// The longest microbatch that a lease can hold.
+    /// Tokens of the longest microbatch that a lease can hold.
     pub tokens: u64,
-    /// The numeric type that the run's user typed, which binds every device.
+    /// The numeric type that the run's user typed. Every device must compute in it.
     pub dtype: Option<String>,
     /// `numeric::fixed::FRACTION_BITS`.
     pub fraction_bits: u32,
-    /// Steps of the whole run.
+    /// Number of steps of the whole run.
     pub steps: u64,
-    /// A worker that has heard nothing for this long may take the coordinator for gone, and the other way round.
+    /// Either side treats the other as lost after this many milliseconds without a byte.
     pub silence_millis: u64,
 }
 
-/// A file of the model, by its path within the model's folder.
+/// A file of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelFile {
-    /// A plain file name.
+    /// A plain file name, without folders.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// blake3 of its contents.
     pub hash: Hash,
 }
 
-/// A device that computes.
+/// A device of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Device {
-    /// For people: `cpu 0`.
+    /// Display name, such as `cpu 0`.
     pub name: String,
     /// Its numeric class.
     pub class: String,
 }
 
-/// A unit of work, given to one device.
+/// A unit of work for one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Its number.
+    /// Number of the lease.
     pub lease: LeaseId,
-    /// The worker's device.
+    /// Index of the worker's device.
     pub device: u16,
-    /// The parameters to use: those after this many steps, whose hash the worker has checked.
+    /// Steps behind the parameters to compute with. The worker has checked the hash of those parameters.
     pub after: u64,
-    /// Microbatches of this round: none of them may exceed `fixed::cap` of it.
+    /// Number of microbatches in the round. No gradient value may exceed `fixed::cap` of it.
     pub of: u32,
-    /// What to do.
+    /// The work.
     pub work: Work,
 }
 
-/// What is to be computed.
+/// The work of a lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Work {
-    /// Forward and backward; announced, then granted or denied.
+    /// Forward and backward. The result is announced, then granted or denied.
     Train(Microbatch),
-    /// Once more what somebody found a bad value in: forward and backward, or, where its step is the parameters'
-    /// own and so it is of an evaluation, forward; only whether it is bad here too is wanted: answered by [`ToCoordinator::Announce`] (it is fine) or [`ToCoordinator::Fault`].
+    /// Computes a microbatch again in which a device reported a bad value, to learn whether the value is bad here
+    /// too. Forward only if the microbatch's step equals the step of the parameters (an evaluation), else forward
+    /// and backward. The answer is [`ToCoordinator::Announce`] (no bad value) or [`ToCoordinator::Fault`].
     Recheck(Microbatch),
-    /// Forward; scored.
+    /// Forward only. The answer is [`ToCoordinator::Score`].
     Eval(Microbatch),
-    /// Continue a prompt; answered.
+    /// Continue a prompt. The answer is [`ToCoordinator::Answer`].
     Prompt {
-        /// The prompt.
+        /// Tokens of the prompt.
         ids: Vec<u32>,
-        /// How tokens are chosen.
+        /// How the next token is chosen.
         sampling: Sampling,
     },
 }
@@ -347,52 +348,52 @@ pub enum Work {
 pub enum Packed {
     /// Fixed point, `numeric::pack`.
     Fixed(#[serde(with = "in_place")] Bytes),
-    /// Little-endian f32 of a single microbatch, to be converted by whoever adds it.
+    /// Little-endian f32 of a single microbatch. The coordinator converts them to fixed point.
     Single(#[serde(with = "in_place")] Bytes),
 }
 
-/// Why a lease gave no result, and so what follows.
+/// Why a lease failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Trouble {
-    /// The device failed: the lease is free again; the device falls back or leaves.
+    /// The device failed. The lease is open again, and the device falls back or leaves.
     Device {
-        /// One line.
+        /// The error, in one line.
         reason: String,
     },
     /// A value is not finite, or too large for exact sums: the run halts.
     Value {
-        /// The tensor of the flat layout, or `the loss`.
+        /// Name of the tensor in the flat layout, or `the loss`.
         tensor: String,
-        /// It.
+        /// The value.
         value: f64,
     },
 }
 
-/// How a conversation ends.
+/// Why a conversation ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Bye {
     /// The run is complete.
     Done,
-    /// The coordinator stops and will be back: dial again.
+    /// The coordinator stops and will start again: the worker dials again.
     Later {
-        /// One line.
+        /// The reason, in one line.
         reason: String,
     },
-    /// The run halted on a bad value; the worker ends with exit code 3.
+    /// The run halted on a bad value. The worker exits with code 3.
     Halted {
-        /// The line that the coordinator's user reads.
+        /// The line that is shown to the coordinator's user.
         reason: String,
     },
-    /// This worker may not take part; it ends with exit code 78.
+    /// This worker may not take part. It exits with code 78.
     Refused {
-        /// One line: what, and what to do.
+        /// One line: the cause and the remedy.
         reason: String,
     },
-    /// This worker was removed (silent, wrong result); dialling again is allowed where `again` is true.
+    /// This worker was removed: its sum did not arrive, or it broke the protocol.
     Out {
-        /// One line.
+        /// The reason, in one line.
         reason: String,
-        /// Whether it may come back.
+        /// Whether the worker may dial again.
         again: bool,
     },
 }

@@ -1,5 +1,5 @@
-//! Floor 5: one run on many devices, in this process and on other machines. A coordinator hands out microbatches
-//! and adds up what comes back; workers compute. It sees stages, `net` and `train`, never a backend.
+//! Floor 5: one run on many devices, in this process and on other machines. A coordinator hands out microbatches and
+//! adds up the gradients that workers compute. This folder uses `model`, `net` and `train`, never a backend.
 
 pub mod coordinator;
 pub mod inject;

@@ -1,5 +1,5 @@
-//! How a sum travels: one message per cell of [`CELL`] values, in order, each of which can be added to a total
-//! without waiting for the others, and taken back from it exactly.
+//! The wire format of a sum: one message per cell of [`CELL`] values, in order. Each can be added to a total without
+//! waiting for the others, and subtracted from it exactly.
 
 use super::message::{Packed, ToCoordinator};
 use crate::numeric::fixed::{self as exact, BadValue, CELL};
@@ -7,48 +7,48 @@ use crate::numeric::pack::{self, PackError};
 use crate::train::sum::Sums;
 use bytes::Bytes;
 
-/// A piece that no honest worker sends.
+/// A piece that no correct worker sends.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PieceError {
-    /// Its place is not that of the next cell.
+    /// The piece is not the next cell.
     #[error("a sum's piece has {len} values from {offset} on, where {want_len} from {want} on were due")]
     Place {
-        /// First value that came.
+        /// First value of the piece.
         offset: u64,
-        /// Values that came.
+        /// Number of its values.
         len: u32,
         /// First value of the next cell.
         want: u64,
-        /// Values of the next cell.
+        /// Number of values of the next cell.
         want_len: usize,
     },
-    /// A single microbatch's gradient of another size.
+    /// A single microbatch's gradient with the wrong size.
     #[error("a gradient's piece has {got} bytes instead of {want}")]
     Size {
-        /// Bytes that came.
+        /// Bytes of the piece.
         got: usize,
         /// Bytes of the cell.
         want: usize,
     },
-    /// Bytes that are no packed values.
+    /// Bytes that are not a valid packing.
     #[error(transparent)]
     Packing(#[from] PackError),
-    /// A value that its worker should have found before it announced the microbatch.
+    /// A value that its worker should have reported before it announced the microbatch.
     #[error("a gradient's piece holds {}, which no sum can", .0.value)]
     Value(BadValue),
 }
 
-/// Values of cell `index` of a flat layout of `len`.
+/// Number of values in cell `index` of a flat layout of `len`.
 pub fn cell_len(len: usize, index: usize) -> usize {
     len.saturating_sub(index * CELL).min(CELL)
 }
 
-/// The pieces of a running sum, packed as they are asked for.
+/// The pieces of a running sum, packed lazily.
 pub fn of_sum(sum: u64, sums: &Sums) -> impl Iterator<Item = ToCoordinator> {
     sums.cells().iter().enumerate().map(move |(index, cell)| fixed(sum, index, cell))
 }
 
-/// The pieces of a sum that is the gradient of a single microbatch, in fewer bytes.
+/// The pieces of a sum of a single microbatch, in fewer bytes.
 pub fn of_gradient(sum: u64, gradient: &[f32]) -> impl Iterator<Item = ToCoordinator> {
     gradient.chunks(CELL).enumerate().map(move |(index, cell)| single(sum, index, cell))
 }
@@ -65,7 +65,7 @@ pub fn single(sum: u64, index: usize, cell: &[f32]) -> ToCoordinator {
     message(sum, index, cell.len(), Packed::Single(little_endian(cell)))
 }
 
-/// Values as they travel.
+/// Values as little-endian bytes.
 pub fn little_endian(values: &[f32]) -> Bytes {
     match cfg!(target_endian = "little") {
         true => Bytes::copy_from_slice(bytemuck::cast_slice(values)),
@@ -77,8 +77,8 @@ fn message(sum: u64, index: usize, len: usize, packed: Packed) -> ToCoordinator 
     ToCoordinator::SumPiece { sum, offset: (index * CELL) as u64, len: len as u32, packed }
 }
 
-/// Adds a piece to its cell, wholly or not at all. `cap` is that of a single microbatch; what a packed sum may
-/// hold is known only when it is complete: [`within`].
+/// Adds a piece to its cell, completely or not at all. `cap` is that of a single microbatch. The limit of a packed
+/// sum is known only when the sum is complete: see [`within`].
 pub fn add(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
     match packed {
         Packed::Fixed(bytes) => Ok(pack::add(bytes, cell, i64::MAX)?),
@@ -88,7 +88,7 @@ pub fn add(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError
     }
 }
 
-/// Makes a cell that piece, whatever was there; zero, where [`add`] would have done nothing.
+/// Overwrites a cell with a piece; with zeros if [`add`] would fail.
 pub fn set(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
     let set = match packed {
         Packed::Fixed(bytes) => pack::set(bytes, cell, i64::MAX).map_err(PieceError::from),
@@ -104,7 +104,7 @@ pub fn set(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError
     set
 }
 
-/// Takes back what [`add`] added; nothing, where that was nothing.
+/// Subtracts what [`add`] added; no effect if that was an error.
 pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
     match packed {
         Packed::Fixed(bytes) => Ok(pack::subtract(bytes, cell, i64::MAX)?),
@@ -117,7 +117,7 @@ pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), Piece
     }
 }
 
-/// Whether no value of a piece of `len` values that has been added is larger in magnitude than `limit`.
+/// Checks that no value of an added piece of `len` values exceeds `limit` in magnitude.
 pub fn within(packed: &Packed, len: usize, limit: i64) -> Result<(), PieceError> {
     match packed {
         Packed::Fixed(bytes) => Ok(pack::check(bytes, len, limit)?),

@@ -1,11 +1,11 @@
-//! Text that another machine sent, made fit for a terminal, a log and a page.
+//! Makes text of another machine safe for a terminal, a log and a page.
 
 use crate::numeric::say::inline;
 
-/// Longest text of another machine that is shown, in characters.
+/// Most characters of such a text that are shown.
 const LONGEST: usize = 1000;
 
-/// One printable line of at most [`LONGEST`] characters of the text.
+/// At most [`LONGEST`] characters of the text as one printable line.
 pub(super) fn plain(text: &str) -> String {
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => inline(&text[..end]) + "...",

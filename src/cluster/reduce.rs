@@ -1,12 +1,12 @@
-//! The total of a step on the coordinator, added up on threads of its own while pieces still arrive.
+//! The total of a step on the coordinator, added on separate threads while pieces still arrive.
 //!
-//! A piece is added to its cell of the total at once, and kept until its sum is taken: a member that dies
-//! half-way, or says something impossible in the end, is subtracted again, piece by piece, exactly. Additions
-//! and subtractions wrap and commute, so neither their order nor a total that is out of its range for a while
-//! changes a bit of what remains. An addition that failed did nothing, and its subtraction fails in the same way.
+//! A piece is added to its cell of the total at once and kept until its sum is taken. The pieces of a member that is
+//! lost half-way, or whose sum is refused at its end, are subtracted again exactly. Additions and subtractions wrap
+//! and commute, so neither their order nor a total that is temporarily out of range changes a bit of the result. A
+//! failed addition has no effect, and its subtraction fails in the same way.
 //!
-//! What a complete sum may hold is its number of microbatches times the cap of one, and what all of them may
-//! hold then fits: see `numeric::fixed`. Who was granted which microbatch is the ledger's business.
+//! The limit of a complete sum is its number of microbatches times the cap of one; then the total of all of them
+//! fits: see `numeric::fixed`. The ledger decides which member was granted which microbatch.
 
 mod said;
 
@@ -19,16 +19,16 @@ use crate::train::sum::{Scalars, Sums};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Sums of one member that may be on their way at a time: one that waits to be taken, and the next.
+/// Most unfinished sums of one member: one that waits to be taken, and the next.
 const MOST_SUMS: usize = 2;
 
-/// Additions that may wait for a thread; whoever brings more waits himself.
+/// Most additions that may wait for a thread; a caller with more waits.
 const MOST_JOBS: usize = 512;
 
-/// Who sends a sum.
+/// The sender of a sum.
 pub type Member = u64;
 
-/// Adds up what members send.
+/// Adds the sums of members.
 pub struct Reducer {
     shared: Arc<Shared>,
     pool: rayon::ThreadPool,
@@ -42,7 +42,7 @@ struct Shared {
     report: Box<dyn Fn(Report) + Send + Sync>,
 }
 
-/// Values of one round; those of an older one count as zero.
+/// Values of one round; values of an older round count as zero.
 struct Cell {
     round: u64,
     values: Vec<i64>,
@@ -54,20 +54,20 @@ struct State {
     microbatches: usize,
     sums: BTreeMap<(Member, u64), Arriving>,
     taken: Scalars,
-    /// Additions and subtractions that are not done yet.
+    /// Number of unfinished additions and subtractions.
     jobs: usize,
-    /// Of them, those that no thread has taken, by cell. A cell is one thread's at a time, who does all that has
-    /// come for it: nobody waits for a cell, and it stays in the thread's cache.
+    /// Queued additions and subtractions, by cell. One thread at a time works on a cell and does all of its queued
+    /// jobs: no thread waits for a cell, and the cell stays in that thread's cache.
     queues: BTreeMap<usize, Vec<Job>>,
     serial: u64,
 }
 
 /// A sum that has not been taken.
 struct Arriving {
-    /// Tells a sum that is sent again from its first attempt.
+    /// Distinguishes a repeated sum from its first attempt.
     serial: u64,
     pieces: Vec<Packed>,
-    /// Of them, those that are not added yet.
+    /// Number of pieces that are not added yet.
     waiting: usize,
     refusal: Option<Refusal>,
     claim: Option<Claim>,
@@ -105,7 +105,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Reducer {
-    /// A total of `len` values, on `threads` threads; `report` is called from them and must not block.
+    /// A total of `len` values, added on `threads` threads. They call `report`, which must not block.
     pub fn new(
         len: usize,
         threads: usize,
@@ -124,15 +124,15 @@ impl Reducer {
         Ok(Reducer { shared: Arc::new(shared), pool: pool.map_err(std::io::Error::other)? })
     }
 
-    /// A step of so many microbatches: nothing yet, whatever there was.
+    /// Starts a step of this many microbatches with an empty total.
     pub fn begin(&self, microbatches: usize) {
         let mut state = self.shared.fewer(lock(&self.shared.state), 1);
         let (round, serial) = (state.round + 1, state.serial);
         *state = State { round, serial, microbatches, ..State::default() };
     }
 
-    /// The next piece of a sum; its addition is only begun here. A sum's first piece begins it anew, unless it
-    /// is complete: then it was asked for twice, and all of it is the same again.
+    /// Takes the next piece of a sum and queues its addition. A sum's first piece starts the sum over, unless the
+    /// sum is complete: then it is a repeated transmission with the same values.
     pub fn piece(
         &self,
         member: Member,
@@ -168,7 +168,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// All pieces of a sum are sent; a [`Report`] follows, unless one has for this sum, or it is taken back.
+    /// Completes a sum. A [`Report`] follows, unless this sum had one already or is taken back.
     pub fn finish(&self, member: Member, claim: Claim) {
         let key = (member, claim.sum);
         let mut state = lock(&self.shared.state);
@@ -184,8 +184,8 @@ impl Reducer {
         self.shared.say(report);
     }
 
-    /// A complete sum counts: its scalars are added too, and its pieces are kept no longer. False where there
-    /// is no such sum (it was taken back), and nothing happens.
+    /// Takes a complete sum: adds its scalars and drops its pieces. Returns false, without effect, if there is no
+    /// such sum because it was taken back.
     pub fn take(&self, member: Member, sum: u64) -> bool {
         let mut state = lock(&self.shared.state);
         let done = |s: &Arriving| s.waiting == 0 && s.refusal.is_none();
@@ -200,14 +200,14 @@ impl Reducer {
         true
     }
 
-    /// Subtracts whatever has been added for a member and not been taken.
+    /// Subtracts all added pieces of a member's sums that were not taken.
     pub fn take_back(&self, member: Member) {
         let mut state = lock(&self.shared.state);
         of_member(&state, member).into_iter().for_each(|key| self.undo(&mut state, key));
     }
 
-    /// The total of all that was taken, once what is under way is done. It moves out, so that nothing is copied:
-    /// [`Self::begin`] comes next. What was not taken is not in it.
+    /// Moves the total of all taken sums into `into`, after all queued jobs. Sums that were not taken are excluded.
+    /// [`Self::begin`] must follow, because the values move out.
     pub fn total(&self, into: &mut Sums) {
         let mut state = lock(&self.shared.state);
         let keys: Vec<_> = state.sums.keys().copied().collect();
@@ -225,7 +225,7 @@ impl Reducer {
         into.set_scalars(std::mem::take(&mut state.taken));
     }
 
-    /// Removes a sum, and what was added for it, or is about to be.
+    /// Removes a sum and subtracts its pieces, queued ones included.
     fn undo(&self, state: &mut State, key: (Member, u64)) {
         let Some(Arriving { serial, pieces, .. }) = state.sums.remove(&key) else { return };
         let (round, cap) = (state.round, fixed::cap(state.microbatches));
@@ -254,13 +254,13 @@ impl Reducer {
 }
 
 impl Shared {
-    /// Waits until fewer additions than `than` are under way.
+    /// Waits until fewer than `than` jobs are unfinished.
     fn fewer<'a>(&self, state: MutexGuard<'a, State>, than: usize) -> MutexGuard<'a, State> {
         let waited = self.done.wait_while(state, |state| state.jobs >= than);
         waited.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what there is to do for a cell, until there is nothing left.
+    /// Does the jobs of a cell until none is left.
     fn run(&self, index: usize) {
         let mut state = lock(&self.state);
         loop {
@@ -284,7 +284,7 @@ impl Shared {
         state.queues.remove(&index);
     }
 
-    /// An addition is done; the report of its sum, if that was the last thing it waited for.
+    /// Counts a finished addition. Returns the report of its sum if that was the last pending piece.
     fn count(&self, state: &mut State, job: &Job, result: Result<(), PieceError>) -> Option<Report> {
         let arriving =
             state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial && job.sign == Sign::Plus)?;
@@ -303,14 +303,14 @@ impl Shared {
             cell.values.fill(0);
         }
         match job.sign {
-            // What an older round has left is overwritten, not cleared first.
+            // Values of an older round are overwritten instead of cleared first.
             Sign::Plus if fresh => piece::set(&job.packed, &mut cell.values, job.cap),
             Sign::Plus => piece::add(&job.packed, &mut cell.values, job.cap),
             Sign::Minus => piece::subtract(&job.packed, &mut cell.values, job.cap),
         }
     }
 
-    /// The report of a sum whose pieces are added and whose end was said.
+    /// The report of a sum whose pieces are added and whose end has arrived.
     fn conclude(&self, state: &mut State, key: (Member, u64)) -> Option<Report> {
         let cap = fixed::cap(state.microbatches);
         let arriving = state.sums.get_mut(&key).filter(|s| s.waiting == 0)?;

@@ -1,10 +1,10 @@
-//! What a device was measured to take before it takes part: a part of what a worker says right after it is ready.
+//! Measurements of a device before it takes part, sent in `Measured` right after `Ready`.
 
 use crate::model::memory::Used;
 use crate::numeric::line::Points;
 use serde::{Deserialize, Serialize};
 
-/// What trial microbatches of a device took.
+/// Results of a device's trial microbatches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trials {
     /// Tokens and seconds.

@@ -1,11 +1,11 @@
-//! Addresses as people type them: `host`, `host:port`, `:port`, `[::1]:port`. Nothing is resolved here, so that a
-//! name which does not exist yet is a matter of dialling, which is tried again.
+//! Addresses as people type them: `host`, `host:port`, `:port`, `[::1]:port`. Nothing is resolved here; a name that
+//! does not exist yet is an error of dialling, which is retried.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 
-/// Where `finetune` listens unless told otherwise.
+/// The port that `finetune` listens on by default.
 pub const DEFAULT_PORT: u16 = 9000;
 
 /// A host (empty: all interfaces of this machine) and a port.
@@ -13,33 +13,33 @@ pub const DEFAULT_PORT: u16 = 9000;
 pub struct Endpoint {
     /// A name or an address without brackets; empty for all interfaces.
     pub host: String,
-    /// 0 lets the system choose, for listening.
+    /// When listening, 0 lets the system choose.
     pub port: u16,
 }
 
-/// Why a text is no endpoint.
+/// Why a text is not an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The part behind the last colon.
+    /// The text after the last colon.
     #[error("{0:?} is not a port (0 .. 65535)")]
     Port(String),
-    /// A name with characters that no name has.
+    /// A host with characters that no host has.
     #[error("{0:?} is not a host (write host:port, or [address]:port for IPv6)")]
     Host(String),
 }
 
 impl Endpoint {
-    /// All interfaces, on that port.
+    /// All interfaces, on this port.
     pub fn everywhere(port: u16) -> Self {
         Endpoint { host: String::new(), port }
     }
 
-    /// This machine alone, on that port.
+    /// The loopback interface, on this port.
     pub fn loopback(port: u16) -> Self {
         Endpoint { host: Ipv4Addr::LOCALHOST.to_string(), port }
     }
 
-    /// True where it can only mean this machine. A name other than `localhost` is not looked up.
+    /// Whether the host can only mean this machine. Of names, only `localhost` does; no name is resolved.
     pub fn is_loopback(&self) -> bool {
         match self.host.parse::<IpAddr>() {
             Ok(ip) => ip.to_canonical().is_loopback(),
@@ -57,7 +57,7 @@ impl FromStr for Endpoint {
 }
 
 impl Endpoint {
-    /// `host:port`, or a host alone, whose port is `default`.
+    /// Parses `host:port`, or a host alone with port `default`.
     pub fn parse(text: &str, default: u16) -> Result<Self, AddressError> {
         let text = text.trim();
         if text.contains('/') {
@@ -68,7 +68,7 @@ impl Endpoint {
             Some((host, rest)) => {
                 (host, Some(rest.strip_prefix(':').ok_or(AddressError::Host(text.into()))?))
             }
-            // Two colons without brackets: an IPv6 address alone.
+            // Two colons without brackets: an IPv6 address without a port.
             None if text.parse::<Ipv6Addr>().is_ok() => (text, None),
             None => text.rsplit_once(':').map_or((text, None), |(h, p)| (h, Some(p))),
         };
@@ -80,7 +80,7 @@ impl Endpoint {
         };
         let host = if host == "*" { "" } else { host };
         let name = |c: char| c.is_alphanumeric() || "-_.".contains(c);
-        // A link-local address carries its interface behind a percent sign.
+        // A link-local address carries its interface after a percent sign.
         let (ip, interface) = host.split_once('%').unwrap_or((host, ""));
         let address = ip.parse::<Ipv6Addr>().is_ok() && interface.chars().all(name);
         match address || (host.chars().all(name) && host.len() <= 253) {
@@ -99,8 +99,8 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The address under which other machines most likely reach this one: that of the default route. No packet is
-/// sent: connecting a UDP socket only asks the routing table.
+/// The address by which other machines most likely reach this one: that of the default route. No packet is sent:
+/// connecting a UDP socket only reads the routing table.
 pub fn default_route() -> Option<IpAddr> {
     let ask = |own: SocketAddr, far: SocketAddr| {
         let socket = UdpSocket::bind(own).ok()?;
@@ -108,14 +108,14 @@ pub fn default_route() -> Option<IpAddr> {
         let ip = socket.local_addr().ok()?.ip();
         (!ip.is_unspecified() && !ip.is_loopback()).then_some(ip)
     };
-    // Addresses of documentation and benchmarking networks: routed by default, owned by nobody.
+    // Addresses of documentation networks: routed by default, and owned by no machine.
     let v4 = SocketAddr::from((Ipv4Addr::new(198, 51, 100, 1), 9));
     let v6 = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
     ask(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), v4)
         .or_else(|| ask(SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)), v6))
 }
 
-/// As people know it: an IPv4 address that came in over an IPv6 socket is an IPv4 address.
+/// An IPv4 address that came in over an IPv6 socket becomes an IPv4 address.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_type() {
+    fn typed_endpoints_are_parsed_or_refused() {
         check("host:9001", "host|9001");
         check("host", "host|9000");
         check(" a.b-c.local:1 ", "a.b-c.local|1");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printed_endpoint_is_parsed_back() {
         for text in ["host:9001", "[::1]:7", ":9000", "127.0.0.1:0"] {
             let e: Endpoint = text.parse().unwrap();
             assert_eq!(e.to_string(), text);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_this_machine() {
+    fn loopback_addresses_are_recognized() {
         let cases =
             [("localhost:1", true), ("127.0.0.2:1", true), ("[::1]:1", true), ("[::ffff:127.0.0.1]:1", true)];
         let others =

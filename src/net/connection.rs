@@ -1,5 +1,5 @@
-//! From a socket to a connection: both greetings, then TLS, within a time and four kilobytes. Until TLS has
-//! proved the token, a peer gets nothing but our greeting.
+//! From a socket to a connection: both greetings, then TLS, within a limit of time and of 4 KiB. Until TLS has
+//! proved the token, a peer gets only our greeting.
 
 use super::error::NetError;
 use super::frame::{FrameReader, FrameWriter};
@@ -14,17 +14,17 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 
-/// What a listener says inside TLS once it has let a dialler in: only then does the dialler know.
+/// The byte that a listener sends inside TLS when it admits a dialler.
 const ADMITTED: u8 = 1;
 
-/// Most bytes that are read from a peer before it has proved who it is.
+/// Most bytes that are read from a peer before it is authenticated.
 const BEFORE_AUTHENTICATION: usize = 4 << 10;
 
-/// What is read ahead from a known peer, and what TLS may keep for the socket to take: some records, so that a system
-/// call is worth its price.
+/// Bytes that are read ahead from an authenticated peer, and that TLS may buffer for the socket: several records, to
+/// make few system calls.
 const AHEAD: usize = 256 << 10;
 
-/// Who this side is, and how it wants to be safe. There is no way from one kind to a weaker one.
+/// This side's role and security. No kind of security falls back to a weaker one.
 #[derive(Clone)]
 pub struct Security {
     party: Party,
@@ -33,7 +33,7 @@ pub struct Security {
 }
 
 impl Security {
-    /// Mutual TLS by that token.
+    /// Mutual TLS with this token.
     pub fn with_token(party: Party, token: &Token) -> Result<Self, NetError> {
         let identity = Identity::new(token, PROTOCOL)
             .map_err(|e| NetError::Local { what: "the token's key", cause: e.to_string() })?;
@@ -45,12 +45,12 @@ impl Security {
         Security { party, means: Means::Plain, identity: None }
     }
 
-    /// No token was found: dialling with this never succeeds, but tells whose fingerprint the missing one has.
+    /// No token was found: dialling never succeeds, but reports the fingerprint of the needed token.
     pub fn without_token(party: Party) -> Self {
         Security { party, means: Means::None, identity: None }
     }
 
-    /// Of the token, where there is one.
+    /// The fingerprint of the token, if there is one.
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         match self.means {
             Means::Token(fingerprint) => Some(fingerprint),
@@ -58,12 +58,12 @@ impl Security {
         }
     }
 
-    /// True where nothing is encrypted; then nothing leaves this machine.
+    /// Whether nothing is encrypted; then no connection leaves this machine.
     pub fn is_plain(&self) -> bool {
         self.means == Means::Plain
     }
 
-    /// What this side is.
+    /// The role of this side.
     pub fn party(&self) -> Party {
         self.party
     }
@@ -89,7 +89,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Who is at the other end.
+    /// The address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -103,7 +103,7 @@ impl Connection {
         )
     }
 
-    /// The handshake of the side that dialled. `label` is the address as it was typed.
+    /// The handshake of the dialling side. `label` is the address as it was typed.
     pub(super) async fn dialled(
         mut socket: TcpStream,
         peer: SocketAddr,
@@ -111,7 +111,7 @@ impl Connection {
         label: &str,
     ) -> Result<Connection, NetError> {
         let (ours, mute) = (security.greeting(), |how| NetError::Mute { peer: label.into(), how });
-        // A peer that has closed already may still have said something first.
+        // A peer that has closed already may have sent something first.
         let _ = socket.write_all(&ours.bytes()).await;
         let theirs = hear(&mut socket, label).await?.ok_or(mute("closed it without a word"))?;
         ours.fits(&Greeting::read(&theirs, label)?, label)?;
@@ -132,8 +132,8 @@ impl Connection {
         }
     }
 
-    /// The handshake of the side that listened; [`Connection::admit`] ends it. `welcome` hears when the peer has
-    /// named our token.
+    /// The handshake of the listening side; [`Connection::admit`] completes it. `welcome` is called when the peer
+    /// has named our token.
     pub(super) async fn accepted(
         mut socket: TcpStream,
         peer: SocketAddr,
@@ -150,7 +150,7 @@ impl Connection {
         }
         socket.write_all(&ours.bytes()).await.map_err(|_| mute("closed it at once"))?;
         if let Err(e) = fits {
-            // So that the greeting arrives, and not a reset in its place.
+            // Otherwise the greeting may be lost in a reset.
             let _ = socket.shutdown().await;
             return Err(e);
         }
@@ -166,7 +166,7 @@ impl Connection {
         Ok(Connection { stream: Box::new(tls), peer })
     }
 
-    /// Tells the dialler that it is in.
+    /// Tells the dialler that it is admitted.
     pub(super) async fn admit(&mut self) -> Result<(), NetError> {
         let gone = |_| NetError::Mute { peer: self.peer.to_string(), how: "closed it during the handshake" };
         self.stream.write_all(&[ADMITTED]).await.map_err(gone)?;
@@ -174,7 +174,8 @@ impl Connection {
     }
 }
 
-/// A peer's greeting; None where it closed before saying anything. What cannot become one is refused at once.
+/// Reads a peer's greeting; `None` if it closed before the first byte. Bytes that cannot become one are refused at
+/// once.
 async fn hear(socket: &mut TcpStream, label: &str) -> Result<Option<[u8; greeting::LENGTH]>, NetError> {
     let mut bytes = [0; greeting::LENGTH];
     let mut have = 0;
@@ -197,7 +198,7 @@ async fn hear(socket: &mut TcpStream, label: &str) -> Result<Option<[u8; greetin
     Ok(Some(bytes))
 }
 
-/// Why TLS did not come about. A peer that merely went away has proved nothing, but has not lied either.
+/// Why TLS failed. A peer that merely disconnected has proved nothing, but has not failed a proof either.
 fn unproven(label: &str, e: &io::Error) -> NetError {
     match e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
         Some(tls) => NetError::Unproven { peer: label.into(), cause: tls.to_string() },
@@ -208,12 +209,12 @@ fn unproven(label: &str, e: &io::Error) -> NetError {
     }
 }
 
-/// Reads no more than `left` bytes from a peer that is not known yet, and large pieces from one that is: TLS asks
-/// for four kilobytes at a time, which would be a system call each.
+/// Reads no more than `left` bytes from an unauthenticated peer, and large parts from an authenticated one: TLS asks
+/// for 4 KiB at a time, which would be one system call each.
 struct Bounded<S> {
     inner: S,
     left: usize,
-    /// What was read and not asked for yet lies at `have`; empty until the peer is known.
+    /// The read-ahead bytes at `have` are still unread; empty until the peer is authenticated.
     ahead: Vec<u8>,
     have: Range<usize>,
 }
@@ -223,7 +224,7 @@ impl<S> Bounded<S> {
         Bounded { inner, left: BEFORE_AUTHENTICATION, ahead: Vec::new(), have: 0..0 }
     }
 
-    /// The peer has proved itself.
+    /// The peer is authenticated.
     fn release(&mut self) {
         self.left = usize::MAX;
         self.ahead = vec![0; AHEAD];

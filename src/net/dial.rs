@@ -1,4 +1,5 @@
-//! Dialling: a name, its addresses one after the other, a connection, the handshake; all of it within one time.
+//! Dialling: name resolution, one address after the other, the connection and the handshake, all within one time
+//! limit.
 
 use super::address::Endpoint;
 use super::connection::{Connection, Security};
@@ -9,13 +10,13 @@ use std::time::Duration;
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::{Instant, timeout_at};
 
-/// Time for one attempt: whoever waits for it hears why not within five seconds.
+/// Time limit of one attempt: a user gets the reason of a failure within five seconds.
 pub const DIAL_TIMEOUT: Duration = Duration::from_millis(4500);
 
-/// Part of the time that is kept for the handshake, once the other side has taken the connection.
+/// Fraction of the time that is reserved for the handshake after the connection is made.
 const HANDSHAKE_SHARE: f64 = 0.25;
 
-/// Connects to `target` and proves and checks who both are, within `time`.
+/// Connects to `target` and authenticates both sides, within `time`.
 pub async fn dial(target: &Endpoint, security: &Security, time: Duration) -> Result<Connection, NetError> {
     let end = Instant::now() + time;
     let unresolved = |cause| NetError::Unresolved { target: target.clone(), cause };
@@ -36,7 +37,8 @@ pub async fn dial(target: &Endpoint, security: &Security, time: Duration) -> Res
     dial_one_of(&addresses, target, security, (time, end)).await
 }
 
-/// The first of them where all goes well; a name may stand for several machines, or for two kinds of address of one.
+/// Connects to the first address that works; a name may stand for several machines, or for IPv4 and IPv6 of one
+/// machine.
 async fn dial_one_of(
     addresses: &[SocketAddr],
     target: &Endpoint,
@@ -45,7 +47,7 @@ async fn dial_one_of(
 ) -> Result<Connection, NetError> {
     let mut failure = NetError::TimedOut { target: target.clone(), seeks: security.party().other() };
     for (tried, address) in addresses.iter().enumerate() {
-        // An address that is dead must not eat the time of the others.
+        // A dead address must not use up the time of the others.
         let begin = Instant::now();
         let share = end.saturating_duration_since(begin) / (addresses.len() - tried) as u32;
         let connecting = share.saturating_sub(time.mul_f64(HANDSHAKE_SHARE)).max(share / 2);
@@ -95,8 +97,8 @@ fn refused(target: &Endpoint, e: &std::io::Error) -> NetError {
     }
 }
 
-/// Of two addresses' failures the one that says more is told: what was heard over a port that is closed, and that
-/// over no route (the IPv6 address of a machine without IPv6).
+/// Ranks the failures of two addresses by their information: a received answer over a closed port, and a closed port
+/// over a missing route (the IPv6 address on a machine without IPv6).
 fn weight(e: &NetError) -> u8 {
     match e {
         NetError::Unreachable { .. } => 0,
@@ -114,14 +116,14 @@ mod tests {
     use std::io::Write;
     use tokio::runtime::Runtime;
 
-    /// A stranger, nobody and the right one, behind one name.
+    /// A stranger, a closed port and the right listener behind one name.
     #[test]
-    fn the_address_where_all_goes_well_is_taken() {
+    fn first_working_address_of_a_name_is_used() {
         let token = Token::random().unwrap();
         let with = |party| Security::with_token(party, &token).unwrap();
         let runtime = Runtime::new().unwrap();
         let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let [there, nobody] = [&stranger, &std::net::TcpListener::bind("127.0.0.1:0").unwrap()]
+        let [there, closed] = [&stranger, &std::net::TcpListener::bind("127.0.0.1:0").unwrap()]
             .map(|socket| socket.local_addr().unwrap());
         std::thread::spawn(move || {
             stranger
@@ -137,13 +139,13 @@ mod tests {
             runtime.block_on(dial_one_of(addresses, &at, &with(Party::Worker), (DIAL_TIMEOUT, end)))
         };
         for addresses in
-            [vec![right], vec![nobody, right], vec![there, right], vec![nobody, there, right, there]]
+            [vec![right], vec![closed, right], vec![there, right], vec![closed, there, right, there]]
         {
             assert_eq!(dial(&addresses).unwrap().peer(), right, "{addresses:?}");
         }
-        for addresses in [vec![there, nobody], vec![nobody, there]] {
+        for addresses in [vec![there, closed], vec![closed, there]] {
             assert!(matches!(dial(&addresses), Err(NetError::NotFinetune { .. })), "what was heard is told");
         }
-        assert!(matches!(dial(&[nobody]), Err(NetError::Refused { .. })));
+        assert!(matches!(dial(&[closed]), Err(NetError::Refused { .. })));
     }
 }

@@ -1,6 +1,7 @@
-//! Finding a coordinator in the local network (DNS-SD over multicast DNS). What is shown is the fingerprint of the
-//! token, which tells nothing of it, and addresses. Anybody may claim to have that fingerprint, so what is found
-//! is only dialled: TLS decides. Several are tried, so that a false one cannot stand in the way of the real one.
+//! Discovery of a coordinator in the local network (DNS-SD over multicast DNS). A coordinator announces its
+//! addresses and the token's fingerprint, which reveals nothing of the token. Any machine may claim that
+//! fingerprint, so found addresses are only dialled and TLS decides. Several are tried, so that a false claim cannot
+//! block the real coordinator.
 
 use super::address::Endpoint;
 use super::connection::{Connection, Security};
@@ -12,16 +13,16 @@ use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// The kind of service.
+/// The service type.
 const SERVICE: &str = "_finetune._tcp.local.";
 
-/// Addresses that are tried of all that claim the fingerprint.
+/// Most addresses with a matching fingerprint that are tried.
 const TRIED: usize = 16;
 
-/// Once one has been found, others may still answer for so long.
+/// After the first match, the search waits this long for others.
 const STRAGGLERS: Duration = Duration::from_millis(200);
 
-/// An announcement; it is taken back when this is dropped.
+/// An announcement; dropping it withdraws it.
 pub struct Announced {
     daemon: ServiceDaemon,
     name: String,
@@ -29,7 +30,7 @@ pub struct Announced {
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        // Both wait for nothing: the process may be about to end.
+        // Both return at once: the process may be about to end.
         let _ = self.daemon.unregister(&self.name);
         let _ = self.daemon.shutdown();
     }
@@ -39,10 +40,10 @@ fn failed(e: mdns_sd::Error) -> NetError {
     NetError::Local { what: "multicast DNS", cause: e.to_string() }
 }
 
-/// Shows this machine's coordinator, on `port` of all its addresses, to the local network.
+/// Announces this machine's coordinator, on `port` of all its addresses, to the local network.
 pub fn announce(port: u16, fingerprint: Fingerprint) -> Result<Announced, NetError> {
     let daemon = ServiceDaemon::new().map_err(failed)?;
-    // A name of our own: the machine's belongs to whoever answers for it already.
+    // A host name of our own: the machine's own name may be announced by another service already.
     let instance = format!("{fingerprint}-{}-{port}", std::process::id());
     let host = format!("finetune-{instance}.local.");
     let shown = [("fingerprint", fingerprint.to_string()), ("protocol", PROTOCOL.to_string())];
@@ -53,16 +54,16 @@ pub fn announce(port: u16, fingerprint: Fingerprint) -> Result<Announced, NetErr
     Ok(Announced { daemon, name })
 }
 
-/// What a search has come to.
+/// The result of a search.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Search {
-    /// Addresses that claim our fingerprint, those of IPv4 first.
+    /// Addresses that claim our fingerprint, IPv4 first.
     pub ours: Vec<Endpoint>,
     /// Fingerprints of other tokens that were seen.
     pub others: Vec<String>,
 }
 
-/// Looks for coordinators with that fingerprint, for at most `time`. It waits; call it where that is allowed.
+/// Searches for coordinators with this fingerprint, for at most `time`. Blocks the calling thread.
 pub fn search(fingerprint: Fingerprint, time: Duration) -> Result<Search, NetError> {
     let daemon = ServiceDaemon::new().map_err(failed)?;
     let events = daemon.browse(SERVICE).map_err(failed)?;
@@ -79,7 +80,7 @@ pub fn search(fingerprint: Fingerprint, time: Duration) -> Result<Search, NetErr
 }
 
 impl Search {
-    /// True where the service claims our fingerprint.
+    /// Adds a service. Returns whether it claims our fingerprint.
     fn take(&mut self, service: &ResolvedService, fingerprint: Fingerprint) -> bool {
         let theirs = service.txt_properties.get_property_val_str("fingerprint").unwrap_or_default();
         if theirs != fingerprint.to_string() {
@@ -93,7 +94,7 @@ impl Search {
         }
         let mut addresses: Vec<(IpAddr, String)> =
             service.addresses.iter().map(|a| (a.to_ip_addr(), a.to_string())).collect();
-        // One way for everybody: IPv4, then IPv6, each in order; this machine's own last.
+        // The same order on every machine: IPv4, then IPv6, each sorted; loopback last.
         addresses.sort_by_key(|(ip, _)| (ip.is_loopback(), ip.is_ipv6(), *ip));
         for (_, host) in addresses {
             let endpoint = Endpoint { host, port: service.port };
@@ -105,7 +106,7 @@ impl Search {
     }
 }
 
-/// Finds a coordinator and dials it, all within `time`: `--coordinator auto`.
+/// Finds a coordinator and dials it, within `time`, for `--coordinator auto`.
 pub async fn find_and_dial(security: &Security, time: Duration) -> Result<(Endpoint, Connection), NetError> {
     let Some(fingerprint) = security.fingerprint() else { return Err(NetError::NothingToFind) };
     let end = Instant::now() + time;
@@ -118,7 +119,7 @@ pub async fn find_and_dial(security: &Security, time: Duration) -> Result<(Endpo
         let share = end.saturating_duration_since(Instant::now()) / (many - tried).max(1);
         match dial(&at, security, share).await {
             Ok(connection) => return Ok((at, connection)),
-            // What lies about its fingerprint, or is unreachable from here, is passed over.
+            // An address with a false fingerprint, or one that is unreachable from here, is skipped.
             Err(e) => failure = e,
         }
     }
@@ -131,9 +132,9 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// Over whatever interfaces this machine has; where multicast goes nowhere it says so and proves nothing.
+    /// Uses the interfaces of this machine. Without multicast the test prints that it is skipped.
     #[test]
-    fn a_worker_finds_the_coordinator_with_its_token() {
+    fn worker_finds_the_coordinator_with_its_token() {
         let (token, other) = (Token::random().unwrap(), Token::random().unwrap());
         let with = |party, token| Security::with_token(party, token).unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -144,12 +145,12 @@ mod tests {
             let stranger = listen(&other).await.unwrap();
             listener.show().unwrap();
             let _also = announce(stranger.address().port(), other.fingerprint()).unwrap();
-            // Somebody claims the same fingerprint for a port where nobody listens.
+            // A second announcement claims the same fingerprint for a closed port.
             let _false = announce(1, token.fingerprint()).unwrap();
             let time = Duration::from_secs(8);
             let worker = with(Party::Worker, &token);
             let mut found = find_and_dial(&worker, time).await;
-            // Whoever lies may have been heard first, alone. A worker tries again what is not final.
+            // The false one may have been found first and alone. A worker retries an error that is not final.
             for _ in 0..5 {
                 if found.as_ref().is_err_and(|e| !e.is_final()) {
                     found = find_and_dial(&worker, time).await;
@@ -158,7 +159,7 @@ mod tests {
             match found {
                 Ok((at, _)) => assert_eq!(at.port, listener.address().port()),
                 Err(NetError::NotFound { others, .. }) if others.is_empty() => {
-                    // Not by a macro: what those say of a test that passes is kept back.
+                    // Not `println!`, whose output is captured in a passing test.
                     let line = "SKIPPED: multicast DNS goes nowhere on this machine";
                     let _ = writeln!(std::io::stderr(), "{line}");
                 }

@@ -1,5 +1,5 @@
-//! Every way in which two machines do not come together, told apart: each is one line that says what, where and
-//! what to do, and whether trying again could help.
+//! The ways in which two machines fail to connect. Each is one line that says what, where and what to do, and
+//! whether a retry can help.
 
 use super::DEFAULT_PORT;
 use super::address::Endpoint;
@@ -7,86 +7,86 @@ use super::greeting::Party;
 use super::token::Fingerprint;
 use std::net::SocketAddr;
 
-/// What went wrong between two machines. `peer` is the address as it was typed, or as it came in.
+/// A failure between two machines. `peer` is the address as it was typed, or as the connection came in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetError {
-    /// The name means nothing.
+    /// The name cannot be resolved.
     #[error(
         "{}: unknown name ({cause}): check its spelling, or give the address, as 10.0.0.5:{}",
         target.host, target.port
     )]
     Unresolved {
-        /// As typed.
+        /// The address as typed.
         target: Endpoint,
-        /// The resolver's words.
+        /// The resolver's message.
         cause: String,
     },
-    /// Nobody in the local network shows our fingerprint.
+    /// No coordinator in the local network announces our fingerprint.
     #[error(
         "no coordinator in this local network shows the token's fingerprint {ours}{}: start it, or type its \
          address: --coordinator HOST:{DEFAULT_PORT}",
         if others.is_empty() { String::new() } else { format!(" (there are {others})") }
     )]
     NotFound {
-        /// Ours.
+        /// Fingerprint of our token.
         ours: Fingerprint,
-        /// Of other tokens.
+        /// Announced fingerprints of other tokens.
         others: String,
     },
-    /// No token, so no fingerprint to look for.
+    /// There is no token, so no fingerprint to search for.
     #[error(
         "--coordinator auto finds a token's fingerprint and there is no token here: `finetune token --set` takes it"
     )]
     NothingToFind,
-    /// The machine is there, the port is not.
+    /// The machine is reachable; the port is closed.
     #[error("nothing listens on {target}: start finetune there first, or check the port")]
     Refused {
-        /// As typed.
+        /// The address as typed.
         target: Endpoint,
     },
     /// No answer at all.
     #[error("{target} does not answer: a firewall drops it, or the machine is off: {}", open(*seeks, target))]
     TimedOut {
-        /// As typed.
+        /// The address as typed.
         target: Endpoint,
-        /// What was to be there.
+        /// The role that was expected there.
         seeks: Party,
     },
-    /// The network says no.
+    /// The network reports an error.
     #[error("{target} cannot be reached ({cause}): is the machine on, and in this network?")]
     Unreachable {
-        /// As typed.
+        /// The address as typed.
         target: Endpoint,
-        /// The system's words.
+        /// The system's message.
         cause: String,
     },
-    /// It answered in another language.
+    /// The peer does not speak this protocol.
     #[error("{peer} is not finetune (it says {heard:?}): check host and port")]
     NotFinetune {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// The first bytes.
+        /// Its first bytes.
         heard: String,
     },
-    /// It took the connection and nothing came, or too little.
+    /// The peer accepted the connection and sent nothing, or too little.
     #[error("{peer} took the connection and {how}: it is not finetune, or it hangs; check host and port")]
     Mute {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// What it did instead.
+        /// What it did.
         how: &'static str,
     },
-    /// Both hold a token, not the same one.
+    /// Each side holds a token, and the tokens differ.
     #[error(
         "{peer} has another token (fingerprint {theirs} there, {ours} here): \
          `finetune token` there prints it, `finetune token --set` here takes it"
     )]
     WrongToken {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// Its token's.
+        /// Fingerprint of its token.
         theirs: Fingerprint,
-        /// Ours.
+        /// Fingerprint of our token.
         ours: Fingerprint,
     },
     /// There is no token on this side.
@@ -95,118 +95,118 @@ pub enum NetError {
          `finetune token` there prints it, `finetune token --set` here takes it"
     )]
     NoTokenHere {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// Its token's.
+        /// Fingerprint of its token.
         theirs: Fingerprint,
     },
     /// There is no token on the other side.
     #[error("{peer} has no token (fingerprint {ours} here): `finetune token --set` there takes it")]
     NoTokenThere {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// Ours.
+        /// Fingerprint of our token.
         ours: Fingerprint,
     },
-    /// One side is `--insecure`.
+    /// One side uses `--insecure`.
     #[error("{peer} {}", insecure(*plain))]
     Insecure {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// The side that is.
+        /// The side that uses it.
         plain: Side,
     },
     /// Plain TCP to another machine.
     #[error("{at} is not this machine alone, and plain TCP (--insecure) stays on it: leave --insecure out")]
     PlainFar {
-        /// What was to be bound or dialled.
+        /// The address to bind or dial.
         at: Endpoint,
     },
-    /// It shows the fingerprint of our token and cannot prove that it holds it.
+    /// The peer shows the fingerprint of our token and does not prove that it holds the token.
     #[error("{peer} does not prove that it holds the token ({cause}): something stands between, or pretends")]
     Unproven {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// TLS's words.
+        /// TLS's message.
         cause: String,
     },
-    /// Two builds that do not understand each other.
+    /// Two builds with different protocols.
     #[error(
         "{peer} speaks protocol {theirs}, this finetune {ours}: update finetune {}",
         if theirs > ours { "here" } else { "there" }
     )]
     Protocol {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// Its number.
+        /// Its protocol.
         theirs: u16,
-        /// Ours.
+        /// Our protocol.
         ours: u16,
     },
     /// Two coordinators, or two workers.
     #[error("{peer} is a {role} too: {}", if *role == Party::Worker { "a worker needs a coordinator" } else { "a run has one" })]
     SameRole {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// What both are.
+        /// The role of both.
         role: Party,
     },
-    /// Somebody has the port.
+    /// Another process uses the port.
     #[error("port {} is in use here: stop what uses it (another finetune?), or take another: --bind {}",
         at.port, Endpoint { port: next(at.port), ..at.clone() })]
     PortInUse {
-        /// What was to be bound.
+        /// The address to bind.
         at: Endpoint,
     },
-    /// It cannot listen there for another reason.
+    /// Listening failed for another reason.
     #[error(
         "cannot listen on {at} ({cause}): --bind takes an address of this machine, or :{DEFAULT_PORT} for all"
     )]
     CannotListen {
-        /// What was to be bound.
+        /// The address to bind.
         at: Endpoint,
-        /// The system's words.
+        /// The system's message.
         cause: String,
     },
-    /// Other connections pushed it out, or more wait than can be taken.
+    /// Newer connections displaced it, or the queue of authenticated connections is full.
     #[error("{peer} was rejected: {limit} connections wait already")]
     Crowded {
-        /// Which.
+        /// Address of the peer.
         peer: String,
-        /// How many may.
+        /// The limit.
         limit: usize,
     },
     /// The conversation is over.
     #[error("{peer} is gone ({cause})")]
     Closed {
-        /// Which.
+        /// Address of the peer.
         peer: String,
         /// How it ended.
         cause: String,
     },
-    /// A frame that nobody may send.
+    /// A frame beyond the agreed limit.
     #[error("{peer} announces a frame of {length} bytes, {limit} are allowed")]
     FrameTooLong {
-        /// Who.
+        /// Address of the peer.
         peer: String,
-        /// What it said.
+        /// The announced length.
         length: u64,
-        /// What was agreed.
+        /// The agreed limit.
         limit: usize,
     },
-    /// This machine fails.
+    /// An operation on this machine failed.
     #[error("{what}: {cause}")]
     Local {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// The system's words.
+        /// The system's message.
         cause: String,
     },
 }
 
 impl NetError {
-    /// True where trying again is no use until a person does something: exit 78. What may be a machine that is
-    /// still starting (unknown name, refused, no answer) is tried again, and so is a peer that hangs.
+    /// Whether a retry is pointless until a person does something: exit code 78. A machine may still be starting
+    /// (unknown name, refused, no answer) and a peer may hang only for a while; these are retried.
     pub fn is_final(&self) -> bool {
         use NetError::*;
         match self {
@@ -239,12 +239,12 @@ fn open(seeks: Party, target: &Endpoint) -> String {
     }
 }
 
-/// One of two.
+/// One of two sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Ours.
+    /// This side.
     Here,
-    /// The peer's.
+    /// The peer's side.
     There,
 }
 
@@ -255,18 +255,18 @@ fn insecure(plain: Side) -> &'static str {
     }
 }
 
-/// A port to propose instead.
+/// The port to propose instead.
 fn next(port: u16) -> u16 {
     port.checked_add(1).unwrap_or(DEFAULT_PORT)
 }
 
-/// The system's words without Rust's number behind them.
+/// The system's message without Rust's error number.
 pub(super) fn words(e: &std::io::Error) -> String {
     let text = e.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
-/// What a connected peer's failure means once the conversation has begun.
+/// The meaning of an I/O error once the conversation has started.
 pub(super) fn ended(peer: SocketAddr, e: &std::io::Error) -> NetError {
     use std::io::ErrorKind::*;
     let cause = match e.kind() {

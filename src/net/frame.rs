@@ -1,6 +1,5 @@
-//! A frame is its length (u32, little-endian) and so many bytes. The length is compared with the limit before
-//! anything is allocated for it; what does not fit ends the conversation, because after it nothing can be found
-//! again.
+//! A frame is its length (u32, little-endian), then that many bytes. The length is compared with the limit before
+//! memory is allocated. A longer frame ends the conversation, because the next frame cannot be found after it.
 
 use super::error::{NetError, ended};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -12,17 +11,18 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// Bytes of the length.
 const HEADER: usize = 4;
 
-/// Room that is made where it is not known what comes.
+/// Bytes that are reserved while the next length is unknown.
 const AHEAD: usize = 8 << 10;
 
-/// The frame is longer than was agreed.
+/// The frame is longer than the agreed limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLong {
-    /// What it said.
+    /// The announced length.
     pub length: u64,
 }
 
-/// Frames out of bytes that come in any pieces. Pure: whoever reads puts bytes into [`Decoder::space`].
+/// Decodes frames from bytes that arrive in any parts. Performs no I/O: the caller puts bytes into
+/// [`Decoder::space`].
 #[derive(Debug)]
 pub struct Decoder {
     buffer: BytesMut,
@@ -30,12 +30,12 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// For frames of at most `limit` bytes.
+    /// A decoder for frames of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Decoder { buffer: BytesMut::new(), limit }
     }
 
-    /// The next whole frame, None where more bytes are needed.
+    /// The next complete frame, or `None` if more bytes are needed.
     pub fn next_frame(&mut self) -> Result<Option<Bytes>, TooLong> {
         match self.announced()? {
             Some(length) if self.buffer.len() >= HEADER + length => {
@@ -46,7 +46,7 @@ impl Decoder {
         }
     }
 
-    /// Where the next bytes go. Room is for the frame that was announced, and never for more than the limit.
+    /// The buffer for the next bytes. Space is reserved for the announced frame, never for more than the limit.
     pub fn space(&mut self) -> Result<&mut BytesMut, TooLong> {
         let wanted = match self.announced()? {
             Some(length) => (HEADER + length).saturating_sub(self.buffer.len()),
@@ -56,12 +56,12 @@ impl Decoder {
         Ok(&mut self.buffer)
     }
 
-    /// True between two frames.
+    /// Whether the buffer is empty: true between two frames.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// The length of the frame that the buffer begins with.
+    /// The length of the frame at the start of the buffer.
     fn announced(&self) -> Result<Option<usize>, TooLong> {
         let Some(header) = self.buffer.first_chunk::<HEADER>() else { return Ok(None) };
         let length = u32::from_le_bytes(*header);
@@ -95,7 +95,7 @@ impl FrameReader {
         FrameReader { input, decoder: Decoder::new(limit), peer, heard: Arc::default() }
     }
 
-    /// Waits for the next frame. Dropping the future loses nothing: bytes that have come stay.
+    /// Waits for the next frame. Cancel safe: received bytes stay in the buffer.
     pub async fn next(&mut self) -> Result<Bytes, NetError> {
         loop {
             if let Some(frame) = self.decoder.next_frame().map_err(|e| self.too_long(e))? {
@@ -112,12 +112,12 @@ impl FrameReader {
         }
     }
 
-    /// Who is at the other end.
+    /// The address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// How many bytes have come so far, for whoever wants to know whether any do.
+    /// Counter of received bytes, which shows whether any arrive.
     pub fn heard(&self) -> Arc<AtomicU64> {
         self.heard.clone()
     }
@@ -136,14 +136,14 @@ impl FrameWriter {
         FrameWriter { output, limit, peer }
     }
 
-    /// Sends a frame, and sees it on its way.
+    /// Sends a frame and flushes it.
     pub async fn send(&mut self, body: impl Buf) -> Result<(), NetError> {
         self.feed(body).await?;
         self.flush().await
     }
 
-    /// Sends a frame that may wait for [`FrameWriter::flush`]; several small ones then travel together. Dropping
-    /// the future half-way leaves half a frame behind: the connection is then of no use.
+    /// Sends a frame that may wait for [`FrameWriter::flush`], so that small frames travel together. Not cancel
+    /// safe: a dropped future may leave part of a frame behind, and the connection is then unusable.
     pub async fn feed(&mut self, body: impl Buf) -> Result<(), NetError> {
         let length = u32::try_from(body.remaining()).ok().filter(|_| body.remaining() <= self.limit);
         let Some(length) = length else {
@@ -155,17 +155,17 @@ impl FrameWriter {
         self.output.write_all_buf(&mut frame).await.map_err(|e| ended(self.peer, &e))
     }
 
-    /// Sees everything on its way.
+    /// Flushes all frames.
     pub async fn flush(&mut self) -> Result<(), NetError> {
         self.output.flush().await.map_err(|e| ended(self.peer, &e))
     }
 
-    /// Says that nothing more will come.
+    /// Tells the peer that no more frames follow.
     pub async fn close(&mut self) -> Result<(), NetError> {
         self.output.shutdown().await.map_err(|e| ended(self.peer, &e))
     }
 
-    /// Who is at the other end.
+    /// The address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     proptest! {
-        /// However bytes are cut, the same frames come out.
+        /// The same frames result wherever the bytes are cut.
         #[test]
         fn any_cut_gives_the_same_frames(
             frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8),
@@ -202,9 +202,9 @@ mod tests {
             prop_assert!(decoder.is_empty());
         }
 
-        /// Bytes of any kind: never a panic, never a frame beyond the limit, never room for more than one.
+        /// Arbitrary bytes cause no panic, no frame beyond the limit and no memory for more than one frame.
         #[test]
-        fn bytes_of_any_kind(bytes in prop::collection::vec(any::<u8>(), 0..4096), limit in 0usize..600) {
+        fn random_bytes_stay_bounded(bytes in prop::collection::vec(any::<u8>(), 0..4096), limit in 0usize..600) {
             let mut decoder = Decoder::new(limit);
             for part in bytes.chunks(97) {
                 match decoder.space() {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_length_is_refused_before_room_is_made() {
+    fn huge_length_is_refused_before_allocation() {
         let mut decoder = Decoder::new(1 << 20);
         decoder.space().unwrap().extend_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(decoder.next_frame(), Err(TooLong { length: u32::MAX.into() }));

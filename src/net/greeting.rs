@@ -1,17 +1,16 @@
-//! The first twenty bytes each way, before TLS. They are trusted for nothing: they only make it possible to say
-//! on both sides why two machines do not come together (no `finetune`, another build, another token) instead of
-//! a failed handshake. Whoever lies in them is refused here, or does not get through TLS, which agrees on the
-//! protocol's number and on the token again.
+//! The first 20 bytes in each direction, before TLS. They are not trusted. They only let both sides report why two
+//! machines do not connect (no `finetune`, another build, another token) instead of a failed handshake. A false
+//! greeting is refused here or fails in TLS, which checks the protocol number and the token again.
 //!
-//! The dialler speaks first; a listener says nothing to whoever does not begin with the right eight bytes. These
-//! twenty bytes stay as they are in every version to come.
+//! The dialler sends first; a listener answers only to the right first eight bytes. These 20 bytes stay the same in
+//! every later version.
 
 use super::error::{NetError, Side};
 use super::token::Fingerprint;
 use std::fmt;
 
-/// The version of everything that machines say to each other; both ends must have the same one. It is raised with
-/// every change once somebody else can have this one: nothing was released so far.
+/// The version of all messages between machines; both ends must have the same one. Raised with every change once a
+/// version has been released, which is not yet the case.
 pub const PROTOCOL: u16 = 1;
 
 /// Bytes of a greeting.
@@ -19,17 +18,17 @@ pub(super) const LENGTH: usize = 20;
 
 const MAGIC: &[u8; 8] = b"finetune";
 
-/// What a process is to the other side.
+/// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Party {
-    /// Hands out work.
+    /// Distributes work.
     Coordinator,
-    /// Takes it.
+    /// Computes.
     Worker,
 }
 
 impl Party {
-    /// Whom it talks to.
+    /// The role of the other side.
     pub fn other(self) -> Party {
         match self {
             Party::Coordinator => Party::Worker,
@@ -44,18 +43,18 @@ impl fmt::Display for Party {
     }
 }
 
-/// How a side wants to be safe.
+/// The security that a side requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Means {
     /// Plain TCP.
     Plain,
     /// TLS with the token of this fingerprint.
     Token(Fingerprint),
-    /// It has no token and asks for the fingerprint of the one it needs.
+    /// TLS without a token: this side asks for the fingerprint of the one that it needs.
     None,
 }
 
-/// What one side says first.
+/// The greeting of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub protocol: u16,
@@ -64,8 +63,8 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    /// 0..8 `finetune`; 8..10 protocol, little-endian; 10: 0 plain, 1 token, 2 no token; 11: 0 coordinator,
-    /// 1 worker; 12..20 fingerprint, zeros where there is none.
+    /// Bytes 0..8 `finetune`; 8..10 protocol, little-endian; 10: 0 plain, 1 token, 2 no token; 11: 0 coordinator, 1
+    /// worker; 12..20 fingerprint, zeros without a token.
     pub fn bytes(&self) -> [u8; LENGTH] {
         let mut out = [0; LENGTH];
         out[..8].copy_from_slice(MAGIC);
@@ -82,7 +81,7 @@ impl Greeting {
         out
     }
 
-    /// Reads what `peer` said. Of another version only magic and number are looked at.
+    /// Parses the greeting of `peer`. Of another version only the magic and the number are read.
     pub fn read(bytes: &[u8; LENGTH], peer: &str) -> Result<Greeting, NetError> {
         let strange = || NetError::NotFinetune { peer: peer.into(), heard: shown(bytes) };
         if !begins(bytes) {
@@ -108,7 +107,7 @@ impl Greeting {
         Ok(Greeting { protocol, party, means })
     }
 
-    /// Whether `theirs` goes with this one. Nothing weaker than what this side wants is ever agreed to.
+    /// Whether `theirs` matches this one. Security weaker than this side requires is never accepted.
     pub fn fits(&self, theirs: &Greeting, peer: &str) -> Result<(), NetError> {
         let peer = peer.to_string();
         match (self.means, theirs.means) {
@@ -135,13 +134,13 @@ impl Greeting {
     }
 }
 
-/// True while `bytes` may still become a greeting.
+/// Whether `bytes` can still become a greeting.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     let n = bytes.len().min(MAGIC.len());
     bytes[..n] == MAGIC[..n]
 }
 
-/// The first bytes of a stranger, for a line of text: its first line, printable.
+/// The first line of a stranger's bytes, printable, for an error message.
 pub(super) fn shown(bytes: &[u8]) -> String {
     let line = bytes.split(|b| *b == b'\r' || *b == b'\n').next().unwrap_or_default();
     line.iter().map(|b| if (b' '..=b'~').contains(b) { char::from(*b) } else { '.' }).collect()
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard() {
+    fn greeting_round_trips() {
         let token = Means::Token(Fingerprint([1, 2, 3, 4, 5, 6, 7, 8]));
         for party in [Party::Coordinator, Party::Worker] {
             for means in [Means::Plain, Means::None, token] {
@@ -170,14 +169,14 @@ mod tests {
         );
     }
 
-    /// The line that our side prints about a peer `x` that begins with those bytes.
+    /// The message that this side prints about a peer `x` with these first bytes.
     fn check(bytes: &[u8; LENGTH], expected: &str) {
         let got = Greeting::read(bytes, "x").map_or_else(|e| e.to_string(), |g| format!("{g:?}"));
         assert!(got.contains(expected), "{bytes:?}: {got}");
     }
 
     #[test]
-    fn strangers_and_other_builds() {
+    fn strangers_and_other_protocols_are_refused() {
         check(b"HTTP/1.1 400 Bad Req", "x is not finetune (it says \"HTTP/1.1 400 Bad Req\")");
         check(b"SSH-2.0-OpenSSH_9\r\nx", "x is not finetune (it says \"SSH-2.0-OpenSSH_9\")");
         check(b"finetune\x02\0??????????", "protocol 2, this finetune 1: update finetune here");
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn only_equals_come_together() {
+    fn only_peers_with_equal_security_connect() {
         let (one, two) = (Means::Token(Fingerprint([1; 8])), Means::Token(Fingerprint([2; 8])));
         let fits =
             |ours, theirs| greeting(Party::Worker, ours).fits(&greeting(Party::Coordinator, theirs), "x");

@@ -1,6 +1,6 @@
-//! Where a machine keeps the token. What is named wins: a file, then FINETUNE_TOKEN, then the user's own file. A
-//! file that others may read holds no secret and is refused, not quietly repaired. A token that is made never
-//! replaces one that is there, so that two coordinators that start together end with the same one.
+//! The places of a machine's token, in order of priority: a named file, then FINETUNE_TOKEN, then the user's own
+//! file. A file that others may read is refused, not repaired. A created token never replaces an existing one, so
+//! that two coordinators that start together use the same token.
 
 use super::token::{BadToken, NoRandom, Token};
 use std::fs::{self, File, OpenOptions};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The environment variable.
 pub const VARIABLE: &str = "FINETUNE_TOKEN";
 
-/// A token's text and some blanks.
+/// Most bytes of a token file: the token's text with some blanks.
 const LONGEST: u64 = 4 << 10;
 
 /// Where a token came from.
@@ -25,53 +25,53 @@ pub enum Source {
 /// A token and where it came from.
 #[derive(Debug, Clone)]
 pub struct Found {
-    /// It.
+    /// The token.
     pub token: Token,
     /// Where it is kept.
     pub source: Source,
-    /// True where it was made just now.
+    /// Whether it was created just now.
     pub made: bool,
 }
 
-/// Why there is no token although there should be one.
+/// Why a required token is not available.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    /// A file of somebody's choice is not there.
+    /// A file that the user named does not exist.
     #[error("{}: no such file: `finetune token --token-file {}` makes it", .0.display(), .0.display())]
     Missing(PathBuf),
     /// Others may read it.
     #[error("{}: others may read it (mode {mode:03o}): chmod 600 {}", path.display(), path.display())]
     Open {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Its permissions.
         mode: u32,
     },
-    /// It holds something else.
+    /// The file or variable does not hold a token.
     #[error("{place}: {why}")]
     Bad {
-        /// A file or the variable.
+        /// The file or the variable.
         place: String,
-        /// What.
+        /// The problem.
         why: BadToken,
     },
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{}: {cause}", path.display())]
     File {
-        /// Which.
+        /// The file or folder.
         path: PathBuf,
-        /// The system's words.
+        /// The system's message.
         cause: String,
     },
-    /// There is no place for it.
+    /// There is no folder to keep it in.
     #[error("no home folder to keep a token in: set {VARIABLE}, or name a file with --token-file")]
     NoHome,
-    /// There is none, and who listens must have one.
+    /// There is none, and a listening side must have one.
     #[error(
         "no token here: `finetune token` makes one, `finetune token --set` takes that of the other machine"
     )]
     NoToken,
-    /// None can be made.
+    /// None can be created.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),
 }
@@ -88,17 +88,17 @@ impl std::fmt::Display for Source {
 /// The places where this machine's token may be.
 #[derive(Debug, Clone)]
 pub struct Keyring {
-    /// A file of somebody's choice; nothing else is looked at then.
+    /// A file that the user named; then no other place is searched.
     named: Option<PathBuf>,
-    /// What [`VARIABLE`] says.
+    /// The value of [`VARIABLE`].
     variable: Option<String>,
     /// The user's own file.
     own: Option<PathBuf>,
 }
 
-/// `~/.config/finetune/token`, or under XDG_CONFIG_HOME.
+/// `~/.config/finetune/token`, or the same under XDG_CONFIG_HOME.
 fn own_file(read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // A relative one means nothing (so the specification of these folders says).
+    // A relative path is ignored, as the XDG specification requires.
     let folder = |name: &str| read(name).filter(|p| p.is_absolute());
     let config = folder("XDG_CONFIG_HOME")
         .or_else(|| folder("HOME").map(|home| home.join(".config")))
@@ -107,7 +107,7 @@ fn own_file(read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
 }
 
 impl Keyring {
-    /// That of the user of this process, who has typed --token-file or not.
+    /// The keyring of this process's user; `named` is --token-file.
     pub fn of_user(named: Option<&Path>) -> Self {
         let variable = std::env::var_os(VARIABLE).filter(|t| !t.is_empty());
         Keyring {
@@ -117,7 +117,7 @@ impl Keyring {
         }
     }
 
-    /// The token, None where there is none and none was named.
+    /// The token, or `None` if there is none and no file was named.
     pub fn find(&self) -> Result<Option<Found>, KeepError> {
         let found = |token, source| Some(Found { token, source, made: false });
         if let Some(path) = &self.named {
@@ -132,7 +132,7 @@ impl Keyring {
         Ok(read(path)?.and_then(|token| found(token, Source::File(path.clone()))))
     }
 
-    /// The token; where there is none, one is made and kept in the user's file.
+    /// The token. If there is none, one is created and kept in the user's file.
     pub fn find_or_make(&self) -> Result<Found, KeepError> {
         if let Some(found) = self.find()? {
             return Ok(found);
@@ -140,7 +140,7 @@ impl Keyring {
         self.make()
     }
 
-    /// The same, but a named file that is not there is made: for whoever was told to make it.
+    /// The same, but a named file that does not exist is created.
     pub fn find_or_make_there(&self) -> Result<Found, KeepError> {
         match self.find() {
             Ok(Some(found)) => Ok(found),
@@ -155,13 +155,12 @@ impl Keyring {
         if write(&token, &path, Instead::Keep)? {
             return Ok(Found { token, source: Source::File(path), made: true });
         }
-        // Somebody was faster.
+        // Another process was faster.
         let token = read(&path)?.ok_or_else(|| KeepError::Missing(path.clone()))?;
         Ok(Found { token, source: Source::File(path), made: false })
     }
 
-    /// Keeps `token` in place of the one that is there. Returns its path, and the path of a copy of the old file if that held
-    /// another token.
+    /// Replaces the token. Returns its path, and the path of a copy of the old file if that held another token.
     pub fn keep(&self, token: &Token) -> Result<(PathBuf, Option<PathBuf>), KeepError> {
         let path = self.place()?;
         let same = matches!(read(&path), Ok(Some(before)) if before.text() == token.text());
@@ -174,19 +173,19 @@ impl Keyring {
         self.named.clone().or(self.own.clone()).ok_or(KeepError::NoHome)
     }
 
-    /// True where nothing was named, and nothing is there that could be found wanting.
+    /// Whether neither a file nor [`VARIABLE`] was named, and the user's file does not exist.
     pub fn is_bare(&self) -> bool {
         self.named.is_none() && self.variable.is_none() && self.own.as_ref().is_none_or(|path| !path.exists())
     }
 
-    /// True where the user's file could be made: asked of the nearest folder that is there, by making a file.
+    /// Whether the user's file can be created: tested by creating a file in the nearest existing folder.
     pub fn is_writable(&self) -> bool {
         let Some(path) = &self.own else { return false };
         let folder = path.ancestors().skip(1).find(|p| p.exists());
         folder.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok())
     }
 
-    /// True where the environment's token comes before what [`Keyring::keep`] keeps.
+    /// Whether the environment's token takes priority over the one that [`Keyring::keep`] writes.
     pub fn is_overruled(&self) -> bool {
         self.named.is_none() && self.variable.is_some()
     }
@@ -196,13 +195,13 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> KeepError + '_ {
     |e| KeepError::File { path: path.into(), cause: super::error::words(&e) }
 }
 
-/// None where there is no such file.
+/// The token in a file, or `None` if there is no such file.
 fn read(path: &Path) -> Result<Option<Token>, KeepError> {
     let file = match File::open(path) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
         opened => opened.map_err(failed(path))?,
     };
-    // Of the open file, not of its name: nobody can put another one in between.
+    // The mode of the open file, not of its path: the file cannot be exchanged in between.
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -217,14 +216,14 @@ fn read(path: &Path) -> Result<Option<Token>, KeepError> {
     Token::parse(&text).map(Some).map_err(bad)
 }
 
-/// What happens to a file that is there already.
+/// What to do with an existing file.
 #[derive(Clone, Copy, PartialEq)]
 enum Instead {
     Replace,
     Keep,
 }
 
-/// True where the file now holds `token`. It appears whole, for its owner alone, or not at all.
+/// Returns whether the file now holds `token`. It appears complete, readable by its owner only, or not at all.
 fn write(token: &Token, path: &Path, instead: Instead) -> Result<bool, KeepError> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = fs::DirBuilder::new();
@@ -239,7 +238,7 @@ fn write(token: &Token, path: &Path, instead: Instead) -> Result<bool, KeepError
         Instead::Replace => fs::rename(&draft, path).map(|()| true),
         Instead::Keep => match fs::hard_link(&draft, path) {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
-            // A file system without links.
+            // A file system without hard links.
             Err(_) if !path.exists() => fs::rename(&draft, path).map(|()| true),
             linked => linked.map(|()| true),
         },
@@ -253,7 +252,7 @@ fn write_draft(token: &Token, draft: &Path) -> std::io::Result<()> {
     fill(draft, format!("{}\n", token.text()).as_bytes())
 }
 
-/// A copy of the file beside it, under the first free name; None where there is no file.
+/// Copies the file to the first free name beside it. Returns `None` if there is no file.
 fn copy(path: &Path) -> Result<Option<PathBuf>, KeepError> {
     let bytes = match fs::read(path) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -269,7 +268,7 @@ fn copy(path: &Path) -> Result<Option<PathBuf>, KeepError> {
     }
 }
 
-/// A new file, for its owner alone.
+/// Creates a new file that only its owner may read.
 fn fill(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -1,8 +1,8 @@
-//! Listening among strangers. A peer that has not proved itself costs one socket, a few kilobytes and five
-//! seconds at most; there are never more than [`HALF_OPEN`] of them, and when another comes one goes: the oldest
-//! that has not named our token, of the address that has most. So a flood pushes itself out, and a real worker
-//! gets in. Every refusal is counted; the first ones of a minute are told with their address, the rest as a
-//! number, so that a flood fills no log.
+//! Listening among strangers. An unauthenticated peer costs one socket, a few kilobytes and at most five seconds.
+//! There are at most [`HALF_OPEN`] of them; a new one displaces the oldest that has not named our token, of the
+//! address that has most. So a flood displaces itself, and a real worker gets in. Every refusal is counted; the
+//! first refusals of a minute are reported with their address and the others as a number, so that a flood does not
+//! fill a log.
 
 use super::address::{Endpoint, canonical};
 use super::connection::{Connection, Security};
@@ -20,34 +20,34 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{Instant, timeout};
 
-/// Time that a peer has to prove itself.
+/// Time limit for a peer to authenticate.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Peers that may be doing so at once.
+/// Most unauthenticated peers at a time.
 const HALF_OPEN: usize = 256;
 
-/// Proved connections that may wait for [`Listener::accept`].
+/// Authenticated connections that may wait for [`Listener::accept`].
 const READY: usize = 256;
 
-/// How long a port that closes waits for one more connection of those that the system has accepted already.
+/// How long a closing port waits for another connection that the system has accepted already.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Refusals that are told one by one in each [`QUIET`].
+/// Refusals that are reported one by one in each [`QUIET`].
 const TOLD: u32 = 20;
 
-/// See [`TOLD`].
+/// The period of [`TOLD`].
 const QUIET: Duration = Duration::from_secs(60);
 
-/// A connection that did not come about.
+/// A refused connection.
 #[derive(Debug, Clone)]
 pub struct Refusal {
-    /// Who tried.
+    /// Address of the peer.
     pub peer: SocketAddr,
-    /// What was wrong with it.
+    /// Why it was refused.
     pub reason: NetError,
-    /// Refusals so far, this one counted.
+    /// Number of refusals so far, this one included.
     pub total: u64,
-    /// Of them, those that were not told since the last one that was.
+    /// Number of unreported refusals since the last reported one.
     pub untold: u64,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// An open port. Dropping it closes the port; connections that were accepted go on.
+/// An open port. Dropping it closes the port; accepted connections continue.
 pub struct Listener {
     address: SocketAddr,
     ready: mpsc::Receiver<Connection>,
@@ -72,20 +72,20 @@ pub struct Listener {
     shown: Option<Announced>,
 }
 
-/// Closes a [`Listener`] that another task accepts from.
+/// Closes a [`Listener`] from which another task accepts.
 #[derive(Debug, Clone)]
 pub struct Closer(Arc<Notify>);
 
 impl Closer {
-    /// Closes the port. Peers that have connected by then finish their handshakes; [`Listener::accept`] gives those
-    /// that prove themselves, then an error.
+    /// Closes the port. Peers that have connected by then finish their handshakes. [`Listener::accept`] returns the
+    /// authenticated ones, then an error.
     pub fn close(&self) {
         self.0.notify_one();
     }
 }
 
 impl Listener {
-    /// Opens the port; `tell` hears of refusals, on the runtime's threads.
+    /// Opens the port; `tell` receives refusals, on the runtime's threads.
     pub async fn bind(
         at: &Endpoint,
         security: Security,
@@ -115,14 +115,14 @@ impl Listener {
         Ok(Listener { address: canonical(address), ready, refused, task, closing, fingerprint, shown: None })
     }
 
-    /// The next connection that has proved itself. Dropping the future loses none.
+    /// The next authenticated connection. Cancel safe.
     pub async fn accept(&mut self) -> Result<Connection, NetError> {
         let gone = || NetError::Local { what: "listening", cause: "its task has ended".into() };
         self.ready.recv().await.ok_or_else(gone)
     }
 
-    /// Shows the port to the local network for as long as it is open, so that `--coordinator auto` finds it; one
-    /// that only this machine reaches, or that has no token, is not shown.
+    /// Announces the port to the local network while it is open, for `--coordinator auto`. A port on loopback or
+    /// without a token is not announced.
     pub fn show(&mut self) -> Result<(), NetError> {
         if let Some(fingerprint) = self.fingerprint.filter(|_| !self.address.ip().is_loopback()) {
             self.shown = Some(announce(self.address.port(), fingerprint)?);
@@ -130,22 +130,22 @@ impl Listener {
         Ok(())
     }
 
-    /// What closes the port, from any task.
+    /// A handle that closes the port from any task.
     pub fn closer(&self) -> Closer {
         Closer(self.closing.clone())
     }
 
-    /// Where it listens, with the port that the system chose for port 0.
+    /// The address that it listens on, with the port that the system chose for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The number of connections that were refused, as it grows.
+    /// The live counter of refused connections.
     pub fn counter(&self) -> Arc<AtomicU64> {
         self.refused.clone()
     }
 
-    /// Connections that were refused so far.
+    /// Number of refused connections so far.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -157,7 +157,7 @@ impl Drop for Listener {
     }
 }
 
-/// Binds all interfaces, over IPv6 and IPv4 where there is IPv6, or the first address of the name that is ours.
+/// Binds all interfaces, over IPv6 and IPv4 if there is IPv6, or the first address of the name that is ours.
 async fn open(at: &Endpoint, security: &Security) -> Result<TcpListener, NetError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
     let addresses: Vec<SocketAddr> = match at.host.is_empty() {
@@ -185,7 +185,7 @@ async fn open(at: &Endpoint, security: &Security) -> Result<TcpListener, NetErro
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // On Windows this would let two processes share the port.
+    // On Windows this option would let two processes share the port.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.set_keepalive(true)?;
@@ -202,16 +202,16 @@ struct Door {
     security: Security,
     send: mpsc::Sender<Connection>,
     handshakes: JoinSet<Result<(), NetError>>,
-    /// In the order of their coming.
+    /// Unauthenticated peers in the order of their arrival.
     waiting: VecDeque<Waiting>,
-    /// How many of them each address has.
+    /// Number of unauthenticated peers of each address.
     crowd: HashMap<IpAddr, usize>,
     book: Book,
 }
 
 struct Waiting {
     peer: SocketAddr,
-    /// It has named our token (or that there is none): not yet a proof.
+    /// Whether it has named our token (or, in the clear, that it has none); this is not yet a proof.
     named: Arc<AtomicBool>,
     handshake: AbortHandle,
 }
@@ -225,18 +225,18 @@ impl Door {
                 came = socket.accept() => match came {
                     Ok((socket, peer)) => {
                         self.admit(socket, canonical(peer));
-                        // In a flood each newcomer is listened to before the next one may push it out.
+                        // In a flood, each new peer is served before the next one may displace it.
                         tokio::task::yield_now().await;
                     }
                     Err(_) => {
-                        // Out of file descriptors, say: one fewer stranger, and a moment's rest.
+                        // For example, out of file descriptors: displace one peer and pause.
                         self.push_out();
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
                 },
             }
         }
-        // What the system has accepted already is reset where the socket is closed before it is taken.
+        // Connections that the system has accepted would be reset if the socket closed before they are taken.
         while let Ok(Ok((socket, peer))) = timeout(GLANCE, socket.accept()).await
             && self.waiting.len() < HALF_OPEN
         {
@@ -260,7 +260,7 @@ impl Door {
             let welcome = || note.store(true, Ordering::Relaxed);
             let shaken = async {
                 let mut connection = Connection::accepted(socket, peer, &security, welcome).await?;
-                // The place first: a dialler that was told that it is in, is in.
+                // The place is reserved first, so that an admitted dialler is never dropped.
                 let crowded = |_| NetError::Crowded { peer: peer.to_string(), limit: READY };
                 let place = send.try_reserve_owned().map_err(crowded)?;
                 connection.admit().await?;
@@ -274,7 +274,7 @@ impl Door {
         self.waiting.push_back(Waiting { peer, named, handshake });
     }
 
-    /// One that waits makes room.
+    /// Displaces one unauthenticated peer.
     fn push_out(&mut self) {
         let named = |w: &Waiting| w.named.load(Ordering::Relaxed);
         let all = self.waiting.iter().all(named);
@@ -294,7 +294,7 @@ impl Door {
             Err(e) => (e.id(), None),
         };
         let at = self.waiting.iter().position(|w| w.handshake.id() == id);
-        // One that was pushed out is not there any more, and has been counted.
+        // A displaced peer is no longer listed, and has been counted.
         let Some(gone) = at.and_then(|at| self.leave(at)) else { return };
         match outcome {
             Some(Ok(())) => {}
@@ -317,7 +317,7 @@ impl Door {
     }
 }
 
-/// Whom an address belongs to: one that owns IPv6 owns a /64 of it.
+/// The owner of an address: an owner of IPv6 addresses has a /64 network.
 fn network(peer: SocketAddr) -> IpAddr {
     match peer.ip() {
         IpAddr::V4(ip) => ip.into(),
@@ -325,7 +325,7 @@ fn network(peer: SocketAddr) -> IpAddr {
     }
 }
 
-/// Counts refusals, and tells of some.
+/// Counts refusals and reports some of them.
 struct Book {
     tell: Box<dyn Fn(Refusal) + Send>,
     refused: Arc<AtomicU64>,
@@ -367,7 +367,7 @@ mod tests {
             let at = listener.address();
             let before = TcpStream::connect(at).await.unwrap();
             listener.closer().close();
-            // The second accept waits for the end of the first handshake, by when the port is closed.
+            // The second accept waits for the end of the first handshake, when the port is closed.
             let dialler = with(Party::Worker);
             let (dialled, accepted) =
                 tokio::join!(Connection::dialled(before, at, &dialler, "it"), listener.accept());

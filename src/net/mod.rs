@@ -1,5 +1,5 @@
-//! Floor 1: tokens, TLS and frames between machines. It knows no model, no step and no message: what it carries
-//! are bytes whose length was bounded before they were read.
+//! Floor 1: tokens, TLS and frames between machines. This folder knows no model, step or message: it carries bytes
+//! whose length is checked before they are read.
 
 pub mod address;
 pub mod discovery;

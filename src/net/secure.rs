@@ -1,6 +1,6 @@
-//! What a role does about safety, decided in one place before anything is opened. The token that is found is
-//! used. Plain TCP comes only with `--insecure`, or where no token can be kept because there is no home folder
-//! to write to; it stays on this machine, and it is said.
+//! The security of a role, decided in one place before a port or connection is opened. A found token is used. Plain
+//! TCP is used only with `--insecure`, or if no token can be kept because there is no writable home folder. Plain
+//! TCP stays on this machine and is reported.
 
 use super::address::{DEFAULT_PORT, Endpoint, default_route};
 use super::connection::Security;
@@ -10,25 +10,25 @@ use super::keyring::{Found, KeepError, Keyring};
 use std::net::SocketAddr;
 use std::path::Path;
 
-/// What the user of a role said.
+/// The user's options for a role.
 #[derive(Debug, Clone, Copy)]
 pub struct Wishes<'a> {
     /// --token-file.
     pub token_file: Option<&'a Path>,
     /// --insecure.
     pub insecure: bool,
-    /// The address that was typed, to listen on or to dial.
+    /// The typed address, to listen on or to dial.
     pub at: Option<&'a Endpoint>,
-    /// Whether this side listens there: one that listens must have a token.
+    /// Whether this side listens there. A listening side must have a token.
     pub listens: bool,
 }
 
-/// What follows from it.
+/// The resulting security.
 pub struct Secured {
     /// For [`super::Listener::bind`] and [`super::dial`].
     pub security: Security,
-    /// Where to listen or what to dial: what was typed, else the default port, on all interfaces or (plain) on
-    /// this machine alone.
+    /// Where to listen or what to dial: the typed address, else the default port, on all interfaces or (plain) on
+    /// loopback.
     pub at: Endpoint,
     /// The token that is used.
     pub found: Option<Found>,
@@ -36,18 +36,18 @@ pub struct Secured {
     pub notes: Vec<String>,
 }
 
-/// Why a role cannot be safe.
+/// Why a role cannot be secured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SecureError {
-    /// The token.
+    /// The token is not available.
     #[error(transparent)]
     Keep(#[from] KeepError),
-    /// Its key.
+    /// The token's key cannot be made.
     #[error(transparent)]
     Net(#[from] NetError),
 }
 
-/// Finds the token, or makes one where a coordinator has none.
+/// Finds the token, or creates one for a coordinator that has none.
 pub fn secure(party: Party, wishes: &Wishes) -> Result<Secured, SecureError> {
     secure_by(party, wishes, &Keyring::of_user(wishes.token_file))
 }
@@ -78,7 +78,7 @@ fn secure_by(party: Party, wishes: &Wishes, keyring: &Keyring) -> Result<Secured
             notes: said(&found),
             found: Some(found),
         }),
-        // A coordinator has tried to write; a worker only looks whether one could have been written.
+        // A coordinator has tried to write; a worker only checks whether a file could be written.
         Err(e @ (KeepError::File { .. } | KeepError::NoHome)) if makes && near && keyring.is_bare() => {
             Ok(homeless(format!("none can be kept: {e}")))
         }
@@ -102,8 +102,8 @@ fn said(found: &Found) -> Vec<String> {
     }]
 }
 
-/// What to type on the next machine, token step included; where only this machine can reach it, in the next
-/// terminal, which finds the same token. `at` is what was bound, `typed` what --bind said.
+/// The commands for the next machine, with the token step; on loopback, for the next terminal, which finds the same
+/// token. `at` is the bound address, `typed` the value of --bind.
 pub fn invitation(at: SocketAddr, typed: &Endpoint, security: &Security) -> Vec<String> {
     let host = match (at.ip().is_unspecified(), typed.host.parse::<std::net::IpAddr>()) {
         (true, _) => default_route().map_or_else(|| "THIS-MACHINE".to_string(), |ip| ip.to_string()),
@@ -129,7 +129,8 @@ mod tests {
     use super::super::token::Token;
     use super::*;
 
-    /// What `party` comes to with a keyring, at an address that was typed (or none): a word for it, and where.
+    /// Checks the security of `party` with a keyring, at a typed address (or none): one word for it, and the
+    /// address.
     fn check(party: Party, keyring: &Keyring, typed: &str, expected: &str) {
         let at: Option<Endpoint> = (!typed.is_empty()).then(|| typed.parse().unwrap());
         let listens = party == Party::Coordinator || typed.starts_with(':');
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_tcp_comes_only_where_no_token_can_be_kept_and_stays_here() {
+    fn plain_tcp_is_local_and_only_where_no_token_can_be_kept() {
         use Party::{Coordinator, Worker};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("finetune/token");
@@ -158,7 +159,7 @@ mod tests {
         check(Worker, &empty, "host:9000", "token host:9000");
         check(Worker, &empty, ":9001", "token :9001");
 
-        // A folder that is a file: nothing can be kept, whoever one is.
+        // The folder is a file: no user can keep a token there.
         std::fs::write(folder.path().join("file"), "").unwrap();
         let full = Keyring::alone(Some(folder.path().join("file/finetune/token")));
         for homeless in [Keyring::alone(None), full] {
@@ -171,14 +172,14 @@ mod tests {
             let wishes = Wishes { token_file: None, insecure: false, at: Some(&far), listens: true };
             assert!(secure_by(Coordinator, &wishes, &homeless).is_err(), "plain TCP for all the world");
         }
-        // A token that is there and no good is never passed over.
+        // An existing invalid token is never skipped.
         std::fs::write(&path, "hunter2").unwrap();
         check(Coordinator, &empty, "", "token: ");
         check(Worker, &empty, "127.0.0.1:9000", "token: ");
     }
 
     #[test]
-    fn what_to_type_on_the_next_machine() {
+    fn invitation_prints_commands_for_the_next_machine() {
         let token = Security::with_token(Party::Coordinator, &Token::random().unwrap()).unwrap();
         let lines = |at: &str, typed: &str, security: &Security| {
             invitation(at.parse().unwrap(), &typed.parse().unwrap(), security)

@@ -1,9 +1,9 @@
-//! Mutual TLS 1.3 with raw public keys (RFC 7250) and nothing that could be less: one key, one signature scheme,
-//! no older version, no certificates, no tickets, no resumption, no early data. Both ends derive the same Ed25519
-//! key from the token; a peer that proves it holds the token, and nobody else is let in.
+//! Mutual TLS 1.3 with raw public keys (RFC 7250) and no weaker alternative: one key, one signature scheme, no older
+//! version, no certificates, no tickets, no resumption, no early data. Both ends derive the same Ed25519 key from
+//! the token; only a peer that proves to hold the token is admitted.
 //!
-//! That both ends share a key is safe because TLS 1.3 signs the side's role and the whole transcript: a signature
-//! of a listener is none of a dialler, and one of another connection is none of this one.
+//! Sharing one key is safe because TLS 1.3 signs the role of the side and the whole transcript: a listener's
+//! signature is not valid for a dialler, and one of another connection is not valid here.
 
 use super::token::Token;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -22,20 +22,20 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// PKCS #8 of an Ed25519 key without its 32 bytes (RFC 8410).
+/// PKCS #8 encoding of an Ed25519 key, without its 32 bytes (RFC 8410).
 const PKCS8: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
 /// Both sides of TLS for the holder of a token.
 #[derive(Clone)]
 pub struct Identity {
-    /// For the side that dialled.
+    /// For the dialling side.
     pub client: Arc<ClientConfig>,
-    /// For the side that listened.
+    /// For the listening side.
     pub server: Arc<ServerConfig>,
 }
 
 impl Identity {
-    /// Derives the key; `protocol` becomes part of what TLS agrees on, so that nobody between can change it.
+    /// Derives the key. `protocol` is part of the TLS negotiation, so it cannot be changed in transit.
     pub fn new(token: &Token, protocol: u16) -> Result<Self, Error> {
         let seed: [u8; 32] = token.derive(b"finetune ed25519 1");
         let key = provider::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from([&PKCS8[..], &seed].concat()))?;
@@ -44,7 +44,7 @@ impl Identity {
         let public = public.to_vec();
         let certified = Arc::new(CertifiedKey::new(vec![CertificateDer::from(public.clone())], key));
         let mut provider = provider::default_provider();
-        // Four rounds of AES fewer for every block of a sum or of parameters; 128 bits are enough for both.
+        // AES-128 has four rounds fewer than AES-256 for every block; 128 bits are secure enough.
         provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
         let provider = Arc::new(provider);
         let algorithms = provider.signature_verification_algorithms;
@@ -64,7 +64,7 @@ fn client(
 ) -> Result<ClientConfig, Error> {
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
-        .dangerous() // what rustls calls every verifier but its own
+        .dangerous() // rustls's name for every verifier but its own
         .with_custom_certificate_verifier(same)
         .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(key)));
     config.resumption = Resumption::disabled();
@@ -93,12 +93,12 @@ fn alpn(protocol: u16) -> Vec<u8> {
     format!("finetune/{protocol}").into_bytes()
 }
 
-/// The name that a dialler gives its listener; nobody looks at it, and it is not sent.
+/// The server name of every connection; it is neither sent nor checked.
 pub fn nobody() -> ServerName<'static> {
     ServerName::IpAddress(std::net::IpAddr::from(std::net::Ipv4Addr::LOCALHOST).into())
 }
 
-/// Takes a peer with our own public key, once it has signed the handshake with the private half.
+/// Accepts a peer with our own public key, once it has signed the handshake with the private key.
 #[derive(Debug)]
 struct SameKey {
     public: Vec<u8>,
@@ -107,7 +107,7 @@ struct SameKey {
 
 impl SameKey {
     fn check(&self, theirs: &CertificateDer, more: &[CertificateDer]) -> Result<(), Error> {
-        // Both are public: whoever gets here has sent one and can see the other.
+        // Both keys are public, so the comparison need not take constant time.
         match more.is_empty() && theirs.as_ref() == self.public {
             true => Ok(()),
             false => Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)),
@@ -129,7 +129,7 @@ impl SameKey {
     }
 }
 
-/// What both traits ask for in the same words: TLS 1.3 alone, one scheme, keys without certificates.
+/// The methods that both traits share: TLS 1.3 only, one scheme, keys without certificates.
 macro_rules! both_sides_verify {
     () => {
         fn verify_tls12_signature(

@@ -1,6 +1,6 @@
-//! The secret that machines of one run share, and what is derived from it. It is 32 random bytes, because whoever
-//! dials sees a public key made from it and could try guesses at leisure. It is never an argument (others read
-//! those), never printed by `Debug`, and a file with it is for its owner alone.
+//! The secret that the machines of one run share, and the values derived from it. A token is 32 random bytes,
+//! because a dialler sees a public key made from it and could try guesses offline. A token is never an argument
+//! (other users can read those), never printed by `Debug`, and its file is readable by its owner only.
 
 use ring::hkdf::{HKDF_SHA256, KeyType, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -9,65 +9,65 @@ use std::fmt;
 /// Bytes of a token.
 const BYTES: usize = 32;
 
-/// In front of the form with a checksum.
+/// Prefix of the form with a checksum.
 const PREFIX: &str = "ft1-";
 
-/// Letters and digits of that form (RFC 4648, lower case): none is lost when it is read aloud or typed.
+/// Digits of that form (RFC 4648 base32 in lower case): distinct when read aloud or typed.
 const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// Bytes of the checksum.
 const CHECK: usize = 4;
 
-/// Fewer different bytes than this among 32 do not come from a random generator (odds below 1e-9).
+/// 32 bytes with fewer different values than this do not come from a random generator (odds below 1e-9).
 const LEAST_DIFFERENT: usize = 16;
 
 /// The shared secret.
 #[derive(Clone)]
 pub struct Token([u8; BYTES]);
 
-/// What may be shown of a token: another HKDF output than its key, so that it tells nothing of it.
+/// The public identifier of a token: another HKDF output than the key, so it reveals nothing of the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 8]);
 
-/// Why a text is no token. The text itself is never repeated.
+/// Why a text is not a token. The text itself is never repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
-    /// Too little to be safe.
+    /// Too few bits to be safe.
     #[error(
         "not a token: {bits} bits at most, which could be guessed; `finetune token` makes one of 256 bits"
     )]
     Short {
-        /// At most what it holds.
+        /// Most bits that it can hold.
         bits: usize,
     },
     /// Neither form.
     #[error("not a token: a token is 64 hex digits, or what `finetune token` prints ({PREFIX}...)")]
     Form,
-    /// The form of ours, mistyped.
+    /// The form with a checksum, mistyped.
     #[error("the token is damaged (its checksum does not fit): copy it again, whole")]
     Checksum,
-    /// 32 bytes that somebody made up.
+    /// The bytes are not random.
     #[error("the token is not random ({different} different bytes among 32): `finetune token` makes one")]
     MadeUp {
-        /// How many.
+        /// Number of different bytes.
         different: usize,
     },
 }
 
-/// No random bytes from the system.
+/// The system gives no random bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the system gives no random bytes, so no token can be made")]
 pub struct NoRandom;
 
 impl Token {
-    /// A new one.
+    /// A new random token.
     pub fn random() -> Result<Self, NoRandom> {
         let mut bytes = [0; BYTES];
         SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
         Ok(Token(bytes))
     }
 
-    /// Reads either form; blanks and line breaks around it are put up with.
+    /// Parses either form; surrounding white space is ignored.
     pub fn parse(text: &str) -> Result<Self, BadToken> {
         let text = text.trim();
         let token = match text.get(..PREFIX.len()) {
@@ -82,7 +82,7 @@ impl Token {
         }
     }
 
-    /// The form with a checksum: what `finetune token` prints.
+    /// The form with a checksum, as `finetune token` prints it.
     pub fn text(&self) -> String {
         let mut bytes = self.0.to_vec();
         bytes.extend(checksum(&self.0));
@@ -95,12 +95,12 @@ impl Token {
         format!("{PREFIX}{digits}")
     }
 
-    /// What may be shown.
+    /// The public fingerprint.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint(self.derive(b"finetune fingerprint 1"))
     }
 
-    /// Secret or public bytes for one purpose: HKDF-SHA256 under the purpose's own label.
+    /// Derives bytes for one purpose: HKDF-SHA256 with the purpose's label.
     pub fn derive<const N: usize>(&self, label: &[u8]) -> [u8; N] {
         struct Length(usize);
         impl KeyType for Length {
@@ -116,7 +116,7 @@ impl Token {
     }
 }
 
-/// Never the secret.
+/// Prints the fingerprint, never the secret.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "Token({})", self.fingerprint())
@@ -157,7 +157,7 @@ fn checked(digits: &str) -> Result<[u8; BYTES], BadToken> {
     }
     let mut token = [0; BYTES];
     token.copy_from_slice(&bytes[..BYTES]);
-    // 58 digits hold two bits more than 36 bytes: one text per token.
+    // 58 digits hold two bits more than 36 bytes; they must be zero, so that each token has one text.
     let rest = window & ((1 << bits) - 1);
     match rest == 0 && checksum(&token) == bytes[BYTES..] {
         true => Ok(token),
@@ -167,7 +167,7 @@ fn checked(digits: &str) -> Result<[u8; BYTES], BadToken> {
 
 fn hex(text: &str) -> Result<[u8; BYTES], BadToken> {
     let digits = text.chars().all(|c| c.is_ascii_hexdigit());
-    // A password of n characters is at most n bytes, and far less in truth.
+    // A password of n characters has at most 8n bits, and usually far fewer.
     let bits = if digits { text.len() * 4 } else { text.len() * 8 };
     if bits < 128 {
         return Err(BadToken::Short { bits });
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_are_one_token() {
+    fn hex_and_text_forms_are_one_token() {
         let token = Token::parse(HEX).unwrap();
         let shown = token.fingerprint().to_string();
         check(&format!("  {}\n", HEX.to_uppercase()), &shown);
@@ -212,16 +212,16 @@ mod tests {
         }
     }
 
-    /// Written down once: a change of any label or form would lock machines of two builds out.
+    /// Fixed values: a change of any label or form would make the tokens of two builds incompatible.
     #[test]
-    fn the_forms_never_change() {
+    fn token_forms_are_stable() {
         let token = Token::parse(HEX).unwrap();
         assert_eq!(token.text(), "ft1-aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypxdr7p6y");
         assert_eq!(token.fingerprint().to_string(), "d8c1-e0e2-9f37-5f43");
     }
 
     #[test]
-    fn every_mistyped_letter_is_noticed() {
+    fn every_mistyped_letter_is_detected() {
         let text = Token::parse(HEX).unwrap().text();
         for at in PREFIX.len()..text.len() {
             let mut wrong = text.clone().into_bytes();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_guessed_is_refused() {
+    fn guessable_token_is_refused() {
         check("", "0 bits");
         check("hunter2", "56 bits at most");
         check("deadbeefdeadbeefdeadbeef", "96 bits at most");

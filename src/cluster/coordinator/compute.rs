@@ -1,4 +1,4 @@
-//! The coordinator as the training loop sees it: rounds of gradients, scores and answers.
+//! The coordinator as [`Compute`] for the training loop: rounds of gradients, scores and answers.
 
 use super::super::machine::{Event, Kind};
 use super::super::message::{ToCoordinator, Work};
@@ -36,7 +36,7 @@ impl Compute for Coordinator<'_> {
 
     fn parameters_ahead(&mut self, step: u64, from: usize, stretch: &[f32]) {
         if from == 0 {
-            // Whoever has those of the step before waits for these.
+            // Members that hold the parameters of the previous step wait for these.
             self.coming = Some(Coming::new(step, self.served.clone()));
             self.accounts.parameters();
         }
@@ -58,7 +58,7 @@ impl Compute for Coordinator<'_> {
         let event = Event::Parameters { after: step, hash: broadcast.hash };
         self.parameters = Some(broadcast);
         let mut nothing = |_, _| Ok(());
-        // Nothing but parameters comes of this event, so nobody listens to what would be said.
+        // This event only sends parameters, so no output of the round is expected.
         let mut quiet = |_| ();
         let prompt = |_| Work::Prompt { ids: vec![], sampling: Sampling::default() };
         let mut task = self.task((Kind::Prompt, 0), &prompt, &mut nothing, &mut quiet);

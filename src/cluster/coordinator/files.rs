@@ -1,5 +1,5 @@
-//! The base model's files as workers may ask for them: mapped once, whoever asks and however many do, and named
-//! with their hashes, so that nobody has to believe what arrived.
+//! The base model's files as they are served to workers: mapped into memory once for all workers, and listed with
+//! their hashes, so that a worker can check every received file.
 
 use super::super::message::{Hash, ModelFile, PIECE, ToWorker};
 use crate::format::FormatError;
@@ -13,30 +13,30 @@ pub enum FilesError {
     /// A file that cannot be read.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A name that another machine could not use.
+    /// A file name that is not valid on another machine.
     #[error("{}: its name is no plain file name, so that it cannot be sent to workers: rename it", .0.display())]
     Name(PathBuf),
 }
 
-/// A model's files, mapped.
+/// A model's files, mapped into memory.
 #[derive(Debug, Clone, Default)]
 pub struct ModelFiles {
     files: Vec<(ModelFile, Bytes)>,
 }
 
 impl ModelFiles {
-    /// Maps and hashes a model's files: all that a worker needs, and no more.
+    /// Maps and hashes the files of a model that a worker needs.
     pub fn open(model: &Path) -> Result<Self, FilesError> {
         let files = names(model)?.iter().map(|path| one(path)).collect::<Result<_, _>>()?;
         Ok(ModelFiles { files })
     }
 
-    /// As the manifest lists them.
+    /// The files as the manifest lists them.
     pub fn list(&self) -> Vec<ModelFile> {
         self.files.iter().map(|(file, _)| file.clone()).collect()
     }
 
-    /// The pieces that cover `len` bytes from `offset`; None where the file has no such bytes.
+    /// The pieces that cover `len` bytes from `offset`, or `None` if the file has no such bytes.
     pub fn pieces(&self, file: u32, offset: u64, len: u64) -> Option<impl Iterator<Item = ToWorker> + use<>> {
         let (_, bytes) = self.files.get(usize::try_from(file).ok()?)?;
         let end = offset.checked_add(len).filter(|&end| end <= bytes.len() as u64)?;
@@ -49,7 +49,8 @@ impl ModelFiles {
     }
 }
 
-/// Beside the weights. What a worker keeps is a whole model, which it can name itself the next time.
+/// Files that are served besides the weights. A worker's cache holds a complete model, which can be named as MODEL
+/// in a later run.
 const BESIDE: [&str; 7] = [
     "config.json",
     "model.safetensors.index.json",
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_what_was_asked_for_and_nothing_else() {
+    fn pieces_cover_exactly_the_requested_range() {
         let dir = tempfile::tempdir().unwrap();
         let contents: Vec<u8> = (0..PIECE * 2 + 7).map(|i| (i % 251) as u8).collect();
         std::fs::write(dir.path().join("model.safetensors"), &contents).unwrap();

@@ -1,28 +1,28 @@
-//! What one message can hold: a run whose leases or whose description would not fit into a frame is refused before
-//! it begins, for nobody could ever compute it.
+//! The size limit of a message: a run whose leases or manifest would exceed a frame is refused before it starts,
+//! because no worker could compute it.
 
 use super::super::message::{FRAME_LIMIT, Manifest};
 
-/// Most bytes of a lease besides its microbatch's rows and tokens, and of a welcome besides the manifest as the
-/// coordinator has it: the worker's name is in it.
+/// Most bytes of a lease besides its microbatch's rows and tokens, and of a welcome besides the coordinator's
+/// manifest: the worker's name is added to it.
 const HEADER: usize = 2048;
 /// Most bytes of a row: its position in the data and its bounds.
 const ROW: usize = 10;
-/// Bytes of a target, of which most may be ones that are ignored.
+/// Bytes of a target; most targets may be ignored positions.
 const TARGET: usize = 5;
 
-/// What decides how large a lease can get.
+/// The sizes that bound a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Longest {
     /// Tokens of the longest microbatch.
     pub tokens: usize,
     /// Tokens of the shortest row.
     pub shortest: usize,
-    /// Ids are below it.
+    /// All token ids are below this.
     pub vocabulary: usize,
 }
 
-/// What does not fit.
+/// The message that does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
     /// A lease.
@@ -31,9 +31,9 @@ pub enum Misfit {
          most {most} fit with these rows"
     )]
     Lease {
-        /// Of the longest microbatch.
+        /// Tokens of the longest microbatch.
         tokens: usize,
-        /// That would fit.
+        /// Tokens that would fit.
         most: usize,
     },
     /// A prompt.
@@ -41,9 +41,9 @@ pub enum Misfit {
         "--sample-prompt: {tokens} tokens are too many to be sent to a worker: at most {most} fit: shorten it"
     )]
     Prompt {
-        /// Of the prompt.
+        /// Tokens of the prompt.
         tokens: usize,
-        /// That would fit.
+        /// Tokens that would fit.
         most: usize,
     },
     /// The manifest.
@@ -52,22 +52,22 @@ pub enum Misfit {
          fewer files"
     )]
     Manifest {
-        /// Its size.
+        /// Its size in bytes.
         bytes: usize,
-        /// That would fit.
+        /// Bytes that would fit.
         most: usize,
     },
 }
 
 impl Longest {
-    /// Refuses what no frame holds.
+    /// Refuses a run whose longest lease or whose manifest exceeds a frame.
     pub fn fits(&self, manifest: &Manifest) -> Result<(), Misfit> {
         let room = FRAME_LIMIT - HEADER;
         let bytes = postcard::to_stdvec(manifest).map_or(usize::MAX, |bytes| bytes.len());
         if bytes > room {
             return Err(Misfit::Manifest { bytes, most: room });
         }
-        // Of every `shortest` tokens one begins a row at most.
+        // At most one of every `shortest` tokens begins a row.
         let shortest = self.shortest.max(1);
         let each = shortest * (varint(self.vocabulary) + TARGET) + ROW;
         let most = room / each * shortest;
@@ -78,13 +78,13 @@ impl Longest {
     }
 }
 
-/// Refuses a prompt whose lease no frame holds; ids are below `vocabulary`.
+/// Refuses a prompt whose lease exceeds a frame; ids are below `vocabulary`.
 pub fn prompt_fits(tokens: usize, vocabulary: usize) -> Result<(), Misfit> {
     let most = (FRAME_LIMIT - HEADER) / varint(vocabulary);
     if tokens <= most { Ok(()) } else { Err(Misfit::Prompt { tokens, most }) }
 }
 
-/// Bytes of a number up to `most` on the wire.
+/// Bytes of a number up to `most` as a varint.
 fn varint(most: usize) -> usize {
     (usize::BITS - most.leading_zeros()).div_ceil(7).max(1) as usize
 }
@@ -97,7 +97,7 @@ mod tests {
     use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets};
 
     #[test]
-    fn the_longest_lease_that_is_accepted_fits_and_a_longer_one_is_refused() {
+    fn longest_accepted_lease_fits_and_a_longer_one_is_refused() {
         for (vocabulary, shortest) in [(300, 1), (49152, 7), (1 << 17, 4096)] {
             let longest = |tokens| Longest { tokens, shortest, vocabulary };
             let Err(Misfit::Lease { most, .. }) = longest(1 << 30).fits(&manifest()) else { panic!() };
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prompt_that_is_accepted_fits_and_a_longer_one_is_refused() {
+    fn longest_accepted_prompt_fits_and_a_longer_one_is_refused() {
         let Err(Misfit::Prompt { most, .. }) = prompt_fits(1 << 30, 1 << 17) else { panic!() };
         prompt_fits(most, 1 << 17).unwrap();
         assert!(prompt_fits(most + 1, 1 << 17).is_err());
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_of_too_many_labels_is_refused() {
+    fn manifest_with_too_many_labels_is_refused() {
         let labels = Some((0..200_000).map(|i| format!("label {i}")).collect());
         let longest = Longest { tokens: 8, shortest: 1, vocabulary: 300 };
         let refused = longest.fits(&Manifest { labels, ..manifest() });

@@ -1,25 +1,25 @@
-//! Who may take part: a pure answer to a worker's first message. Whoever is turned away for good is told what is
-//! different and which side to change; whoever may come later is told that.
+//! Admission of workers: a pure answer to a worker's `Hello`. A refusal names the difference and the side that has
+//! to change; a worker that may come later is asked to dial again.
 
 use super::super::message::{Bye, Hello, Manifest, PROTOCOL};
 use super::super::plain::plain;
 use crate::numeric::REVISION;
 use std::collections::BTreeMap;
 
-/// This build's.
+/// The version of this build.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What the run is, and what a worker may know of it beforehand.
+/// The run, and the options that a worker must agree with.
 #[derive(Debug, Clone)]
 pub struct Gate {
-    /// What a worker is told; the name in it is filled in for each.
+    /// The manifest for workers; its `name` is set for each worker.
     pub manifest: Manifest,
-    /// The run's options as run.yaml has them, which a worker may have been given too.
+    /// The run's options as in run.yaml. A worker's options must be equal.
     pub options: BTreeMap<String, String>,
 }
 
 impl Gate {
-    /// Lets a worker in, or says why not.
+    /// Admits a worker, or returns the `Bye` that says why not.
     pub fn judge(&self, hello: &Hello) -> Result<(), Bye> {
         self.protocol(hello)?;
         numerics(hello)?;
@@ -65,7 +65,7 @@ impl Gate {
         ))
     }
 
-    /// A worker that has met a later epoch of this run knows more than this coordinator.
+    /// A worker that has met a later epoch of this run proves that this coordinator is outdated.
     fn epoch(&self, hello: &Hello) -> Result<(), Bye> {
         match &hello.before {
             Some((run, epoch)) if *run == self.manifest.run && *epoch > self.manifest.epoch => {
@@ -80,7 +80,7 @@ impl Gate {
     }
 }
 
-/// Two builds whose kernels round differently would give a run bits that depend on who computed what.
+/// Builds whose kernels round differently would make the bits of a run depend on which worker computed what.
 fn numerics(hello: &Hello) -> Result<(), Bye> {
     if hello.numerics == REVISION {
         return Ok(());
@@ -94,7 +94,7 @@ fn numerics(hello: &Hello) -> Result<(), Bye> {
     ))
 }
 
-/// What is to be said of a worker that is let in, but is another release.
+/// The remark on an admitted worker of another release, if it is one.
 pub(super) fn remark(hello: &Hello) -> Option<String> {
     let version = plain(&hello.version);
     (version != VERSION).then(|| {
@@ -102,7 +102,7 @@ pub(super) fn remark(hello: &Hello) -> Option<String> {
     })
 }
 
-/// The same text, or the same number written otherwise (2e-4, 0.0002).
+/// Whether both are the same text, or the same number in another notation (2e-4, 0.0002).
 fn same(ours: &str, theirs: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     ours == theirs || number(ours).is_some_and(|n| number(theirs) == Some(n))
@@ -112,7 +112,7 @@ fn refused(reason: String) -> Result<(), Bye> {
     Err(Bye::Refused { reason })
 }
 
-/// The beginning of a hash, for people.
+/// The beginning of a hash, for display.
 fn short(hash: &str) -> String {
     plain(hash).chars().take(12).collect()
 }
@@ -182,14 +182,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_release_of_the_same_numerics_is_remarked_on() {
+    fn other_release_with_the_same_numerics_gives_a_remark() {
         assert_eq!(remark(&hello()), None);
         let said = remark(&Hello { version: "9.9.9\n".into(), ..hello() }).unwrap();
         assert!(said.starts_with("it is finetune 9.9.9\\n, the coordinator finetune "), "{said}");
     }
 
     #[test]
-    fn who_is_let_in() {
+    fn hello_decides_who_is_admitted() {
         check(|_| {}, "");
         check(|h| h.protocol = PROTOCOL + 1, "update the coordinator");
         check(|h| (h.protocol, h.version) = (0, "0.0.1\x1b[2J\n".into()), "update the worker");

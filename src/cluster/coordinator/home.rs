@@ -1,6 +1,6 @@
-//! A run's place on the coordinator's disk: the lock that keeps a second coordinator out, and the run's id with
-//! its epoch, which is raised and on the disk before anybody can connect. A worker that has met a higher epoch
-//! believes no lower one, so a coordinator that somebody restarted elsewhere cannot be mixed up with the old one.
+//! The run's record on the coordinator's disk: the lock that keeps a second coordinator out, and the run's id with
+//! its epoch. The epoch is raised and written before a worker can connect. A worker that has met a higher epoch
+//! follows no lower one, so an old coordinator and its restarted successor cannot be confused.
 
 use crate::format::{FormatError, atomic};
 use crate::train::checkpoint::differences;
@@ -10,45 +10,45 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Run id and epoch.
+/// File of the run's id and epoch.
 pub const FILE: &str = "coordinator.json";
-/// Locked while a run has the folder, and removed when it leaves it.
+/// Lock file, locked while a run uses the folder and removed at its end.
 pub const LOCK: &str = "run.lock";
-/// How often a lock that was removed while it was taken is taken again.
+/// Most attempts to take a lock file that another run removes at the same moment.
 const TRIES: usize = 100;
 
-/// Why a folder cannot be a coordinator's.
+/// Why a folder cannot be used by a coordinator.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     /// The disk.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Somebody has it.
+    /// Another run has locked it.
     #[error("{}: another run has this folder: stop it, or choose another --output", .0.display())]
     Locked(PathBuf),
-    /// Its record does not read.
+    /// Its record is not readable.
     #[error("{}: {reason}; start afresh with another --output", .path.display())]
     Record {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The parse error.
         reason: String,
     },
     /// The system gives no random numbers.
     #[error("the system gives no random numbers for the run's id")]
     Random,
-    /// The run in it is another one.
+    /// The folder belongs to a different run.
     #[error("{}: cannot resume: {}; start afresh with another --output", .path.display(), .differences.join("; "))]
     Other {
         /// The record.
         path: PathBuf,
-        /// One line each.
+        /// The differences, one line each.
         differences: Vec<String>,
     },
 }
 
-/// No other run has the folder while this is held; the system takes it back whatever becomes of the process. Its file is
-/// removed at the end, by its holder alone.
+/// Excludes other runs from the folder while it is held. The system releases the lock however the process ends. Only
+/// the holder removes the file, at its end.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
@@ -56,7 +56,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Locks the folder, which is there.
+    /// Locks an existing folder.
     pub fn take(dir: &Path) -> Result<Self, HomeError> {
         let path = dir.join(LOCK);
         let fail = |e| FormatError::io(&path, e);
@@ -71,7 +71,8 @@ impl Lock {
             }
             let lock = Lock { file, path: path.clone() };
             tries += 1;
-            // Between opening and locking, the run before may have removed it: such a lock excludes no other run.
+            // The previous run may have removed the file between opening and locking: a lock on it excludes no other
+            // run.
             if lock.stands() {
                 return Ok(lock);
             }
@@ -81,7 +82,7 @@ impl Lock {
         }
     }
 
-    /// Whether its file is still in the folder, and not another one in its place.
+    /// Whether the locked file is still the one in the folder.
     pub fn stands(&self) -> bool {
         is_at(&self.file, &self.path)
     }
@@ -90,13 +91,13 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if self.stands() {
-            // A file that stays is locked again by the next run.
+            // A file that could not be removed is locked again by the next run.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Whether `path` still leads to what was opened as `file`, and not to another one in its place.
+/// Whether `path` still names the file that was opened as `file`.
 #[cfg(unix)]
 fn is_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -104,25 +105,26 @@ fn is_at(file: &File, path: &Path) -> bool {
     file.metadata().map(id).ok().is_some_and(|ours| std::fs::metadata(path).map(id).ok() == Some(ours))
 }
 
-/// Elsewhere files have no identity that is asked for: whether there is something at `path`.
+/// Other systems: whether `path` names a file at all.
 #[cfg(not(unix))]
 fn is_at(_: &File, path: &Path) -> bool {
     path.exists()
 }
 
-/// Run id and epoch.
+/// Run id, epoch and identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
-    /// Drawn once.
+    /// Random, drawn once.
     pub run: String,
-    /// Raised at every start.
+    /// Raised at every start of a coordinator.
     pub epoch: u64,
-    /// What the run is, by name: what it may be resumed with even where no checkpoint was reached.
+    /// The run's identity by name. A resume must match it even if no checkpoint was reached.
     pub identity: BTreeMap<String, String>,
 }
 
 impl Home {
-    /// The next epoch of the run in `dir`, or the first one of a new run; on the disk when this returns.
+    /// The next epoch of the run in `dir`, or the first epoch of a new run. The record is on the disk when this
+    /// returns.
     pub fn raise(dir: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
         let path = dir.join(FILE);
         let home = match std::fs::read(&path) {
@@ -144,7 +146,7 @@ impl Home {
         Ok(home)
     }
 
-    /// Of a run in one process, which nobody comes back to.
+    /// The record of a run in one process, which is not written.
     pub fn of_one_process() -> Self {
         Home { run: String::new(), epoch: 1, identity: BTreeMap::new() }
     }
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_start_has_a_higher_epoch_of_the_same_run() {
+    fn every_start_raises_the_epoch_of_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let first = Home::raise(dir.path(), identity("4")).unwrap();
         let second = Home::raise(dir.path(), identity("4")).unwrap();
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_coordinator_is_kept_out() {
+    fn second_coordinator_is_locked_out() {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         let second = Lock::take(dir.path()).unwrap_err().to_string();
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_was_replaced_is_not_removed() {
+    fn replaced_lock_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         std::fs::remove_file(dir.path().join(LOCK)).unwrap();

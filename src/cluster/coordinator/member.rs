@@ -1,6 +1,6 @@
-//! Connections, each in a task of its own: the handshake, the model's files, and what passes between the member
-//! and the driver. A task never waits for the driver but when too much of its member's waits there, and then only
-//! that member is held up.
+//! Connections, one task each: the handshake, the model's files, and the messages between the member and the driver.
+//! A task waits for the driver only when too many messages of its own member are queued there, so only that member
+//! is delayed.
 
 use super::super::link::{End, MemberLink};
 use super::super::machine::MemberId;
@@ -15,30 +15,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-/// How long an authenticated peer may take to say who it is.
+/// Time limit for the first message of an authenticated peer.
 const HELLO: Duration = Duration::from_secs(5);
-/// How long a conversation that is over may take to be heard.
+/// Time limit for delivering the last messages of a conversation that is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long a run that is over waits for workers that lost their connection: their longest pause between two
+/// How long a finished run waits for workers that lost their connection: the longest pause between their dial
 /// attempts.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// The same where nobody knows who they are: so that whoever has just failed to connect has paused, and said who it is.
+/// The same if such workers are not known: long enough for a worker whose attempt just failed to pause and dial
+/// again.
 pub(super) const UNKNOWN: Duration = Duration::from_millis(2500);
-/// Between two looks at who has still to hear that the run is over.
+/// Interval between checks for workers that have not heard the end of the run.
 const GLANCE: Duration = Duration::from_millis(20);
-/// Messages of one member that may wait for the driver: pieces of 1 MiB at most.
+/// Messages of one member that may queue for the driver: pieces of at most 1 MiB.
 const ROOM: usize = 32;
-/// Bulk data that may wait for a member whatever the size of the layout.
+/// Bytes of bulk data that may queue for a member, whatever the size of the layout.
 const LEAST: u64 = 64 << 20;
 
-/// Where connections are handed in, from any thread.
+/// Receives connections from any thread.
 pub struct Reception {
     gate: Gate,
     files: ModelFiles,
     events: Sender<Incoming>,
     runtime: tokio::runtime::Handle,
     known: Mutex<Known>,
-    /// Conversations that are not over.
+    /// Number of conversations that are not over.
     open: watch::Sender<usize>,
 }
 
@@ -47,7 +48,7 @@ struct Known {
     next: u64,
     identities: BTreeMap<[u8; 16], (MemberId, End)>,
     names: BTreeSet<String>,
-    /// Workers whose connection was lost, and who may be about to dial again.
+    /// Workers whose connection was lost and which may dial again soon.
     missing: BTreeSet<[u8; 16]>,
     /// Set once the run is over.
     closing: Option<Closing>,
@@ -55,39 +56,39 @@ struct Known {
 
 /// The end of a run.
 struct Closing {
-    /// What newcomers hear.
+    /// The answer to new connections.
     bye: Bye,
     absent: Absent,
-    /// Until when they are waited for.
+    /// The time until which absent workers are waited for.
     until: Instant,
 }
 
-/// Who else should hear that a run is over.
+/// Workers besides the connected ones that should hear the end of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// Those whose connection was lost.
+    /// Workers whose connection was lost.
     Known,
-    /// Whoever comes.
+    /// Any worker that connects.
     Anybody,
 }
 
-/// A member for as long as its task lives.
+/// A member during the lifetime of its task.
 struct Seat {
     member: MemberId,
     identity: [u8; 16],
     name: String,
-    /// Where it is, unless in this process.
+    /// Its address, unless it is in this process.
     peer: Option<String>,
-    /// What is to be said of it when it joins.
+    /// The note that is shown when it joins.
     remark: Option<String>,
 }
 
 /// How a conversation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parting {
-    /// One side said that it was over.
+    /// One side ended it.
     Proper,
-    /// The connection went.
+    /// The connection was lost.
     Lost,
 }
 
@@ -102,22 +103,22 @@ impl Reception {
         Reception { gate, files, events, runtime, known, open }
     }
 
-    /// What workers are told of the run.
+    /// The manifest that workers receive.
     pub fn manifest(&self) -> &Manifest {
         &self.gate.manifest
     }
 
-    /// Takes over a connection, by `peer`, which is shown until it has a name.
+    /// Serves a connection. `peer` is its address, shown until its name is known.
     pub fn receive(self: &Arc<Self>, link: MemberLink, peer: String) {
         let (this, end) = (self.clone(), link.end.clone());
         self.hold(async move {
             this.converse(link, Some(peer)).await;
-            // Whoever is told why it ends closes its side; until then our last words may be on their way.
+            // A worker that hears the end closes its side; until then the last messages may still be in transit.
             let _ = tokio::time::timeout(LAST_WORDS, end.ended()).await;
         });
     }
 
-    /// Takes over one end of a pair of channels: what was said into it has arrived.
+    /// Serves one end of a pair of channels, which deliver every message that was sent.
     pub fn receive_here(self: &Arc<Self>, link: MemberLink) {
         let this = self.clone();
         self.hold(async move { this.converse(link, None).await });
@@ -132,7 +133,7 @@ impl Reception {
         });
     }
 
-    /// A connection was rejected before it had proved the token: the run's record says so.
+    /// Records a connection that was rejected before it proved the token.
     pub fn turned_away(&self, peer: String, reason: String) {
         self.rejected(peer, Rejected::Stranger, reason);
     }
@@ -142,7 +143,7 @@ impl Reception {
         let _ = self.events.send(Incoming::Refused { name, who, reason });
     }
 
-    /// From now on everybody who comes hears that the run is over. Who is to come again later need not hear it now.
+    /// From now on every new connection is answered with `bye`. Workers that get `Bye::Later` are not waited for.
     pub(super) fn shut(&self, bye: &Bye, absent: Absent) {
         let farewell = match (bye, absent) {
             (Bye::Later { .. }, _) => Duration::ZERO,
@@ -152,7 +153,7 @@ impl Reception {
         self.known().closing = Some(Closing { bye: bye.clone(), absent, until: Instant::now() + farewell });
     }
 
-    /// Waits a moment; true once everybody has heard it who is here or may still come.
+    /// Waits a moment. Returns true once every connected or expected worker has heard the end of the run.
     pub(super) fn heard(&self) -> bool {
         let waited = {
             let known = self.known();
@@ -203,12 +204,12 @@ impl Reception {
             Ok(()) => self.serve(&mut link, &seat).await,
             Err(_) => Parting::Lost,
         };
-        // What is lost within a process does not dial again.
+        // A member of this process does not dial again.
         let parting = if seat.peer.is_some() { parting } else { Parting::Proper };
         self.rise(seat, parting);
     }
 
-    /// Somebody proved the token and did not say who he is.
+    /// Records a peer that proved the token and sent no `Hello`.
     fn nobody(&self, end: &End, peer: Option<String>) {
         let reason = end.reason().unwrap_or_else(|| "it closed the connection".into());
         peer.into_iter().for_each(|peer| self.rejected(peer, Rejected::Worker, reason.clone()));
@@ -224,7 +225,7 @@ impl Reception {
         self.gate.judge(hello)
     }
 
-    /// Numbers and names a member. A worker that dials again has lost its old connection, whatever that says.
+    /// Numbers and names a member. A worker that dials again has lost its old connection, so that one is closed.
     fn seat(&self, hello: &Hello, end: &End) -> Seat {
         let mut known = self.known();
         known.next += 1;
@@ -252,7 +253,7 @@ impl Reception {
         }
     }
 
-    /// Until the driver closes the outbox, or the member is gone.
+    /// Serves the member until the driver closes the outbox or the connection is lost.
     async fn serve(&self, link: &mut MemberLink, seat: &Seat) -> Parting {
         let (outbox, postman) = outbox(LEAST.max(12 * self.gate.manifest.parameters), link.end.clone());
         self.joined(seat, outbox);
@@ -261,7 +262,7 @@ impl Reception {
         let parting = tokio::select! {
             delivered = postman.deliver(&link.to) => match delivered {
                 Delivered::All => return Parting::Proper,
-                // Nobody hears us any more; what was said before that still counts.
+                // The peer receives no more; messages that it sent before still count.
                 Delivered::Cut => listening.await,
             },
             parting = &mut listening => parting,
@@ -274,7 +275,7 @@ impl Reception {
     fn joined(&self, seat: &Seat, outbox: Outbox) {
         let Seat { member, name, peer, remark, .. } = seat;
         let (member, name, peer, remark) = (*member, name.clone(), peer.clone(), remark.clone());
-        // Without a driver there is nobody to serve; the dropped outbox ends the conversation.
+        // Without a driver the member cannot be served; the dropped outbox ends the conversation.
         let _ = self.events.send(Incoming::Joined { member, name, peer, remark, outbox });
     }
 

@@ -1,10 +1,10 @@
-//! The coordinator's acting half: it has the clock, the threads, the sockets and the gradients that
-//! [`super::machine`] has not, and decides nothing that can be decided there.
+//! The acting half of the coordinator: it has the clock, threads, sockets and gradients that [`super::machine`]
+//! lacks, and leaves every decision to it.
 //!
-//! Connections live in tasks ([`Reception`]), which shake hands, serve the model's files and keep watch over
-//! silence whatever else happens. The driver is the thread that asks for gradients: it feeds what the tasks
-//! report into the machine and carries out what comes out. Sums are added on threads of their own
-//! ([`super::reduce`]) while they still arrive.
+//! Connections live in tasks ([`Reception`]), which do the handshake, serve the model's files and notice silence at
+//! any time. The driver is the thread that asks for gradients: it passes the reports of the tasks to the machine and
+//! carries out the machine's actions. Sums are added on separate threads ([`super::reduce`]) while they still
+//! arrive.
 
 mod compute;
 mod files;
@@ -45,48 +45,48 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 use waiting::Waiting;
 
-/// How long a connection that was made while the run ended may take to be told so: its handshake, and again its words.
+/// Time limit for a connection made while the run ended: for its handshake, and again for its last messages.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What the tasks and threads around the driver tell it.
+/// Reports to the driver from the tasks and threads around it.
 #[derive(Debug)]
 enum Incoming {
     /// A connection was welcomed.
     Joined { member: MemberId, name: String, peer: Option<String>, remark: Option<String>, outbox: Outbox },
-    /// It said something; the permit bounds how much of it waits here.
+    /// A member sent a message; the permit bounds the number of its messages queued here.
     Said { member: MemberId, message: ToCoordinator, _room: OwnedSemaphorePermit },
-    /// It is gone.
+    /// A member is lost.
     Lost { member: MemberId, reason: String },
-    /// It was rejected before it was a member.
+    /// A peer was rejected before it became a member.
     Refused { name: String, who: Rejected, reason: String },
     /// The reducer has added a sum, or refuses it.
     Added(Report),
 }
 
-/// What was rejected.
+/// The kind of a rejected peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rejected {
     /// A connection that did not prove the token; the port counts it.
     Stranger,
-    /// A peer that did.
+    /// A peer that proved the token.
     Worker,
 }
 
-/// Who else may come.
+/// Whether further members may join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Company {
-    /// Anybody with the token, at any time.
+    /// Any worker with the token, at any time.
     Open,
-    /// Nobody: when those who are here leave, the run is over.
+    /// None: the run is over when the present members have left.
     Closed,
 }
 
-/// What was not as it should be, counted.
+/// Counts of irregular events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Workers that were removed.
     pub expelled: u64,
-    /// Workers that proved the token and may not take part.
+    /// Workers that proved the token and were refused.
     pub refused: u64,
     /// Late or duplicate messages, which changed nothing.
     pub ignored: u64,
@@ -94,29 +94,29 @@ pub struct Counts {
     pub step: u64,
 }
 
-/// What a coordinator is made of.
+/// The arguments of [`Coordinator::new`].
 pub struct Setup<'a> {
-    /// What is trained.
+    /// The parameters that are trained.
     pub layout: Layout,
-    /// How many devices are waited for, and how long.
+    /// Limits of the state machine: expected devices, minimum, timeouts.
     pub machine: super::machine::Config,
-    /// Who may take part in what.
+    /// Admission of workers.
     pub gate: Gate,
     /// The base model.
     pub files: ModelFiles,
     /// Where connections are served.
     pub runtime: tokio::runtime::Handle,
-    /// Threads that add sums.
+    /// Number of threads that add sums.
     pub threads: usize,
-    /// For a line about steps with few microbatches.
+    /// Option values for the hint about steps with few microbatches.
     pub hint: Hint,
-    /// Who else may come.
+    /// Whether further members may join.
     pub company: Company,
-    /// Raised by signals.
+    /// The stop flag, raised by signals.
     pub stop: &'a Stop,
 }
 
-/// Hands out microbatches and adds up what comes back; see [`crate::train::Compute`].
+/// Distributes microbatches and adds up the results; see [`crate::train::Compute`].
 pub struct Coordinator<'a> {
     layout: Layout,
     stop: &'a Stop,
@@ -125,29 +125,29 @@ pub struct Coordinator<'a> {
     incoming: Receiver<Incoming>,
     reception: Arc<Reception>,
     members: BTreeMap<MemberId, Outbox>,
-    /// Name and address of those that came over the network.
+    /// Name and address of the members that came over the network.
     peers: BTreeMap<MemberId, (String, String)>,
     counts: Counts,
-    /// What everybody computes with.
+    /// The current parameters.
     parameters: Option<Broadcast>,
-    /// The next ones, of which some are there.
+    /// The next parameters, partly computed.
     coming: Option<Coming>,
-    /// Members that were sent parameters, and so wait for the next ones.
+    /// Members that received the current parameters, and so wait for the next ones.
     served: BTreeSet<MemberId>,
     /// Sums whose pieces are being added.
     pending: BTreeMap<(MemberId, u64), ToCoordinator>,
     /// Numeric classes of microbatches that count.
     classes: BTreeSet<String>,
-    /// Numeric classes of devices that are or were here.
+    /// Numeric classes of devices that are or were present.
     present: BTreeSet<String>,
     accounts: Accounts,
-    /// Of the sums of this step.
+    /// Device traffic of this step's sums.
     traffic: Traffic,
     waiting: Waiting,
     company: Company,
-    /// Somebody has been here.
+    /// Whether any member has joined.
     met: bool,
-    /// There was something to do.
+    /// Whether any round was started.
     worked: bool,
     patience: Duration,
     hint: Hint,
@@ -155,11 +155,11 @@ pub struct Coordinator<'a> {
 }
 
 impl<'a> Coordinator<'a> {
-    /// A coordinator that knows nobody. Members come through its [`Self::reception`].
+    /// A coordinator without members. Members join through its [`Self::reception`].
     pub fn new(setup: Setup<'a>) -> std::io::Result<Self> {
         let (events, incoming) = mpsc::channel();
         let reports = events.clone();
-        // The driver lives as long as the reducer; after it nobody listens.
+        // The driver lives as long as the reducer; reports after it are dropped.
         let report = move |report| drop(reports.send(Incoming::Added(report)));
         let reducer = Reducer::new(setup.layout.len(), setup.threads, report)?;
         let reception = Reception::new(setup.gate, setup.files, events, setup.runtime);
@@ -191,22 +191,22 @@ impl<'a> Coordinator<'a> {
         })
     }
 
-    /// Numeric classes of the steps before a resume: they are part of this run too.
+    /// Adds the numeric classes of the steps before a resume, which are part of this run.
     pub fn recall(&mut self, classes: &[String]) {
         self.present.extend(classes.iter().cloned());
     }
 
-    /// Where connections are handed in.
+    /// The entry for connections.
     pub fn reception(&self) -> Arc<Reception> {
         self.reception.clone()
     }
 
-    /// So many devices of this process will come as a member of that name: they count as here until they do.
+    /// Announces devices of this process, which join as a member of this name: they count as present until they do.
     pub fn opens_here(&mut self, name: &str, devices: usize) {
         self.waiting.opens(name, devices);
     }
 
-    /// What was not as it should be, so far.
+    /// The counts of irregular events so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -221,7 +221,7 @@ impl<'a> Coordinator<'a> {
         let mut until = Instant::now() + patience;
         let mut outboxes: Vec<Outbox> = std::mem::take(&mut self.members).into_values().collect();
         loop {
-            // Some were welcomed just before.
+            // Some members were welcomed just before.
             while let Ok(incoming) = self.incoming.try_recv() {
                 if let Incoming::Joined { outbox, .. } = incoming {
                     outboxes.push(outbox);

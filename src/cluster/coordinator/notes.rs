@@ -1,4 +1,4 @@
-//! What the machine notes, as events of the run; and what a step cost besides computing.
+//! Converts notes of the machine to events of the run, and measures the communication cost of a step.
 
 use super::super::machine::{self, Bad, DeviceReport, Kind, Note, Place, Tally};
 use super::super::message::{Device, Packed, Work};
@@ -8,10 +8,10 @@ use crate::train::{Again, Finding, TrainError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Microbatches that every device should have in a step, so that the last ones to finish are not waited for long.
+/// Microbatches for each device that keep the wait at the end of a step short.
 const ENOUGH: usize = 3;
 
-/// Options that the hint about few microbatches speaks of.
+/// Option values for the hint about few microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hint {
     /// --batch-size
@@ -20,13 +20,13 @@ pub struct Hint {
     pub micro_batch_tokens: usize,
 }
 
-/// What is said of a run in which several numeric classes take part.
+/// The note on a run in which several numeric classes take part.
 pub(super) fn mixed(classes: &BTreeSet<String>, step: u64) -> Change {
     let reason = crate::train::event::mixed(classes);
     Change { step, what: What::Note, worker: String::new(), devices: vec![], reason }
 }
 
-/// The class of every device that a note brings.
+/// The classes of the devices that a note adds.
 pub(super) fn classes(note: &Note) -> Vec<String> {
     match note {
         Note::Joined { devices, .. } => devices.iter().map(|d| d.class.clone()).collect(),
@@ -35,8 +35,8 @@ pub(super) fn classes(note: &Note) -> Vec<String> {
     }
 }
 
-/// A note as an event; `gone` is how a member leaves if this is about one that does. Repeats are counted, not
-/// told one by one.
+/// A note as an event. `gone` is the kind of departure if the note is about one. Repeats have no event of their own;
+/// they are counted.
 pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Option<Change> {
     let of =
         |what, worker: String, devices, reason: String| Some(Change { step, what, worker, devices, reason });
@@ -74,7 +74,7 @@ pub(super) fn change(note: Note, gone: What, (step, hint): (u64, Hint)) -> Optio
     }
 }
 
-/// What a device was measured to need; None of a device that was not measured.
+/// The measured speed of a device, or `None` if it was not measured.
 pub(super) fn speed(device: DeviceReport, step: u64) -> Option<Speed> {
     let DeviceReport { place, points, trials, link, memory, .. } = device;
     let line = points.line()?;
@@ -107,7 +107,7 @@ fn few(microbatches: usize, devices: usize, hint: Hint) -> String {
     )
 }
 
-/// `1 device`, `2 microbatches`
+/// A count with its noun: `1 device`, `2 microbatches`.
 fn count(n: usize, what: &str) -> String {
     let plural = if what.ends_with("ch") { "es" } else { "s" };
     format!("{n} {what}{}", if n == 1 { "" } else { plural })
@@ -125,7 +125,7 @@ fn at(place: &Place) -> String {
     format!("worker {}, {}", place.member, place.device)
 }
 
-/// The end of a run on a bad value.
+/// The error that ends a run on a bad value.
 pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
     let Bad { place, tensor, value } = &found.first;
     let again = found.again.as_ref().map(|again| match again {
@@ -153,25 +153,25 @@ pub(super) fn halt(found: &machine::Finding, task: &Task) -> TrainError {
     }
 }
 
-/// What passes over the wire in a step, and how long that takes.
+/// Bytes and times of communication in a step.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     bytes_in: u64,
     bytes_out: u64,
-    /// When the parameters were first sent, until the first device asks for work with them.
+    /// When the parameters were first sent; cleared by the first request for work with them.
     sent: Option<Instant>,
-    /// None until then: waiting for workers to come is no transfer.
+    /// Transfer time of the parameters; `None` until measured, because waiting for workers to join is no transfer.
     transfer: Option<Duration>,
     before: BTreeMap<Place, DeviceReport>,
 }
 
 impl Accounts {
-    /// New parameters are about to be sent: what follows belongs to the next step.
+    /// New parameters are about to be sent: later bytes belong to the next step.
     pub fn parameters(&mut self) {
         (self.bytes_out, self.transfer, self.sent) = (0, None, None);
     }
 
-    /// They are on their way to a member.
+    /// Parameters were queued for a member.
     pub fn sent(&mut self, bytes: u64) {
         self.bytes_out += bytes;
         if self.transfer.is_none() {
@@ -184,20 +184,20 @@ impl Accounts {
         self.bytes_in += bytes.len() as u64;
     }
 
-    /// A device wants work: the parameters have arrived.
+    /// A device asks for work: the parameters have arrived.
     pub fn asked(&mut self) {
         if let Some(sent) = self.sent.take() {
             self.transfer = Some(sent.elapsed());
         }
     }
 
-    /// A step begins with devices that have done that much.
+    /// Starts a step; `devices` holds the work done before it.
     pub fn begin(&mut self, devices: Vec<DeviceReport>) {
         self.bytes_in = 0;
         self.before = devices.into_iter().map(|d| (d.place.clone(), d)).collect();
     }
 
-    /// What the step came to.
+    /// The costs of the step.
     pub fn finish(&mut self, tally: Tally, devices: Vec<DeviceReport>) -> Shared {
         let spans = |place: &Place| {
             let of = tally
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_microbatches_are_said_with_a_way_out() {
+    fn too_few_microbatches_give_advice() {
         let hint = Hint { batch_size: 8, micro_batch_tokens: 2048 };
         let want = "each step has 2 microbatches for 3 devices, so 1 waits; try --batch-size 40 or --micro-batch-tokens 256";
         assert_eq!(few(2, 3, hint), want);

@@ -1,5 +1,5 @@
-//! What is on its way to one member. Nobody who speaks to a member ever waits for it: what is said is queued, in
-//! order, and a member that lets too much pile up is cut off.
+//! The queue of messages to one member. Senders never wait: messages are queued in order, and a member whose queue
+//! grows too long is disconnected.
 
 use super::super::link::End;
 use super::super::message::{ToWorker, Work};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{self, Sender, UnboundedReceiver, UnboundedSender};
 
-/// Messages that may wait whatever their size.
+/// Messages that may queue, whatever their size.
 const MESSAGES: u64 = 1 << 16;
 
 /// The driver's end.
@@ -21,9 +21,9 @@ pub(super) struct Outbox {
 /// How a delivery ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Delivered {
-    /// The driver said its last word, and it is with the link.
+    /// The driver closed the outbox, and the link has every message.
     All,
-    /// The link is gone.
+    /// The link is closed.
     Cut,
 }
 
@@ -40,7 +40,7 @@ struct Waiting {
     most: u64,
 }
 
-/// An outbox in which `most` bytes of bulk data may wait.
+/// An outbox in which `most` bytes of bulk data may queue.
 pub(super) fn outbox(most: u64, end: End) -> (Outbox, Postman) {
     let (to, from) = mpsc::unbounded_channel();
     let waiting = Arc::new(Waiting { bytes: AtomicU64::new(0), messages: AtomicU64::new(0), most });
@@ -48,20 +48,20 @@ pub(super) fn outbox(most: u64, end: End) -> (Outbox, Postman) {
 }
 
 impl Outbox {
-    /// Queues a message; what cannot be sent any more is dropped.
+    /// Queues a message. A message that can no longer be sent is dropped.
     pub fn say(&self, message: ToWorker) {
         let bytes = self.waiting.bytes.fetch_add(size(&message), Ordering::Relaxed);
         let messages = self.waiting.messages.fetch_add(1, Ordering::Relaxed);
         if bytes > self.waiting.most || messages > MESSAGES {
             self.end.cut("it did not take what was sent to it");
         }
-        // The receiver goes with the member; its loss is told elsewhere.
+        // The receiver is dropped with the member, whose loss is reported separately.
         let _ = self.to.send(message);
     }
 }
 
 impl Postman {
-    /// Carries messages to the link until the outbox is dropped or the link is gone.
+    /// Passes messages to the link until the outbox is dropped or the link is closed.
     pub async fn deliver(mut self, to: &Sender<ToWorker>) -> Delivered {
         while let Some(message) = self.from.recv().await {
             let size = size(&message);

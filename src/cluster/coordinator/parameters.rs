@@ -1,6 +1,6 @@
-//! The parameters on their way to everybody: turned into bytes, hashed and cut into pieces once, however many
-//! members there are, and while the later ones are still being made. Every message holds a part of the same memory.
-//! Pieces count for nothing before the message that closes them, so what is sent ahead needs no promise.
+//! The parameters on their way to the members. They are converted to bytes, hashed and cut into pieces once for all
+//! members, while the later ones are still being computed. All messages share the same memory. Pieces have no effect
+//! before the message that completes them, so they can be sent ahead without commitment.
 
 use super::super::machine::MemberId;
 use super::super::message::{Hash, PIECE, ToWorker};
@@ -9,13 +9,13 @@ use super::outbox::Outbox;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 
-/// Parameters of which some are there.
+/// Parameters that are partly computed.
 pub(super) struct Coming {
     step: u64,
     pieces: Vec<(u64, Bytes)>,
     values: usize,
     hasher: blake3::Hasher,
-    /// Members that get the pieces as they come.
+    /// Members that get the pieces as they are made.
     to: BTreeSet<MemberId>,
 }
 
@@ -24,17 +24,18 @@ impl Coming {
         Coming { step, pieces: Vec::new(), values: 0, hasher: blake3::Hasher::new(), to }
     }
 
-    /// Whether `stretch`, from value `from` on, is what comes next.
+    /// Whether values from index `from` on come next.
     pub fn follows(&self, step: u64, from: usize) -> bool {
         self.step == step && self.values == from
     }
 
-    /// Adds a stretch, and gives it to those that wait for it, found by `outbox`; returns the bytes.
+    /// Adds a stretch of values and sends it to the waiting members, found by `outbox`. Returns the number of bytes
+    /// sent.
     pub fn add<'o>(&mut self, stretch: &[f32], outbox: impl Fn(MemberId) -> Option<&'o Outbox>) -> u64 {
         let mut said = 0;
         for values in stretch.chunks(PIECE / 4) {
             let (offset, bytes) = (self.values as u64, little_endian(values));
-            // While it is in the cache, and on this thread: the others make what comes next.
+            // Hashed here while the bytes are in the cache; other threads compute the next values.
             self.hasher.update(&bytes);
             self.values += values.len();
             for outbox in self.to.iter().filter_map(|member| outbox(*member)) {
@@ -46,27 +47,27 @@ impl Coming {
         said
     }
 
-    /// All of them are there.
+    /// Completes the parameters.
     pub fn whole(self) -> Broadcast {
         let hash = *self.hasher.finalize().as_bytes();
         Broadcast { step: self.step, hash, pieces: self.pieces, begun: self.to }
     }
 }
 
-/// The parameters after a step.
+/// The complete parameters after a step.
 #[derive(Debug)]
 pub(super) struct Broadcast {
-    /// Steps that were taken.
+    /// Number of optimizer steps they result from.
     pub step: u64,
     /// blake3 of the bytes.
     pub hash: Hash,
     pieces: Vec<(u64, Bytes)>,
-    /// Members that have got the pieces, and not yet the message that closes them.
+    /// Members that have the pieces but not the message that completes them.
     begun: BTreeSet<MemberId>,
 }
 
 impl Broadcast {
-    /// Queues all of them for a member, or what it has not got yet; returns the bytes.
+    /// Queues the pieces that a member lacks, and the completing message. Returns the number of bytes.
     pub fn send(&mut self, member: MemberId, outbox: &Outbox) -> u64 {
         let mut said = 0;
         if !self.begun.remove(&member) {

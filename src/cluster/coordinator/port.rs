@@ -1,5 +1,5 @@
-//! Where connections come from: an open port, and workers that listen themselves and are dialled. Both give the
-//! same authenticated connections; who dialled whom makes no difference to what is said.
+//! Sources of connections: an open port, and workers that listen and are dialled. Both give the same authenticated
+//! connections; the dialling direction makes no difference to the messages.
 
 use super::super::link::{MemberLink, connected};
 use super::Reception;
@@ -10,15 +10,15 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
-/// Between two attempts to dial a worker that listens.
+/// Pause between two attempts to dial a listening worker.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The same, where a person has to do something there first: longer and longer, up to this.
+/// Longest pause if a person has to fix the cause there first; the pause doubles up to this.
 const LONGEST: Duration = Duration::from_secs(30);
 
 type Counter = Arc<AtomicU64>;
 
-/// An open port. Dropping it closes it; connections go on.
+/// An open port. Dropping it closes the port; open connections continue.
 pub struct Port {
     address: SocketAddr,
     refused: Counter,
@@ -28,7 +28,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Listens, and hands every connection that has proved itself to the reception, which hears of others too.
+    /// Listens. The reception gets every connection that proved itself, and a report of every other.
     pub fn open(
         runtime: &Handle,
         (at, security): (&Endpoint, Security),
@@ -44,7 +44,7 @@ impl Port {
         });
         let mut listener = runtime.block_on(bound)?;
         let (address, refused, closer) = (listener.address(), listener.counter(), listener.closer());
-        // A network without multicast: whoever is not found so is given the address.
+        // Without multicast, workers need the address.
         let _ = listener.show();
         let handle = runtime.clone();
         let task = runtime.spawn(async move {
@@ -56,12 +56,12 @@ impl Port {
         Ok(Port { address, refused, runtime: runtime.clone(), closer, task })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Closes the port. A peer that has connected by then and proves itself within `patience` is handed to the reception.
+    /// Closes the port. The reception still gets peers that have connected and prove themselves within `patience`.
     pub fn close(&mut self, patience: Duration) {
         self.closer.close();
         let (runtime, task) = (self.runtime.clone(), &mut self.task);
@@ -69,7 +69,7 @@ impl Port {
         let _ = runtime.block_on(async { tokio::time::timeout(patience, task).await });
     }
 
-    /// Connections that were rejected before they had proved anything.
+    /// Number of connections that were rejected before they proved the token.
     pub fn refused(&self) -> u64 {
         self.refused.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -81,9 +81,9 @@ impl Drop for Port {
     }
 }
 
-/// Dials a worker that listens, and again whenever the conversation has ended, until the runtime goes. What is
-/// wrong is told once for each reason; what a person has to mend there is no reason to give up: it is mended there,
-/// and this side is not started again for it.
+/// Dials a listening worker, and again whenever the conversation has ended, until the runtime ends. Each reason of a
+/// failure is reported once. A final error does not end the attempts: it is fixed on the worker's side, and this
+/// side must not need a restart for it.
 pub fn call(
     runtime: &Handle,
     node: Endpoint,
@@ -118,7 +118,7 @@ pub fn call(
     });
 }
 
-/// The reception sets how long silence may last once it knows who speaks.
+/// The reception sets the silence limit once the peer has said `Hello`.
 fn link(runtime: &Handle, connection: Connection) -> MemberLink {
     connected(runtime, connection, Duration::ZERO)
 }

@@ -1,5 +1,5 @@
-//! The driver: the loop that [`crate::cluster::machine`] prescribes. Everything that is queued is given to the
-//! machine before time is, and what comes out is carried out before the next event.
+//! The driver: the loop that [`crate::cluster::machine`] prescribes. All queued events go to the machine before the
+//! time does, and the actions of an event are carried out before the next event.
 
 use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round, Tally};
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
@@ -12,21 +12,21 @@ use crate::train::{Say, TrainError};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a raised stop flag may go unseen.
+/// Longest delay until a raised stop flag is noticed.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// Messages that are heard before the clock and the stop flag are looked at, however many come.
+/// Most queued messages that are handled before the clock and the stop flag are checked.
 const TURN: usize = 4096;
 
-/// What a round is about, and what has come of it so far.
+/// The work of a round, and its results so far.
 pub(super) struct Task<'t> {
     pub kind: Kind,
     pub count: usize,
-    /// Steps that were taken before it.
+    /// Number of optimizer steps before it.
     pub after: u64,
-    /// Makes the work of an item.
+    /// Creates the work of an item.
     pub work: &'t dyn Fn(usize) -> Work,
-    /// Takes the result of an item.
+    /// Receives the result of an item.
     pub result: &'t mut dyn FnMut(usize, ToCoordinator) -> Result<(), TrainError>,
     pub say: Say<'t>,
     pub leases: BTreeMap<LeaseId, usize>,
@@ -45,7 +45,8 @@ impl Task<'_> {
 }
 
 impl Coordinator<'_> {
-    /// Has every item counted exactly once; None where a signal ended it, and nothing of it counts.
+    /// Runs a round until every item is counted exactly once. `None`: a signal ended the round, and no result
+    /// counts.
     pub(super) fn round(&mut self, tokens: Vec<u64>, task: &mut Task) -> Result<Option<Tally>, TrainError> {
         self.pending.clear();
         self.worked = true;
@@ -76,7 +77,7 @@ impl Coordinator<'_> {
             while let Some(incoming) = next.take() {
                 self.take(incoming, task);
                 taken += 1;
-                // What is taken out of the queue is heard: the rest waits for its turn.
+                // A message that was taken out of the queue is handled; the rest stays queued.
                 let enough = task.over() || taken >= TURN || self.stopped();
                 next = if enough { None } else { self.incoming.try_recv().ok() };
             }
@@ -86,7 +87,7 @@ impl Coordinator<'_> {
         }
     }
 
-    /// SIGTERM ends a round at once; a first SIGINT lets it finish, unless nobody is here to do so.
+    /// SIGTERM ends a round at once. A first SIGINT lets it finish, unless too few devices are present.
     fn stopped(&self) -> bool {
         let urgency = self.stop.urgency();
         urgency == Urgency::Now || (self.waiting.on && urgency != Urgency::Run)
@@ -137,7 +138,7 @@ impl Coordinator<'_> {
                 match (self.pending.remove(&(member, sum)), result) {
                     (Some(message), Ok(())) => self.said(member, message, task),
                     (_, Err(refusal)) => self.misbehaved(member, refusal.to_string(), task),
-                    // Taken back meanwhile.
+                    // Taken back in the meantime.
                     (None, Ok(())) => {}
                 }
             }
@@ -148,7 +149,8 @@ impl Coordinator<'_> {
         self.tick(Event::Misbehaved { member, reason }, task);
     }
 
-    /// Bulk goes to the reducer before, or behind, the machine; everything else is the machine's.
+    /// Bulk data goes to the reducer before or after the machine sees its message. All other messages go to the
+    /// machine.
     fn hear(&mut self, member: MemberId, message: ToCoordinator, task: &mut Task) {
         match message {
             ToCoordinator::SumPiece { sum, .. } => {
@@ -267,11 +269,11 @@ impl Coordinator<'_> {
         let Some(mut note) = note else { return };
         if let Note::Left { member, reason, .. } = &mut note {
             self.counts.expelled += u64::from(gone == What::Expelled);
-            // Its name is what it says; this is where it is.
+            // The name is the worker's own claim; the address is known.
             let at = self.peers.values().find(|(name, _)| name == member);
             at.into_iter().for_each(|(_, peer)| *reason = format!("{reason} (it was at {peer})"));
         }
-        // Where nobody else may come there is nothing to wait for.
+        // If no further member may join, waiting has no purpose.
         if self.company == Company::Closed && matches!(note, Note::Waiting { .. }) {
             return;
         }
@@ -300,7 +302,7 @@ fn work(task: &Task, item: usize, purpose: Purpose) -> Work {
     }
 }
 
-/// How a member leaves, should it leave with this event.
+/// The kind of departure if the member leaves by this event.
 fn departure(event: &Event<'_>) -> What {
     match event {
         Event::Lost { .. } => What::Lost,

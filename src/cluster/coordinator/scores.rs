@@ -1,13 +1,12 @@
-//! Results that are taken as they are said, scores and answers, are looked at before the machine counts them: an
-//! honest worker never says what the microbatch cannot give. And what workers say for people is made fit for a
-//! terminal.
+//! Checks scores and answers before the machine counts them: a correct worker never sends a result that the
+//! microbatch cannot give. Also makes the text of workers safe for a terminal.
 
 use super::super::message::{Device, ToCoordinator, Trouble, Work};
 use super::super::plain::plain;
 use crate::model::stage::{LossSums, Targets};
 use crate::numeric::fixed::to_fixed;
 
-/// Whether `message` can be the result of `work` with so many classes; the error is one line for people.
+/// Whether `message` can be the result of `work` with this number of classes. The error is one line for display.
 pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Result<(), String> {
     match (message, work) {
         (ToCoordinator::Score { sums, .. }, Work::Eval(batch)) => score(sums, &batch.targets, classes),
@@ -17,12 +16,12 @@ pub(super) fn check(message: &ToCoordinator, work: &Work, classes: usize) -> Res
                 false => Err(format!("it answered with {} of {} tokens", ids.len(), sampling.max_new_tokens)),
             }
         }
-        // Another kind of result than was asked for is the machine's business.
+        // A result of another kind than requested is handled by the machine.
         _ => Ok(()),
     }
 }
 
-/// The same message with every text on one line and no longer than a line.
+/// The same message with every text reduced to one line of bounded length.
 pub(super) fn readable(mut message: ToCoordinator) -> ToCoordinator {
     let line = |text: &mut String| *text = plain(text);
     let device = |device: &mut Device| {
@@ -55,7 +54,7 @@ fn score(sums: &LossSums, targets: &Targets, classes: usize) -> Result<(), Strin
         Targets::Tokens(targets) => (targets.len(), 0),
         Targets::Labels(labels) => (labels.len(), labels.len()),
     };
-    // An honest worker reports such a loss as a bad value instead.
+    // A correct worker reports such a loss as a bad value instead.
     let fits = |value| to_fixed(value, i64::MAX).is_some();
     if !fits(sums.loss) || !fits(sums.weight) || sums.weight < 0.0 {
         return Err(format!("it scored a loss of {} over a weight of {}", sums.loss, sums.weight));
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_microbatch_cannot_give_is_refused() {
+    fn impossible_scores_are_refused() {
         let (text, classes) = (work(Targets::Tokens(vec![1, IGNORE])), work(Targets::Labels(vec![0, 2])));
         check(&text, 1, &[], "");
         check(&text, 3, &[], "3 targets of 2");
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_says_stays_on_its_line() {
+    fn text_of_a_worker_stays_on_its_line() {
         let bad = "cpu\x1b[2J\n".to_string() + &"x".repeat(5000);
         let devices = vec![Device { name: bad.clone(), class: bad.clone() }];
         let messages = [

@@ -1,16 +1,17 @@
-//! What is said while the run waits for devices. Those of this process count as here from the start: they are only
-//! being opened, and nobody has to bring them. Nothing is said twice, and nothing where all that is missing is here.
+//! Notes while the run waits for devices. Devices of this process count as present from the start, because they are
+//! already being opened. A note is shown once, and not at all if only devices of this process are missing.
 
 use super::super::machine::{MemberId, Note};
 
-/// Whether the run waits for others, and what was said of it.
+/// Whether the run waits for other devices, and the note that was shown.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     here: Option<Opening>,
-    /// What the machine said last: it says nothing twice, also where what was made of it here is out of date.
+    /// The machine's last note. The machine repeats none, so it is kept to make a new note when this process's
+    /// devices change.
     heard: Option<(usize, usize)>,
     said: Option<(usize, usize)>,
-    /// Too few devices are here or being opened here: nothing goes on until more come.
+    /// Whether too few devices are present or being opened here: no work is done until more join.
     pub on: bool,
 }
 
@@ -23,25 +24,26 @@ struct Opening {
 }
 
 impl Waiting {
-    /// So many devices of this process will come, as a member of that name.
+    /// Announces `devices` devices of this process that will join as the member `name`.
     pub fn opens(&mut self, name: &str, devices: usize) {
         self.here = Some(Opening { name: name.to_string(), member: None, devices });
     }
 
-    /// A member has come.
+    /// A member has joined.
     pub fn met(&mut self, name: &str, member: MemberId) {
         if let Some(here) = self.here.as_mut().filter(|h| h.member.is_none() && h.name == name) {
             here.member = Some(member);
         }
     }
 
-    /// A member is gone, ready or not; a note of it, where the run waits now.
+    /// A member has left, ready or not. Returns a note if the run waits now.
     pub fn gone(&mut self, member: MemberId) -> Option<Note> {
         self.here.take_if(|h| h.member == Some(member))?;
         self.wait()
     }
 
-    /// The run waits for more than was said: devices of this process that were counted on do not come.
+    /// The note that the run waits for more devices than shown before, after devices of this process did not become
+    /// ready.
     pub fn wait(&mut self) -> Option<Note> {
         let (have, want) = self.heard?;
         let have = have + self.here.as_ref().map_or(0, |h| h.devices);
@@ -50,7 +52,7 @@ impl Waiting {
         new.then_some(Note::Waiting { have, want })
     }
 
-    /// A note as it is to be said, if it is.
+    /// The note to show for a note of the machine, if any.
     pub fn hear(&mut self, note: Note) -> Option<Note> {
         match note {
             Note::Waiting { have, want } => {
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_this_process_are_here_before_they_are_ready() {
+    fn own_devices_count_before_they_are_ready() {
         let mut waiting = Waiting::default();
         waiting.opens("here", 2);
         let note = |have, want| Note::Waiting { have, want };
@@ -95,20 +97,20 @@ mod tests {
         assert!(waiting.hear(Note::Running { have: 3 }).is_some());
         assert!(!waiting.on);
 
-        // All of them are here: there is nothing to wait for, and nothing to be said.
+        // All of them are present: the run does not wait, and no note is shown.
         let mut waiting = Waiting::default();
         waiting.opens("here", 2);
         assert_eq!(waiting.hear(note(0, 2)), None);
         assert_eq!(waiting.hear(Note::Running { have: 2 }), None);
 
-        // Gone before they were ready: they do not count any longer.
+        // Lost before they were ready: they no longer count.
         let mut waiting = Waiting::default();
         waiting.opens("here", 2);
         waiting.met("here", MemberId(1));
         assert_eq!(waiting.gone(MemberId(1)), None, "nothing was heard of a wait");
         assert_eq!(waiting.hear(note(0, 2)), Some(note(0, 2)));
 
-        // The machine has said that it waits, and says it once. Then nobody comes after all: gone, or refused.
+        // The machine reported its wait once. Then the member leaves or is refused.
         for refused in [false, true] {
             let mut waiting = Waiting::default();
             waiting.opens("here", 2);

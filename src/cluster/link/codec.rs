@@ -1,6 +1,6 @@
-//! Messages as bodies of frames and back. Bulk data is copied on neither way: what is sent is a head that postcard
-//! made and the bulk where it lies, and what has come is a part of the frame's own memory. On the wire both are one
-//! body, the plain postcard of the message; whoever knows postcard needs to know nothing of this.
+//! Encodes messages as bodies of frames and back, without copying bulk data. An outgoing body is a head made by
+//! postcard and the bulk data in its own memory; decoded bulk data is a part of the frame's memory. On the wire the
+//! body is the plain postcard encoding of the message.
 
 use bytes::{Buf, Bytes};
 use postcard::ser_flavors::Flavor;
@@ -15,30 +15,30 @@ pub struct Body {
 }
 
 impl Body {
-    /// All of it, for a writer.
+    /// The whole body, for a writer.
     pub fn into_buf(self) -> impl Buf + Send {
         self.head.chain(self.bulk)
     }
 
-    /// All of it in one piece.
+    /// The whole body in one buffer.
     pub fn whole(self) -> Bytes {
         if self.bulk.is_empty() { self.head } else { [self.head, self.bulk].concat().into() }
     }
 
-    /// Bytes of it.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a message is never empty")]
     pub fn len(&self) -> usize {
         self.head.len() + self.bulk.len()
     }
 }
 
-/// A message that may end with bulk data, which is then named by [`bulk`](Bulky::bulk).
+/// A message that may end with bulk data, which [`bulk`](Bulky::bulk) returns.
 pub trait Bulky {
     /// The data that the message ends with.
     fn bulk(&self) -> Option<&Bytes>;
 }
 
-/// One message as a frame's body.
+/// Encodes a message as the body of a frame.
 pub fn encode<M: Serialize + Bulky>(message: &M) -> Result<Body, String> {
     let bulk = message.bulk().cloned().unwrap_or_default();
     let head = Head { bytes: Vec::with_capacity(64), bulk: &bulk, left_out: false };
@@ -47,7 +47,7 @@ pub fn encode<M: Serialize + Bulky>(message: &M) -> Result<Body, String> {
     Ok(Body { head: head.into(), bulk: if left_out { bulk } else { Bytes::new() } })
 }
 
-/// Collects what postcard makes, but for the bulk, which has to be the last of it.
+/// Collects the output of postcard without the bulk data, which must come last.
 struct Head<'a> {
     bytes: Vec<u8>,
     bulk: &'a Bytes,
@@ -65,7 +65,7 @@ impl Flavor for Head<'_> {
         if self.left_out {
             return Err(postcard::Error::SerializeSeqLengthUnknown);
         }
-        // The same memory, not merely the same bytes.
+        // The same memory, not only equal bytes.
         self.left_out = !data.is_empty() && std::ptr::eq(data, &self.bulk[..]);
         if !self.left_out {
             self.bytes.extend_from_slice(data);
@@ -78,7 +78,7 @@ impl Flavor for Head<'_> {
     }
 }
 
-/// A frame's body as a message, whole: bytes that are left over are no message of this protocol.
+/// Decodes the body of a frame. Remaining bytes are an error.
 pub fn decode<M: DeserializeOwned>(frame: &Bytes) -> Result<M, String> {
     let before = FRAME.replace(frame.clone());
     let taken = postcard::take_from_bytes(frame);
@@ -91,24 +91,24 @@ pub fn decode<M: DeserializeOwned>(frame: &Bytes) -> Result<M, String> {
 }
 
 thread_local! {
-    /// What [`decode`] reads on this thread. serde hands a field only the slice that it is made of; whose memory
-    /// that is has to come from beside it.
+    /// The frame that [`decode`] reads on this thread. serde gives a field only its slice; the memory that the slice
+    /// belongs to has to be passed separately.
     static FRAME: RefCell<Bytes> = const { RefCell::new(Bytes::new()) };
 }
 
-/// For fields that hold bulk data: `#[serde(with = "in_place")]`.
+/// Serialization of fields that hold bulk data: `#[serde(with = "in_place")]`.
 pub mod in_place {
     use super::FRAME;
     use bytes::Bytes;
     use serde::{Deserializer, Serialize, Serializer, de};
     use std::fmt;
 
-    /// As bytes.
+    /// Serializes as bytes.
     pub fn serialize<S: Serializer>(bytes: &Bytes, to: S) -> Result<S::Ok, S::Error> {
         bytes.serialize(to)
     }
 
-    /// A part of the frame that is being decoded; a copy where they come from elsewhere.
+    /// A part of the frame that is being decoded, or a copy if the bytes are not in that frame.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
         from.deserialize_bytes(Lying)
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn bulk_is_not_copied_and_the_encoding_is_the_plain_one() {
+    fn bulk_is_not_copied_and_the_encoding_is_plain() {
         for len in [0, 1, 127, 128, 70_000] {
             let bytes = Bytes::from(vec![7u8; len]);
             for packed in [Packed::Fixed(bytes.clone()), Packed::Single(bytes.clone())] {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_refused() {
+    fn every_truncated_message_is_refused() {
         let message = ToWorker::Piece { file: 1, offset: 2, bytes: vec![1; 40].into() };
         let frame = encode(&message).unwrap().whole();
         for cut in 0..frame.len() {

@@ -29,7 +29,7 @@ impl WriteFrames for FrameWriter {
     }
 
     async fn finish(&mut self) {
-        // Who has closed already needs no word of it.
+        // If the peer has closed already, this fails without effect.
         let _ = self.close().await;
     }
 }

@@ -1,5 +1,5 @@
-//! The two tasks behind a connection: frames to messages, messages to frames, and liveness. They end together, and
-//! the first reason stands; what was said before a proper end is heard before it.
+//! The two tasks behind a connection: frames to messages, messages to frames, and liveness. They end together with
+//! the first reason. Messages that were sent before a proper end are delivered before that end.
 
 use super::codec::{Body, Bulky, decode, encode};
 use super::{End, LAST_WORDS, Link, ROOM};
@@ -14,24 +14,24 @@ use tokio::sync::mpsc;
 
 /// Messages of one direction, as far as the pumps need to know them.
 pub trait Spoken: Serialize + DeserializeOwned + Bulky + Send + 'static {
-    /// What the other side says.
+    /// The messages of the other side.
     type Other: Spoken<Other = Self>;
 
-    /// What this side says now and then so that the other one hears it, whatever else is on its way.
+    /// A message that this side sends at intervals to show that it is alive, whatever else is in transit.
     fn beat(number: u64) -> Self;
 
-    /// Whether it is about liveness alone, and what the other side answers.
+    /// Whether the message is about liveness only, and the answer of the other side.
     fn liveness(&self) -> Liveness<Self::Other>;
 }
 
-/// What a message means to a pump.
+/// The meaning of a message for a pump.
 #[derive(Debug)]
 pub enum Liveness<Answer> {
-    /// It is for whoever holds the link.
+    /// A message for the holder of the link.
     NotAbout,
-    /// To be answered at once.
+    /// A question that is answered at once.
     Asks(Answer),
-    /// An answer: having been heard is all its meaning.
+    /// An answer: its arrival alone is its meaning.
     Answers,
 }
 
@@ -58,7 +58,7 @@ impl Bulky for ToWorker {
 impl Spoken for ToCoordinator {
     type Other = ToWorker;
 
-    // Unasked: where the line to this side is slow, a ping waits behind megabytes.
+    // Sent without a ping too: on a slow connection a ping waits behind megabytes.
     fn beat(number: u64) -> Self {
         ToCoordinator::Pong { number }
     }
@@ -83,28 +83,29 @@ impl Spoken for ToWorker {
     }
 }
 
-/// Where frames come from.
+/// The source of frames.
 pub trait ReadFrames: Send + 'static {
-    /// The next frame; None at the end of the connection. The error is one line.
+    /// The next frame; `None` at the end of the connection. The error is one line.
     fn next(&mut self) -> impl Future<Output = Result<Option<Bytes>, String>> + Send;
 
-    /// Counts what comes, also of a frame that is not whole yet: on a slow line one takes longer than any silence.
+    /// Counts received bytes, including those of an incomplete frame: on a slow connection one frame may take longer
+    /// than the silence limit.
     fn heard(&self) -> Arc<AtomicU64> {
         Arc::default()
     }
 }
 
-/// Where frames go to.
+/// The sink of frames.
 pub trait WriteFrames: Send + 'static {
-    /// Sends a frame whole.
+    /// Sends a complete frame.
     fn send(&mut self, frame: Body) -> impl Future<Output = Result<(), String>> + Send;
 
-    /// Says that nothing more comes.
+    /// Tells the peer that no more frames follow.
     fn finish(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// A link over a connection; its pumps run on `runtime`. With `silence` above zero the other side has to be heard
-/// that often, and this side says something four times as often.
+/// A link over a connection; its pumps run on `runtime`. If `silence` is above zero, the other side must be heard
+/// within that time, and this side sends a message four times as often.
 pub fn over<Out, R, W>(
     runtime: &tokio::runtime::Handle,
     reader: R,
@@ -118,7 +119,7 @@ where
 {
     let (to, outgoing) = mpsc::channel(ROOM);
     let (incoming, from) = mpsc::channel(ROOM);
-    // One place: only the newest ping is worth an answer.
+    // Capacity 1: only the newest ping needs an answer.
     let (answers, answered) = mpsc::channel(1);
     let end = End::new(silence);
     runtime.spawn(read(reader, incoming, answers, end.clone()));
@@ -126,7 +127,7 @@ where
     Link { to, from, end, _closes: None }
 }
 
-/// Frames to messages, until either side or silence ends it.
+/// Converts frames to messages until either side or silence ends the link.
 async fn read<In: Spoken, R: ReadFrames>(
     mut reader: R,
     incoming: mpsc::Sender<In>,
@@ -137,7 +138,7 @@ async fn read<In: Spoken, R: ReadFrames>(
     loop {
         let frame = tokio::select! {
             frame = reader.next() => frame,
-            // Only time in which nothing comes counts: a frame that waits for room was heard.
+            // Only time without incoming bytes counts: a frame that waits for room was heard.
             () = silent(&end, &heard) => Err("nothing was heard for too long".into()),
             () = incoming.closed() => return drain(reader, end).await,
             () = end.ended() => return,
@@ -164,8 +165,8 @@ async fn read<In: Spoken, R: ReadFrames>(
     }
 }
 
-/// Nobody listens here any more, but the other side may not have heard everything: a connection that is closed with
-/// unread bytes in it is reset, and what was said last would be lost.
+/// Reads and drops frames after this side stopped receiving, because the other side may not have read everything: a
+/// connection that is closed with unread bytes is reset, and the last messages sent would be lost.
 async fn drain<R: ReadFrames>(mut reader: R, end: End) {
     let rest = async { while let Ok(Some(_)) = reader.next().await {} };
     tokio::select! {
@@ -174,7 +175,7 @@ async fn drain<R: ReadFrames>(mut reader: R, end: End) {
     }
 }
 
-/// Completes after the allowed silence, which may be set while it waits. Any byte breaks it.
+/// Completes after the silence limit, which may change meanwhile. Any received byte restarts the time.
 async fn silent(end: &End, heard: &AtomicU64) {
     let (mut began, mut before) = (tokio::time::Instant::now(), heard.load(Ordering::Relaxed));
     loop {
@@ -190,7 +191,7 @@ async fn silent(end: &End, heard: &AtomicU64) {
     }
 }
 
-/// Messages to frames, until there are none any more.
+/// Converts messages to frames until there are no more.
 async fn write<Out: Spoken, W: WriteFrames>(
     mut writer: W,
     mut outgoing: mpsc::Receiver<Out>,
@@ -199,7 +200,7 @@ async fn write<Out: Spoken, W: WriteFrames>(
 ) {
     let (mut number, mut last) = (0, tokio::time::Instant::now());
     loop {
-        // By the clock, not after a lull: what is sent proves nothing about the other side.
+        // By the clock, not after a pause in sending: sent bytes prove nothing about the other side.
         let beat = async {
             match end.silence() {
                 Some(s) => tokio::time::sleep_until(last + s / 4).await,
@@ -227,12 +228,12 @@ async fn write<Out: Spoken, W: WriteFrames>(
             Err(reason) => Err(reason),
         };
         if let Err(reason) = sent {
-            // What the other side said last may still be on its way; the reader finds the end of it.
+            // The other side's last messages may still be in transit; the reader finds their end.
             tokio::time::sleep(LAST_WORDS).await;
             return end.cut(reason);
         }
     }
-    // Said everything: the other side reads to the end, and closes.
+    // Everything is sent: the other side reads to the end and closes.
     tokio::select! {
         () = async { writer.finish().await; tokio::time::sleep(LAST_WORDS).await } => {}
         () = end.ended() => {}
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_cross_in_order_and_what_was_said_goes_out() {
+    fn messages_arrive_in_order_and_queued_ones_are_sent() {
         let runtime = runtime();
         let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
         let mut worker: WorkerLink = over(runtime.handle(), b, c, Duration::ZERO);
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_is_answered_while_nobody_takes_messages() {
+    fn ping_is_answered_while_messages_are_unread() {
         let runtime = runtime();
         let (_worker, (to, mut from)) = worker(&runtime, Duration::ZERO);
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!((worker.end.reason(), member.end.reason()), (None, None));
     }
 
-    /// Of whose one frame a byte comes every 100 ms.
+    /// A reader whose single frame receives one byte every 100 ms.
     struct Slow(mpsc::Receiver<Bytes>, Arc<AtomicU64>);
 
     impl ReadFrames for Slow {
@@ -338,20 +339,20 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_may_take_longer_than_silence_and_both_sides_show_that_they_live() {
+    fn frame_may_take_longer_than_the_silence_limit() {
         let runtime = runtime();
         let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
         let slow = Slow(incoming, Arc::default());
         let mut worker: WorkerLink = over(runtime.handle(), slow, out, Duration::from_secs(1));
         assert_eq!(worker.from.blocking_recv(), Some(ToWorker::Flush { step: 1 }), "{:?}", worker.end);
-        // Nothing came whole that it could have answered.
+        // No complete message came that it could have answered.
         let beat: ToCoordinator = decode(&said.blocking_recv().unwrap()).unwrap();
         assert_eq!(beat, ToCoordinator::Pong { number: 1 });
     }
 
     #[test]
-    fn what_is_no_message_ends_the_link() {
+    fn invalid_message_ends_the_link() {
         let long = [encode(&ToWorker::Flush { step: 1 }).unwrap().whole().to_vec(), vec![0]].concat();
         for frame in [vec![0xff; 9], long, Vec::new()] {
             let runtime = runtime();

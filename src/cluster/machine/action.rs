@@ -1,5 +1,5 @@
-//! What comes out of the machine, to be carried out in the order given. Actions never fail for the machine: what
-//! cannot be sent any more is dropped, and the driver's `Lost` follows.
+//! The output of the machine, carried out in the given order. Actions never fail for the machine: a message that can
+//! no longer be sent is dropped, and the driver's `Lost` follows.
 
 use super::super::message::{Device, LeaseId, ToWorker};
 use super::event::{DeviceId, Kind, MemberId};
@@ -9,125 +9,123 @@ use crate::train::event::Link;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Something that the driver has to do.
+/// An instruction to the driver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Send the parameters: `ParametersPiece`s, then `Parameters`. Later actions for this member are sent
-    /// behind them.
+    /// Send the parameters: `ParametersPiece`s, then `Parameters`. Later messages to this member follow them.
     SendParameters {
-        /// To whom.
+        /// The receiver.
         member: MemberId,
     },
-    /// Send `ToWorker::Lease` with the item's work: for [`Purpose::Round`] what the round's kind says, for
+    /// Send `ToWorker::Lease` with the item's work: for [`Purpose::Round`] the work of the round's kind, for
     /// [`Purpose::Recheck`] `Work::Recheck`.
     Lease {
-        /// To which device.
+        /// The receiving device.
         device: DeviceId,
-        /// The lease's number.
+        /// Number of the lease.
         lease: LeaseId,
-        /// The item of the round.
+        /// Index of the item in the round.
         item: usize,
-        /// What is wanted of it.
+        /// Why the item is leased.
         purpose: Purpose,
     },
-    /// Send this message as it is.
+    /// Send this message unchanged.
     Say {
-        /// To whom.
+        /// The receiver.
         member: MemberId,
         /// `Grant`, `Deny`, `Cancel`, `Flush`, `SumTaken` or `Bye`.
         message: ToWorker,
     },
-    /// The `Sum` that this tick was given counts: its loss, weight and targets are added to the step's, and the
-    /// pieces that were added for it need not be kept any longer.
+    /// The `Sum` of this tick counts: the driver adds its loss, weight and targets to the step's. The
+    /// sum's pieces stay in the total, and their copies may be dropped.
     TakeSum {
-        /// Whose.
+        /// The sender of the sum.
         member: MemberId,
-        /// Its number.
+        /// Number of the sum.
         sum: u64,
     },
-    /// The `Score` or `Answer` that this tick was given is the result of this item.
+    /// The `Score` or `Answer` of this tick is the result of this item.
     TakeResult {
-        /// The item of the round.
+        /// Index of the item in the round.
         item: usize,
     },
-    /// Whatever has been added of a sum of this member that was not taken is subtracted again; nothing, if
-    /// there is none.
+    /// Subtract all added pieces of this member's sums that were not taken; no effect if there are none.
     TakeBack {
-        /// Whose.
+        /// The sender of the sums.
         member: MemberId,
     },
-    /// Close the connection as soon as what was said is sent. The machine has forgotten the member already; a
-    /// `Lost` for it may come or not.
+    /// Close the connection once all queued messages are sent. The machine has already removed the member; a later
+    /// `Lost` for it is optional.
     Close {
-        /// It.
+        /// The member.
         member: MemberId,
     },
-    /// Every item of the round has been counted exactly once: the total is whole.
+    /// Every item of the round has been counted exactly once: the total is complete.
     RoundDone(Tally),
-    /// A bad value: the run ends with exit code 3, everybody is told `Bye::Halted`. The machine does nothing
-    /// more.
+    /// A bad value: the run ends with exit code 3 and every member gets `Bye::Halted`. The machine emits no further
+    /// action.
     Halt(Finding),
-    /// Too few devices for too long: the driver saves, says `Bye::Later` and exits with 75. Nothing more is to
-    /// be expected of this machine.
+    /// Too few devices for too long: the driver saves, sends `Bye::Later` and exits with code 75. The machine emits
+    /// no further action.
     GiveUp {
-        /// Devices that are here.
+        /// Number of devices present.
         have: usize,
-        /// Devices that were waited for.
+        /// Number of devices waited for.
         want: usize,
     },
-    /// Something to be shown, and kept in metrics.jsonl.
+    /// An event to be shown and kept in metrics.jsonl.
     Note(Note),
 }
 
 /// Why an item is leased.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// For its result.
+    /// The round needs the item's result.
     Round,
-    /// Only to learn whether its values are bad here too.
+    /// The machine needs to know whether a reported bad value occurs on this device too.
     Recheck,
 }
 
-/// What happened in a round.
+/// Statistics of a round.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tally {
-    /// Outstanding items that were given to a second device.
+    /// Items in work that were leased to a second device.
     pub repeats: u64,
-    /// Leases that were called back.
+    /// Leases that were cancelled.
     pub cancels: u64,
-    /// Tokens that were computed, so far as is known, and not counted: by losers of a repeat, and by members
+    /// Tokens that were computed, as far as known, and not counted: by devices that lost a repeat, and by members
     /// that were lost before their sum arrived.
     pub wasted_tokens: u64,
-    /// Leases of lost or failing devices that were given out again.
+    /// Leases of lost or failing devices whose items were leased again.
     pub reopened: u64,
     /// Messages that were late, repeated or out of place, and changed nothing.
     pub ignored: u64,
-    /// Items that count, by the numeric class that computed them.
+    /// Counted items for each numeric class that computed them.
     pub classes: BTreeMap<String, u64>,
-    /// From the round's begin to the last result (for training: the last grant).
+    /// From the start of the round to the last result (for training: the last grant).
     pub computing: Duration,
-    /// From there to the end: sums that arrived while nobody computed.
+    /// From the last result to the end of the round: sums that arrived while no device computed.
     pub exposed: Duration,
-    /// From the first request for a sum to the last grant: sums that travelled while others computed.
+    /// From the first request for a sum to the last grant: sums that travelled while devices computed.
     pub hidden: Duration,
-    /// When items were computed, by what devices say of how long; the first few thousand of a round.
+    /// When items were computed, from the devices' own compute times; at most [`SPANS`] per round.
     pub spans: Vec<(Place, Span)>,
 }
 
-/// So many are kept of a round: they are for pictures.
+/// Spans kept for each round; they are drawn in charts.
 pub const SPANS: usize = 4096;
 
-/// Computing, since the round began.
+/// A period of computing, relative to the start of the round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Its beginning.
+    /// Start.
     pub from: Duration,
-    /// Its end.
+    /// End.
     pub to: Duration,
 }
 
 impl Tally {
-    /// Notes that a device computed from `from` to `to`.
+    /// Records that a device computed from `from` to `to`.
     pub fn computed(&mut self, place: Place, from: Duration, to: Duration) {
         if self.spans.len() < SPANS {
             self.spans.push((place, Span { from, to }));
@@ -135,40 +133,40 @@ impl Tally {
     }
 }
 
-/// A bad value, and what a second device found.
+/// A bad value, and the finding of a second device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finding {
-    /// The round's kind.
+    /// Kind of the round.
     pub kind: Kind,
-    /// The item.
+    /// Index of the item in the round.
     pub item: usize,
-    /// Where it was found first.
+    /// The first report.
     pub first: Bad,
-    /// Where it was looked for again, if it could be.
+    /// The result of the second check, if there was one.
     pub again: Option<Again>,
 }
 
-/// A value that is not finite or too large, and who computed it.
+/// A value that is not finite or too large, and the device that computed it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bad {
-    /// The device.
+    /// The device that computed it.
     pub place: Place,
-    /// The tensor, or `the loss`.
+    /// Name of the tensor, or `the loss`.
     pub tensor: String,
     /// The value.
     pub value: f64,
 }
 
-/// The second look.
+/// The result of a second check.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Again {
-    /// It is bad there too: data.
+    /// The value is bad on this device too: the data is the cause.
     Also(Bad),
-    /// It is not: the first device.
+    /// The value is fine on this device: the first device is the cause.
     Not(Place),
 }
 
-/// A device, for people.
+/// A device by its display names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The member's name.
@@ -179,31 +177,31 @@ pub struct Place {
     pub class: String,
 }
 
-/// Something to be shown.
+/// An event for display.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Note {
-    /// Devices that came were measured.
+    /// Devices that joined were measured.
     Measured {
-        /// What they do.
+        /// The measured devices.
         devices: Vec<DeviceReport>,
     },
-    /// The run waits for its first devices; said at the first round, and whenever the number changes.
+    /// The run waits for its first devices. Emitted at the first round and whenever the number changes.
     Waiting {
-        /// Devices that are here.
+        /// Number of devices present.
         have: usize,
-        /// Devices that are expected.
+        /// Number of devices expected.
         want: usize,
     },
-    /// Fewer than the minimum are left: nothing is given out.
+    /// Fewer devices than the minimum are left: no item is leased.
     Paused {
-        /// Devices that are here.
+        /// Number of devices present.
         have: usize,
         /// The minimum.
         want: usize,
     },
-    /// Enough are here (again).
+    /// Enough devices are present again.
     Running {
-        /// Devices that are here.
+        /// Number of devices present.
         have: usize,
     },
     /// A member's devices are ready.
@@ -212,73 +210,73 @@ pub enum Note {
         member: String,
         /// Its devices.
         devices: Vec<Device>,
-        /// Devices that it turned away, with reasons.
+        /// Devices that it refused, with reasons.
         refused: Vec<String>,
     },
-    /// A member is gone.
+    /// A member left or was lost.
     Left {
         /// The member's name.
         member: String,
-        /// Why.
+        /// The reason.
         reason: String,
-        /// Items that are given out again.
+        /// Number of items that are leased again.
         reopened: usize,
     },
-    /// A device gave an error; it takes nothing until it has fallen back or asks again.
+    /// A device reported an error. It gets no lease until it has fallen back or asks again.
     Failed {
         /// The device.
         place: Place,
-        /// What happened.
+        /// The error.
         reason: String,
     },
-    /// A device is another one now.
+    /// A device continues on another backend.
     Fallback {
-        /// What it was.
+        /// The device before.
         before: Place,
-        /// What it is.
+        /// The device now.
         now: Device,
-        /// Why.
+        /// The error that caused it.
         reason: String,
     },
-    /// An outstanding item was given to a second device.
+    /// An item in work was leased to a second device.
     Repeated {
-        /// The item.
+        /// Index of the item.
         item: usize,
-        /// Who has it.
+        /// The device that already computes it.
         holder: Place,
-        /// Who should finish first.
+        /// The device that is expected to finish first.
         repeater: Place,
     },
-    /// A step has fewer than 3 microbatches for each device. Said once.
+    /// A step has fewer than 3 microbatches for each device. Emitted once.
     Few {
         /// Microbatches of the step.
         microbatches: usize,
-        /// Devices.
+        /// Number of devices.
         devices: usize,
     },
 }
 
-/// What a device has done so far; devices that are gone are kept, under the names that they had.
+/// The work of a device so far. Departed devices are kept under their last name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceReport {
-    /// Which.
+    /// The device.
     pub place: Place,
-    /// Its number, while it is here.
+    /// Its id while it is present.
     pub id: Option<DeviceId>,
     /// Training microbatches that it was granted.
     pub microbatches: u64,
-    /// Tokens in them.
+    /// Tokens in those microbatches.
     pub tokens: u64,
-    /// Time that it says it computed, in every kind of round.
+    /// Compute time that it reported, over all kinds of rounds.
     pub busy: Duration,
-    /// Measured speed in training, microseconds per token.
+    /// Measured training speed in microseconds per token.
     pub micros_per_token: Option<f64>,
     /// Tokens and seconds of its training microbatches, trials included.
     pub points: Points,
-    /// Trials among them.
+    /// Number of trials in `points`.
     pub trials: u64,
-    /// Tokens and bytes of them.
+    /// Tokens and bytes in use of its training microbatches.
     pub memory: Used,
-    /// How it is reached, where it said so.
+    /// Its network link, if the worker measured one.
     pub link: Option<Link>,
 }

@@ -1,5 +1,5 @@
-//! What follows from what a member says. A message that an honest worker may send late or twice is answered as it
-//! was before and changes nothing; one that no honest worker sends takes the member out.
+//! The answers to members' messages. A message that a correct worker may send late or twice gets the same answer as
+//! before and changes nothing. A message that no correct worker sends removes the member.
 
 use super::super::message::{Device as Named, Hash, LeaseId, ToCoordinator, ToWorker, Trouble};
 use super::Machine;
@@ -10,17 +10,17 @@ use super::ledger::{Alone, Found, Held, Status};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A lease that a message names.
+/// The lease that a message names.
 enum Own {
-    /// Of this round, and the sender's.
+    /// A lease of this round that the sender holds.
     Here(Held),
-    /// Of an earlier round: the message is late.
+    /// A lease of an earlier round: the message is late.
     Old,
-    /// Never given, or somebody else's: the sender was taken out for it.
+    /// A lease that was never given or belongs to another member: the sender has been removed for it.
     Wrong,
 }
 
-/// What a finished lease says of itself.
+/// The claims of a finished lease.
 struct Result {
     lease: LeaseId,
     kind: Kind,
@@ -93,7 +93,7 @@ impl Machine {
     }
 
     fn own(&mut self, member: MemberId, lease: LeaseId) -> Own {
-        // A loser of one round may stop in the next.
+        // A device that lost a repeat in one round may stop in the next.
         let devices = self.fleet.members.get_mut(&member).and_then(|m| m.devices.as_mut());
         devices.into_iter().flatten().for_each(|d| d.moves(lease));
         let found = match &self.round {
@@ -119,15 +119,15 @@ impl Machine {
         }
     }
 
-    /// Whether a result is of the right kind and was computed with the right parameters; else its sender is
-    /// taken out.
+    /// Whether a result has the right kind and was computed with the right parameters; if not, its sender is
+    /// removed.
     fn sound(&mut self, member: MemberId, held: &Held, result: &Result) -> bool {
         let Some(round) = &self.round else { return false };
         if result.parameters != round.hash {
             self.expel(member, "it computed with other parameters");
             return false;
         }
-        // A recheck is answered by an announcement whatever the round is.
+        // A recheck is answered by an announcement in every kind of round.
         let kind = if held.purpose == Purpose::Recheck { Kind::Train } else { round.kind };
         if result.kind != kind {
             self.expel(member, "it answered a lease with another kind of result");
@@ -163,7 +163,7 @@ impl Machine {
         self.say(member, if granted { ToWorker::Grant { lease } } else { ToWorker::Deny { lease } });
     }
 
-    /// The lease's work is done; true where it was first. Everybody else who has the item is called back.
+    /// The lease is finished. Returns true if it was first; then all other leases of the item are cancelled.
     fn finished(&mut self, held: &Held, result: &Result) -> bool {
         self.measure(held, result);
         let Some(round) = &mut self.round else { return false };
@@ -186,7 +186,7 @@ impl Machine {
         true
     }
 
-    /// Tells the holder of a lease, which the ledger has as cancelled, to stop.
+    /// Sends a cancel to the holder of a lease that the ledger has as cancelled.
     pub(super) fn call_back(&mut self, lease: LeaseId) {
         let now = self.now;
         let Some(round) = &mut self.round else { return };
@@ -255,7 +255,7 @@ impl Machine {
             return self.say(member, ToWorker::SumTaken { sum: *sum });
         }
         if *step != round.step() || round.done {
-            // Of a step that is over; its worker forgets it when the next parameters reach it.
+            // The step is over; the worker drops this sum when the next parameters arrive.
             self.ignored();
             return self.out.push(Action::TakeBack { member });
         }
@@ -287,13 +287,13 @@ impl Machine {
                 self.waste(&held, micros);
                 self.drop_lease(lease, &held);
                 let unasked = self.fleet.device_mut(held.device).filter(|_| held.status == Status::Live);
-                // Handed back of its own will: nothing more for it before it asks.
+                // Handed back unasked: the device gets no lease before it asks.
                 unasked.into_iter().for_each(|d| d.room = None);
             }
         }
     }
 
-    /// For pictures: the device computed for so long, until now.
+    /// Records for charts that the device computed for this long, until now.
     fn note_span(&mut self, device: DeviceId, micros: u64) {
         let place = self.fleet.place(device);
         let Some(round) = &mut self.round else { return };
@@ -301,7 +301,7 @@ impl Machine {
         round.tally.computed(place, to.saturating_sub(Duration::from_micros(micros)), to);
     }
 
-    /// Adds what was computed of a lease and will not count to the round's waste.
+    /// Adds the computed part of a lease that will not count to the round's waste.
     fn waste(&mut self, held: &Held, micros: u64) {
         let Some(round) = &mut self.round else { return };
         let tokens = round.ledger.items()[held.item].tokens;
@@ -315,7 +315,7 @@ impl Machine {
         let confirmed = device.speed.confirm();
         let each = device.speed.known(round.kind);
         if !confirmed && micros > 0 && each.is_none_or(|each| micros as f64 > each * tokens as f64) {
-            // So slow at least: else a device that never ends first would be taken for a fast one for ever.
+            // A lower bound of its time: without it, a device that never finishes first would keep a fast estimate.
             device.speed.measure(round.kind, tokens, micros.min(whole));
         }
         round.tally.wasted_tokens += each.map_or(0, |each| (micros as f64 / each) as u64).min(tokens);

@@ -1,7 +1,7 @@
-//! Who gets what. The open items are dealt out in thought, largest first, each to the device that would finish it
-//! first after all that it has already; a device with room is given what falls to it, and a slow one to which
-//! nothing falls waits, so that a step does not end in waiting for it. What falls to a device whose queue is full
-//! stays open: it is dealt again at the next event, with what will be known then.
+//! Assignment of items to devices. The planner deals the open items in thought, largest first, each to the device
+//! that would finish it first after all that it already has. A device with room gets the items that fall to it; a
+//! slow device to which none falls waits, so that the step does not end with waiting for it. Items that fall to a
+//! device with a full queue stay open and are dealt again at the next event, with the knowledge of that time.
 
 use super::Machine;
 use super::action::{Action, Purpose};
@@ -14,39 +14,39 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Items that are dealt at most. With more than these open, a device to which none falls is so slow that nothing
-/// is lost.
+/// Most items that are dealt. With more than these open, a device to which none falls is so slow that no time is
+/// lost.
 const DEALT: usize = 512;
 
-/// A device's queue holds at least one lease besides that which it computes.
+/// A device's queue holds at least this many leases besides the lease in work.
 const DEPTH: usize = 1;
 
-/// A device as it is planned with.
+/// A device as the planner sees it.
 pub(super) struct Slot {
     pub id: DeviceId,
     pub class: Arc<str>,
     /// Microseconds per token.
     pub each: f64,
-    /// Tokens that take as long as what a lease takes besides its own.
+    /// Fixed cost of a lease, in tokens that take as long.
     pub lead: f64,
-    /// Whether that was measured on this device.
+    /// Whether `each` was measured on this device.
     pub known: bool,
-    /// Its leases, and in how many microseconds they should be finished.
+    /// Its leases, with their expected finish in microseconds from now.
     pub queue: Vec<(u64, f64)>,
-    /// When the first of them is so late that it is called back, in microseconds from now.
+    /// When its first lease is so late that it is revoked, in microseconds from now.
     pub hopeless: f64,
-    /// When it should have finished all of them and could begin another, in microseconds from now.
+    /// When it is expected to have finished all of them, in microseconds from now.
     pub free: f64,
-    /// Computing that it has ahead of it, in microseconds.
+    /// Compute time of its leases, in microseconds.
     work: f64,
-    /// What passes between a lease and its announcement beyond computing.
+    /// Time between a lease and its announcement besides computing, in microseconds.
     pub overhead: f64,
     /// Most leases that it may hold.
     limit: usize,
     held: usize,
 }
 
-/// When a slot is looked at.
+/// The time of planning, and the grace period of late leases.
 #[derive(Clone, Copy)]
 struct At {
     now: Duration,
@@ -57,7 +57,7 @@ impl Slot {
     fn of(seen: (DeviceId, &Member, &Device), each: f64, round: &Current, at: At) -> Self {
         let (id, member, device) = seen;
         let At { now, patience } = at;
-        // Before anything was seen of it: what a word takes there and back.
+        // Before the first measurement: the round trip of a message.
         let travels = member.link.map(|link| 1e6 * link.round_trip.min(60.0));
         let overhead = device.overhead.get().or(travels).unwrap_or(0.0);
         let lead = device.speed.size(0);
@@ -76,7 +76,7 @@ impl Slot {
                 let left = cost + from_now(device.began.max(held.sent));
                 let patience = patience.as_micros() as f64 * if known { 1.0 } else { 10.0 };
                 hopeless = left + 9.0 * cost + patience;
-                // One that is late is taken to need as long again as it is late already.
+                // A late lease is expected to need as long again as it is late already.
                 cost = left.max(-left).max(0.1 * cost);
             }
             free += cost;
@@ -107,19 +107,19 @@ impl Slot {
         }
     }
 
-    /// Whether it should be given another lease now, so that it need not wait for one later.
+    /// Whether it should get another lease now, so that it does not wait for one later.
     fn has_room(&self) -> bool {
         self.held < self.limit && (self.held <= DEPTH || self.work < 1.5 * self.overhead + 2000.0)
     }
 
-    /// Nothing to do, and able to do something.
+    /// Whether it has no lease and may get one.
     pub fn idle(&self) -> bool {
         self.held == 0 && self.limit > 0
     }
 }
 
 impl Machine {
-    /// The devices that are up, as they stand now.
+    /// The devices that are up, in their current state.
     pub(super) fn slots(&self) -> Vec<Slot> {
         let Some(round) = &self.round else { return Vec::new() };
         let seen: Vec<_> = self.fleet.devices().filter(|(_, _, d)| d.up).collect();
@@ -129,8 +129,8 @@ impl Machine {
         seen.into_iter().zip(each).map(|(seen, each)| Slot::of(seen, each, round, at)).collect()
     }
 
-    /// Deals the open items, and gives idle devices something to repeat. Returns the members to which something
-    /// fell that they have no room for yet.
+    /// Deals the open items, and gives idle devices items to repeat. Returns the members to which an item fell for
+    /// which they have no room yet.
     pub(super) fn assign(&mut self) -> BTreeSet<MemberId> {
         let mut slots = self.slots();
         if slots.iter().any(|s| s.hopeless <= 0.0) {
@@ -153,7 +153,7 @@ impl Machine {
         expecting
     }
 
-    /// Gives an item to a device.
+    /// Leases an item to a device.
     pub(super) fn lease(&mut self, item: usize, id: DeviceId, purpose: Purpose) -> u64 {
         let (Some(round), Some(member)) = (&mut self.round, self.fleet.members.get(&id.member)) else {
             return 0;
@@ -177,7 +177,7 @@ impl Machine {
         lease
     }
 
-    /// Looks again soon, if somebody idle might then help somebody late.
+    /// Schedules the next look: when a lease is to be revoked, or an idle device may take over a late item.
     pub(super) fn look_again(&mut self, slots: &[Slot]) {
         let Some(round) = &self.round else { return };
         let hopeless = slots.iter().map(|s| s.hopeless).filter(|h| h.is_finite());
@@ -195,8 +195,8 @@ impl Machine {
     }
 }
 
-/// The open items in the order in which they are dealt: the slot that each falls to, and the item where that slot
-/// has room for it.
+/// The open items in the order in which they are dealt: the slot to which each falls, and the item if that slot has
+/// room for it.
 fn deal(ledger: &Ledger, slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
     let mut dealt = Vec::new();
     if !slots.iter().any(|s| s.limit > 0) {
@@ -204,7 +204,7 @@ fn deal(ledger: &Ledger, slots: &mut [Slot]) -> Vec<(Option<usize>, usize)> {
     }
     for item in ledger.open().take(DEALT.max(4 * slots.len())) {
         if !slots.iter().any(Slot::has_room) {
-            break; // whoever has no room has something to do already
+            break; // a device without room has work already
         }
         let tokens = ledger.items()[item].tokens as f64;
         let cost = |s: &Slot| (tokens + s.lead) * s.each;

@@ -1,11 +1,11 @@
-//! What must hold after every tick, looked at from outside of the code that sees to it.
+//! Invariants that hold after every tick, checked independently of the code that maintains them.
 
 use super::ledger::{Item, State, Status};
 use super::{Machine, Purpose};
 use std::collections::BTreeSet;
 
 impl Machine {
-    /// Panics where the machine's own books disagree.
+    /// Panics if the machine's state is inconsistent.
     pub(in super::super) fn check(&self) {
         let Some(round) = &self.round else { return };
         let ledger = &round.ledger;

@@ -1,5 +1,5 @@
-//! What members say of their devices themselves: what they were measured to need, and what they have become. It is
-//! believed within bounds, because it is written down and added up.
+//! Messages about a worker's own devices: their measurements and their fallbacks. Their values are checked against
+//! bounds because they are added up and written to metrics.jsonl.
 
 use super::super::message::{Device as Named, LeaseId, Trials};
 use super::Machine;
@@ -9,7 +9,7 @@ use super::fleet::{self, report};
 use crate::train::event::Link;
 
 impl Machine {
-    /// What was measured of its devices before they took part.
+    /// Stores the measurements of a member's devices.
     pub(super) fn came_measured(&mut self, member: MemberId, measured: &[Trials], link: Option<Link>) {
         let Some(m) = self.fleet.members.get_mut(&member) else { return };
         if std::mem::replace(&mut m.measured, true) {
@@ -19,7 +19,7 @@ impl Machine {
         if devices.len() != measured.len() {
             return self.expel(member, "it measured other devices than it has");
         }
-        // What is kept is written to metrics.jsonl, whose numbers are finite.
+        // These values are written to metrics.jsonl, whose numbers are finite.
         let sound =
             |l: &Link| l.bandwidth.is_normal() && l.bandwidth > 0.0 && (0.0..1e9).contains(&l.round_trip);
         m.link = link.filter(sound);
@@ -32,7 +32,7 @@ impl Machine {
         }
     }
 
-    /// A device works on nothing any more: its other leases are for others.
+    /// The device stops: its remaining leases become open again.
     pub(super) fn stand_down(&mut self, id: DeviceId) {
         let Some(device) = self.fleet.device_mut(id) else { return };
         device.up = false;
@@ -90,9 +90,9 @@ mod tests {
         out.iter().filter_map(note).flatten().collect()
     }
 
-    /// Every number of it goes into metrics.jsonl, which has no infinite ones: a run would not be resumed.
+    /// Every value goes into metrics.jsonl, which has no infinite numbers: a run with one could not resume.
     #[test]
-    fn what_is_not_finite_is_not_kept_and_nothing_is_measured_twice() {
+    fn non_finite_measurements_are_dropped_and_repeats_expelled() {
         let fine = Link { bandwidth: 1e9, round_trip: 1e-3 };
         for (link, kept) in [
             (fine, true),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn no_device_falls_back_for_ever() {
+    fn number_of_fallbacks_is_limited() {
         let mut bed = Bed::train(1, 1);
         let back = |class: u8| {
             let now = Named { name: "cpu 0".into(), class: format!("class {class}") };
@@ -138,9 +138,9 @@ mod tests {
         assert!(expelled(&bed.said(0, back(fleet::CHAIN)), 0));
     }
 
-    /// A member that begins its sum again and again is as mute as one that says nothing.
+    /// A member that restarts its sum again and again counts as silent.
     #[test]
-    fn what_came_already_does_not_put_off_the_end_of_a_mute_sum() {
+    fn restarted_sum_does_not_extend_its_deadline() {
         let Config { reask, reasks, .. } = Config::default();
         let mut bed = Bed::train(1, 1);
         bed.now += Duration::from_millis(1);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_without_devices_was_refused_once_and_leaves_in_silence() {
+    fn member_without_devices_leaves_without_a_second_note() {
         let mut bed = Bed::train(1, 1);
         let noted =
             |out: &[Action]| out.iter().filter(|a| matches!(a, Action::Note(Note::Left { .. }))).count();
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(noted(&bed.said(1, From::Leave { reason: "no device here can take part".into() })), 0);
         bed.join(2, &["b"]);
         assert_eq!(noted(&bed.said(2, From::Leave { reason: "it was told to stop".into() })), 1);
-        // What it does that no honest worker does is told.
+        // A removal for a protocol error is always reported.
         bed.join(3, &[]);
         assert_eq!(noted(&bed.said(3, From::Ready { devices: vec![], refused: vec![] })), 1);
     }

@@ -1,40 +1,40 @@
-//! What goes into the machine. The driver turns everything that happens into one of these, in the order in which
-//! it happened; a connection's messages come in the order in which they arrived on it.
+//! The input of the machine. The driver turns everything that happens into events, in the order in which it
+//! happened. Messages of a connection keep the order in which they arrived.
 
 use super::super::message::{Hash, ToCoordinator};
 use std::time::Duration;
 
-/// A connection. The driver numbers them from whatever it likes; a number is never used twice.
+/// A connection. The driver chooses the numbers; a number is never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
 /// A device of a member, by its index in the member's `Ready`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId {
-    /// Whose.
+    /// The member that owns the device.
     pub member: MemberId,
-    /// Its index there.
+    /// Its index in that member's `Ready`.
     pub index: u16,
 }
 
-/// What a run's user decided about its members, and how patient the machine is.
+/// The user's requirements on members, and the machine's time limits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// No lease is given before that many devices have been here at the same time (once).
+    /// No lease is given before this many devices have been present at the same time once.
     pub expect: usize,
-    /// With fewer devices the machine gives no new leases. At least 1.
+    /// The machine gives no new lease while fewer devices than this are present. At least 1.
     pub min: usize,
-    /// How long it waits for either before [`super::Action::GiveUp`].
+    /// Time limit for waiting for either number, after which the machine emits [`super::Action::GiveUp`].
     pub join_timeout: Duration,
-    /// A sum that was asked for, and of which nothing has arrived for this long, is asked for again.
+    /// A requested sum of which nothing arrived for this long is requested again.
     pub reask: Duration,
-    /// So often it is asked for again in vain; then the member is taken out, and may come back.
+    /// After this many repeated requests without an answer the member is removed. It may reconnect.
     pub reasks: u32,
-    /// A lease that is late by this and by nine times what it should have taken is called back; ten times this
-    /// on a device that was never measured.
+    /// A lease is revoked once it runs longer than 10 times its estimate plus this grace period. The grace period is
+    /// 10 times as long on a device that was never measured.
     pub patience: Duration,
-    /// A bad value is reported without a second finding if none has come for this long; for half of it another
-    /// device than the first is waited for.
+    /// A bad value is reported without a second finding if none arrives within this time. For the first half of it
+    /// the machine waits for a device other than the first.
     pub recheck: Duration,
 }
 
@@ -52,80 +52,80 @@ impl Default for Config {
     }
 }
 
-/// What the items of a round are.
+/// The kind of a round's items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Microbatches of an optimizer step: announced, granted, summed.
     Train,
-    /// Microbatches that are scored.
+    /// Microbatches of an evaluation: scored.
     Eval,
-    /// Prompts that are answered.
+    /// Prompts: answered.
     Prompt,
 }
 
-/// Work that is done under one set of parameters, and is over when every item of it has been counted once.
+/// Work under one set of parameters. A round is over when each of its items has been counted once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Round {
-    /// What its items are.
+    /// The kind of its items.
     pub kind: Kind,
-    /// The size of each: tokens of a microbatch; of a prompt, its own and those that it may get. The driver
-    /// keeps what they hold; the machine names an item by its position here.
+    /// Size of each item in tokens; for a prompt, its own tokens plus the new tokens that it may get. The driver
+    /// keeps the contents; the machine names an item by its position in this list.
     pub tokens: Vec<u64>,
 }
 
-/// Something happened. What the driver has to do besides is said at each.
+/// Something that happened. Each variant says what the driver has to do besides sending the event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<'a> {
-    /// Time passed: to be sent when [`super::Machine::wake`] says so, after all that has been queued meanwhile.
+    /// Time passed. The driver sends this when [`super::Machine::wake`] asks for it, after all queued events.
     Time,
-    /// These are the parameters from now on. Between rounds only.
+    /// These are the parameters from now on. Only between rounds.
     Parameters {
-        /// After this many steps.
+        /// Number of steps that they result from.
         after: u64,
-        /// blake3 of them.
+        /// blake3 of the parameters.
         hash: Hash,
     },
-    /// A round begins, under the parameters that were named last. Not before [`super::Action::RoundDone`] (or
-    /// [`Event::Abandon`]) of the one before.
+    /// A round starts under the newest parameters. Only after [`super::Action::RoundDone`] or [`Event::Abandon`] of
+    /// the previous round.
     Begin(Round),
-    /// The round is given up (a signal): nothing of it counts. The driver clears its total.
+    /// The round is abandoned because of a signal: none of its results counts. The driver clears its total.
     Abandon,
-    /// A connection has been welcomed. Comes before any message of it.
+    /// A connection has been welcomed. Precedes every message of that connection.
     Joined {
         /// Its number.
         member: MemberId,
-        /// What people call it.
+        /// Its display name.
         name: String,
     },
-    /// A message of a member. Everything from `Ready` on may be given here; what is none of the machine's
-    /// business it ignores. Two need care:
+    /// A message of a member. The driver may pass every message from `Ready` on; the machine ignores messages that
+    /// do not concern it. Two need care:
     ///
-    /// - `SumPiece`: given *before* its values are added, and only where [`super::Machine::wants_sum`] is true
-    ///   for it; others are dropped unread.
-    /// - `Sum`: given once all of its pieces have been added to the total and cover the layout. If they do not,
-    ///   or hold what they may not, the driver sends [`Event::Misbehaved`] in its place. A sum that
-    ///   `wants_sum` does not want is given too (so that a lost `SumTaken` is said again).
+    /// - `SumPiece`: passed *before* its values are added, and only if [`super::Machine::wants_sum`] is true for its
+    ///   sum; the driver drops other pieces unread.
+    /// - `Sum`: passed once all of its pieces have been added to the total and cover the layout. If they do not, or
+    ///   hold invalid values, the driver sends [`Event::Misbehaved`] instead. A sum that `wants_sum` rejects is passed
+    ///   too, so that a lost `SumTaken` is sent again.
     Said {
-        /// Whose.
+        /// The sender.
         member: MemberId,
-        /// The message. Its bulk is looked at by nobody here: see [`super::Action::TakeSum`] and
+        /// The message. The machine does not read its bulk data: see [`super::Action::TakeSum`] and
         /// [`super::Action::TakeResult`].
         message: &'a ToCoordinator,
     },
-    /// The connection is closed, silent for too long, or replaced by a newer one of the same worker. The driver
-    /// sends it at most once, and nothing of that member after it.
+    /// The connection is closed, was silent for too long, or was replaced by a newer one of the same worker. The
+    /// driver sends this at most once per member, and no other event of that member after it.
     Lost {
-        /// It.
+        /// The member.
         member: MemberId,
-        /// One line for people.
+        /// The reason, in one line for display.
         reason: String,
     },
-    /// The driver found something in a member's bytes that no honest worker sends (a frame that does not
-    /// decode, a sum beyond its range): it will be taken out.
+    /// A member sent bytes that no correct worker sends (an undecodable frame, a sum beyond its range): the machine
+    /// removes it.
     Misbehaved {
-        /// It.
+        /// The member.
         member: MemberId,
-        /// One line for people.
+        /// The reason, in one line for display.
         reason: String,
     },
 }

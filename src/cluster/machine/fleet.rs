@@ -1,5 +1,5 @@
-//! Who is here: members, their devices, and what each is known to be doing. A device works through its leases in
-//! the order in which they were given, so what it will have finished when follows from its speed.
+//! Members, their devices, and the leases of each device. A device works through its leases in the order in which
+//! they were given, so its finish times follow from its speed.
 
 use super::super::message::{self, LeaseId};
 use super::action::{DeviceReport, Place};
@@ -13,13 +13,13 @@ use std::time::Duration;
 /// Most devices of one member.
 pub(super) const MOST: usize = 64;
 
-/// Most times that one device falls back: more than any chain of backends is long.
+/// Most fallbacks of one device: more than any chain of backends has entries.
 pub(super) const CHAIN: u8 = 8;
 
-/// Devices that are gone of which it is kept what they have done; that of others is added up under one name.
+/// Number of departed devices with a report of their own; the work of others is added up under one name.
 const PAST: usize = 1024;
 
-/// The same devices, no two of one name: accounts are kept by name.
+/// The same devices with unique names, because reports are kept by name.
 pub(super) fn distinct(devices: &[message::Device]) -> Vec<message::Device> {
     let mut all: Vec<message::Device> = Vec::with_capacity(devices.len());
     for device in devices {
@@ -36,48 +36,49 @@ pub(super) fn distinct(devices: &[message::Device]) -> Vec<message::Device> {
 pub(super) struct Device {
     pub name: String,
     pub class: Arc<str>,
-    /// False after an error, until it has fallen back or asks again.
+    /// False after an error, until the device has fallen back or asks again.
     pub up: bool,
-    /// Leases that it holds without working on them; None: it has not asked yet.
+    /// Number of leases that may queue behind the lease in work; `None` before its first `Ask`.
     pub room: Option<u16>,
-    /// Leases that it works through, the first of them now.
+    /// Its leases in order of work; it computes the first.
     pub queue: VecDeque<LeaseId>,
-    /// When the first of the queue can have begun at the earliest.
+    /// The earliest time at which the first lease of the queue can have started.
     pub began: Duration,
-    /// A lease that it was told to stop while it computed it, until it says that it has.
+    /// The cancelled lease that it was computing, until it reports that it has stopped.
     pub stopping: Option<Stopping>,
     pub speed: Speed,
-    /// What passes between a lease and its announcement beyond computing, in microseconds.
+    /// Time between a lease and its announcement besides computing, in microseconds.
     pub overhead: Estimate,
     pub microbatches: u64,
     pub tokens: u64,
     pub busy: Duration,
-    /// How often it became another one.
+    /// Number of its fallbacks.
     pub fallbacks: u8,
     pub idleness: Idleness,
 }
 
-/// Training rounds of which a device had no part, because the others were thought to be done before it.
+/// Consecutive training rounds without a lease, because other devices were expected to finish earlier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Idleness {
-    /// Whether it was given something in this round.
+    /// Whether it was given a lease in this round.
     pub used: bool,
-    /// Whether its speed was doubted and it has been given nothing since.
+    /// Whether its speed was doubted and it has had no lease since.
     tried: bool,
     rounds: u32,
-    /// After so many what is known of its speed is doubted.
+    /// The number of rounds after which its speed estimate is doubted.
     bound: u32,
 }
 
-/// Rounds without a part after which a device's speed is doubted for the first time, and at most: a slow one that is
-/// tried costs the others a repeat.
+/// First and largest number of idle rounds after which a device's speed is doubted. The number doubles because each
+/// trial of a slow device costs the others a repeat.
 const DOUBT: (u32, u32) = (16, 1024);
 
 impl Idleness {
     const NONE: Idleness = Idleness { used: false, tried: false, rounds: 0, bound: DOUBT.0 };
 
-    /// A training round begins: whether the device has been idle so long that its speed should be measured again.
-    /// Twice as long the next time, unless it was given something meanwhile for another reason than the doubt.
+    /// Starts a training round. Returns whether the device was idle for so long that its speed must be measured
+    /// again. The next bound is twice as long, unless the device got a lease in between for another reason than the
+    /// doubt.
     pub fn doubts(&mut self) -> bool {
         let used = std::mem::take(&mut self.used);
         if used && !std::mem::take(&mut self.tried) {
@@ -92,38 +93,38 @@ impl Idleness {
     }
 }
 
-/// A lease that is to be stopped.
+/// A cancelled lease that its device has not stopped yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stopping {
     pub lease: LeaseId,
-    /// From then on the device gets nothing else before it has stopped, because it may hang.
+    /// From this time the device gets no lease until it has stopped, because it may hang.
     pub until: Duration,
-    /// When it is told again.
+    /// When the cancel is sent again.
     pub again: Duration,
 }
 
 #[derive(Debug)]
 pub(super) struct Member {
     pub name: String,
-    /// None before its `Ready`.
+    /// `None` before its `Ready`.
     pub devices: Option<Vec<Device>>,
-    /// When the parameters were sent, until it has asked for work with them.
+    /// When the parameters were sent; cleared by the first request for work with them.
     pub sent: Option<Duration>,
-    /// What passes from sending parameters to the first request for work, in microseconds.
+    /// Time from sending parameters to the first request for work, in microseconds.
     pub transfer: Estimate,
-    /// The number of its newest sum that counts.
+    /// Number of its newest sum that counts.
     pub last_sum: u64,
-    /// How it is reached, where it said so.
+    /// Its network link, if the worker measured one.
     pub link: Option<Link>,
-    /// Leases that were granted and are in no sum that counts.
+    /// Number of leases that were granted and are in no counted sum.
     pub granted: usize,
-    /// When it was last asked for its sum, or something of that sum arrived.
+    /// When its sum was last requested, or a new piece of that sum arrived.
     pub flushed: Option<Duration>,
-    /// How often it was asked again since.
+    /// Number of repeated requests since then.
     pub reasked: u32,
-    /// The furthest piece of a sum that came: number and offset.
+    /// The furthest piece of a sum so far: number of the sum and offset.
     furthest: Option<(u64, u64)>,
-    /// It has said what its devices were measured to need.
+    /// Whether its `Measured` has arrived.
     pub measured: bool,
 }
 
@@ -144,13 +145,13 @@ impl Member {
         }
     }
 
-    /// Whether nobody has heard that it came: it is not ready yet, or has no device that could take part, which was said.
+    /// Whether its arrival was never reported: it is not ready, or has no device that can take part.
     pub fn is_unknown(&self) -> bool {
         self.devices.as_ref().is_none_or(Vec::is_empty)
     }
 
-    /// A piece of a sum: what is new of one it was asked for is waited for longer. What came before shows nothing:
-    /// whoever began again and again would hold up the step.
+    /// A piece of a sum arrived. Only a piece further than any before extends the wait for the sum: a member that
+    /// restarts its sum again and again would hold up the step.
     pub fn comes(&mut self, piece: (u64, u64), now: Duration) {
         if self.furthest.is_none_or(|furthest| piece > furthest) {
             self.furthest = Some(piece);
@@ -158,12 +159,12 @@ impl Member {
         }
     }
 
-    /// Whether none of its devices has anything left to do.
+    /// Whether all queues of its devices are empty.
     pub fn idle(&self) -> bool {
         self.devices.iter().flatten().all(|d| d.queue.is_empty())
     }
 
-    /// When the parameters will be there: an estimate, never before `now`.
+    /// Estimated arrival time of its parameters, never before `now`.
     pub fn available(&self, now: Duration) -> Duration {
         let travels = |sent: Duration| sent + micros(self.transfer.get().unwrap_or(0.0));
         self.sent.map_or(now, travels).max(now)
@@ -190,7 +191,7 @@ impl Device {
         }
     }
 
-    /// A lease left its queue: the next one, if it was the first, begins now.
+    /// Removes a lease from the queue. If it was the first, the next one starts now. Returns whether it was queued.
     pub fn leaves(&mut self, lease: LeaseId, now: Duration) -> bool {
         let was = self.queue.len();
         if self.queue.front() == Some(&lease) {
@@ -200,7 +201,7 @@ impl Device {
         self.queue.len() < was
     }
 
-    /// It spoke of a lease, so it does not hang in it.
+    /// The device sent a message about a lease, so it does not hang in it.
     pub fn moves(&mut self, lease: LeaseId) {
         self.stopping.take_if(|s| s.lease == lease);
     }
@@ -210,7 +211,7 @@ impl Device {
     }
 }
 
-/// Everybody who is here, in the order in which they came, and what is left of those who were.
+/// All present members in the order of their numbers, and the reports of departed devices.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     pub members: BTreeMap<MemberId, Member>,
@@ -226,7 +227,7 @@ impl Fleet {
         self.members.get_mut(&id.member)?.devices.as_mut()?.get_mut(usize::from(id.index))
     }
 
-    /// Every device, whether it is up or not.
+    /// Every device, up or not.
     pub fn devices(&self) -> impl Iterator<Item = (DeviceId, &Member, &Device)> {
         self.members.iter().flat_map(|(&member, m)| {
             let devices = m.devices.iter().flatten().enumerate();
@@ -234,7 +235,7 @@ impl Fleet {
         })
     }
 
-    /// Devices that could compute.
+    /// Number of devices that can compute.
     pub fn up(&self) -> usize {
         self.devices().filter(|(_, _, d)| d.up).count()
     }
@@ -246,7 +247,7 @@ impl Fleet {
         member.zip(self.device(id)).map_or_else(gone, |(m, d)| d.place(&m.name))
     }
 
-    /// Forgets a member, but for what its devices have done.
+    /// Removes a member and keeps the reports of its devices.
     pub fn remove(&mut self, id: MemberId) -> Option<Member> {
         let reports: Vec<DeviceReport> =
             self.devices().filter(|(d, _, _)| d.member == id).map(|(_, m, d)| report(None, m, d)).collect();
@@ -256,7 +257,7 @@ impl Fleet {
         self.members.remove(&id)
     }
 
-    /// Puts what a device has done so far under the name that it had.
+    /// Adds a device's work so far to the report under its name.
     pub fn keep(&mut self, mut report: DeviceReport) {
         if self.past.len() >= PAST && !self.past.contains_key(&report.place) {
             let others = |of: &str| format!("{of} that are gone");
@@ -313,7 +314,7 @@ pub(super) fn report(id: Option<DeviceId>, member: &Member, device: &Device) -> 
     }
 }
 
-/// A span of so many microseconds, from an estimate that may be absurd.
+/// A time span in microseconds, clamped because the estimate may be absurd.
 pub(super) fn micros(span: f64) -> Duration {
     Duration::from_micros(span.clamp(0.0, 1e15) as u64)
 }
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_part_of_its_own_ends_the_waiting() {
+    fn idle_interval_doubles_until_a_device_earns_work() {
         let spans = |parts_after_a_trial: u32, rounds: u32| {
             let (mut idleness, mut spans, mut idle, mut parts) = (Idleness::NONE, vec![], 0, 0);
             for _ in 0..rounds {
@@ -338,15 +339,15 @@ mod tests {
             }
             spans
         };
-        // Tried, and idle again: what it did then counts, and is no reason to try it sooner.
+        // Tried and idle again: only the trial used the device, so the next trial is no sooner.
         assert_eq!(spans(0, 5000), [16, 33, 65, 129, 257, 513, 1025, 1025, 1025]);
-        // It turned out to be fast for a while.
+        // Fast for a while after the trial.
         assert_eq!(spans(1, 60), [16, 18, 18]);
     }
 
-    /// Whoever comes and goes under ever new names takes no more memory than so many devices.
+    /// Memory stays bounded when members come and go under ever new names.
     #[test]
-    fn what_is_kept_of_the_gone_is_bounded_and_loses_no_microbatch() {
+    fn reports_of_past_devices_are_bounded_and_complete() {
         let mut fleet = Fleet::default();
         for i in 0..PAST as u64 + 50 {
             let named = message::Device { name: "cpu 0".into(), class: format!("class {i}") };
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_name_are_told_apart() {
+    fn devices_of_one_name_are_numbered() {
         let device = |name: &str| message::Device { name: name.into(), class: "a".into() };
         let named = distinct(&["cpu 0", "cpu 0", "cpu 1", "cpu 0"].map(device));
         let names: Vec<&str> = named.iter().map(|d| d.name.as_str()).collect();

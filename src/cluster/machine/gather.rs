@@ -1,4 +1,4 @@
-//! Whether enough devices are here to give out work: first those that are expected, from then on the minimum.
+//! Whether enough devices are present to lease work: first the expected number, afterwards the minimum.
 
 use super::Machine;
 use super::action::{Action, Note};
@@ -8,11 +8,12 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     phase: Phase,
-    /// What was said last while waiting.
+    /// The number of devices in the last `Note::Waiting`.
     said: Option<usize>,
-    /// The longest training round so far, by which the hint below judges: an epoch's last may be short.
+    /// Microbatches of the longest training round so far, on which the hint below is based: an epoch's last may be
+    /// short.
     pub most: usize,
-    /// The hint that a step has few microbatches was given.
+    /// Whether the hint that a step has few microbatches was given.
     pub few: bool,
 }
 
@@ -21,10 +22,10 @@ enum Phase {
     /// No round has begun.
     #[default]
     Before,
-    /// The expected devices are not all here yet.
+    /// Since when it has waited for the expected devices.
     Waiting(Duration),
     Running,
-    /// Too few are left.
+    /// Since when too few devices are left.
     Paused(Duration),
 }
 
@@ -38,7 +39,7 @@ impl Gathering {
 }
 
 impl Machine {
-    /// Whether leases may be given; says so when that changes, and gives up in time.
+    /// Whether leases may be given. Emits notes on changes, and gives up after the time limit.
     pub(super) fn gathered(&mut self) -> bool {
         let have = self.fleet.up();
         let min = self.config.min.max(1);

@@ -1,14 +1,13 @@
-//! What has become of every item of a round, and of every lease that was given for it. An item is counted exactly
-//! once because every way into `Counted` goes through one lease: that which was granted it, and an item is granted
-//! to nobody while another grant of it stands.
+//! The state of every item of a round and of every lease on it. An item is counted exactly once: `Counted` is
+//! reached only through the lease that was granted the item, and an item has at most one grant at a time.
 //!
 //! ```text
 //! item:   Open -> Leased -> Granted -> Counted          lost member: Leased, Granted -> Open
 //! lease:  Live -> Granted -> Counted                    Live -> Cancelled -> Granted | Denied | Void
 //! ```
 //!
-//! A lease that was called back may be granted still: its worker had finished before the cancel reached it.
-//! Leases are kept until the round is over, so that whatever is said again is answered in the same way again.
+//! A cancelled lease may still be granted: its worker had finished before the cancel arrived. Leases are kept until
+//! the round is over, so that a repeated message gets the same answer as before.
 
 use super::super::message::LeaseId;
 use super::action::Purpose;
@@ -18,33 +17,33 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What has become of an item.
+/// The state of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nobody works on it.
+    /// No device works on it.
     Open,
-    /// It has a live lease.
+    /// One or two devices hold live leases of it.
     Leased,
-    /// The holder of this lease adds it to its sum.
+    /// The holder of this lease adds it to its running sum.
     Granted(LeaseId),
-    /// It is in the total (or its result was taken).
+    /// Added to the total, or its result was taken.
     Counted,
 }
 
-/// What has become of a lease.
+/// The state of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
-    /// It is queued or computed.
+    /// Queued or being computed.
     Live,
-    /// It was called back; what comes of it is not known yet.
+    /// Cancelled; its outcome is not known yet.
     Cancelled,
-    /// It was finished first.
+    /// Announced first, and granted the item.
     Granted,
     /// Its sum has arrived.
     Counted,
-    /// Its holder was told to drop it.
+    /// Its holder was asked to drop it.
     Denied,
-    /// It was stopped, failed, or lost with its member.
+    /// Stopped, failed, or lost with its member.
     Void,
 }
 
@@ -52,7 +51,7 @@ pub(super) enum Status {
 pub(super) struct Item {
     pub tokens: u64,
     pub state: State,
-    /// Its live leases: the holder's, then the repeater's.
+    /// Its live leases: the holder's first, then the repeater's.
     pub live: Vec<LeaseId>,
 }
 
@@ -62,7 +61,7 @@ pub(super) struct Held {
     pub device: DeviceId,
     pub class: Arc<str>,
     pub sent: Duration,
-    /// Whether the device had nothing else to do, so that it waits for the lease to reach it.
+    /// The device's state when the lease was sent.
     pub alone: Alone,
     pub status: Status,
     pub purpose: Purpose,
@@ -71,21 +70,21 @@ pub(super) struct Held {
 /// What a device was doing when a lease was sent to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alone {
-    /// Nothing, and its parameters were there: what passes beyond computing can be measured.
+    /// Idle with its parameters: the time beyond computing can be measured.
     Waiting,
-    /// Nothing, but its parameters are on their way too.
+    /// Idle, with its parameters still on their way.
     Starting,
     /// Another lease.
     Queued,
 }
 
-/// What a lease number names.
+/// The meaning of a lease number.
 pub(super) enum Found {
     /// A lease of this round.
     Here(Held),
-    /// One of an earlier round.
+    /// A lease of an earlier round.
     Old,
-    /// None that was ever given.
+    /// A number that was never used.
     Never,
 }
 
@@ -96,7 +95,7 @@ pub(super) struct Ledger {
     first: LeaseId,
     leases: Vec<Held>,
     items: Vec<Item>,
-    /// Open items, largest first: what is given out last, when devices wait for one another, is small.
+    /// Open items, largest first, so that the last items, for which devices wait, are small.
     open: BTreeSet<(Reverse<u64>, usize)>,
     counted: usize,
 }
@@ -113,7 +112,7 @@ impl Ledger {
         }
     }
 
-    /// The number that the next lease will have.
+    /// The number of the next lease.
     pub fn next(&self) -> LeaseId {
         self.first + self.leases.len() as u64
     }
@@ -140,7 +139,7 @@ impl Ledger {
         }
     }
 
-    /// A lease that is known to be of this round.
+    /// A lease of this round; any other number panics.
     pub fn lease(&self, lease: LeaseId) -> &Held {
         &self.leases[(lease - self.first) as usize]
     }
@@ -149,7 +148,7 @@ impl Ledger {
         &mut self.leases[(lease - self.first) as usize]
     }
 
-    /// Gives out an item, or, with [`Purpose::Recheck`], looks at it beside what becomes of it.
+    /// Leases an item. With [`Purpose::Recheck`] the state of the item does not change.
     pub fn give(&mut self, held: Held) -> LeaseId {
         let lease = self.next();
         if held.purpose == Purpose::Round {
@@ -163,12 +162,12 @@ impl Ledger {
         lease
     }
 
-    /// Whether nobody was granted it yet.
+    /// Whether the item is not granted yet.
     pub fn grantable(&self, item: usize) -> bool {
         matches!(self.items[item].state, State::Open | State::Leased)
     }
 
-    /// The lease was finished first: its item is granted. Returns the other live leases, now cancelled.
+    /// Grants the lease's item, because it was announced first. Returns the other live leases, now cancelled.
     pub fn grant(&mut self, lease: LeaseId) -> Vec<LeaseId> {
         let index = self.lease(lease).item;
         assert!(
@@ -185,7 +184,7 @@ impl Ledger {
         others
     }
 
-    /// The sum (or result) of a granted lease has arrived.
+    /// The sum or result of a granted lease has arrived.
     pub fn count(&mut self, lease: LeaseId) {
         let item = self.lease(lease).item;
         assert_eq!(self.items[item].state, State::Granted(lease), "only what was granted is counted");
@@ -194,12 +193,12 @@ impl Ledger {
         self.counted += 1;
     }
 
-    /// The holder is to stop: the lease may be announced still. Returns whether its item is open because of that.
+    /// Cancels a lease; it may still be announced. Returns whether its item is open because of that.
     pub fn cancel(&mut self, lease: LeaseId) -> bool {
         self.end(lease, Status::Cancelled)
     }
 
-    /// Nothing will come of the lease. Returns whether its item is open because of that.
+    /// Ends a lease without a result. Returns whether its item is open because of that.
     pub fn end(&mut self, lease: LeaseId, status: Status) -> bool {
         let held = self.lease_mut(lease);
         let (index, purpose) = (held.item, held.purpose);
@@ -214,7 +213,8 @@ impl Ledger {
         false
     }
 
-    /// Leases of a member that stand (live, called back, or granted and not counted), in the order given.
+    /// A member's leases that are live, cancelled, or granted and not counted, in the order in which they were
+    /// given.
     pub fn standing(&self, member: MemberId) -> Vec<LeaseId> {
         let stands = |h: &Held| matches!(h.status, Status::Live | Status::Cancelled | Status::Granted);
         let of = |(i, h): (usize, &Held)| {

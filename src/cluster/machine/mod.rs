@@ -1,16 +1,16 @@
-//! The coordinator's decisions as a pure state machine: events and the time go in, actions come out. It has no
-//! clock, no socket, no thread and no gradient, so that a simulator can show it a thousand runs a second; the
-//! driver around it has all of these and decides nothing.
+//! The coordinator's decisions as a pure state machine: events and the time go in, actions come out. The machine has
+//! no clock, socket, thread or gradient, so a simulator can show it a thousand runs per second. The driver around it
+//! has all of these and decides nothing.
 //!
 //! The driver's loop, in full:
 //!
-//! 1. Wait for an event, at most until [`Machine::wake`]. Give every event that is queued to [`Machine::tick`]
-//!    before [`Event::Time`], so that work which is done already is not taken for late.
+//! 1. Wait for an event, at most until [`Machine::wake`]. Pass every queued event to [`Machine::tick`] before
+//!    [`Event::Time`], so that finished work is not treated as late.
 //! 2. Carry out the actions of each tick in order, before the next tick.
-//! 3. A step is [`Event::Parameters`], then [`Event::Begin`], then ticks until [`Action::RoundDone`]; evaluations
+//! 3. A step is [`Event::Parameters`], then [`Event::Begin`], then ticks until [`Action::RoundDone`]. Evaluations
 //!    and prompts are rounds under the same parameters.
 //!
-//! `now` is the time since any fixed moment and never goes back. Everything is deterministic: the same events at
+//! `now` is the time since any fixed moment and never goes back. The machine is deterministic: the same events at
 //! the same times give the same actions.
 
 mod action;
@@ -46,24 +46,24 @@ use value::Recheck;
 pub struct Machine {
     config: Config,
     fleet: Fleet,
-    /// How many steps the parameters are after, and their hash.
+    /// Number of steps that the parameters result from, and their hash.
     parameters: Option<(u64, Hash)>,
-    /// The round that is worked on, or the one that was last, so that late messages of it are understood.
+    /// The current round, or the last one if none runs, so that its late messages can still be answered.
     round: Option<Current>,
     next_lease: LeaseId,
     gathering: Gathering,
-    /// A bad value that is looked at again; the run halts whatever comes of it.
+    /// A reported bad value that another device checks. The run halts whatever that check finds.
     recheck: Option<Recheck>,
-    /// Halted, or given up.
+    /// The run has halted, or the machine gave up waiting for devices.
     over: bool,
     now: Duration,
-    /// When an idle device should look again for something to repeat.
+    /// When idle devices look again for an item to repeat.
     look: Option<Duration>,
     out: Vec<Action>,
 }
 
 impl Machine {
-    /// A machine that knows nobody.
+    /// A machine without members.
     pub fn new(config: Config) -> Self {
         Machine {
             config,
@@ -80,7 +80,7 @@ impl Machine {
         }
     }
 
-    /// Something happened; what is to be done.
+    /// Applies an event and returns the actions that follow from it.
     pub fn tick(&mut self, event: Event<'_>, now: Duration) -> Vec<Action> {
         self.now = self.now.max(now);
         if self.over {
@@ -100,7 +100,7 @@ impl Machine {
         std::mem::take(&mut self.out)
     }
 
-    /// When [`Event::Time`] is due, if nothing happens before. None: not before something happens.
+    /// When [`Event::Time`] is due if no other event comes first. `None`: the machine waits for an event.
     pub fn wake(&self) -> Option<Duration> {
         if self.over {
             return None;
@@ -117,18 +117,18 @@ impl Machine {
         sums.chain(others.into_iter().flatten()).min()
     }
 
-    /// Whether pieces of this sum are to be added: it has not been taken before, and the member was granted
-    /// something that it can hold.
+    /// Whether pieces of this sum are to be added: the sum has not been taken yet, and the member holds granted
+    /// leases that it can contain.
     pub fn wants_sum(&self, member: MemberId, sum: u64) -> bool {
         self.fleet.members.get(&member).is_some_and(|m| sum > m.last_sum && m.granted > 0)
     }
 
-    /// What every device has done so far, those that are here first.
+    /// The work of every device so far. Present devices come first.
     pub fn devices(&self) -> Vec<DeviceReport> {
         self.fleet.reports()
     }
 
-    /// What the round has come to so far.
+    /// The statistics of the current round so far.
     pub fn tally(&self) -> Option<&Tally> {
         self.round.as_ref().map(|r| &r.tally)
     }
@@ -156,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// Takes a member out for something that no honest worker does.
+    /// Removes a member that did what no correct worker does.
     fn expel(&mut self, member: MemberId, reason: &str) {
         self.take_out(member, reason, Bye::Out { reason: reason.to_string(), again: false });
     }
@@ -166,14 +166,14 @@ impl Machine {
         let (unknown, name, reason) = (m.is_unknown(), m.name.clone(), format!("removed: {reason}"));
         self.lost(member, &reason);
         if unknown {
-            // Nobody has heard that it came; why it went is to be read nevertheless.
+            // Its arrival was never reported; the reason for its removal must be.
             self.note(Note::Left { member: name, reason, reopened: 0 });
         }
         self.say(member, ToWorker::Bye(bye));
         self.out.push(Action::Close { member });
     }
 
-    /// A member is gone: all that it held is open again.
+    /// A member is lost: every item that it held is open again.
     fn lost(&mut self, id: MemberId, reason: &str) {
         let Some(member) = self.fleet.remove(id) else { return };
         let mut reopened = 0;
@@ -193,7 +193,7 @@ impl Machine {
         }
     }
 
-    /// What follows from where things stand, after every event.
+    /// Decides the next actions after every event.
     fn advance(&mut self) {
         self.look = None;
         if self.over || self.round.as_ref().is_none_or(|r| r.done) {

@@ -1,6 +1,6 @@
-//! What an idle device does when nothing is open: it helps somebody who is late. What waits in another's queue is
-//! moved; what another is computing already is repeated, by one device at a time and only within a numeric class,
-//! so that whoever is first gives the same bits. Both only where the helper should finish first.
+//! The work of an idle device when no item is open: it takes over a late item. An item that waits in another
+//! device's queue is moved. An item in work is repeated, by one device at a time and only within a numeric class, so
+//! that either result has the same bits. Both happen only if the helper is expected to finish first.
 
 use super::super::message::ToWorker;
 use super::Machine;
@@ -8,20 +8,20 @@ use super::action::{Action, Note, Purpose};
 use super::assign::Slot;
 use std::sync::Arc;
 
-/// A lease that an idle device could help with.
+/// A lease that an idle device could take over.
 struct Late {
     lease: u64,
     item: usize,
     tokens: f64,
     class: Arc<str>,
-    /// When its holder should finish it, in microseconds from now.
+    /// When its holder is expected to finish it, in microseconds from now.
     finish: f64,
-    /// Not begun, and a cancel should reach it before it is.
+    /// Not started, and a cancel is expected to arrive before it starts.
     waits: bool,
 }
 
 impl Machine {
-    /// Gives every idle device the one outstanding item with which it helps most, if there is any.
+    /// Gives every idle device the item in work where it saves most time, if there is one.
     pub(super) fn repeat(&mut self, slots: &[Slot]) {
         self.look_again(slots);
         if self.round.as_ref().is_none_or(|r| r.ledger.open().next().is_some()) {
@@ -32,7 +32,8 @@ impl Machine {
         idle.sort_by(|a, b| a.each.total_cmp(&b.each));
         for helper in idle {
             let gain = |l: &Late| {
-                // A tenth of its own time in hand, so that noise alone does not make two devices do one's work.
+                // A margin of a tenth of its own time, so that noise alone does not make two devices compute one
+                // item.
                 l.finish - (helper.free + 1.1 * (l.tokens + helper.lead) * helper.each)
             };
             let fits = |l: &Late| (l.waits || l.class == helper.class) && gain(l) > 0.0;
@@ -45,7 +46,7 @@ impl Machine {
         }
     }
 
-    /// Calls back what is so late that its device may hang in it. That device gets nothing before it says more.
+    /// Revokes leases so late that their device may hang. Such a device gets no lease until it sends a message.
     pub(super) fn call_back_hopeless(&mut self, slots: &[Slot]) {
         for slot in slots {
             if let Some(&(lease, _)) = slot.queue.first().filter(|_| slot.hopeless <= 0.0) {
@@ -58,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// Says `Cancel` again to devices that have not said that they stopped.
+    /// Repeats `Cancel` to devices that have not confirmed that they stopped.
     pub(super) fn call_back_again(&mut self) {
         let (now, reask) = (self.now, self.config.reask);
         for (&member, m) in &mut self.fleet.members {
@@ -72,7 +73,7 @@ impl Machine {
         }
     }
 
-    /// Everything that is leased once.
+    /// All items with exactly one live lease.
     fn late(&self, slots: &[Slot]) -> Vec<Late> {
         let Some(round) = &self.round else { return Vec::new() };
         let mut late = Vec::new();

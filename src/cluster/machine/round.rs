@@ -1,5 +1,4 @@
-//! A round from its begin to its end: what is asked of members when they have nothing left to do, and what it
-//! came to.
+//! A round from start to end: when members are asked for their sums, and the statistics of the round.
 
 use super::super::message::{Bye, Hash, LeaseId, ToWorker};
 use super::Machine;
@@ -12,14 +11,14 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Current {
     pub kind: Kind,
-    /// The parameters are those after this many steps.
+    /// Number of steps that the parameters result from.
     pub after: u64,
     pub hash: Hash,
     pub ledger: Ledger,
     pub began: Duration,
-    /// When the last item so far was finished.
+    /// When the newest result was finished.
     pub last: Duration,
-    /// When the first sum was asked for.
+    /// When the first sum was requested.
     pub asked: Option<Duration>,
     pub done: bool,
     pub tally: Tally,
@@ -74,7 +73,7 @@ impl Machine {
         self.recheck = None;
     }
 
-    /// Leases that somebody works on.
+    /// Leases that devices hold and have not finished.
     pub(super) fn live_leases(&self) -> Vec<(MemberId, LeaseId)> {
         self.fleet.devices().flat_map(|(id, _, d)| d.queue.iter().map(move |&l| (id.member, l))).collect()
     }
@@ -88,15 +87,15 @@ impl Machine {
             for device in member.devices.iter_mut().flatten() {
                 device.queue.clear();
                 if device.stopping.is_some() {
-                    // Called back, and its answer will come too late for this round.
+                    // The lease was cancelled, and its answer arrives too late for this round.
                     device.speed.confirm();
                 }
             }
         }
     }
 
-    /// Asks those for their sum who were granted something and have nothing more to expect; `expecting` are
-    /// those who have. True where somebody was taken out, whose work is open again.
+    /// Requests the sum of every member that was granted leases and expects no more; members in `expecting` do.
+    /// Returns true if a member was removed, so that its items are open again.
     pub(super) fn flush(&mut self, expecting: &BTreeSet<MemberId>) -> bool {
         let Some(round) = &mut self.round else { return false };
         let step = round.step();
@@ -141,15 +140,15 @@ mod tests {
     use super::super::tests::Bed;
     use super::*;
 
-    /// It says so when the round is over, and then nobody hears it.
+    /// The device's answer arrives after the round, when it is ignored.
     #[test]
-    fn what_was_doubted_holds_again_where_the_device_was_called_back() {
+    fn recalled_device_regains_its_doubted_speed() {
         let mut bed = Bed::train(1, 1);
         let id = DeviceId { member: MemberId(0), index: 0 };
         let device = bed.machine.fleet.device_mut(id).unwrap();
         device.speed.measure(Kind::Train, 100, 4200);
         let believed = device.speed.known(Kind::Train);
-        // Doubted again before it was given anything.
+        // Doubted twice without a lease in between.
         (0..2).for_each(|_| device.speed.doubt());
         assert!(believed.is_some() && device.speed.known(Kind::Train).is_none());
         device.stopping = Some(Stopping { lease: 0, until: Duration::ZERO, again: Duration::ZERO });

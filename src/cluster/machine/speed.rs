@@ -1,6 +1,5 @@
-//! How fast devices are. What a device says of itself is measured, not believed for ever: the estimate is the
-//! median of its last few microbatches, so that one hiccup moves nothing and a lasting change is seen after half
-//! of them.
+//! Device speeds. The estimate is the median of the last few microbatches of a device: one outlier changes nothing,
+//! and a lasting change shows after half of the samples.
 
 use super::super::message::Trials;
 use super::event::Kind;
@@ -8,10 +7,10 @@ use crate::model::memory::{InUse, Used};
 use crate::numeric::line::{Line, Points};
 use std::collections::VecDeque;
 
-/// Samples that the median is taken of.
+/// Number of samples in the median.
 const SAMPLES: usize = 7;
 
-/// Microseconds per token of a device that nothing is known of, nor of any other.
+/// Assumed microseconds per token if neither this device nor any other was measured.
 const PRIOR: f64 = 1000.0;
 
 /// A running median.
@@ -31,40 +30,40 @@ impl Estimate {
     pub fn get(&self) -> Option<f64> {
         let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
-        // The lower of two middles: the first sample of a device often holds a warm-up.
+        // The lower of two middle values: the first sample of a device often includes warm-up.
         sorted.get(sorted.len().saturating_sub(1) / 2).copied()
     }
 }
 
-/// Microseconds per token of a device, by what it does. What a microbatch takes besides its tokens is counted in
-/// tokens: those that take as long.
+/// Microseconds per token of a device, for each kind of round. The fixed cost of a microbatch is expressed in tokens
+/// that take as long.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Speed {
     by_kind: [Estimate; 3],
     /// Tokens and seconds of its training microbatches, trials included.
     pub points: Points,
-    /// Trials among them.
+    /// Number of trials in `points`.
     pub trials: u64,
-    /// Tokens and bytes of its training microbatches, trials included.
+    /// Tokens and bytes in use of its training microbatches, trials included.
     pub memory: Used,
-    /// Tokens that take as long as all that a microbatch takes besides its own.
+    /// Fixed cost of a microbatch, in tokens that take as long.
     lead: f64,
-    /// What was believed before it was doubted, until there is something better to believe.
+    /// The estimate from before the doubt, until a new measurement replaces it.
     doubted: Option<[Estimate; 3]>,
 }
 
-/// Most tokens that a lead can be: what a worker says of itself is bounded.
+/// Upper bound of `lead`, because workers report their own times.
 const LEAD: f64 = 1e5;
 
 impl Speed {
-    /// What it was measured to need before it took part: an estimate to begin with, and how times go with sizes.
+    /// Starts the estimates from trial microbatches: speed, fixed cost and memory.
     pub fn admit(&mut self, trials: &Trials) {
         if trials.memory.fit().is_some() {
             self.memory = trials.memory;
         }
         let trials = &trials.time;
         let Some(Line { fixed, each }) = trials.line() else { return };
-        // Finite too: they are written down, and added to.
+        // Sums within bounds are finite too: they are written down, and added to.
         let Points { n: _, x, y, xx, xy } = trials;
         if ![x, y, xx, xy].iter().all(|sum| (0.0..1e24).contains(*sum)) {
             return;
@@ -77,9 +76,9 @@ impl Speed {
         (self.points, self.trials) = (*trials, trials.n as u64);
     }
 
-    /// A lease of so many tokens took so long.
+    /// Adds the compute time of a lease.
     pub fn measure(&mut self, kind: Kind, tokens: u64, micros: u64) {
-        // What a worker says is bounded, so that no arithmetic on it can go wrong.
+        // The reported time is clamped so that no later arithmetic overflows.
         let each = micros as f64 / self.size(tokens.max(1));
         self.by_kind[kind as usize].add(each.clamp(1e-3, 1e9));
         self.doubted = None;
@@ -88,21 +87,22 @@ impl Speed {
         }
     }
 
-    /// Believes nothing of it until it has done something: a measurement so bad that nothing falls to a device would
-    /// else be the last one.
+    /// Discards the estimate until the next measurement. Otherwise a measurement so bad that the device gets no
+    /// lease would never be corrected.
     pub fn doubt(&mut self) {
         if self.doubted.is_none() && self.any() {
             self.doubted = Some(std::mem::take(&mut self.by_kind));
         }
     }
 
-    /// It was called back before it was done: what was believed before holds again. False where nothing was doubted.
+    /// The lease was cancelled before its end: restores the estimate from before the doubt. Returns whether there
+    /// was one.
     pub fn confirm(&mut self) -> bool {
         let before = self.doubted.take();
         before.map(|before| self.by_kind = before).is_some()
     }
 
-    /// A microbatch of so many tokens had so many bytes in use. What blocks keep is known of who was tried alone.
+    /// Adds the bytes in use during a microbatch. Ignored without trials, which determine what blocks keep.
     pub fn takes(&mut self, tokens: u64, bytes: u64) {
         if self.memory.points.n == 0.0 {
             return;
@@ -110,7 +110,7 @@ impl Speed {
         self.memory.add(tokens as f64, InUse { bytes, blocks: self.memory.blocks });
     }
 
-    /// Tokens of a lease, and those that its beginning and end are worth.
+    /// Tokens of a lease plus its fixed cost in tokens.
     pub fn size(&self, tokens: u64) -> f64 {
         tokens as f64 + self.lead
     }
@@ -119,13 +119,13 @@ impl Speed {
         self.by_kind[kind as usize].get()
     }
 
-    /// Whether anything was measured.
+    /// Whether any kind was measured.
     pub fn any(&self) -> bool {
         self.by_kind.iter().any(|e| e.get().is_some())
     }
 
-    /// What it should be from the device's own other rounds: a forward pass is about a third of a training
-    /// microbatch, and a token that is generated alone costs what many do together.
+    /// Estimate from the device's own rounds of other kinds: a forward pass costs about a third of a training
+    /// microbatch, and a token generated alone costs about ten times as much as one in an evaluation.
     fn likely(&self, kind: Kind) -> Option<f64> {
         const TIMES: [f64; 3] = [3.0, 1.0, 10.0];
         let from = |k: Kind| Some(self.known(k)? / TIMES[k as usize] * TIMES[kind as usize]);
@@ -133,8 +133,8 @@ impl Speed {
     }
 }
 
-/// The speeds to plan with: a device's own, else the median of its class, else of all, else a guess that is the
-/// same for everybody.
+/// The speeds to plan with: a device's own, else the median of its class, else the median of all devices, else
+/// [`PRIOR`].
 pub(super) fn assumed(devices: &[(&str, &Speed)], kind: Kind) -> Vec<f64> {
     let likely: Vec<Option<f64>> = devices.iter().map(|(_, s)| s.likely(kind)).collect();
     let median = |class: Option<&str>| {
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_hiccup_moves_nothing_and_a_lasting_change_is_seen() {
+    fn estimate_ignores_one_outlier_and_follows_a_change() {
         let mut e = Estimate::default();
         (0..7).for_each(|_| e.add(1.0));
         e.add(100.0);
@@ -164,16 +164,16 @@ mod tests {
     }
 
     #[test]
-    fn trials_are_an_estimate_to_begin_with() {
+    fn trials_give_the_first_estimate() {
         let mut trials = Points::default();
         [100.0, 200.0, 400.0].iter().for_each(|&t| trials.add(t, 0.01 + 0.0001 * t));
         let mut s = Speed::default();
         let of = |time: Points| Trials { time, ..Trials::default() };
         s.admit(&of(trials));
-        // 100 microseconds a token, and as much as 100 tokens take besides.
+        // 100 microseconds per token, and a fixed cost of 100 tokens.
         let near = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
         assert!(near(s.known(Kind::Train).unwrap(), 100.0) && near(s.size(300), 400.0));
-        // Microbatches of any size that follow the line change nothing.
+        // Microbatches on the same line change nothing.
         for tokens in [10, 1000, 50] {
             s.measure(Kind::Train, tokens, 10_000 + 100 * tokens);
             assert!(near(s.known(Kind::Train).unwrap(), 100.0));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_measured_is_not_doubted() {
+    fn unmeasured_speed_is_not_doubted() {
         let mut s = Speed::default();
         s.doubt();
         assert!(!s.confirm(), "there is nothing to go back to");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_devices_are_taken_for_others_of_their_class() {
+    fn unknown_devices_are_assumed_as_fast_as_their_class() {
         let of = |micros| {
             let mut s = Speed::default();
             s.measure(Kind::Train, 10, micros);

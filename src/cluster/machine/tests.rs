@@ -1,4 +1,4 @@
-//! Short conversations, message by message. What goes wrong when many of them interleave is the simulator's.
+//! Short conversations, message by message. Interleavings of many conversations are tested by the simulator.
 
 use super::super::message::{Bye, Device, LeaseId, ToCoordinator as From, ToWorker as To, Trouble};
 use super::*;
@@ -13,7 +13,7 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// A machine with members 0, 1, ... of one device of class `a` each, in a training round of `items`.
+    /// A machine with members 0, 1, ... with one device of class `a` each, in a training round of `items`.
     pub fn train(members: u64, items: usize) -> Self {
         let mut bed = Bed { machine: Machine::new(Config::default()), now: Duration::ZERO };
         bed.event(Event::Parameters { after: 4, hash: HASH });
@@ -68,7 +68,7 @@ impl Bed {
     }
 }
 
-/// What was leased to a member.
+/// The leases given to a member.
 fn leased(out: &[Action], to: u64) -> Vec<LeaseId> {
     let lease = |a: &Action| match a {
         Action::Lease { device, lease, .. } if device.member == MemberId(to) => Some(*lease),
@@ -96,7 +96,7 @@ fn done(out: &[Action]) -> bool {
 }
 
 #[test]
-fn a_round_of_one_member_is_announced_granted_summed_and_over() {
+fn round_of_one_member_is_granted_summed_and_closed() {
     let mut bed = Bed::train(1, 2);
     bed.now += Duration::from_millis(1);
     let out = bed.announce(0, 1);
@@ -112,17 +112,17 @@ fn a_round_of_one_member_is_announced_granted_summed_and_over() {
     let Some(Action::RoundDone(tally)) = out.last() else { panic!("{out:?}") };
     let spans: Vec<(&str, u128, u128)> =
         tally.spans.iter().map(|(p, s)| (p.device.as_str(), s.from.as_millis(), s.to.as_millis())).collect();
-    // Each says that it took a millisecond, which is also all the time there was.
+    // Each reports one millisecond, which is all the time that passed.
     assert_eq!(spans, [("cpu 0", 0, 1), ("cpu 0", 1, 1)]);
 }
 
 #[test]
-fn what_is_said_again_is_answered_again_and_changes_nothing() {
+fn repeated_message_is_answered_and_changes_nothing() {
     let mut bed = Bed::train(2, 4);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
     assert_eq!(said(&bed.announce(0, 1), 0), [To::Grant { lease: 1 }]);
-    // Leases 1 and 2 went to members 0 and 1, then 3 and 4 likewise or both to the first that was measured.
+    // Leases 1 and 2 go to members 0 and 1; 3 and 4 likewise, or both to the member that was measured first.
     let mut all = vec![(0, 1)];
     for _ in 0..10 {
         for lease in 2..=4 {
@@ -149,7 +149,7 @@ fn what_is_said_again_is_answered_again_and_changes_nothing() {
 }
 
 #[test]
-fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
+fn dishonest_message_expels_only_its_sender() {
     let announce = |lease, parameters| From::Announce { lease, parameters, micros: 1, memory: 0 };
     let sum = |step, leases, parameters| From::Sum {
         sum: 1,
@@ -182,7 +182,7 @@ fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
         bed.now += Duration::from_millis(1);
         let out = bed.said(0, case.clone());
         assert!(expelled(&out, 0), "{case:?}: {out:?}");
-        // The other one does all of it.
+        // The other member computes all of it.
         bed.announce(1, 2);
         let (_, lease) = bed.machine.live_leases()[0];
         bed.announce(1, lease);
@@ -191,7 +191,7 @@ fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
 }
 
 #[test]
-fn a_lost_member_takes_its_granted_work_back_to_open() {
+fn granted_work_of_a_lost_member_is_reopened() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -208,7 +208,7 @@ fn a_lost_member_takes_its_granted_work_back_to_open() {
 }
 
 #[test]
-fn an_idle_device_repeats_what_is_late_and_the_first_to_finish_counts() {
+fn idle_device_repeats_late_work_and_the_first_result_counts() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -229,7 +229,7 @@ fn an_idle_device_repeats_what_is_late_and_the_first_to_finish_counts() {
 }
 
 #[test]
-fn a_repeat_stays_in_its_class() {
+fn repeat_stays_in_its_device_class() {
     let mut bed = Bed::train(0, 2);
     bed.join(0, &["a"]);
     bed.join(1, &["b"]);
@@ -241,7 +241,7 @@ fn a_repeat_stays_in_its_class() {
 }
 
 #[test]
-fn a_bad_value_is_looked_at_elsewhere_and_halts_the_run() {
+fn bad_value_is_recomputed_elsewhere_and_halts_the_run() {
     let nan =
         |lease| From::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: f64::INFINITY } };
     let halt = |out: &[Action]| match out.last() {
@@ -271,7 +271,7 @@ fn a_bad_value_is_looked_at_elsewhere_and_halts_the_run() {
 }
 
 #[test]
-fn a_bad_value_waits_for_another_device_that_is_busy() {
+fn bad_value_waits_for_a_busy_second_device() {
     let nan = From::Fault { lease: 1, fault: Trouble::Value { tensor: "q".into(), value: f64::NAN } };
     let begin = || {
         let mut bed = Bed::train(1, 8);
@@ -287,20 +287,20 @@ fn a_bad_value_waits_for_another_device_that_is_busy() {
     bed.now += Duration::from_secs(29);
     assert_eq!(leased(&bed.said(1, From::Ask { device: 0, room: 4 }), 1).len(), 1);
 
-    // It is never free: the same device is better than nobody.
+    // Member 1 is never free: the same device is better than no device.
     let mut bed = begin();
     assert_eq!(bed.after(29_999), []);
     assert_eq!(leased(&bed.after(1), 0).len(), 1);
     assert_eq!(bed.machine.wake(), Some(Duration::from_secs(60)));
 
-    // It goes: nobody is left to be waited for.
+    // Member 1 leaves: no other device is left.
     let mut bed = begin();
     let out = bed.event(Event::Lost { member: MemberId(1), reason: String::new() });
     assert_eq!(leased(&out, 0).len(), 1);
 }
 
 #[test]
-fn a_failing_device_gets_nothing_until_it_has_fallen_back() {
+fn failing_device_gets_no_work_before_its_fallback() {
     let mut bed = Bed::train(2, 8);
     let out = bed.said(0, From::Fault { lease: 1, fault: Trouble::Device { reason: "lost".into() } });
     assert_eq!(leased(&out, 0), [] as [LeaseId; 0]);
@@ -313,7 +313,7 @@ fn a_failing_device_gets_nothing_until_it_has_fallen_back() {
 }
 
 #[test]
-fn it_waits_for_those_expected_pauses_below_the_minimum_and_gives_up() {
+fn machine_waits_pauses_below_the_minimum_and_gives_up() {
     let second = Duration::from_secs(1);
     let config = Config { expect: 3, min: 2, join_timeout: 10 * second, ..Config::default() };
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
@@ -334,7 +334,7 @@ fn it_waits_for_those_expected_pauses_below_the_minimum_and_gives_up() {
 }
 
 #[test]
-fn few_microbatches_are_mentioned_once() {
+fn too_few_microbatches_are_noted_once() {
     let mut bed = Bed::train(0, 1);
     bed.join(0, &["a", "a"]);
     bed.event(Event::Abandon);
@@ -348,7 +348,7 @@ fn few_microbatches_are_mentioned_once() {
 }
 
 #[test]
-fn a_sum_that_does_not_come_is_asked_for_again() {
+fn missing_sum_is_requested_again() {
     let mut bed = Bed::train(1, 1);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -358,7 +358,7 @@ fn a_sum_that_does_not_come_is_asked_for_again() {
 }
 
 #[test]
-fn what_a_member_without_a_sum_held_is_given_out_at_once() {
+fn work_of_a_member_without_a_sum_is_reassigned_at_once() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -374,7 +374,7 @@ fn what_a_member_without_a_sum_held_is_given_out_at_once() {
 }
 
 #[test]
-fn a_loser_that_stops_in_the_next_round_is_given_work_again() {
+fn late_device_gets_work_again_after_it_stops() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);

@@ -1,6 +1,6 @@
-//! A value that is not finite, or too large for exact sums, ends the run; but first somebody else computes that
-//! item once more, so that the user learns whether the data or a device is at fault. Nothing else is computed any
-//! more from the moment that it was reported.
+//! A value that is not finite, or too large for exact sums, ends the run. Before that, another device computes the
+//! item again, so that the user learns whether the data or a device is at fault. All other work stops when the value
+//! is reported.
 
 use super::super::message::LeaseId;
 use super::Machine;
@@ -13,20 +13,20 @@ use std::time::Duration;
 pub(super) struct Recheck {
     finding: Finding,
     device: DeviceId,
-    /// The lease that looks again, if there is one.
+    /// The lease of the second check, if there is one.
     lease: Option<LeaseId>,
     tried: Vec<DeviceId>,
     since: Duration,
 }
 
 impl Machine {
-    /// When nobody else is waited for any more, or no second finding.
+    /// When to stop waiting for another device, or for a second finding.
     pub(super) fn recheck_wake(&self) -> Option<Duration> {
         let next = |at: Duration| if self.now < at { at } else { self.patience() };
         self.recheck.as_ref().map(|_| next(self.elsewhere()))
     }
 
-    /// A device found a bad value in a lease, which the ledger has dropped already.
+    /// A device found a bad value in a lease. The ledger has ended that lease already.
     pub(super) fn bad_value(&mut self, lease: LeaseId, held: &Held, (tensor, value): (&str, f64)) {
         let bad = Bad { place: self.fleet.place(held.device), tensor: tensor.to_string(), value };
         if let Some(recheck) = &self.recheck {
@@ -57,7 +57,7 @@ impl Machine {
         }
     }
 
-    /// The second device found nothing wrong.
+    /// The second device found no bad value.
     pub(super) fn fine_here(&mut self, lease: LeaseId) {
         let Some(round) = &mut self.round else { return };
         round.ledger.end(lease, Status::Void);
@@ -69,7 +69,7 @@ impl Machine {
         }
     }
 
-    /// Sees to it that somebody looks again, for as long as that can be waited for.
+    /// Leases the item for a second check, within the time limit.
     pub(super) fn recheck_on(&mut self) {
         let (Some(recheck), Some(round)) = (&self.recheck, &self.round) else { return };
         if recheck.lease.is_some_and(|l| round.ledger.lease(l).status == Status::Live)
@@ -82,13 +82,14 @@ impl Machine {
         let mut slots = self.slots();
         let others = slots.iter().any(|s| s.id != first && free(&s.id));
         slots.retain(|s| s.idle() && free(&s.id));
-        // Another worker before another device of the same one, before the same device; of those the fastest.
+        // Prefer another worker, then another device of the same worker, then the same device; among equals the
+        // fastest.
         slots.sort_by(|a, b| {
             let far = |id: DeviceId| (id.member == first.member, id == first);
             far(a.id).cmp(&far(b.id)).then(a.each.total_cmp(&b.each))
         });
         let next = slots.first().map(|s| s.id).filter(|_| self.now < self.patience());
-        // Another one that is busy for a moment says more than the same device does.
+        // A busy device other than the first gives a stronger finding than the same device.
         if others && next.is_none_or(|next| next == first) && self.now < self.elsewhere() {
             return;
         }
@@ -104,7 +105,7 @@ impl Machine {
         self.recheck.as_ref().map_or(Duration::ZERO, |r| r.since + self.config.recheck)
     }
 
-    /// How long a device besides the first is waited for.
+    /// The time until which the machine waits for a device other than the first.
     fn elsewhere(&self) -> Duration {
         self.recheck.as_ref().map_or(Duration::ZERO, |r| r.since + self.config.recheck / 2)
     }

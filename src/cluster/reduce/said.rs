@@ -1,68 +1,68 @@
-//! What is said of sums: by members when they are sent, by the reducer when they are complete or refused.
+//! The claims and reports about sums: a member's claim at the end of a sum, and the reducer's report on it.
 
 use super::super::piece::PieceError;
 use super::Member;
 use crate::train::sum::Scalars;
 
-/// What a member says of a sum when all pieces of it are sent.
+/// A member's claim about a sum, sent after all of its pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// The sum's number.
     pub sum: u64,
-    /// Microbatches in it.
+    /// Number of microbatches in the sum.
     pub leases: usize,
-    /// Their losses, weights and targets.
+    /// Total of their losses, weights and targets.
     pub scalars: Scalars,
 }
 
-/// A sum is complete and in the total, and waits for [`super::Reducer::take`]; or it is refused, and its member is to be
-/// taken back.
+/// A complete sum is in the total and waits for [`super::Reducer::take`]; or it is refused, and its member's sums
+/// are to be taken back.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Whose.
+    /// The sender.
     pub member: Member,
-    /// Its number.
+    /// Number of the sum.
     pub sum: u64,
-    /// Why it is refused.
+    /// Why it is refused, if it is.
     pub result: Result<(), Refusal>,
 }
 
-/// Something that no honest worker sends.
+/// A sum that no correct worker sends.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// A piece that is none.
+    /// An invalid piece.
     #[error(transparent)]
     Piece(#[from] PieceError),
-    /// The end of a sum before all of it.
+    /// The sum ends before all of its pieces.
     #[error("sum {sum} ends after {have} of {want} pieces")]
     Incomplete {
-        /// Its number.
+        /// Number of the sum.
         sum: u64,
-        /// Pieces that came.
+        /// Pieces received.
         have: usize,
-        /// Pieces of the layout.
+        /// Pieces in the layout.
         want: usize,
     },
-    /// More sums begun than one can have.
+    /// Too many unfinished sums of one member.
     #[error("more than {most} sums begun, none of them complete")]
     Many {
-        /// That is the most.
+        /// The limit.
         most: usize,
     },
-    /// Its number of microbatches is impossible.
+    /// The number of microbatches is impossible.
     #[error("sum {sum} says it is of {leases} microbatches")]
     Leases {
-        /// Its number.
+        /// Number of the sum.
         sum: u64,
-        /// What it says.
+        /// The claimed number of microbatches.
         leases: usize,
     },
-    /// Loss or weight beyond what so many microbatches can have.
+    /// A loss, weight or number of targets beyond the limit of its microbatches.
     #[error("sum {sum} has a loss, a weight or targets that {leases} microbatches cannot have")]
     Scalars {
-        /// Its number.
+        /// Number of the sum.
         sum: u64,
-        /// Microbatches in it.
+        /// Number of microbatches in it.
         leases: usize,
     },
 }

@@ -1,5 +1,5 @@
-//! The coordinator around the machine: carries out its actions as the real driver does, with the oracles built
-//! in. Whatever is not as it must be is a panic with the seed in it.
+//! The coordinator around the machine: it carries out actions as the real driver does, and checks every result. A
+//! violation panics; the seed is named with it.
 
 use super::super::machine::{
     Action, Config, Event, Finding, Kind, Machine, MemberId, Note, Purpose, Round, Tally,
@@ -11,7 +11,7 @@ use crate::model::stage::{LossSums, Microbatch, Sampling};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// What survives a coordinator that is killed.
+/// The state that survives a killed coordinator.
 #[derive(Debug, Clone)]
 pub struct Disk {
     pub epoch: u64,
@@ -19,15 +19,15 @@ pub struct Disk {
     pub parameters: Values,
 }
 
-/// What the world has to do.
+/// The actions that the world carries out.
 pub enum Act {
     Send(MemberId, ToWorker),
     Close(MemberId),
-    /// The driver is busy for a while: a checkpoint.
+    /// The driver is busy for a while with a checkpoint.
     Busy,
 }
 
-/// How the run stands.
+/// The state of the run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     Running,
@@ -69,7 +69,7 @@ impl Task {
     }
 }
 
-/// Values of a sum that is under way: pieces added, to be taken back if it does not come whole.
+/// Added pieces of an unfinished sum, to be subtracted if it stays incomplete.
 type Pieces = Vec<(usize, Vec<i64>)>;
 
 pub struct Driver {
@@ -87,7 +87,7 @@ pub struct Driver {
     arriving: BTreeMap<MemberId, Pieces>,
     results: BTreeMap<usize, Result>,
     pub outcome: Outcome,
-    /// Kept for what a test wants to know of a run.
+    /// Records for the tests.
     pub tallies: Vec<(Kind, Tally)>,
     pub notes: Vec<(Micros, Note)>,
     pub acts: Vec<Act>,
@@ -100,7 +100,7 @@ enum Result {
 }
 
 impl Driver {
-    /// Starts, or starts again from what is on the disk.
+    /// Starts, or restarts from the state on the disk.
     pub fn new(plan: &Plan, config: Config, mut disk: Disk, now: Micros) -> Self {
         disk.epoch += 1;
         let mut driver = Driver {
@@ -125,7 +125,7 @@ impl Driver {
         driver
     }
 
-    /// An event, and all that follows from it.
+    /// Applies an event and all that follows from it.
     pub fn event(&mut self, event: Event, now: Micros) {
         if self.outcome != Outcome::Running {
             return;
@@ -141,7 +141,7 @@ impl Driver {
         }
     }
 
-    /// A message, as the link gives it to the driver.
+    /// A message, as the link passes it to the driver.
     pub fn hears(&mut self, member: MemberId, message: &ToCoordinator, now: Micros) {
         if let ToCoordinator::SumPiece { sum, offset, packed: Packed::Fixed(bytes), .. } = message {
             if !self.machine.wants_sum(member, *sum) {
@@ -215,7 +215,8 @@ impl Driver {
         self.acts.push(Act::Send(member, ToWorker::Parameters { step, hash }));
     }
 
-    /// Everything under the present parameters: an evaluation and prompts at some steps, then the step itself.
+    /// Queues the rounds under the current parameters: an evaluation and prompts at some steps, then the training
+    /// step.
     fn step_begins(&mut self, now: Micros) {
         if self.step.is_multiple_of(3) && self.plan.evals > 0 {
             self.tasks.push_back(Task::Eval(self.plan.eval(self.step)));
@@ -243,7 +244,7 @@ impl Driver {
         }
     }
 
-    /// The oracle: what the round came to is what one worker would have made of it.
+    /// The oracle: the result of the round equals that of a single worker.
     fn round_is_done(&mut self, tally: Tally, now: Micros) {
         assert!(self.arriving.values().all(Vec::is_empty), "nothing is half taken at the end of a round");
         let parameters = &self.parameters;

@@ -1,4 +1,4 @@
-//! What a seed has in store: who takes part, what the network is like, and what goes wrong when.
+//! The conditions that a seed draws: the workers, the network, and the faults with their times.
 
 use super::network::Weather;
 use super::truth::Plan;
@@ -9,52 +9,52 @@ use super::{Draws, MILLI, Micros, SECOND};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum End {
     Noticed,
-    /// Its host dies with it.
+    /// Its host fails with it.
     Silent,
 }
 
-/// Something that goes wrong (or somebody who comes).
+/// A fault, or a worker that joins or leaves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Blow {
-    /// The process dies, and is started again after that long, if at all; its host may die with it.
+    /// The process is killed and restarted after `back`, if at all; its host may fail with it.
     Kill { worker: usize, back: Option<Micros>, end: End },
-    /// It stands still.
+    /// The process stops for a while.
     Freeze { worker: usize, length: Micros },
-    /// SIGTERM; it comes back after that long.
+    /// SIGTERM; the worker returns after `back`.
     Leave { worker: usize, back: Micros },
     /// Its connection is reset; it dials again at once.
     Reset { worker: usize },
-    /// Nothing passes on its connection any more, either way.
+    /// Its connection passes no bytes any more, in either direction.
     Cut { worker: usize },
-    /// Something happens to a device.
+    /// A fault of a device.
     Ill { worker: usize, device: usize, ill: Ill },
-    /// Its parameters go bad.
+    /// Its copy of the parameters is damaged.
     Damage { worker: usize },
     /// Its devices become slower or faster.
     Pace { worker: usize, times: f64 },
-    /// The coordinator is killed and started again.
+    /// The coordinator is killed and restarted.
     Restart { back: Micros },
-    /// Somebody with the token talks nonsense.
+    /// A peer with the token sends invalid messages.
     Nonsense,
 }
 
-/// A run that is to be lived through.
+/// The conditions of one run.
 #[derive(Debug, Clone)]
 pub struct Fate {
     pub seed: u64,
     pub weather: Weather,
     /// Devices of each worker: class and microseconds per token.
     pub workers: Vec<Vec<(String, f64)>>,
-    /// When each first dials.
+    /// When each worker first dials.
     pub dials: Vec<Micros>,
     pub expect: usize,
     pub blows: Vec<(Micros, Blow)>,
     pub bad: Option<(u64, usize)>,
-    /// A checkpoint keeps the driver from its events for so long at most.
+    /// Longest time for which a checkpoint keeps the driver from its events.
     pub busy: Micros,
     pub steps: u64,
     pub items: usize,
-    /// Workers add what they were denied: every oracle is right to complain.
+    /// Whether workers add denied gradients; then the oracles must fail.
     pub cheats: Cheats,
 }
 
@@ -81,7 +81,7 @@ impl Fate {
         let steps = d.between(2, 7);
         let items = d.between(1, 25) as usize;
         let expect = 1 + if d.chance(0.3) { d.between(0, count as u64) as usize } else { 0 };
-        // Not in the last step, which may be a short one.
+        // Never in the last step, which may be a short one.
         let bad = d.chance(0.04).then(|| (1 + d.between(0, steps - 1), d.between(0, items as u64) as usize));
         let mut fate = Fate {
             seed,
@@ -111,14 +111,14 @@ impl Fate {
         Plan { seed: self.seed, steps: self.steps, items: self.items, evals: 5, prompts: 2, bad: self.bad }
     }
 
-    /// How long all devices together would take for the training alone.
+    /// Time that all devices together need for the training alone.
     pub fn ideal(&self) -> Micros {
         let rate: f64 = self.workers.iter().flatten().map(|(_, each)| 1.0 / each).sum();
         (3.0 * self.plan().tokens() as f64 / rate) as Micros
     }
 
-    /// How long it may take at the very most: the slowest device alone, three times over, and for every blow the
-    /// time that is needed to notice it and to wait for those that have to come back.
+    /// Upper bound of the run's time: three times that of the slowest device alone, and for every fault the time to
+    /// notice it and to wait for workers that return.
     pub fn bound(&self) -> Micros {
         let slowest = self.workers.iter().flatten().map(|(_, each)| *each).fold(0.0, f64::max);
         let pace = |(_, blow): &(Micros, Blow)| match blow {
@@ -134,8 +134,8 @@ impl Fate {
     fn blow(&self, d: &mut Draws) -> Blow {
         let worker = d.between(0, self.workers.len() as u64) as usize;
         let device = d.between(0, self.workers[worker].len() as u64) as usize;
-        // The first worker always comes back: somebody has to.
-        // And everybody, where the run does not begin without them.
+        // The first worker always returns, so that the run can end; all do if the run waits for all of them at its
+        // start.
         let needed = worker == 0 || self.expect > 1;
         let back = Some(d.between(100 * MILLI, 8 * SECOND)).filter(|_| needed || d.chance(0.6));
         match d.between(0, 14) {

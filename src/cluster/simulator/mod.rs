@@ -1,8 +1,8 @@
-//! Whole runs in virtual time: the real machine, workers that hold the conversation of docs/protocol.md, and a
-//! network and fate drawn from a seed. Gradients are a few integers, hashed from a microbatch and the parameters,
-//! so that a microbatch that is lost, counted twice or computed with other parameters shows in the very next sum.
+//! Complete runs in virtual time: the real machine, workers that follow docs/protocol.md, and a network and faults
+//! drawn from a seed. Gradients are a few integers, hashed from a microbatch and the parameters, so that a
+//! microbatch that is lost, counted twice or computed with other parameters changes the next sum.
 //!
-//! `FINETUNE_SEEDS=100000` runs that many seeds, `FINETUNE_SEED=17` that one, and says what happens in it.
+//! `FINETUNE_SEEDS=100000` runs that many seeds; `FINETUNE_SEED=17` runs one seed and prints its events.
 
 mod driver;
 mod fate;
@@ -19,10 +19,10 @@ type Micros = u64;
 const MILLI: Micros = 1_000;
 const SECOND: Micros = 1_000_000;
 
-/// The ends of a connection that has heard nothing for this long take the other for gone.
+/// The ends of a connection treat each other as lost after this silence.
 const SILENCE: Micros = 3 * SECOND;
 
-/// Draws for one purpose, from a seed.
+/// Random draws from a seed, for one purpose.
 pub struct Draws(crate::numeric::rng::Stream);
 
 impl Draws {

@@ -1,32 +1,32 @@
-//! Connections: what is sent arrives in order, or, where the protocol asks for no order and says things again,
-//! late, twice or not at all.
+//! Connections: messages arrive in order; those that the protocol repeats until they are answered may also arrive
+//! late, twice or never.
 
 use super::super::message::{ToCoordinator, ToWorker};
 use super::{Draws, Micros};
 
-/// How a network treats its messages.
+/// Properties of a network.
 #[derive(Debug, Clone, Default)]
 pub struct Weather {
     /// Mean delay one way.
     pub delay: Micros,
-    /// What a piece of a sum takes besides, at most.
+    /// Largest additional delay of a piece of a sum.
     pub bulk: Micros,
-    /// How much of the delay is chance.
+    /// Random part of the delay, 0 to 1.
     pub jitter: f64,
-    /// Of messages that are said again until they are answered: how many are lost,
+    /// Fraction of the unordered messages that are lost.
     pub lost: f64,
-    /// come twice,
+    /// Fraction that arrive twice.
     pub twice: f64,
-    /// and are overtaken.
+    /// Fraction that are overtaken.
     pub late: f64,
 }
 
-/// What the protocol asks for a message.
+/// The delivery that the protocol requires for a message.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Care {
-    /// To arrive once, in order.
+    /// Once, in order.
     InOrder,
-    /// Nothing: it is said again if it is not answered, or is only advice.
+    /// None: the message is repeated until it is answered, or is only advice.
     None,
 }
 
@@ -52,12 +52,12 @@ pub struct Way {
 }
 
 impl Way {
-    /// What is sent now takes so long to pass.
+    /// Delays all later messages by `length`.
     pub fn takes(&mut self, now: Micros, length: Micros) {
         self.last = self.last.max(now) + length;
     }
 
-    /// When a message that is sent now arrives: once in order, or, where that is not asked for, so often and whenever.
+    /// Arrival times of a message sent now: one time in order, or any number of times if no order is required.
     pub fn arrivals(&mut self, now: Micros, care: Care, weather: &Weather, draws: &mut Draws) -> Vec<Micros> {
         let chance = (weather.delay as f64 * weather.jitter) as Micros;
         let in_order = (now + 20 + weather.delay - chance + draws.around(chance)).max(self.last + 1);

@@ -1,4 +1,4 @@
-//! How well work is shared out, where nothing goes wrong but speed.
+//! Efficiency of the assignment on devices that differ only in speed.
 
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
@@ -41,12 +41,12 @@ fn live(fate: &Fate) -> Lived {
 }
 
 impl Lived {
-    /// Runs in a second.
+    /// Rounds per second.
     fn rate(&self) -> f64 {
         1.0 / self.train.iter().map(|t| (t.computing + t.exposed).as_secs_f64()).sum::<f64>()
     }
 
-    /// Throughput over the sum of what every worker does alone.
+    /// Throughput relative to the sum of each worker's throughput alone.
     fn used(&self, all: &Fate) -> f64 {
         let alone = |w: &Vec<(String, f64)>| {
             live(&Fate { workers: vec![w.clone()], dials: vec![0], expect: 1, ..all.clone() }).rate()
@@ -65,11 +65,11 @@ impl Lived {
 }
 
 #[test]
-fn a_card_that_is_four_times_slower_is_respected() {
+fn card_four_times_slower_gets_a_fifth_of_the_work() {
     let fate = fate(&[100.0, 400.0], 500, 32);
     let lived = live(&fate);
     let (used, share) = (lived.used(&fate), lived.share(1));
-    // An equal split waits for the slow one: 2 * 0.2 of the sum.
+    // An equal split waits for the slow device: 2 * 0.2 of the sum.
     println!(
         "throughput {used:.3} of the sum (an equal split: at most 0.40), the slow one's share {share:.3}"
     );
@@ -78,7 +78,7 @@ fn a_card_that_is_four_times_slower_is_respected() {
 }
 
 #[test]
-fn many_speeds_are_shared_out_by_speed() {
+fn work_is_shared_in_proportion_to_speed() {
     let cases: [(&[f64], f64); 4] = [
         (&[100.0; 3], 0.90),
         (&[100.0, 200.0, 400.0], 0.90),
@@ -93,11 +93,11 @@ fn many_speeds_are_shared_out_by_speed() {
 }
 
 #[test]
-fn a_device_never_waits_for_a_round_trip() {
-    // A round trip is 8 microbatches long.
+fn device_never_waits_for_a_round_trip() {
+    // A round trip lasts as long as 8 microbatches.
     let fate = fate(&[100.0], 40 * MILLI, 96);
     let lived = live(&fate);
-    // Each step has one way to the worker and one back that nothing can hide, and the first its learning.
+    // Each step has one unavoidable transfer to the worker and one back, and the first step measures.
     let took: f64 = lived.train.iter().skip(1).map(|t| t.computing.as_secs_f64()).sum();
     let ways = 11.0 * 0.16;
     let ideal = fate.ideal() as f64 / 1e6 * 11.0 / 12.0;
@@ -105,28 +105,28 @@ fn a_device_never_waits_for_a_round_trip() {
 }
 
 #[test]
-fn a_worker_that_freezes_costs_a_repeat_and_no_wait_for_silence() {
+fn frozen_worker_costs_a_repeat_and_no_timeout() {
     let mut fate = fate(&[100.0, 100.0], 500, 32);
     fate.blows.push((SECOND, Blow::Freeze { worker: 1, length: 60 * SECOND }));
     let lived = live(&fate);
     let slowest = lived.train.iter().map(|t| t.computing + t.exposed).max().unwrap_or_default();
     assert!(lived.train.iter().map(|t| t.repeats).sum::<u64>() >= 1);
-    // What it was granted has to wait until it is given up, a few seconds; what it holds does not.
+    // Its granted work waits until it is given up, a few seconds; its unfinished lease does not.
     assert!(slowest.as_secs_f64() < 4.0, "{slowest:?}");
     assert!(!lived.report.notes.is_empty());
 }
 
-/// A worker that was slow for a while and so got nothing any more is tried again; one that stays slow costs little,
-/// also where no other device may repeat what it has, so that the step has to wait for it.
+/// A device that was slow for a while and got no work is measured again. One that stays slow costs little, even if
+/// no other device may repeat its item, so that the step has to wait for it.
 #[test]
-fn a_device_that_gets_nothing_is_measured_again() {
+fn idle_device_is_measured_again() {
     let mut fate = Fate { steps: 80, ..fate(&[100.0, 100.0], 500, 32) };
     let ideal = fate.ideal();
     fate.blows = [(ideal / 10, 40.0), (ideal / 4, 1.0 / 40.0)].map(|(at, times)| (at, pace(times))).into();
     let lived = live(&fate);
     assert!(lived.share(1) >= 0.3, "after its recovery it has {:.3} of the whole run", lived.share(1));
 
-    // The second and third are so slow that not even the smallest item falls to them on its merits.
+    // The second and third are so slow that not even the smallest item falls to them.
     for (class, each) in [("cpu", 6400.0), ("cpu", 51_200.0), ("gpu", 51_200.0)] {
         let mut slow = Fate { steps: 200, ..self::fate(&[100.0, each], 500, 16) };
         slow.workers[1][0].0 = class.into();
@@ -142,7 +142,7 @@ fn a_device_that_gets_nothing_is_measured_again() {
         );
         match class {
             "cpu" => assert!(rate >= 0.97, "{rate:.3} of what the fast one does alone"),
-            // Once before anything is known, and after 16, 32 and 64 idle rounds.
+            // Once before its speed is known, and after 16, 32 and 64 idle rounds.
             _ => assert!((2..=4).contains(&did), "{did} microbatches that everybody waited for"),
         }
     }

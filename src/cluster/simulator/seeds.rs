@@ -1,4 +1,4 @@
-//! Thousands of runs, none like another.
+//! Thousands of seeded runs.
 
 use super::driver::Outcome;
 use super::fate::{Blow, Fate};
@@ -8,7 +8,7 @@ use super::world::{Report, Voice, World};
 use crate::cluster::machine::Again;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What one worker alone makes of the plan.
+/// The parameters that a single worker computes for the plan.
 fn alone(fate: &Fate) -> Values {
     let plan = fate.plan();
     (1..=plan.steps).fold(truth::initial(), |p, step| truth::stepped(&p, &plan.whole(&p, step).0))
@@ -53,7 +53,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().expect("a number"))
 }
 
-/// Runs seeds on a few threads; the first that fails is named with the line that runs it again.
+/// Runs seeds on a few threads. The first failing seed is named with the command that runs it again.
 fn check(seeds: std::ops::Range<u64>) {
     let threads = 2;
     let part = |t: u64| seeds.clone().filter(move |s| s % threads == t);
@@ -93,7 +93,7 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
 }
 
 #[test]
-fn workers_that_add_what_they_were_denied_do_not_pass() {
+fn adding_denied_leases_is_detected() {
     let fates = (0..60).map(|seed| Fate { cheats: Cheats::Yes, ..Fate::of(seed) });
     let seen: Vec<String> = fates.filter_map(|fate| live(&fate, Voice::Silent).err()).collect();
     assert!(seen.iter().any(|why| why.contains("sums are one worker's")), "{seen:?}");

@@ -1,4 +1,4 @@
-//! What the run must come to, whoever computes it: gradients, parameters and plan as integers.
+//! The correct results of a run: gradients, parameters and plan as integers.
 
 use super::super::message::Hash;
 use super::Draws;
@@ -57,7 +57,7 @@ pub fn subtract(sum: &mut [i64], values: &[i64]) {
     sum.iter_mut().zip(values).for_each(|(s, v)| *s = s.wrapping_sub(*v));
 }
 
-/// What is computed, step by step.
+/// The work of a run, step by step.
 #[derive(Clone)]
 pub struct Plan {
     pub seed: u64,
@@ -70,11 +70,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The microbatches of a step; of the evaluation after a step under another number.
+    /// The microbatches of a step; the evaluation after a step has a number of its own.
     fn batches(&self, step: u64, count: usize) -> Vec<Microbatch> {
         let mut draws = Draws::new(self.seed, 1000 + step);
         let batch = |i: usize| {
-            // Most are full; now and then the rest of a packing.
+            // Most are full; some are the rest of a packing.
             let tokens = if draws.chance(0.8) { 32 } else { draws.between(1, 33) };
             let ids = vec![1; tokens as usize];
             Microbatch { step, rows: vec![i as u64], ids, bounds: vec![], targets: Targets::Labels(vec![]) }

@@ -1,5 +1,5 @@
-//! A worker's side of the conversation, from `Ready` to the end of one connection, as docs/protocol.md has it. It
-//! is handed messages and told when a computation ends, and says what is to be sent and begun.
+//! A worker's side of the conversation, from `Ready` to the end of one connection, as docs/protocol.md describes it.
+//! The worker gets messages and the ends of computations, and returns what to send and to start.
 
 use super::super::message::{
     Bye, Device, Hash, Lease, LeaseId, Packed, ToCoordinator, ToWorker, Trouble, Work,
@@ -9,10 +9,10 @@ use super::{MILLI, Micros};
 use crate::model::stage::Traffic;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a worker does.
+/// An action of a worker.
 pub enum Effect {
     Send(ToCoordinator),
-    /// A device begins: the world will say when it ends.
+    /// A device starts to compute; the world reports the end.
     Start {
         device: usize,
         lease: LeaseId,
@@ -22,25 +22,25 @@ pub enum Effect {
     Over(Bye),
 }
 
-/// What will go wrong on a device with what it computes next.
+/// A fault of a device in its next computation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ill {
-    /// An error; it comes back that much slower, as another class, or never.
+    /// An error. The device returns slower by this factor, as another class, or never.
     Error(Option<f64>),
     /// A value that is not finite.
     Bad,
-    /// It never ends, unless it is cancelled.
+    /// A computation that never ends, unless it is cancelled.
     Hang,
 }
 
-/// Whether a worker breaks the protocol, to see whether the oracles see it.
+/// Whether a worker breaks the protocol, to check that the oracles notice it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Cheats {
     No,
     Yes,
 }
 
-/// A device: it survives a lost connection, its leases do not.
+/// A device. It survives a lost connection; its leases do not.
 #[derive(Debug, Clone)]
 pub struct Engine {
     pub class: String,
@@ -65,7 +65,7 @@ impl Engine {
 struct Waiting {
     values: Values,
     loss: i128,
-    /// Its announcement, to be said again as it was.
+    /// Its announcement, repeated unchanged.
     announce: ToCoordinator,
     said: Micros,
 }
@@ -81,11 +81,11 @@ struct Untaken {
 pub struct Worker {
     plan: Plan,
     pub engines: Vec<Engine>,
-    /// It asks again while it has nothing to do, because an `Ask` may be lost.
+    /// Whether idle devices repeat `Ask`, because an `Ask` may be lost.
     pub asks_again: bool,
-    /// It adds what it was denied.
+    /// Whether denied gradients are added.
     pub cheats: Cheats,
-    /// Its copy of the parameters goes bad.
+    /// Whether its copy of the parameters is damaged.
     pub damaged: bool,
     pieces: Vec<i64>,
     held: Option<(u64, Values)>,
@@ -163,7 +163,7 @@ impl Worker {
         std::mem::take(&mut self.out)
     }
 
-    /// New parameters: whatever was under way belongs to a step that is over.
+    /// New parameters: all unfinished work belongs to a step that is over.
     fn parameters(&mut self, step: u64, hash: Hash) {
         let values: Values = std::mem::take(&mut self.pieces).try_into().expect("all pieces came, in order");
         assert_eq!(truth::hash(&values), hash, "the parameters arrived whole");
@@ -194,7 +194,7 @@ impl Worker {
         self.next(device, now);
     }
 
-    /// Begins with what is first in the queue.
+    /// Starts the first lease of the queue.
     fn next(&mut self, device: usize, now: Micros) {
         let engine = &mut self.engines[device];
         if engine.current.is_none()
@@ -205,7 +205,7 @@ impl Worker {
         }
     }
 
-    /// A computation ends; what is not current any more was cancelled.
+    /// A computation ends; a lease that is no longer current was cancelled.
     pub fn finished(&mut self, device: usize, lease: LeaseId, now: Micros) -> Vec<Effect> {
         if let Some((held, began)) = self.engines[device].current.take_if(|(l, _)| l.lease == lease) {
             self.result(device, held, now - began, now);
@@ -332,7 +332,7 @@ impl Worker {
         });
     }
 
-    /// Twice a second: what is not answered is said again, and idle devices ask again.
+    /// Twice a second: repeats unanswered announcements and the `Ask` of idle devices.
     pub fn nudge(&mut self, now: Micros) -> Vec<Effect> {
         let mut again = vec![];
         for w in self.waiting.values_mut().filter(|w| now - w.said >= 700 * MILLI) {
@@ -349,7 +349,7 @@ impl Worker {
         std::mem::take(&mut self.out)
     }
 
-    /// Leaves of its own will, and hands back what it has not finished.
+    /// Leaves by its own decision and hands back unfinished leases.
     pub fn leave(&mut self, now: Micros) -> Vec<Effect> {
         for device in 0..self.engines.len() {
             let engine = &mut self.engines[device];

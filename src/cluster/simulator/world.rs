@@ -1,5 +1,5 @@
-//! Time, and all that happens in it. Things happen in the order of their times and, at one time, in the order in
-//! which they were brought about; so a seed gives the same run every time.
+//! Virtual time and its events. Events happen in the order of their times; events of equal time happen in the order
+//! in which they were caused, so a seed always gives the same run.
 
 use super::super::machine::{Config, Event, Kind, MemberId, Note, Tally};
 use super::super::message::{Bye, LeaseId, ToCoordinator, ToWorker};
@@ -12,14 +12,14 @@ use super::{Draws, MILLI, Micros, SECOND, SILENCE};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Whether a run says what happens in it.
+/// Whether a run prints its events.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Voice {
     Silent,
     Aloud,
 }
 
-/// Something that happens.
+/// An event.
 #[derive(Debug, Clone)]
 pub(super) enum Happening {
     Dial(usize),
@@ -27,7 +27,7 @@ pub(super) enum Happening {
     Loaded(u64),
     Up(u64, ToCoordinator),
     Down(u64, ToWorker),
-    /// The coordinator learns that a connection is gone; so does the worker.
+    /// The coordinator notices the loss of a connection; `LostDown` is the same for the worker.
     LostUp(u64, &'static str),
     LostDown(u64),
     Finished {
@@ -42,7 +42,7 @@ pub(super) enum Happening {
     Nonsense(u64),
 }
 
-/// A worker's machine: what it computes on, and the process, if one runs and is connected.
+/// A worker's machine: its devices, and the process if one runs and is connected.
 struct Host {
     engines: Vec<Engine>,
     conn: Option<u64>,
@@ -53,7 +53,7 @@ struct Host {
 }
 
 struct Wire {
-    /// None: somebody who talks nonsense.
+    /// `None`: a peer that sends invalid messages.
     host: Option<usize>,
     open: bool,
     black: bool,
@@ -61,16 +61,16 @@ struct Wire {
     down: Way,
 }
 
-/// More than any run needs: beyond it something turns in a circle without time passing.
+/// More events than any run needs; beyond it the run loops without time passing.
 const MOST_EVENTS: u64 = 50_000;
 
-/// What a run came to.
+/// The result of a run.
 pub struct Report {
     pub outcome: Outcome,
     pub time: Micros,
     pub tallies: Vec<(Kind, Tally)>,
     pub notes: Vec<(Micros, Note)>,
-    /// Workers that were taken out although they did nothing wrong.
+    /// Workers that were removed although they did nothing wrong.
     pub wronged: Vec<String>,
     pub happened: u64,
     pub driver: Option<Driver>,
@@ -134,13 +134,13 @@ impl World {
         self.ahead.insert((at.max(self.now), 1, self.order), what);
     }
 
-    /// Puts something off, to the head of what happens at that time.
+    /// Postpones an event to the front of those at that time.
     fn put_off(&mut self, at: Micros, what: Happening) {
         self.order += 1;
         self.ahead.insert((at, 0, self.order), what);
     }
 
-    /// Lives until the run has ended, or time is up.
+    /// Runs until the run has ended or the time is up.
     pub fn run(mut self, bound: Micros) -> Report {
         let mut happened = 0;
         loop {
@@ -187,7 +187,7 @@ impl World {
     }
 
     fn happens(&mut self, what: Happening) {
-        // Who stands still sees nothing before it moves again.
+        // A frozen host sees no event before it continues.
         let host = match &what {
             Happening::Accepted(host) => Some(*host),
             Happening::Loaded(conn) | Happening::Down(conn, _) | Happening::LostDown(conn) => {
@@ -249,7 +249,7 @@ impl World {
         self.wires.get(&conn)?.host
     }
 
-    /// The worker on this connection, if that is its connection still.
+    /// The worker on this connection, if this is still its connection.
     fn worker(&mut self, conn: u64) -> Option<&mut Worker> {
         let host = self.host_of(conn)?;
         let host = self.hosts.get_mut(host).filter(|h| h.conn == Some(conn))?;
@@ -295,7 +295,7 @@ impl World {
     fn up(&mut self, conn: u64, message: ToCoordinator) {
         let Some(wire) = self.wires.get_mut(&conn) else { return };
         if matches!(message, ToCoordinator::SumPiece { .. }) {
-            // Sums are large: there is time to be lost in the middle of one.
+            // Sums are large: a connection can be lost in the middle of one.
             wire.up.takes(self.now, self.draws.between(0, self.fate.weather.bulk + 1));
         }
         let care = care_up(&message);
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// The coordinator closes a connection: the other end sees it after all that was said.
+    /// The coordinator closes a connection: the other end notices it after all sent messages.
     fn close(&mut self, conn: u64) {
         let Some(wire) = self.wires.get_mut(&conn).filter(|w| w.open) else { return };
         wire.open = false;
@@ -331,7 +331,7 @@ impl World {
         }
     }
 
-    /// The process keeps its devices; what they were doing is forgotten.
+    /// The process keeps its devices; their unfinished work is dropped.
     fn disconnect(&mut self, host: usize) {
         let host = &mut self.hosts[host];
         host.conn = None;

@@ -1,4 +1,4 @@
-//! What a device is to build, and the chain of backends that it may be built on.
+//! The model that a device builds, and the chain of backends that it may be built on.
 
 use crate::cluster::message::Manifest;
 use crate::format::{self, FormatError};
@@ -16,33 +16,33 @@ use std::sync::Arc;
 /// A model with the adapter that is trained on it: everything that a device needs to compute leases.
 #[derive(Clone)]
 pub struct Blueprint {
-    /// Its shape; a classifier's with its labels.
+    /// The model's configuration, with the labels of a classifier.
     pub config: Config,
-    /// Its weights.
+    /// The model's weights.
     pub tensors: Arc<dyn Tensors>,
-    /// What is trained on it, and how large a microbatch may be.
+    /// The configuration of the run for this model.
     pub shape: Shape,
 }
 
-/// What a run makes of a model.
+/// The configuration of a run for a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
     /// A classifier's labels.
     pub labels: Option<Vec<String>>,
-    /// One per class.
+    /// Loss weights, one per class.
     pub class_weights: Option<Vec<f32>>,
-    /// How the base is quantised.
+    /// How the base model is quantized.
     pub quantize: Option<String>,
     /// The adapter.
     pub lora: LoraSpec,
-    /// Longest microbatch, in tokens.
+    /// Tokens of the longest microbatch.
     pub tokens: usize,
     /// The numeric type that the run's user typed.
     pub dtype: Option<String>,
 }
 
 impl Shape {
-    /// As the coordinator says.
+    /// The shape that the manifest describes.
     pub fn of(manifest: &Manifest) -> Self {
         Shape {
             labels: manifest.labels.clone(),
@@ -58,19 +58,19 @@ impl Shape {
 /// Why a model cannot be built here.
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
-    /// Its files.
+    /// Its files cannot be read.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Its configuration.
+    /// Its configuration is not supported.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// What it cannot be quantised to.
+    /// The requested quantization is not possible.
     #[error(transparent)]
     Quantise(#[from] QuantiseError),
 }
 
 impl Unfit {
-    /// True where trying again is pointless (exit code 78).
+    /// Whether a retry is pointless (exit code 78).
     pub fn is_configuration(&self) -> bool {
         match self {
             Unfit::Format(e) => e.is_configuration(),
@@ -80,7 +80,7 @@ impl Unfit {
 }
 
 impl Blueprint {
-    /// Opens the model at `path`; no weight is read yet.
+    /// Opens the model at `path`. No weight is read yet.
     pub fn open(path: &Path, shape: Shape) -> Result<Self, Unfit> {
         let files = format::open(path)?;
         let mut config = Config::from_json(&files.config)?;
@@ -94,7 +94,7 @@ impl Blueprint {
         Ok(Blueprint { config, tensors, shape })
     }
 
-    /// The flat parameter vector.
+    /// The layout of the flat parameter vector.
     pub fn layout(&self) -> Layout {
         layout::of(&self.config, &self.shape.lora, 0..self.config.layers)
     }
@@ -102,43 +102,43 @@ impl Blueprint {
 
 /// One backend of one device.
 pub trait Opener: Send + Sync {
-    /// `cuda`, `wgpu`, `cpu`.
+    /// `cuda`, `wgpu` or `cpu`.
     fn backend(&self) -> &str;
 
-    /// A whole model on it.
+    /// Builds the complete model on this backend.
     fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError>;
 
-    /// Whether a model that was opened has room for the run's longest microbatch, by what it was measured to take;
-    /// false where blocks have to keep less. The error is that nothing fits.
+    /// Whether an opened model has memory for the run's longest microbatch, by its measured memory use. False if its
+    /// blocks have to keep fewer activations. The error means that not even that would fit.
     fn stands(&self, _: &Blueprint, _: Fit) -> Result<bool, ModelError> {
         Ok(true)
     }
 
-    /// Opens it so that it has room, by what it was measured to take.
+    /// Builds the model so that it fits, by its measured memory use.
     fn open_within(&self, blueprint: &Blueprint, _: Fit) -> Result<Box<dyn Model>, ModelError> {
         self.open(blueprint)
     }
 
-    /// Takes away what was opened, so that tests can see what becomes of a run whose device is lost.
+    /// Simulates the loss of the device, for tests.
     fn lose(&self) {}
 }
 
-/// A device and the backends that can drive it, best first: when one fails, the next takes over.
+/// A device and the backends that can drive it, best first. When one fails, the next takes over.
 #[derive(Clone)]
 pub struct Candidate {
-    /// For people: `cpu 0`.
+    /// Display name, such as `cpu 0`.
     pub name: String,
-    /// At least one.
+    /// The backends; at least one.
     pub chain: Vec<Arc<dyn Opener>>,
-    /// With which of them.
+    /// The backends that may be used at the start.
     pub begin: Begin,
 }
 
-/// What a device may begin with. In the middle of a run the next backend takes over in any case.
+/// The backends that a device may start with. During a run the next backend takes over in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begin {
-    /// The first of its backends that works.
+    /// The first backend that works.
     Anywhere,
-    /// The first one, which was asked for by name.
+    /// Only the first, because the user named it.
     Named,
 }

@@ -1,6 +1,6 @@
-//! Base models by their content: a folder under the model's hash, which appears only once every file in it has the
-//! hash that the coordinator named, and is checked again whenever it is used. Files that are on their way lie beside
-//! it and are gone on with; one worker of a machine fetches at a time, and the others find what it has fetched.
+//! Cache of base models by content: a folder named by the model's hash. It appears only once every file in it has
+//! the hash that the coordinator named, and it is checked again at every use. Partially fetched files are kept
+//! beside it and completed later. One worker of a machine fetches at a time; the others use the result.
 
 use super::Outcome;
 use super::wire::Wire;
@@ -10,29 +10,29 @@ use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes that are asked for at a time; two such parts are on their way.
+/// Bytes of one request; two requests are outstanding at a time.
 const PART: u64 = 8 << 20;
-/// How often a folder that another worker fetches into is looked at.
+/// Interval between checks of a lock that another worker holds.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Where models are kept.
+/// The folder of cached models.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
-/// A file that a thing went wrong with.
+/// The error of a file operation.
 fn fail(path: &Path, e: impl std::fmt::Display) -> Outcome {
     Outcome::Failed { reason: format!("{}: {e}", path.display()) }
 }
 
 impl Cache {
-    /// In `root`, which is made when it is needed.
+    /// A cache in `root`, which is created when needed.
     pub fn new(root: PathBuf) -> Self {
         Cache { root }
     }
 
-    /// The model of a run: found, or fetched. A path to open.
+    /// The path of the run's model, from the cache or fetched.
     pub(super) async fn obtain(
         &self,
         manifest: &Manifest,
@@ -49,7 +49,7 @@ impl Cache {
                 None => return Ok(opens(&whole, manifest)),
                 Some(file) => {
                     say(&format!("{}: {} is damaged: fetched again", whole.display(), file.name));
-                    // What is whole of it is not fetched twice.
+                    // The undamaged files of the folder are kept for the fetch.
                     let partial = self.partial(manifest);
                     let _ = std::fs::remove_dir_all(&partial);
                     std::fs::rename(&whole, &partial).map_err(|e| fail(&whole, e))?;
@@ -59,7 +59,7 @@ impl Cache {
         self.fetch(manifest, wire, say).await?;
         let partial = self.partial(manifest);
         std::fs::rename(&partial, &whole).map_err(|e| fail(&whole, e))?;
-        // So that the folder's name is not on the disk before its contents.
+        // Makes sure that the folder's contents reach the disk before its name does.
         let _ = File::open(&self.root).and_then(|dir| dir.sync_all());
         Ok(opens(&whole, manifest))
     }
@@ -68,7 +68,7 @@ impl Cache {
         self.root.join(format!("{}.partial", manifest.model_hash))
     }
 
-    /// Held while a model is looked at or fetched; the system lets go of it whatever becomes of the process.
+    /// Locks a model while it is checked or fetched. The system releases the lock however the process ends.
     async fn lock(&self, model: &str, wire: &mut Wire<'_>, say: &dyn Fn(&str)) -> Result<File, Outcome> {
         let path = self.root.join(format!("{model}.lock"));
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -90,7 +90,7 @@ impl Cache {
         }
     }
 
-    /// Every file that is not there yet, each checked.
+    /// Fetches every missing file and checks it.
     async fn fetch(
         &self,
         manifest: &Manifest,
@@ -102,7 +102,7 @@ impl Cache {
         let total: u64 = manifest.files.iter().map(|f| f.size).sum();
         say(&format!("fetching {} from the coordinator: {:.1} MB", manifest.model, total as f64 / 1e6));
         for (index, file) in (0..).zip(&manifest.files) {
-            // A second time from the start, where what lay there turns out to be something else.
+            // A second attempt starts from the beginning, in case the partial file was of other contents.
             for attempt in 0..2 {
                 let path = dir.join(&file.name);
                 one_file(&path, index, file, wire).await?;
@@ -119,7 +119,7 @@ impl Cache {
     }
 }
 
-/// Goes on with a file where it ends.
+/// Fetches the rest of a file, from its current end.
 async fn one_file(path: &Path, index: u32, file: &ModelFile, wire: &mut Wire<'_>) -> Result<(), Outcome> {
     let to_disk = |e: std::io::Error| fail(path, e);
     let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
@@ -155,7 +155,7 @@ async fn one_file(path: &Path, index: u32, file: &ModelFile, wire: &mut Wire<'_>
     out.sync_all().map_err(to_disk)
 }
 
-/// Names come from another machine: only plain ones may become files.
+/// Names come from another machine: only plain names may become files.
 fn check_names(manifest: &Manifest) -> Result<(), Outcome> {
     let plain = |name: &str| {
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.+ ".contains(c);
@@ -170,7 +170,7 @@ fn check_names(manifest: &Manifest) -> Result<(), Outcome> {
     }
 }
 
-/// What is to be opened: the folder, or the one file of a GGUF.
+/// The path to open: the folder, or the single file of a GGUF model.
 fn opens(dir: &Path, manifest: &Manifest) -> PathBuf {
     match manifest.files.as_slice() {
         [one] if !one.name.ends_with(".safetensors") => dir.join(&one.name),

@@ -1,5 +1,5 @@
-//! The devices of a process, each on a thread of its own. They outlive a conversation: a worker whose coordinator
-//! comes back goes on with the models that it has loaded.
+//! The devices of a process, one thread each. They outlive a conversation: a worker that reconnects continues with
+//! the models that it has loaded.
 
 use super::blueprint::{Blueprint, Candidate, Opener, Shape};
 use super::desk::{Desk, Job};
@@ -12,37 +12,37 @@ use crate::cluster::message::{Device, LeaseId, Trials};
 use crate::numeric::caught::caught;
 use std::sync::{Arc, mpsc};
 
-/// What a process has to compute with.
+/// The devices and settings of a worker process.
 #[derive(Clone)]
 pub struct Equipment {
     /// Its devices.
     pub candidates: Vec<Candidate>,
-    /// What every one of them is compared with before it takes part.
+    /// The backend that every device is compared with in the self-test.
     pub reference: Arc<dyn Opener>,
-    /// Faults on purpose.
+    /// Injected faults, for tests.
     pub inject: Inject,
 }
 
-/// Devices that are ready.
+/// The opened devices.
 pub(super) struct Crew {
-    /// What they were built for: model and shape.
+    /// The model hash and shape that they were built for.
     pub of: (String, Shape),
     pub devices: Vec<Device>,
     pub refused: Vec<String>,
-    /// What happened while they were opened.
+    /// Messages from opening the devices.
     pub lines: Vec<String>,
     pub buffers: Buffers,
     pub limits: Limits,
     desks: Vec<Arc<Desk>>,
-    /// What each was measured to need when it was opened.
+    /// The trials of each device when it was opened.
     measured: Vec<Trials>,
 }
 
-/// A device that is ready and what happened on the way, or why there is none.
+/// A ready device with the messages from opening it, or why it cannot be used.
 type Opened = Result<(Device, Arc<Desk>, Vec<String>, Trials), String>;
 
 impl Crew {
-    /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
+    /// Opens all devices at the same time. A device that fails is a line in `refused`, not an error.
     pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
         let of = (model.to_string(), blueprint.shape.clone());
         let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
@@ -75,14 +75,14 @@ impl Crew {
         Crew { of, devices, refused, lines, buffers, limits, desks, measured }
     }
 
-    /// What stands, for a conversation that begins: what a device has become since the last one counts, and one
-    /// that has gone down is refused with the reason.
+    /// Updates the devices for a new conversation: a device that fell back since the last one is listed as it is
+    /// now, and one that has gone down is refused with the reason.
     pub fn mustered(mut self) -> Self {
         let before = std::mem::take(&mut self.devices).into_iter().zip(std::mem::take(&mut self.measured));
         for ((before, trials), desk) in before.zip(std::mem::take(&mut self.desks)) {
             match desk.muster() {
                 Ok(device) => {
-                    // What it was before it fell back says nothing of what it is now.
+                    // Measurements of the previous backend do not apply to the current one.
                     self.measured.push(if device == before { trials } else { Trials::default() });
                     self.devices.push(device);
                     self.desks.push(desk);
@@ -93,39 +93,39 @@ impl Crew {
         self
     }
 
-    /// What each device was measured to need.
+    /// The trials of each device.
     pub fn measured(&self) -> Vec<Trials> {
         self.measured.clone()
     }
 
-    /// Why none of the devices that it had stands any more.
+    /// The last reason if every device has gone down, else `None`.
     pub fn spent(&self) -> Option<String> {
         let reasons: Option<Vec<String>> = self.desks.iter().map(|desk| desk.gone()).collect();
         reasons.and_then(|reasons| reasons.into_iter().next_back())
     }
 
-    /// Gives a device a lease; false where there is none of that index any more.
+    /// Gives a device a lease. Returns false if there is no such device any more.
     pub fn put(&self, device: u16, job: Job) -> bool {
         self.desks.get(usize::from(device)).is_some_and(|desk| desk.put(job))
     }
 
-    /// The lease that a device works on.
+    /// The lease that a device computes.
     pub fn running(&self, device: u16) -> Option<LeaseId> {
         self.desks.get(usize::from(device)).and_then(|desk| desk.running())
     }
 
-    /// Whether any device works on something.
+    /// Whether any device computes a lease.
     pub fn busy(&self) -> Devices {
         let busy = self.desks.iter().any(|desk| desk.running().is_some());
         if busy { Devices::Busy } else { Devices::Idle }
     }
 
-    /// Takes a lease away from whoever has it; true where it had not been begun.
+    /// Cancels a lease on the device that holds it. Returns true if it had not been started.
     pub fn take_away(&self, lease: LeaseId) -> bool {
         self.desks.iter().any(|desk| desk.take_away(lease))
     }
 
-    /// Takes everything away; the leases' numbers.
+    /// Cancels all leases and returns their numbers.
     pub fn clear(&self) -> Vec<LeaseId> {
         self.desks.iter().flat_map(|desk| desk.clear()).collect()
     }
@@ -137,8 +137,8 @@ impl Drop for Crew {
     }
 }
 
-/// One thread for each candidate; results in their order. What a device is called is in each lease, because its
-/// index is its place among those that stand.
+/// Starts one thread for each candidate; the results are in the candidates' order. Each lease carries the device's
+/// index, because the index is the position among the devices that are ready.
 fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
     let (opened, results) = mpsc::channel::<(usize, Opened)>();
     for (i, candidate) in candidates.iter().enumerate() {
@@ -147,7 +147,7 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
             let desk = Arc::new(Desk::default());
             match Worker::open(candidate, desk.clone(), shared) {
                 Ok((mut worker, lines)) => {
-                    // A panic in it is found again by the first lease, where it has consequences.
+                    // A panic here occurs again in the first lease, where it is handled.
                     let mut trials = caught(|| worker.measure()).unwrap_or_default();
                     match worker.settle(&trials.memory) {
                         Err(line) => return drop(opened.send((i, Err(line)))),
@@ -158,7 +158,7 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
                     desk.stands(device.clone());
                     let told = opened.send((i, Ok((device, desk, lines, trials))));
                     drop(opened);
-                    // Nobody who knows of it: nobody who would give it work.
+                    // Without a receiver no conversation can give it work.
                     if told.is_ok() {
                         worker.work();
                     }
@@ -167,7 +167,7 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
             }
         };
         let name = format!("device-{i}");
-        // Where the system gives no thread the candidate never reports, and is said to be so below.
+        // If the system gives no thread, the candidate never reports, and the default error below remains.
         let _ = std::thread::Builder::new().name(name).spawn(open);
     }
     drop(opened);

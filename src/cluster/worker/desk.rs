@@ -1,6 +1,6 @@
-//! What lies before a device: the lease that it works on and those behind it, and what the device is. The
-//! conversation puts leases here and takes them away again; the device's thread takes the next one. Devices outlive
-//! conversations, so what a device has become is kept here, by its thread, and every conversation reads it here.
+//! The work of one device: the lease that it computes, the queue behind it, and the device's current state. The
+//! conversation adds and cancels leases here; the device's thread takes the next one. Devices outlive conversations,
+//! so the device's thread records its state here, where every conversation reads it.
 
 use super::device::Report;
 use super::parameters::Parameters;
@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// A lease with all that is needed to work on it, and whom to tell.
+/// A lease with everything that is needed to compute it, and the receiver of its report.
 pub(super) struct Job {
     pub lease: Lease,
     pub parameters: Arc<Parameters>,
-    /// Of the conversation that the lease came from: when that has ended, nobody listens.
+    /// Belongs to the conversation that the lease came from; closed when that has ended.
     pub reply: UnboundedSender<(u16, Report)>,
 }
 
@@ -30,36 +30,36 @@ struct State {
     queue: VecDeque<Job>,
     running: Option<LeaseId>,
     closed: bool,
-    /// What computes here; the error is why nothing does any more.
+    /// The device that computes here; the error is why none does any more.
     device: Option<Result<Device, String>>,
-    /// What the newest conversation takes it for.
+    /// The device as the current conversation knows it.
     told: Option<Device>,
 }
 
 impl Desk {
-    /// Looked at by the model between blocks.
+    /// The cancel flag, which the model checks between blocks.
     pub fn flag(&self) -> Cancel {
         self.cancel.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing here can be half done.
+        // No update of this state can stop half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device is this from now on.
+    /// Sets the current device.
     pub fn stands(&self, device: Device) {
         self.state().device = Some(Ok(device));
     }
 
-    /// No device is left, and the thread ends: nothing can be put here any more. What still was.
+    /// Ends the queue because no device is left: no lease is accepted any more. Returns the queued jobs.
     pub fn end(&self, reason: String) -> Vec<Job> {
         let mut state = self.state();
         (state.device, state.running) = (Some(Err(reason)), None);
         state.queue.drain(..).collect()
     }
 
-    /// The device, for a conversation that begins with it; the error is why there is none.
+    /// The device, for a new conversation; the error is why there is none.
     pub fn muster(&self) -> Result<Device, String> {
         let mut state = self.state();
         let device = state.device.clone().unwrap_or_else(|| Err("its thread has ended".into()))?;
@@ -67,34 +67,34 @@ impl Desk {
         Ok(device)
     }
 
-    /// Why no device is left; None while there is one.
+    /// Why no device is left, or `None` while there is one.
     pub fn gone(&self) -> Option<String> {
         self.state().device.clone().and_then(Result::err)
     }
 
-    /// The conversation has heard what the device is now.
+    /// Records that the conversation knows the current device.
     pub fn told(&self) {
         let mut state = self.state();
         state.told = state.device.clone().and_then(Result::ok);
     }
 
-    /// Whether the conversation takes the device for what it is.
+    /// Whether the conversation knows the current device.
     pub fn is_known(&self) -> bool {
         let state = self.state();
         state.device.as_ref().and_then(|device| device.as_ref().ok()) == state.told.as_ref()
     }
 
-    /// The lease that the device works on.
+    /// The lease that the device computes.
     pub fn running(&self) -> Option<LeaseId> {
         self.state().running
     }
 
-    /// What it worked on is finished: to be said before that is reported, so that whoever hears it finds it free.
+    /// Clears the running lease. Called before its report, so that the receiver of the report finds the device free.
     pub fn finished(&self) {
         self.state().running = None;
     }
 
-    /// One more; false where nobody would take it.
+    /// Queues a job. Returns false if no thread would take it.
     pub fn put(&self, job: Job) -> bool {
         let mut state = self.state();
         if state.closed || !matches!(state.device, Some(Ok(_))) {
@@ -105,7 +105,7 @@ impl Desk {
         true
     }
 
-    /// The next one, once there is one; None when the desk was closed.
+    /// Waits for the next job. `None` once this queue is closed.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state();
         state.running = None;
@@ -122,8 +122,8 @@ impl Desk {
         }
     }
 
-    /// Takes a lease away: true where it had not been begun; where it is being worked on, the device is told to
-    /// stop, and reports that itself.
+    /// Cancels a lease. Returns true if it was queued. If it is running, the device is asked to stop and reports
+    /// that itself.
     pub fn take_away(&self, lease: LeaseId) -> bool {
         let mut state = self.state();
         if state.running == Some(lease) {
@@ -134,12 +134,12 @@ impl Desk {
         state.queue.len() < before
     }
 
-    /// Takes away everything that was not begun.
+    /// Removes and returns all queued jobs.
     pub fn empty(&self) -> Vec<Job> {
         self.state().queue.drain(..).collect()
     }
 
-    /// Takes away everything, and stops what is being worked on; its number.
+    /// Removes all queued jobs and stops the running one. Returns their numbers.
     pub fn clear(&self) -> Vec<LeaseId> {
         let mut state = self.state();
         if state.running.is_some() {
@@ -149,7 +149,7 @@ impl Desk {
         state.running.into_iter().chain(queued.iter().map(|job| job.lease.lease)).collect()
     }
 
-    /// The thread ends after what it is working on, which is stopped.
+    /// Stops the running lease; the thread ends after it.
     pub fn close(&self) {
         self.clear();
         self.state().closed = true;

@@ -1,6 +1,6 @@
-//! A device's thread: one lease after the other, whatever is wanted of it. An error of the device ends its backend,
-//! not the worker: the lease goes back, and the next backend of the chain takes over. A value that no exact sum can
-//! hold is no error of the device: it is reported with its address, and nothing falls back.
+//! A device's thread: it computes one lease after the other. A device error ends the backend, not the worker: the
+//! lease is handed back, and the next backend of the chain takes over. A value that exact sums cannot hold is no
+//! device error: it is reported with its tensor, and the device does not fall back.
 
 mod chain;
 mod trial;
@@ -20,13 +20,13 @@ pub(super) use chain::Settled;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a throttled device sleeps before it looks at its cancel flag.
+/// Interval at which a throttled device checks its cancel flag.
 const NAP: Duration = Duration::from_millis(10);
 
-/// What a device says of its leases.
+/// A device's report on a lease or on itself.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// Computed and checked: waits to be granted.
+    /// A training microbatch is computed and checked, and waits to be granted.
     Trained {
         lease: LeaseId,
         after: u64,
@@ -35,7 +35,7 @@ pub(super) enum Report {
         micros: u64,
         memory: u64,
     },
-    /// Computed once more, and nothing is wrong with it here.
+    /// A microbatch was computed again and has no bad value on this device.
     Fine {
         lease: LeaseId,
         parameters: Hash,
@@ -60,18 +60,18 @@ pub(super) enum Report {
         lease: LeaseId,
         trouble: Trouble,
     },
-    /// It computes on another backend now.
+    /// The device continues on another backend.
     Fallback {
         now: Device,
         reason: String,
     },
-    /// It has no backend left.
+    /// The device has no backend left.
     Down {
         reason: String,
     },
 }
 
-/// Why a lease gave nothing.
+/// Why a lease has no result.
 enum Failed {
     Cancelled,
     Value(Trouble),
@@ -90,7 +90,7 @@ impl From<Fault> for Failed {
     }
 }
 
-/// Memory of gradients that is free again.
+/// Free gradient buffers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Buffers(Arc<Mutex<Vec<Vec<f32>>>>);
 
@@ -106,7 +106,7 @@ impl Buffers {
     }
 }
 
-/// What every device of a process has in common.
+/// Data that all devices of a process share.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub blueprint: Arc<Blueprint>,
@@ -117,7 +117,7 @@ pub(super) struct Shared {
 
 pub(super) struct Worker {
     candidate: Candidate,
-    /// Where in the chain it is.
+    /// Index of its backend in the chain.
     at: usize,
     model: Option<Box<dyn Model>>,
     layout: Layout,
@@ -127,8 +127,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Opens the first backend of the chain that can be opened and passes the self-test. The lines say which did
-    /// not and why; the error is the last of them.
+    /// Opens the first backend of the chain that can be opened and passes the self-test. The lines name the backends
+    /// that failed before it, with their errors; the error is the last of them.
     pub fn open(
         candidate: Candidate,
         desk: Arc<Desk>,
@@ -140,13 +140,13 @@ impl Worker {
         Ok((worker, lines))
     }
 
-    /// What it is now.
+    /// The current device.
     pub fn device(&self) -> Device {
         let class = self.model.as_ref().map_or_else(String::new, |m| m.class());
         Device { name: self.candidate.name.clone(), class }
     }
 
-    /// Until the desk is closed, or no backend is left.
+    /// Computes leases until its queue is closed or no backend is left.
     pub fn work(mut self) {
         while let Some(job) = self.desk.next() {
             if !self.desk.is_known() {
@@ -174,7 +174,7 @@ impl Worker {
         self.desk.end("it was closed".into());
     }
 
-    /// The lease and all behind it go back: they were given to what the device was before.
+    /// Hands back the lease and all queued behind it: they were given to the previous device.
     fn hand_back(&self, job: &Job, reason: String) {
         say(job, Report::Trouble { lease: job.lease.lease, trouble: Trouble::Device { reason } });
         for left in self.desk.empty() {
@@ -182,7 +182,7 @@ impl Worker {
         }
     }
 
-    /// Tells a conversation that began while the device changed what it is now.
+    /// Reports the current device to a conversation that started while the device changed.
     fn introduce(&self, job: &Job, reason: String) {
         self.hand_back(job, reason.clone());
         self.desk.finished();
@@ -191,15 +191,15 @@ impl Worker {
         }
     }
 
-    /// The lease and all behind it go back at once, because opening another backend may take a while. False where
-    /// none is left.
+    /// Hands back the lease and all queued behind it at once, because opening another backend may take a while.
+    /// Returns false if none is left.
     fn fall_back(&mut self, job: &Job, reason: String) -> bool {
         self.hand_back(job, reason.clone());
         let reason = match self.next_backend(self.at + 1) {
             Ok(_) => {
                 self.desk.stands(self.device());
                 self.desk.finished();
-                // Where nobody heard it, the next conversation does, with its first lease at the latest.
+                // If this conversation has ended, the next one gets the report, with its first lease at the latest.
                 if say(job, Report::Fallback { now: self.device(), reason }) {
                     self.desk.told();
                 }
@@ -225,7 +225,7 @@ impl Worker {
                 let memory = self.model()?.in_use().map_or(0, |seen| seen.bytes);
                 Ok(Report::Trained { lease, after, finished, parameters, micros, memory })
             }
-            // One of an evaluation is of the step that the parameters are of.
+            // A microbatch whose step equals that of the parameters belongs to an evaluation.
             Work::Recheck(batch) if batch.step == after => {
                 let sums = self.model()?.forward(batch, None, Want::Loss)?.loss()?;
                 Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
@@ -265,7 +265,7 @@ impl Worker {
         Ok(())
     }
 
-    /// One microbatch, checked: what comes out may enter a sum.
+    /// Computes one microbatch and checks it: the result may enter a sum.
     fn gradient(&mut self, batch: &Microbatch, of: u32, began: Instant) -> Result<Finished, Failed> {
         let inject = self.shared.inject.clone();
         if inject.strikes(What::Die, batch.step) {
@@ -280,7 +280,7 @@ impl Worker {
         if inject.strikes(What::Error, batch.step) {
             return Err(Failed::Device("an injected error".into()));
         }
-        // What was done before is no part of it.
+        // Resets the peak: earlier memory use is not part of this microbatch.
         self.model()?.in_use();
         let mut gradient = self.shared.buffers.take(self.layout.len());
         let (cap, before) = (fixed::cap(of as usize), self.model()?.traffic());
@@ -293,7 +293,7 @@ impl Worker {
             *value = (fixed::to_f64(cap) * 1.01) as f32;
         }
         let computed = computed.map_err(Failed::from).and_then(|sums| {
-            // A bad loss is named before what it did to the gradient.
+            // A bad loss is reported before the bad gradient that it causes.
             let scalars = Scalars::of(&sums).map_err(|bad| bad_loss(bad.value))?;
             self.check(&gradient, cap).map(|()| scalars)
         });
@@ -312,7 +312,7 @@ impl Worker {
         })
     }
 
-    /// Makes everything take that many times as long, where that was asked for.
+    /// Multiplies the compute time by the injected factor, if there is one.
     fn throttle(&self, began: Instant) -> Result<(), Failed> {
         let Some(factor) = self.shared.inject.slow() else { return Ok(()) };
         let until = began + began.elapsed().mul_f64(factor);
@@ -324,7 +324,7 @@ impl Worker {
     }
 }
 
-/// False where the conversation that the lease came from is over; then nobody wants to know.
+/// Returns false if the conversation that the lease came from has ended.
 fn say(job: &Job, report: Report) -> bool {
     job.reply.send((job.lease.device, report)).is_ok()
 }

@@ -1,5 +1,5 @@
-//! From the first word to the first lease: what the coordinator says of the run, the model that this machine has or
-//! fetches, devices that have proved that they can count. What does not fit is refused here, on both sides.
+//! From `Hello` to the first lease: the manifest, the model from this machine or from the coordinator, and devices
+//! that pass the self-test. Each side refuses here what does not match.
 
 use super::crew::Crew;
 use super::session::{Holding, Session};
@@ -25,7 +25,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Everything until leases may come; the devices, and the number of values of the layout.
+    /// Does everything up to `Ready` and `Measured`. Returns the devices and the number of values of the layout.
     async fn join(&mut self, wire: &mut Wire<'_>, hello: Hello) -> Result<(Crew, usize), Outcome> {
         wire.say(ToCoordinator::Hello(hello));
         let manifest = loop {
@@ -63,8 +63,8 @@ impl Worker<'_> {
         Ok((crew, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
     }
 
-    /// How fast the way to the coordinator is, by parts of the model's files that are asked for and thrown away: one
-    /// byte for a word there and back, then as much as shows a bandwidth.
+    /// Measures the network link by fetching parts of the model's files, which are discarded: one byte for the round
+    /// trip, then enough bytes to show the bandwidth.
     async fn probe(&self, wire: &mut Wire<'_>, manifest: &Manifest) -> Result<Option<Link>, Outcome> {
         let largest = manifest.files.iter().zip(0..).max_by_key(|(file, _)| file.size);
         let (Source::Files { .. }, Some((file, index))) = (&self.source, largest.filter(|(f, _)| f.size > 0))
@@ -87,7 +87,8 @@ impl Worker<'_> {
         Ok(Some(Link { bandwidth, round_trip }))
     }
 
-    /// For lines about what the coordinator is told too: in its own process it alone says them.
+    /// Output of lines that the coordinator gets too: none in the coordinator's own process, where it prints them
+    /// itself.
     fn aside(&self) -> &dyn Fn(&str) {
         match self.source {
             Source::Here(_) => &|_| (),
@@ -95,7 +96,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A scheduler may leave an old coordinator running somewhere: whoever knows a later one does not follow it.
+    /// A scheduler may leave an old coordinator running: a worker that knows a later epoch does not follow it.
     fn not_older(&mut self, manifest: &Manifest) -> Result<(), Outcome> {
         match &self.before {
             Some((run, epoch)) if *run == manifest.run && *epoch > manifest.epoch => Err(Outcome::Lost {
@@ -135,8 +136,8 @@ impl Worker<'_> {
         })
     }
 
-    /// Opens the devices on a thread, because the conversation may end meanwhile. What was opened by then is kept
-    /// for the next one.
+    /// Opens the devices on a separate thread, because the conversation may end meanwhile. The opened devices are
+    /// kept for the next conversation.
     async fn open(
         &mut self,
         wire: &mut Wire<'_>,
@@ -167,12 +168,12 @@ impl Worker<'_> {
     }
 }
 
-/// Bytes that a bandwidth is measured with; more, where fewer were too soon there.
+/// Bytes of the bandwidth measurements: a larger one follows if the smaller one was too short.
 const PROBES: [u64; 3] = [256 << 10, 2 << 20, 16 << 20];
-/// Seconds that are enough for that.
+/// Seconds that a bandwidth measurement must take.
 const LONG_ENOUGH: f64 = 0.02;
 
-/// Seconds until that many bytes of a file have come.
+/// Seconds until `len` bytes of a file have arrived.
 async fn fetch(wire: &mut Wire<'_>, file: u32, len: u64) -> Result<f64, Outcome> {
     let (began, mut have) = (Instant::now(), 0);
     wire.say(ToCoordinator::Fetch { file, offset: 0, len });
@@ -184,7 +185,7 @@ async fn fetch(wire: &mut Wire<'_>, file: u32, len: u64) -> Result<f64, Outcome>
     Ok(began.elapsed().as_secs_f64())
 }
 
-/// Whether both sides mean the same numbers.
+/// Checks that both sides have the same layout and fixed point.
 fn fits(blueprint: &Blueprint, manifest: &Manifest) -> Result<(), Outcome> {
     let refused = |reason: String| Err(Outcome::Refused { reason });
     if manifest.fraction_bits != FRACTION_BITS {

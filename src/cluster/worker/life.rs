@@ -1,6 +1,6 @@
-//! A worker's life on the network: it looks for its coordinator until it finds it, goes back to it when it is lost,
-//! and ends when the run does. What a person has to fix ends it at once; what may pass is retried, less and less often,
-//! for a set time.
+//! A worker's lifetime on the network: it looks for its coordinator, reconnects when the connection is lost, and
+//! ends with the run. An error that a person has to fix ends it at once; other errors are retried at growing
+//! intervals, up to a time limit.
 
 use super::{Outcome, Sight, Worker};
 use crate::cluster::link::{WorkerLink, connected};
@@ -17,30 +17,30 @@ use tokio::runtime::{Handle, Runtime};
 
 /// Shortest and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// How long a raised stop flag may go unseen.
+/// Longest delay until a raised stop flag is noticed.
 const GLANCE: Duration = Duration::from_millis(50);
-/// How long an authenticated coordinator may keep silent before it has welcomed this worker.
+/// Silence limit of an authenticated coordinator before it has welcomed this worker.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// How a run ended, in the line that says what this worker did of it.
+/// How the run ended, for the summary of this worker's part.
 const COMPLETE: &str = "run complete";
 const HALTED: &str = "run halted";
 
-/// How it comes together with its coordinator.
+/// How a worker connects to its coordinator.
 pub enum Way {
-    /// It dials.
+    /// The worker dials.
     Dial(Endpoint),
-    /// It looks for one in the local network that shows its token's fingerprint.
+    /// The worker looks in the local network for a coordinator with its token's fingerprint.
     Find,
-    /// It listens and is dialled.
+    /// The worker listens and is dialled.
     Listen(Endpoint),
 }
 
-/// What a worker is told about its life.
+/// The settings of a worker's lifetime.
 pub struct Life<'a> {
-    /// Where the coordinator is.
+    /// How it reaches the coordinator.
     pub way: Way,
-    /// How both sides prove who they are.
+    /// How both sides authenticate.
     pub security: Security,
     /// How long it looks for a coordinator.
     pub patience: Duration,
@@ -50,31 +50,31 @@ pub struct Life<'a> {
     pub model: Option<String>,
     /// Training options that its user typed.
     pub options: Vec<(String, String)>,
-    /// Raised by signals.
+    /// The stop flag, raised by signals.
     pub stop: &'a Stop,
-    /// Told what happens, line by line.
+    /// Receives messages for the user, line by line.
     pub say: &'a dyn Fn(&str),
 }
 
-/// How it ended.
+/// How a worker ended.
 #[derive(Debug)]
 pub enum Ending {
     /// The run is complete.
     Complete,
-    /// It was told to stop.
+    /// A signal asked it to stop.
     Stopped,
     /// The run halted on a bad value.
     Halted(String),
-    /// It may not take part, now or later.
+    /// The worker may not take part, now or later.
     Refused(String),
-    /// It does not work.
+    /// An error on this side.
     Failed(String),
     /// No coordinator was found.
     Alone(NetError),
 }
 
 impl Life<'_> {
-    /// Lives it.
+    /// Connects and serves conversations until the end.
     pub fn live(&self, worker: &mut Worker<'_>) -> Ending {
         let failed = |e: &dyn std::fmt::Display| Ending::Failed(format!("the network's threads: {e}"));
         let runtime = match runtime() {
@@ -103,7 +103,7 @@ impl Life<'_> {
     }
 
     fn conversations(&self, worker: &mut Worker<'_>, hello: &Hello, road: &mut Road<'_>) -> Ending {
-        // Whoever is told to come back later has still not found its run.
+        // A worker that is asked to come back later has still not found its run.
         let (mut pauses, mut since) = (Pauses::default(), Instant::now());
         loop {
             let link = match road.next(self, (&mut pauses, since)) {
@@ -141,7 +141,7 @@ impl Life<'_> {
                     (self.say)(&format!("lost the coordinator: {reason}; looking for it"))
                 }
             }
-            // Even a coordinator that is closing is not asked a thousand times a second.
+            // A closing coordinator must not be dialled in a tight loop.
             pauses.rest(self.stop);
         }
     }
@@ -151,7 +151,7 @@ impl Life<'_> {
     }
 }
 
-/// The first message of this process, which was given a model of that hash and those options; the error is one line.
+/// The `Hello` of this process. `model` is the hash of a named model; the error is one line.
 pub(super) fn hello(model: Option<String>, options: Vec<(String, String)>) -> Result<Hello, String> {
     Ok(Hello {
         protocol: PROTOCOL,
@@ -165,7 +165,7 @@ pub(super) fn hello(model: Option<String>, options: Vec<(String, String)>) -> Re
     })
 }
 
-/// Drawn once per process; the error is one line.
+/// A random identity for this process; the error is one line.
 pub fn identity() -> Result<[u8; 16], String> {
     let mut identity = [0; 16];
     let random = SystemRandom::new().fill(&mut identity);
@@ -173,7 +173,7 @@ pub fn identity() -> Result<[u8; 16], String> {
     Ok(identity)
 }
 
-/// Threads for one connection.
+/// A runtime for the network.
 pub(super) fn runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name("net").enable_all().build()
 }
@@ -186,7 +186,7 @@ fn host() -> String {
     if name.is_empty() { "worker".into() } else { name }
 }
 
-/// Longer and longer, up to a limit.
+/// The pause between attempts; it doubles up to a limit.
 struct Pauses(Duration);
 
 impl Default for Pauses {
@@ -205,7 +205,7 @@ impl Pauses {
     }
 }
 
-/// Where connections come from.
+/// The source of connections.
 enum Road<'a> {
     Dial(&'a Endpoint, Handle),
     Find(Handle),
@@ -227,7 +227,7 @@ impl<'a> Road<'a> {
         }
     }
 
-    /// The next connection; None where the stop flag was raised. It looks for one since `began`.
+    /// The next connection, or `None` if the stop flag was raised. The search started at `began`.
     fn next(
         &mut self,
         life: &Life<'_>,
@@ -255,7 +255,7 @@ impl<'a> Road<'a> {
         Ok(None)
     }
 
-    /// One attempt, which looks at the stop flag; None where there is nothing yet.
+    /// One attempt, which checks the stop flag. `None`: no connection yet.
     fn attempt(&mut self, life: &Life<'_>, began: Instant) -> Result<Option<Connection>, NetError> {
         let stopped = async {
             while !life.stopped() {

@@ -1,19 +1,19 @@
-//! What a lease may hold. The devices were opened for the manifest's longest microbatch and the model's positions; a
-//! larger lease is refused before memory is taken for it.
+//! Size limits of a lease. The devices were opened for the manifest's longest microbatch and the model's positions;
+//! a larger lease is refused before memory is allocated for it.
 
 use crate::cluster::message::Work;
 
 /// Most tokens of the leases of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Of a microbatch, as the manifest says.
+    /// Limit of a microbatch, from the manifest.
     pub tokens: usize,
-    /// Of a row and of a prompt: the model's positions.
+    /// Limit of a row and of a prompt: the model's positions.
     pub positions: usize,
 }
 
 impl Limits {
-    /// The error is one line: what is too long and what was agreed.
+    /// Checks a lease. The error is one line: the excess and the agreed limit.
     pub fn check(&self, work: &Work) -> Result<(), String> {
         let Limits { tokens, positions } = *self;
         let (what, long, limit, whose) = match work {

@@ -1,6 +1,5 @@
-//! A worker: it computes what it is given and keeps nothing that could not be lost. Whatever ends a conversation, the
-//! next one begins with nothing but loaded models; what was granted and not delivered is the coordinator's to give
-//! out again.
+//! A worker: it computes leases and keeps no state that could not be lost. A new conversation starts with loaded
+//! models only, however the last one ended; the coordinator leases again what was granted and not delivered.
 
 mod blueprint;
 mod cache;
@@ -39,31 +38,31 @@ use wire::Wire;
 pub enum Outcome {
     /// The run is complete.
     Done,
-    /// This side was told to stop, and has handed back what it held.
+    /// This side was asked to stop, and has handed back its leases.
     Left,
-    /// The connection, or the coordinator, is gone for now: dial again.
+    /// The connection or the coordinator is lost for now: dial again.
     Lost {
-        /// One line.
+        /// The reason, in one line.
         reason: String,
     },
     /// The run halted on a bad value.
     Halted {
-        /// The line that the coordinator's user reads.
+        /// The line that is shown to the coordinator's user.
         reason: String,
     },
     /// This worker may not take part, now or later.
     Refused {
-        /// One line.
+        /// The reason, in one line.
         reason: String,
     },
-    /// It was taken out.
+    /// The coordinator removed this worker.
     Out {
-        /// One line.
+        /// The reason, in one line.
         reason: String,
     },
-    /// Something here does not work.
+    /// An error on this side.
     Failed {
-        /// One line.
+        /// The error, in one line.
         reason: String,
     },
 }
@@ -71,62 +70,62 @@ pub enum Outcome {
 /// Where a worker's model comes from.
 #[expect(clippy::large_enum_variant, reason = "a process has one of it")]
 pub enum Source {
-    /// From the same process, which is the coordinator's.
+    /// From the coordinator, which is in the same process.
     Here(Blueprint),
     /// From this machine's disk, or from the coordinator.
     Files {
         /// The model that the user named, and its content hash.
         named: Option<(PathBuf, String)>,
-        /// Where models that came from coordinators are kept.
+        /// Cache of models that were fetched from coordinators.
         cache: Cache,
     },
 }
 
-/// What a worker shows of its part in a run.
+/// A worker's part in a run, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sight<'a> {
-    /// What it has done so far.
+    /// Its work so far.
     Share(Share),
-    /// Its part is over; in two words, why.
+    /// Its part is over; the reason in a few words.
     Over(&'a str),
 }
 
-/// A process' devices, which take part in one conversation after the other.
+/// The devices of a process, which take part in one conversation after the other.
 pub struct Worker<'a> {
     equipment: Equipment,
     source: Source,
-    /// Told what happens, line by line.
+    /// Receives messages for the user, line by line.
     say: &'a dyn Fn(&str),
-    /// Shown what it has done.
+    /// Receives the work so far.
     see: &'a dyn Fn(Sight<'_>),
     share: Cell<Share>,
     crew: Option<Crew>,
     before: Option<(String, u64)>,
-    /// Whether the last conversation got as far as the welcome of a coordinator that it follows.
+    /// Whether the last conversation was welcomed by a coordinator that this worker follows.
     welcomed: bool,
 }
 
 impl<'a> Worker<'a> {
-    /// Nothing is opened yet; `say` is told what happens, line by line.
+    /// A worker without opened devices. `say` receives messages for the user, line by line.
     pub fn new(equipment: Equipment, source: Source, say: &'a dyn Fn(&str)) -> Self {
         let (see, share) = (&|_: Sight<'_>| (), Cell::default());
         Worker { equipment, source, say, see, share, crew: None, before: None, welcomed: false }
     }
 
-    /// The same worker; `see` is shown what it has done whenever that grows.
+    /// The same worker; `see` receives its work so far whenever it grows.
     #[must_use]
     pub fn shown_to(self, see: &'a dyn Fn(Sight<'_>)) -> Self {
         Worker { see, ..self }
     }
 
-    /// One conversation, to its end. `hello` is sent with what this worker knows of the run from before.
+    /// Serves one conversation to its end. `hello` is sent with the run and epoch that this worker knows.
     pub fn serve(&mut self, link: WorkerLink, hello: Hello, stop: &Stop) -> Outcome {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_time().build() {
             Ok(runtime) => runtime,
             Err(e) => return Outcome::Failed { reason: format!("no event loop: {e}") },
         };
         self.welcomed = false;
-        // What went down while nobody listened ends the worker as it would have ended it before.
+        // Devices that went down between conversations end the worker as they would have within one.
         if let Some(reason) = self.crew.as_ref().and_then(Crew::spent) {
             return Outcome::Failed { reason };
         }

@@ -1,16 +1,16 @@
-//! Parameters as they arrive: in pieces, in order, and hashed here over what is held, because the hash goes into
-//! every result as the proof of what it was computed with.
+//! Received parameters: in pieces, in order, and hashed here over the values in memory, because the hash goes into
+//! every result as the proof of the parameters that it was computed with.
 
 use crate::cluster::message::Hash;
 
 /// The parameters after a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameters {
-    /// Steps that were taken.
+    /// Number of optimizer steps they result from.
     pub step: u64,
-    /// blake3 over all of them, little-endian.
+    /// blake3 over all values, little-endian.
     pub hash: Hash,
-    /// They.
+    /// The values in the flat layout.
     pub values: Vec<f32>,
 }
 
@@ -35,17 +35,17 @@ pub fn hash(values: &[f32]) -> Hash {
     *hasher.finalize().as_bytes()
 }
 
-/// Pieces that have come so far.
+/// The pieces received so far.
 #[derive(Debug, Default)]
 pub(super) struct Arriving {
     step: u64,
     values: Vec<f32>,
-    /// Of what has come, taken while it is in the cache and the next piece is on its way.
+    /// Updated while a piece is in the cache and the next one is in transit.
     hasher: blake3::Hasher,
 }
 
 impl Arriving {
-    /// The next piece; the first one (offset 0) begins anew. `len` is that of the flat layout.
+    /// Adds the next piece; offset 0 starts over. `len` is the length of the flat layout.
     pub fn piece(&mut self, step: u64, offset: u64, bytes: &[u8], len: usize) -> Result<(), String> {
         if offset == 0 {
             self.step = step;
@@ -63,7 +63,7 @@ impl Arriving {
         Ok(())
     }
 
-    /// They are complete.
+    /// Completes the parameters; an error if values are missing.
     pub fn take(&mut self, step: u64, len: usize) -> Result<Parameters, String> {
         match self.step == step && self.values.len() == len {
             true => {

@@ -1,6 +1,6 @@
-//! Before a device is given anything it proves that it can count: a microbatch forward and backward on a small
-//! model, whose weights come from a seed, against the reference of the CPU. A device that gives an error has
-//! another backend to try; one that gives wrong numbers is refused by name.
+//! The self-test of a device before its first lease: forward and backward of a microbatch on a small seeded model,
+//! compared with the CPU reference. After a device error another backend is tried; a device with wrong numbers is
+//! refused by name.
 
 use super::blueprint::{Blueprint, Opener, Shape};
 use crate::cluster::inject::Inject;
@@ -17,16 +17,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Of every draw.
+/// Seed of every draw.
 const SEED: u64 = 0x5e1f;
-/// Rows of the microbatch end here.
+/// Row bounds of the microbatch.
 const BOUNDS: [u32; 4] = [0, 37, 90, 96];
-/// How far loss and gradient (relative, in L2) of f32 may lie from the reference: orders of summation differ.
+/// Largest relative deviation of loss and gradient (L2) in f32: orders of summation differ.
 const F32: f64 = 1e-3;
-/// The same for narrower numbers.
+/// The same for narrower types.
 const NARROW: f64 = 5e-2;
 
-/// What the reference gave, and the model that gave it.
+/// The reference result, with its model.
 pub struct Reference {
     blueprint: Blueprint,
     parameters: Vec<f32>,
@@ -39,7 +39,7 @@ struct Answer {
 }
 
 impl Reference {
-    /// Computes it on `opener`.
+    /// Computes the reference on `opener`.
     pub fn new(opener: &dyn Opener) -> Result<Self, ModelError> {
         let blueprint = blueprint()?;
         let parameters = draws(1, layout::of(&blueprint.config, &blueprint.shape.lora, 0..2).len(), 0.05);
@@ -47,13 +47,14 @@ impl Reference {
         Ok(Reference { blueprint, parameters, answer })
     }
 
-    /// The same, of which devices prove themselves in what the run's user typed.
+    /// The same reference; devices are tested in the numeric type of the run's user.
     pub fn typed(mut self, dtype: Option<String>) -> Self {
         self.blueprint.shape.dtype = dtype;
         self
     }
 
-    /// Whether `opener` gives the same. The outer error is a wrong result, the inner one an error of the device.
+    /// Compares `opener` with the reference. The outer error is a wrong result, the inner one an error of the
+    /// device.
     pub fn check(&self, opener: &dyn Opener, inject: &Inject) -> Result<Result<(), ModelError>, String> {
         match self.measure(opener, inject) {
             Ok(deviation) => deviation.verdict().map(Ok),
@@ -61,7 +62,7 @@ impl Reference {
         }
     }
 
-    /// How far what `opener` gives lies from the reference.
+    /// Deviation of `opener` from the reference.
     pub fn measure(&self, opener: &dyn Opener, inject: &Inject) -> Result<Deviation, ModelError> {
         let (got, class) = compute(opener, &self.blueprint, &self.parameters)?;
         let want = &self.answer;
@@ -75,24 +76,24 @@ impl Reference {
     }
 }
 
-/// What the self-test found.
+/// Result of a self-test.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Deviation {
-    /// The numeric class that was tested.
+    /// The tested numeric class.
     pub class: String,
-    /// How far the loss is off, relative to the reference.
+    /// Deviation of the loss, relative to the reference.
     pub loss: f64,
-    /// How far the gradient is off, in L2, relative to the reference.
+    /// Deviation of the gradient in L2, relative to the reference.
     pub gradient: f64,
-    /// How far either may be.
+    /// Largest allowed deviation of either.
     pub bound: f64,
 }
 
 impl Deviation {
-    /// Whether the device may take part.
+    /// Whether the device may take part; the error is one line.
     pub fn verdict(&self) -> Result<(), String> {
         let Deviation { class, loss, gradient, bound } = self;
-        // Written so that NaN is refused too.
+        // This form refuses NaN too.
         match loss <= bound && gradient <= bound {
             true => Ok(()),
             false => Err(format!(
@@ -132,7 +133,7 @@ fn microbatch(vocab: u32) -> Microbatch {
     Microbatch { step: 1, rows: vec![0, 1, 2], ids, bounds: BOUNDS.to_vec(), targets }
 }
 
-/// A decoder of two layers, large enough for every kernel to have a whole tile and a rest.
+/// A decoder of two layers, large enough that every kernel has a full tile and a remainder.
 fn blueprint() -> Result<Blueprint, ModelError> {
     let config = Config::from_json(&json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 520, "hidden_size": 144,
@@ -147,13 +148,13 @@ fn blueprint() -> Result<Blueprint, ModelError> {
     Ok(Blueprint { config, tensors, shape })
 }
 
-/// Uniform in -scale .. scale.
+/// Uniform values in -scale .. scale.
 fn draws(key: u64, len: usize, scale: f32) -> Vec<f32> {
     let mut stream = Stream::new(&[SEED, key]);
     (0..len).map(|_| (2.0 * stream.unit() - 1.0) * scale).collect()
 }
 
-/// Weights out of a seed.
+/// Weights drawn from the seed.
 struct Drawn(BTreeMap<String, (Vec<usize>, Vec<u8>)>);
 
 impl Drawn {
@@ -210,7 +211,7 @@ mod tests {
     use crate::model::stage::Model;
     use std::sync::Mutex;
 
-    /// Says what it is asked for, and opens nothing.
+    /// An opener that records the requested type and opens no model.
     struct Asked(Mutex<Vec<Option<String>>>);
 
     impl Opener for Asked {
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_prove_themselves_in_the_dtype_of_the_run() {
+    fn self_test_uses_the_dtype_of_the_run() {
         let blueprint = blueprint().unwrap();
         let answer = Answer { loss: 1.0, gradient: Vec::new() };
         let reference = Reference { blueprint, parameters: Vec::new(), answer };

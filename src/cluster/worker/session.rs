@@ -1,6 +1,6 @@
-//! One conversation, from the first lease to its end: leases go to devices, what they report goes to the
-//! coordinator, and what is granted goes into the running sum. It decides nothing: everything here follows from
-//! what it is told.
+//! One conversation, from the first lease to its end: leases go to devices, their reports go to the coordinator, and
+//! granted gradients go into the running sum. The session makes no decision of its own: all actions follow from
+//! messages and reports.
 
 use super::crew::Crew;
 use super::desk::Job;
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-/// Leases that may wait behind the one that a device works on: enough that it never waits for a round trip.
+/// Leases that may queue behind the running one: enough that a device never waits for a round trip.
 const PREFETCH: u16 = 8;
 
-/// How soon a device that was late is seen to be free, where it does not report to this conversation.
+/// Poll interval for a late device that does not report to this conversation.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// An announcement that was not answered for so long is said again.
+/// Time after which an unanswered announcement is repeated.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Announced, and waiting to be granted or denied.
+/// An announced microbatch that waits to be granted or denied.
 struct Waiting {
     finished: Finished,
     after: u64,
@@ -35,14 +35,14 @@ struct Waiting {
     message: ToCoordinator,
 }
 
-/// What a conversation is held with.
+/// The parts of the worker that a conversation uses.
 #[derive(Clone, Copy)]
 pub(super) struct Holding<'a> {
     pub crew: &'a Crew,
     pub inject: &'a Inject,
-    /// Told what happens, line by line.
+    /// Receives messages for the user, line by line.
     pub say: &'a dyn Fn(&str),
-    /// Shown what was done.
+    /// Receives the work so far.
     pub see: &'a dyn Fn(Sight<'_>),
     pub share: &'a Cell<Share>,
 }
@@ -54,26 +54,26 @@ pub(super) struct Session<'a, 'w> {
     say: &'a dyn Fn(&str),
     see: &'a dyn Fn(Sight<'_>),
     share: &'a Cell<Share>,
-    /// Tokens of the microbatches that were leased for this step.
+    /// Tokens of the microbatches that were leased in this step.
     tokens: BTreeMap<LeaseId, u64>,
-    /// Values of the flat layout.
+    /// Number of values of the flat layout.
     len: usize,
     arriving: Arriving,
     parameters: Option<Arc<Parameters>>,
     waiting: BTreeMap<LeaseId, Waiting>,
     running: Running,
-    /// The step whose sum is to be sent once nothing waits any more.
+    /// The step whose sum is sent once no announcement is unanswered.
     flush: Option<u64>,
-    /// Devices that are up.
+    /// Whether each device is up.
     up: Vec<bool>,
-    /// For each device the lease of an older step that it still works on: it may hang in it, so it asks for nothing
-    /// and takes nothing before it is done with that.
+    /// For each device, the lease of an older step that it still computes. The device may hang in that lease, so it
+    /// neither asks for nor takes a lease before that one is finished.
     late: Vec<Option<LeaseId>>,
     reply: UnboundedSender<(u16, Report)>,
 }
 
 impl<'a, 'w> Session<'a, 'w> {
-    /// Leases until the conversation ends; nothing of it is left with the devices then.
+    /// Serves leases until the conversation ends, then removes them all from the devices.
     pub async fn hold(wire: &'a mut Wire<'w>, with: Holding<'a>, len: usize) -> Outcome {
         let Holding { crew, inject, say, see, share } = with;
         let (reply, reports) = mpsc::unbounded_channel();
@@ -110,7 +110,7 @@ impl<'a, 'w> Session<'a, 'w> {
         loop {
             let pause = if self.late.iter().any(Option::is_some) { GLANCE } else { AGAIN };
             let went = tokio::select! {
-                // What a device did comes before what it is told next.
+                // Reports of a device are handled before the next message for it.
                 biased;
                 Some((device, report)) = reports.recv() => self.reported(device, report),
                 heard = self.wire.hear() => heard.and_then(|message| self.heard(message)),
@@ -146,7 +146,7 @@ impl<'a, 'w> Session<'a, 'w> {
                 self.flush_now();
             }
             ToWorker::Cancel { lease } => {
-                // One that is being worked on reports itself, and one that was announced is denied.
+                // A running lease reports its own end, and an announced one is denied.
                 if self.crew.take_away(lease) {
                     self.wire.say(ToCoordinator::Stopped { lease, micros: 0 });
                 }
@@ -157,19 +157,19 @@ impl<'a, 'w> Session<'a, 'w> {
                 self.flush_now();
             }
             ToWorker::SumTaken { sum } => self.running.taken(sum),
-            // Late pieces of a file, and what the link takes care of.
+            // Late pieces of a file, and messages that the link handles.
             ToWorker::Welcome(_) | ToWorker::Piece { .. } | ToWorker::Ping { .. } | ToWorker::Bye(_) => {}
         }
         Ok(())
     }
 
-    /// New parameters: what is left of the step before is forgotten.
+    /// New parameters: everything of the previous step is dropped.
     fn begin(&mut self, step: u64, hash: Hash) -> Result<(), Outcome> {
         let mut parameters = self.arriving.take(step, self.len).map_err(lost)?;
         if parameters.hash != hash {
             return Err(lost(format!("the parameters after step {step} did not arrive as they were sent")));
         }
-        // Steps are counted as those that are taken; damage in step N is seen by its microbatches.
+        // The fault is named by the step that it affects, one after the steps of these parameters.
         if self.inject.strikes(What::Hash, step + 1) {
             parameters.values.first_mut().into_iter().for_each(|value| *value += 1.0);
             parameters = Parameters::new(step, parameters.values);
@@ -198,7 +198,7 @@ impl<'a, 'w> Session<'a, 'w> {
         (self.see)(Sight::Share(share));
     }
 
-    /// Asks for devices that were late when the step began, and are not any more.
+    /// Sends `Ask` for devices that were late when the step began and are free now.
     fn ask_if_free(&mut self) {
         for (device, late) in (0..).zip(&mut self.late) {
             if late.is_some() && *late != self.crew.running(device) {
@@ -275,7 +275,7 @@ impl<'a, 'w> Session<'a, 'w> {
         self.crew.devices.get(usize::from(device)).map_or("a device", |d| d.name.as_str())
     }
 
-    /// A device that is gone takes nothing any more; a worker without any leaves.
+    /// Marks a device as down; a worker without any device leaves.
     fn down(&mut self, device: u16, reason: String) -> Result<(), Outcome> {
         self.settled(device);
         if let Some(up) = self.up.get_mut(usize::from(device)) {
@@ -287,7 +287,7 @@ impl<'a, 'w> Session<'a, 'w> {
         }
     }
 
-    /// Nobody waits for it to be done with something old.
+    /// Clears the late lease of a device.
     fn settled(&mut self, device: u16) {
         self.late.get_mut(usize::from(device)).into_iter().for_each(|late| *late = None);
     }
@@ -298,13 +298,13 @@ impl<'a, 'w> Session<'a, 'w> {
         }
     }
 
-    /// Sends the running sum, if that is asked for and nothing of its step waits to be granted.
+    /// Sends the running sum if it was requested and no announcement of its step is unanswered.
     fn flush_now(&mut self) {
         let Some(step) = self.flush.filter(|step| *step == self.running.step()) else { return };
         if self.waiting.values().any(|w| w.after + 1 == step) {
             return;
         }
-        // Also where there is nothing: what is granted later is asked for again.
+        // The request ends here even if the sum is empty: the coordinator asks again after later grants.
         self.flush = None;
         if self.running.is_empty() {
             return;
@@ -318,7 +318,7 @@ impl<'a, 'w> Session<'a, 'w> {
         gradients.into_iter().for_each(|gradient| self.crew.buffers.give_back(gradient));
     }
 
-    /// A sum that was sent whole, and asked for nevertheless.
+    /// Sends a sum again that was sent completely and is requested again.
     fn send_again(&mut self, step: u64) {
         if step != self.running.step() {
             return;

@@ -1,9 +1,9 @@
-//! The running sum of a process: what its devices were granted and the coordinator has not got yet. Devices add up
-//! here before anything is sent; one lone microbatch stays as it came, in f32, which is half the work on both sides.
+//! The running sum of a process: gradients that were granted and not yet sent. Devices' gradients are added here
+//! before anything is sent. A single microbatch stays in f32, which halves the work on both sides.
 //!
-//! Gradients wait as they are, and are added several at a time: a cell of the sum is then read and written once for
-//! all of them. What still waits when the sum is asked for is added while it is packed, and what is packed is said
-//! while the rest is being packed: nobody waits for more than one pass over memory.
+//! Gradients wait unchanged and are added several at a time, so that each cell of the sum is read and written once
+//! for all of them. Gradients still waiting when the sum is requested are added while it is packed, and packed cells
+//! are sent while the rest is being packed: sending waits for at most one pass over memory.
 
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator};
 use crate::cluster::piece;
@@ -18,41 +18,41 @@ use std::collections::BTreeMap;
 pub(super) struct Finished {
     pub gradient: Vec<f32>,
     pub scalars: Scalars,
-    /// What it took.
+    /// Device traffic of this microbatch.
     pub traffic: Traffic,
 }
 
-/// Gradients that are added in one pass.
+/// Number of gradients that are added in one pass.
 const TOGETHER: usize = 3;
 
-/// Cells that are packed before the first of them is said.
+/// Cells that are packed before the first of them is sent.
 const GROUP: usize = 8;
 
-/// Whether the devices of a process have something to do.
+/// Whether the devices of a process have work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Devices {
-    /// One of them computes: what is done meanwhile delays no sum.
+    /// At least one device computes: folding now delays no sum.
     Busy,
-    /// The sum may be asked for next.
+    /// None computes: the sum may be requested next.
     Idle,
 }
 
 #[derive(Debug)]
 pub(super) struct Running {
-    /// Step and parameters of everything in it.
+    /// Step and parameters of all gradients in the sum.
     step: u64,
     parameters: Hash,
     leases: Vec<LeaseId>,
     scalars: Scalars,
     traffic: Traffic,
-    /// Gradients that were granted last and are not in `sums`.
+    /// The newest granted gradients, not yet added to `sums`.
     waiting: Vec<Vec<f32>>,
-    /// All before them, if there are any: else what another sum has left.
+    /// The sum of all earlier gradients of this step; old values if there are none.
     sums: Sums,
-    /// How many are in `sums`.
+    /// Number of gradients in `sums`.
     folded: usize,
     next: u64,
-    /// Sent and not taken yet, by number.
+    /// Sent sums that are not taken yet, by number.
     kept: BTreeMap<u64, Vec<ToCoordinator>>,
 }
 
@@ -72,8 +72,7 @@ impl Running {
         }
     }
 
-    /// Nothing of this step yet; what is left of another one is forgotten. Returns gradients' memory that is free
-    /// again.
+    /// Starts an empty sum for a step and drops the previous one. Returns gradient buffers that are free again.
     pub fn begin(&mut self, step: u64, parameters: Hash) -> Vec<Vec<f32>> {
         (self.step, self.parameters) = (step, parameters);
         self.kept.clear();
@@ -88,7 +87,7 @@ impl Running {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Adds what was granted; returns gradients' memory that is free again.
+    /// Adds a granted gradient. Returns gradient buffers that are free again.
     pub fn add(&mut self, lease: LeaseId, finished: Finished, devices: Devices) -> Vec<Vec<f32>> {
         self.leases.push(lease);
         let s = &mut self.scalars;
@@ -97,12 +96,12 @@ impl Running {
         s.targets += finished.scalars.targets;
         self.traffic.add(&finished.traffic);
         self.waiting.push(finished.gradient);
-        // While nobody computes this may have been the last, and the sum is about to be asked for.
+        // While no device computes, this may be the last grant, and the request for the sum may follow at once.
         let most = if devices == Devices::Busy { TOGETHER } else { 2 * TOGETHER };
         if self.waiting.len() < most { Vec::new() } else { self.fold() }
     }
 
-    /// One pass for all that wait.
+    /// Adds all waiting gradients to `sums` in one pass.
     fn fold(&mut self) -> Vec<Vec<f32>> {
         let gradients = std::mem::take(&mut self.waiting);
         self.sums.reset_len(gradients.first().map_or(0, Vec::len));
@@ -112,7 +111,7 @@ impl Running {
         cells.for_each(|(index, cell)| {
             let span = span(index, cell.len());
             let mut parts = gradients.iter().map(|gradient| &gradient[span.clone()]);
-            // The first of all overwrites what another sum has left.
+            // The first gradient of a step overwrites the values of the previous sum.
             if before == 0
                 && let Some(first) = parts.next()
             {
@@ -123,13 +122,13 @@ impl Running {
         gradients
     }
 
-    /// Whether there is something that was not sent.
+    /// Whether all granted gradients were sent.
     pub fn is_empty(&self) -> bool {
         self.leases.is_empty()
     }
 
-    /// Says everything that was added since the last time, as messages, which are kept until they are taken; returns
-    /// gradients' memory that is free again.
+    /// Sends everything added since the last flush as messages, which are kept until the sum is taken. Returns
+    /// gradient buffers that are free again.
     pub fn flush(&mut self, say: &mut dyn FnMut(&ToCoordinator)) -> Vec<Vec<f32>> {
         let sum = self.next;
         self.next += 1;
@@ -170,29 +169,29 @@ impl Running {
         self.forget()
     }
 
-    /// It has arrived.
+    /// The coordinator has taken a sum.
     pub fn taken(&mut self, sum: u64) {
         self.kept.remove(&sum);
     }
 
-    /// What was sent and not taken, for whoever asks again.
+    /// The sums that were sent and not taken.
     pub fn kept(&self) -> impl Iterator<Item = (u64, &[ToCoordinator])> {
         self.kept.iter().map(|(sum, messages)| (*sum, messages.as_slice()))
     }
 
-    /// Of which everything is.
+    /// The step of everything in the sum.
     pub fn step(&self) -> u64 {
         self.step
     }
 }
 
-/// Where a cell of so many values lies in a flat layout.
+/// The values of a cell in the flat layout.
 fn span(index: usize, len: usize) -> std::ops::Range<usize> {
     index * CELL..index * CELL + len
 }
 
-/// Packs so many cells, in groups, and says those of one while those of the next are being packed. What is packed out
-/// of more than one place is added up in a thread's own cell, which stays in its cache: nobody needs it after.
+/// Packs `count` cells in groups, and sends the cells of one group while the next is being packed. Sums of several
+/// sources are added in a buffer of the thread, which stays in its cache.
 fn packed(
     count: usize,
     pack: impl Fn(&mut Vec<i64>, usize) -> ToCoordinator + Sync,
@@ -206,7 +205,7 @@ fn packed(
             let done = done;
             for from in (0..count).step_by(group) {
                 let cells = (from..count.min(from + group)).into_par_iter();
-                // Whoever takes them does so to the end.
+                // The receiver below takes every group.
                 let _ = done.send(cells.map_init(|| vec![0; CELL], &pack).collect());
             }
         });
@@ -234,7 +233,7 @@ mod tests {
         }
     }
 
-    /// What the messages of a sum add up to.
+    /// The total of a sum's messages.
     fn total(messages: &[ToCoordinator], len: usize) -> (Sums, Vec<LeaseId>) {
         let (mut sums, mut of) = (Sums::new(len), Vec::new());
         for message in messages {
@@ -262,7 +261,8 @@ mod tests {
         }
     }
 
-    /// Sums of fewer than are added together, of as many, of more; each after one that has left its cells full.
+    /// Sums of fewer gradients than are added together, of as many, and of more; each after one that filled all
+    /// cells.
     fn sums_of(len: usize, devices: Devices) {
         let mut running = Running::new();
         running.begin(1, [7; 32]);
@@ -299,10 +299,10 @@ mod tests {
         }
     }
 
-    /// What is granted while others compute costs no pass over memory when the sum is asked for; what is granted last
-    /// costs none before.
+    /// Gradients granted while devices compute cost no pass over memory when the sum is requested; those granted
+    /// last cost none before.
     #[test]
-    fn gradients_are_added_together_and_the_last_ones_while_they_are_packed() {
+    fn gradients_are_added_in_groups_and_the_rest_when_packed() {
         let mut running = Running::new();
         running.begin(1, [7; 32]);
         let mut freed =
@@ -313,22 +313,22 @@ mod tests {
         assert_eq!(running.flush(&mut |_| ()).len(), 1);
     }
 
-    /// The second group is packed when something of the first was said, or never.
+    /// The second group is packed only after a message of the first was sent; otherwise the test times out.
     #[test]
-    fn what_is_packed_is_said_before_the_rest_is() {
+    fn packed_group_is_sent_before_the_next_is_packed() {
         let group = GROUP.max(2 * rayon::current_num_threads());
-        let (tell, told) = std::sync::mpsc::channel();
-        let told = std::sync::Mutex::new(told);
+        let (send, sent) = std::sync::mpsc::channel();
+        let sent = std::sync::Mutex::new(sent);
         let pack = |_: &mut Vec<i64>, index| {
             if index == group {
-                let said = told.lock().unwrap().recv_timeout(std::time::Duration::from_secs(20));
+                let said = sent.lock().unwrap().recv_timeout(std::time::Duration::from_secs(20));
                 said.expect("the first group was not said");
             }
             piece::single(1, index, &[])
         };
         let mut said = Vec::new();
         let messages = packed(2 * group, pack, &mut |message| {
-            tell.send(()).unwrap();
+            send.send(()).unwrap();
             said.push(message.clone());
         });
         assert!(messages.len() == 2 * group && messages == said, "in order");

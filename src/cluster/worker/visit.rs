@@ -1,4 +1,4 @@
-//! A visit to a coordinator: everything that a worker does until it is welcomed, and no more. `finetune doctor` makes it.
+//! A visit to a coordinator: the steps of a worker up to its welcome. Used by `finetune doctor`.
 
 use super::life;
 use crate::cluster::link::connected;
@@ -7,13 +7,13 @@ use crate::cluster::plain::plain;
 use crate::net::{DIAL_TIMEOUT, Endpoint, NetError, Security, dial};
 use std::time::Duration;
 
-/// How long a coordinator may take to answer a hello, and to hear that the visit is over.
+/// Time limit for the answer to a `Hello`, and for the end of the visit.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a coordinator says to a worker of this build that has brought no model and no options.
+/// The coordinator's answer to a worker of this build without model and options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Visit {
-    /// It may take part.
+    /// The worker may take part.
     Welcome {
         /// The run's id.
         run: String,
@@ -22,12 +22,12 @@ pub enum Visit {
     },
     /// The run has just ended.
     Over,
-    /// It may not; one line that says why.
+    /// The worker may not take part; the reason in one line.
     Rejected(String),
 }
 
-/// Dials, proves the token, says hello, hears the answer and leaves. The coordinator counts no device, and notes only a refusal or a remark
-/// about its version.
+/// Dials, proves the token, sends `Hello`, reads the answer and leaves. The coordinator counts no device, and notes
+/// only a refusal or a remark about the version.
 pub fn visit(target: &Endpoint, security: &Security) -> Result<Visit, NetError> {
     let failed = |cause: String| NetError::Local { what: "the network's threads", cause };
     let runtime = life::runtime().map_err(|e| failed(e.to_string()))?;

@@ -1,5 +1,5 @@
-//! A worker's end of the link as its own thread uses it: what it says waits in order and never keeps it from
-//! hearing, and it looks at the stop flag whatever it waits for.
+//! A worker's end of the link, for its own thread: outgoing messages queue in order and never block receiving, and
+//! every wait also checks the stop flag.
 
 use super::Outcome;
 use crate::cluster::link::{End, WorkerLink};
@@ -9,10 +9,10 @@ use crate::train::stop::{Stop, Urgency};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How long a raised stop flag may go unseen.
+/// Longest delay until a raised stop flag is noticed.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// How long last words may take.
+/// Time limit for sending the last messages.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
 pub(super) struct Wire<'a> {
@@ -26,7 +26,7 @@ impl<'a> Wire<'a> {
         Wire { link, outbox: VecDeque::new(), stop }
     }
 
-    /// Sent as soon as there is room for it: at once, where there is.
+    /// Queues a message and sends as much of the queue as the link has room for.
     pub fn say(&mut self, message: ToCoordinator) {
         self.outbox.push_back(message);
         while let Ok(room) = self.link.to.try_reserve()
@@ -36,22 +36,22 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Whether the end of that sum still waits to be sent.
+    /// Whether the last message of this sum is still queued.
     pub fn is_sending(&self, number: u64) -> bool {
         self.outbox.iter().any(|m| matches!(m, ToCoordinator::Sum { sum, .. } if *sum == number))
     }
 
-    /// The last word of this side.
+    /// Sends the last message of this side.
     pub fn leave(&mut self, reason: &str) {
         self.say(ToCoordinator::Leave { reason: reason.to_string() });
     }
 
-    /// How long nothing may be heard.
+    /// Sets the silence limit of the link.
     pub fn set_silence(&self, silence: Duration) {
         self.link.end.set_silence(silence);
     }
 
-    /// The next message; its error is how the conversation ended. Nothing is lost where the future is dropped.
+    /// The next message; the error is how the conversation ended. Cancel safe: dropping the future loses no message.
     pub async fn hear(&mut self) -> Result<ToWorker, Outcome> {
         loop {
             if self.stop.urgency() != Urgency::Run {
@@ -61,7 +61,7 @@ impl<'a> Wire<'a> {
             tokio::select! {
                 room = to.reserve(), if !self.outbox.is_empty() => match (room, self.outbox.pop_front()) {
                     (Ok(room), Some(message)) => room.send(message),
-                    // The other direction may still hold last words, and its end tells why.
+                    // The other direction may still hold last messages, and its end gives the reason.
                     (Err(_), _) => self.outbox.clear(),
                     (Ok(_), None) => {}
                 },
@@ -75,8 +75,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Does what takes long on a thread of its own, while the conversation may end. What is heard meanwhile was not
-    /// asked for.
+    /// Runs slow work on a separate thread while the conversation may end. Messages that arrive meanwhile are
+    /// dropped: none was requested.
     pub async fn meanwhile<T: Send + 'static>(
         &mut self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -93,14 +93,14 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Completes once this side was told to stop.
+    /// Completes once this side is asked to stop.
     pub async fn stopped(&self) {
         while self.stop.urgency() == Urgency::Run {
             tokio::time::sleep(GLANCE).await;
         }
     }
 
-    /// Says everything that waits, and closes.
+    /// Sends all queued messages and closes.
     pub async fn finish(mut self) {
         let said = async {
             while let Some(message) = self.outbox.pop_front() {
@@ -135,9 +135,9 @@ mod tests {
     use super::*;
     use crate::cluster::link::pair;
 
-    /// Hashing a large model takes longer than anybody waits for the end of a worker.
+    /// Hashing a large model takes longer than a stopping worker may take.
     #[test]
-    fn what_takes_long_keeps_nobody_from_stopping() {
+    fn long_work_does_not_delay_stopping() {
         let stop = Stop::new();
         let (link, _other) = pair(4);
         let mut wire = Wire::new(link, &stop);

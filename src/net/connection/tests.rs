@@ -3,12 +3,12 @@ use super::*;
 use bytes::Bytes;
 use std::sync::mpsc;
 
-/// A listener with `here`, and what becomes of a dialler with `there`: its own end, and what the listener tells.
+/// A listener with `here` and a dialler with `there`: the connection's two ends, and the listener's report.
 fn meet(here: Security, there: &Security) -> (Result<(Connection, Connection), NetError>, Option<String>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (tell, told) = mpsc::channel();
+    let (tell, report) = mpsc::channel();
     let at = Endpoint::loopback(0);
-    // It lives until it has told what it has to tell.
+    // The listener lives until its report has arrived.
     let mut listener = runtime.block_on(Listener::bind(&at, here, move |r| drop(tell.send(r)))).unwrap();
     let at = listener.address().to_string().parse().unwrap();
     let outcome = runtime.block_on(async {
@@ -20,8 +20,8 @@ fn meet(here: Security, there: &Security) -> (Result<(Connection, Connection), N
         talks.into_iter().for_each(|t| runtime.block_on(t).unwrap());
         return (Err(NetError::Closed { peer: String::new(), cause: "all was said".into() }), None);
     }
-    let told = told.recv_timeout(std::time::Duration::from_secs(2)).ok();
-    (outcome, told.map(|r| r.reason.to_string()))
+    let report = report.recv_timeout(std::time::Duration::from_secs(2)).ok();
+    (outcome, report.map(|r| r.reason.to_string()))
 }
 
 async fn talk(connection: Connection) {
@@ -42,14 +42,14 @@ async fn talk(connection: Connection) {
     sent.await.unwrap();
 }
 
-/// What the dialler and the listener say in the end.
+/// Checks the final messages of the dialler and of the listener.
 #[track_caller]
 fn check(here: Security, there: &Security, dialler: &str, listener: &str) {
-    let (outcome, told) = meet(here, there);
+    let (outcome, report) = meet(here, there);
     let line = outcome.map(|_| String::new()).unwrap_or_else(|e| e.to_string());
     assert!(line.contains(dialler), "the dialler: {line}");
-    let told = told.unwrap_or_default();
-    assert!(told.contains(listener), "the listener: {told}");
+    let report = report.unwrap_or_default();
+    assert!(report.contains(listener), "the listener: {report}");
 }
 
 fn with(party: Party, token: &Token) -> Security {
@@ -57,27 +57,27 @@ fn with(party: Party, token: &Token) -> Security {
 }
 
 #[test]
-fn frames_of_many_sizes_go_both_ways_at_once() {
+fn frames_of_many_sizes_pass_in_both_directions() {
     let token = Token::random().unwrap();
     check(with(Party::Coordinator, &token), &with(Party::Worker, &token), "all was said", "");
     check(with(Party::Worker, &token), &with(Party::Coordinator, &token), "all was said", "");
     check(Security::plain(Party::Coordinator), &Security::plain(Party::Worker), "all was said", "");
 }
 
-/// Fingerprints are no secret: whoever shows the right one and holds another token does not get through TLS, from
-/// either side, and neither does the honest end believe it.
+/// Fingerprints are public: a peer that shows the right one and holds another token fails in TLS on either side, and
+/// the honest side does not accept it.
 #[test]
-fn a_borrowed_fingerprint_is_no_token() {
+fn fingerprint_alone_does_not_authenticate() {
     let (token, other) = (Token::random().unwrap(), Token::random().unwrap());
-    let liar = |party| Security { means: Means::Token(token.fingerprint()), ..with(party, &other) };
+    let forger = |party| Security { means: Means::Token(token.fingerprint()), ..with(party, &other) };
     let line = "does not prove that it holds the token";
-    check(with(Party::Coordinator, &token), &liar(Party::Worker), line, line);
-    check(liar(Party::Coordinator), &with(Party::Worker, &token), line, line);
+    check(with(Party::Coordinator, &token), &forger(Party::Worker), line, line);
+    check(forger(Party::Coordinator), &with(Party::Worker, &token), line, line);
 }
 
-/// Somebody between who changes the number of the protocol in a greeting gains nothing: TLS agrees on it again.
+/// A change of the protocol's number in a greeting in transit has no effect: TLS negotiates it again.
 #[test]
-fn the_protocol_is_part_of_what_tls_agrees_on() {
+fn tls_binds_the_protocol_version() {
     let token = Token::random().unwrap();
     let other = |party| Security {
         identity: Some(Identity::new(&token, PROTOCOL + 1).unwrap()),
@@ -88,23 +88,23 @@ fn the_protocol_is_part_of_what_tls_agrees_on() {
     check(other(Party::Coordinator), &with(Party::Worker, &token), line, line);
 }
 
-/// A dialler that shows no key at all is not let in, whatever the listener's key says to it.
+/// A dialler that shows no key is refused.
 #[test]
-fn a_dialler_without_a_key_is_refused() {
+fn dialler_without_a_key_is_refused() {
     let token = Token::random().unwrap();
     let there = with(Party::Worker, &token);
     let identity = there.identity.clone().unwrap();
     let mut bare = (*identity.client).clone();
-    bare.client_auth_cert_resolver = std::sync::Arc::new(Nobody);
+    bare.client_auth_cert_resolver = std::sync::Arc::new(NoKey);
     let identity = Identity { client: std::sync::Arc::new(bare), ..identity };
     let there = Security { identity: Some(identity), ..there };
     check(with(Party::Coordinator, &token), &there, "does not prove", "does not prove");
 }
 
 #[derive(Debug)]
-struct Nobody;
+struct NoKey;
 
-impl rustls::client::ResolvesClientCert for Nobody {
+impl rustls::client::ResolvesClientCert for NoKey {
     fn resolve(
         &self,
         _: &[&[u8]],

@@ -1,4 +1,4 @@
-//! What goes wrong, as it happens.
+//! The faults, carried out.
 
 use super::*;
 use crate::cluster::message::{Device, Packed, Trouble};
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Nothing passes any more, nor what is on its way.
+    /// The connection passes no messages any more; those in transit are lost.
     fn black(&mut self, conn: u64) {
         self.wires.get_mut(&conn).into_iter().for_each(|w| w.black = true);
     }
@@ -101,7 +101,7 @@ impl World {
         self.at(self.now + back, Happening::Boot);
     }
 
-    /// One message that makes no sense from whoever sends it, and another one soon.
+    /// Sends one invalid message, and schedules another one.
     pub(super) fn nonsense(&mut self, conn: u64) {
         let d = &mut self.draws;
         let lease = d.between(0, 60);

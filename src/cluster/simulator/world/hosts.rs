@@ -1,4 +1,4 @@
-//! Workers' machines: how they compute, dial and come in, and what they make of the end of a conversation.
+//! Workers' machines: how they compute, dial and join, and react to the end of a conversation.
 
 use super::*;
 
@@ -19,7 +19,7 @@ impl World {
             if !self.hosts[host].damaged && !again {
                 self.wronged.push(reason);
             }
-            // Its user starts it again, with memory that works.
+            // Its user restarts it with working memory.
             self.disconnect(host);
             self.hosts[host].damaged = false;
             self.at(self.now + 3 * SECOND, Happening::Dial(host));

@@ -1,5 +1,5 @@
-//! The backends of a device, one after the other: what cannot be opened, or panics while it is, leaves its turn to the
-//! next. Two things end the chain: wrong numbers always, and at the start of a run too little memory.
+//! The backends of a device in turn: if one cannot be opened, or panics while it is opened, the next is tried. Two
+//! causes end the chain: wrong numbers always, and too little memory at the start of a run.
 
 use super::Worker;
 use crate::cluster::inject::What;
@@ -9,18 +9,18 @@ use crate::model::stage::Model;
 use crate::model::weights::ModelError;
 use crate::numeric::caught::caught;
 
-/// What became of a device once it was measured.
+/// The effect of the measurements on a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum Settled {
-    /// It is what it was.
+    /// The device stays as it is.
     Stands,
-    /// Its blocks keep less than they did.
+    /// The device was opened again; its blocks keep fewer activations.
     Again,
 }
 
 impl Worker {
-    /// What trials took decides, where shapes had only said what they should: whether the longest microbatch of the run
-    /// has room, and what blocks keep. The error is why it cannot take part.
+    /// Decides by the trials, which replace the estimate from shapes: whether the run's longest microbatch fits, and
+    /// which activations the blocks keep. The error is why the device cannot take part.
     pub(in super::super) fn settle(&mut self, memory: &Used) -> Result<Settled, String> {
         let (Some(fit), opener) = (memory.fit(), self.candidate.chain[self.at].clone()) else {
             return Ok(Settled::Stands);
@@ -36,7 +36,7 @@ impl Worker {
             Ok(false) => {}
             Err(e) => return Err(told(self, e)),
         }
-        // Not both at once.
+        // Both models at once may not fit.
         let _ = caught(|| drop(self.model.take()));
         self.holds = None;
         let opened = caught(|| opener.open_within(&self.shared.blueprint, fit));
@@ -48,16 +48,16 @@ impl Worker {
         Ok(Settled::Again)
     }
 
-    /// Opens the next backend from `from` on. One that computes wrong numbers ends the chain: a device that lies
-    /// is refused, not replaced.
+    /// Opens the next backend from `from` on. A backend that computes wrong numbers ends the chain: such a device is
+    /// refused, not replaced.
     pub(super) fn next_backend(&mut self, from: usize) -> Result<Vec<String>, String> {
         let (name, mut lines) = (self.candidate.name.clone(), Vec::new());
-        // What is left of a device that is gone may panic once more.
+        // Dropping the model of a lost device may panic.
         let _ = caught(|| drop(self.model.take()));
         self.holds = None;
         for at in from..self.candidate.chain.len() {
             let opener = &self.candidate.chain[at];
-            // What panics there is as good as what says that it cannot be opened.
+            // A panic is handled like an error of opening.
             let opened = caught(|| self.tested(at)).unwrap_or_else(|text| {
                 Ok(Err(ModelError::Source(format!("an internal error while it was opened: {text}"))))
             });
@@ -67,7 +67,7 @@ impl Worker {
                     (self.model, self.at) = (Some(model), at);
                     return Ok(lines);
                 }
-                // In the middle of a run the next backend may have more; at its start a smaller microbatch is better
+                // During a run the next backend may have more memory; at its start a smaller microbatch is better
                 // than a slower device.
                 Err(ModelError::Memory { needed, limit, way_out }) if from == 0 => {
                     self.at = at;
@@ -86,7 +86,7 @@ impl Worker {
         Err(lines.last().cloned().unwrap_or_else(|| format!("{name}: no backend is left")))
     }
 
-    /// A model on that backend of the chain, once it has proved that it counts right; the outer error is wrong numbers.
+    /// A model on this backend, after a passed self-test. The outer error is a wrong result of the self-test.
     fn tested(&self, at: usize) -> Result<Result<Box<dyn Model>, ModelError>, String> {
         let opener = &self.candidate.chain[at];
         let tested = self.shared.reference.check(&**opener, &self.shared.inject)?;
@@ -96,13 +96,14 @@ impl Worker {
         };
         Ok(match tested {
             Ok(()) => open(),
-            // Where not even the self-test has room, what the run would need is what its user can change.
+            // If the self-test does not fit into memory, the run's own requirement is the error that its user can
+            // act on.
             Err(e @ ModelError::Memory { .. }) => open().and(Err(e)),
             Err(e) => Err(e),
         })
     }
 
-    /// No device makes microbatches smaller by itself: they are the plan's, the same for every device.
+    /// No device makes microbatches smaller: the plan defines them, equal for every device.
     fn too_small(&self, needed: u64, limit: u64, way_out: &str) -> String {
         let (name, tokens) = (&self.candidate.name, self.shared.blueprint.shape.tokens);
         let (needed, limit) = (size(needed), size(limit));

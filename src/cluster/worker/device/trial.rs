@@ -1,6 +1,6 @@
-//! Microbatches that a device is measured with before it takes part: the time that they take, and the memory. What is
-//! in them is made up: neither depends on what rows say. The small ones come first, and nothing more is measured once it has taken long enough, so that
-//! a slow device is not kept from its work by being asked how slow it is.
+//! Trial microbatches that measure a device's time and memory before it takes part. Their tokens are synthetic,
+//! because neither depends on the content of rows. Small trials come first, and measuring stops after a time limit,
+//! so that a slow device loses little time.
 
 use super::{Failed, Worker};
 use crate::cluster::message::Trials;
@@ -8,15 +8,15 @@ use crate::model::config::Config;
 use crate::model::stage::{IGNORE, InUse, Microbatch, Targets};
 use std::time::{Duration, Instant};
 
-/// Tokens of the longest trial.
+/// Tokens of the largest trial.
 const LONGEST: usize = 1024;
-/// Tokens of its rows.
+/// Tokens of each of its rows.
 const ROW: usize = 128;
-/// Time after which no larger one is begun.
+/// Time after which no larger trial starts.
 const ENOUGH: Duration = Duration::from_millis(300);
 
 impl Worker {
-    /// What trial microbatches of a few sizes take, the small ones first.
+    /// Measures trial microbatches of a few sizes, the small ones first.
     pub fn measure(&mut self) -> Trials {
         let trials = sizes(self.shared.blueprint.shape.tokens);
         let (config, mut taken) = (self.shared.blueprint.config.clone(), Trials::default());
@@ -29,21 +29,21 @@ impl Worker {
             Ok(Pass { took: began.elapsed(), in_use: worker.model()?.in_use() })
         };
         let at_rest = |worker: &mut Self| {
-            // What loading took is no matter of microbatches: the second answer is what lies there now.
+            // The first answer includes the peak of loading; the second is the memory at rest.
             let model = worker.model().ok()?;
             model.in_use().and_then(|_| model.in_use())
         };
         if let Some(seen) = at_rest(self) {
             taken.memory.rest(seen);
         }
-        // The adapter is whatever it was made with: time does not depend on values.
+        // The adapter keeps its initial values: time does not depend on them.
         measure(&mut taken, &config, trials, &mut |batch| pass(self, batch).ok());
         self.shared.buffers.give_back(gradient);
         taken
     }
 }
 
-/// Sizes below the longest microbatch of a run.
+/// Trial sizes up to the longest microbatch of the run.
 fn sizes(longest: usize) -> Vec<usize> {
     let most = longest.clamp(1, LONGEST);
     let mut sizes: Vec<usize> = [8, 4, 2, 1].iter().map(|by| (most / by).max(1)).collect();
@@ -51,13 +51,13 @@ fn sizes(longest: usize) -> Vec<usize> {
     sizes
 }
 
-/// What one pass took.
+/// Time and memory of one pass.
 struct Pass {
     took: Duration,
     in_use: Option<InUse>,
 }
 
-/// Every size twice, of which the second pass counts: the first one warms up.
+/// Runs every size twice; only the second pass counts, because the first one warms up.
 fn measure(
     taken: &mut Trials,
     config: &Config,
