@@ -1,5 +1,5 @@
-//! Checkpoints that bitsandbytes has quantised to NF4: a matrix `X` is codes (`X`), magnitudes (`X.absmax`) and what
-//! belongs to them (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and where the magnitudes were quantised once more
+//! Checkpoints that bitsandbytes has quantized to NF4: a matrix `X` is codes (`X`), magnitudes (`X.absmax`) and what
+//! belongs to them (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and where the magnitudes were quantized once more
 //! `X.nested_absmax` and `X.nested_quant_map`). They become blocks of ours, magnitude and codes together; magnitudes
 //! become f32 with bitsandbytes' own order of operations.
 
@@ -27,7 +27,7 @@ struct State {
 /// The weights of such a checkpoint.
 pub(super) struct Quantised(pub Sharded);
 
-/// Names of quantised matrices, without what belongs to them.
+/// Names of quantized matrices, without what belongs to them.
 fn plain_name(name: &str) -> bool {
     !BESIDE.iter().any(|suffix| name.ends_with(suffix))
 }

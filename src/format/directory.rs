@@ -36,7 +36,7 @@ pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError>
     }
 }
 
-/// config.json without what it says of the weights' quantisation, and whether they are in NF4.
+/// config.json without what it says of the weights' quantization, and whether they are in NF4.
 fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
     let mut config = check_config(dir)?;
     let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
@@ -59,7 +59,7 @@ pub fn with_weights(
     Ok(ModelFiles { config, tensors, tokenizer, generation, base_id, revision, kind })
 }
 
-/// config.json, unless its weights are quantised in a way that is not read.
+/// config.json, unless its weights are quantized in a way that is not read.
 pub(super) fn check_config(dir: &Path) -> Result<Value, FormatError> {
     let config = json(&dir.join("config.json"))?.ok_or_else(|| {
         let way = "download it from the model's page into this folder";
