@@ -117,7 +117,7 @@ impl DataError {
         matches!(self, DataError::Label { .. } | DataError::Options(_))
     }
 
-    /// Adds the position of the row to an error of its tokenization.
+    /// Adds the position of the row to an error of its tokenisation.
     pub(crate) fn at(self, place: &Place) -> DataError {
         match self {
             DataError::Template(_) | DataError::Tokenizer(_) => {

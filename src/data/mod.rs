@@ -1,6 +1,6 @@
 //! Floor 1: converts rows to tokens and to a plan.
 //!
-//! Rows are read in order, tokenized on all threads in chunks, and appended in order: neither the result nor the
+//! Rows are read in order, tokenised on all threads in chunks, and appended in order: neither the result nor the
 //! reported error depends on the number of threads.
 
 pub mod chat;
@@ -29,7 +29,7 @@ use rayon::prelude::*;
 use samples::Encoded;
 use std::path::PathBuf;
 
-/// Limits of a chunk that is tokenized together: rows, and bytes of JSON lines.
+/// Limits of a chunk that is tokenised together: rows, and bytes of JSON lines.
 const CHUNK_ROWS: usize = 4096;
 const CHUNK_BYTES: usize = 8 << 20;
 
@@ -168,7 +168,7 @@ struct Loader<'a> {
     bytes: usize,
 }
 
-/// A tokenized row.
+/// A tokenised row.
 struct Ready {
     encoded: Encoded,
     label: Option<Label>,
@@ -294,7 +294,7 @@ fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String
     }
 }
 
-/// Memory limits in bytes: for each byte of a row (the row, its fields, its rendered text), for each tokenized byte,
+/// Memory limits in bytes: for each byte of a row (the row, its fields, its rendered text), for each tokenised byte,
 /// and a constant.
 const READING: usize = 12;
 const TOKENISING: usize = 256;

@@ -15,7 +15,7 @@ pub struct Samples {
     labels: Vec<u32>,
 }
 
-/// A tokenized row.
+/// A tokenised row.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
     /// Position in the input data, from 0; dropped rows count, so the number identifies the row permanently.

@@ -4,7 +4,7 @@
 //! post-processor is in tokenizer.json. Truncation and padding from tokenizer.json are disabled: --max-seq-len and the
 //! plan determine all lengths.
 //!
-//! A text much longer than --max-seq-len is tokenized only as far as needed (`beginning`), so that its cost depends on
+//! A text much longer than --max-seq-len is tokenised only as far as needed (`beginning`), so that its cost depends on
 //! the kept part.
 
 use crate::data::error::DataError;
@@ -17,7 +17,7 @@ use serde_json::Value;
 pub enum Special {
     /// Adds the tokens of the post-processor.
     Add,
-    /// Adds no tokens; special tokens written in the text are still recognized.
+    /// Adds no tokens; special tokens written in the text are still recognised.
     Omit,
 }
 
@@ -142,7 +142,7 @@ impl Tokenizer {
     }
 }
 
-/// A text up to this many bytes is tokenized as a whole.
+/// A text up to this many bytes is tokenised as a whole.
 const WHOLE: usize = 1 << 16;
 /// The first tokens of a longer text must be found within this many bytes, or within `BYTES_A_TOKEN` per token.
 const LARGEST: usize = 2 << 20;
@@ -153,7 +153,7 @@ const MARGIN: usize = 64;
 /// Distance of the second cut in bytes: a prime, so that no grouping of characters is aligned with both cuts.
 const FURTHER: usize = 4099;
 
-/// Maximum number of bytes that are tokenized at once to keep `most` tokens.
+/// Maximum number of bytes that are tokenised at once to keep `most` tokens.
 pub fn reach(most: usize) -> usize {
     most.saturating_mul(BYTES_A_TOKEN).max(LARGEST).saturating_add(FURTHER)
 }

@@ -1,5 +1,5 @@
-//! Checkpoints that bitsandbytes has quantized to NF4: a matrix `X` consists of codes (`X`), magnitudes (`X.absmax`)
-//! and further tensors (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and for nested quantization `X.nested_absmax`
+//! Checkpoints that bitsandbytes has quantised to NF4: a matrix `X` consists of codes (`X`), magnitudes (`X.absmax`)
+//! and further tensors (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and for nested quantisation `X.nested_absmax`
 //! and `X.nested_quant_map`). Reading converts them to [`Block::NF4`], which has magnitude and codes together;
 //! magnitudes become f32 in the order of operations of bitsandbytes.
 
@@ -24,7 +24,7 @@ struct State {
     nested_offset: Option<f64>,
 }
 
-/// The weights of a quantized checkpoint.
+/// The weights of a quantised checkpoint.
 pub(super) struct Quantised(pub Sharded);
 
 /// Whether a tensor is a matrix, not one of the further tensors of a matrix.

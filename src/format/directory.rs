@@ -36,7 +36,7 @@ pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError>
     }
 }
 
-/// The config.json without its quantization, and whether the weights are NF4.
+/// The config.json without its quantisation, and whether the weights are NF4.
 fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
     let mut config = check_config(dir)?;
     let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
@@ -59,7 +59,7 @@ pub fn with_weights(
     Ok(ModelFiles { config, tensors, tokenizer, generation, base_id, revision, kind })
 }
 
-/// The config.json; an error if the weights have an unsupported quantization.
+/// The config.json; an error if the weights have an unsupported quantisation.
 pub(super) fn check_config(dir: &Path) -> Result<Value, FormatError> {
     let config = json(&dir.join("config.json"))?.ok_or_else(|| {
         let way = "download it from the model's page into this folder";

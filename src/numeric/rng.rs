@@ -2,7 +2,7 @@
 //! order of evaluation changes it.
 //!
 //! All operations are 32-bit multiply, xor and shift, so that WGSL and PTX compute the same integers. The mixer is the
-//! finalizer of MurmurHash3 (Austin Appleby, public domain), chained over the words of the key.
+//! finaliser of MurmurHash3 (Austin Appleby, public domain), chained over the words of the key.
 
 /// Adds a word to a running hash; the result is well mixed and can be used directly.
 #[inline]

@@ -61,7 +61,7 @@ struct Last {
     memory: Option<u64>,
 }
 
-/// Exponentially weighted sums: old weights fall by [`MEMORY`] per step; `weight` normalizes them without bias.
+/// Exponentially weighted sums: old weights fall by [`MEMORY`] per step; `weight` normalises them without bias.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Smooth {
     weight: f64,

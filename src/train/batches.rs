@@ -6,7 +6,7 @@ use crate::data::plan::Plan;
 use crate::data::samples::Samples;
 use crate::model::stage::{IGNORE, Microbatch, Targets};
 
-/// The work of a run on tokenized rows.
+/// The work of a run on tokenised rows.
 pub struct Batches<'a> {
     rows: &'a Samples,
     plan: &'a Plan,

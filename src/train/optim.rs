@@ -2,7 +2,7 @@
 //! operations, so that every CPU gives the same bits. Scalars (learning rate, bias corrections) are f64 like Python's
 //! floats, and are rounded to f32 where torch rounds them. (Loshchilov & Hutter 2019, arXiv:1711.05101)
 //!
-//! torch's vectorized `lerp` uses a fused multiply-add if the CPU has one, so the last bit of torch's result depends on
+//! torch's vectorised `lerp` uses a fused multiply-add if the CPU has one, so the last bit of torch's result depends on
 //! the CPU. With ATEN_CPU_CAPABILITY=default torch does not fuse; the golden test compares with that result.
 
 use rayon::prelude::*;

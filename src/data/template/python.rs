@@ -1,4 +1,4 @@
-//! Python's printing, comparison and serialization of values, where minijinja differs.
+//! Python's printing, comparison and serialisation of values, where minijinja differs.
 //!
 //! `{{ none }}` is `None`, `{{ true }}` is `True`, a list is printed as its `repr`, and `tojson` is `json.dumps`
 //! without ensure_ascii: floats keep `.0`, separators are `, ` and `: `, and no character is escaped for HTML.

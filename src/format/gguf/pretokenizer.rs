@@ -1,5 +1,5 @@
 //! The meaning of `tokenizer.ggml.pre`: normalizer and pre-tokenizer of the tokenizer.json that llama.cpp's converter
-//! recognized when it wrote that name.
+//! recognised when it wrote that name.
 
 use serde_json::{Value, json};
 

@@ -52,7 +52,7 @@ pub enum Parts<'a> {
     /// All files for training.
     All,
     /// Everything except the values of the weights, in this folder; the whole model if it is in the cache anyway, or if
-    /// its quantization stores shapes in tensors (bitsandbytes).
+    /// its quantisation stores shapes in tensors (bitsandbytes).
     Outline(&'a Path),
 }
 

@@ -1,6 +1,6 @@
-//! Nested quantization of NF4 magnitudes, as in bitsandbytes' `compress_statistics` (Dettmers et al. 2023,
+//! Nested quantisation of NF4 magnitudes, as in bitsandbytes' `compress_statistics` (Dettmers et al. 2023,
 //! arXiv:2305.14314, section 3): minus their mean, in blocks of 256, to the nearest of 256 levels that are denser near
-//! 0. Blocks hold f32 here, so they store the dequantized 8-bit values.
+//! 0. Blocks hold f32 here, so they store the dequantised 8-bit values.
 //!
 //! The mean is rounded once; torch's sum of many magnitudes can differ slightly, because its order depends on the
 //! processor. bitsandbytes' CPU kernel rounds a value to one of 65,536 grid points first, which for one value in 600
@@ -11,7 +11,7 @@ use super::{Block, Packed, nf4::Nf4};
 /// Number of magnitudes that share a scale.
 const SHARED: usize = 256;
 
-/// Quantizes and dequantizes the magnitudes in the NF4 blocks of a whole matrix.
+/// Quantizes and dequantises the magnitudes in the NF4 blocks of a whole matrix.
 pub fn nest(blocks: &mut [u8]) {
     let magnitude = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     let all: Vec<f32> = blocks.chunks_exact(Nf4::BYTES).map(magnitude).collect();

@@ -1,7 +1,7 @@
 //! bitsandbytes' NF4 (Dettmers et al. 2023, arXiv:2305.14314): 64 values, their largest magnitude as f32, and a 4-bit
 //! code per value that selects a level; the first of two values in a byte has the upper bits. bitsandbytes stores codes
 //! and magnitudes in two tensors; here a block contains both, so that a matrix row is contiguous. Quantized magnitudes
-//! (nested quantization) are stored as f32 here.
+//! (nested quantisation) are stored as f32 here.
 
 use super::{Lie, NOTHING, Packed, RUN, Scale, Scales};
 

@@ -1,5 +1,5 @@
-//! Quantizes f32 values to blocks, bit-identical to the references: blocks of 32 as in ggml's reference quantizers and
-//! the Python `gguf` package, K types as in ggml's reference quantizers, NF4 as in bitsandbytes' `quantize_4bit` with
+//! Quantizes f32 values to blocks, bit-identical to the references: blocks of 32 as in ggml's reference quantisers and
+//! the Python `gguf` package, K types as in ggml's reference quantisers, NF4 as in bitsandbytes' `quantize_4bit` with
 //! blocks of 64. The caller has checked that all values are finite.
 
 use super::quantise_k::{q2_k, q3_k, q4_k, q5_k, q6_k};

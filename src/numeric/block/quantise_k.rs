@@ -1,4 +1,4 @@
-//! Quantizes f32 values to the K types: super-blocks of 256, as in ggml's reference quantizers without an importance
+//! Quantizes f32 values to the K types: super-blocks of 256, as in ggml's reference quantisers without an importance
 //! matrix (`ggml-quants.c`, MIT licence, `quantize_row_*_K_ref`). The algorithm searches a few scales per run of 16 or
 //! 32 values. The order of sums is that of ggml, and nothing is fused, so that the bits equal those of ggml built
 //! without contraction (`tests/golden/gguf/quantized_k.gguf`).
