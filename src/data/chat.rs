@@ -1,4 +1,4 @@
-//! A conversation's text and the byte ranges of it that are supervised.
+//! The text of a conversation and its supervised byte ranges.
 //!
 //! If the template has generation blocks, they define the supervised ranges unchanged. Without generation blocks the
 //! span of assistant turn i is found by rendering twice: the conversation before the turn with the generation prompt

@@ -10,7 +10,7 @@ pub enum FormatError {
     /// An error of the operating system: missing, unreadable, not writable.
     #[error("{}: {cause}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The error of the operating system.
         cause: io::Error,
@@ -26,7 +26,7 @@ pub enum FormatError {
     /// The file is invalid or damaged.
     #[error("{}: {what}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong.
         what: String,
@@ -34,7 +34,7 @@ pub enum FormatError {
     /// A tensor in the file is invalid.
     #[error("{}: tensor '{tensor}': {what}", path.display())]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Name of the tensor in the file.
         tensor: String,
@@ -44,7 +44,7 @@ pub enum FormatError {
     /// The file is valid but not supported: a configuration error (exit code 78).
     #[error("{}: {what}; {way_out}", path.display())]
     Unsupported {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
         /// What is not supported.
         what: String,

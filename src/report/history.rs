@@ -79,9 +79,9 @@ pub struct Point {
     pub lr: f64,
     /// All tokens of the step over its wall time.
     pub tokens_per_second: f64,
-    /// Wall time of the step.
+    /// Wall time of the step in seconds.
     pub seconds: f64,
-    /// Wall time of all earlier steps.
+    /// Wall time of all earlier steps in seconds.
     pub began: f64,
     /// Seconds at the start of the step in which parameters were in transit and no device computed.
     pub parameters: f64,

@@ -34,7 +34,7 @@ pub struct Progress {
     pub early: Option<String>,
     /// Trained tokens, supervised or not.
     pub tokens: u64,
-    /// Wall time of all steps.
+    /// Wall time of all steps in seconds.
     pub seconds: f64,
     /// Gradient norm, learning rate and memory of the last step.
     last: Option<Last>,

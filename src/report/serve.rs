@@ -26,7 +26,6 @@ use tokio::task::AbortHandle;
 
 /// Maximum number of open connections. At the limit a new connection closes the oldest one without a request, else the
 /// oldest event stream (a browser reopens it), else the oldest connection.
-/// news (a browser opens it again), else of the oldest.
 const READERS: usize = 64;
 /// Priority of the dashboard thread, in steps of `nice`: page requests must not slow down training.
 #[cfg(target_os = "linux")]

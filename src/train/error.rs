@@ -125,7 +125,7 @@ pub enum TrainError {
     /// The checkpoint belongs to another model, other rows or another configuration.
     #[error("{}: cannot resume: {}; {}", .path.display(), .differences.join("; "), instead(.path, .differences))]
     Mismatch {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
         /// One line for each difference: `learning_rate was 0.0002, is 0.0005`.
         differences: Vec<String>,

@@ -61,7 +61,7 @@ pub struct Scores {
     pub accuracy: f64,
     /// Mean F1 over the classes that occur as label or as prediction (scikit-learn's `average="macro"`).
     pub macro_f1: f64,
-    /// `[label][prediction]`, square.
+    /// Number of rows by `[label][prediction]`, a square matrix.
     pub confusion: Vec<Vec<u64>>,
 }
 

@@ -96,11 +96,11 @@ pub struct Step {
     pub grad_norm: f64,
     /// Learning rate of this update.
     pub lr: f64,
-    /// Supervised targets (for a classifier: rows) of this step.
+    /// Number of supervised targets (for a classifier: rows) in this step.
     pub tokens: u64,
     /// All tokens of this step.
     pub total_tokens: u64,
-    /// Wall time of this step.
+    /// Wall time of this step in seconds.
     pub seconds: f64,
     /// Passes over the rows at the end of the step; 1.5 is the middle of the second pass.
     pub epoch: f64,
@@ -186,9 +186,9 @@ pub struct Eval {
     /// Number of rows with label i and prediction j; None for a language model, and above 100 classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
-    /// Supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier: rows).
     pub tokens: u64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
 }
 

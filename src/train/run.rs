@@ -34,7 +34,7 @@ pub struct Run<'a> {
     pub saving: Saving<'a>,
     /// Prompts that are answered at the start, at the end and at every evaluation.
     pub sampler: Option<Sampler<'a>>,
-    /// Raised by signals.
+    /// The stop flag, which signals raise.
     pub stop: &'a Stop,
     /// Class names of a classifier.
     pub labels: Vec<String>,
@@ -61,7 +61,7 @@ pub struct Finished {
     pub state: State,
     /// The newest checkpoint.
     pub checkpoint: Option<std::path::PathBuf>,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
 }
 

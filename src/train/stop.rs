@@ -33,7 +33,7 @@ impl Stop {
         from(self.urgency.fetch_max(urgency as u8, Ordering::SeqCst))
     }
 
-    /// Asks for a checkpoint at the end of this step; the run goes on (SIGUSR1).
+    /// Asks for a checkpoint at the end of this step; the run continues (SIGUSR1).
     pub fn ask_checkpoint(&self) {
         self.save.store(true, Ordering::SeqCst);
     }

@@ -17,7 +17,7 @@ pub struct Sums {
     len: usize,
     loss: i128,
     weight: i128,
-    /// Supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Scalars {
     pub loss: i128,
     /// Sum of the weights, in fixed point.
     pub weight: i128,
-    /// Supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
 }
 

@@ -8,7 +8,7 @@ pub enum Value {
     Int(i128),
     /// f32 or f64.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// A string.
     Text(String),

@@ -25,7 +25,7 @@ pub struct AdapterConfig {
     pub revision: Option<String>,
     /// Rank, at least 1.
     pub r: usize,
-    /// Finite as f32, above 0.
+    /// Alpha: finite as f32 and above 0.
     pub lora_alpha: f64,
     /// Dropout probability, in [0, 1).
     pub lora_dropout: f64,

@@ -81,7 +81,7 @@ pub(super) fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(s), f32::from(m))
 }
 
-/// d s and -(dmin m) of run `j`.
+/// Scale d s and offset -(dmin m) of run `j`.
 #[inline(always)]
 fn scaled(b: &[u8], j: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
     let (s, m) = scale_min(&b[4..16], j);

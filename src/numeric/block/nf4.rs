@@ -25,7 +25,7 @@ pub const LEVELS: [f32; 16] = [
     1.0,
 ];
 
-/// absmax: f32, 32 bytes of two codes: y = level absmax.
+/// absmax: f32, then 32 bytes of two codes each: y = level absmax.
 pub struct Nf4;
 
 impl Packed for Nf4 {

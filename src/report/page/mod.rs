@@ -17,7 +17,7 @@ const SCRIPT: &str = include_str!("live.js");
 /// Contents of a page other than events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// The resolved configuration, as run.yaml has it.
+    /// The resolved configuration, in the format of run.yaml.
     pub configuration: String,
     /// All contracts.
     pub contracts: Vec<Contract>,

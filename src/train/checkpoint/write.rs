@@ -1,4 +1,4 @@
-//! Writing checkpoints.
+//! Writes checkpoints.
 
 use super::{Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
 use crate::format::FormatError;
