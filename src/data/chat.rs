@@ -1,15 +1,18 @@
-//! A conversation's text and the byte ranges of it that are supervised.
+//! The text of a conversation and its supervised byte ranges.
 //!
-//! Generation blocks of the template decide where there are any, exactly as they stand. Without them the span
-//! of assistant turn i is found by rendering twice: the conversation up to it with the generation prompt (P), and
-//! with the turn (F); P must begin F, both must begin the whole, and the span is what F has beyond P.
-//! What follows the end-of-turn token in it is cut if it is only white space: ChatML puts a newline there that
-//! belongs to no turn, and at inference nobody generates it (axolotl leaves it out too; TRL's Qwen templates, whose
-//! generation blocks take it in, can be given with --chat-template).
-//! Turns beyond the tokens that are kept are not looked for: each costs a rendering of all that stands before it.
-//! Exception: a template may render a turn differently once it is history (Qwen3 drops its thinking). Then the
-//! whole has a shorter turn than F; it is accepted if the whole has after P exactly what F ends with, and the
-//! message's content is all in there.
+//! If the template has generation blocks, they define the supervised ranges unchanged. Without generation blocks the
+//! span of assistant turn i is found by rendering twice: the conversation before the turn with the generation prompt
+//! (P), and the conversation including the turn (F). P must be a prefix of F, both must be prefixes of the whole text,
+//! and the span is the part of F after P.
+//!
+//! White space after the end-of-turn token of the span is removed: ChatML puts a newline there that belongs to no turn
+//! and is not generated at inference (axolotl removes it too; TRL's Qwen templates, whose generation blocks include it,
+//! can be used with --chat-template). Turns beyond the kept tokens are not located, because each one costs a rendering
+//! of all earlier messages.
+//!
+//! Exception: a template may render a past turn differently (Qwen3 removes its thinking), so that the turn is shorter
+//! in the whole text than in F. Such a turn is accepted if the text after P in the whole begins with a suffix of F and
+//! that suffix contains the content of the message.
 
 use crate::data::error::DataError;
 use crate::data::form::Chat;
@@ -31,7 +34,7 @@ fn no_template() -> DataError {
     )
 }
 
-/// Names a message without content beside a template's error, which often follows from it.
+/// Adds the first message without content to a template's error, because an empty message often causes it.
 fn incomplete(chat: &Chat, error: DataError) -> DataError {
     let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
     let empty = |m: &Value| ["content", "tool_calls"].iter().all(|key| m.get(key).is_none_or(Value::is_null));
@@ -47,7 +50,7 @@ fn incomplete(chat: &Chat, error: DataError) -> DataError {
     }
 }
 
-/// The supervised byte ranges of `whole`, ascending: all that begin before the byte `kept`.
+/// The supervised byte ranges of `whole`, ascending: all ranges that begin before byte `kept`.
 pub fn supervised(
     chat: &Chat,
     tokenizer: &Tokenizer,
@@ -76,14 +79,14 @@ pub fn supervised(
     Ok(supervised)
 }
 
-/// The conversation's first n messages as text.
+/// The text of the first `n` messages.
 fn prefix(template: &ChatTemplate, chat: &Chat, n: usize, ending: Ending) -> Result<String, DataError> {
     let messages = chat.messages.as_array().map_or(&[][..], Vec::as_slice);
     let head = Value::Array(messages[..n.min(messages.len())].to_vec());
     template.render(&head, chat.tools.as_ref(), ending)
 }
 
-/// Where assistant turn i stands in the whole.
+/// The byte range of assistant turn i in `whole`.
 fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<Range<usize>, DataError> {
     let refuse = |what: &str| {
         let at = i + 1;
@@ -94,7 +97,7 @@ fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<R
     };
     let before = prefix(template, chat, i, Ending::GenerationPrompt)
         .map_err(|e| refuse(&format!("rendering the messages before it fails: {e}")))?;
-    // the last message's turn ends where the whole does: one rendering less for most rows
+    // The last turn ends at the end of `whole`, which saves one rendering for most rows.
     let last = chat.messages.as_array().is_some_and(|m| m.len() == i + 1);
     let with = if last { Cow::from(whole) } else { Cow::from(prefix(template, chat, i + 1, Ending::Turn)?) };
     let Some(answer) = with.strip_prefix(before.as_str()) else {
@@ -116,10 +119,10 @@ fn turn(template: &ChatTemplate, chat: &Chat, i: usize, whole: &str) -> Result<R
     }
 }
 
-/// Whether a piece of text holds a message's content; of a message without content, the name of a tool it calls.
+/// Whether `text` contains the content of a message, or the name of a called tool if the message has no content.
 fn holds_content(text: &str, message: &Value) -> bool {
     let content = message.get("content").and_then(Value::as_str).unwrap_or("");
-    // what stands before </think> in the content is thinking, which templates may drop
+    // Text before </think> is thinking, which a template may remove.
     let content = content.rsplit("</think>").next().unwrap_or(content).trim();
     if !content.is_empty() {
         return text.contains(content);
@@ -129,14 +132,14 @@ fn holds_content(text: &str, message: &Value) -> bool {
     name.is_some_and(|n| text.contains(n))
 }
 
-/// Leaves out white space after the end-of-turn token.
+/// Removes white space after the end-of-turn token from `span`.
 fn cut_after_end(whole: &str, span: Range<usize>, tokenizer: &Tokenizer) -> Range<usize> {
     let turn = &whole[span.clone()];
     let trimmed = turn.trim_end();
     if tokenizer.ends_with_special(trimmed) { span.start..span.start + trimmed.len() } else { span }
 }
 
-/// One bit a token: it overlaps a supervised range. Tokens of no text are never supervised.
+/// One bit per token: whether the token overlaps a supervised range. A token without text is never supervised.
 pub fn mask(offsets: &[(usize, usize)], supervised: &[Range<usize>]) -> Vec<bool> {
     offsets
         .iter()

@@ -1,6 +1,6 @@
-//! A row's form as token ids and a mask, by the table of the guide:
-//! text: all supervised, EOS at the end; prompt / completion: the completion and EOS; conversations: assistant
-//! turns with their end-of-turn token; classification: nothing added and nothing supervised, the label counts.
+//! Converts a row to token ids and a mask, as described in the guide. Text: all tokens are supervised, with EOS at the
+//! end. Prompt and completion: the completion and EOS are supervised. Conversation: the assistant turns with their
+//! end-of-turn tokens are supervised. Classification: no token is added or supervised; only the label counts.
 
 use crate::data::chat;
 use crate::data::error::DataError;
@@ -9,8 +9,8 @@ use crate::data::samples::Encoded;
 use crate::data::tokenizer::{Special, Tokenizer};
 use serde_json::{Value, json};
 
-/// Tokens, mask and label of a row of which only the first `most` tokens are kept. If the row has more than `most` tokens,
-/// the result has more than `most` too, and its first `most` are those of the whole row.
+/// Tokens, mask and label of a row of which only the first `most` tokens are kept. A row with more than `most` tokens
+/// gives a result with more than `most` tokens, the first `most` of which are those of the whole row.
 pub fn encode(
     form: &Form,
     tokenizer: &Tokenizer,
@@ -68,7 +68,7 @@ fn conversation(chat: &Chat, tokenizer: &Tokenizer, most: usize) -> Result<Encod
     Ok(Encoded { mask: chat::mask(&encoded.offsets, &supervised), ids: encoded.ids })
 }
 
-/// Instruction, a newline and the input, if there is one.
+/// The instruction, and the input on a new line if there is one.
 fn question(row: &Alpaca) -> String {
     if row.input.is_empty() { row.instruction.clone() } else { format!("{}\n{}", row.instruction, row.input) }
 }
@@ -83,8 +83,8 @@ fn alpaca_chat(row: &Alpaca) -> Chat {
     Chat { messages: Value::Array(messages), tools: None, context: 0 }
 }
 
-/// The prompt of the Alpaca project, for models without a chat template; a system text takes the place of its
-/// first sentence, and earlier turns stand before the instruction, as context.
+/// The prompt format of the Alpaca project, for models without a chat template. A system text replaces its first
+/// sentence; earlier turns precede the instruction as context.
 fn alpaca_prompt(row: &Alpaca) -> String {
     let preamble = match (&row.system, row.input.is_empty()) {
         (Some(system), _) => system.as_str(),

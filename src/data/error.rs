@@ -1,23 +1,23 @@
-//! What can be wrong with rows, tokenizers and templates: facts with fields, each one line when printed.
+//! Errors of rows, tokenizers and templates: facts with fields, each printed as one line.
 
 use super::Dropped;
 use std::fmt;
 
-/// Where a row stands: `rows.jsonl:12` by line, `rows.parquet row 12` where a file has no lines (both from 1).
+/// The position of a row: `rows.jsonl:12` by line, `rows.parquet row 12` for a file without lines (both from 1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// A line of a text file.
     Line {
-        /// The file as it was named.
+        /// Name of the file as given.
         file: String,
-        /// From 1.
+        /// Line number, from 1.
         line: u64,
     },
     /// A row of a file without lines: Parquet, or a JSON array.
     Row {
-        /// The file as it was named.
+        /// Name of the file as given.
         file: String,
-        /// From 1.
+        /// Row number, from 1.
         row: u64,
     },
 }
@@ -31,93 +31,93 @@ impl fmt::Display for Place {
     }
 }
 
-/// Everything that data can get wrong.
+/// All errors of this folder.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// A file that cannot be opened or read.
+    /// A file cannot be opened or read.
     #[error("{file}: {source}")]
     File {
-        /// The file as it was named.
+        /// Name of the file as given.
         file: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A file whose kind is not known, or that is broken as a whole.
+    /// The format of a file is unknown, or the file as a whole is invalid.
     #[error("{file}: {reason}")]
     Format {
-        /// The file as it was named.
+        /// Name of the file as given.
         file: String,
-        /// What is wrong, and the way out.
+        /// What is wrong, and what to do.
         reason: String,
     },
-    /// A row that is not what its form asks for.
+    /// A row does not match its form.
     #[error("{place}: {reason}")]
     Row {
-        /// File and line.
+        /// Position of the row.
         place: Place,
-        /// What is wrong, and the way out.
+        /// What is wrong, and what to do.
         reason: String,
     },
-    /// A label that the classifier has no class for.
+    /// A label is not a class of the classifier.
     #[error("{place}: label {label} is outside {allowed}")]
     Label {
-        /// File and line.
+        /// Position of the row.
         place: Place,
-        /// The label as it stands in the row.
+        /// The label as in the row.
         label: String,
-        /// The classes that there are, in words.
+        /// The allowed classes, as text.
         allowed: String,
     },
-    /// Files that hold no row at all.
+    /// The files contain no rows.
     #[error("no rows in {files}: give --data a file with at least one row")]
     NoRows {
         /// The files that were read.
         files: String,
     },
-    /// Rows, but nothing in them to learn from.
+    /// No row has a supervised token.
     #[error(
         "nothing is supervised in {files} (rows: {rows}, the first: {first}); check the fields, or raise --max-seq-len"
     )]
     NothingSupervised {
         /// The files that were read.
         files: String,
-        /// Rows read.
+        /// Number of rows read.
         rows: u64,
-        /// The first of them.
+        /// The first dropped row.
         first: Dropped,
     },
-    /// More rows dropped than were allowed.
+    /// More rows were dropped than --max-dropped allows.
     #[error(
         "{dropped} of {rows} rows have nothing supervised (first: {first}), --max-dropped allows {allowed}"
     )]
     TooManyDropped {
-        /// Rows dropped.
+        /// Number of dropped rows.
         dropped: u64,
-        /// Rows read.
+        /// Number of rows read.
         rows: u64,
-        /// The first of them.
+        /// The first dropped row.
         first: Dropped,
-        /// --max-dropped.
+        /// The value of --max-dropped.
         allowed: u64,
     },
-    /// A tokenizer that cannot be used.
+    /// The tokenizer cannot be used.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
-    /// A chat template that does not compile, or that refuses or mangles a conversation.
+    /// The chat template does not compile, or fails for a conversation.
     #[error("chat template: {0}")]
     Template(String),
-    /// Options that cannot be met.
+    /// The options cannot be satisfied.
     #[error("{0}")]
     Options(String),
 }
 
 impl DataError {
-    /// Bad configuration (exit 78), as opposed to bad data (exit 1).
+    /// Whether the error is in the configuration (exit code 78), not in the data (exit code 1).
     pub fn is_configuration(&self) -> bool {
         matches!(self, DataError::Label { .. } | DataError::Options(_))
     }
 
-    /// The same fault with the row's address in front, for faults found while a row was turned into tokens.
+    /// Adds the position of the row to an error of its tokenisation.
     pub(crate) fn at(self, place: &Place) -> DataError {
         match self {
             DataError::Template(_) | DataError::Tokenizer(_) => {

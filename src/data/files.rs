@@ -1,8 +1,8 @@
-//! Rows out of files, as JSON objects with their addresses, a chunk at a time: a file is never held whole.
+//! Reads rows from files as JSON objects with their positions, in chunks: a file is never held in memory as a whole.
 //!
-//! The kind is found by the name: .jsonl / .ndjson, .json (an array; else one object a line), .csv / .tsv, .parquet,
-//! `-` for JSON lines on stdin. A row of text has at most `LONGEST` bytes. A folder has its rows in files named train*,
-//! validation* (or valid, eval, dev) and test*.
+//! The format follows from the file name: .jsonl / .ndjson, .json (an array, or one object per line), .csv / .tsv,
+//! .parquet; `-` is JSON lines on stdin. A row of text has at most `LONGEST` bytes. The row files of a folder are named
+//! train*, validation* (or valid, eval, dev) and test*.
 
 mod lines;
 mod table;
@@ -17,17 +17,17 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// A row as it was read: JSON lines are parsed later, on all threads.
+/// A row as read from its file; JSON lines are parsed later, on all threads.
 #[derive(Debug)]
 pub enum Raw {
     /// One line of JSON.
     Line(Vec<u8>),
-    /// Already a value.
+    /// A parsed row.
     Value(Value),
 }
 
 impl Raw {
-    /// About how much memory it takes.
+    /// Approximate memory of the row in bytes.
     pub fn bytes(&self) -> usize {
         fn of(value: &Value) -> usize {
             std::mem::size_of::<Value>()
@@ -44,11 +44,11 @@ impl Raw {
         }
     }
 
-    /// The row as a value; the error says what is wrong with the line and what to do.
+    /// Parses the row; the error says what is wrong with the line and what to do.
     pub fn parse(self) -> Result<Value, String> {
         match self {
             Raw::Value(value) => Ok(value),
-            // without the end of the line, so that a fault there has a column
+            // The line end is removed, so that an error at the end of the line has a column.
             Raw::Line(text) => {
                 serde_json::from_slice(text.trim_ascii_end()).map_err(|e| json_fault(&e, &text))
             }
@@ -56,7 +56,7 @@ impl Raw {
     }
 }
 
-/// serde_json's words with the column alone (its line is always 1 within a line), and what to do.
+/// serde_json's message with the column only (the line number within a line is always 1), and what to do.
 fn json_fault(error: &serde_json::Error, line: &[u8]) -> String {
     let text = error.to_string();
     let words = text.split(" at line ").next().unwrap_or(&text);
@@ -70,41 +70,41 @@ fn json_fault(error: &serde_json::Error, line: &[u8]) -> String {
     format!("not valid JSON: {words} (column {}): {way}", error.column())
 }
 
-/// A row and its address.
+/// A row and its position.
 #[derive(Debug)]
 pub struct RawRow {
-    /// File and line.
+    /// Position of the row.
     pub place: Place,
-    /// What stands there.
+    /// Contents of the row.
     pub raw: Raw,
 }
 
-/// Whether the reader should go on.
+/// Whether the reader continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// More rows, please.
+    /// Read more rows.
     Continue,
-    /// That is enough.
+    /// Stop reading.
     Stop,
 }
 
-/// Takes each row in order.
+/// Receives all rows in order.
 pub type Sink<'a> = &'a mut dyn FnMut(RawRow) -> Result<Flow, DataError>;
 
 const KINDS: &str = ".jsonl, .json, .csv, .tsv or .parquet, or - for JSON lines on standard input";
 const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "csv", "tsv", "parquet"];
 
-/// Whether a file of this name may hold rows.
+/// Whether the extension of the file is that of a row file.
 pub fn holds_rows(path: &Path) -> bool {
     path.extension()
         .and_then(|e| e.to_str())
         .is_some_and(|end| ENDINGS.contains(&end.to_lowercase().as_str()))
 }
 
-/// Bytes of the longest row of text. A longer row is an error.
+/// Maximum size of a text row in bytes. A longer row is an error.
 const LONGEST: u64 = 1 << 28;
 
-/// Reads one file to its end, or until the sink has enough.
+/// Reads one file to its end, or until the sink stops.
 pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
     let file = path.display().to_string();
     if file == "-" {
@@ -139,7 +139,7 @@ fn format_error(file: &str, reason: String) -> DataError {
     DataError::Format { file: file.to_owned(), reason }
 }
 
-/// The first byte that is no white space, without taking it.
+/// The first byte that is not white space, without consuming it.
 fn first_byte(reader: &mut impl BufRead, file: &str) -> Result<Option<u8>, DataError> {
     loop {
         let buffer = reader.fill_buf().map_err(|source| DataError::File { file: file.to_owned(), source })?;
@@ -156,7 +156,7 @@ fn first_byte(reader: &mut impl BufRead, file: &str) -> Result<Option<u8>, DataE
     }
 }
 
-/// Empty lines are passed over but counted; a byte order mark before the first is dropped.
+/// Reads JSON lines. Empty lines are skipped but counted; a byte order mark before the first line is dropped.
 fn lines(reader: &mut dyn BufRead, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
     for line in 1.. {
         let mut text = Vec::new();
@@ -193,7 +193,7 @@ fn endless(place: Place) -> DataError {
     DataError::Row { place, reason }
 }
 
-/// The items of a JSON array, one after another.
+/// Reads the items of a JSON array one by one.
 fn array(reader: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
     let lines = Lines::uncounted();
     let reader = BufReader::with_capacity(1 << 16, lines.watch(reader));
@@ -233,7 +233,7 @@ impl<'de> Visitor<'de> for &mut Items<'_, '_> {
             let place = Place::Row { file: self.file.to_owned(), row: self.row };
             self.outcome = (self.sink)(RawRow { place, raw: Raw::Value(value) });
             if !matches!(self.outcome, Ok(Flow::Continue)) {
-                // leaves the array in the middle: the outcome is what counts, not this error
+                // This error only leaves the array early; the outcome holds the result.
                 return Err(serde::de::Error::custom("stopped"));
             }
         }
@@ -241,10 +241,10 @@ impl<'de> Visitor<'de> for &mut Items<'_, '_> {
     }
 }
 
-/// The files of a folder by their part in training.
+/// The files of a folder by purpose.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Folder {
-    /// train*, or every file where none is named so.
+    /// Files named train*, or all files without a purpose if there are none.
     pub train: Vec<PathBuf>,
     /// validation*, valid*, eval*, dev*.
     pub eval: Vec<PathBuf>,
@@ -252,8 +252,8 @@ pub struct Folder {
     pub test: Vec<PathBuf>,
 }
 
-/// Sorts a folder's row files by the first word of their names (`train-00000-of-00002.parquet`), in order of
-/// their names, with sub-folders `train/`, `validation/`, `data/` looked into.
+/// Sorts the row files of a folder by the first known word of their names (`train-00000-of-00002.parquet`), in the
+/// order of their names; sub-folders such as `train/`, `validation/` or `data/` are included.
 pub fn folder(path: &Path) -> Result<Folder, DataError> {
     let mut files = Vec::new();
     row_files(path, 2, &mut files)?;

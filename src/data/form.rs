@@ -1,7 +1,7 @@
-//! What a row is, found out row by row from the names of its fields, the more specific form first:
-//! messages, conversations, preference (refused), instruction + output, prompt + completion, text.
-//! A classifier's rows are text (or input) + label and nothing else counts.
-//! Exception: a row of several forms is the first of them; `--data-fields FIELD=COLUMN` decides otherwise.
+//! Determines the form of each row from the names of its fields, in this order: messages, conversations, preference
+//! (rejected with an error), instruction + output, prompt + completion, text. Rows of a classifier have text (or input)
+//! and label. Exception: a row that matches several forms has the first of them, unless `--data-fields FIELD=COLUMN`
+//! selects another one.
 
 mod turns;
 
@@ -9,7 +9,7 @@ use crate::data::error::DataError;
 use crate::data::{Options, Task};
 use serde_json::{Map, Value, json};
 
-/// A row, understood.
+/// A row with a known form.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Form {
     /// `text`.
@@ -27,45 +27,46 @@ pub enum Form {
     Chat(Chat),
     /// `text` or `input`, with `label`.
     Class {
-        /// What is to be classified.
+        /// The text to classify.
         text: String,
-        /// As it stands in the row.
+        /// The label as in the row.
         label: Label,
     },
 }
 
-/// One row of Alpaca's form.
+/// A row in Alpaca's form.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Alpaca {
-    /// System turn, where there is one.
+    /// The system turn, if any.
     pub system: Option<String>,
     /// Earlier (user, assistant) turns.
     pub history: Vec<(String, String)>,
-    /// What is asked.
+    /// The instruction.
     pub instruction: String,
-    /// What it is asked of; may be empty.
+    /// The input of the instruction; may be empty.
     pub input: String,
-    /// The answer.
+    /// The expected answer.
     pub output: String,
 }
 
-/// A conversation as chat templates see it.
+/// A conversation in the format of chat templates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chat {
     /// A list of {role, content, ...}.
     pub messages: Value,
-    /// Tool descriptions, where there are some.
+    /// Tool descriptions, if any.
     pub tools: Option<Value>,
-    /// Assistant turns before this message are context, not answers: the length of a `prompt` list.
+    /// Number of leading messages that are context (the length of a `prompt` list): assistant turns among them are not
+    /// supervised.
     pub context: usize,
 }
 
-/// A label as rows have it.
+/// The label of a row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Label {
-    /// `3`, or a text that spells an integer the way it prints (a CSV cell, say): `"3"`, not `"03"`.
+    /// An integer, or a text that is the canonical form of an integer (for example a CSV cell): `"3"`, not `"03"`.
     Int(i64),
-    /// Anything else.
+    /// Any other text.
     Name(String),
 }
 
@@ -78,7 +79,7 @@ impl std::fmt::Display for Label {
     }
 }
 
-/// A row's fields under their remapped names.
+/// The fields of a row, with the names of --data-fields.
 struct Fields<'a> {
     row: &'a Map<String, Value>,
     renamed: &'a [(String, String)],
@@ -89,11 +90,11 @@ impl<'a> Fields<'a> {
         self.cell(field).filter(|v| !v.is_null())
     }
 
-    /// The field's value, null or not.
+    /// The value of the field, including null.
     fn cell(&self, field: &str) -> Option<&'a Value> {
         let column = match self.renamed.iter().find(|(f, _)| f == field) {
             Some((_, column)) => column.as_str(),
-            // Under that name it is another field's.
+            // The column of this name is assigned to another field.
             None if self.renamed.iter().any(|(_, column)| column == field) => return None,
             None => field,
         };
@@ -104,12 +105,12 @@ impl<'a> Fields<'a> {
         fields.iter().all(|f| self.get(f).is_some())
     }
 
-    /// The row's own names.
+    /// The column names of the row.
     fn names(&self) -> String {
         self.row.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// The field that is null in the first form whose fields are all there otherwise.
+    /// The field that is null in the first form for which all fields exist.
     fn null<'f>(&self, forms: &[&[&'f str]]) -> Option<&'f str> {
         let there = |field: &&str| self.cell(field).is_some();
         let form = forms.iter().find(|form| form.iter().all(there))?;
@@ -124,7 +125,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A value that tables hold as JSON in a text; None where it is missing or an empty text.
+    /// A value that tables store as JSON text; None if it is missing or an empty text.
     fn structured(&self, field: &str) -> Result<Option<Value>, String> {
         match self.get(field) {
             Some(Value::String(s)) if s.trim().is_empty() => Ok(None),
@@ -135,7 +136,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Empty where the field is missing.
+    /// The text of the field, or an empty text if it is missing.
     fn optional(&self, field: &str) -> Result<String, String> {
         self.get(field).map_or(Ok(String::new()), |_| self.text(field))
     }
@@ -152,7 +153,7 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// Every field that a form can have: what --data-fields may rename.
+/// All fields of all forms: the names that --data-fields may assign.
 const FIELDS: [&str; 14] = [
     "text",
     "prompt",
@@ -170,12 +171,12 @@ const FIELDS: [&str; 14] = [
     "rejected",
 ];
 
-/// Whether some form has a field of this name.
+/// Whether any form has a field of this name.
 pub fn is_field(name: &str) -> bool {
     FIELDS.contains(&name)
 }
 
-/// Refuses names in --data-fields that no form has; the error names the nearest.
+/// Rejects unknown and repeated fields in --data-fields; the error for an unknown field names the most similar one.
 pub fn check_fields(fields: &[(String, String)]) -> Result<(), DataError> {
     if let Some((i, (twice, _))) =
         fields.iter().enumerate().find(|(i, (f, _))| fields[..*i].iter().any(|(before, _)| before == f))
@@ -210,7 +211,7 @@ pub fn of(row: &Value, options: &Options) -> Result<Form, String> {
 
 fn sft(fields: &Fields<'_>) -> Result<Form, String> {
     for field in ["messages", "conversations"] {
-        // a table of mixed forms has empty cells
+        // In a table of mixed forms this cell can be empty.
         if fields.get(field).is_some_and(|v| v != "") {
             return chat(fields, field);
         }
@@ -316,7 +317,7 @@ fn chat(fields: &Fields<'_>, field: &str) -> Result<Form, String> {
     }))
 }
 
-/// An empty list of tools is none.
+/// The tools of a row; an empty list counts as no tools.
 fn tools(fields: &Fields<'_>) -> Result<Option<Value>, String> {
     match fields.structured("tools")? {
         None => Ok(None),

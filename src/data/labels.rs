@@ -1,6 +1,6 @@
-//! A classifier's classes. Known classes bind: a label outside them is an error with its line. Otherwise
-//! integers are classes as they stand under --num-classes, and without it the classes are what the data
-//! holds: integers ascending, else names in order of their bytes.
+//! The classes of a classifier. If the classes are known, any other label is an error with its line. Otherwise, with
+//! --num-classes, integer labels are class indices; without it the classes are the labels in the data: integers in
+//! ascending order, or names in byte order.
 
 use crate::data::Options;
 use crate::data::error::{DataError, Place};
@@ -9,21 +9,21 @@ use crate::data::samples::Samples;
 use serde_json::Value;
 use std::collections::HashMap;
 
-/// The names of a classifier's classes, by index.
+/// The class names of a classifier, by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelMap {
-    /// Class i's name, as it stands in the rows.
+    /// Names of the classes, as in the rows.
     pub names: Vec<String>,
 }
 
 impl LabelMap {
-    /// The index of a name.
+    /// The index of a class name.
     pub fn index(&self, name: &str) -> Option<u32> {
         self.names.iter().position(|n| n == name).map(|i| i as u32)
     }
 
-    /// The class that a row's label means: its name, or its index. Where a class is itself named by an
-    /// integer, an integer is only ever a name: `0` among the classes 1, 2, 3 is a mistake, not the first.
+    /// The class of a label: by name, or by index. If any class name is an integer, an integer label is only a name:
+    /// label `0` with classes 1, 2, 3 is an error, not the first class.
     pub fn class(&self, label: &Label) -> Option<u32> {
         let by_name = self.index(&label.to_string());
         by_name.or_else(|| match label {
@@ -33,7 +33,7 @@ impl LabelMap {
         })
     }
 
-    /// `{"0": "safe", "1": "unsafe"}`: config.json's id2label.
+    /// The classes as id2label of config.json: `{"0": "safe", "1": "unsafe"}`.
     pub fn id2label(&self) -> Value {
         Value::Object(
             self.names.iter().enumerate().map(|(i, n)| (i.to_string(), n.as_str().into())).collect(),
@@ -41,11 +41,11 @@ impl LabelMap {
     }
 }
 
-/// The classes while rows are read.
+/// The classes during reading.
 pub(crate) struct Labels {
     num_classes: Option<usize>,
     known: Option<LabelMap>,
-    /// In order of appearance, where nothing is known; integers under --num-classes are their own index.
+    /// Labels in order of first appearance, if no classes are known in advance.
     seen: HashMap<Label, u32>,
     names: bool,
 }
@@ -56,7 +56,7 @@ impl Labels {
         Labels { num_classes: options.num_classes, known, seen: HashMap::new(), names: false }
     }
 
-    /// A preliminary index; `settle` makes it final.
+    /// The preliminary index of a label; [`Labels::settle`] makes it final.
     pub(crate) fn class(&mut self, label: Label, place: &Place) -> Result<u32, DataError> {
         let outside = |label: &Label, allowed: String| DataError::Label {
             place: place.clone(),
@@ -84,13 +84,13 @@ impl Labels {
         Ok(*self.seen.entry(label).or_insert(next))
     }
 
-    /// The final classes, and the rows' labels moved to them.
+    /// The final classes; updates the labels of all rows.
     pub(crate) fn settle(self, samples: &mut Samples) -> LabelMap {
         if let Some(known) = self.known {
             return known;
         }
         let mut labels: Vec<(Label, u32)> = self.seen.into_iter().collect();
-        // a mix of integers and names is all names
+        // A mix of integers and names counts as names.
         if self.names {
             labels.sort_by_key(|(l, _)| l.to_string());
         } else {

@@ -1,7 +1,7 @@
-//! Floor 1: rows to tokens to a plan.
+//! Floor 1: converts rows to tokens and to a plan.
 //!
-//! Rows are read in order, turned into tokens on all threads a chunk at a time, and appended in order: the
-//! result never depends on the number of threads, and neither does which of several faults is reported.
+//! Rows are read in order, tokenised on all threads in chunks, and appended in order: neither the result nor the
+//! reported error depends on the number of threads.
 
 pub mod chat;
 pub mod encode;
@@ -29,39 +29,39 @@ use rayon::prelude::*;
 use samples::Encoded;
 use std::path::PathBuf;
 
-/// Rows read before they are tokenised together, and bytes of JSON lines.
+/// Limits of a chunk that is tokenised together: rows, and bytes of JSON lines.
 const CHUNK_ROWS: usize = 4096;
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// What rows are for.
+/// The training task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Task {
-    /// Learn to write what is supervised.
+    /// Learn to generate the supervised tokens.
     #[default]
     Sft,
-    /// Learn the label.
+    /// Learn to predict the label.
     Classify,
 }
 
-/// How rows are read.
+/// Options for reading rows.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What rows are for.
+    /// The training task.
     pub task: Task,
-    /// (field of a form, column that holds it).
+    /// Pairs of a form's field and the column with its value.
     pub fields: Vec<(String, String)>,
-    /// Rows are cut after this many tokens.
+    /// Maximum number of tokens per row; longer rows are truncated.
     pub max_seq_len: usize,
-    /// Classes that the classifier has; None to count them in the data.
+    /// Number of classes; None to count the classes in the data.
     pub num_classes: Option<usize>,
-    /// Classes by name, where they are known already (a base's or the training data's): others are refused.
+    /// Known class names (from the base model or the training data): other labels are errors.
     pub labels: Option<LabelMap>,
-    /// Dropped rows that are still acceptable; None for any number.
+    /// Maximum number of dropped rows; None for no limit.
     pub max_dropped: Option<u64>,
-    /// Stop after this many rows have been kept (`PlanOptions::rows_needed`). Not for classifiers without
-    /// `labels`, whose classes stand in the data: there it is passed over.
+    /// Number of kept rows after which reading stops (`PlanOptions::rows_needed`). Ignored for a classifier without
+    /// `labels`, because all rows are needed to find its classes.
     pub limit: Option<usize>,
-    /// Threads to tokenise on; 0 for all.
+    /// Number of tokenizer threads; 0 for all.
     pub threads: usize,
 }
 
@@ -80,29 +80,29 @@ impl Default for Options {
     }
 }
 
-/// What was seen while reading.
+/// Statistics of the rows read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Rows read.
+    /// Number of rows read.
     pub rows: u64,
-    /// Of these, left out because nothing in them is supervised.
+    /// Number of rows dropped because no token is supervised.
     pub dropped: u64,
-    /// Of these, cut at `max_seq_len` (whether or not they were dropped then).
+    /// Number of rows truncated at `max_seq_len`, including dropped rows.
     pub truncated: u64,
-    /// Tokens in the rows that stayed.
+    /// Tokens in the kept rows.
     pub tokens: u64,
-    /// What the loss is divided by: supervised targets, or for classifiers rows.
+    /// Divisor of the loss: supervised targets, or rows for a classifier.
     pub supervised: u64,
-    /// The first row that was dropped.
+    /// The first dropped row.
     pub first_dropped: Option<Dropped>,
 }
 
-/// A row that was left out.
+/// A dropped row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dropped {
-    /// File and line.
+    /// Position of the row.
     pub place: Place,
-    /// Why there is nothing to learn in it.
+    /// Why the row has no supervised token.
     pub why: String,
 }
 
@@ -112,23 +112,23 @@ impl std::fmt::Display for Dropped {
     }
 }
 
-/// Rows, ready to be planned.
+/// Tokenized rows, ready for a plan.
 #[derive(Debug, Clone)]
 pub struct Corpus {
-    /// The rows that stayed.
+    /// The kept rows.
     pub samples: Samples,
-    /// What was seen while reading.
+    /// Statistics of the rows read.
     pub counts: Counts,
-    /// A classifier's classes.
+    /// The classes of a classifier.
     pub labels: Option<LabelMap>,
-    /// `Samples::hash`, for checks on resuming.
+    /// Result of `Samples::hash`, compared when a run is resumed.
     pub hash: String,
 }
 
-/// Reads all files, in the order given, into one corpus.
+/// Reads all files, in the given order, into one corpus.
 ///
-/// Errors: files and rows that cannot be used, with their address; no rows; nothing supervised in any;
-/// a label outside the classes (`is_configuration`).
+/// Errors: invalid files and rows, with their position; no rows; no supervised token in any row; a label that is not a
+/// class (`is_configuration`).
 pub fn load(paths: &[PathBuf], options: &Options, tokenizer: &Tokenizer) -> Result<Corpus, DataError> {
     if options.max_seq_len == 0 {
         return Err(DataError::Options("--max-seq-len must be at least 1".into()));
@@ -168,12 +168,12 @@ struct Loader<'a> {
     bytes: usize,
 }
 
-/// A row after its way through the threads.
+/// A tokenised row.
 struct Ready {
     encoded: Encoded,
     label: Option<Label>,
     truncated: bool,
-    /// Why there is nothing to learn in it; None where there is.
+    /// Why the row has no supervised token; None if it has one.
     useless: Option<String>,
 }
 
@@ -182,7 +182,7 @@ impl Loader<'_> {
         self.bytes += row.raw.bytes();
         self.waiting.push(row);
         let full = self.waiting.len() >= CHUNK_ROWS || self.bytes >= CHUNK_BYTES;
-        // with a limit no more is read at once than could be needed
+        // With a limit, a chunk has no more rows than needed.
         let enough = self.limit().is_some_and(|limit| self.corpus.len() + self.waiting.len() >= limit);
         if full || enough { self.drain() } else { Ok(Flow::Continue) }
     }
@@ -191,7 +191,7 @@ impl Loader<'_> {
         self.options.limit.filter(|_| self.options.task == Task::Sft || self.options.labels.is_some())
     }
 
-    /// Tokenises what waits, on all threads, and appends it in order.
+    /// Tokenizes the waiting rows on all threads and appends them in order.
     fn drain(&mut self) -> Result<Flow, DataError> {
         self.bytes = 0;
         let rows = std::mem::take(&mut self.waiting);
@@ -261,7 +261,7 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     let truncated = encoded.ids.len() > most;
     encoded.ids.truncate(most);
     encoded.mask.truncate(most);
-    // what was cut off is not kept in memory either
+    // Releases the memory of the truncated tokens.
     encoded.ids.shrink_to_fit();
     encoded.mask.shrink_to_fit();
     let cut = truncated.then(|| format!("its first {most} tokens (--max-seq-len) hold no answer"));
@@ -270,13 +270,13 @@ fn tokens(raw: Raw, place: &Place, options: &Options, tokenizer: &Tokenizer) -> 
     Ok(Ready { encoded, label, truncated, useless })
 }
 
-/// An empty label is a cell without one, unless a class has that name.
+/// Whether a label is an empty cell and no class has that name.
 fn is_empty(label: &Label, options: &Options) -> bool {
     let known = options.labels.as_ref().is_some_and(|known| known.class(label).is_some());
     !known && matches!(label, Label::Name(name) if name.trim().is_empty())
 }
 
-/// Why there is nothing to learn in a row; None where there is. `cut` says so of a row that was cut.
+/// Why a row has no supervised token; None if it has one. `cut` is the reason for a truncated row.
 fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String>) -> Option<String> {
     match form {
         Form::Class { label, .. } if is_empty(label, options) => Some("its label is empty".into()),
@@ -294,14 +294,14 @@ fn useless(form: &Form, encoded: &Encoded, options: &Options, cut: Option<String
     }
 }
 
-/// Bytes of memory for each byte of a row (the row, its fields, its rendered text), for each byte that is tokenised, and
-/// besides.
+/// Memory limits in bytes: for each byte of a row (the row, its fields, its rendered text), for each tokenised byte,
+/// and a constant.
 const READING: usize = 12;
 const TOKENISING: usize = 256;
 const BESIDES: usize = 256 << 20;
 
-/// Runs what turns `bytes` of input into at most `most` tokens. A chat template or a tokenizer.json that multiplies the
-/// text beyond reason ends the process with one line that names `place`.
+/// Runs a conversion of `bytes` of input to at most `most` tokens. If a chat template or a tokenizer.json multiplies
+/// the text beyond the memory limit, the process ends with one line that names `place`.
 pub fn bounded<T>(
     place: &dyn std::fmt::Display,
     (bytes, most): (usize, usize),
@@ -325,10 +325,10 @@ impl Corpus {
         Corpus { samples, counts, labels, hash }
     }
 
-    /// (train, eval): `fraction` of the rows, at least one, leave for the evaluation; which ones is keyed by
-    /// the seed, and both keep the order of the data. The counts of rows read stay with the first.
+    /// Splits the corpus into (train, eval). The evaluation part gets `fraction` of the rows, at least one, selected by
+    /// `seed`; both parts keep the order of the data. The counts of rows read stay with the training part.
     ///
-    /// Errors: a fraction that is not between 0 and 1, or that leaves no row for one of the two.
+    /// Errors: a fraction that is not between 0 and 1, or that leaves one part without rows.
     pub fn split(self, fraction: f64, seed: u64) -> Result<(Corpus, Corpus), DataError> {
         let n = self.samples.len();
         if !(fraction > 0.0 && fraction < 1.0) {
@@ -352,5 +352,5 @@ impl Corpus {
     }
 }
 
-/// Distinguishes the split's draws from others under the same seed.
+/// Distinguishes the random numbers of the split from others with the same seed.
 const SPLIT: u64 = 0x7370_6c69_7400_0001;

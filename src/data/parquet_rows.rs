@@ -1,7 +1,7 @@
-//! Rows of a Parquet file as JSON objects, through the record reader, a row group at a time.
+//! Rows of a Parquet file as JSON objects, through the record reader, one row group at a time.
 //!
-//! A null inside a nested group is left out: Arrow gives every message of a list the same fields, and a
-//! template that asks `tool_calls is defined` means whether there are any.
+//! A null inside a nested group is removed: Arrow gives every message of a list the same fields, but a template that
+//! tests `tool_calls is defined` asks whether there are tool calls.
 
 use crate::data::error::{DataError, Place};
 use crate::data::files::{Flow, Raw, RawRow, Sink};
@@ -11,7 +11,7 @@ use parquet::record::{Field, Row};
 use serde_json::{Map, Value};
 use std::fs::File;
 
-/// Reads all rows, or as many as the sink wants.
+/// Reads all rows, or until the sink stops.
 pub fn read(opened: File, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
     let failed = |reason: String| DataError::Format {
         file: file.to_owned(),
@@ -34,7 +34,7 @@ pub fn read(opened: File, file: &str, sink: Sink<'_>) -> Result<Flow, DataError>
     }
 }
 
-/// What the library says, errors and panics alike: it asserts what a damaged file says about itself.
+/// Runs a call of the library and returns errors and panics as text: the library asserts properties of damaged files.
 fn answered<T>(run: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, String> {
     match caught(run) {
         Ok(result) => result.map_err(|e| e.to_string()),
@@ -67,7 +67,7 @@ fn value(field: &Field) -> Value {
         Field::Float(x) => Value::from(*x),
         Field::Double(x) => Value::from(*x),
         Field::Str(s) => Value::from(s.as_str()),
-        // strings whose writer left out the UTF-8 annotation
+        // Strings written without the UTF-8 annotation.
         Field::Bytes(b) => Value::from(String::from_utf8_lossy(b.data())),
         Field::Group(row) => group(row),
         Field::ListInternal(list) => list.elements().iter().map(value).collect(),

@@ -1,42 +1,42 @@
-//! Which rows make up step s, and how they are packed into microbatches: a pure function of the rows'
-//! lengths, the configuration and the seed. It knows nothing of workers.
+//! Determines the rows of each step and their packing into microbatches: a pure function of row lengths, configuration
+//! and seed, independent of the workers.
 //!
-//! Epoch e is a permutation keyed by (seed, e). A step is the next `batch_size` rows of it; no step spans
-//! epochs, so an epoch's last step may be short. Packing lays the step's own rows into microbatches, first-fit
-//! in plan order, and never changes which rows make a step. Steps are computed when they are asked for:
-//! what is held is 4 bytes a row, and 4 more for the current epoch's order.
+//! Epoch e is a permutation keyed by (seed, e). A step takes the next `batch_size` rows of the permutation; no step
+//! spans two epochs, so the last step of an epoch may be short. Packing distributes the rows of one step over
+//! microbatches, first-fit in plan order, and never moves a row to another step. Steps are computed on demand: the plan
+//! holds 4 bytes per row, and 4 more for the order of the current epoch.
 
 use crate::data::samples::Samples;
 use crate::numeric::rng;
 use std::sync::{Mutex, PoisonError};
 
-/// Distinguishes the plan's draws from others under the same seed.
+/// Distinguishes the random numbers of the plan from others with the same seed.
 const ORDER: u64 = 0x6f72_6465_7200_0001;
-/// Rows of an evaluation are packed within windows of this many, so that packing stays linear in the rows.
+/// Evaluation rows are packed in windows of this size, so that the time for packing is linear in the number of rows.
 const EVAL_WINDOW: usize = 256;
 
-/// What the plan depends on beside the rows.
+/// Parameters of a plan, apart from the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanOptions {
-    /// Rows per optimizer step, over all workers; at least 1.
+    /// Rows per optimizer step over all workers; at least 1.
     pub batch_size: usize,
-    /// Passes over the rows, unless `max_steps` says otherwise.
+    /// Passes over the rows; ignored if `max_steps` is set.
     pub epochs: u64,
-    /// Number of steps; wins over `epochs` and wraps over them.
+    /// Number of steps; overrides `epochs` and may span several epochs.
     pub max_steps: Option<u64>,
-    /// Tokens that a microbatch may hold; None for the default rule.
+    /// Maximum number of tokens in a microbatch; None for the default rule.
     pub micro_batch_tokens: Option<usize>,
-    /// Several rows in one microbatch; without it each row is a microbatch of its own.
+    /// Packs several rows into one microbatch; without packing each row is a microbatch of its own.
     pub packing: bool,
-    /// A new order in each epoch; without it the order of the data.
+    /// Uses a new order in each epoch; otherwise the order of the data.
     pub shuffle: bool,
-    /// Keys the order.
+    /// Seed of the order.
     pub seed: u64,
 }
 
 impl PlanOptions {
-    /// How many rows from the start of the data are enough, where the plan does not depend on the rest:
-    /// no shuffling, a number of steps, and a microbatch size that needs no mean.
+    /// Number of leading rows that determine the plan, if the others have no influence: no shuffling, a fixed number of
+    /// steps, and a given microbatch size.
     pub fn rows_needed(&self) -> Option<usize> {
         match (self.shuffle, self.max_steps, self.micro_batch_tokens) {
             (false, Some(steps), Some(_)) => {
@@ -50,9 +50,9 @@ impl PlanOptions {
 /// One optimizer step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// From 0.
+    /// Epoch number, from 0.
     pub epoch: u64,
-    /// Sample indices, each exactly once in an epoch; no microbatch is empty.
+    /// Sample indices; each occurs once per epoch, and no microbatch is empty.
     pub microbatches: Vec<Vec<usize>>,
 }
 
@@ -63,24 +63,24 @@ impl Step {
     }
 }
 
-/// The whole run's steps.
+/// The steps of a run.
 #[derive(Debug)]
 pub struct Plan {
     options: PlanOptions,
     lengths: Vec<u32>,
     budget: usize,
     total: u64,
-    /// The order of the epoch that was asked for last.
+    /// The order of the last requested epoch.
     order: Mutex<Option<(u64, Vec<u32>)>>,
 }
 
 impl Plan {
-    /// A plan over rows, of which there must be at least one, and `batch_size` at least 1.
+    /// A plan for `samples`, which must have at least one row; `batch_size` must be at least 1.
     pub fn new(samples: &Samples, options: &PlanOptions) -> Plan {
         Plan::of_lengths((0..samples.len()).map(|i| samples.tokens(i) as u32).collect(), options)
     }
 
-    /// A plan over rows of these lengths.
+    /// A plan for rows with these lengths.
     pub fn of_lengths(lengths: Vec<u32>, options: &PlanOptions) -> Plan {
         let mut options = options.clone();
         options.batch_size = options.batch_size.max(1);
@@ -95,22 +95,23 @@ impl Plan {
         Plan { options, lengths, budget, total, order: Mutex::new(None) }
     }
 
-    /// Steps of the whole run: the length of the learning rate's schedule.
+    /// Number of steps of the run, which is the length of the learning rate schedule.
     pub fn total_steps(&self) -> u64 {
         self.total
     }
 
-    /// Steps of one pass over the rows.
+    /// Number of steps in one pass over the rows.
     pub fn steps_per_epoch(&self) -> u64 {
         self.lengths.len().div_ceil(self.options.batch_size) as u64
     }
 
-    /// Tokens that a microbatch may hold, given or by the default rule.
+    /// Maximum number of tokens in a microbatch, as given or by the default rule.
     pub fn micro_batch_tokens(&self) -> usize {
         self.budget
     }
 
-    /// Step s, from 1; steps beyond the last one continue over further epochs. No rows: no microbatches.
+    /// Step `s`, from 1; steps beyond the last one continue with further epochs. Without rows a step has no
+    /// microbatches.
     pub fn step(&self, s: u64) -> Step {
         let per_epoch = self.steps_per_epoch();
         if per_epoch == 0 {
@@ -138,7 +139,7 @@ impl Plan {
         held.as_ref().map_or(Vec::new(), |(_, order)| order[range].iter().map(|&i| i as usize).collect())
     }
 
-    /// All rows once, in order, for an evaluation: packed first-fit within windows of 256 rows.
+    /// All rows once and in order, for an evaluation, packed first-fit within windows of 256 rows.
     pub fn eval(samples: &Samples, micro_batch_tokens: usize) -> Vec<Vec<usize>> {
         let rows: Vec<usize> = (0..samples.len()).collect();
         rows.chunks(EVAL_WINDOW)
@@ -147,8 +148,8 @@ impl Plan {
     }
 }
 
-/// Each row into the first microbatch that has room, else into a new one. A row longer than the budget
-/// finds no room and leaves none, so it stays alone.
+/// Puts each row into the first microbatch with enough room, else into a new one. A row longer than the budget gets its
+/// own microbatch, which is then full.
 fn first_fit(rows: &[usize], length: impl Fn(usize) -> usize, budget: usize) -> Vec<Vec<usize>> {
     let mut bins: Vec<Vec<usize>> = Vec::new();
     let mut room = Room::new(rows.len());
@@ -168,11 +169,11 @@ fn first_fit(rows: &[usize], length: impl Fn(usize) -> usize, budget: usize) -> 
     bins
 }
 
-/// What is left in every microbatch, as a tree of maxima, so that the first with enough room is found in the
-/// logarithm of their number: a step of 100,000 long rows would else compare billions of times.
+/// The room of all microbatches as a tree of maxima, so that the first one with enough room is found in logarithmic
+/// time. A linear search would need billions of comparisons for a step of 100,000 long rows.
 struct Room {
-    /// Node i has the children 2i and 2i + 1; the microbatches are the second half. None: no microbatch, or one
-    /// over the budget.
+    /// Node i has the children 2i and 2i + 1; the second half are the microbatches. None: no microbatch, or one over
+    /// the budget.
     nodes: Vec<Option<usize>>,
 }
 
@@ -181,7 +182,7 @@ impl Room {
         Room { nodes: vec![None; 2 * bins.next_power_of_two()] }
     }
 
-    /// The first microbatch that has room for `n` tokens, and its room.
+    /// The first microbatch with room for `n` tokens, and its room.
     fn first(&self, n: usize) -> Option<(usize, usize)> {
         let (fits, half) =
             (|node: usize| self.nodes[node].is_some_and(|left| left >= n), self.nodes.len() / 2);
@@ -205,10 +206,10 @@ impl Room {
     }
 }
 
-/// A power of two near (mean tokens per step) / 16, within 256 ..= 4096: the smallest p that the sixteenth
-/// exceeds by no more than sqrt(2), in integers, so that it is the same everywhere.
+/// A power of two near (mean tokens per step) / 16, within 256 ..= 4096: the smallest p with mean / 16 <= p sqrt(2).
+/// Computed with integers, so that the result is the same on every machine.
 fn default_budget(tokens: u64, steps: u64) -> usize {
-    // tokens / (16 steps) <= p sqrt(2) is tokens^2 <= 2 (16 steps p)^2
+    // tokens / (16 steps) <= p sqrt(2) is equivalent to tokens^2 <= 2 (16 steps p)^2.
     let tokens = u128::from(tokens);
     let fits = |p: &u128| {
         let bound = 16 * u128::from(steps) * p;

@@ -1,22 +1,22 @@
-//! A row as people look at it: its text in pieces, supervised and not, for `inspect` to colour.
+//! The text of a row in supervised and unsupervised pieces, for the colours of `inspect`.
 
 use crate::data::error::DataError;
 use crate::data::samples::Sample;
 use crate::data::tokenizer::{Skip, Tokenizer};
 
-/// Neighbouring tokens of one kind.
+/// Adjacent tokens that are all supervised or all unsupervised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Decoded, special tokens shown.
+    /// Decoded text with special tokens.
     pub text: String,
-    /// Whether these tokens count in the loss.
+    /// Whether the tokens count in the loss.
     pub supervised: bool,
-    /// How many they are.
+    /// Number of tokens.
     pub tokens: usize,
 }
 
-/// The row's pieces in order. Decoding happens piece by piece, so a character whose bytes fall into two
-/// pieces shows as U+FFFD in both.
+/// The pieces of a row in order. Each piece is decoded separately, so a character whose bytes belong to two pieces is
+/// shown as U+FFFD in both.
 pub fn preview(sample: &Sample<'_>, tokenizer: &Tokenizer) -> Result<Vec<Piece>, DataError> {
     let mut pieces = Vec::new();
     let mut start = 0;

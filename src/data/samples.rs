@@ -1,29 +1,28 @@
-//! Tokenised rows in four flat arrays: what a million rows cost is 4 bytes and one bit a token, and about
-//! 24 bytes a row.
+//! Tokenized rows in flat arrays: 4 bytes and one bit per token, and about 24 bytes per row.
 
-/// Tokenised rows, in the order of the data.
+/// Tokenized rows, in the order of the data.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Samples {
     ids: Vec<u32>,
-    /// One bit a token: supervised.
+    /// One bit per token: whether it is supervised.
     mask: Vec<u64>,
-    /// Where row i ends in `ids`.
+    /// End of row i in `ids`.
     ends: Vec<u64>,
-    /// Position of row i in the data as it was read.
+    /// Position of row i in the input data.
     rows: Vec<u64>,
     targets: Vec<u32>,
-    /// Class of each row; empty where rows carry none.
+    /// Class of each row; empty for rows without a class.
     labels: Vec<u32>,
 }
 
-/// One row as tokens.
+/// A tokenised row.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample<'a> {
-    /// Position in the data as it was read, from 0: dropped rows count, so it names the row for good.
+    /// Position in the input data, from 0; dropped rows count, so the number identifies the row permanently.
     pub row: u64,
     /// Token ids.
     pub ids: &'a [u32],
-    /// The class, for classifiers.
+    /// The class, for a classifier.
     pub label: Option<u32>,
     mask: &'a [u64],
     start: usize,
@@ -31,14 +30,14 @@ pub struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// Whether token i is supervised, that is, whether its own prediction counts in the loss.
-    /// The first token of a row has no predecessor and never counts, whatever this says of it.
+    /// Whether token i is supervised, that is, whether its prediction counts in the loss. The first token of a row has
+    /// no predecessor, so it never counts, even if it is supervised.
     pub fn supervised(&self, i: usize) -> bool {
         debug_assert!(i < self.ids.len());
         bit(self.mask, self.start + i)
     }
 
-    /// Supervised tokens that have a predecessor in this row.
+    /// Number of supervised tokens that have a predecessor in the row.
     pub fn supervised_targets(&self) -> usize {
         self.targets as usize
     }
@@ -48,17 +47,17 @@ fn bit(mask: &[u64], i: usize) -> bool {
     mask[i / 64] >> (i % 64) & 1 == 1
 }
 
-/// One row on its way into the store.
+/// The tokens of a row before they are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// One for each id.
+    /// One bit per token: whether it is supervised.
     pub mask: Vec<bool>,
 }
 
 impl Encoded {
-    /// Supervised tokens that have a predecessor.
+    /// Number of supervised tokens that have a predecessor.
     pub fn targets(&self) -> usize {
         self.mask.iter().skip(1).filter(|&&m| m).count()
     }
@@ -70,12 +69,12 @@ impl Samples {
         self.ends.len()
     }
 
-    /// No rows.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Row i, which must be below `len`.
+    /// Row i; i must be below `len`.
     pub fn get(&self, i: usize) -> Sample<'_> {
         let range = self.range(i);
         Sample {
@@ -93,17 +92,17 @@ impl Samples {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// Tokens in row i.
+    /// Number of tokens in row i.
     pub fn tokens(&self, i: usize) -> usize {
         self.range(i).len()
     }
 
-    /// Tokens in all rows.
+    /// Number of tokens in all rows.
     pub fn total_tokens(&self) -> u64 {
         self.ids.len() as u64
     }
 
-    /// Supervised targets in all rows.
+    /// Number of supervised targets in all rows.
     pub fn total_targets(&self) -> u64 {
         self.targets.iter().map(|&t| u64::from(t)).sum()
     }
@@ -113,7 +112,7 @@ impl Samples {
         start..self.ends[i] as usize
     }
 
-    /// Adds a row at the end.
+    /// Appends a row.
     pub(crate) fn push(&mut self, row: u64, encoded: &Encoded, label: Option<u32>) {
         for (k, &m) in encoded.mask.iter().enumerate() {
             self.push_bit(self.ids.len() + k, m);
@@ -132,12 +131,12 @@ impl Samples {
         self.mask[at / 64] |= u64::from(m) << (at % 64);
     }
 
-    /// Replaces labels by what `of` makes of them.
+    /// Replaces each label `l` by `of(l)`.
     pub(crate) fn relabel(&mut self, of: impl Fn(u32) -> u32) {
         self.labels.iter_mut().for_each(|l| *l = of(*l));
     }
 
-    /// The rows for which `keep` says yes, by index.
+    /// The rows whose index `keep` accepts.
     pub(crate) fn select(&self, keep: impl Fn(usize) -> bool) -> Samples {
         let mut out = Samples::default();
         for i in (0..self.len()).filter(|&i| keep(i)) {
@@ -155,7 +154,7 @@ impl Samples {
         self.ends.shrink_to_fit();
     }
 
-    /// blake3, in hex, over everything that training sees of the rows; equal hashes mean equal training data.
+    /// The blake3 hash, in hex, of all row data that training uses; equal hashes mean equal training data.
     pub fn hash(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         let mut part = |name: &str, bytes: &[u8]| {
@@ -171,7 +170,7 @@ impl Samples {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// How many rows repeat an earlier one token for token.
+    /// Number of rows whose tokens and label equal those of an earlier row.
     pub fn duplicates(&self) -> u64 {
         let mut seen = std::collections::HashSet::with_capacity(self.len());
         let key = |s: Sample<'_>| {

@@ -1,11 +1,10 @@
-//! Chat templates: Jinja as transformers runs it, byte for byte, on minijinja.
+//! Chat templates: Jinja with byte-identical output to transformers, on minijinja.
 //!
-//! trim_blocks and lstrip_blocks on, loop controls, Python's methods and Python's way of printing values,
-//! `tojson` as `json.dumps(ensure_ascii=False)`, `raise_exception`, `strftime_now`. `{% generation %}` blocks are
-//! traced by two private-use characters that are put around them while rendering and cut out after it.
-//! A template runs `FUEL` instructions at most; its memory is bounded where rows are read (`data::bounded`).
-//! The exception: `strftime_now` is UTC, and one moment for the whole life of the template, so that rows
-//! do not change while they are read.
+//! trim_blocks and lstrip_blocks are on; loop controls, Python's methods and Python's output format are supported, as
+//! are `tojson` as `json.dumps(ensure_ascii=False)`, `raise_exception` and `strftime_now`. `{% generation %}` blocks
+//! are traced by two private-use characters that are inserted around them and removed after rendering. A template runs
+//! at most `FUEL` instructions; its memory is limited during reading (`data::bounded`). Exception: `strftime_now` is in
+//! UTC and constant for the lifetime of the template, so that rows do not change while they are read.
 
 mod python;
 mod time;
@@ -18,69 +17,69 @@ use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde_json::Value;
 use std::ops::Range;
 
-/// Instructions of one rendering. A conversation takes a few dozen per message. An instruction that copies a long text
-/// costs as little as any other: this bounds loops, not time.
+/// Maximum number of instructions per rendering. A conversation needs a few dozen per message. An instruction that
+/// copies a long text costs as little as any other, so this limits loops, not time.
 const FUEL: u64 = 50_000_000;
 
-/// Put before and after what a generation block renders; planes 15 and 16 have no characters of their own.
+/// Markers around the output of a generation block; planes 15 and 16 have no assigned characters.
 const OPEN: char = '\u{F0000}';
 const CLOSE: char = '\u{F0001}';
 const MAIN: &str = "chat_template";
 const TOOLS: &str = "tool_use";
 
-/// ChatML, for `--chat-template chatml` on models that have no template.
+/// ChatML, for `--chat-template chatml` with models that have no template.
 pub const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
 {% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}\
 {% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Name and text of each special token that the model's files name (`bos_token`, `eos_token` ...).
+/// Name and text of each special token in the model's files (`bos_token`, `eos_token` ...).
 #[derive(Debug, Clone, Default)]
 pub struct SpecialTokens(pub Vec<(String, String)>);
 
 impl SpecialTokens {
-    /// The text of one, by name.
+    /// The text of the special token `name`.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, t)| t.as_str())
     }
 }
 
-/// What stands at the end of a rendered conversation.
+/// The end of a rendered conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// The header of the assistant's next turn (`add_generation_prompt`).
     GenerationPrompt,
-    /// Nothing more than the last turn.
+    /// The last turn.
     Turn,
 }
 
 /// A conversation as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
-    /// What the template put out.
+    /// The output of the template.
     pub text: String,
-    /// Byte ranges of its generation blocks, in order; None if the template has none at all.
+    /// Byte ranges of the generation blocks, in order; None if the template has no generation blocks.
     pub generation: Option<Vec<Range<usize>>>,
 }
 
 /// A compiled chat template.
 pub struct ChatTemplate {
-    /// A template that does not compile says so when it is used.
+    /// The compiled templates, or the compile error, which is reported on first use.
     env: Result<Environment<'static>, String>,
     specials: SpecialTokens,
-    /// Whether the template, and the one for tools, has generation blocks.
+    /// Whether the main template has generation blocks; `tools_trace` is the same for the tools template.
     traces: bool,
     tools_trace: bool,
     source: String,
 }
 
 impl ChatTemplate {
-    /// Compiles; `with_tools` is used in place of `source` for conversations that carry tools.
+    /// Compiles a template; `with_tools` replaces `source` for conversations with tools.
     pub fn new(source: &str, with_tools: Option<&str>, specials: SpecialTokens) -> Self {
         Self::at(time::now(), source, with_tools, specials)
     }
 
-    /// As `new`, with the moment that `strftime_now` shows (seconds since 1970, UTC).
+    /// Same as `new`, with the time for `strftime_now` (seconds since 1970, UTC).
     pub fn at(now: i64, source: &str, with_tools: Option<&str>, specials: SpecialTokens) -> Self {
         let (main, traces) = trace_generation(source);
         let (tools, tools_trace) = with_tools.map(trace_generation).unzip();
@@ -100,17 +99,17 @@ impl ChatTemplate {
         }
     }
 
-    /// An error where the template does not compile.
+    /// Returns the compile error, if any.
     pub fn check(&self) -> Result<(), DataError> {
         self.env.as_ref().map(|_| ()).map_err(|e| DataError::Template(e.clone()))
     }
 
-    /// The template as it was given.
+    /// The source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The text of a conversation: a list of {role, content, ...}, and tools where there are some.
+    /// The text of a conversation: a list of {role, content, ...}, and tools if there are any.
     pub fn render(
         &self,
         messages: &Value,
@@ -120,7 +119,7 @@ impl ChatTemplate {
         Ok(self.render_traced(messages, tools, ending)?.text)
     }
 
-    /// The text, and where in it the generation blocks are.
+    /// The text of a conversation, with the byte ranges of its generation blocks.
     pub fn render_traced(
         &self,
         messages: &Value,
@@ -136,7 +135,7 @@ impl ChatTemplate {
         context.push(("tools", tools.map_or_else(|| Jinja::from(()), python::from_json)));
         context.push(("documents", Jinja::from(())));
         context.push(("add_generation_prompt", Jinja::from(ending == Ending::GenerationPrompt)));
-        // The library panics where a template reverses an empty list.
+        // minijinja panics if a template reverses an empty list.
         let rendered = caught(|| template.render(Jinja::from_pairs(context)));
         let rendered = rendered.map_err(|panic| DataError::Template(without_place(&panic).to_owned()))?;
         let text = rendered.map_err(|e| DataError::Template(flat(&e)))?;
@@ -165,7 +164,7 @@ fn environment(now: i64) -> Result<Environment<'static>, String> {
     Ok(env)
 }
 
-/// One line for an error and its causes.
+/// An error and its causes in one line.
 fn flat(error: &minijinja::Error) -> String {
     let line = error.line().map_or(String::new(), |l| format!(" (line {l} of the template)"));
     match error.detail() {
@@ -180,8 +179,8 @@ fn flat(error: &minijinja::Error) -> String {
     }
 }
 
-/// Rewrites generation blocks into blocks that minijinja knows, keeping each tag's whitespace marks:
-/// `with`, because like the original it opens a scope, and because block tags trim alike.
+/// Replaces generation blocks by blocks that minijinja has, and keeps the whitespace marks of each tag. The replacement
+/// is `with`, which also opens a scope; white space is trimmed alike for all block tags.
 fn trace_generation(source: &str) -> (String, bool) {
     let (mut out, mut rest, mut any) = (String::with_capacity(source.len()), source, false);
     while let Some(start) = rest.find("{%") {
@@ -207,7 +206,7 @@ fn trace_generation(source: &str) -> (String, bool) {
     (out, any)
 }
 
-/// Takes the marks out of a text and says where they stood.
+/// Removes the markers from a text and returns their positions as spans.
 fn cut_out(marked: &str) -> Rendered {
     let mut text = String::with_capacity(marked.len());
     let mut spans = Vec::new();

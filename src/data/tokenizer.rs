@@ -1,48 +1,48 @@
-//! `tokenizer.json` alone decides the ids; the other files only name the special tokens and the template.
+//! Token ids depend on `tokenizer.json` alone; the other files only provide the special tokens and the template.
 //!
-//! So `add_bos_token` and its kin in tokenizer_config.json change nothing, as with transformers' fast tokenizers
-//! whose post-processor stands in tokenizer.json. Truncation and padding that tokenizer.json may carry are
-//! switched off: lengths are decided by --max-seq-len and by the plan.
+//! Options such as `add_bos_token` in tokenizer_config.json have no effect, as in transformers' fast tokenizers, whose
+//! post-processor is in tokenizer.json. Truncation and padding from tokenizer.json are disabled: --max-seq-len and the
+//! plan determine all lengths.
 //!
-//! A text much longer than --max-seq-len is tokenised as far as needed (`beginning`), so that its cost follows from
-//! what is kept of it.
+//! A text much longer than --max-seq-len is tokenised only as far as needed (`beginning`), so that its cost depends on
+//! the kept part.
 
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, SpecialTokens};
 use crate::numeric::caught::{caught, without_place};
 use serde_json::Value;
 
-/// Whether the tokenizer's own special tokens (its post-processor's, such as a BOS) go around the text.
+/// Whether the tokenizer adds its own special tokens (those of its post-processor, such as a BOS) to the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
-    /// As the post-processor says.
+    /// Adds the tokens of the post-processor.
     Add,
-    /// Text only; special tokens spelled out in the text are still recognised.
+    /// Adds no tokens; special tokens written in the text are still recognised.
     Omit,
 }
 
-/// A text's ids and, for each, the bytes of the text that it stands for.
+/// Token ids and the byte range of each token in the text.
 #[derive(Debug, Clone)]
 pub struct Encoded {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Byte ranges in the text, one for each id; empty for tokens that the tokenizer added.
+    /// Byte ranges in the text, one per id; empty for tokens that the tokenizer added.
     pub offsets: Vec<(usize, usize)>,
 }
 
-/// A tokenizer with what the model's other files say of it.
+/// A tokenizer with the special tokens and the template of its model.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     specials: SpecialTokens,
     template: Option<ChatTemplate>,
     vocab_size: usize,
-    /// The text of every token marked special, the named ones included.
+    /// The texts of all special tokens, including the named ones.
     special_tokens: Vec<String>,
 }
 
 impl Tokenizer {
-    /// Out of the texts of a model's tokenizer files; `chat_template` goes before the one in the config.
-    /// A template that does not compile is reported by its first use, so that rows without chats do not need it.
+    /// Creates a tokenizer from the texts of a model's tokenizer files; `chat_template` overrides the template in the
+    /// config. A template that does not compile is reported on first use, so that rows without chats do not need one.
     pub fn new(
         tokenizer_json: &str,
         tokenizer_config: Option<&Value>,
@@ -74,19 +74,19 @@ impl Tokenizer {
         Ok(answered(run)?.get_ids().to_vec())
     }
 
-    /// The ids of a text with their byte ranges in it.
+    /// The ids of a text with their byte ranges.
     pub fn encode_with_offsets(&self, text: &str, special: Special) -> Result<Encoded, DataError> {
         let encoding = answered(|| self.inner.encode(text, special == Special::Add))?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
-    /// As `encode`, for a text of which only the first `most` ids are kept. If the text has more than `most` ids, the
-    /// result has more than `most` too, and its first `most` are those of the whole text.
+    /// Same as `encode`, for a text of which only the first `most` ids are kept. A text with more than `most` ids gives
+    /// a result with more than `most` ids, the first `most` of which are those of the whole text.
     pub fn beginning(&self, text: &str, special: Special, most: usize) -> Result<Vec<u32>, DataError> {
         beginning(text, most, |text| self.encode(text, special), |ids| ids)
     }
 
-    /// As `beginning`, with byte ranges.
+    /// Same as `beginning`, with byte ranges.
     pub fn beginning_with_offsets(
         &self,
         text: &str,
@@ -96,71 +96,71 @@ impl Tokenizer {
         beginning(text, most, |text| self.encode_with_offsets(text, special), |e| &e.ids)
     }
 
-    /// The text of ids; bytes that are no whole character come out as U+FFFD.
+    /// Decodes ids to text; bytes that are not a complete character become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: Skip) -> Result<String, DataError> {
         self.inner.decode(ids, skip_special == Skip::Special).map_err(|e| DataError::Tokenizer(e.to_string()))
     }
 
-    /// Highest id + 1: what an embedding must have rows for.
+    /// Highest id + 1: the number of rows that an embedding needs.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The id of a token by its exact text.
+    /// The id of the token with this exact text.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The id that ends a text.
+    /// The id of the end-of-text token.
     pub fn eos_id(&self) -> Option<u32> {
         self.eos_token().and_then(|t| self.inner.token_to_id(t))
     }
 
-    /// The text of the token that begins a text.
+    /// The text of the beginning-of-text token.
     pub fn bos_token(&self) -> Option<&str> {
         self.specials.get("bos_token")
     }
 
-    /// The text of the token that ends a text.
+    /// The text of the end-of-text token.
     pub fn eos_token(&self) -> Option<&str> {
         self.specials.get("eos_token")
     }
 
-    /// The chat template, where there is one.
+    /// The chat template, if any.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
     }
 
-    /// Whether a text is exactly one of the tokens marked special.
+    /// Whether `token` is exactly one of the special tokens.
     pub fn is_special(&self, token: &str) -> bool {
         self.inner.get_added_vocabulary().is_special_token(token)
     }
 
-    /// Whether a text ends with one of the tokens marked special.
+    /// Whether `text` ends with one of the special tokens.
     pub fn ends_with_special(&self, text: &str) -> bool {
         self.special_tokens.iter().any(|t| text.ends_with(t.as_str()))
     }
 }
 
-/// A text is tokenised whole up to this many bytes, whatever is kept of it.
+/// A text up to this many bytes is tokenised as a whole.
 const WHOLE: usize = 1 << 16;
-/// A longer text must show its first tokens within this many bytes, or within `BYTES_A_TOKEN` for each of them.
+/// The first tokens of a longer text must be found within this many bytes, or within `BYTES_A_TOKEN` per token.
 const LARGEST: usize = 2 << 20;
-/// Bytes of text for each token that is kept: the first attempt.
+/// Bytes of text per kept token in the first attempt.
 const BYTES_A_TOKEN: usize = 8;
-/// Tokens between those that are kept and the cut.
+/// Minimum number of tokens between the kept ones and the cut.
 const MARGIN: usize = 64;
-/// Bytes by which the second cut is further on: a prime, so that no grouping of characters fits both cuts.
+/// Distance of the second cut in bytes: a prime, so that no grouping of characters is aligned with both cuts.
 const FURTHER: usize = 4099;
 
-/// The most bytes that are tokenised at once where `most` tokens are kept.
+/// Maximum number of bytes that are tokenised at once to keep `most` tokens.
 pub fn reach(most: usize) -> usize {
     most.saturating_mul(BYTES_A_TOKEN).max(LARGEST).saturating_add(FURTHER)
 }
 
-/// Tokenises the text up to a cut. What a tokenizer does near the end of a text (a word that is cut in two, trimmed white
-/// space, groups of digits counted from the right, a final special token) must not reach the tokens that are kept: there
-/// are at least `MARGIN` tokens between, and a second cut further on must give the same tokens; else the cuts move on.
+/// Tokenizes a text up to a cut. Effects at the end of a text (a split word, trimmed white space, groups of digits
+/// counted from the right, a final special token) must not change the kept tokens. Therefore at least `MARGIN` tokens
+/// follow the kept ones, and a second, later cut must give the same kept tokens; otherwise the cuts move further.
 fn beginning<T>(
     text: &str,
     most: usize,
@@ -189,7 +189,7 @@ fn beginning<T>(
     encode(text)
 }
 
-/// What the library says, errors and panics alike: its regular expressions panic when they give up.
+/// Runs a call of the library and returns errors and panics: its regular expressions panic at their limits.
 fn answered<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
     match caught(run) {
         Ok(result) => result.map_err(|e| DataError::Tokenizer(e.to_string())),
@@ -202,16 +202,17 @@ fn answered<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataErr
     }
 }
 
-/// Whether decoding shows special tokens.
+/// Whether decoding omits special tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skip {
-    /// Special tokens are left out of the text.
+    /// Omits special tokens.
     Special,
-    /// Everything is shown.
+    /// Omits no tokens.
     Nothing,
 }
 
-/// tokenizer_config.json first, special_tokens_map.json for what it does not name; a token is a string or {content}.
+/// The special tokens of tokenizer_config.json, completed from special_tokens_map.json; a token is a string or
+/// {content}.
 fn special_tokens(config: Option<&Value>, map: Option<&Value>) -> SpecialTokens {
     let names = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
     let text = |v: &Value| v.as_str().or_else(|| v.get("content")?.as_str()).map(str::to_owned);
@@ -219,7 +220,7 @@ fn special_tokens(config: Option<&Value>, map: Option<&Value>) -> SpecialTokens 
     SpecialTokens(names.iter().filter_map(|&n| Some((n.to_owned(), find(n)?))).collect())
 }
 
-/// (template, template for rows with tools): a list in the config may hold both, under `default` and `tool_use`.
+/// (template, template for rows with tools): a list in the config may contain both, as `default` and `tool_use`.
 fn choose_template(config: Option<&Value>, given: Option<&str>) -> Option<(String, Option<String>)> {
     let in_config = config.and_then(|c| c.get("chat_template"));
     let named = |name: &str| {

@@ -1,6 +1,6 @@
-//! Nothing is ever seen half-written: a file or directory is made beside its place under a temporary name,
-//! brought to the disk, and renamed. Whatever goes wrong before the rename, the old one survives and the
-//! temporary is removed.
+//! No reader ever sees a partial file: a file or directory is written next to its destination under a temporary name,
+//! synced to disk, and renamed. If anything fails before the rename, the old file stays and the temporary one is
+//! removed.
 
 use super::error::FormatError;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Replaces `path` by `bytes`.
+/// Replaces the file `path` by `bytes`.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FormatError> {
     write_with(path, |out| out.write_all(bytes)).map_err(|error| match error {
         FormatError::DiskFull { path, .. } => FormatError::DiskFull { path, bytes: Some(bytes.len() as u64) },
@@ -16,7 +16,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FormatError> {
     })
 }
 
-/// Replaces `path` by what `fill` writes.
+/// Replaces the file `path` by the output of `fill`.
 pub fn write_with<E>(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write) -> Result<(), E>,
@@ -41,11 +41,11 @@ where
     sync_dir(&parent)
 }
 
-/// What a writer may fail with: the system's word, or a finished error.
+/// The error of a writer: an I/O error, or a complete [`FormatError`].
 pub enum WriteFault {
-    /// From the file itself.
+    /// An error of the file itself.
     Io(io::Error),
-    /// From what produces the bytes.
+    /// An error of the source of the bytes.
     Format(FormatError),
 }
 
@@ -70,8 +70,8 @@ impl WriteFault {
     }
 }
 
-/// Replaces `path` by the file that `fill` makes at the temporary path that it is given, once `fill` has found
-/// it good. The caller's error type travels through.
+/// Replaces `path` by a file that `fill` writes to the given temporary path and checks. The error type of the caller is
+/// passed through.
 pub fn write_checked<T, E: From<FormatError>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<T, E>,
@@ -92,8 +92,8 @@ pub fn write_checked<T, E: From<FormatError>>(
     Ok(value)
 }
 
-/// Makes the directory `path` out of what `fill` puts into the temporary directory that it is given, and
-/// replaces an older `path` as a whole. The caller's error type travels through.
+/// Creates the directory `path` from the files that `fill` writes to the given temporary directory, and replaces an
+/// older `path` as a whole. The error type of the caller is passed through.
 pub fn write_dir<T, E: From<FormatError>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<T, E>,
@@ -109,7 +109,7 @@ pub fn write_dir<T, E: From<FormatError>>(
     sync_tree(temporary.path())?;
     let made = temporary.keep();
     if let Err(error) = swap_in(&made, path) {
-        // Best effort: the error that matters is the first.
+        // The clean-up is best effort: the first error is the one to report.
         let _ = fs::remove_dir_all(&made);
         return Err(error.into());
     }
@@ -117,8 +117,8 @@ pub fn write_dir<T, E: From<FormatError>>(
     Ok(value)
 }
 
-/// Puts `made` in the place of `path`. A directory cannot be renamed over another that is not empty, so the
-/// old one steps aside first, and comes back if the rename fails.
+/// Moves `made` to `path`. A directory cannot be renamed over a non-empty one, so the old directory is moved aside
+/// first, and moved back if the rename fails.
 fn swap_in(made: &Path, path: &Path) -> Result<(), FormatError> {
     let fail = |cause| FormatError::io(path, cause);
     mode_for_all(made).map_err(fail)?;
@@ -137,8 +137,8 @@ fn swap_in(made: &Path, path: &Path) -> Result<(), FormatError> {
     gone.map_err(|cause| FormatError::io(&aside, cause))
 }
 
-/// Removes what interrupted writes left beside `path`: temporaries, and a directory that had stepped aside.
-/// An older `path` that stepped aside and was never replaced comes back.
+/// Removes temporary files and replaced directories that interrupted writes left next to `path`. An older `path` that
+/// was moved aside and not replaced is restored.
 pub fn recover(path: &Path) -> Result<(), FormatError> {
     let parent = parent_of(path);
     let prefix = hidden(path);
@@ -162,7 +162,8 @@ fn is_ours(name: &std::ffi::OsStr, prefix: &OsString) -> bool {
     name.starts_with(&*prefix) && (name.ends_with(".tmp") || name.ends_with(".tmp.old"))
 }
 
-/// `.name.` : hidden, beside its place, and told apart from every other name by what follows.
+/// The prefix `.name.` of temporary names: hidden, in the same directory, and distinct from all other names by its
+/// suffix.
 fn hidden(path: &Path) -> OsString {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -177,7 +178,7 @@ fn parent_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Brings every file and directory below `dir`, and itself, to the disk.
+/// Syncs `dir` and all files and directories below it to disk.
 fn sync_tree(dir: &Path) -> Result<(), FormatError> {
     for entry in fs::read_dir(dir).map_err(|e| FormatError::io(dir, e))? {
         let path = entry.map_err(|e| FormatError::io(dir, e))?.path();
@@ -191,14 +192,14 @@ fn sync_tree(dir: &Path) -> Result<(), FormatError> {
 }
 
 fn sync_dir(dir: &Path) -> Result<(), FormatError> {
-    // Windows cannot open a directory as a file; its rename is durable by itself.
+    // Windows cannot open a directory as a file; a rename is durable there.
     if cfg!(unix) {
         File::open(dir).and_then(|f| f.sync_all()).map_err(|e| FormatError::io(dir, e))?;
     }
     Ok(())
 }
 
-/// Temporaries are made for their owner alone; what stays has the permissions of any other output.
+/// Sets the permissions of an ordinary output; temporary files are readable by their owner only.
 #[cfg(unix)]
 fn open_to_others(file: &File) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;

@@ -1,7 +1,7 @@
-//! Checkpoints that bitsandbytes has quantised to NF4: a matrix `X` is codes (`X`), magnitudes (`X.absmax`) and what
-//! belongs to them (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and where the magnitudes were quantised once more
-//! `X.nested_absmax` and `X.nested_quant_map`). They become blocks of ours, magnitude and codes together; magnitudes
-//! become f32 with bitsandbytes' own order of operations.
+//! Checkpoints that bitsandbytes has quantised to NF4: a matrix `X` consists of codes (`X`), magnitudes (`X.absmax`)
+//! and further tensors (`X.quant_map`, `X.quant_state.bitsandbytes__nf4`, and for nested quantisation `X.nested_absmax`
+//! and `X.nested_quant_map`). Reading converts them to [`Block::NF4`], which has magnitude and codes together;
+//! magnitudes become f32 in the order of operations of bitsandbytes.
 
 use super::safetensors::Sharded;
 use crate::numeric::block::{Block, Blocks, Encoding, NF4_LEVELS};
@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
-/// What belongs to a matrix.
+/// Suffixes of the further tensors of a matrix.
 const BESIDE: [&str; 5] = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE];
 
 /// The JSON in a state tensor.
@@ -24,10 +24,10 @@ struct State {
     nested_offset: Option<f64>,
 }
 
-/// The weights of such a checkpoint.
+/// The weights of a quantised checkpoint.
 pub(super) struct Quantised(pub Sharded);
 
-/// Names of quantised matrices, without what belongs to them.
+/// Whether a tensor is a matrix, not one of the further tensors of a matrix.
 fn plain_name(name: &str) -> bool {
     !BESIDE.iter().any(|suffix| name.ends_with(suffix))
 }
@@ -43,7 +43,7 @@ impl Quantised {
         }
     }
 
-    /// f32 numbers of a tensor beside a matrix.
+    /// The f32 values of a further tensor of a matrix.
     fn floats(&self, name: &str, suffix: &str, count: usize) -> Result<Vec<f32>, String> {
         let full = format!("{name}{suffix}");
         let tensor = self.0.tensor(&full)?.ok_or_else(|| format!("{full} is missing: download it again"))?;
@@ -56,7 +56,7 @@ impl Quantised {
         }
     }
 
-    /// Largest magnitudes of `count` blocks.
+    /// The largest magnitudes of `count` blocks.
     fn absmax(&self, name: &str, state: &State, count: usize) -> Result<Vec<f32>, String> {
         let (Some(size), Some(offset)) = (state.nested_blocksize.filter(|&s| s > 0), state.nested_offset)
         else {

@@ -1,4 +1,4 @@
-//! A Hugging Face model directory: what is in it, and by name what cannot be used and what to do instead.
+//! A Hugging Face model directory: its contents, and errors that name unusable files and an alternative.
 
 use super::bitsandbytes::Quantised;
 use super::error::FormatError;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Opens the directory `dir`.
+/// Opens the model directory `dir`.
 pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     if holds(dir)? == Holds::NoWeights {
         let way = "download the model's weights into this folder";
@@ -27,8 +27,8 @@ pub(super) fn open(dir: &Path) -> Result<ModelFiles, FormatError> {
     with_weights(dir, config, tensors, kind)
 }
 
-/// config.json of a directory that has everything but the weights, as [`with_weights`] takes it, and whether the weights
-/// are in NF4. `None` if the directory has weights, or holds no model.
+/// The config.json of a directory that has everything except the weights, for [`with_weights`], and whether the weights
+/// are NF4. `None` if the directory has weights, or is not a model.
 pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError> {
     match holds(dir) {
         Ok(Holds::NoWeights) if dir.join("config.json").is_file() => config_and_method(dir).map(Some),
@@ -36,14 +36,14 @@ pub fn without_weights(dir: &Path) -> Result<Option<(Value, bool)>, FormatError>
     }
 }
 
-/// config.json without what it says of the weights' quantisation, and whether they are in NF4.
+/// The config.json without its quantisation, and whether the weights are NF4.
 fn config_and_method(dir: &Path) -> Result<(Value, bool), FormatError> {
     let mut config = check_config(dir)?;
     let quantised = config.as_object_mut().and_then(|c| c.shift_remove("quantization_config"));
     Ok((config, quantised.is_some_and(|q| !q.is_null())))
 }
 
-/// A model of the directory's files and `tensors`, which are called `kind`.
+/// A model with the directory's files and `tensors`; `kind` is the name of their encoding.
 pub fn with_weights(
     dir: &Path,
     config: Value,
@@ -59,7 +59,7 @@ pub fn with_weights(
     Ok(ModelFiles { config, tensors, tokenizer, generation, base_id, revision, kind })
 }
 
-/// config.json, unless its weights are quantised in a way that is not read.
+/// The config.json; an error if the weights have an unsupported quantisation.
 pub(super) fn check_config(dir: &Path) -> Result<Value, FormatError> {
     let config = json(&dir.join("config.json"))?.ok_or_else(|| {
         let way = "download it from the model's page into this folder";
@@ -69,16 +69,16 @@ pub(super) fn check_config(dir: &Path) -> Result<Value, FormatError> {
     Ok(config)
 }
 
-/// What a model's directory holds.
+/// Contents of a model directory.
 #[derive(PartialEq, Eq)]
 enum Holds {
     /// Weights in safetensors.
     Weights,
-    /// Something of a model, but not its weights.
+    /// Files of a model, but not its weights.
     NoWeights,
 }
 
-/// Looks at names alone; refuses directories that hold something else than safetensors weights.
+/// Checks file names only; rejects directories with weights other than safetensors.
 fn holds(dir: &Path) -> Result<Holds, FormatError> {
     let names: Vec<String> = std::fs::read_dir(dir)
         .map_err(|e| FormatError::io(dir, e))?
@@ -106,7 +106,7 @@ fn holds(dir: &Path) -> Result<Holds, FormatError> {
     refuse("not a model directory", "it needs config.json, model.safetensors and tokenizer.json")
 }
 
-/// `quantization_config` of GPTQ, AWQ, FP8 and their like, and of bitsandbytes but for NF4.
+/// Rejects `quantization_config` of GPTQ, AWQ, FP8 and similar methods, and of bitsandbytes other than NF4.
 fn refuse_quantised(dir: &Path, config: &Value) -> Result<(), FormatError> {
     let quantised = &config["quantization_config"];
     if quantised.is_null() {
@@ -148,7 +148,8 @@ fn tokenizer(dir: &Path) -> Result<TokenizerFiles, FormatError> {
     Ok(TokenizerFiles { tokenizer_json, tokenizer_config, special_tokens_map, chat_template })
 }
 
-/// The key in tokenizer_config.json: a string, or a list of {name, template} of which `default` counts.
+/// The chat template in tokenizer_config.json: a string, or the entry `default` (else the first one) of a list of
+/// {name, template}.
 pub(super) fn template_of(tokenizer_config: &Value) -> Option<String> {
     match &tokenizer_config["chat_template"] {
         Value::String(template) => Some(template.clone()),
@@ -160,7 +161,7 @@ pub(super) fn template_of(tokenizer_config: &Value) -> Option<String> {
     }
 }
 
-/// The text of a file, None where there is none.
+/// The text of a file, or None if the file does not exist.
 pub(super) fn text(path: &Path) -> Result<Option<String>, FormatError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -169,7 +170,7 @@ pub(super) fn text(path: &Path) -> Result<Option<String>, FormatError> {
     }
 }
 
-/// The JSON object in a file, None where there is no file.
+/// The JSON object in a file, or None if the file does not exist.
 pub(super) fn json(path: &Path) -> Result<Option<Value>, FormatError> {
     let Some(text) = text(path)? else { return Ok(None) };
     let value: Value = serde_json::from_str(&text)
@@ -180,9 +181,9 @@ pub(super) fn json(path: &Path) -> Result<Option<Value>, FormatError> {
     Ok(Some(value))
 }
 
-/// Id and revision of a folder in the Hub's cache: `.../models--owner--name/snapshots/REVISION`.
+/// Id and revision of a path in the Hub's cache: `.../models--owner--name/snapshots/REVISION`.
 pub fn id_of_cache_path(path: &Path) -> Option<(String, Option<String>)> {
-    // A file there is a link into blobs/: only what it lies in may be followed.
+    // A file in a snapshot is a link into blobs/, so only its directory is resolved.
     let path = if path.is_dir() { path.canonicalize() } else { path.parent()?.canonicalize() }.ok()?;
     let parts: Vec<&str> = path.iter().filter_map(|p| p.to_str()).collect();
     let at = parts.iter().rposition(|p| p.starts_with("models--"))?;
@@ -194,7 +195,7 @@ pub fn id_of_cache_path(path: &Path) -> Option<(String, Option<String>)> {
     Some((id, revision))
 }
 
-/// Whether `text` is a Hub id (`owner/name`) and not a path that exists.
+/// Whether `text` is a Hub id (`owner/name`) and not an existing path.
 pub fn looks_like_id(text: &str) -> bool {
     let part = |p: &str| {
         let legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

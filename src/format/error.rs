@@ -1,57 +1,57 @@
-//! What can be wrong with a file. Every message is one line: what, where, what to do. Nothing carries a
-//! `source`, so that no printer repeats a cause.
+//! Errors of files. Each message is one line: what, where, what to do. No error has a `source`, so that no output
+//! repeats a cause.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A fault in, or on the way to, a file.
+/// An error of a file, or of its download.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    /// The system refused: missing, unreadable, not writable.
+    /// An error of the operating system: missing, unreadable, not writable.
     #[error("{}: {cause}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         cause: io::Error,
     },
-    /// No room left.
+    /// The disk is full.
     #[error("{}: disk full{}; free some space, or write to another disk", path.display(), wanted(*bytes))]
     DiskFull {
-        /// What was being written.
+        /// The file that was being written.
         path: PathBuf,
-        /// How many bytes it was to have, where that is known.
+        /// Its full size in bytes, if known.
         bytes: Option<u64>,
     },
-    /// The file is not what it says it is.
+    /// The file is invalid or damaged.
     #[error("{}: {what}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         what: String,
     },
-    /// One tensor of a file is wrong.
+    /// A tensor in the file is invalid.
     #[error("{}: tensor '{tensor}': {what}", path.display())]
     Tensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its name in the file.
+        /// Name of the tensor in the file.
         tensor: String,
-        /// What is wrong with it.
+        /// What is wrong.
         what: String,
     },
-    /// Well formed, but not something that can be used here: a configuration error (exit code 78).
+    /// The file is valid but not supported: a configuration error (exit code 78).
     #[error("{}: {what}; {way_out}", path.display())]
     Unsupported {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it is.
+        /// What is not supported.
         what: String,
         /// What to do instead.
         way_out: String,
     },
-    /// The Hub refused, or is out of reach.
+    /// The Hub rejected the request, or is unreachable.
     #[error("{id}: {what}; {way_out}")]
     Hub {
         /// `owner/name`.
@@ -60,7 +60,7 @@ pub enum FormatError {
         what: String,
         /// What to do.
         way_out: String,
-        /// True where asking again cannot help: a wrong name or revision, a licence not accepted.
+        /// True if a retry cannot help: a wrong name or revision, a licence that was not accepted.
         permanent: bool,
     },
 }
@@ -70,12 +70,12 @@ fn wanted(bytes: Option<u64>) -> String {
 }
 
 impl FormatError {
-    /// True where the exit code is 78 (bad configuration, do not retry) and not 1.
+    /// True if the exit code is 78 (invalid configuration, do not retry), otherwise 1.
     pub fn is_configuration(&self) -> bool {
         matches!(self, FormatError::Unsupported { .. } | FormatError::Hub { permanent: true, .. })
     }
 
-    /// What the system said about `path`; a full disk is told apart.
+    /// The error for an I/O error at `path`; a full disk is a separate variant.
     pub fn io(path: &Path, cause: io::Error) -> Self {
         match cause.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

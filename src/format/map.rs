@@ -1,9 +1,9 @@
-//! A file mapped into memory, read-only: the only `unsafe` of this floor.
+//! A read-only memory map of a file: the only `unsafe` code of this floor.
 //!
-//! Weights are mapped, because reading them would double the memory. The system does not promise that a mapped file
-//! stays as it is. Where another program cuts it short, the next look at the missing part is a bus error: a handler
-//! says which file it was and ends the process with code 1. A file that is changed in place is not detected:
-//! the numbers are then those of the new bytes. (This program, and others, write beside a file and rename.)
+//! Weights are mapped because reading them would double the memory. The operating system does not guarantee that a
+//! mapped file stays unchanged. If another program truncates the file, an access to the missing part is a bus error: a
+//! handler prints the name of the file and ends the process with exit code 1. A change in place is not detected: the
+//! values are then those of the new bytes. (This program, like others, writes a new file and renames it.)
 
 use super::error::FormatError;
 use std::fs::File;
@@ -17,13 +17,13 @@ pub struct Map(Option<Mapped>);
 
 #[derive(Debug)]
 struct Mapped {
-    // Dropped before `map`: once that is unmapped, its addresses may be another file's.
+    // Must be dropped before `map`: after unmapping, another file may use the addresses.
     _watched: fault::Watched,
     map: memmap2::Mmap,
 }
 
 impl Map {
-    /// Maps `path`; an error where it is missing, unreadable or a directory.
+    /// Maps `path`; an error if it is missing, unreadable or a directory.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         let fail = |cause| FormatError::io(path, cause);
         let file = File::open(path).map_err(fail)?;
@@ -34,8 +34,8 @@ impl Map {
         if about.len() == 0 {
             return Ok(Map(None));
         }
-        // SAFETY: the map is read-only and private to this process; see the head of this file for what
-        // happens to it when another program cuts the file short.
+        // SAFETY: the map is read-only and private to this process; the top of this file describes the effect of
+        // another program that truncates the file.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
         let watched = fault::watch(&map, path);
         Ok(Map(Some(Mapped { map, _watched: watched })))
@@ -56,27 +56,27 @@ impl AsRef<[u8]> for Map {
     }
 }
 
-/// Bus errors in mapped files.
+/// Handling of bus errors in mapped files.
 #[cfg(unix)]
 mod fault {
     use std::path::Path;
     use std::sync::Once;
     use std::sync::atomic::{AtomicPtr, Ordering};
 
-    /// Files that are watched at once; more stay mapped, and their bus error has no name.
+    /// Maximum number of watched files; a bus error in any further mapped file has no name.
     const MOST: usize = 256;
 
-    /// A mapped file, as the handler needs it: nothing to allocate, lock or free.
+    /// A mapped file, for the signal handler: no allocation, lock or deallocation is needed.
     struct Entry {
         start: usize,
         length: usize,
         line: Vec<u8>,
     }
 
-    /// The handler reads these; an entry is never freed, because the handler of another thread may be reading it.
+    /// Read by the signal handler. An entry is never freed, because the handler of another thread may be reading it.
     static MAPPED: [AtomicPtr<Entry>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
 
-    /// Ends the watch when it is dropped.
+    /// Ends the watch when dropped.
     #[derive(Debug)]
     pub struct Watched(Option<usize>);
 
@@ -106,8 +106,8 @@ mod fault {
     }
 
     fn install() {
-        // SAFETY: the structure is plain data, all zeroes is a value of it, and the handler has the signature that
-        // SA_SIGINFO asks for.
+        // SAFETY: the structure is plain data, all zeros is a valid value, and the handler has the signature that
+        // SA_SIGINFO requires.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
@@ -117,9 +117,9 @@ mod fault {
         }
     }
 
-    /// Only calls that a signal handler may make: atomics, write, _exit, sigaction.
+    /// Makes only async-signal-safe calls: atomics, write, _exit, sigaction.
     extern "C" fn on_bus_error(_: libc::c_int, about: *mut libc::siginfo_t, _: *mut libc::c_void) {
-        // SAFETY: the system passes a valid siginfo_t; entries are never freed, and hold their line whole.
+        // SAFETY: the system passes a valid siginfo_t; entries are never freed and contain a complete line.
         unsafe {
             let at = (*about).si_addr() as usize;
             for slot in &MAPPED {
@@ -129,7 +129,7 @@ mod fault {
                     libc::_exit(1);
                 }
             }
-            // Another fault: the system's own answer, when the instruction is tried again.
+            // For any other bus error the default action applies when the instruction is repeated.
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = libc::SIG_DFL;
             libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
@@ -137,7 +137,7 @@ mod fault {
     }
 }
 
-/// A mapped file cannot be cut short on Windows.
+/// Windows does not allow truncation of a mapped file.
 #[cfg(not(unix))]
 mod fault {
     use std::path::Path;
@@ -155,11 +155,11 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    const NAME: &str = "format::map::tests::a_map_that_was_cut_short_ends_with_a_line";
+    const NAME: &str = "format::map::tests::truncated_map_ends_the_process_with_one_line";
 
-    /// The test starts itself, because its other half ends by a signal handler.
+    /// The test starts itself as a child process, because the other half ends in a signal handler.
     #[test]
-    fn a_map_that_was_cut_short_ends_with_a_line() {
+    fn truncated_map_ends_the_process_with_one_line() {
         let path = std::env::temp_dir().join(format!("map-cut-short-{}", std::process::id()));
         if let Some(path) = std::env::var_os("FINETUNE_TEST_CUT_SHORT") {
             let map = Map::open(Path::new(&path)).unwrap();

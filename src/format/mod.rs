@@ -1,7 +1,7 @@
-//! Floor 1: files. safetensors, GGUF, PEFT adapters, hub downloads, atomic writes.
+//! Floor 1: files. safetensors, GGUF, PEFT adapters, Hub downloads, atomic writes.
 //!
-//! What is opened is not believed: sizes are checked against the file before anything is allocated or
-//! borrowed, and what cannot be used is refused by name before anything heavy happens.
+//! File contents are not trusted: sizes are checked against the file before anything is allocated or borrowed, and
+//! unsupported files are rejected by name before any expensive work.
 
 pub mod atomic;
 mod bitsandbytes;
@@ -23,26 +23,26 @@ use std::path::Path;
 
 /// A base model on disk, opened but not read: a Hugging Face directory or a GGUF file.
 pub struct ModelFiles {
-    /// config.json, or one of the same shape made out of a GGUF's metadata.
+    /// config.json, or an equivalent object made from the metadata of a GGUF.
     pub config: Value,
-    /// Weights under Hugging Face names; q/k of a GGUF are un-permuted.
+    /// Weights with Hugging Face names; q and k of a GGUF are in Hugging Face row order.
     pub tensors: Box<dyn Tensors>,
-    /// Everything about tokens.
+    /// The tokenizer's files.
     pub tokenizer: TokenizerFiles,
-    /// generation_config.json, where there is one.
+    /// generation_config.json, if it exists.
     pub generation: Option<Value>,
-    /// What an adapter's config should name as its base: a Hub id, where one is known.
+    /// The base for an adapter's config: a Hub id, if known.
     pub base_id: Option<String>,
-    /// The commit, where it is known.
+    /// The commit, if known.
     pub revision: Option<String>,
-    /// `bf16 safetensors`, `gguf Q4_1`: for cards and `inspect`.
+    /// Name of the encoding for cards and `inspect`: `bf16 safetensors`, `gguf Q4_1`.
     pub kind: String,
 }
 
-/// The tokenizer's files, as text, wherever they came from.
+/// The tokenizer's files as text, from any source.
 #[derive(Debug, Clone, Default)]
 pub struct TokenizerFiles {
-    /// tokenizer.json, whole.
+    /// The complete tokenizer.json.
     pub tokenizer_json: String,
     /// tokenizer_config.json.
     pub tokenizer_config: Option<Value>,

@@ -1,12 +1,12 @@
-//! Weights rounded to bf16 on their way in (half to even): what a bf16 checkpoint of the same model holds, and
-//! what a GGUF must be compared as with a reference that was made from one.
+//! Weights rounded to bf16 when read (half to even): the values of a bf16 checkpoint of the same model. A GGUF is
+//! compared in this form with a reference made from such a checkpoint.
 
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
 use std::borrow::Cow;
 use std::path::Path;
 
-/// The tensors of another source, as bf16.
+/// The tensors of another source, rounded to bf16.
 pub struct Bf16(pub Box<dyn Tensors>);
 
 impl Tensors for Bf16 {

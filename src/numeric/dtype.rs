@@ -1,20 +1,20 @@
-//! How bytes encode numbers.
+//! Encodings of numbers as bytes.
 
 use std::borrow::Cow;
 
 /// An element type, little endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dtype {
-    /// IEEE single precision.
+    /// IEEE f32.
     F32,
-    /// IEEE half precision.
+    /// IEEE f16.
     F16,
     /// bfloat16.
     Bf16,
 }
 
 impl Dtype {
-    /// Bytes per number.
+    /// Number of bytes per number.
     pub fn size(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -22,7 +22,7 @@ impl Dtype {
         }
     }
 
-    /// Every number, widened to f32; `bytes` need not be aligned.
+    /// All numbers, widened to f32; `bytes` need not be aligned.
     pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
         match self {
             Dtype::F32 => {
@@ -37,7 +37,7 @@ impl Dtype {
         }
     }
 
-    /// Whether these numbers are all bf16 numbers, so that two bytes of each are enough.
+    /// Whether all numbers can be represented as bf16.
     pub fn halves(self, bytes: &[u8]) -> bool {
         match self {
             Dtype::F32 => bytes.chunks_exact(4).all(|b| b[0] == 0 && b[1] == 0),
@@ -46,7 +46,7 @@ impl Dtype {
         }
     }
 
-    /// As [`Dtype::narrow`], but without a copy where the numbers lie in memory as their bytes lie in files.
+    /// Same as [`Dtype::narrow`], without a copy if memory and file have the same byte order and type.
     pub fn bytes_of(self, values: &[f32]) -> Cow<'_, [u8]> {
         match self {
             Dtype::F32 if cfg!(target_endian = "little") => Cow::Borrowed(bytemuck::cast_slice(values)),
@@ -54,7 +54,7 @@ impl Dtype {
         }
     }
 
-    /// The reverse: little endian, rounded half to even.
+    /// Narrows f32 values to this type: little endian, rounded half to even.
     pub fn narrow(self, values: &[f32]) -> Vec<u8> {
         match self {
             Dtype::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),

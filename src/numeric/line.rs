@@ -1,14 +1,13 @@
-//! A line through measured points by least squares: what something takes is a fixed part and a part for each unit.
-//! Points are kept as five sums, so that those of any two measurements add up to those of both, and a stream of
-//! them needs no memory. A fixed part below zero, or units that cost nothing, cannot be: then the line goes through
-//! the origin.
+//! A least-squares line through measured points: a cost is a fixed part plus a part per unit. Points are stored as five
+//! sums, so that the points of two measurements can be added, and a stream of points needs no memory. A negative fixed
+//! part and a cost per unit of zero or less are implausible: the line then goes through the origin.
 
 use serde::{Deserialize, Serialize};
 
-/// Points (x, y) as sums, all of weight one unless they were faded.
+/// Points (x, y) as sums; each point has weight one unless it was faded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Points {
-    /// How many.
+    /// Number of points.
     pub n: f64,
     /// Sum of x.
     pub x: f64,
@@ -20,31 +19,31 @@ pub struct Points {
     pub xy: f64,
 }
 
-/// y = fixed + each * x.
+/// The line y = fixed + each * x.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// What it takes besides.
+    /// Fixed cost.
     pub fixed: f64,
-    /// What one unit takes.
+    /// Cost per unit.
     pub each: f64,
 }
 
 impl Points {
-    /// One more. What is not finite, or not above zero, was not measured.
+    /// Adds a point. A value that is not finite or not positive is not a measurement and is ignored.
     pub fn add(&mut self, x: f64, y: f64) {
         if x > 0.0 && y > 0.0 && x.is_finite() && y.is_finite() {
             self.join(&Points { n: 1.0, x, y, xx: x * x, xy: x * y });
         }
     }
 
-    /// What it takes where there is nothing at all: a point at x = 0, which [`Points::add`] would not have.
+    /// Adds a point at x = 0, which is the cost without any unit; [`Points::add`] ignores such a point.
     pub fn rest(&mut self, y: f64) {
         if y > 0.0 && y.is_finite() {
             self.join(&Points { n: 1.0, y, ..Points::default() });
         }
     }
 
-    /// All of another's.
+    /// Adds all points of `other`.
     pub fn join(&mut self, other: &Points) {
         self.n += other.n;
         self.x += other.x;
@@ -53,13 +52,13 @@ impl Points {
         self.xy += other.xy;
     }
 
-    /// The same, with no more weight than `n` points have: what is old gives way to what is new.
+    /// The same points with a total weight of at most `n`, so that new points outweigh old ones.
     pub fn faded(&self, n: f64) -> Points {
         let by = if self.n > n { n / self.n } else { 1.0 };
         Points { n: self.n * by, x: self.x * by, y: self.y * by, xx: self.xx * by, xy: self.xy * by }
     }
 
-    /// The same, had everything taken that many times as long.
+    /// The same points with all costs multiplied by `factor`.
     pub fn slower(&self, factor: f64) -> Points {
         Points { y: self.y * factor, xy: self.xy * factor, ..*self }
     }
@@ -72,7 +71,7 @@ impl Points {
             return None;
         }
         let spread = n * xx - x * x;
-        // Points of one size, as far as rounding goes, say nothing of a fixed part.
+        // Points of a single size, up to rounding, do not determine a fixed part.
         if spread > 1e-9 * n * xx {
             let each = (n * xy - x * y) / spread;
             let fixed = (y - each * x) / n;
@@ -85,12 +84,12 @@ impl Points {
 }
 
 impl Line {
-    /// At x.
+    /// The cost at x.
     pub fn at(&self, x: f64) -> f64 {
         self.fixed + self.each * x
     }
 
-    /// The same line of something that many times as large.
+    /// The line with both costs multiplied by `factor`.
     pub fn times(&self, factor: f64) -> Line {
         Line { fixed: self.fixed * factor, each: self.each * factor }
     }
@@ -109,20 +108,20 @@ mod tests {
     }
 
     #[test]
-    fn least_squares() {
+    fn line_is_the_least_squares_line() {
         check(&[(1.0, 5.0), (2.0, 7.0), (5.0, 13.0)], 3.0, 2.0);
         // By hand: means 2 and 4; slope (1 * 1 + 1 * 2) / 2 = 1.5, and 4 - 3 = 1.
         check(&[(1.0, 3.0), (2.0, 3.0), (3.0, 6.0)], 1.0, 1.5);
-        // The line of these has a negative fixed part.
+        // The least-squares line has a negative fixed part.
         check(&[(1.0, 1.0), (3.0, 5.0)], 0.0, 1.5);
-        // And of these, units that cost less than nothing.
+        // The least-squares line has a negative slope.
         check(&[(1.0, 5.0), (2.0, 4.0)], 0.0, 3.0);
         check(&[(4.0, 8.0)], 0.0, 2.0);
         check(&[(4.0, 8.0), (4.0, 10.0)], 0.0, 2.25);
     }
 
     #[test]
-    fn a_point_at_rest_is_the_fixed_part_of_one_other() {
+    fn point_at_zero_determines_the_fixed_part() {
         let mut sums = Points::default();
         sums.rest(7.0);
         assert_eq!(sums.line(), None, "nothing moved yet");
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_point() {
+    fn invalid_measurements_are_ignored() {
         let mut sums = Points::default();
         for (x, y) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0)] {
             sums.add(x, y);
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_gives_way_to_the_new() {
+    fn new_points_outweigh_faded_points() {
         let of = |y: f64, n: usize| {
             let mut sums = Points::default();
             (0..n).for_each(|i| sums.add((1 + i % 4) as f64, y * (1 + i % 4) as f64));

@@ -1,4 +1,4 @@
-//! Floor 0: numbers. Nothing here knows of tokens, files or devices.
+//! Floor 0: numbers. This folder has no tokens, files or devices.
 
 pub mod allocator;
 pub mod block;
@@ -11,7 +11,7 @@ pub mod rng;
 pub mod say;
 pub mod tensor;
 
-/// The revision of everything that decides the bits of a result: kernels, orders of summation, rounding, random
-/// numbers. A change that moves a bit of a golden case raises it (docs/numerics.md); the members of a run, and what
-/// resumes it, must have the same one.
+/// Revision of the numerics: everything that determines the bits of a result, such as kernels, orders of summation,
+/// rounding and random numbers. A change of any bit in a golden case increases it (docs/numerics.md); all members of a
+/// run, and a run that resumes it, must have the same revision.
 pub const REVISION: u32 = 1;

@@ -1,48 +1,49 @@
-//! Lossless packing of fixed-point sums: 64 values at a time, each in the bits that the widest of them needs.
+//! Lossless packing of fixed-point sums: blocks of 64 values, each value with the number of bits that the widest one
+//! needs.
 //!
-//! Packed values are one width byte per block, then the blocks. A block of width w is w little-endian u64 words,
-//! in which value i is bits i*w .. (i+1)*w, as an unsigned number that is 2^(w-1) too large. A last block that is
-//! not full is filled up with zeros. Width 0 is a block of zeros.
+//! Packed values are one width byte per block, followed by the blocks. A block of width w is w little-endian u64 words;
+//! value i is bits i*w .. (i+1)*w, as an unsigned number with 2^(w-1) added. An incomplete last block is padded with
+//! zeros. Width 0 is a block of zeros.
 //!
-//! Reading believes nothing: widths, length, range and filling are checked before the first value is touched,
-//! so an addition happens wholly or not at all, and nothing is allocated for what the bytes say. All arithmetic
-//! wraps: whatever was added can be subtracted exactly, even from a total that had left its range.
+//! The input is not trusted: widths, length, range and padding are checked before the first value is read, so that an
+//! addition happens completely or not at all, and the input does not control any allocation. All arithmetic wraps: an
+//! added value can be subtracted exactly, even from a total that left its range.
 //!
-//! One function per width, unrolled, so that every shift is a constant: that is at memory speed without vector
-//! instructions, which the oldest x86-64 hardly has for 64-bit numbers.
+//! There is one function per width, unrolled, so that every shift is a constant: this reaches memory speed without
+//! vector instructions, of which the oldest x86-64 has few for 64-bit numbers.
 
 /// Values per block.
 const BLOCK: usize = 64;
 
 type Block = [i64; BLOCK];
 
-/// Bytes that are not the packing of the values that were expected.
+/// The bytes are not a packing of the expected values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
     /// A width byte above 64.
     #[error("block {block} of a packed sum says a width of {width} bits")]
     Width {
-        /// Its position.
+        /// Index of the block.
         block: usize,
-        /// What it says.
+        /// The width byte.
         width: u8,
     },
     /// Bytes are missing or left over.
     #[error("a packed sum has {got} bytes instead of {want}")]
     Length {
-        /// Bytes that came.
+        /// Number of bytes received.
         got: usize,
-        /// Bytes that its widths ask for (or, where those are missing, its widths alone).
+        /// Number of bytes that the widths require (or the number of width bytes, if those are missing).
         want: usize,
     },
-    /// A value beyond what was agreed, or a filling that is not zero.
+    /// A value exceeds the agreed limit, or the padding is not zero.
     #[error("value {index} of a packed sum is {value}, beyond {limit}")]
     Range {
-        /// Its position.
+        /// Index of the value.
         index: usize,
-        /// It.
+        /// The value.
         value: i64,
-        /// The largest magnitude allowed there.
+        /// The largest magnitude allowed at that index.
         limit: i64,
     },
 }
@@ -66,8 +67,7 @@ pub fn pack(values: &[i64], out: &mut Vec<u8>) {
     }
 }
 
-/// Adds packed values to `sum`, one to one, if none of them is larger in magnitude than `limit`; else `sum`
-/// stays as it is.
+/// Adds packed values to `sum` if no magnitude exceeds `limit`; otherwise `sum` stays unchanged.
 pub fn add(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
     let (full, rest) = sum.as_chunks_mut::<BLOCK>();
@@ -82,8 +82,8 @@ pub fn add(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> 
     Ok(())
 }
 
-/// Replaces `sum` by packed values, one to one, if none of them is larger in magnitude than `limit`; else `sum` stays
-/// as it is. What was there is not read, so memory need not be cleared for the first of many additions.
+/// Replaces `sum` by packed values if no magnitude exceeds `limit`; otherwise `sum` stays unchanged. Old contents are
+/// not read, so memory need not be cleared before the first of many additions.
 pub fn set(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
     let count = sum.len().div_ceil(BLOCK);
@@ -94,7 +94,7 @@ pub fn set(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> 
     Ok(())
 }
 
-/// Takes back what [`add`] added; the same bytes and the same limit have the same outcome.
+/// Subtracts what [`add`] added; equal bytes and limits give an equal result.
 pub fn subtract(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackError> {
     check(packed, sum.len(), limit)?;
     let count = sum.len().div_ceil(BLOCK);
@@ -105,8 +105,8 @@ pub fn subtract(packed: &[u8], sum: &mut [i64], limit: i64) -> Result<(), PackEr
     Ok(())
 }
 
-/// Whether these bytes are the packing of `len` values, none of them larger in magnitude than `limit`. Where the
-/// widths alone say so (they do, short of sums near the end of the range), no value is looked at.
+/// Checks that the bytes are a packing of `len` values with magnitudes of at most `limit`. If the widths imply that,
+/// which they do except for sums near the end of the range, no value is unpacked.
 pub fn check(packed: &[u8], len: usize, limit: i64) -> Result<(), PackError> {
     let count = len.div_ceil(BLOCK);
     let Some((widths, data)) = packed.split_at_checked(count) else {
@@ -135,14 +135,14 @@ pub fn check(packed: &[u8], len: usize, limit: i64) -> Result<(), PackError> {
     Ok(())
 }
 
-/// The bits that the widest value needs, its sign included. A number and its double differ, above the last place,
-/// first where the sign ends.
+/// The number of bits of the widest value, including its sign. Above the last bit, the bits of v and 2v differ first
+/// where the sign extension ends.
 fn width(block: &Block) -> usize {
     let differ = block.iter().fold(0, |bits, &v| bits | (v ^ (v << 1)));
     64 - differ.leading_zeros() as usize
 }
 
-/// Width and bytes of every block, of bytes that passed [`check`].
+/// Width and bytes of every block; `packed` must have passed [`check`].
 fn blocks(packed: &[u8], count: usize) -> impl Iterator<Item = (usize, &[u8])> {
     let (widths, mut data) = packed.split_at(count);
     widths.iter().map(move |&width| {
@@ -174,11 +174,11 @@ macro_rules! adders {
     ($($w:literal)*) => { [$(add_block::<$w>,)* add_block::<64>] };
 }
 
-/// By width.
+/// Functions by width.
 static PACK: [fn(&Block, &mut [u8]); BLOCK + 1] = all!(packers);
 static ADD: [fn(&[u8], &mut Block); BLOCK + 1] = all!(adders);
 
-/// What makes every value of W bits non-negative.
+/// The number that makes every value of `width` bits non-negative.
 const fn bias(width: usize) -> u64 {
     if width == 0 { 0 } else { 1 << (width - 1) }
 }
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The format bit by bit, as the head of this file says it.
+    /// The format bit by bit, as described at the top of this file.
     fn slow(values: &[i64]) -> Vec<u8> {
         let holds = |w: u32, v: i64| match w {
             0 => v == 0,
@@ -251,7 +251,7 @@ mod tests {
         out
     }
 
-    /// Packing is the slow one's, and adding and subtracting give what plain arithmetic gives.
+    /// Compares packing with the slow version, and addition and subtraction with plain arithmetic.
     fn round(values: &[i64], into: &[i64]) {
         let mut packed = vec![9, 9];
         pack(values, &mut packed);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_and_every_length() {
+    fn every_width_and_length_is_packed_and_unpacked() {
         let mut draws = crate::numeric::rng::Stream::new(&[3]);
         let mut draw = move |bits: u32| {
             let word = u64::from(draws.below(u32::MAX)) << 32 | u64::from(draws.below(u32::MAX));
@@ -288,7 +288,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packing_is_the_format_and_loses_nothing(
+        fn packing_follows_the_format_and_is_lossless(
             blocks in proptest::collection::vec((0u32..64, proptest::collection::vec(any::<i64>(), 1..=64)), 0..5)
         ) {
             let values: Vec<i64> =
@@ -297,7 +297,7 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_are_refused_or_are_values(
+        fn hostile_bytes_are_rejected_or_valid(
             bytes in proptest::collection::vec(prop_oneof![0u8..70, any::<u8>()], 0..600),
             len in 0usize..300, limit in any::<i64>(),
         ) {
@@ -315,7 +315,7 @@ mod tests {
         }
 
         #[test]
-        fn no_cut_and_no_tail_is_accepted(len in 1usize..200, extra in any::<u8>()) {
+        fn truncated_and_extended_bytes_are_rejected(len in 1usize..200, extra in any::<u8>()) {
             let values: Vec<i64> = (0..len as i64).map(|i| i * i - 300).collect();
             let mut packed = Vec::new();
             pack(&values, &mut packed);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_wherever_the_value_stands() {
+    fn limit_is_checked_at_every_position() {
         for (len, at) in [(64, 0), (64, 63), (70, 69), (1, 0), (200, 130)] {
             for limit in [0, 1, 127, 128, 129, 1 << 40, i64::MAX - 1] {
                 for sign in [1, -1] {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fills_a_block_up_must_be_zero() {
+    fn padding_of_a_block_must_be_zero() {
         let mut packed = Vec::new();
         pack(&[1, 2, 3, 4], &mut packed);
         assert_eq!(check(&packed, 4, 100), Ok(()));

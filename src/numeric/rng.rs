@@ -1,10 +1,10 @@
-//! Counter-based randomness: a value is a pure function of its key, so nobody's share of the work, and no
-//! order of evaluation, changes it.
+//! Counter-based random numbers: a value is a pure function of its key, so neither the distribution of the work nor the
+//! order of evaluation changes it.
 //!
-//! Everything is 32-bit multiply, xor and shift, so that WGSL and PTX draw the same integers. The mixer is
-//! the finaliser of MurmurHash3 (Austin Appleby, public domain), chained over the words of the key.
+//! All operations are 32-bit multiply, xor and shift, so that WGSL and PTX compute the same integers. The mixer is the
+//! finaliser of MurmurHash3 (Austin Appleby, public domain), chained over the words of the key.
 
-/// Folds one more word into a running hash; the result is well mixed and may be used as it is.
+/// Adds a word to a running hash; the result is well mixed and can be used directly.
 #[inline]
 pub const fn mix(hash: u32, word: u32) -> u32 {
     let mut x = hash ^ word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
@@ -16,12 +16,12 @@ pub const fn mix(hash: u32, word: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// The hash of a key: 64-bit words go in as two 32-bit words, low half first.
+/// The hash of a key; each 64-bit word is added as two 32-bit words, low half first.
 pub fn hash(key: &[u64]) -> u32 {
     key.iter().fold(0x9747_b28c, |h, &word| mix(mix(h, word as u32), (word >> 32) as u32))
 }
 
-/// A stream of draws under one key: draw `i` is `mix(hash(key), i)`.
+/// A stream of random numbers for one key: number `i` is `mix(hash(key), i)`.
 #[derive(Clone, Debug)]
 pub struct Stream {
     base: u32,
@@ -29,7 +29,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The stream that belongs to `key`.
+    /// The stream of `key`.
     pub fn new(key: &[u64]) -> Self {
         Stream { base: hash(key), next: 0 }
     }
@@ -41,12 +41,12 @@ impl Stream {
         x
     }
 
-    /// Uniform in [0, 1) with 24 bits, exact in f32.
+    /// A uniform f32 in [0, 1) with 24 bits, exactly representable.
     pub fn unit(&mut self) -> f32 {
         (self.bits() >> 8) as f32 * (1.0 / 16_777_216.0)
     }
 
-    /// Uniform in 0..n, n > 0 (Lemire's multiply with rejection, so without bias).
+    /// A uniform integer in 0..n, n > 0 (Lemire's multiplication with rejection, which has no bias).
     pub fn below(&mut self, n: u32) -> u32 {
         let threshold = n.wrapping_neg() % n;
         loop {
@@ -58,7 +58,7 @@ impl Stream {
     }
 }
 
-/// The permutation of 0..n that belongs to `key` (Fisher-Yates from the top).
+/// The permutation of 0..n for `key` (Fisher-Yates from the top).
 pub fn permutation(n: usize, key: &[u64]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..n as u32).collect();
     let mut stream = Stream::new(key);
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permutation_is_one_and_keyed() {
+    fn permutation_is_complete_and_keyed() {
         for n in [0, 1, 2, 17, 1000] {
             let mut p = permutation(n, &[7, 3]);
             assert_eq!(p, permutation(n, &[7, 3]));
@@ -83,16 +83,16 @@ mod tests {
         assert_ne!(permutation(100, &[7, 3]), permutation(100, &[7, 4]));
     }
 
-    /// What docs/protocol.md says of a dropout mask: seed, step, row, module, token; then channels.
+    /// The key of a dropout mask from docs/protocol.md: seed, step, row, module, token; then channels.
     #[test]
-    fn the_draws_of_the_protocol() {
+    fn dropout_key_gives_the_bits_of_the_protocol() {
         let base = hash(&[7, 1, 42, 3, 0]);
         assert_eq!(base, 0x3cdc_d1d1);
         assert_eq!([0, 1, 2].map(|channel| mix(base, channel)), [0x2dbd_e9b6, 0xc7e3_f053, 0x4cbc_f2eb]);
     }
 
     #[test]
-    fn draws_are_uniform_in_every_bit() {
+    fn random_numbers_are_uniform_in_every_bit() {
         let n = 1 << 16;
         let mut ones = [0u32; 32];
         for i in 0..n {

@@ -1,22 +1,22 @@
-//! A tensor on the host, as a file gives it.
+//! A tensor in host memory, as read from a file.
 
 use super::block::{Blocks, Encoding};
 use super::dtype::Dtype;
 use std::borrow::Cow;
 use std::path::Path;
 
-/// Borrowed out of a memory map, or widened.
+/// A tensor, borrowed from a memory map or owned.
 #[derive(Debug, Clone)]
 pub struct Tensor<'a> {
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// Encoding.
+    /// Element type.
     pub dtype: Dtype,
     /// Little endian, row-major; not necessarily aligned.
     pub bytes: Cow<'a, [u8]>,
 }
 
-/// Pointers to a source of tensors are sources themselves.
+/// Implements [`Tensors`] for pointers to a source.
 macro_rules! pass_on {
     ($($pointer:ty),*) => {$(
         impl<T: Tensors + ?Sized> Tensors for $pointer {
@@ -45,37 +45,37 @@ macro_rules! pass_on {
 
 pass_on!(Box<T>, &T);
 
-/// What is known of a tensor without reading it.
+/// Shape and encoding of a tensor, known without reading its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// As it is stored.
+    /// Encoding in the file.
     pub encoding: Encoding,
 }
 
-/// Tensors by their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`).
+/// A source of tensors, by their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`).
 pub trait Tensors: Send + Sync {
-    /// The tensor of that name, None if there is none; an error names the file and what is wrong with it.
+    /// The tensor `name`, or None if it does not exist; an error names the file and the cause.
     fn tensor(&self, name: &str) -> Result<Option<Tensor<'_>>, String>;
 
-    /// The matrix of that name in its blocks, None where there is none or its numbers are stored one by one.
-    /// [`Tensors::tensor`] gives the same numbers widened.
+    /// The matrix `name` in blocks, or None if it does not exist or is not stored in blocks. [`Tensors::tensor`]
+    /// returns the same values widened.
     fn blocks(&self, name: &str) -> Result<Option<Blocks>, String> {
         let _ = name;
         Ok(None)
     }
 
-    /// What is known of it without reading it. A source that stores blocks overrides this.
+    /// Shape and encoding of a tensor, without reading its values. A source that stores blocks must override this.
     fn about(&self, name: &str) -> Result<Option<About>, String> {
         let tensor = self.tensor(name)?;
         Ok(tensor.map(|t| About { shape: t.shape, encoding: Encoding::Plain(t.dtype) }))
     }
 
-    /// Every name, sorted.
+    /// All names, sorted.
     fn names(&self) -> Vec<String>;
 
-    /// The file in which the tensor of that name lies, or should lie: for messages. None where there is no file.
+    /// The file that contains, or should contain, the tensor `name`, for messages. None if there is no file.
     fn file_of(&self, name: &str) -> Option<&Path> {
         let _ = name;
         None

@@ -1,11 +1,12 @@
-//! What a model card says of its run, out of the run's events. The card of a checkpoint has the numbers so far.
+//! The run's section of a model card, computed from the run's events. The card of a checkpoint shows the numbers so
+//! far.
 
 use super::draw::compact;
 use super::history::History;
 use super::words::{best_words, duration};
 
-/// Names with values, in the card's order; a value that is not known is left out. One more number of a run is one more
-/// line here.
+/// Names and values in the order of the card; an unknown value is left out. A new number of a run is one more line
+/// here.
 pub fn card(history: &History) -> Vec<(&'static str, String)> {
     let Some(start) = &history.start else { return Vec::new() };
     let p = &history.progress;
@@ -54,7 +55,7 @@ mod tests {
     use crate::train::event::{Eval, Event, RunStart, Step};
 
     #[test]
-    fn a_card_has_the_numbers_that_are_known() {
+    fn card_lists_known_numbers_only() {
         let classes = vec!["cpu-avx2-f32".to_string()];
         let run = RunStart {
             total_steps: 6,

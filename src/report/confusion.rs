@@ -2,12 +2,12 @@
 
 use crate::numeric::say::inline;
 
-/// What class `i` is called; its number where it has no name.
+/// The name of class `i`, or its number if the class has no name.
 pub fn name(labels: &[String], i: usize) -> String {
     labels.get(i).cloned().unwrap_or_else(|| i.to_string())
 }
 
-/// Its lines; a class without a name is shown as its number.
+/// The lines of the table; a class without a name is shown as its number.
 pub fn lines(labels: &[String], confusion: &[Vec<u64>]) -> Vec<String> {
     let names: Vec<String> = (0..confusion.len()).map(|i| inline(&name(labels, i))).collect();
     let counts = confusion.iter().flatten().map(|n| n.to_string().len());
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_counts() {
+    fn confusion_matrix_is_a_table_of_counts() {
         let labels = ["safe".to_string(), "dangerous".to_string()];
         let want = [
             "confusion matrix (rows: true label, columns: predicted)",

@@ -1,7 +1,7 @@
-//! A run on stderr. Where somebody watches: a bar, its numbers and a line for every device, drawn over in place, and
-//! above them the lines that stay (joins, losses, fallbacks, faults, evaluations). Where a file or a pipe does: plain
-//! lines. What is drawn is a function of events alone; only the width is the terminal's. Results go to stdout and are
-//! not this file's business.
+//! Shows a run on stderr. On a terminal: a progress bar, its numbers and one line per device, redrawn in place, below
+//! the lines that stay (joins, losses, fallbacks, faults, evaluations). In a file or a pipe: plain lines. The output is
+//! a function of the events alone; only the width comes from the terminal. Results go to stdout and are not written
+//! here.
 
 use super::progress::Progress;
 use super::roster::{Roster, State};
@@ -12,30 +12,30 @@ use std::io::{IsTerminal, Write};
 /// How a run is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// A bar that is drawn over, and lines above it.
+    /// A progress bar that is redrawn, with lines above it.
     Bar,
-    /// Lines alone.
+    /// Plain lines only.
     Lines,
-    /// Nothing (--quiet).
+    /// No output (--quiet).
     Quiet,
 }
 
 impl Look {
-    /// A bar where stderr is a terminal that can move its cursor, else lines.
+    /// A bar if stderr is a terminal that can move its cursor, otherwise lines.
     pub fn detect() -> Self {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         if std::io::stderr().is_terminal() && !dumb { Look::Bar } else { Look::Lines }
     }
 }
 
-/// Whether lines carry colours.
+/// Whether lines contain colour codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Paint {
     Colours,
     Plain,
 }
 
-/// Shows events as they come.
+/// Shows events as they arrive.
 pub struct Console {
     look: Look,
     paint: Paint,
@@ -45,7 +45,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// Shows nothing until the first event.
+    /// A console that shows nothing before the first event.
     pub fn new(look: Look) -> Self {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let paint = if plain { Paint::Plain } else { Paint::Colours };
@@ -77,17 +77,17 @@ impl Console {
         }
     }
 
-    /// Takes in what a run that goes on has behind it, and shows nothing of it.
+    /// Records an event of the steps before a resume without showing it.
     pub fn recall(&mut self, event: &Event) {
         self.progress.see(event);
     }
 
-    /// What was seen so far.
+    /// The numbers of all events so far.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Leaves the bar as it is, so that what is printed next has the terminal to itself.
+    /// Leaves the bar as it is, so that later output has the terminal to itself.
     pub fn end(&mut self) {
         if let Some(drawn) = self.drawn.take() {
             drawn.end();
@@ -102,7 +102,7 @@ impl Console {
 
     fn line(&self, line: &str) {
         match &self.drawn {
-            // Not its own `println`: that fills lines with blanks, which wrap once the terminal gets narrower.
+            // `MultiProgress::println` pads lines with blanks, which wrap when the terminal becomes narrower.
             Some(drawn) => drawn.all.suspend(|| drop(writeln!(std::io::stderr(), "{line}"))),
             // A closed stderr must not end a run.
             None => drop(writeln!(std::io::stderr(), "{line}")),
@@ -116,7 +116,7 @@ impl Drop for Console {
     }
 }
 
-/// What stands at the bottom of the terminal.
+/// The lines at the bottom of the terminal.
 struct Drawn {
     all: MultiProgress,
     bar: ProgressBar,
@@ -133,7 +133,7 @@ impl Drawn {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
         let bar = all.add(ProgressBar::new(progress.total_steps));
         let colour = if paint == Paint::Colours { ".cyan" } else { "" };
-        // Cut at the terminal's edge, whatever its width becomes.
+        // `wide_msg` is cut at the edge of the terminal, also after a change of its width.
         let template = format!("{{bar:16{colour}}} {{pos}}/{{len}}  {{wide_msg}}");
         bar.set_style(style(&template).progress_chars("=> "));
         bar.set_position(progress.step);
@@ -161,7 +161,7 @@ impl Drawn {
         }
     }
 
-    /// The devices have their lines in the summary; bar and numbers stay as the last thing that was shown.
+    /// Removes the device lines, because the summary lists the devices; bar and numbers stay on the terminal.
     fn end(self) {
         self.devices.iter().for_each(ProgressBar::finish_and_clear);
         self.numbers.abandon();
@@ -169,7 +169,7 @@ impl Drawn {
     }
 }
 
-/// The state stands behind the name: a narrow terminal cuts numbers first.
+/// Colours the state word. The state follows the name because a narrow terminal cuts the end of the line.
 fn painted(line: &str, state: State, paint: Paint) -> String {
     let colour = match state {
         State::Running => "32",
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_is_coloured_unless_nobody_wants_it() {
+    fn state_word_is_coloured_unless_plain() {
         let line = "  a, cpu  lost";
         assert_eq!(painted(line, State::Lost, Paint::Plain), line);
         assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m");

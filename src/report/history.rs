@@ -1,117 +1,117 @@
-//! A whole run, folded out of its events, for pictures and the page: every step is kept, in order. Running numbers
-//! (pace, time left, shares of devices) are in [`Progress`].
+//! A complete run, accumulated from its events, for pictures and the page: every step is kept, in order. Running
+//! numbers (pace, time left, shares of devices) are in [`Progress`].
 
 use super::progress::Progress;
 use crate::train::event::{Change, Done, Eval, Event, Halt, Part, RunStart, Sample, Step};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Steps that lanes show: what devices did in earlier ones is not kept.
+/// Number of steps that the lanes show; device activity of earlier steps is dropped.
 pub const LANE_STEPS: usize = 24;
-/// The newest changes of workers and devices that are kept: strangers can cause any number.
+/// Limit for stored changes of workers and devices: unknown peers can cause any number of changes.
 const MOST_CHANGES: usize = 4096;
 
-/// A run so far.
+/// The state of a run so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
-    /// How it began, or went on last.
+    /// The last start or resume.
     pub start: Option<RunStart>,
-    /// Every step.
+    /// All steps.
     pub steps: Vec<Point>,
-    /// Every evaluation.
+    /// All evaluations.
     pub evals: Vec<Eval>,
-    /// Every answer.
+    /// All answers to prompts.
     pub samples: Vec<Sample>,
     /// Changes of workers and devices.
     pub changes: Vec<Change>,
-    /// Why it halted.
+    /// Why the run halted.
     pub halt: Option<Halt>,
-    /// How it ended.
+    /// How the run ended.
     pub done: Option<Done>,
-    /// Devices, as worker and device, in the order in which they first did something.
+    /// Pairs of worker and device, in the order of their first activity.
     pub devices: Vec<(String, String)>,
-    /// The last value of every running number.
+    /// The last value of each running number.
     pub progress: Progress,
-    /// Where in [`History::changes`] the process that computes now begins, should it be one that went on.
+    /// Index in [`History::changes`] at which the changes of the current process begin.
     since: usize,
-    /// How many changes there were when something other than a change was heard last.
+    /// Number of changes at the last event that was not a change.
     quiet: usize,
 }
 
-/// A history that grows while others read it: a reader takes a snapshot and blocks nothing.
+/// A history that grows while others read it: a reader takes a snapshot and does not block the writer.
 #[derive(Debug, Clone, Default)]
 pub struct Live(Arc<Mutex<Arc<History>>>);
 
 impl Live {
-    /// Begins with the events of a run that is resumed.
+    /// A history that begins with the events of a resumed run.
     pub fn of(events: &[Event]) -> Self {
         Live(Arc::new(Mutex::new(Arc::new(History::of(events)))))
     }
 
-    /// Takes one more event into account.
+    /// Adds an event.
     pub fn see(&self, event: &Event) {
         Arc::make_mut(&mut self.lock()).see(event);
     }
 
-    /// As it stands.
+    /// A snapshot.
     pub fn now(&self) -> Arc<History> {
         self.lock().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<History>> {
-        // A panic leaves numbers that are still right.
+        // A panic while the lock is held leaves valid numbers.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One step, as curves see it.
+/// One step of the curves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Point {
-    /// From 1.
+    /// Step number, from 1.
     pub step: u64,
-    /// As it was.
+    /// Training loss.
     pub loss: f64,
-    /// Over about ten steps.
+    /// Training loss, averaged over about ten steps.
     pub smooth: f64,
-    /// L2, before clipping.
+    /// L2 norm of the gradient, before clipping.
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
-    /// All tokens over wall time.
+    /// All tokens of the step over its wall time.
     pub tokens_per_second: f64,
-    /// Wall time of the step.
+    /// Wall time of the step in seconds.
     pub seconds: f64,
-    /// Wall time of all steps before it.
+    /// Wall time of all earlier steps in seconds.
     pub began: f64,
-    /// Seconds of parameters under way before anybody computed: they begin a step.
+    /// Seconds at the start of the step in which parameters were in transit and no device computed.
     pub parameters: f64,
-    /// Seconds of sums under way while nobody computed: they end it.
+    /// Seconds at the end of the step in which sums were in transit and no device computed.
     pub sync: f64,
-    /// What each device did, by its place in [`History::devices`]; of the last `LANE_STEPS` steps.
+    /// Work of each device, by its index in [`History::devices`]; only for the last `LANE_STEPS` steps.
     pub parts: Vec<(usize, Part)>,
 }
 
-/// Where a run stands.
+/// State of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Nothing was heard of it yet.
+    /// No event has arrived.
     Waiting,
-    /// It takes steps.
+    /// The run takes steps.
     Running,
-    /// It waits for devices.
+    /// The run waits for devices.
     Paused,
-    /// It took all its steps.
+    /// The run took all its steps.
     Complete,
-    /// A signal, or too few devices, ended it; its state is saved.
+    /// A signal, or a lack of devices, ended the run; its state is saved.
     Stopped,
-    /// A value that is not finite or out of range ended it.
+    /// A value that is not finite or out of range ended the run.
     Halted,
-    /// Something else ended it.
+    /// Another error ended the run.
     Failed,
 }
 
 impl State {
-    /// One word.
+    /// The state in one word.
     pub fn word(self) -> &'static str {
         match self {
             State::Waiting => "waiting",
@@ -126,14 +126,14 @@ impl State {
 }
 
 impl History {
-    /// Of all events.
+    /// The history of `events`.
     pub fn of(events: &[Event]) -> Self {
         let mut history = History::default();
         events.iter().for_each(|event| history.see(event));
         history
     }
 
-    /// Takes one more event into account.
+    /// Adds an event.
     pub fn see(&mut self, event: &Event) {
         self.progress.see(event);
         match event {
@@ -142,7 +142,7 @@ impl History {
             Event::Eval(eval) => self.evals.push(eval.clone()),
             Event::Sample(sample) => self.samples.push(sample.clone()),
             Event::Device(change) => self.change(change),
-            Event::Best(_) | Event::Early(_) => {} // the progress knows them
+            Event::Best(_) | Event::Early(_) => {} // handled by Progress
             Event::Checkpoint(_) | Event::Speed(_) | Event::Forecast(_) => {}
             Event::Fault(halt) => self.halt = Some(halt.clone()),
             Event::Done(done) => self.done = Some(done.clone()),
@@ -152,8 +152,7 @@ impl History {
         }
     }
 
-    /// A process begins to compute. Whoever joined before it took a step is with it; whoever was with one before it
-    /// is not.
+    /// Starts a process. Workers that joined after the last other event belong to this process; earlier ones do not.
     fn begin(&mut self, run: &RunStart) {
         self.start = Some(run.clone());
         (self.halt, self.done) = (None, None);
@@ -185,7 +184,7 @@ impl History {
         }
     }
 
-    /// The part of the one device that did it all, which has no worker's name.
+    /// The work of a single device in one process, which has no worker name.
     fn alone(&self, step: &Step) -> Vec<Part> {
         if step.spans.is_empty() {
             return Vec::new();
@@ -202,7 +201,7 @@ impl History {
         }]
     }
 
-    /// Whether one device in one process does it all.
+    /// Whether one device in one process does all the work.
     pub fn is_alone(&self) -> bool {
         self.devices.iter().all(|(worker, _)| worker.is_empty())
     }
@@ -224,7 +223,7 @@ impl History {
         })
     }
 
-    /// Where it stands.
+    /// The current state.
     pub fn state(&self) -> State {
         use crate::train::event::What;
         let changes = &self.changes[self.since..];
@@ -249,23 +248,23 @@ impl History {
         }
     }
 
-    /// The evaluation with the lowest loss, the first of several.
+    /// The evaluation with the lowest loss; the first one if several are equal.
     pub fn best_eval(&self) -> Option<&Eval> {
         self.evals.iter().min_by(|a, b| a.eval_loss.total_cmp(&b.eval_loss))
     }
 
-    /// What a note of the start says, by its first word: `model`, `output`.
+    /// The text of a start note with first word `name`: `model`, `output`.
     pub fn note(&self, name: &str) -> Option<&str> {
         let notes = &self.start.as_ref()?.notes;
         notes.iter().find_map(|note| Some(note.strip_prefix(name)?.trim())).filter(|text| !text.is_empty())
     }
 
-    /// From when until when a worker was there, in seconds of the run; None where that was before or is not over.
+    /// The times at which a worker joined and left, in seconds of the run; None if it joined earlier, or has not left.
     pub fn presence(&self, worker: &str) -> (Option<f64>, Option<f64>) {
         use crate::train::event::What;
         let (mut from, mut to) = (None, None);
         for change in self.changes[self.since..].iter().filter(|c| c.worker == worker) {
-            // What happened after a step happened in the next one.
+            // A change after a step belongs to the next step.
             let began = || {
                 let next = self.steps.get(self.steps.partition_point(|p| p.step <= change.step));
                 next.map_or_else(|| self.steps.last().map_or(0.0, |p| p.began + p.seconds), |p| p.began)
@@ -279,7 +278,7 @@ impl History {
         (from, to)
     }
 
-    /// Whoever takes part now, by worker, with its devices.
+    /// All workers of the current process with their devices, by name.
     pub fn members(&self) -> BTreeMap<&str, Member<'_>> {
         use crate::train::event::What;
         let mut members: BTreeMap<&str, Member> = BTreeMap::new();
@@ -287,7 +286,7 @@ impl History {
             members.entry(worker).or_default().devices.push(device);
         }
         for change in self.changes[self.since..].iter().filter(|c| !c.worker.is_empty()) {
-            // Who only knocked is no member.
+            // A peer that was refused is not a member.
             let known = match change.what {
                 What::Joined => Some(members.entry(&change.worker).or_default()),
                 _ => members.get_mut(change.worker.as_str()),
@@ -305,13 +304,13 @@ impl History {
     }
 }
 
-/// A worker, as far as events tell.
+/// A worker, as known from events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Member<'a> {
-    /// Its devices that did something.
+    /// Devices of the worker that did work.
     pub devices: Vec<&'a str>,
-    /// True once it left, was lost or was taken out.
+    /// True once the worker left, was lost or was removed.
     pub gone: bool,
-    /// Why.
+    /// Reason for leaving.
     pub reason: &'a str,
 }

@@ -1,4 +1,4 @@
-//! metrics.jsonl: one event a line, flushed as it happens, so that a run that dies leaves all that it said.
+//! metrics.jsonl: one event per line, flushed at once, so that a crashed run leaves all its events.
 
 use crate::format::{FormatError, atomic};
 use crate::numeric::say::say;
@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes events. A disk that fills up ends the log, not the run: [`Metrics::finish`] says so.
+/// Writes events. A full disk ends the log, not the run: [`Metrics::finish`] returns the error.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
@@ -16,16 +16,15 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// A new file in the place of an older one.
+    /// Creates the file and replaces an older one.
     pub fn create(path: &Path) -> Result<Self, FormatError> {
         let file = File::create(path).and_then(probed).map_err(|e| FormatError::io(path, e))?;
         Ok(Metrics { path: path.to_owned(), file, failed: None })
     }
 
-    /// Goes on with the file of a run that is resumed after `step`: what was said of later steps is cut off,
-    /// because it will be said again. `looked` is the step after which evaluation and prompts were last done to
-    /// the end: where that is not `step`, they are done again, answers that were already given included. No file
-    /// is as good as an empty one.
+    /// Continues the file of a run that is resumed after `step`: events of later steps are removed, because they will
+    /// be written again. `looked` is the last step whose evaluation and prompts were completed: if it is not `step`,
+    /// both are repeated, including prompts that already have an answer. A missing file counts as an empty one.
     pub fn resume(path: &Path, step: u64, looked: Option<u64>) -> Result<Self, FormatError> {
         let kept: Vec<Event> = read(path)?.into_iter().filter(|e| stands(e, step, looked)).collect();
         let mut text = String::new();
@@ -57,8 +56,8 @@ impl Metrics {
     }
 }
 
-/// Refuses a file that takes nothing (a full disk, /dev/full) before the run, not after it: writes an empty line, which
-/// readers pass over, and takes it back. Pipes and terminals are left alone.
+/// Fails before the run if the file accepts no data (a full disk, /dev/full): writes an empty line, which readers skip,
+/// and removes it. Pipes and terminals are not written to.
 fn probed(mut file: File) -> io::Result<File> {
     let kind = file.metadata()?.file_type();
     if kind.is_file() || (is_device(&kind) && !file.is_terminal()) {
@@ -81,13 +80,13 @@ fn is_device(_: &fs::FileType) -> bool {
     false
 }
 
-/// The events of a metrics.jsonl. A last line that a crash cut short is passed over; no file has no events.
+/// The events of a metrics.jsonl. An incomplete last line after a crash is skipped; a missing file has no events.
 pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
     let bytes = match fs::read(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         other => other.map_err(|e| FormatError::io(path, e))?,
     };
-    // The cut may go through a character.
+    // An incomplete last line can end inside a character.
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let mut events = Vec::with_capacity(lines.len());
@@ -104,7 +103,7 @@ pub fn read(path: &Path) -> Result<Vec<Event>, FormatError> {
     Ok(events)
 }
 
-/// Whether what was said still holds after going back to `step`. An end that was announced is none any more.
+/// Whether an event remains valid after a return to `step`. An announced end is not valid.
 fn stands(event: &Event, step: u64, looked: Option<u64>) -> bool {
     match event {
         Event::Done(_) | Event::Fault(_) => false,
@@ -124,7 +123,7 @@ mod tests {
     use crate::train::event::{Done, Eval, RunStart, Sample, Saved};
 
     #[test]
-    fn a_resumed_log_is_cut_back_to_the_checkpoint() {
+    fn resumed_log_is_truncated_to_the_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let run = |first_step| Event::Run(RunStart { first_step, ..RunStart::default() });
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_will_be_given_again_are_not_said_twice() {
+    fn repeated_answers_are_removed_at_resume() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let sample = |step| Event::Sample(Sample { step, prompt: "p".into(), text: "t".into() });
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_said_at_the_end() {
+    fn full_disk_is_reported_at_the_end() {
         let full = Path::new("/dev/full");
         if !full.exists() {
             eprintln!("skipped: no /dev/full");

@@ -1,7 +1,7 @@
-//! What people see of a run: pure functions of its events. Nothing imports this but `cli`.
+//! Output about a run for its users: pure functions of its events. Only `cli` imports this folder.
 //!
-//! A run is shown by giving every event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
-//! (metrics.jsonl); [`read`] gives the events back, and the same functions replay them.
+//! A run is shown by passing each event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
+//! (metrics.jsonl); [`read`] returns the events, and the same functions replay them.
 
 mod card;
 pub mod confusion;

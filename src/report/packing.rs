@@ -1,20 +1,20 @@
-//! How texts go over the wire: a page of many devices is a megabyte, and a twentieth of that compressed.
+//! Compression of HTTP responses: a page with many devices is a megabyte, and a twentieth of that compressed.
 
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap};
 use std::io::Read;
 
-/// How a text goes over the wire, as its reader asked.
+/// Encoding of a response, as the client requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Packing {
-    /// As it is.
+    /// Uncompressed.
     Plain,
-    /// Compressed.
+    /// Compressed with gzip.
     Gzip,
 }
 
 impl Packing {
-    /// `gzip` among what is accepted, unless it has no weight.
+    /// Gzip if the client accepts `gzip` with a weight above 0.
     pub fn of(headers: &HeaderMap) -> Self {
         let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|h| h.to_str().ok());
         let gzip = accepted.into_iter().flat_map(|all| all.split(',')).any(|one| {
@@ -25,7 +25,7 @@ impl Packing {
         if gzip { Packing::Gzip } else { Packing::Plain }
     }
 
-    /// The text as it was asked for.
+    /// The text in this encoding.
     pub fn pack(self, text: impl Into<Bytes>) -> Bytes {
         let text = text.into();
         match self {
@@ -33,7 +33,7 @@ impl Packing {
             Packing::Gzip => {
                 let mut packer = flate2::read::GzEncoder::new(&text[..], flate2::Compression::new(4));
                 let mut packed = Vec::new();
-                // Of bytes that lie in memory: nothing can fail.
+                // Reading from memory cannot fail.
                 let _ = packer.read_to_end(&mut packed);
                 packed.into()
             }

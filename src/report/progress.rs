@@ -1,5 +1,5 @@
-//! A run so far, folded out of its events; and the lines that say it. No clock, no terminal: the same events
-//! give the same lines, live or replayed.
+//! Running numbers of a run, accumulated from its events, and the lines that show them. No clock, no terminal: the same
+//! events give the same lines, live or replayed.
 
 use super::confusion;
 use super::team::Team;
@@ -12,48 +12,48 @@ use crate::train::best::Best;
 use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step, Takes};
 use std::collections::BTreeMap;
 
-/// Weight of the past in smoothed numbers.
+/// Weight of the past in smoothed numbers, per step.
 pub const MEMORY: f64 = 0.9;
-/// Plain output has about so many step lines, however long the run.
+/// Approximate number of step lines in plain output, for a run of any length.
 const LINES: u64 = 50;
 
-/// What the events so far amount to.
+/// Running numbers of the events so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Progress {
     /// Steps of the whole run.
     pub total_steps: u64,
     /// The last finished step.
     pub step: u64,
-    /// First and last training loss that was seen.
+    /// First and last training loss.
     pub loss: Option<(f64, f64)>,
-    /// First and last evaluation that were seen.
+    /// First and last evaluation.
     pub eval: Option<(Eval, Eval)>,
-    /// The best evaluation, of a run that asks for it.
+    /// The best evaluation, if the run asks for it.
     pub best: Option<Best>,
-    /// Why it ended before its last step, in a line.
+    /// Why the run ended before its last step, in one line.
     pub early: Option<String>,
-    /// Tokens that were trained on, supervised or not.
+    /// Trained tokens, supervised or not.
     pub tokens: u64,
-    /// Wall time of those steps.
+    /// Wall time of all steps in seconds.
     pub seconds: f64,
     /// Gradient norm, learning rate and memory of the last step.
     last: Option<Last>,
-    /// Who did how much.
+    /// Work of each device.
     pub team: Team,
-    /// What was expected of the steps since the run began, or went on.
+    /// The forecast at the start or at the last resume.
     pub forecast: Option<Forecast>,
-    /// What every device was measured to need, by worker and device.
+    /// Measured costs of each device, by worker and device.
     pub speeds: BTreeMap<(String, String), Speed>,
-    /// Tokens and seconds of the steps since then.
+    /// Tokens and seconds of the steps since the start or the last resume.
     since: (u64, f64),
-    /// A classifier's classes.
+    /// Class names of a classifier.
     pub labels: Vec<String>,
-    /// What the run's beginning says of a base without a name, which its end repeats.
+    /// The start note about a base without a name; the summary repeats it.
     base: Option<String>,
     smooth: Smooth,
 }
 
-/// Numbers that are shown as they are.
+/// Numbers of the last step that are shown unchanged.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Last {
     grad_norm: f64,
@@ -61,7 +61,7 @@ struct Last {
     memory: Option<u64>,
 }
 
-/// Averages that forget: weights of the past fall by [`MEMORY`] a step; sums, so that no bias is to correct.
+/// Exponentially weighted sums: old weights fall by [`MEMORY`] per step; `weight` normalises them without bias.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Smooth {
     weight: f64,
@@ -71,7 +71,7 @@ struct Smooth {
 }
 
 impl Progress {
-    /// Takes one more event into account.
+    /// Adds an event.
     pub fn see(&mut self, event: &Event) {
         match event {
             Event::Run(run) => {
@@ -114,7 +114,7 @@ impl Progress {
         }
     }
 
-    /// Training loss, smoothed over about ten steps.
+    /// Training loss, averaged over about ten steps.
     pub fn smooth_loss(&self) -> Option<f64> {
         (self.smooth.weight > 0.0).then(|| self.smooth.loss / self.smooth.weight)
     }
@@ -130,7 +130,7 @@ impl Progress {
         (self.smooth.weight > 0.0).then(|| left * self.smooth.seconds / self.smooth.weight)
     }
 
-    /// What stands beside a bar: how far, and how long it will take.
+    /// Text next to the bar: progress and time left.
     pub fn pace(&self) -> String {
         let percent = 100 * self.step.min(self.total_steps) / self.total_steps.max(1);
         match (self.speed(), self.remaining()) {
@@ -139,7 +139,7 @@ impl Progress {
         }
     }
 
-    /// What stands below it: loss, smoothed loss, gradient norm, learning rate, memory.
+    /// Text below the bar: loss, smoothed loss, gradient norm, learning rate, memory.
     pub fn message(&self) -> String {
         let (Some((_, loss)), Some(smooth), Some(last)) = (self.loss, self.smooth_loss(), &self.last) else {
             return String::new();
@@ -154,7 +154,7 @@ impl Progress {
         line
     }
 
-    /// The lines that `event`, which was already seen, is worth where there is no bar. Long runs do not print
+    /// The lines of plain output for `event`, which [`Progress::see`] has already recorded. A long run does not print
     /// every step.
     pub fn lines(&self, event: &Event) -> Vec<String> {
         match event {
@@ -179,7 +179,7 @@ impl Progress {
         line
     }
 
-    /// The lines of everything but steps; a bar shows those itself.
+    /// The lines of all events except steps, which a bar shows itself.
     pub fn milestone(&self, event: &Event) -> Vec<String> {
         match event {
             Event::Run(run) => run_lines(run),
@@ -203,7 +203,7 @@ impl Progress {
             )],
             Event::Best(_) => vec![],
             Event::Early(_) => self.early.clone().into_iter().collect(),
-            // The reason becomes the last line on stderr, where errors stand; saying it twice helps nobody.
+            // The reason is not repeated here: it becomes the last line on stderr, where errors are printed.
             Event::Fault(halt) => {
                 let how = match halt.code {
                     3 => "halted",
@@ -216,12 +216,12 @@ impl Progress {
         }
     }
 
-    /// Tokens a second since the run began, or went on.
+    /// Tokens per second since the start or the last resume.
     pub fn measured(&self) -> Option<f64> {
         (self.since.1 > 0.0).then(|| self.since.0 as f64 / self.since.1)
     }
 
-    /// What was expected beside what came, of a run that took so long.
+    /// The forecast next to the measurement, for a run that took `seconds`.
     fn compared(&self, seconds: f64) -> Option<String> {
         let (expected, speed) = (self.forecast.as_ref()?, self.measured()?);
         let off = |measured: f64, expected: f64| 100.0 * (measured / expected.max(1e-9) - 1.0);
@@ -235,14 +235,14 @@ impl Progress {
         ))
     }
 
-    /// The expected and the peak memory of each device, without the frozen weights.
+    /// Expected and peak memory of each device, without the frozen weights.
     pub fn memory_compared(&self) -> Vec<String> {
         let takes = self.forecast.iter().flat_map(|forecast| &forecast.memory);
         let line = |takes: &Takes| {
             let key = (takes.worker.clone(), takes.device.clone());
             let most = self.speeds.get(&key)?.memory?.most;
             let who = [takes.worker.as_str(), &takes.device].into_iter().filter(|s| !s.is_empty());
-            // Adding zero makes a positive zero of a negative one.
+            // Adding zero replaces negative zero by positive zero.
             let off = (100.0 * (most as f64 / takes.bytes.max(1) as f64 - 1.0)).round() + 0.0;
             Some(inline(&format!(
                 "memory   {}: expected {:.1} MB ({}), peak {:.1} MB ({off:+.0} %), without the weights",
@@ -255,7 +255,7 @@ impl Progress {
         takes.filter_map(line).collect()
     }
 
-    /// What a run came to.
+    /// The summary of a finished run.
     pub fn summary(&self, done: &Done) -> Vec<String> {
         let mut lines = Vec::new();
         if let (Some((first, _)), Some(last)) = (self.loss, self.smooth_loss()) {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_reads_as_lines() {
+    fn run_is_shown_as_lines() {
         let run =
             RunStart { total_steps: 2, steps_per_epoch: 2, first_step: 1, rows: 16, ..RunStart::default() };
         let eval =
@@ -358,9 +358,9 @@ mod tests {
         );
     }
 
-    /// A run that learnt nothing has no speed worth naming; the same run whose loss fell says it.
+    /// A run whose loss did not fall prints no speed-up; the same run with a falling loss prints it.
     #[test]
-    fn a_run_whose_loss_did_not_fall_prints_no_speed_up() {
+    fn run_without_falling_loss_prints_no_speed_up() {
         let shared = |loss: f64, number| {
             let part = |worker: &str| Part {
                 worker: worker.into(),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_print_about_fifty_steps() {
+    fn long_run_prints_about_fifty_steps() {
         let mut progress = Progress { total_steps: 12_345, ..Progress::default() };
         let lines: usize = (1..=12_345)
             .map(|s| {

@@ -1,9 +1,9 @@
-//! The run as Prometheus reads it (text exposition format 0.0.4): counters end in `_total`, units are base units.
+//! Metrics for Prometheus (text exposition format 0.0.4): counters end in `_total`, units are base units.
 
 use super::history::{History, State};
 use std::fmt::Write;
 
-/// What the text is, for the header of an answer.
+/// Content type of the response.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 const STATES: [State; 7] = [
@@ -118,7 +118,7 @@ impl Text {
         let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
     }
 
-    /// A family of one; what is not known is left out.
+    /// A family with a single sample; an unknown value is left out.
     fn one(&mut self, name: &str, kind: &str, help: &str, value: Option<f64>) {
         if let Some(value) = value {
             self.family(name, kind, help);
@@ -127,7 +127,7 @@ impl Text {
     }
 }
 
-/// A label's value: backslash, quote and line end are escaped; a name may hold any of them.
+/// Escapes backslash, quote and line end in a label value; a name may contain any of them.
 fn quoted(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -138,7 +138,7 @@ mod tests {
     use crate::train::event::{Event, Part, RunStart, Shared, Step};
 
     #[test]
-    fn a_step_of_two_devices() {
+    fn step_of_two_devices_is_exported() {
         let part = |worker: &str, tokens| Part {
             worker: worker.into(),
             device: "cpu".into(),

@@ -1,36 +1,36 @@
-//! What every device of a run does now: a line for each, folded out of its events. Numbers cover about the last ten
-//! steps, so that a worker that joined or slowed down shows soon; shares over a whole run are [`super::Team`]'s.
+//! One line per device with its current state, accumulated from events. Numbers cover about the last ten steps, so that
+//! a worker that joined or slowed down is visible soon; shares over the whole run are in [`super::Team`].
 
 use super::progress::MEMORY;
 use crate::numeric::say::inline;
 use crate::train::event::{Change, Event, Part, What};
 use std::collections::BTreeMap;
 
-/// Lines that are shown at most; the last one sums up the other devices.
+/// Maximum number of device lines; the last line sums up the other devices.
 const SHOWN: usize = 12;
 
-/// What a device is doing.
+/// State of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum State {
-    /// It joined and has done nothing yet.
+    /// The device joined and has not computed yet.
     #[default]
     Ready,
-    /// It computes.
+    /// The device computes.
     Running,
-    /// The run waits for others.
+    /// The run waits for other devices.
     Paused,
-    /// It took the place of one that failed.
+    /// The device replaced a failed one.
     Fallback,
-    /// It failed; its worker goes on without it.
+    /// The device failed; its worker continues without it.
     Failed,
-    /// Its worker left by itself.
+    /// The worker left by itself.
     Left,
-    /// Its connection was lost, or it was removed.
+    /// The connection to the worker was lost, or the worker was removed.
     Lost,
 }
 
 impl State {
-    /// One word.
+    /// The state in one word.
     pub fn word(self) -> &'static str {
         match self {
             State::Ready => "ready",
@@ -43,13 +43,13 @@ impl State {
         }
     }
 
-    /// True where it will do nothing more unless it comes back.
+    /// True if the device does no more work unless it returns.
     pub fn is_gone(self) -> bool {
         matches!(self, State::Failed | State::Left | State::Lost)
     }
 }
 
-/// Sums that forget, as in `Progress`.
+/// Exponentially weighted sums, as in `Progress`.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Device {
     state: State,
@@ -58,30 +58,30 @@ struct Device {
     seconds: f64,
 }
 
-/// All devices.
+/// All devices of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Roster {
-    /// By worker and device.
+    /// Devices by worker and name.
     devices: BTreeMap<(String, String), Device>,
 }
 
-/// A device as a line shows it.
+/// The numbers of a device line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    /// `host-1, cpu 0`
+    /// Worker and device: `host-1, cpu 0`.
     pub name: String,
-    /// Percent of the recent tokens.
+    /// Percentage of the recent tokens.
     pub share: f64,
-    /// Its tokens over wall time.
+    /// Tokens of the device over wall time.
     pub tokens_per_second: f64,
-    /// Percent of wall time in which it did not compute.
+    /// Percentage of wall time in which the device did not compute.
     pub idle: f64,
-    /// What it does.
+    /// Current state.
     pub state: State,
 }
 
 impl Roster {
-    /// Takes one more event into account.
+    /// Adds an event.
     pub fn see(&mut self, event: &Event) {
         match event {
             Event::Step(step) => {
@@ -100,7 +100,7 @@ impl Roster {
         let device = self.devices.entry((part.worker.clone(), part.device.clone())).or_default();
         device.tokens += part.tokens as f64;
         device.busy += part.busy;
-        // What somebody did in a step before it went is told after it went.
+        // The work of a device in a step is reported after the device left.
         if part.microbatches > 0 && matches!(device.state, State::Ready | State::Paused) {
             device.state = State::Running;
         }
@@ -149,7 +149,7 @@ impl Roster {
         }
     }
 
-    /// Every device, those that are there first.
+    /// All devices, present ones first.
     pub fn rows(&self) -> Vec<Row> {
         let all: f64 = self.devices.values().map(|d| d.tokens).sum();
         let row = |((worker, name), d): (&(String, String), &Device)| Row {
@@ -164,7 +164,7 @@ impl Roster {
         rows
     }
 
-    /// A line for each, and one for those that find no room.
+    /// One line per device, and one line for the devices beyond the limit.
     pub fn lines(&self) -> Vec<(State, String)> {
         let rows = self.rows();
         let width = rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).min(24);
@@ -200,12 +200,12 @@ impl Device {
     }
 }
 
-/// `cpu 0 (cpu-avx512-f32)` is called `cpu 0`.
+/// The device name without its class: `cpu 0 (cpu-avx512-f32)` becomes `cpu 0`.
 fn plain(shown: &str) -> &str {
     shown.rsplit_once(" (").map_or(shown, |(name, _)| name)
 }
 
-/// At most `width` characters.
+/// Shortens a name to `width` characters.
 fn short(name: &str, width: usize) -> String {
     match name.chars().count() > width {
         true => name.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_every_device_and_what_becomes_of_it() {
+    fn device_lines_show_state_changes() {
         let joined = |w| change(What::Joined, w, &["cpu 0 (cpu-avx512-f32)"]);
         check(&[], &[]);
         check(&[joined("a")], &["  a, cpu 0  ready"]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_summed_up() {
+    fn devices_beyond_the_limit_are_summed_up() {
         let names: Vec<String> = (0..40).map(|i| format!("host-{i:02}")).collect();
         let parts: Vec<(&str, u64, f64)> = names.iter().map(|n| (n.as_str(), 10, 1.0)).collect();
         let mut roster = Roster::default();

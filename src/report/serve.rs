@@ -1,7 +1,7 @@
-//! The page of a run that goes on, over HTTP: `/` (the document), `body` (its changing part), `news` (one event
-//! whenever there is more to see) and `metrics` (Prometheus). Read-only: nothing but GET is answered, nothing that
-//! is sent is kept. Whoever asks must name this host in its own words (a page of another site cannot, whatever it
-//! makes a name resolve to), and off loopback know the key.
+//! The page of a running run over HTTP: `/` (the document), `body` (its changing part), `news` (a server-sent event for
+//! each change) and `metrics` (Prometheus). Read-only: only GET is answered, and no received data is stored. A request
+//! must name this host by an address or `localhost` (a DNS name that a foreign page points here is refused) or, off
+//! loopback, contain the key.
 
 use super::history::Live;
 use super::packing::Packing;
@@ -24,44 +24,44 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// Readers at a time. One more takes the place of the oldest that has asked for nothing yet, else of the oldest stream of
-/// news (a browser opens it again), else of the oldest.
+/// Maximum number of open connections. At the limit a new connection closes the oldest one without a request, else the
+/// oldest event stream (a browser reopens it), else the oldest connection.
 const READERS: usize = 64;
-/// Lowers the priority of the thread that answers, in steps of `nice`: training keeps its pace however often pages are read.
+/// Priority of the dashboard thread, in steps of `nice`: page requests must not slow down training.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
-/// A request's head must have arrived by then.
+/// Time limit for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// And its answer must have been read by then, unless it is the stream of news.
+/// Time limit for a request and its response, except for the event stream.
 const LONGEST: Duration = Duration::from_secs(30);
 
 const HTML: &str = "text/html; charset=utf-8";
-/// Server-sent events.
+/// Path of the server-sent events.
 const NEWS: &str = "/news";
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
-/// What a page needs, shared with the threads that show it.
+/// State of the page, shared with the threads that serve it.
 struct Shown {
     history: Live,
-    /// Texts as they were drawn last.
+    /// Cached texts.
     drawn: Mutex<Drawn>,
     around: Surroundings,
-    /// None: anybody who reaches the port may look.
+    /// The access key; with None, every client that reaches the port may read.
     key: Option<String>,
     address: SocketAddr,
-    /// Counts events.
+    /// Number of events.
     news: watch::Sender<u64>,
 }
 
-/// Texts that readers share: for how many events, and as bytes of each packing that was asked for.
+/// Cached texts: the number of events that they show, and their bytes per encoding.
 #[derive(Default)]
 struct Drawn {
     events: u64,
     texts: HashMap<(Text, Packing), Bytes>,
 }
 
-/// What is drawn from the history.
+/// Texts that are drawn from the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Text {
     Document,
@@ -70,10 +70,10 @@ enum Text {
 }
 
 impl Shown {
-    /// Drawn once for every event, however many ask.
+    /// The requested text, drawn once per event for any number of clients.
     fn text(&self, which: Text, packing: Packing) -> Bytes {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-        // Counted before it is drawn: what comes in between is drawn again.
+        // The count is read before drawing: an event that arrives in between causes another drawing.
         let events = *self.news.borrow();
         if drawn.events != events {
             *drawn = Drawn { events, ..Drawn::default() };
@@ -90,15 +90,15 @@ impl Shown {
     }
 }
 
-/// A port that shows a run until it is dropped.
+/// A port that serves a run's page until it is dropped.
 pub struct Dashboard {
     shown: Arc<Shown>,
-    // Its threads end with it.
+    // Dropping the runtime ends its threads.
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Dashboard {
-    /// Listens on `address` and shows `history`. Off loopback a `key` has to stand behind `?key=` in every address.
+    /// Listens on `address` and serves `history`. With a `key`, every URL must contain `?key=` and that key.
     pub fn open(
         address: SocketAddr,
         key: Option<String>,
@@ -120,35 +120,35 @@ impl Dashboard {
         Ok(Dashboard { shown, _runtime: runtime })
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.shown.address
     }
 
-    /// The history has grown by an event.
+    /// Reports that the history has grown by an event.
     pub fn tell(&self) {
         self.shown.news.send_modify(|n| *n += 1);
     }
 }
 
-/// On Linux a priority is a thread's own.
+/// Lowers the priority of the current thread; on Linux each thread has its own priority.
 fn give_way() {
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(NICE);
 }
 
-/// What a connection is about.
+/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nothing was asked for yet.
+    /// No request has arrived.
     Silent,
-    /// An answer is made or read.
+    /// A response is being written.
     Answer,
-    /// The stream of news, which stays.
+    /// The event stream, which stays open.
     News,
 }
 
-/// Open connections, the oldest first.
+/// Open connections, oldest first.
 #[derive(Default)]
 struct Readers(VecDeque<Reader>);
 
@@ -158,7 +158,7 @@ struct Reader {
 }
 
 impl Readers {
-    /// Ends one where there are as many as there may be.
+    /// Closes one connection if the limit is reached.
     fn make_room(&mut self) {
         self.0.retain(|reader| !reader.task.is_finished());
         if self.0.len() < READERS {
@@ -183,16 +183,16 @@ async fn listen(listener: TcpListener, shown: Arc<Shown>) {
                 let stage = Arc::new(Mutex::new(Stage::Silent));
                 let task = tokio::spawn(serve(stream, shown.clone(), stage.clone())).abort_handle();
                 readers.0.push_back(Reader { stage, task });
-                // Each is listened to before the next one may take its place.
+                // Polls each connection before a later one can replace it.
                 tokio::task::yield_now().await;
             }
-            // Too many open files, or a caller that hung up at once.
+            // Too many open files, or a client that disconnected at once.
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-/// One request a connection: who asks much and reads nothing holds a place for [`LONGEST`] and no longer.
+/// Serves one request per connection; a client that does not read its response is disconnected after [`LONGEST`].
 async fn serve(stream: TcpStream, shown: Arc<Shown>, stage: Arc<Mutex<Stage>>) {
     let asked = stage.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -208,7 +208,7 @@ async fn serve(stream: TcpStream, shown: Arc<Shown>, stage: Arc<Mutex<Stage>>) {
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
     let mut conversation = std::pin::pin!(conversation);
-    // How a conversation with a browser ends is of no consequence.
+    // Errors of the connection are ignored: the browser has gone.
     let late = tokio::time::timeout(LONGEST, &mut conversation).await.is_err();
     let stays = *stage_of(&stage) == Stage::News;
     if late && stays {
@@ -218,7 +218,7 @@ async fn serve(stream: TcpStream, shown: Arc<Shown>, stage: Arc<Mutex<Stage>>) {
 
 fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok());
-    // Where a key is asked for, no page of another site can know it, whatever this host is called.
+    // With a key no check of the host is needed: a foreign page cannot know the key.
     if shown.key.is_none() && !host.is_some_and(is_literal) {
         return plain(StatusCode::MISDIRECTED_REQUEST, "this is not the host that was asked for");
     }
@@ -244,8 +244,8 @@ fn answer(request: &Request<Incoming>, shown: &Arc<Shown>) -> Answer {
     }
 }
 
-/// Whether a Host header is a literal address or `localhost`, with any port (a tunnel has its own). A name that
-/// somebody else's page made resolve to us is none of these.
+/// Whether a Host header is a literal address or `localhost`, with any port (a tunnel has its own port). A DNS name
+/// that a foreign page resolves to this host is neither.
 fn is_literal(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => name,
@@ -255,12 +255,12 @@ fn is_literal(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Compares in a time that does not tell how much of it was right.
+/// Compares two strings in a time that does not depend on the number of equal characters.
 fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |all, (x, y)| all | (x ^ y)) == 0
 }
 
-/// Server-sent events: the number of events so far, whenever it grew.
+/// Server-sent events: the number of events so far, after each change.
 fn news(shown: &Arc<Shown>) -> Answer {
     let seen = shown.news.subscribe();
     let lines = futures::stream::unfold(seen, |mut seen| async move {
@@ -268,7 +268,7 @@ fn news(shown: &Arc<Shown>) -> Answer {
         let line = format!("data: {}\n\n", *seen.borrow_and_update());
         Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), seen))
     });
-    // The first line opens the stream, so that a reader that came back is told what it missed.
+    // The first line opens the stream, so that a reader that reconnects asks for the current state.
     let first = futures::stream::once(async { Ok(Frame::data(Bytes::from_static(b"data: 0\n\n"))) });
     with("text/event-stream", StatusCode::OK, BodyExt::boxed(StreamBody::new(first.chain(lines))))
 }

@@ -1,5 +1,5 @@
-//! A worker's part in a run on stderr: a bar where somebody watches, lines now and then where a file or a pipe does, and
-//! at the end one line with what it did.
+//! Shows a worker's share of a run on stderr: a bar on a terminal, occasional lines in a file or a pipe, and one line
+//! with the totals at the end.
 
 use super::console::{Look, style};
 use super::words::{count, duration};
@@ -8,24 +8,24 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 use std::io::Write;
 use std::time::Instant;
 
-/// A run prints about this many lines of steps, however long it is.
+/// Approximate number of step lines, for a run of any length.
 const LINES: u64 = 50;
 
-/// Shows a worker's part as it grows.
+/// Shows a worker's share as it grows.
 pub struct Shift {
     look: Look,
     bar: Option<ProgressBar>,
-    /// What was done, and since when.
+    /// The last known share, and the time of the first one.
     share: Option<(Share, Instant)>,
 }
 
 impl Shift {
-    /// Shows nothing before there is something to do.
+    /// Shows nothing before the first share.
     pub fn new(look: Look) -> Self {
         Shift { look, bar: None, share: None }
     }
 
-    /// Shows what was done so far.
+    /// Shows the share so far.
     pub fn see(&mut self, share: Share) {
         let (before, began) = self.share.unwrap_or_else(|| (Share::default(), Instant::now()));
         self.share = Some((share, began));
@@ -49,7 +49,7 @@ impl Shift {
         }
     }
 
-    /// A line that stays, above the bar.
+    /// Prints a line that stays, above the bar.
     pub fn line(&self, line: &str) {
         let write = || drop(writeln!(std::io::stderr(), "{line}"));
         match (self.look, &self.bar) {
@@ -60,7 +60,7 @@ impl Shift {
         }
     }
 
-    /// Its part is over, and why; the next one begins from nothing.
+    /// Prints the totals and the reason for the end, and resets the share.
     pub fn over(&mut self, why: &str) {
         if let Some(bar) = self.bar.take() {
             bar.abandon();
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_workers_part_reads_as_lines() {
+    fn share_of_a_worker_is_shown_as_lines() {
         let share = Share { step: 12, steps: 48, microbatches: 72, tokens: 13_843 };
         assert_eq!(pace(&share, 43.0), "25 %  72 microbatches here  322 tokens/s");
         assert_eq!(sum(&share, 43.0), "72 microbatches, 13843 tokens, 0:43");

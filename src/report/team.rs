@@ -1,14 +1,14 @@
-//! What each device did, summed over the steps. Shares are of the time of the steps in which a device took part, so that
-//! one that joins late is not idle before.
+//! Work of each device, summed over the steps. Shares refer to the time of the steps in which a device took part, so
+//! that a device that joins late does not count as idle before.
 
 use super::words::count;
 use crate::train::event::{Shared, Step};
 use std::collections::BTreeMap;
 
-/// What the steps so far say of their devices.
+/// Totals of all devices over the steps so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Team {
-    /// By worker and device.
+    /// Work by worker and device.
     devices: BTreeMap<(String, String), Work>,
     classes: BTreeMap<String, u64>,
     repeats: u64,
@@ -21,28 +21,28 @@ pub struct Team {
     tokens: u64,
 }
 
-/// What one device did so far.
+/// Work of one device so far.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Work {
-    /// Its microbatches that count.
+    /// Microbatches that count.
     pub microbatches: u64,
-    /// Their tokens.
+    /// Tokens of these microbatches.
     pub tokens: u64,
-    /// Seconds that it computed.
+    /// Seconds of computation.
     pub busy: f64,
-    /// Seconds of steps in which it was there.
+    /// Seconds of the steps in which the device took part.
     pub there: f64,
 }
 
 impl Work {
-    /// Percent of the time in which it was there and did not compute.
+    /// Percentage of its steps' time in which the device did not compute.
     pub fn idle(&self) -> f64 {
         100.0 * (1.0 - self.busy / self.there.max(1e-9)).max(0.0)
     }
 }
 
 impl Team {
-    /// Takes one more step into account.
+    /// Adds a step.
     pub fn see(&mut self, step: &Step) {
         let Some(shared) = &step.shared else { return };
         let Shared { devices, classes, repeats, cancels, wasted_tokens, .. } = shared;
@@ -66,7 +66,7 @@ impl Team {
         self.tokens += step.total_tokens;
     }
 
-    /// By worker and device.
+    /// Work of each device, by worker and device name.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &str, &Work)> {
         self.devices.iter().map(|((worker, device), work)| (worker.as_str(), device.as_str(), work))
     }
@@ -76,14 +76,14 @@ impl Team {
         self.classes.keys().map(String::as_str).collect()
     }
 
-    /// Bytes of sums that came in, and of parameters that went out.
+    /// Bytes of received sums and of sent parameters.
     pub fn bytes(&self) -> (u64, u64) {
         self.bytes
     }
 
-    /// How many times faster all of them were than the fastest device would have been alone on the same rows: the
-    /// time that it would have needed for all of them, by its measured speed, over the time that the steps took; and
-    /// which device that is. None where there was only one, or nobody's speed is known.
+    /// The speed-up over the fastest device alone on the same rows, and that device. The speed-up is the time that the
+    /// device needs for all tokens at its measured speed, divided by the time of the steps. None for a single device,
+    /// or if no speed was measured.
     pub fn speed_up(&self) -> Option<(f64, (&str, &str))> {
         if self.devices.len() < 2 || self.seconds <= 0.0 {
             return None;
@@ -94,7 +94,7 @@ impl Team {
         Some((self.tokens as f64 / best / self.seconds, (worker, device)))
     }
 
-    /// The lines of the end, but for the speed.
+    /// The lines of the summary, without the speed-up.
     pub fn lines(&self) -> Vec<String> {
         if self.devices.is_empty() {
             return vec![];
@@ -125,7 +125,7 @@ impl Team {
         lines
     }
 
-    /// What it was good for. Not for a run that learnt nothing, which has no speed worth naming.
+    /// The line with the speed-up. A run whose loss did not fall does not print it.
     pub fn speed_line(&self) -> Option<String> {
         let (factor, (worker, device)) = self.speed_up()?;
         Some(format!(
@@ -140,7 +140,7 @@ mod tests {
     use crate::train::event::Part;
 
     #[test]
-    fn what_a_team_came_to() {
+    fn team_summary_has_devices_and_speed_up() {
         let part = |worker: &str, tokens, busy| Part {
             worker: worker.into(),
             device: "cpu 0".into(),
@@ -180,7 +180,7 @@ mod tests {
         );
         let line = "speed-up 1.33 over a, cpu 0 alone, the fastest device, on the same rows";
         assert_eq!(team.speed_line().as_deref(), Some(line));
-        // Two devices of one worker are two; one device alone is not compared with itself.
+        // Two devices of one worker count as two; a single device is not compared with itself.
         let mut team = Team::default();
         team.see(&step(vec![part("a", 200, 2.0), Part { device: "cpu 1".into(), ..part("a", 200, 2.0) }]));
         assert_eq!(team.speed_up(), Some((2.0, ("a", "cpu 1"))));

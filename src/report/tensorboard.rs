@@ -1,6 +1,6 @@
-//! TensorBoard's event files: records of length, masked CRC of the length, a protobuf `Event`, masked CRC of
-//! that (TensorFlow's record_writer.h and event.proto). Only scalars are written. The one clock of this folder
-//! is here, because the format wants a wall time.
+//! TensorBoard's event files: records of length, masked CRC of the length, a protobuf `Event`, masked CRC of the event
+//! (TensorFlow's record_writer.h and event.proto). Only scalars are written. This is the only file of the folder that
+//! reads a clock, because the format requires a wall time.
 
 use crate::format::FormatError;
 use crate::train::event::Event;
@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Writes scalars of steps and evaluations. A disk that fills up ends the log, not the run.
+/// Writes scalars of steps and evaluations. A full disk ends the log, not the run.
 #[derive(Debug)]
 pub struct TensorBoard {
     path: PathBuf,
@@ -18,9 +18,9 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// A new event file for the run called `name`, in a folder of its own in `dir`: TensorBoard takes every folder for
-    /// one run. `before` is the folder that [`TensorBoard::folder`] returned before the run was resumed; elsewhere it is
-    /// ignored. Without it the folder is `name`, or `name-2` ... where another run has that.
+    /// A new event file for the run `name`, in a folder of its own inside `dir`: TensorBoard treats each folder as one
+    /// run. `before` is the folder that [`TensorBoard::folder`] returned before a resume; a folder outside `dir` is
+    /// ignored. Without it the folder is `name`, or `name-2` ... if another run uses that name.
     pub fn create(dir: &Path, name: &str, before: Option<&Path>) -> Result<Self, FormatError> {
         fs::create_dir_all(dir).map_err(|e| FormatError::io(dir, e))?;
         let dir = dir.canonicalize().map_err(|e| FormatError::io(dir, e))?;
@@ -32,12 +32,12 @@ impl TensorBoard {
         }
     }
 
-    /// The run's folder, absolute.
+    /// The run's folder, as an absolute path.
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
     }
 
-    /// A new file. TensorBoard itself drops what older files of the folder say of later steps.
+    /// Creates a new file. TensorBoard itself drops later steps of older files in the folder.
     fn write_into(dir: &Path) -> Result<Self, FormatError> {
         let name = format!("events.out.tfevents.{:010}.finetune.{}", now() as u64, std::process::id());
         let path = dir.join(name);
@@ -47,10 +47,10 @@ impl TensorBoard {
         Ok(log)
     }
 
-    /// Writes what `event` holds of scalars.
+    /// Writes the scalars of `event`.
     pub fn see(&mut self, event: &Event) {
         if let Event::Run(run) = event {
-            // SessionLog { status: START }: later steps of older files are purged from here on.
+            // SessionLog { status: START }: TensorBoard purges later steps of older files.
             self.write(run.first_step, &field_bytes(7, &field_varint(1, 1)));
         }
         let scalars = scalars(event);
@@ -80,7 +80,7 @@ impl TensorBoard {
     }
 }
 
-/// Makes the first folder of `name`, `name-2`, `name-3` ... that does not exist.
+/// Creates the first folder of `name`, `name-2`, `name-3` ... that does not exist.
 fn free(dir: &Path, name: &str) -> Result<PathBuf, FormatError> {
     let mut folder = dir.join(name);
     for n in 2.. {
@@ -115,7 +115,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
     }
 }
 
-/// `Summary.Value { tag, simple_value }`
+/// A protobuf `Summary.Value { tag, simple_value }`.
 fn value(tag: &str, x: f64) -> Vec<u8> {
     let mut out = field_bytes(1, tag.as_bytes());
     out.push(2 << 3 | 5);
@@ -155,7 +155,7 @@ fn masked(data: &[u8]) -> u32 {
     crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Castagnoli's polynomial, reflected; bit by bit, because a step writes two hundred bytes.
+/// CRC with Castagnoli's polynomial, reflected; computed bit by bit, because a step writes only 200 bytes.
 fn crc32c(data: &[u8]) -> u32 {
     !data.iter().fold(!0u32, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0x82f6_3b78 } else { c >> 1 })
@@ -173,14 +173,14 @@ mod tests {
     use crate::train::event::{Eval, RunStart};
 
     #[test]
-    fn checksums_are_castagnoli() {
+    fn checksum_is_crc32c() {
         // RFC 3720, B.4
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
     #[test]
-    fn each_run_has_a_folder_and_keeps_it() {
+    fn each_run_has_its_own_folder_and_keeps_it() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         let elsewhere = root.join("elsewhere/out");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn records_can_be_walked_and_hold_the_scalars() {
+    fn records_are_framed_and_contain_the_scalars() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = TensorBoard::create(&dir.path().join("deep/er"), "run", None).unwrap();
         log.see(&Event::Run(RunStart { first_step: 301, ..RunStart::default() }));
@@ -215,7 +215,7 @@ mod tests {
             let crc = |a: usize, n: usize| u32::from_le_bytes(bytes[a + n..a + n + 4].try_into().unwrap());
             assert_eq!(crc(at, 8), masked(&bytes[at..at + 8]));
             assert_eq!(crc(at + 12, length), masked(&bytes[at + 12..at + 12 + length]));
-            // After the wall time of nine bytes.
+            // The event follows the wall time of nine bytes.
             events.push(bytes[at + 12 + 9..at + 12 + length].to_vec());
             at += length + 16;
         }

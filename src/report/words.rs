@@ -1,13 +1,13 @@
-//! One event in words, a line for each fact. Text of a model, a prompt or a stranger stays on its line.
+//! One event as text, one line per fact. Text of a model, a prompt or an unknown peer is kept on one line.
 
 use crate::numeric::say::inline;
 use crate::train::best::{Best, Metric};
 use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
 
-/// A confusion matrix of more classes than this fits no terminal; the report has it.
+/// Largest number of classes whose confusion matrix fits a terminal; the report shows larger ones.
 pub const SHOWN_CLASSES: usize = 12;
 
-/// The lines of a run's beginning.
+/// The lines of a run's start.
 pub fn run_lines(run: &RunStart) -> Vec<String> {
     let mut lines: Vec<String> = run.notes.iter().map(|note| inline(note)).collect();
     if (1..=SHOWN_CLASSES).contains(&run.labels.len()) {
@@ -26,14 +26,14 @@ pub fn run_lines(run: &RunStart) -> Vec<String> {
     if run.first_step > 1 {
         lines.push(format!("resumed after step {}", run.first_step - 1));
     }
-    // A note may say it already.
+    // A note may already contain this line.
     let mixed =
         Some(inline(&mixed(&run.classes))).filter(|line| run.classes.len() > 1 && !lines.contains(line));
     lines.extend(mixed);
     lines
 }
 
-/// `eval after step 2: loss 1.5000  perplexity 2.000`
+/// A line such as `eval after step 2: loss 1.5000  perplexity 2.000`.
 pub fn eval_line(eval: &Eval) -> String {
     let mut line = format!("eval after step {}: loss {:.4}", eval.step, eval.eval_loss);
     if let Some(perplexity) = eval.perplexity {
@@ -45,7 +45,7 @@ pub fn eval_line(eval: &Eval) -> String {
     line
 }
 
-/// `best eval 0.0240 at step 16`
+/// A text such as `best eval 0.0240 at step 16`.
 pub fn best_words(best: &Best) -> String {
     let name = match best.metric {
         Metric::Loss => String::new(),
@@ -54,7 +54,7 @@ pub fn best_words(best: &Best) -> String {
     format!("best eval {name}{:.4} at step {}", best.value, best.step)
 }
 
-/// The same as a line of a run's summary.
+/// The line about the best evaluation in a run's summary.
 pub fn best_line(best: &Best, done: &Done) -> String {
     let adapter = match (best.kept, done.complete) {
         (true, true) => format!("the adapter is that of step {}", best.step),
@@ -94,12 +94,12 @@ pub fn speed_line(speed: &Speed) -> String {
     inline(&line)
 }
 
-/// The source of a forecast, in words.
+/// The source of a forecast, as text.
 pub fn basis(basis: &str) -> &str {
     if basis == "measured" { "from a measurement" } else { basis }
 }
 
-/// `joined   a (host 1): cpu 0 (cpu-avx512-f32)`
+/// A line such as `joined   a (host 1): cpu 0 (cpu-avx512-f32)`.
 pub fn change_line(change: &Change) -> String {
     let what = match change.what {
         What::Joined => "joined",
@@ -114,25 +114,25 @@ pub fn change_line(change: &Change) -> String {
         What::Resumed => "running",
         What::Note => "note",
     };
-    // A line about a stranger begins with its address itself.
+    // The reason of a line about an unknown peer already begins with its address.
     let worker = if change.reason.starts_with(&change.worker) { "" } else { change.worker.as_str() };
     let parts = [worker, &change.devices.join(", "), &change.reason];
     let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     inline(&format!("{what:<8} {}", parts.join(": ")))
 }
 
-/// `1 microbatch`, `72 microbatches`
+/// A count with its noun: `1 microbatch`, `72 microbatches`.
 pub fn count(n: u64, what: &str) -> String {
     let plural = if what.ends_with("ch") { "es" } else { "s" };
     format!("{n} {what}{}", if n == 1 { "" } else { plural })
 }
 
-/// `0:07`, `12:30`, `3:05:00`
+/// A time: `0:07`, `12:30`, `3:05:00`.
 pub fn duration(seconds: f64) -> String {
     clock(seconds, 0)
 }
 
-/// The same with `digits` decimals of a second: `0:07.5`
+/// A time with `digits` decimals of a second: `0:07.5`.
 pub fn clock(seconds: f64, digits: usize) -> String {
     let power = 10u64.pow(digits as u32);
     let parts = (seconds * power as f64).round() as u64;
@@ -144,7 +144,7 @@ pub fn clock(seconds: f64, digits: usize) -> String {
     }
 }
 
-/// `512 MB`, `1.2 GB`
+/// A number of bytes: `512 MB`, `1.2 GB`.
 pub fn size(bytes: u64) -> String {
     match bytes {
         b if b < 1_000_000_000 => format!("{} MB", b / 1_000_000),

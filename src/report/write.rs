@@ -1,4 +1,4 @@
-//! A run's pictures and its page as files: report.html, and one SVG a picture.
+//! Writes a run's page and pictures as files: report.html, and one SVG per picture.
 
 use super::draw::{Chart, Curve, Style, compact, escape};
 use super::history::History;
@@ -6,10 +6,10 @@ use super::page::{self, Form, Surroundings};
 use crate::format::{FormatError, atomic};
 use std::path::{Path, PathBuf};
 
-/// Pictures as files are this wide, in pixels.
+/// Width of a picture file, in pixels.
 const WIDTH: f64 = 820.0;
 
-/// Writes report.html and the pictures into `dir`; returns the page's path.
+/// Writes report.html and the pictures into `dir`; returns the path of the page.
 pub fn write(dir: &Path, history: &History, around: &Surroundings) -> Result<PathBuf, FormatError> {
     for (name, chart) in page::charts(history) {
         atomic::write_file(&dir.join(format!("{name}.svg")), chart.draw(WIDTH, 300.0).alone().as_bytes())?;
@@ -28,11 +28,11 @@ pub fn write(dir: &Path, history: &History, around: &Surroundings) -> Result<Pat
     Ok(path)
 }
 
-/// A key of the configuration with its value in each run; None where a run says nothing of it.
+/// A configuration key with its value in each run; None if a run does not set it.
 pub type Difference = (String, Vec<Option<String>>);
 
-/// Several runs on one page: their curves over one another, their results, and the keys of their configurations that
-/// differ (`None`: configurations are not known).
+/// A page that compares runs: overlaid curves, results, and the configuration keys that differ (`None`: the
+/// configurations are unknown).
 pub fn comparison(runs: &[(String, History)], differences: Option<&[Difference]>) -> String {
     let last = runs.iter().map(|(_, h)| h.progress.total_steps).max().unwrap_or(0) as f64;
     let chart = |title: &str, style, points: fn(&History) -> Vec<(f64, f64)>| {
@@ -96,7 +96,7 @@ fn swatch(i: usize) -> String {
     )
 }
 
-/// The table of keys that differ: a row for a key, a column for a run.
+/// The table of differing keys: one row per key, one column per run.
 fn different(runs: &[(String, History)], all: &[Difference]) -> String {
     let table = if all.is_empty() {
         r#"<p class="quiet">no difference</p>"#.to_string()
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_stands_alone_and_nothing_in_it_is_taken_for_markup() {
+    fn report_is_self_contained_and_escapes_all_text() {
         let dir = tempfile::tempdir().unwrap();
         let mut events = run(&[("a", "gpu 0"), ("<b>", "cpu")]);
         events.push(Event::Done(Done { step: 3, complete: true, path: "runs/x".into(), seconds: 1.5 }));
@@ -191,7 +191,7 @@ mod tests {
         ] {
             assert!(html.contains(part), "{part}");
         }
-        // Nothing is fetched from anywhere: the only address is the name space of SVG.
+        // The page loads nothing: its only address is the SVG name space.
         for address in html.split("http").skip(1) {
             assert!(
                 address.starts_with("://www.w3.org/2000/svg") || address.starts_with("-equiv"),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_its_word_and_a_fault_its_reason() {
+    fn state_word_and_fault_reason_are_shown() {
         let word = |events: &[Event]| History::of(events).state().word();
         let mut events = run(&[]);
         assert_eq!((word(&[]), word(&events)), ("waiting", "running"));
@@ -232,14 +232,14 @@ mod tests {
             events.push(Event::Fault(Halt { step: 3, code, reason: "no space left".into() }));
             assert_eq!(word(&events), want);
         }
-        // It goes on.
+        // The run is resumed.
         events.push(Event::Run(RunStart { total_steps: 3, first_step: 4, ..RunStart::default() }));
         assert_eq!(word(&events), "running");
     }
 
-    /// Who takes part: neither whoever only knocked, nor whoever was with a process that died and has a successor.
+    /// Members exclude peers that were refused, and workers of an earlier process that died.
     #[test]
-    fn members_are_those_of_the_process_that_computes() {
+    fn members_belong_to_the_current_process() {
         let change = |step, what, worker: &str| {
             let (devices, reason) = (vec![], "because".to_string());
             Event::Device(Change { step, what, worker: worker.into(), devices, reason })
@@ -253,7 +253,7 @@ mod tests {
         events.push(step(1, &[("a", "cpu"), ("b", "cpu")]));
         events.extend([change(1, What::Refused, "203.0.113.5:4242"), change(1, What::Lost, "b")]);
         assert_eq!(names(&events), [here("a", false), here("b", true)]);
-        // Killed; its successor meets others before it computes.
+        // The process is killed; new workers join its successor before it computes.
         events.push(step(2, &[("a", "cpu")]));
         events.extend([change(2, What::Joined, "c"), run(3), step(3, &[("c", "cpu")])]);
         assert_eq!(names(&events), [here("c", false)]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_have_a_block_for_each_microbatch_and_links_their_speed() {
+    fn lanes_show_microbatches_and_links_show_bandwidth() {
         let mut events = run(&[("a", "gpu 0"), ("b", "cpu")]);
         let Some(Event::Step(last)) = events.last_mut() else { panic!() };
         last.shared.as_mut().unwrap().devices[0].spans = vec![(0.0, 0.1), (0.1, 0.25), (0.3, 0.4)];
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_keep_little_of_each_step_and_of_who_knocked() {
+    fn history_of_a_long_run_is_bounded() {
         let mut history = History::of(&run(&[]));
         for i in 1..=100 {
             history.see(&step(i, &[("a", "cpu")]));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn contracts_of_devices_that_a_run_has_not_are_not_held_by_it() {
+    fn contracts_of_absent_backends_are_not_in_this_run() {
         let contract = |id: &str| page::Contract {
             id: id.into(),
             statement: "holds".into(),

@@ -1,4 +1,5 @@
-//! Rows and plan as microbatches: where `data`, which knows no model, meets [`Microbatch`].
+//! Converts rows and plan to microbatches. This is the only link between `data`, which has no model types, and
+//! [`Microbatch`].
 
 use super::work::Work;
 use crate::data::plan::Plan;
@@ -14,7 +15,7 @@ pub struct Batches<'a> {
 }
 
 impl<'a> Batches<'a> {
-    /// `eval`: rows to evaluate on. They are packed under the plan's own limit.
+    /// `eval`: the rows to evaluate on. They are packed with the microbatch size of the plan.
     pub fn new(rows: &'a Samples, plan: &'a Plan, eval: Option<&'a Samples>) -> Self {
         let eval_plan = eval.map_or_else(Vec::new, |rows| Plan::eval(rows, plan.micro_batch_tokens()));
         Batches { rows, plan, eval, eval_plan }
@@ -48,13 +49,13 @@ impl Work for Batches<'_> {
     }
 
     fn eval(&self, index: usize, step: u64) -> Microbatch {
-        // Without rows there is no plan, and `index` is below its length.
+        // Without evaluation rows the plan is empty, so no index is valid and `self.rows` is never used.
         microbatch(self.eval.unwrap_or(self.rows), &self.eval_plan[index], step)
     }
 }
 
-/// Lays rows behind one another. A token's target is the next token of its own row, where that one is
-/// supervised; rows with a class have that as their only target.
+/// Concatenates rows. The target of a token is the next token of its row, if that token is supervised; a row with a
+/// class has the class as its only target.
 pub fn microbatch(samples: &Samples, indices: &[usize], step: u64) -> Microbatch {
     let (mut ids, mut targets, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     let (mut rows, mut bounds) = (Vec::with_capacity(indices.len()), vec![0]);
@@ -87,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_the_next_supervised_token_of_the_same_row() {
+    fn targets_are_next_supervised_tokens_of_the_same_row() {
         let samples =
             samples(&[(4, &[10, 11, 12], &[1, 0, 1]), (9, &[20], &[1]), (2, &[30, 31], &[1, 1])], None);
         let batch = microbatch(&samples, &[2, 0, 1], 7);
         assert_eq!(batch.rows, [2, 4, 9]);
         assert_eq!(batch.ids, [30, 31, 10, 11, 12, 20]);
         assert_eq!(batch.bounds, [0, 2, 5, 6]);
-        // A row's first token has no predecessor: 10 and 20 are nobody's target, though supervised.
+        // The first token of a row has no predecessor: 10 and 20 are no targets, although they are supervised.
         assert_eq!(batch.targets, Targets::Tokens(vec![31, IGNORE, IGNORE, 12, IGNORE, IGNORE]));
         assert_eq!(batch.step, 7);
     }

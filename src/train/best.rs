@@ -1,25 +1,25 @@
-//! Which evaluation was the best so far, and whether a run that gets no better ends: the decisions of transformers'
-//! `load_best_model_at_end` and of its `EarlyStoppingCallback` with threshold 0. Both follow from the scores alone,
-//! which have the same bits for any number of workers. The evaluation before the first step does not count.
+//! Selects the best evaluation and decides early stopping, with the rules of transformers' `load_best_model_at_end` and
+//! `EarlyStoppingCallback` with threshold 0. Both follow from the scores alone, whose bits are the same for any number
+//! of workers. The evaluation before the first step does not count.
 
 use super::event::Eval;
 use serde::{Deserialize, Serialize};
 
-/// The score that evaluations are compared by.
+/// The score by which evaluations are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// The lowest loss is the best.
     #[default]
     Loss,
-    /// The highest accuracy; of classifiers.
+    /// The highest accuracy is the best; only for classifiers.
     Accuracy,
-    /// The highest macro F1; of classifiers.
+    /// The highest macro F1 is the best; only for classifiers.
     MacroF1,
 }
 
 impl Metric {
-    /// As it is shown.
+    /// The name of the metric in output.
     pub fn name(self) -> &'static str {
         match self {
             Metric::Loss => "loss",
@@ -28,7 +28,7 @@ impl Metric {
         }
     }
 
-    /// Its value; None where the evaluation has none.
+    /// The value of the metric; None if the evaluation has none.
     fn of(self, eval: &Eval) -> Option<f64> {
         match self {
             Metric::Loss => Some(eval.eval_loss),
@@ -45,34 +45,34 @@ impl Metric {
     }
 }
 
-/// What a run does with its evaluations besides showing them.
+/// What a run decides by its evaluations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Choice {
     /// The score that decides.
     pub metric: Metric,
-    /// Keeps the best adapter, which becomes the run's result.
+    /// Keeps the best adapter as the result of the run.
     pub keep: bool,
-    /// Evaluations in a row without a better one after which the run ends; None: it takes all its steps.
+    /// Number of evaluations in a row without improvement after which the run ends; None: the run takes all its steps.
     pub patience: Option<u64>,
 }
 
 /// The best evaluation so far.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Best {
-    /// Steps that were taken before it.
+    /// Steps taken before the evaluation.
     pub step: u64,
-    /// What it was judged by.
+    /// The metric that selected the evaluation.
     pub metric: Metric,
-    /// Its score.
+    /// Value of the metric.
     pub value: f64,
-    /// Evaluations after it, none of them better.
+    /// Number of later evaluations, none of which is better.
     pub since: u64,
-    /// Whether its adapter is kept: the checkpoint of its step stays.
+    /// Whether the adapter is kept: the checkpoint of this step is not removed.
     pub kept: bool,
 }
 
 impl Choice {
-    /// The best evaluation after one more.
+    /// The best evaluation after `eval`.
     pub fn judge(&self, best: Option<Best>, eval: &Eval) -> Option<Best> {
         let asked = self.keep || self.patience.is_some();
         let Some(value) = self.metric.of(eval).filter(|_| asked && eval.step > 0) else { return best };
@@ -84,14 +84,14 @@ impl Choice {
         }
     }
 
-    /// What a checkpoint says of the best, unless it was judged by another score, or its adapter is wanted and was
-    /// not kept.
+    /// The best evaluation of a checkpoint, unless another metric selected it, or its adapter is required and was not
+    /// kept.
     pub fn recall(&self, best: Option<Best>) -> Option<Best> {
         let asked = self.keep || self.patience.is_some();
         best.filter(|b| asked && b.metric == self.metric && (b.kept || !self.keep))
     }
 
-    /// True where enough evaluations got no better.
+    /// True if the number of evaluations without improvement reaches the patience.
     pub fn ends(&self, best: Option<Best>) -> bool {
         best.zip(self.patience).is_some_and(|(best, patience)| best.since >= patience)
     }
@@ -101,7 +101,7 @@ impl Choice {
 mod tests {
     use super::*;
 
-    /// The evaluation after which the run ends (0: none), and the best one, both from 1.
+    /// Checks the evaluation after which the run ends (0: none) and the best evaluation, both counted from 1.
     fn check(metric: Metric, values: &[f64], patience: u64, want: (u64, u64)) {
         let choice = Choice { metric, keep: true, patience: Some(patience) };
         let (mut best, mut end) = (None, 0);
@@ -117,12 +117,12 @@ mod tests {
         assert_eq!((end, best.map_or(0, |b| b.step)), want, "{metric:?} {values:?}, patience {patience}");
     }
 
-    /// The decisions were made by the methods `check_metric_value`, `on_evaluate` and `_determine_best_metric` of
-    /// transformers 5.23.0 themselves, run on these sequences.
+    /// The expected values come from the methods `check_metric_value`, `on_evaluate` and `_determine_best_metric` of
+    /// transformers 5.23.0, run on these sequences.
     #[test]
-    fn a_run_ends_where_the_callback_of_transformers_ends_it() {
+    fn early_stopping_equals_that_of_transformers() {
         let near_two = [2.0, 2.0000000000000004, 1.9999999999999998];
-        /// Losses, and for a patience of 1, 2 and 3 the evaluation that ends the run (0: none) and the best one.
+        /// Losses, and for patience 1, 2 and 3 the evaluation that ends the run (0: none) and the best evaluation.
         type Case<'a> = (&'a [f64], [(u64, u64); 3]);
         let losses: [Case; 11] = [
             (&[3.0, 2.0, 1.0], [(0, 3), (0, 3), (0, 3)]),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_eval_before_the_first_step_does_not_count() {
+    fn eval_before_the_first_step_does_not_count() {
         let eval = |step, eval_loss| Eval { step, eval_loss, ..Eval::default() };
         let choice = Choice { keep: true, patience: Some(1), ..Choice::default() };
         assert_eq!(choice.judge(None, &eval(0, 1.0)), None);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_best_that_another_rule_chose_is_forgotten() {
+    fn best_of_another_metric_is_dropped() {
         let keep = Choice { keep: true, ..Choice::default() };
         let stops = Choice { patience: Some(2), ..Choice::default() };
         let best = |kept| Some(Best { step: 3, metric: Metric::Loss, value: 1.0, since: 0, kept });

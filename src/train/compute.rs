@@ -1,6 +1,6 @@
-//! Who computes: one model in this process ([`Local`]), or a coordinator with any number of devices. The loop
-//! asks for exact sums and never learns how many took part, so step, optimizer, checkpoints and events are the
-//! same code, and the same bits, either way.
+//! The source of gradients: one model in this process ([`Local`]), or a coordinator with any number of devices. The
+//! training loop asks for exact sums and does not depend on the number of devices, so step, optimizer, checkpoints and
+//! events have the same code and the same bits in both cases.
 
 use super::error::{Again, Finding, TrainError};
 use super::event::{Event, Shared, Speed};
@@ -14,38 +14,38 @@ use crate::numeric::line::Points;
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Takes what is to be shown while a call lasts.
+/// Receives the events of a call.
 pub type Say<'a> = &'a mut dyn FnMut(Event);
 
-/// Microbatches of an evaluation by their index, made when they are needed: a corpus is not copied at once.
+/// The microbatches of an evaluation, made on demand: the rows are not copied at once.
 pub struct Scoring<'a> {
-    /// Their number.
+    /// Number of microbatches.
     pub count: usize,
-    /// Makes one.
+    /// Makes the microbatch with the given index.
     pub batch: &'a dyn Fn(usize) -> Microbatch,
-    /// Sees every one with its sums exactly once, in any order.
+    /// Receives each microbatch with its sums exactly once, in any order.
     pub each: &'a mut dyn FnMut(&Microbatch, &LossSums) -> Result<(), TrainError>,
 }
 
-/// All that the loop asks of models. `None` is how every call says that a signal ended it; what was half done
-/// then is dropped.
+/// The interface between the training loop and models. Every call returns `None` if a signal ended it; partial results
+/// are then dropped.
 pub trait Compute {
     /// The flat parameter vector.
     fn layout(&self) -> &Layout;
 
-    /// Numeric classes that take part, sorted; one may join later.
+    /// Numeric classes that take part, sorted; more classes may join later.
     fn classes(&self) -> Vec<String>;
 
-    /// Parameters that [`Compute::set_parameters`] is about to set, in order and from value `from` on, while the rest
-    /// of them is still being made: whoever has a long way to carry them may begin. They count for nothing until
-    /// then, and a stretch from 0 begins anew.
+    /// Announces parameters that [`Compute::set_parameters`] will set, in order and starting at value `from`, while the
+    /// others are still being computed, so that a slow network transfer can begin early. Announced values have no
+    /// effect before that call; a call with `from` = 0 starts over.
     fn parameters_ahead(&mut self, _step: u64, _from: usize, _stretch: &[f32]) {}
 
-    /// The parameters after `step` steps: everything that follows is computed with them.
+    /// Sets the parameters after `step` steps for all later calls.
     fn set_parameters(&mut self, step: u64, flat: &[f32]) -> Result<Option<()>, TrainError>;
 
-    /// Makes `sums`, which may hold an older step's, those of gradient and loss of every one of `work`, the
-    /// microbatches of `step`: each exactly once.
+    /// Replaces the contents of `sums` by gradient and loss of `work`, the microbatches of `step`: each microbatch is
+    /// added exactly once.
     fn gradients(
         &mut self,
         step: u64,
@@ -66,56 +66,56 @@ pub trait Compute {
         say: Say,
     ) -> Result<Option<Vec<u32>>, TrainError>;
 
-    /// What its devices were measured to need so far, as far as anybody looked at a clock.
+    /// Measured costs of the devices so far, if any were measured.
     fn speeds(&self, _step: u64) -> Vec<Speed> {
         Vec::new()
     }
 }
 
-/// What a step took besides time.
+/// Costs of a step other than time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Effort {
-    /// How it was shared out; None where one device did it all.
+    /// Distribution over devices; None if one device did all the work.
     pub shared: Option<Shared>,
-    /// When the one device computed each microbatch, in seconds since it was given the work.
+    /// Start and end of each microbatch on the only device, in seconds since the start of the step's work.
     pub spans: Vec<(f64, f64)>,
-    /// What went to devices and back; None of what computes in place.
+    /// Transfers between host and device; None for a backend that computes in host memory.
     pub traffic: Option<Traffic>,
 }
 
-/// How long a device may be measured before the first step.
+/// Time limit of the trial measurements before the first step.
 const TRIAL_SECONDS: f64 = 2.0;
 
-/// One whole model in this process.
+/// One complete model in this process.
 pub struct Local<'a> {
     model: &'a mut dyn Model,
     stop: &'a Stop,
-    /// Tokens and seconds of every microbatch.
+    /// Tokens and seconds of each microbatch.
     points: Points,
-    /// Tokens and bytes.
+    /// Tokens and bytes of each microbatch.
     used: Used,
-    /// Microbatches to be measured with before the first step, and how many were.
+    /// Trial microbatches before the first step, and the number of measured ones.
     trials: (Vec<Microbatch>, u64),
 }
 
 impl<'a> Local<'a> {
-    /// Looks at `stop` between microbatches.
+    /// A `Compute` that checks `stop` between microbatches.
     pub fn new(model: &'a mut dyn Model, stop: &'a Stop) -> Self {
         let trials = (Vec::new(), 0);
         Local { model, stop, points: Points::default(), used: Used::default(), trials }
     }
 
-    /// Measures the model with `trials`, the small ones first, once it has parameters. Their gradients go nowhere.
+    /// Measures the model with `trials`, small ones first, once its parameters are set. The gradients are dropped.
     pub fn measured_with(mut self, trials: Vec<Microbatch>) -> Self {
         self.trials.0 = trials;
         self
     }
 
-    /// Every one of them twice, of which the second counts; no more once that took [`TRIAL_SECONDS`], and once only where
-    /// one alone does: what it takes to touch memory first is little of that.
+    /// Computes each trial twice and measures the second run. No further trial begins after [`TRIAL_SECONDS`]. A trial
+    /// that takes longer than that runs once: the first use of memory is then a small part of its time.
     fn measure(&mut self) -> Result<(), Fault> {
         if self.used.points.n == 0.0 {
-            // What loading took is no matter of microbatches: the second answer is what lies there now.
+            // The first answer covers loading; the second is the memory that is in use now.
             let lies = self.model.in_use().and_then(|_| self.model.in_use());
             lies.into_iter().for_each(|seen| self.used.rest(seen));
         }
@@ -139,8 +139,8 @@ impl<'a> Local<'a> {
         Ok(())
     }
 
-    /// One microbatch into `sums`, all or nothing; the inner error is a value that may not enter them. Where nothing
-    /// comes back, as after a signal, `sums` are empty.
+    /// Adds one microbatch to `sums`, all or nothing; the inner error is a value that the sums cannot hold. If no
+    /// result arrives, for example after a signal, `sums` is empty.
     fn add(
         &mut self,
         batch: &Microbatch,
@@ -148,16 +148,16 @@ impl<'a> Local<'a> {
         sums: &mut Sums,
     ) -> Result<Result<(), Refused>, TrainError> {
         let step = batch.step;
-        // What was done before is no part of it.
+        // Resets the peak memory of earlier work.
         self.model.in_use();
         let (reply, answer) = mpsc::channel();
-        // The sums go to the gradient, on whichever thread it is: so it is never copied.
+        // The sums move to the thread that has the gradient, so the gradient is never copied.
         let mut taken = std::mem::take(sums);
         let computed = self.model.lend_gradient(
             batch,
             Box::new(move |loss, gradient| {
                 let added = taken.add(loss, gradient, cap);
-                // If the run was stopped meanwhile, the receiver is gone.
+                // After a stop the receiver is gone.
                 let _ = reply.send((taken, added));
             }),
         );
@@ -170,8 +170,8 @@ impl<'a> Local<'a> {
         Ok(added)
     }
 
-    /// A bad value with its address, after the microbatch was computed once more: a device that gives another
-    /// answer to the same question is what is wrong, not the rows. `sums` are not used afterwards.
+    /// Reports a bad value with its location, after a second computation of the microbatch: if the two results differ,
+    /// the device is at fault, not the rows. `sums` is not valid afterwards.
     fn address(
         &mut self,
         (bad, at): Refused,
@@ -195,8 +195,8 @@ impl<'a> Local<'a> {
         }
     }
 
-    /// A fault while the run is to stop now is how [`super::OwnThread`] returns early: nothing was lost but
-    /// partial sums.
+    /// Treats a fault during an immediate stop as the early return of [`super::OwnThread`]: only partial sums were
+    /// lost.
     fn unless_stopped<T>(&self, taken: Result<T, TrainError>) -> Result<Option<T>, TrainError> {
         match taken {
             Err(TrainError::Device { .. }) if self.stopped() => Ok(None),

@@ -1,13 +1,13 @@
-//! Why a run did not go on, as facts; each prints as one line that says what, where and what to do.
+//! Reasons why a run did not continue, as facts. Each prints as one line with what, where and what to do.
 
 use super::checkpoint::OTHER_STEPS;
 use crate::model::stage::Fault;
 use std::path::{Path, PathBuf};
 
-/// A run that could not begin, go on or be saved.
+/// A run could not start, continue or be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// A value that is not finite, or too large for exact sums. Nothing was updated with it.
+    /// A value is not finite, or too large for exact sums. It did not change the parameters.
     #[error(
         "step {step}: {tensor} became {} in microbatch {microbatch} (rows {}) on {finding}; the parameters of \
          step {} stand: {}",
@@ -17,34 +17,34 @@ pub enum TrainError {
         .finding.advice()
     )]
     NonFinite {
-        /// The step that was under way.
+        /// The step in progress.
         step: u64,
-        /// Its microbatch, from 0.
+        /// The microbatch of the step, from 0.
         microbatch: usize,
-        /// Ids of the microbatch's rows.
+        /// Row numbers of the microbatch.
         rows: Vec<u64>,
         /// The tensor of the flat layout, or `the loss`.
         tensor: String,
-        /// The value.
+        /// The bad value.
         value: f64,
-        /// Who computed it, and whether it is so elsewhere.
+        /// The device, and the result of a second computation.
         finding: Box<Finding>,
     },
-    /// The update itself gave a value that is not finite.
+    /// The update gave a parameter that is not finite.
     #[error(
         "step {step}: the update made {tensor} {}; the parameters of step {} stand: lower the learning rate",
         short(*.value),
         .step - 1
     )]
     Update {
-        /// The step that was under way.
+        /// The step in progress.
         step: u64,
         /// The tensor of the flat layout.
         tensor: String,
-        /// The value.
+        /// The bad value.
         value: f64,
     },
-    /// A loss that is not finite while evaluating.
+    /// The loss of an evaluation is not finite.
     #[error(
         "evaluation after step {step}: the loss became {} (rows {}){}",
         short(*.value),
@@ -52,72 +52,72 @@ pub enum TrainError {
         .finding.as_ref().map_or(": look at these rows".into(), |f| format!(" on {f}: {}", f.advice()))
     )]
     Evaluation {
-        /// Steps that were taken.
+        /// Steps taken before the evaluation.
         step: u64,
-        /// Ids of the microbatch's rows.
+        /// Row numbers of the microbatch.
         rows: Vec<u64>,
-        /// The value.
+        /// The bad value.
         value: f64,
-        /// Who computed it, where that is known.
+        /// The device, if known.
         finding: Option<Box<Finding>>,
     },
-    /// Too few devices for too long; what was trained is saved.
+    /// Too few devices for too long; the trained state is saved.
     #[error(
         "{have} of {want} devices were here after {seconds} s: {}, or wait for fewer (--expect-workers, --min-workers)",
         if *.step > 0 { "start more workers and go on with --resume" } else { "start more workers and run this again" }
     )]
     Alone {
-        /// Devices that were here.
+        /// Devices that are present.
         have: usize,
-        /// Devices that were waited for.
+        /// Devices that the run waits for.
         want: usize,
-        /// How long.
+        /// Waiting time.
         seconds: u64,
         /// The last finished step.
         step: u64,
     },
-    /// The device failed.
+    /// A device failed.
     #[error("step {step}: {fault}")]
     Device {
-        /// The step that was under way.
+        /// The step in progress.
         step: u64,
-        /// What it said.
+        /// The error of the device.
         fault: Fault,
     },
-    /// A checkpoint could not be written; earlier ones were left alone.
+    /// A checkpoint could not be written; earlier ones are unchanged.
     #[error("{}: the checkpoint of step {step} could not be written: {reason}{}", .path.display(), standing(.kept))]
     Save {
-        /// Its directory.
+        /// Directory of the checkpoint.
         path: PathBuf,
-        /// The step that it would have held.
+        /// Step of the checkpoint.
         step: u64,
-        /// What the system said.
+        /// The error of the operating system.
         reason: String,
-        /// The newest checkpoint that stands.
+        /// The newest existing checkpoint.
         kept: Option<PathBuf>,
     },
-    /// No checkpoint to resume from.
+    /// A checkpoint cannot be read.
     #[error("{}: {reason}", .path.display())]
     Checkpoint {
-        /// Where it was looked for.
+        /// Path of the checkpoint.
         path: PathBuf,
         /// What is wrong.
         reason: String,
     },
-    /// A folder without a single checkpoint.
+    /// The directory contains no checkpoint.
     #[error("{}: no checkpoint-N here to resume from; start without --resume", .path.display())]
     NoCheckpoint {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
     },
-    /// The run's folder is no longer where it was; nothing is written in its place.
+    /// The output directory of the run was removed, moved or replaced; nothing is written in its place.
     #[error(
         "{}: this folder, or the run.lock in it, was removed, moved or replaced during the run; nothing was saved at step \
          {step}: where the folder was moved, go on with --resume=DIR, else start again",
         .path.display()
     )]
     Gone {
-        /// Where it was.
+        /// Former path of the directory.
         path: PathBuf,
         /// The last finished step.
         step: u64,
@@ -125,21 +125,21 @@ pub enum TrainError {
     /// The checkpoint belongs to another model, other rows or another configuration.
     #[error("{}: cannot resume: {}; {}", .path.display(), .differences.join("; "), instead(.path, .differences))]
     Mismatch {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// One line each: `learning_rate was 0.0002, is 0.0005`.
+        /// One line for each difference: `learning_rate was 0.0002, is 0.0005`.
         differences: Vec<String>,
     },
 }
 
-/// Where a bad value arose, and what became of the same microbatch when it was computed once more.
+/// Where a bad value arose, and the result of a second computation of the same microbatch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Worker and device: `worker a, cpu 0`.
     pub place: String,
-    /// Its numeric class.
+    /// Numeric class of the device.
     pub class: String,
-    /// None where there was nobody to compute it again.
+    /// None if no device could repeat the computation.
     pub again: Option<Again>,
 }
 
@@ -148,7 +148,7 @@ pub struct Finding {
 pub struct Again {
     /// Worker and device.
     pub place: String,
-    /// Whether its values are bad there too.
+    /// Whether the second computation also gave a bad value.
     pub bad: bool,
 }
 
@@ -169,8 +169,8 @@ impl std::fmt::Display for Finding {
 }
 
 impl Finding {
-    /// What to do: values that are bad wherever they are computed come from the rows or the rate, others from
-    /// the device. A device that says the same twice has shown neither.
+    /// Advice for the user. A value that is bad on two devices comes from the rows or the learning rate; otherwise the
+    /// device is at fault. A repeated bad value on one device proves neither.
     fn advice(&self) -> String {
         let advice = self.suspects();
         match self.class.split('-').any(|word| word == "f16") {
@@ -198,8 +198,8 @@ impl Finding {
 }
 
 impl TrainError {
-    /// What the process ends with: 3 for values that are not finite, 75 where devices
-    /// are missing, 78 for a mismatch, else 1.
+    /// The exit code of the process: 3 for values that are not finite, 75 for missing devices, 78 for a mismatch,
+    /// otherwise 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             TrainError::NonFinite { .. } | TrainError::Update { .. } | TrainError::Evaluation { .. } => 3,
@@ -211,12 +211,12 @@ impl TrainError {
     }
 }
 
-/// A value in a few digits: 1e300 has 300 where it is written out.
+/// A value in a few digits, because 1e300 has 300 digits without an exponent.
 fn short(value: f64) -> String {
     if value.is_finite() && value.abs() >= 1e7 { format!("{value:e}") } else { value.to_string() }
 }
 
-/// At most eight row numbers: a line stays a line.
+/// At most eight row numbers, so that the message stays short.
 fn list(rows: &[u64]) -> String {
     let mut text = rows.iter().take(8).map(u64::to_string).collect::<Vec<_>>().join(", ");
     if rows.len() > 8 {
@@ -225,9 +225,9 @@ fn list(rows: &[u64]) -> String {
     text
 }
 
-/// What to do with a checkpoint of another configuration. A run of another length may start from what this one learnt.
+/// Advice for a checkpoint with another configuration. A run with another number of steps may start from its adapter.
 fn instead(path: &Path, differences: &[String]) -> String {
-    // A warm-up that is a part of all steps differs with them.
+    // A warm-up given as a share of all steps changes with the number of steps.
     let longer = |line: &String| line.starts_with(OTHER_STEPS) || line.starts_with("warmup_steps ");
     match differences.iter().all(longer) && differences.iter().any(|line| line.starts_with(OTHER_STEPS)) {
         true => format!("to train on, start another run from its adapter: --init-adapter {}", path.display()),
@@ -247,7 +247,7 @@ mod tests {
     use super::{Again, Finding, TrainError, short};
 
     #[test]
-    fn where_factors_are_rounded_to_f16_the_first_advice_is_f32() {
+    fn advice_for_f16_classes_begins_with_f32() {
         let advice = |class: &str, bad| {
             let again = Some(Again { place: "b".into(), bad });
             Finding { place: "a".into(), class: class.into(), again }.advice()

@@ -1,4 +1,4 @@
-//! Scoring on held-out rows: forward passes only, dropout off, sums as exact as those of a step.
+//! Evaluates on held-out rows: forward passes only, dropout off, with sums as exact as those of a step.
 
 use super::compute::{Compute, Say, Scoring};
 use super::error::TrainError;
@@ -9,10 +9,10 @@ use crate::model::stage::{LossSums, Microbatch, Targets};
 use crate::numeric::fixed::BadValue;
 use std::time::Instant;
 
-/// Classes up to which an evaluation says its whole confusion matrix: a line of metrics.jsonl stays a line.
+/// Largest number of classes whose confusion matrix is part of an event, which keeps lines of metrics.jsonl short.
 const SHOWN_CLASSES: usize = 100;
 
-/// Scores the model after `step` steps; None where a signal ended it early.
+/// Evaluates the model after `step` steps; None if a signal ended the evaluation early.
 pub fn evaluate(
     compute: &mut dyn Compute,
     work: &dyn Work,
@@ -48,25 +48,25 @@ fn shown_matrix(scores: Scores) -> Option<Vec<Vec<u64>>> {
     Some(scores.confusion).filter(|matrix| matrix.len() <= SHOWN_CLASSES)
 }
 
-/// How often rows of class i were called j.
+/// Counts of rows by label and prediction.
 #[derive(Debug, Default, Clone)]
 pub struct Confusion {
     counts: Vec<Vec<u64>>,
 }
 
-/// What a confusion matrix amounts to.
+/// Scores of a confusion matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
     /// Share of rows on the diagonal.
     pub accuracy: f64,
     /// Mean F1 over the classes that occur as label or as prediction (scikit-learn's `average="macro"`).
     pub macro_f1: f64,
-    /// `[label][prediction]`, square.
+    /// Number of rows by `[label][prediction]`, a square matrix.
     pub confusion: Vec<Vec<u64>>,
 }
 
 impl Confusion {
-    /// Counts a microbatch; language models predict no classes and add nothing.
+    /// Counts the rows of a microbatch; a language model predicts no classes and adds nothing.
     pub fn add(&mut self, batch: &Microbatch, out: &LossSums) {
         if let Targets::Labels(labels) = &batch.targets {
             labels.iter().zip(&out.predictions).for_each(|(&l, &p)| self.count(l as usize, p as usize));
@@ -81,7 +81,7 @@ impl Confusion {
         self.counts[label][prediction] += 1;
     }
 
-    /// None where nothing was counted.
+    /// The scores; None if no row was counted.
     pub fn scores(self) -> Option<Scores> {
         let total: u64 = self.counts.iter().flatten().sum();
         if total == 0 {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_matrix_of_many_classes_stays_out_of_the_event() {
+    fn large_confusion_matrix_is_not_in_the_event() {
         for (classes, shown) in [(SHOWN_CLASSES, true), (SHOWN_CLASSES + 1, false)] {
             let mut c = Confusion::default();
             c.count(classes - 1, 0);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_those_of_scikit_learn() {
+    fn scores_equal_those_of_scikit_learn() {
         // sklearn.metrics.f1_score([0,0,1,2,2,2], [0,1,1,2,2,0], average="macro") = 0.6555...; class 3 is absent
         let mut c = Confusion::default();
         for (label, prediction) in [(0, 0), (0, 1), (1, 1), (2, 2), (2, 2), (2, 0)] {

@@ -1,6 +1,6 @@
-//! The run speaks once: these are all that it says. metrics.jsonl is this stream, one JSON object a line with
-//! its kind under `event`; terminal, page and report are pure functions of it, so an event carries whatever
-//! they need and nothing that only one of them would want.
+//! The events of a run. metrics.jsonl is this stream, one JSON object per line with its kind under `event`; terminal
+//! output, page and report are pure functions of it. An event carries what these need, and nothing that only one of
+//! them needs.
 
 use super::best::Best;
 use crate::model::memory::Used;
@@ -10,38 +10,38 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// One thing that happened, in the order in which it happened.
+/// One event of a run; events come in the order in which they happen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
-    /// The run begins or goes on; always first.
+    /// The run starts or resumes; always the first event.
     Run(RunStart),
     /// An optimizer step was taken.
     Step(Step),
     /// The model was scored on the evaluation rows.
     Eval(Eval),
-    /// The best evaluation so far; again where a run that keeps it is resumed.
+    /// A new best evaluation; repeated when a run with a best evaluation is resumed.
     Best(Best),
     /// The model answered a prompt.
     Sample(Sample),
     /// A checkpoint is safe on disk.
     Checkpoint(Saved),
-    /// A worker or one of its devices came, went or changed.
+    /// A worker or a device joined, left or changed.
     Device(Change),
-    /// What a device was measured to need.
+    /// Measured costs of a device.
     Speed(Speed),
-    /// How fast and how long the run is expected to be.
+    /// Expected speed and duration of the run.
     Forecast(Forecast),
     /// The run halts.
     Fault(Halt),
-    /// The run takes no further step, because its evaluations got no better.
+    /// The run ends early, because its evaluations stopped improving.
     Early(Early),
-    /// The run ended; always last, unless it halted.
+    /// The run ended; always the last event, unless the run halted.
     Done(Done),
 }
 
 impl Event {
-    /// The optimizer step that it belongs to: the last finished one; 0 before the first.
+    /// The optimizer step of the event: the last finished one, or 0 before the first step.
     pub fn step(&self) -> u64 {
         match self {
             Event::Run(e) => e.first_step.saturating_sub(1),
@@ -60,27 +60,27 @@ impl Event {
     }
 }
 
-/// What is about to be trained on what.
+/// The start of a run: sizes of model, data and plan.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunStart {
     /// Optimizer steps of the whole run.
     pub total_steps: u64,
     /// Steps of one pass over the rows.
     pub steps_per_epoch: u64,
-    /// The step that comes next: 1, or the one after a checkpoint's.
+    /// The next step: 1, or the step after a checkpoint.
     pub first_step: u64,
-    /// Rows that are trained on.
+    /// Number of training rows.
     pub rows: u64,
-    /// Rows that are scored at every evaluation.
+    /// Number of rows in each evaluation.
     pub eval_rows: u64,
-    /// Trained values.
+    /// Number of trained values.
     pub parameters: u64,
-    /// Numeric classes that take part, those of now last; two only where a checkpoint came from another one.
+    /// Numeric classes that have taken part, the current ones last.
     pub classes: Vec<String>,
-    /// Names of a classifier's classes, by their number.
+    /// Class names of a classifier, in the order of the class numbers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// Lines about the run that its starter wants shown (model, counts of truncated and dropped rows ...).
+    /// Lines about the run for display (model, counts of truncated and dropped rows ...).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -88,7 +88,7 @@ pub struct RunStart {
 /// One optimizer step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// From 1.
+    /// Step number, from 1.
     pub step: u64,
     /// Mean over the supervised targets of the step, before its update.
     pub loss: f64,
@@ -96,72 +96,73 @@ pub struct Step {
     pub grad_norm: f64,
     /// Learning rate of this update.
     pub lr: f64,
-    /// Supervised targets (for a classifier: rows) of this step.
+    /// Number of supervised targets (for a classifier: rows) in this step.
     pub tokens: u64,
     /// All tokens of this step.
     pub total_tokens: u64,
-    /// Wall time of this step.
+    /// Wall time of this step in seconds.
     pub seconds: f64,
-    /// Passes over the rows when it ended; 1.5 is the middle of the second.
+    /// Passes over the rows at the end of the step; 1.5 is the middle of the second pass.
     pub epoch: f64,
-    /// How it was shared out; None where one device did it all.
+    /// Distribution over devices; None if one device did all the work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Shared>,
-    /// When the one device computed each microbatch, a pair of seconds since it was given the step's work, cut off to
-    /// milliseconds; of several devices, [`Shared`] says it.
+    /// Start and end of each microbatch on the only device, in seconds since the start of the step's work, rounded down
+    /// to milliseconds. With several devices, [`Shared`] has these times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<(f64, f64)>,
-    /// What went to the device and back for all its microbatches; None of what computes in place.
+    /// Transfers between host and device for all microbatches; None for a backend that computes in host memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic: Option<Traffic>,
-    /// Bytes of memory that the process of the run holds; None where its system does not say.
+    /// Bytes of memory that the process holds; None if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
 }
 
-/// How the microbatches of a step were shared out, and what that cost.
+/// Distribution of a step's microbatches over devices, and its costs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shared {
-    /// Microbatches that count, by the numeric class that computed them.
+    /// Microbatches that count, by numeric class.
     pub classes: BTreeMap<String, u64>,
-    /// What each device did.
+    /// Work of each device.
     pub devices: Vec<Part>,
-    /// Microbatches that were given to a second device because it should have finished first.
+    /// Microbatches that were given to a second device because the first one was late.
     pub repeats: u64,
-    /// Microbatches that a device was told to stop working on.
+    /// Microbatches that a device was asked to stop computing.
     pub cancels: u64,
-    /// Tokens that were computed for nothing.
+    /// Tokens of computations that do not count.
     pub wasted_tokens: u64,
-    /// Seconds in which sums or parameters were under way.
+    /// Seconds in which sums or parameters were in transit.
     pub sync_seconds: f64,
-    /// The part of them in which some device computed.
+    /// The part of `sync_seconds` in which at least one device computed.
     pub hidden_seconds: f64,
-    /// Another part: from the parameters' leaving, before the first microbatch, to the first device that has them.
+    /// The part of `sync_seconds` from sending the parameters, before the first microbatch, to the first device that
+    /// has them.
     #[serde(default)]
     pub parameter_seconds: f64,
-    /// Bytes of sums that arrived.
+    /// Bytes of received sums.
     pub bytes_in: u64,
-    /// Bytes of parameters that were sent.
+    /// Bytes of sent parameters.
     pub bytes_out: u64,
 }
 
-/// What the coordinator's own process is called where it computes too.
+/// Worker name of the coordinator's own process, if it also computes.
 pub const HERE: &str = "here";
 
-/// A device's part in a step.
+/// The work of a device in a step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// Its worker's name.
+    /// Name of the worker.
     pub worker: String,
-    /// Its own.
+    /// Name of the device.
     pub device: String,
-    /// Its microbatches that count.
+    /// Microbatches that count.
     pub microbatches: u64,
-    /// Their tokens.
+    /// Tokens of these microbatches.
     pub tokens: u64,
-    /// Seconds that it computed, what did not count included.
+    /// Seconds of computation, including work that does not count.
     pub busy: f64,
-    /// When, a pair of seconds for each microbatch, since the step's work was given out; rounded to milliseconds.
+    /// Start and end of each microbatch, in seconds since the start of the step's work, rounded to milliseconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<(f64, f64)>,
 }
@@ -169,157 +170,157 @@ pub struct Part {
 /// One evaluation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Eval {
-    /// Steps that were taken before it.
+    /// Steps taken before the evaluation.
     pub step: u64,
     /// Sum of losses over sum of weights, dropout off.
     pub eval_loss: f64,
     /// exp(eval_loss); None for a classifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Share of rows whose most probable class is right.
+    /// Share of rows whose most probable class is the label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// Mean F1 over the classes that occur, as scikit-learn's `f1_score(average="macro")` has it.
+    /// Mean F1 over the classes that occur, as in scikit-learn's `f1_score(average="macro")`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
-    /// Rows of class i that were called j; None for a language model, and above 100 classes.
+    /// Number of rows with label i and prediction j; None for a language model, and above 100 classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
-    /// Supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier: rows).
     pub tokens: u64,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
 }
 
-/// An answer.
+/// The answer to a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Steps that were taken before it.
+    /// Steps taken before the answer.
     pub step: u64,
-    /// As it was typed.
+    /// The prompt as the user typed it.
     pub prompt: String,
-    /// What the model added.
+    /// The generated text.
     pub text: String,
 }
 
-/// A checkpoint.
+/// A checkpoint that was written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Saved {
-    /// The last step that it contains.
+    /// The last step in the checkpoint.
     pub step: u64,
-    /// Its directory.
+    /// Directory of the checkpoint.
     pub path: PathBuf,
 }
 
-/// What happened to a worker or a device.
+/// The kinds of changes of a worker or a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
-    /// It takes part from now on.
+    /// The worker takes part from now on.
     Joined,
-    /// It left of its own will.
+    /// The worker left by itself.
     Left,
-    /// Its connection ended, or it fell silent.
+    /// The connection ended or timed out.
     Lost,
-    /// It may not take part.
+    /// The worker may not take part.
     Refused,
-    /// It was taken out for a wrong result.
+    /// The worker was removed because of a wrong result.
     Expelled,
-    /// It computes on another backend now.
+    /// A device computes on another backend now.
     Fallback,
-    /// It gave an error: what it did is done again.
+    /// A device failed; its work is repeated.
     Failed,
     /// The run has not begun: it waits for devices.
     Waiting,
-    /// Too few are left: the run waits.
+    /// Too few devices are left: the run waits.
     Paused,
-    /// Enough are there (again).
+    /// Enough devices are present again.
     Resumed,
-    /// Something worth knowing about who takes part.
+    /// Other information about workers.
     Note,
 }
 
-/// A worker or a device changed.
+/// A change of a worker or a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// Steps that were taken before it.
+    /// Steps taken before the change.
     pub step: u64,
     /// What happened.
     pub what: What,
-    /// The worker's name; empty where the run as a whole is meant.
+    /// Name of the worker; empty if the change concerns the whole run.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub worker: String,
-    /// Its devices that this is about, with their numeric classes: `cpu 0 (cpu-avx512-f32)`.
+    /// The devices concerned, with their numeric classes: `cpu 0 (cpu-avx512-f32)`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
-    /// Why, in one line.
+    /// Reason, in one line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-/// What a device was measured to need for training microbatches: when it was admitted, and so far.
+/// Measured costs of training microbatches on a device: at its admission, and later with all microbatches so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
-    /// Steps that were taken before it.
+    /// Steps taken before the measurement.
     pub step: u64,
-    /// The worker's name; empty where one device does it all.
+    /// Name of the worker; empty if one device does all the work.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub worker: String,
-    /// Its own.
+    /// Name of the device.
     pub device: String,
-    /// Its numeric class.
+    /// Numeric class of the device.
     pub class: String,
-    /// Seconds that a microbatch takes by its tokens: the line of least squares.
+    /// Fitted time of a microbatch: seconds as a linear function of its tokens (least squares).
     pub line: Line,
-    /// What it was fitted to: microbatches, their tokens and seconds.
+    /// The measured points: tokens and seconds of microbatches.
     pub points: Points,
-    /// Of them, those that were computed for nothing but this measurement.
+    /// Number of these microbatches that were computed only for the measurement.
     #[serde(default)]
     pub trials: u64,
-    /// How it is reached, where it is on another machine.
+    /// The network to the device, if it is on another machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
-    /// What they took of its memory; None where nobody counts.
+    /// Measured memory of these microbatches; None if the backend does not measure it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Used>,
 }
 
-/// A network between a worker and its coordinator.
+/// The network between a worker and its coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Link {
-    /// Bytes a second.
+    /// Bytes per second.
     pub bandwidth: f64,
-    /// Seconds there and back.
+    /// Round-trip time in seconds.
     pub round_trip: f64,
 }
 
-/// What is expected of a run, or of what is left of it.
+/// Expected speed and duration of a run, or of its remaining steps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Forecast {
-    /// Steps that were taken before it.
+    /// Steps taken before the forecast.
     pub step: u64,
-    /// All tokens of its steps over their wall time.
+    /// All tokens of the steps over their wall time.
     pub tokens_per_second: f64,
-    /// Wall time from the beginning of the process's work to the end.
+    /// Wall time from the start of the process's work to the end.
     pub seconds: f64,
-    /// How good that is: `measured`, `scaled by FLOPs`, `a guess`.
+    /// Source of the forecast: `measured`, `scaled by FLOPs`, `a guess`.
     pub basis: String,
-    /// What each device should take of its memory, where that is known.
+    /// Expected memory of each device, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<Takes>,
 }
 
-/// What a device should take of its memory.
+/// Expected memory of a device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Takes {
-    /// The worker's name; empty where one device does it all.
+    /// Name of the worker; empty if one device does all the work.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub worker: String,
-    /// Its own.
+    /// Name of the device.
     pub device: String,
-    /// Bytes in use at once, without the frozen weights, for the longest microbatch of the run.
+    /// Peak bytes in use, without the frozen weights, for the longest microbatch of the run.
     pub bytes: u64,
-    /// How good that is: `measured`, `scaled` from what was measured elsewhere, `estimated`.
+    /// Source of the value: `measured`, `scaled` from measurements of other devices, `estimated`.
     pub basis: String,
 }
 
@@ -328,11 +329,11 @@ pub struct Takes {
 pub struct Halt {
     /// The last finished step.
     pub step: u64,
-    /// The exit code: 3 for a value that is not finite or out of range, 75 where the state is saved and the run can
-    /// go on, 1 otherwise.
+    /// Exit code: 3 for a value that is not finite or out of range, 75 if the state is saved and the run can be
+    /// resumed, otherwise 1.
     #[serde(default = "failure")]
     pub code: u8,
-    /// One line.
+    /// Reason, in one line.
     pub reason: String,
 }
 
@@ -343,41 +344,41 @@ fn failure() -> u8 {
 /// Why a run ends before its last step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Early {
-    /// The last step that was taken.
+    /// The last step taken.
     pub step: u64,
     /// Evaluations since the best one.
     pub evals: u64,
 }
 
-/// The end.
+/// The end of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// Steps that were taken, those before a resume included.
+    /// Steps taken, including those before a resume.
     pub step: u64,
-    /// False where a signal ended the run before its last step.
+    /// False if a signal ended the run before its last step.
     pub complete: bool,
-    /// Where the adapter (of a stopped run: the checkpoint) lies.
+    /// Path of the adapter; of the checkpoint if the run was stopped.
     pub path: PathBuf,
-    /// Wall time since the run began, or went on.
+    /// Wall time since the start or the last resume.
     pub seconds: f64,
 }
 
-/// What two runs of several numeric classes have in common.
+/// The line about a run with several numeric classes: how far two such runs agree.
 pub fn mixed<'a>(classes: impl IntoIterator<Item = &'a String>) -> String {
     let names: Vec<&str> = classes.into_iter().map(String::as_str).collect();
     let (n, names) = (names.len(), names.join(", "));
     format!("bits: {n} classes ({names}): loss within 1 %, not byte-equal between runs")
 }
 
-/// What one worker has done of a run.
+/// The share of one worker in a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Share {
     /// Steps that the run has taken.
     pub step: u64,
     /// Steps of the whole run.
     pub steps: u64,
-    /// This worker's microbatches that count.
+    /// Microbatches of this worker that count.
     pub microbatches: u64,
-    /// Their tokens.
+    /// Tokens of these microbatches.
     pub tokens: u64,
 }

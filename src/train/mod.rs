@@ -1,4 +1,4 @@
-//! Floor 4: step, optimizer, schedule, evaluation, checkpoints. It sees stages and plans, never a backend.
+//! Floor 4: step, optimizer, schedule, evaluation, checkpoints. This folder imports stages and plans, but no backend.
 
 mod batches;
 pub mod best;

@@ -1,29 +1,29 @@
-//! torch.optim.AdamW in f32, operation for operation as its single-tensor path writes them, nothing fused or
-//! reassociated: another coordinator's CPU gives the same bits. Scalars (rate, bias corrections) are f64, as
-//! Python's floats are, and are rounded to f32 where torch does. (Loshchilov & Hutter 2019, arXiv:1711.05101)
+//! torch.optim.AdamW in f32, in the order of operations of its single-tensor path, without fused or reassociated
+//! operations, so that every CPU gives the same bits. Scalars (learning rate, bias corrections) are f64 like Python's
+//! floats, and are rounded to f32 where torch rounds them. (Loshchilov & Hutter 2019, arXiv:1711.05101)
 //!
-//! torch's own vectorised `lerp` uses a fused multiply-add where the CPU has one, so torch differs from itself
-//! in the last bit; with ATEN_CPU_CAPABILITY=default it does not fuse, and that is what the golden test holds.
+//! torch's vectorised `lerp` uses a fused multiply-add if the CPU has one, so the last bit of torch's result depends on
+//! the CPU. With ATEN_CPU_CAPABILITY=default torch does not fuse; the golden test compares with that result.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// Values per block of a norm, and per unit of work of a thread. A constant: the order of summation must not
-/// depend on the machine.
+/// Values per block of a norm, and per work unit of a thread. The block size is a constant because the order of
+/// summation must not depend on the machine.
 pub(super) const BLOCK: usize = 4096;
 
-/// Everything that one update depends on besides its gradient and its rate.
+/// Parameters of an update, apart from gradient and learning rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Options {
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Decoupled: parameters shrink by rate * weight_decay.
+    /// Decoupled weight decay: parameters are multiplied by 1 - rate * weight_decay.
     pub weight_decay: f64,
-    /// Longest gradient that is let through; 0 switches clipping off.
+    /// Maximum gradient norm; 0 disables clipping.
     pub max_grad_norm: f64,
 }
 
@@ -33,7 +33,7 @@ impl Default for Options {
     }
 }
 
-/// The L2 norm, in f64: squares are summed in order within blocks, then the blocks in order.
+/// The L2 norm in f64: squares are summed in order within a block, then over the blocks in order.
 pub fn norm(gradient: &[f32]) -> f64 {
     let blocks: Vec<f64> = gradient.par_chunks(BLOCK).map(squares).collect();
     blocks.iter().sum::<f64>().sqrt()
@@ -44,24 +44,24 @@ pub(super) fn squares(block: &[f32]) -> f64 {
     block.iter().map(|&g| f64::from(g) * f64::from(g)).sum()
 }
 
-/// Shortens a gradient of that norm to `max_norm` as clip_grad_norm_ does; 0 leaves it as it is.
+/// Scales a gradient of norm `norm` down to `max_norm`, as clip_grad_norm_ does; 0 disables clipping.
 pub fn clip(gradient: &mut [f32], norm: f64, max_norm: f64) {
     if let Some(c) = coefficient(norm, max_norm) {
         gradient.par_chunks_mut(BLOCK).for_each(|block| block.iter_mut().for_each(|g| *g *= c));
     }
 }
 
-/// What a gradient of that norm is multiplied by, if it is to be shortened.
+/// The factor that clips a gradient of norm `norm`; None if no clipping is needed.
 pub(super) fn coefficient(norm: f64, max_norm: f64) -> Option<f32> {
     let coefficient = max_norm / (norm + 1e-6);
     (max_norm > 0.0 && coefficient < 1.0).then_some(coefficient as f32)
 }
 
-/// The moments of every trained value.
+/// The moments of all trained values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdamW {
     options: Options,
-    /// Updates so far.
+    /// Number of updates so far.
     pub step: u64,
     /// First moments, in the flat layout.
     pub exp_avg: Vec<f32>,
@@ -86,12 +86,12 @@ impl AdamW {
         AdamW { options, step: 0, exp_avg: vec![0.0; len], exp_avg_sq: vec![0.0; len] }
     }
 
-    /// The options it was made with.
+    /// The options of the optimizer.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// One update of `parameters` in place; all three are in the flat layout.
+    /// Updates `parameters` in place; parameters, gradient and moments are in the flat layout.
     pub fn update(&mut self, parameters: &mut [f32], gradient: &[f32], rate: f64) {
         assert_eq!(parameters.len(), self.exp_avg.len(), "parameters and moments share one layout");
         assert_eq!(parameters.len(), gradient.len(), "parameters and gradient share one layout");
@@ -102,7 +102,7 @@ impl AdamW {
         values.zip(moments).for_each(|((p, g), (m, v))| block(&scalars, p, g, (m, v)));
     }
 
-    /// Those of update number `step`.
+    /// The scalars of update number `step`.
     pub(super) fn scalars(&self, step: u64, rate: f64) -> Scalars {
         let Options { beta1, beta2, eps, weight_decay, .. } = self.options;
         let correction1 = 1.0 - libm::pow(beta1, step as f64);
@@ -119,10 +119,10 @@ impl AdamW {
     }
 }
 
-/// Parameters, first and second moments.
+/// Parameters, first moments and second moments.
 pub(super) type Moved<T> = (T, T, T);
 
-/// The update of a block in place.
+/// Updates a block in place.
 pub(super) fn block(
     s: &Scalars,
     parameters: &mut [f32],
@@ -134,14 +134,14 @@ pub(super) fn block(
     }
 }
 
-/// The first parameter of a block that its update would make infinite or NaN, with its position; nothing is stored.
+/// The first parameter in a block that the update would make infinite or NaN, with its index; nothing is stored.
 pub(super) fn not_finite(s: &Scalars, gradient: &[f32], (p, m, v): Moved<&[f32]>) -> Option<(usize, f32)> {
     let values = p.iter().zip(m).zip(v).zip(gradient);
     let mut next = values.map(|(((&p, &m), &v), &g)| one(s, g, (p, m, v)).0).enumerate();
     next.find(|(_, p)| !p.is_finite())
 }
 
-/// The update itself: each line is one operation of torch's.
+/// The update of one value: each line is one torch operation.
 #[inline(always)]
 fn one(s: &Scalars, g: f32, (mut p, mut m, mut v): Moved<f32>) -> Moved<f32> {
     if let Some(shrink) = s.shrink {
@@ -155,7 +155,7 @@ fn one(s: &Scalars, g: f32, (mut p, mut m, mut v): Moved<f32>) -> Moved<f32> {
     (p, m, v)
 }
 
-/// at::native::lerp: which end it starts from depends on the weight, for accuracy.
+/// at::native::lerp: the formula depends on the weight, for accuracy.
 #[inline(always)]
 fn lerp(from: f32, to: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { from + weight * (to - from) } else { to - (to - from) * (1.0 - weight) }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_norm_over_blocks_is_the_norm() {
+    fn blockwise_norm_equals_the_norm() {
         for n in [0usize, 1, BLOCK - 1, BLOCK, 3 * BLOCK + 17] {
             let g: Vec<f32> = (0..n).map(|i| (i as f32 * 0.37).sin()).collect();
             let exact = g.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn clipping_shortens_and_zero_switches_it_off() {
+    fn clipping_limits_the_norm_and_zero_disables_it() {
         let g = vec![3.0f32, 4.0];
         for (max, want) in [(0.0, 5.0), (10.0, 5.0), (1.0, 5.0 / (5.0 + 1e-6))] {
             let mut c = g.clone();

@@ -1,9 +1,10 @@
-//! The end of a step, in place: from its sums to the next parameters and moments. Nothing is written before it is known
-//! that every next parameter is finite: the update is computed once without storing anything, and then again. Memory
-//! costs more than arithmetic here: the mean gradient is never held as a whole, and nothing is held twice.
+//! The end of a step, in place: computes the next parameters and moments from the sums. Nothing is written before all
+//! next parameters are known to be finite: the update is computed once without storing, and then a second time. Memory
+//! costs more than arithmetic here: the mean gradient is never stored as a whole, and no value is stored twice.
 //!
-//! What [`Sums::mean`], [`optim::norm`], [`optim::clip`] and [`optim::AdamW::update`] do one after the other is done
-//! block by block, in the same order within a block and the same order of blocks: the bits are the same.
+//! The operations [`Sums::mean`], [`optim::norm`], [`optim::clip`] and [`optim::AdamW::update`] are done block by
+//! block, in the same order within a block and over the blocks, so the bits are the same as those of the separate
+//! operations.
 
 use super::checkpoint::State;
 use super::optim::{self, BLOCK, Scalars};
@@ -11,16 +12,16 @@ use super::sum::Sums;
 use crate::numeric::fixed::CELL;
 use rayon::prelude::*;
 
-/// Values that are handed on at a time while the next are computed.
+/// Number of values per stretch; one stretch is passed on while the next one is computed.
 const STRETCH: usize = 8 * CELL;
 
-/// Takes stretches of the next parameters in order, each with the position of its first value.
+/// Receives stretches of the next parameters in order, each with the index of its first value.
 pub type Made<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
-/// Means of a step.
+/// Mean loss and gradient norm of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Means {
-    /// Loss over weight.
+    /// Loss sum over weight.
     pub loss: f64,
     /// L2 norm of the mean gradient, before clipping.
     pub grad_norm: f64,
@@ -41,7 +42,7 @@ impl Means {
     }
 }
 
-/// What turns a sum into an update.
+/// Computes an update from sums.
 struct Update<'a> {
     sums: &'a Sums,
     clip: Option<f32>,
@@ -49,7 +50,7 @@ struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// The clipped mean gradient of a block of `len` values from `at` on.
+    /// The clipped mean gradient of `len` values from index `at`.
     fn gradient<'b>(&self, at: usize, len: usize, block: &'b mut [f32; BLOCK]) -> &'b [f32] {
         let gradient = &mut block[..len];
         self.sums.mean_of(at / CELL, at % CELL, gradient);
@@ -59,7 +60,7 @@ impl Update<'_> {
         gradient
     }
 
-    /// The first next parameter that is not finite, with its position.
+    /// The first next parameter that is not finite, with its index.
     fn not_finite(&self, state: &State) -> Option<(usize, f32)> {
         let moments =
             state.optimizer.exp_avg.par_chunks(BLOCK).zip(state.optimizer.exp_avg_sq.par_chunks(BLOCK));
@@ -71,7 +72,7 @@ impl Update<'_> {
         })
     }
 
-    /// Updates a stretch that begins at `from`.
+    /// Updates a stretch that begins at index `from`.
     fn store(&self, from: usize, (p, m, v): (&mut [f32], &mut [f32], &mut [f32])) {
         let moments = m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK));
         p.par_chunks_mut(BLOCK).zip(moments).enumerate().for_each(|(index, (p, moments))| {
@@ -82,9 +83,10 @@ impl Update<'_> {
     }
 }
 
-/// Takes a step at `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates parameters and
-/// moments. The error is the position and the value of the first next parameter that is not finite; then `state` is as
-/// it was and `made` was not called. `made` is called on this thread, with one stretch while the next is computed.
+/// Takes a step at learning rate `rate`: clips the mean gradient of `sums`, whose norm is `grad_norm`, and updates
+/// parameters and moments. The error is index and value of the first next parameter that is not finite; `state` is then
+/// unchanged and `made` was not called. `made` runs on the calling thread, with one stretch while the next one is
+/// computed.
 pub fn update(
     state: &mut State,
     sums: &Sums,
@@ -127,9 +129,9 @@ mod tests {
         (0..len).map(|_| (draws.unit() - 0.5) * 2f32.powi(draws.below(20) as i32 - 12)).collect()
     }
 
-    /// On any number of threads the passes give the bits of the four operations that they stand for.
+    /// On any number of threads the combined passes give the bits of the four separate operations.
     #[test]
-    fn a_step_in_place_has_the_bits_of_mean_norm_clip_and_update() {
+    fn step_in_place_has_the_bits_of_separate_operations() {
         for len in
             [0usize, 1, BLOCK - 1, BLOCK, CELL, CELL + BLOCK + 3, 2 * CELL + 5, STRETCH + 1, 2 * STRETCH + 9]
         {
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_not_finite_is_named_and_changes_nothing() {
+    fn non_finite_parameter_is_named_and_changes_nothing() {
         let mut state = State::new(draw(1, 3 * BLOCK), Options::default());
         (state.parameters[BLOCK + 7], state.parameters[2 * BLOCK]) = (f32::INFINITY, f32::NAN);
         let before = state.clone();

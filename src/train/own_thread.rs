@@ -1,7 +1,6 @@
-//! A model on a thread of its own, which a run can walk away from: SIGTERM may not wait for a microbatch that
-//! takes a minute. Whoever waits looks at the stop flag twenty times a second; once it says now, the call
-//! returns a fault, which a run that is being stopped takes as what it is, and the thread, told to stop at the
-//! next block, is left to the end of the process.
+//! A model on its own thread, so that a run does not wait for it: SIGTERM must not wait for a microbatch that takes a
+//! minute. The waiting side checks the stop flag twenty times per second. At an immediate stop the call returns a
+//! fault, which the stopping run ignores; the thread is asked to stop at the next block and is not joined.
 
 use super::stop::{Stop, Urgency};
 
@@ -13,22 +12,22 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a raised flag may go unseen.
+/// Interval between checks of the stop flag.
 const GLANCE: Duration = Duration::from_millis(50);
 
 const LEFT: &str = "left alone because the run is to stop now";
 
 type Call = Box<dyn FnOnce(&mut dyn Model) + Send>;
 
-/// Stands for a model that computes elsewhere in the process.
+/// Represents a model on another thread of the process.
 pub struct OwnThread<'a> {
     layout: Layout,
     class: String,
     stop: &'a Stop,
     calls: Sender<Call>,
-    /// Locked by the thread while it computes.
+    /// The thread holds the lock while it computes.
     model: Arc<Mutex<Box<dyn Model>>>,
-    /// After the last gradient.
+    /// Transfers after the last gradient.
     traffic: Traffic,
     in_use: Option<InUse>,
     cancel: Cancel,
@@ -50,13 +49,13 @@ impl<'a> OwnThread<'a> {
         OwnThread { layout, class, stop, calls, model, traffic, in_use, cancel }
     }
 
-    /// Has the thread do `work` and waits for it, or until the run is to stop now.
+    /// Sends `work` to the thread and waits for the result, or until an immediate stop.
     fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
     ) -> Result<T, Fault> {
         let (reply, answer) = mpsc::channel();
-        // Both sends fail only when the other side has gone, which the waiting below finds out.
+        // Both sends fail only if the other side has gone; `recv_timeout` below detects that.
         let _ = self.calls.send(Box::new(move |model| drop(reply.send(work(model)))));
         loop {
             match answer.recv_timeout(GLANCE) {
@@ -64,7 +63,7 @@ impl<'a> OwnThread<'a> {
                 Err(RecvTimeoutError::Disconnected) => return Err(self.fault("its thread died")),
                 Err(RecvTimeoutError::Timeout) => {
                     if self.stop.urgency() == Urgency::Now {
-                        // What is saved next should not have to share the processor.
+                        // The thread must not compete with the checkpoint for the processor.
                         self.cancel.raise();
                         return Err(self.fault(LEFT));
                     }
@@ -88,7 +87,7 @@ impl Stage for OwnThread<'_> {
     }
 
     fn set_parameters(&mut self, flat: &[f32]) -> Result<(), Fault> {
-        // On this thread, because the other one is idle between steps: nothing is copied to travel there.
+        // Runs on the calling thread, because the other one is idle between steps: the parameters are not copied.
         match self.model.lock() {
             Ok(mut model) => model.set_parameters(flat),
             Err(_) => Err(self.fault("its thread died")),
@@ -124,7 +123,7 @@ impl Stage for OwnThread<'_> {
         self.traffic
     }
 
-    /// Of the last gradient; else of what lies there now.
+    /// Memory of the last gradient, else the memory that is in use now.
     fn in_use(&mut self) -> Option<InUse> {
         let last = self.in_use.take();
         let now = || self.ask(|model| model.in_use()).ok().flatten();
@@ -140,7 +139,7 @@ impl Generate for OwnThread<'_> {
         each: &mut dyn FnMut(u32) -> bool,
     ) -> Result<Vec<u32>, Fault> {
         let (prompt, sampling) = (prompt.to_vec(), sampling.clone());
-        // A token goes out, and whether to go on comes back, so that `each` decides as it does in place.
+        // Each token is sent out and a verdict is received, so that `each` runs on the calling thread.
         let (tokens, seen) = mpsc::channel();
         let (verdicts, verdict) = mpsc::channel();
         let (reply, answer) = mpsc::channel();

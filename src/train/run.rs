@@ -1,6 +1,6 @@
-//! The loop. A step is: microbatches forward and backward, exact sums, one division, clip, AdamW, new
-//! parameters. Who computes is behind [`Compute`]. It knows no file format, no device and no terminal: everything
-//! that is to be shown is an event, and everything that is to be kept goes through [`super::checkpoint`].
+//! The training loop. A step is: microbatches forward and backward, exact sums, one division, clip, AdamW, new
+//! parameters. [`Compute`] hides the devices. The loop has no file format, device or terminal: all output is an event,
+//! and all saved state goes through [`super::checkpoint`].
 
 use super::best::Choice;
 use super::checkpoint::{Saving, State};
@@ -16,66 +16,65 @@ use super::work::Work;
 use crate::model::stage::Sampling;
 use std::time::Instant;
 
-/// All that a run needs.
+/// All inputs of a run.
 pub struct Run<'a> {
-    /// Who computes. Its parameters are set from `state` before anything else.
+    /// The source of gradients. Its parameters are set from `state` before any other call.
     pub compute: &'a mut dyn Compute,
     /// Rows and plan.
     pub work: &'a dyn Work,
-    /// Where it begins: [`State::new`], or what a checkpoint held.
+    /// The initial state: [`State::new`], or the state of a checkpoint.
     pub state: State,
-    /// The rate of every step.
+    /// The learning rate of every step.
     pub schedule: Schedule,
-    /// An evaluation every so many steps besides the ones at the start and at the end; 0 for those alone.
+    /// Steps between evaluations, in addition to those at the start and at the end; 0 for only these two.
     pub eval_steps: u64,
-    /// What evaluations decide: which adapter is kept, and whether the run ends early.
+    /// Decisions by evaluations: which adapter is kept, and whether the run ends early.
     pub choice: Choice,
     /// When and how checkpoints are written.
     pub saving: Saving<'a>,
-    /// Prompts that are answered before and after, and at every evaluation.
+    /// Prompts that are answered at the start, at the end and at every evaluation.
     pub sampler: Option<Sampler<'a>>,
-    /// Raised by signals.
+    /// The stop flag, which signals raise.
     pub stop: &'a Stop,
-    /// Names of a classifier's classes.
+    /// Class names of a classifier.
     pub labels: Vec<String>,
-    /// Lines to be shown with the run's first event.
+    /// Lines in the run's first event.
     pub notes: Vec<String>,
 }
 
 /// How prompts are answered during training.
 pub struct Sampler<'a> {
-    /// The prompt as it was typed, and its tokens.
+    /// Prompts as typed, and their tokens.
     pub prompts: Vec<(String, Vec<u32>)>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Tokens to text.
+    /// Converts tokens to text.
     pub decode: &'a dyn Fn(&[u32]) -> String,
 }
 
 /// How a run ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// True when the last step was taken, or evaluations ended the run; false where a signal ended it and a checkpoint
-    /// holds its state.
+    /// True after the last step or an early stop; false if a signal ended the run and a checkpoint contains its state.
     pub complete: bool,
-    /// The last state: its parameters are what is to be exported.
+    /// The last state, with the parameters to export.
     pub state: State,
     /// The newest checkpoint.
     pub checkpoint: Option<std::path::PathBuf>,
-    /// Wall time.
+    /// Wall time in seconds.
     pub seconds: f64,
 }
 
-/// Trains from `run.state` to the end of the plan, or to a signal. Every event is given to `events` as it
-/// happens; [`Event::Done`] is left to the caller, who knows where the adapter lies.
+/// Trains from `run.state` to the end of the plan, or until a signal. Each event is passed to `events` when it happens;
+/// the caller sends [`Event::Done`], because it knows the path of the adapter.
 pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainError> {
     let began = Instant::now();
     let mut trainer = Trainer { sums: Sums::default(), run, events };
     let outcome = trainer.all_steps();
     if let Err(error) = &outcome {
         if matches!(error.exit_code(), 3 | 75) && trainer.run.state.step > 0 {
-            // What stands is saved, so that the run can go on from there. Should that fail too, the reason of
-            // the halt is still what there is to say.
+            // The state is saved so that the run can be resumed. If saving fails too, the reason of the halt is still
+            // the one to report.
             let _ = trainer.checkpoint();
         }
         let (step, code) = (trainer.run.state.step, error.exit_code());
@@ -87,7 +86,7 @@ pub fn run(run: Run, events: &mut dyn FnMut(&Event)) -> Result<Finished, TrainEr
     Ok(Finished { complete, checkpoint: saving.newest(), state, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// What became of handing the parameters of a step to the model; `None` where a signal ended that.
+/// The result of setting the model's parameters after a step; `None` if a signal ended the call.
 type Handed = Result<Option<()>, TrainError>;
 
 struct Trainer<'a, 'e> {
@@ -96,13 +95,13 @@ struct Trainer<'a, 'e> {
     sums: Sums,
 }
 
-/// Whether it has computed a microbatch of the run. What its trials showed was said when it came.
+/// Whether the device has computed a microbatch of the run. Trials are reported when the device joins.
 fn worked(speed: &Speed) -> bool {
     speed.points.n > speed.trials as f64
 }
 
 impl Trainer<'_, '_> {
-    /// True when no step is left to take, false when a signal came first.
+    /// Returns true if no step is left, false if a signal came first.
     fn all_steps(&mut self) -> Result<bool, TrainError> {
         self.say(Event::Run(self.start()));
         let State { step, parameters, .. } = &self.run.state;
@@ -119,7 +118,7 @@ impl Trainer<'_, '_> {
             let taken = done.step + 1 - first;
             self.say(Event::Step(done));
             let Some(()) = handed_over? else { break };
-            // Often at first, when little is known, and then ever less.
+            // Reports more often at first, while few measurements exist, then less and less.
             if taken >= 8 && taken.is_power_of_two() {
                 self.measured(worked);
             }
@@ -129,13 +128,14 @@ impl Trainer<'_, '_> {
         self.ended()
     }
 
-    /// True where no step is left: the last one was taken, or evaluations got no better for long enough.
+    /// True if no step is left: the last one was taken, or early stopping applies.
     fn finished(&self) -> bool {
         let Run { state, work, choice, .. } = &self.run;
         state.step >= work.total_steps() || choice.ends(state.best)
     }
 
-    /// True when no step is left. Whatever ended the loop, its state is saved; a run that took no step has none.
+    /// Saves the state after the loop and returns true if no step is left; a stopped run without any step saves
+    /// nothing.
     fn ended(&mut self) -> Result<bool, TrainError> {
         self.measured(worked);
         let stopped = self.run.stop.urgency();
@@ -150,7 +150,7 @@ impl Trainer<'_, '_> {
         Ok(complete)
     }
 
-    /// One optimizer step, and whether the model has its parameters; None where a signal ended it, and its partial sums
+    /// One optimizer step, and the result of setting the new parameters; None if a signal ended it and its partial sums
     /// are dropped.
     fn one_step(&mut self, step: u64) -> Result<Option<(event::Step, Handed)>, TrainError> {
         let began = Instant::now();
@@ -180,18 +180,18 @@ impl Trainer<'_, '_> {
     }
 }
 
-/// The rim of the loop: what surrounds a step.
+/// The parts of the loop that surround a step.
 impl Trainer<'_, '_> {
     fn start(&self) -> event::RunStart {
         let Run { work, compute, state, labels, notes, .. } = &self.run;
         let mut classes = state.classes.clone();
-        // Whoever computes now stands last, also where it computed before others did.
+        // The current classes are last, even if they also computed earlier.
         for class in compute.classes() {
             classes.retain(|known| *known != class);
             classes.push(class);
         }
         let mut notes = notes.clone();
-        // A coordinator, which knows nobody yet, says it as devices come.
+        // A coordinator has no devices yet and reports classes as devices join.
         if classes.len() > 1 && !compute.classes().is_empty() {
             notes.push(event::mixed(&classes));
         }
@@ -208,7 +208,7 @@ impl Trainer<'_, '_> {
         }
     }
 
-    /// Says what devices were measured to need, where that is worth saying.
+    /// Reports the measured costs of the devices that `worth` selects.
     fn measured(&mut self, worth: impl Fn(&Speed) -> bool) {
         let speeds = self.run.compute.speeds(self.run.state.step).into_iter();
         for speed in speeds.filter(worth).collect::<Vec<_>>() {
@@ -221,8 +221,8 @@ impl Trainer<'_, '_> {
         (self.events)(&event);
     }
 
-    /// New parameters and moments, together, and only if every parameter is finite: else the state stays that of the
-    /// step before.
+    /// Updates parameters and moments together, and only if every parameter is finite; otherwise the state is
+    /// unchanged.
     fn update(&mut self, step: u64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
         let Trainer { run: Run { state, compute, .. }, sums, .. } = self;
         let mut ahead = |from: usize, stretch: &[f32]| compute.parameters_ahead(step, from, stretch);
@@ -233,8 +233,8 @@ impl Trainer<'_, '_> {
         })
     }
 
-    /// Evaluates and answers the prompts, where that is due and was not done before a resume. A run that was
-    /// asked to end leaves it to the one that goes on; after the last step there is none.
+    /// Answers the prompts and evaluates, if due and not already done before a resume. A run that was asked to end
+    /// leaves this to the resumed run, unless the last step was taken.
     fn look(&mut self) -> Result<(), TrainError> {
         let step = self.run.state.step;
         let every = self.run.eval_steps;
@@ -263,7 +263,7 @@ impl Trainer<'_, '_> {
         if best.kept { self.checkpoint() } else { Ok(()) }
     }
 
-    /// Answers every prompt; None where a signal ended it.
+    /// Answers all prompts; None if a signal ended it.
     fn answer(&mut self, step: u64) -> Result<Option<()>, TrainError> {
         let Trainer { run: Run { compute, sampler: Some(sampler), .. }, events, .. } = self else {
             return Ok(Some(()));
@@ -277,7 +277,7 @@ impl Trainer<'_, '_> {
         Ok(Some(()))
     }
 
-    /// Writes a checkpoint where one is due or was asked for.
+    /// Writes a checkpoint if one is due or was requested.
     fn keep(&mut self) -> Result<(), TrainError> {
         let asked = self.run.stop.take_checkpoint();
         let every = self.run.saving.every;
@@ -288,7 +288,7 @@ impl Trainer<'_, '_> {
         }
     }
 
-    /// Writes a checkpoint of the last finished step, unless there is one.
+    /// Writes a checkpoint of the last finished step, unless it exists.
     fn checkpoint(&mut self) -> Result<(), TrainError> {
         self.run.state.classes = self.start().classes;
         if let Some(path) = self.run.saving.write(&self.run.state, self.run.work.steps_per_epoch())? {

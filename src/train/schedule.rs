@@ -1,17 +1,17 @@
-//! Learning rates as values: a schedule is a pure function of the step. The formulas are those of
+//! Learning rate schedules as values: a schedule is a pure function of the step. The formulas are those of
 //! transformers' `get_{cosine,linear,constant}_schedule_with_warmup`, whose first warm-up step has rate 0.
 
 use serde::{Deserialize, Serialize};
 
-/// How the rate falls after the warm-up.
+/// Decrease of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// Half a cosine down to 0.
+    /// Half a cosine period down to 0.
     Cosine,
-    /// A line down to 0.
+    /// A straight line down to 0.
     Linear,
-    /// Not at all.
+    /// No decrease.
     Constant,
 }
 
@@ -27,31 +27,31 @@ impl std::str::FromStr for Decay {
     }
 }
 
-/// The rate of every step of a run.
+/// The learning rate of every step of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     /// The highest rate.
     pub peak: f64,
-    /// Its shape.
+    /// Decrease after the warm-up.
     pub decay: Decay,
-    /// Steps of linear rise from 0.
+    /// Steps of linear increase from 0.
     pub warmup: u64,
     /// Steps of the whole run.
     pub total: u64,
 }
 
-/// Steps that a share of a run's steps amounts to, rounded up as transformers does.
+/// The number of steps for a share of `total`, rounded up as in transformers.
 pub fn warmup_steps(ratio: f64, total: u64) -> u64 {
     (ratio * total as f64).ceil() as u64
 }
 
 impl Schedule {
-    /// The rate of `step`, counted from 1.
+    /// The learning rate of `step`, counted from 1.
     pub fn rate(&self, step: u64) -> f64 {
         self.peak * self.factor(step.saturating_sub(1))
     }
 
-    /// `done`: steps taken before. Cosine is the `libm` crate's, so that machines agree.
+    /// `done`: the number of steps before this one. The cosine comes from the `libm` crate, so that all machines agree.
     fn factor(&self, done: u64) -> f64 {
         if done < self.warmup {
             return done as f64 / self.warmup as f64;
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_up_begins_at_zero_and_a_decay_ends_near_it() {
+    fn warm_up_starts_at_zero_and_decay_ends_near_zero() {
         let s = |decay| Schedule { peak: 2.0, decay, warmup: 4, total: 12 };
         for decay in [Decay::Cosine, Decay::Linear, Decay::Constant] {
             assert_eq!(s(decay).rate(1), 0.0);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_a_run_round_up() {
+    fn warm_up_share_is_rounded_up() {
         assert_eq!(warmup_steps(0.03, 40), 2);
         assert_eq!(warmup_steps(0.0, 40), 0);
         assert_eq!(warmup_steps(0.5, 3), 2);

@@ -1,34 +1,34 @@
-//! The sums of one step: gradient, loss and weight in fixed point, so that any grouping and any order of
-//! microbatches gives the same bits. The division by the weight happens once, in [`Sums::mean`].
+//! The sums of one step: gradient, loss and weight in fixed point, so that any grouping and any order of microbatches
+//! gives the same bits. The only division by the weight is in [`Sums::mean`].
 //!
-//! Loss and weight are two numbers per microbatch: they are added in 128 bits and so have no cap per
-//! microbatch, only the format's own range.
+//! Loss and weight are two numbers per microbatch: they are added in 128 bits, so their only limit is the range of the
+//! fixed-point format, not a cap per microbatch.
 
 use crate::model::stage::LossSums;
 use crate::numeric::fixed::CELL;
 use crate::numeric::fixed::{self, BadValue};
 use rayon::prelude::*;
 
-/// What the microbatches of a step amount to.
+/// The sums over the microbatches of a step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// [`CELL`] values each, the last one what is left.
+    /// [`CELL`] values each; the last cell may be shorter.
     cells: Vec<Vec<i64>>,
     len: usize,
     loss: i128,
     weight: i128,
-    /// Supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
 }
 
-/// Loss, weight and targets of some microbatches: all of their sums but the gradient's.
+/// Loss, weight and targets of microbatches: all sums except the gradient.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scalars {
-    /// Losses in fixed point, added up.
+    /// Sum of the losses, in fixed point.
     pub loss: i128,
-    /// Weights in fixed point, added up.
+    /// Sum of the weights, in fixed point.
     pub weight: i128,
-    /// Supervised targets (for a classifier: rows).
+    /// Number of supervised targets (for a classifier: rows).
     pub targets: u64,
 }
 
@@ -42,7 +42,7 @@ pub struct Mean {
 }
 
 impl Scalars {
-    /// Those of one microbatch. The error is a value that is not finite or outside the format's range.
+    /// The scalars of one microbatch. The error is a value that is not finite or outside the range of the format.
     pub fn of(sums: &LossSums) -> Result<Self, BadValue> {
         let fixed = |value| fixed::to_fixed(value, i64::MAX).ok_or(BadValue { index: 0, value });
         let (loss, weight) = (fixed(sums.loss)?, fixed(sums.weight)?);
@@ -51,12 +51,12 @@ impl Scalars {
 }
 
 impl Sums {
-    /// Nothing yet, over a flat layout of `len` values (0 for an evaluation).
+    /// Empty sums over a flat layout of `len` values (0 for an evaluation).
     pub fn new(len: usize) -> Self {
         Sums { cells: empty_cells(len), len, loss: 0, weight: 0, targets: 0 }
     }
 
-    /// Nothing again, in the same memory.
+    /// Sets all sums to zero and keeps the memory.
     pub fn reset(&mut self, len: usize) {
         if self.len == len {
             self.cells.par_iter_mut().for_each(|cell| cell.fill(0));
@@ -65,39 +65,40 @@ impl Sums {
         (self.loss, self.weight, self.targets) = (0, 0, 0);
     }
 
-    /// Cells for `len` values, for whoever fills all of them; values are kept where there are as many already.
+    /// Resizes the cells to `len` values for a caller that overwrites all of them; existing values stay if the size is
+    /// equal.
     pub fn reset_len(&mut self, len: usize) {
         if self.len != len {
             (self.cells, self.len) = (empty_cells(len), len);
         }
     }
 
-    /// Values of the flat layout.
+    /// Number of values in the flat layout.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The gradient, in cells of [`CELL`] values, the last one shorter.
+    /// The gradient in cells of [`CELL`] values; the last cell may be shorter.
     pub fn cells(&self) -> &[Vec<i64>] {
         &self.cells
     }
 
-    /// The gradient's cells, for whoever adds to them in place.
+    /// The gradient's cells, for additions in place.
     pub fn cells_mut(&mut self) -> &mut [Vec<i64>] {
         &mut self.cells
     }
 
-    /// All but the gradient.
+    /// All sums except the gradient.
     pub fn scalars(&self) -> Scalars {
         Scalars { loss: self.loss, weight: self.weight, targets: self.targets }
     }
 
-    /// Replaces all but the gradient.
+    /// Replaces all sums except the gradient.
     pub fn set_scalars(&mut self, scalars: Scalars) {
         (self.loss, self.weight, self.targets) = (scalars.loss, scalars.weight, scalars.targets);
     }
 
-    /// Adds a microbatch's loss; what is not finite or outside the format's range changes nothing.
+    /// Adds the loss of a microbatch; a value that is not finite or outside the range changes nothing.
     pub fn add_loss(&mut self, sums: &LossSums) -> Result<(), BadValue> {
         let one = Scalars::of(sums)?;
         self.add_scalars(one);
@@ -110,7 +111,7 @@ impl Sums {
         self.targets += one.targets;
     }
 
-    /// Adds a microbatch's gradient, all or nothing; the error's index is one of the flat layout.
+    /// Adds the gradient of a microbatch, all or nothing; the error's index is that of the flat layout.
     pub fn add_gradient(&mut self, gradient: &[f32], cap: i64) -> Result<(), BadValue> {
         assert_eq!(self.len, gradient.len(), "sum and gradient share one layout");
         check_gradient(gradient, cap)?;
@@ -119,23 +120,23 @@ impl Sums {
         Ok(())
     }
 
-    /// Adds a microbatch, all or nothing.
+    /// Adds gradient and loss of a microbatch, all or nothing.
     pub fn add(&mut self, loss: &LossSums, gradient: &[f32], cap: i64) -> Result<(), Refused> {
-        // A bad loss is named before what it did to the gradient.
+        // A bad loss is reported before the bad gradients that it causes.
         let scalars = Scalars::of(loss).map_err(|bad| (bad, None))?;
         self.add_gradient(gradient, cap).map_err(|bad| (bad, Some(bad.index)))?;
         self.add_scalars(scalars);
         Ok(())
     }
 
-    /// The one division. A weight of zero (class weights may be) leaves nothing to learn from: all zero.
+    /// The means of loss and gradient, the only division. A weight of zero (class weights may be zero) gives all zeros.
     pub fn mean(&self) -> Mean {
         let mut gradient = vec![0.0; self.len];
         gradient.par_chunks_mut(CELL).enumerate().for_each(|(index, out)| self.mean_of(index, 0, out));
         Mean { loss: self.mean_loss(), gradient }
     }
 
-    /// Of one cell, from value `from` of it on, as many as `out` holds.
+    /// The means of one cell from value `from` on, as many as `out` holds.
     pub(super) fn mean_of(&self, cell: usize, from: usize, out: &mut [f32]) {
         let over = self.over_weight();
         out.iter_mut()
@@ -154,10 +155,10 @@ impl Sums {
     }
 }
 
-/// A value of a microbatch that may not enter its sum, and its index in the flat layout; `None` for the loss.
+/// A value that a sum cannot hold, and its index in the flat layout; `None` for the loss.
 pub type Refused = (BadValue, Option<usize>);
 
-/// Refuses the first value that no sum can hold; its index is one of the flat layout.
+/// Returns the first value that a sum cannot hold as an error; its index is that of the flat layout.
 pub fn check_gradient(gradient: &[f32], cap: i64) -> Result<(), BadValue> {
     let bad = |(i, values): (usize, &[f32])| {
         fixed::check(values, cap).err().map(|bad| BadValue { index: bad.index + i * CELL, ..bad })

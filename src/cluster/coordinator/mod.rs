@@ -211,9 +211,9 @@ impl<'a> Coordinator<'a> {
         self.counts
     }
 
-    /// Tells everybody how the run ended, and waits a little for them to hear it; then closes the port, and tells those
-    /// that had connected by then. After a restart, workers of the earlier coordinator may still be dialling: they are
-    /// waited for unless this coordinator has run longer than `UNKNOWN`.
+    /// Sends the end of the run to every member and waits up to `patience` for its delivery; then closes the port
+    /// and sends it to workers that had connected by then. After a restart, workers of the earlier coordinator may
+    /// still be dialling: they are waited for unless this coordinator has run longer than `UNKNOWN`.
     pub fn close(mut self, bye: &Bye, patience: Duration, mut port: Option<Port>) {
         let first = self.reception.manifest().epoch <= 1 || self.began.elapsed() >= UNKNOWN;
         let known = self.company == Company::Closed || (self.worked && first);

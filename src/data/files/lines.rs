@@ -1,4 +1,4 @@
-//! What passes through a reader on its way into a parser: how much since the last row, and where lines begin.
+//! Observes the bytes between a reader and a parser: the bytes since the last row, and the starts of lines.
 
 use super::LONGEST;
 use std::cell::RefCell;
@@ -14,44 +14,44 @@ pub struct Lines(Rc<RefCell<Seen>>);
 struct Seen {
     /// Bytes read.
     read: u64,
-    /// Of these, when the last row was taken.
+    /// Value of `read` at the end of the last row.
     taken: u64,
-    /// The number of the line that `read` is in, from 0.
+    /// Number of the current line, from 0.
     line: u64,
-    /// The last byte read ended a line, or none was read.
+    /// True at the start of a line.
     fresh: bool,
     last: u8,
-    /// (first byte, number from 1) of lines that are not empty, those of rows already taken left out.
+    /// (first byte, line number from 1) of non-empty lines, without those of earlier rows.
     begins: VecDeque<(u64, u64)>,
-    /// `begins` stays empty: whoever reads asks for no line.
+    /// True if no line numbers are needed; `begins` then stays empty.
     uncounted: bool,
 }
 
 impl Lines {
-    /// For rows that are not addressed by lines.
+    /// A counter for rows that have no line numbers.
     pub fn uncounted() -> Self {
         Lines(Rc::new(RefCell::new(Seen { uncounted: true, ..Seen::default() })))
     }
 
-    /// The reader, watched. It fails when a row is longer than `LONGEST`.
+    /// Wraps `reader`. Reading fails once a row is longer than `LONGEST`.
     pub fn watch<R: Read>(&self, reader: R) -> impl Read + use<R> {
         Watched { reader, lines: self.clone() }
     }
 
-    /// A row is complete.
+    /// Marks the end of a row.
     pub fn next_row(&self) {
         let seen = &mut *self.0.borrow_mut();
         seen.taken = seen.read;
     }
 
-    /// Whether a row was longer than `LONGEST`.
+    /// Whether the current row is longer than `LONGEST`.
     pub fn exceeded(&self) -> bool {
         let seen = self.0.borrow();
         seen.read - seen.taken > LONGEST
     }
 
-    /// The line (from 1) of the row that begins at or after the byte `at`: empty lines and the rest of a line's end may
-    /// stand before it. Rows must be asked for in their order.
+    /// The line number (from 1) of the row that begins at or after byte `at`: empty lines and the rest of a line end
+    /// may precede it. Rows must be requested in their order.
     pub fn line(&self, at: u64) -> u64 {
         let seen = &mut *self.0.borrow_mut();
         while seen.begins.len() > 1 && seen.begins[0].0 < at {

@@ -1,4 +1,4 @@
-//! Tables as text: .csv with commas, semicolons or tabs between its cells, whichever its header has most of, and .tsv.
+//! Text tables (.csv, .tsv). The delimiter (comma, semicolon or tab) is the one that is most frequent in the header.
 
 use super::lines::Lines;
 use super::{Flow, Raw, RawRow, Sink, endless, format_error};
@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// What may stand between cells, the likeliest first.
+/// Possible delimiters, most common first.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
-/// What stands between the cells of a .csv or .tsv file; None for other files and those that cannot be read.
+/// The delimiter of a .csv or .tsv file; None for other files and unreadable ones.
 pub fn delimiter(path: &Path) -> Option<&'static str> {
     let kind = path.extension()?.to_str()?.to_lowercase();
     if !["csv", "tsv"].contains(&kind.as_str()) {
@@ -25,7 +25,7 @@ pub fn delimiter(path: &Path) -> Option<&'static str> {
     })
 }
 
-/// The delimiter that a header has most of, outside of quotes.
+/// The delimiter that occurs most often in the header, outside quotes.
 fn sniff(text: &[u8]) -> u8 {
     let (mut quoted, mut counts) = (false, [0u32; DELIMITERS.len()]);
     for &byte in text {
@@ -41,7 +41,7 @@ fn sniff(text: &[u8]) -> u8 {
     counts.iter().position(|n| *n == most).map_or(b',', |i| DELIMITERS[i])
 }
 
-/// A row is an object of its header's names; all cells are strings.
+/// Reads a table. Each row becomes an object with the names of the header; all cells are strings.
 pub fn read(opened: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataError> {
     let lines = Lines::default();
     let mut text = BufReader::with_capacity(1 << 16, lines.watch(opened));
@@ -71,7 +71,7 @@ pub fn read(opened: impl Read, file: &str, sink: Sink<'_>) -> Result<Flow, DataE
     }
 }
 
-/// What is wrong with a record, without its place.
+/// The error of a record, without its position.
 fn fault(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!(

@@ -1,10 +1,10 @@
-//! The turns of a conversation: what a message must have, and ShareGPT's turns as messages.
+//! The turns of a conversation: checks of messages, and conversion of ShareGPT turns.
 
 use super::{Chat, kind};
 use serde_json::{Value, json};
 
 impl Chat {
-    /// What to say of a conversation without a turn of the assistant; None where there is one.
+    /// The reason if the conversation has no assistant turn, otherwise None.
     pub fn unanswered(&self) -> Option<String> {
         let mut roles: Vec<&str> = Vec::new();
         for message in self.messages.as_array().into_iter().flatten() {
@@ -20,7 +20,7 @@ impl Chat {
     }
 }
 
-/// Refuses what is no list of messages with roles.
+/// Rejects a value that is not a list of messages with roles.
 pub fn check(messages: Value) -> Result<Value, String> {
     let list = messages.as_array().map_or(&[][..], Vec::as_slice);
     if list.is_empty() {
@@ -41,7 +41,7 @@ pub fn check(messages: Value) -> Result<Value, String> {
     Ok(messages)
 }
 
-/// One turn of ShareGPT, under the role names that templates know.
+/// Converts a ShareGPT turn to a message with the role names of chat templates.
 pub fn sharegpt(turn: &Value) -> Result<Value, String> {
     if turn.get("role").is_some() {
         return Ok(turn.clone());
@@ -63,7 +63,7 @@ pub fn sharegpt(turn: &Value) -> Result<Value, String> {
     Ok(json!({"role": role, "content": value}))
 }
 
-/// A call written as JSON in the turn's text becomes the `tool_calls` of an assistant turn.
+/// Converts a function call, written as JSON in the turn's text, to an assistant message with `tool_calls`.
 fn function_call(value: &Value) -> Result<Value, String> {
     let parsed = match value {
         Value::String(s) => {

@@ -1,7 +1,7 @@
-//! Values as Python prints, compares and serialises them, where minijinja's own way differs.
+//! Python's printing, comparison and serialisation of values, where minijinja differs.
 //!
-//! `{{ none }}` is `None`, `{{ true }}` is `True`, a list is its `repr`, and `tojson` is `json.dumps` with
-//! ensure_ascii off: floats keep `.0`, separators are `, ` and `: `, nothing is escaped for HTML.
+//! `{{ none }}` is `None`, `{{ true }}` is `True`, a list is printed as its `repr`, and `tojson` is `json.dumps`
+//! without ensure_ascii: floats keep `.0`, separators are `, ` and `: `, and no character is escaped for HTML.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value as Jinja};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 
-/// A JSON value as the template sees it; objects keep the order of their keys.
+/// Converts a JSON value for a template; objects keep the order of their keys.
 pub fn from_json(value: &Value) -> Jinja {
     match value {
         Value::Null => Jinja::from(()),
@@ -25,8 +25,8 @@ pub fn from_json(value: &Value) -> Jinja {
     }
 }
 
-/// Messages as transformers hands them to a template: keys that are null are left out (templates test whether
-/// a key is there), and `reasoning_content` is filled from its older names and the other way round.
+/// Prepares messages as transformers does: null keys are removed, because templates test whether a key exists, and
+/// `reasoning_content` and its older names are filled from each other.
 pub fn normalise(messages: &Value) -> Value {
     let one = |message: &Value| -> Value {
         let Some(map) = message.as_object() else { return message.clone() };
@@ -47,17 +47,18 @@ pub fn normalise(messages: &Value) -> Value {
     }
 }
 
-/// `is iterable`: what Python can loop over; none is not.
+/// The test `is iterable`: whether Python can iterate over the value; false for none.
 pub fn is_iterable(value: &Jinja) -> bool {
     is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
-/// `is sequence`: what has a length and items, strings and mappings included; undefined has both in Jinja.
+/// The test `is sequence`: true for a value with a length and items, including strings and mappings; Jinja's undefined
+/// has both.
 pub fn is_sequence(value: &Jinja) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }
 
-/// What `{{ value }}` puts out.
+/// Writes the output of `{{ value }}`.
 pub fn format(out: &mut Output, _: &mut State, value: &Jinja) -> Result<(), Error> {
     let written = match value.as_str() {
         Some(s) => out.write_str(s),
@@ -66,7 +67,7 @@ pub fn format(out: &mut Output, _: &mut State, value: &Jinja) -> Result<(), Erro
     written.map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot write"))
 }
 
-/// `str(value)`.
+/// Python's `str(value)`.
 pub fn str(value: &Jinja) -> String {
     match value.as_str() {
         Some(s) => s.to_owned(),
@@ -110,8 +111,8 @@ fn repr(out: &mut String, value: &Jinja) {
     }
 }
 
-/// What repr escapes beyond ASCII: Unicode's categories Cf, Zl, Zp and Zs, and what is private or a control.
-/// Code points that no character has yet are left as they are.
+/// Characters beyond ASCII that repr escapes: Unicode's categories Cf, Zl, Zp and Zs, private-use and control
+/// characters. Unassigned code points are not escaped.
 const UNPRINTABLE: [RangeInclusive<u32>; 26] = [
     0x80..=0xa0,
     0xad..=0xad,
@@ -141,7 +142,7 @@ const UNPRINTABLE: [RangeInclusive<u32>; 26] = [
     0xf0000..=0x10ffff,
 ];
 
-/// Python's repr of a string: single quotes unless it holds one and no double quote.
+/// Python's repr of a string: with single quotes, unless the string contains a single and no double quote.
 fn quoted(out: &mut String, s: &str) {
     let quote = if s.contains('\'') && !s.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -171,7 +172,7 @@ fn quoted(out: &mut String, s: &str) {
     out.push(quote);
 }
 
-/// Integers as they are; floats as Python's repr: shortest digits, exponent below 1e-4 and from 1e16.
+/// Prints integers unchanged and floats as Python's repr: shortest digits, with an exponent below 1e-4 and from 1e16.
 fn number(out: &mut String, value: &Jinja) {
     let Some(x) = (!value.is_integer()).then(|| f64::try_from(value.clone()).ok()).flatten() else {
         out.push_str(&value.to_string());
@@ -182,7 +183,7 @@ fn number(out: &mut String, value: &Jinja) {
     } else if x == 0.0 || (1e-4..1e16).contains(&x.abs()) {
         let _ = write!(out, "{x:?}");
     } else {
-        // Rust writes 1e-5 and 1e16 where Python writes 1e-05 and 1e+16.
+        // Rust prints 1e-5 and 1e16, Python prints 1e-05 and 1e+16.
         let text = format!("{x:e}");
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
         let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |d| ('-', d));
@@ -198,7 +199,7 @@ fn pairs(map: &Jinja) -> Vec<(Jinja, Jinja)> {
 /// `json.dumps(value, ensure_ascii=..., indent=..., separators=..., sort_keys=...)`.
 pub fn tojson(value: &Jinja, positional: Option<Jinja>, options: Kwargs) -> Result<String, Error> {
     let given = |v: Option<Jinja>| v.filter(|v| !v.is_none() && !v.is_undefined());
-    // transformers' filter takes ensure_ascii as its first positional argument
+    // The first positional argument of transformers' filter is ensure_ascii.
     let ascii = given(positional).or(given(options.get("ensure_ascii")?)).is_some_and(|v| v.is_true());
     let indent = match given(options.get("indent")?) {
         None => None,
@@ -327,7 +328,7 @@ impl Json {
     }
 }
 
-/// Python's methods: minijinja-contrib's, and those that it lacks.
+/// Python's methods: those of minijinja-contrib, and the missing ones.
 pub fn method(state: &mut State, value: &Jinja, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
     if let Some(s) = value.as_str() {
         match name {

@@ -1,4 +1,4 @@
-//! `strftime` in the C locale and UTC: dates that templates print, without a time zone database.
+//! `strftime` in the C locale and UTC, for dates in templates, without a time zone database.
 
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,7 +19,7 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Seconds since 1970, UTC.
+/// The current time in seconds since 1970, UTC.
 pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
 }
@@ -36,7 +36,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
 }
 
-/// A moment in the words of a format; `%-d` and its kin leave the padding out, unknown letters stay as they are.
+/// Formats a time. `%-d` and similar specifiers omit the padding; unknown letters are copied.
 pub fn strftime(seconds: i64, format: &str) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
@@ -96,9 +96,9 @@ pub fn strftime(seconds: i64, format: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Against GNU date -u.
+    /// The expected values come from GNU date -u.
     #[test]
-    fn dates() {
+    fn dates_equal_those_of_gnu_date() {
         for (seconds, expected) in [
             (0, "Thu 01 Jan 1970 001 00:00:00 AM 12"),
             (951_782_399, "Mon 28 Feb 2000 059 23:59:59 PM 11"),

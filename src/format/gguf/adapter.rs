@@ -1,6 +1,6 @@
-//! LoRA adapters as GGUF, as llama.cpp's `convert_lora_to_gguf.py` writes them: A and B under the base's
-//! tensor names, rows of B turned for q and k of architecture `llama`. Its scale is alpha / rank and nothing
-//! else, and alpha 0 means 1: so whoever writes folds another scale into alpha and never gives 0.
+//! LoRA adapters as GGUF, in the format of llama.cpp's `convert_lora_to_gguf.py`: A and B under the tensor names of the
+//! base; for architecture `llama`, rows of B for q and k are permuted. The scale is always alpha / rank, and alpha 0 is
+//! read as a scale of 1. Therefore a writer must include any other scale in alpha and must not write 0.
 
 use super::encode::{F16, decode, encode};
 use super::reader::Gguf;
@@ -15,51 +15,51 @@ use std::path::Path;
 
 const PEFT: &str = "base_model.model.";
 
-/// What is written besides the values.
+/// Metadata of an adapter file.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// Of the base: `llama`, `qwen2`, `qwen3`.
+    /// Architecture of the base: `llama`, `qwen2`, `qwen3`.
     pub architecture: String,
-    /// (query heads, key/value heads) where rows of q and k are turned.
+    /// (query heads, key/value heads) if rows of q and k are permuted.
     pub paired: Option<(usize, usize)>,
-    /// What to call it.
+    /// Name of the adapter.
     pub name: String,
-    /// The base's Hub id.
+    /// Hub id of the base.
     pub base_id: Option<String>,
     /// Scale times rank.
     pub alpha: f32,
 }
 
-/// One tensor under its PEFT name.
+/// One tensor with its PEFT name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`
+    /// Name: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
     pub name: String,
-    /// R for A, outputs for B.
+    /// R for A, number of outputs for B.
     pub rows: usize,
-    /// Inputs for A, R for B.
+    /// Number of inputs for A, R for B.
     pub cols: usize,
-    /// rows * cols.
+    /// The rows * cols values.
     pub values: Vec<f32>,
 }
 
-/// What a GGUF adapter holds.
+/// The contents of a GGUF adapter.
 #[derive(Debug)]
 pub struct Adapter {
-    /// Of the base.
+    /// Architecture of the base.
     pub architecture: String,
     /// Scale times rank.
     pub alpha: f32,
-    /// Sorted by name.
+    /// Tensors, sorted by name.
     pub parts: Vec<Part>,
 }
 
-/// The kind in which a tensor is stored: where its rows are no whole blocks, F16, as the converter does.
+/// The encoding of a tensor: F16 if its rows are not whole blocks, as in llama.cpp's converter.
 pub fn kind_of(kind: Encoding, cols: usize) -> Encoding {
     if cols.is_multiple_of(kind.elements()) { kind } else { F16 }
 }
 
-/// How many heads' rows a B of that PEFT name has to turn.
+/// Number of heads whose rows are permuted in the B with this PEFT name; None if they are not.
 fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
     let (heads, kv_heads) = paired.filter(|_| name.contains(".lora_B."))?;
     match name {
@@ -69,7 +69,7 @@ fn heads_of(name: &str, paired: Option<(usize, usize)>) -> Option<usize> {
     }
 }
 
-/// `blk.0.attn_q.weight.lora_a`
+/// The GGUF name of a PEFT tensor: `blk.0.attn_q.weight.lora_a`.
 fn adapter_name(peft: &str) -> Option<String> {
     let inner = peft.strip_prefix(PEFT)?;
     let (stem, suffix) = match inner.strip_suffix(".lora_A.weight") {
@@ -88,7 +88,7 @@ fn peft_name(stored: &str) -> Option<String> {
     Some(format!("{PEFT}{}.lora_{letter}.weight", name.strip_suffix(".weight")?))
 }
 
-/// Writes an adapter at `path`.
+/// Writes an adapter to `path`.
 pub fn save(path: &Path, about: &About, parts: &[Part], kind: Encoding) -> Result<(), FormatError> {
     let mut all = Metadata::default();
     let text = |s: &str| Meta::Text(s.to_owned());

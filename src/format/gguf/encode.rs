@@ -1,14 +1,14 @@
-//! f32 rows to the bytes of a tensor, and back.
+//! Encodes f32 rows as tensor bytes, and decodes them.
 
 use crate::numeric::block::{Encoding, quantise};
 use crate::numeric::dtype::Dtype;
 
-/// A way of storing numbers one by one.
+/// f32 values without blocks.
 pub const F32: Encoding = Encoding::Plain(Dtype::F32);
-/// What takes the place of blocks where rows are none.
+/// f16 values, used if rows are not whole blocks.
 pub const F16: Encoding = Encoding::Plain(Dtype::F16);
 
-/// The bytes of rows of whole blocks.
+/// Encodes rows of whole blocks.
 pub fn encode(kind: Encoding, values: &[f32]) -> Result<Vec<u8>, String> {
     match kind {
         Encoding::Plain(dtype) => Ok(dtype.narrow(values)),
@@ -17,7 +17,7 @@ pub fn encode(kind: Encoding, values: &[f32]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The reverse.
+/// Decodes tensor bytes to f32.
 pub fn decode(kind: Encoding, packed: &[u8]) -> Vec<f32> {
     match kind {
         Encoding::Plain(dtype) => dtype.widen(packed),

@@ -1,5 +1,5 @@
-//! GGUF files as models: weights under Hugging Face names, a config.json and a tokenizer.json made out of the
-//! metadata, so that the floors above see one kind of model.
+//! GGUF files as models: weights with Hugging Face names, and a config.json and a tokenizer.json made from the
+//! metadata, so that higher floors handle only one kind of model.
 
 pub mod adapter;
 mod config;
@@ -50,7 +50,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFiles, FormatError> {
     })
 }
 
-/// `owner/name` out of `general.base_model.0.repo_url`.
+/// The `owner/name` in `general.base_model.0.repo_url`.
 fn repository(file: &Gguf) -> Option<String> {
     let url = file.get("general.base_model.0.repo_url")?.as_str()?;
     let id = url.split_once("://").map_or(url, |(_, rest)| rest).split_once('/')?.1.trim_end_matches('/');

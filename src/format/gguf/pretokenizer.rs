@@ -1,13 +1,13 @@
-//! What `tokenizer.ggml.pre` stands for: the normalizer and pre-tokenizer of the tokenizer.json that
-//! llama.cpp's converter recognised when it wrote that name.
+//! The meaning of `tokenizer.ggml.pre`: normalizer and pre-tokenizer of the tokenizer.json that llama.cpp's converter
+//! recognised when it wrote that name.
 
 use serde_json::{Value, json};
 
-/// How text is cut before byte pairs are merged.
+/// How text is split before byte pairs are merged.
 pub(super) struct Rule {
     pub normalizer: Value,
     pub pre_tokenizer: Value,
-    /// A cut piece that is a token is one, whatever the merges say.
+    /// True if a piece that is a token is not split, regardless of the merges.
     pub ignore_merges: bool,
 }
 
@@ -25,7 +25,7 @@ const TEKKEN: &str = concat!(
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// The rule that `pre` names.
+/// The rule with the name `pre`.
 pub(super) fn rule(pre: &str) -> Option<Rule> {
     let rule =
         |normalizer, pre_tokenizer, ignore_merges| Some(Rule { normalizer, pre_tokenizer, ignore_merges });
@@ -44,7 +44,7 @@ pub(super) fn rule(pre: &str) -> Option<Rule> {
     }
 }
 
-/// The name under which llama.cpp knows how this tokenizer.json cuts text.
+/// llama.cpp's name for the splitting rule of this tokenizer.json.
 pub(super) fn name_of(tokenizer: &Value) -> Option<&'static str> {
     let plain = |v: &Value| {
         let mut v = v.clone();
@@ -60,7 +60,7 @@ pub(super) fn name_of(tokenizer: &Value) -> Option<&'static str> {
     })
 }
 
-/// Whether a token's span takes in the space before it changes no id.
+/// Removes `trim_offsets`, which changes the span of a token but no id.
 fn forget_offsets(v: &mut Value) {
     match v {
         Value::Object(map) => {
@@ -72,7 +72,7 @@ fn forget_offsets(v: &mut Value) {
     }
 }
 
-/// Whether llama.cpp puts BOS first where the file does not say.
+/// Whether llama.cpp adds BOS if the file does not specify it.
 pub(super) fn adds_bos(pre: &str) -> bool {
     matches!(pre, "llama-bpe" | "llama3" | "llama-v3" | "tekken")
 }

@@ -1,4 +1,4 @@
-//! ggml's numbers for the ways of storing numbers. What they are worth stands in [`crate::numeric::block`].
+//! ggml's numbers of tensor encodings. The values of the codes are defined in [`crate::numeric::block`].
 
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
@@ -19,7 +19,7 @@ const KINDS: [(u32, Encoding); 13] = [
     (14, Encoding::Blocks(Block::Q6_K)),
 ];
 
-/// Types of ggml that are not read, to name them.
+/// Unsupported ggml types, for error messages.
 const OTHERS: [(u32, &str); 22] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -45,7 +45,7 @@ const OTHERS: [(u32, &str); 22] = [
     (40, "NVFP4"),
 ];
 
-/// The encoding with ggml's number `id`; else the name of what it is.
+/// The encoding with ggml's number `id`; the error is the name of an unsupported type.
 pub(super) fn of(id: u32) -> Result<Encoding, String> {
     match KINDS.iter().find(|k| k.0 == id) {
         Some(k) => Ok(k.1),
@@ -53,7 +53,7 @@ pub(super) fn of(id: u32) -> Result<Encoding, String> {
     }
 }
 
-/// ggml's number of an encoding, None where it has none.
+/// ggml's number of an encoding, or None if it has none.
 pub fn id(encoding: Encoding) -> Option<u32> {
     KINDS.iter().find(|k| k.1 == encoding).map(|k| k.0)
 }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_its_own_encoding() {
+    fn every_type_number_has_one_encoding() {
         for (number, encoding) in KINDS {
             assert_eq!((of(number), id(encoding)), (Ok(encoding), Some(number)));
         }

@@ -1,6 +1,5 @@
-//! The container: header, metadata, tensor table. Nothing that a file says about itself is believed: a count
-//! is compared with the bytes that are left before anything is allocated for it, and after [`Gguf::open`] no
-//! tensor reaches outside the file.
+//! The container: header, metadata, tensor table. The contents of the file are not trusted: a count is compared with
+//! the remaining bytes before anything is allocated for it, and after [`Gguf::open`] no tensor extends beyond the file.
 //!
 //! Format: ggml's `docs/gguf.md`, versions 2 and 3, little endian.
 
@@ -14,35 +13,35 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// No tensor of ours has more dimensions (ggml's own limit).
+/// Maximum number of dimensions of a tensor (ggml's own limit).
 const MOST_DIMS: u32 = 4;
-/// Arrays of arrays of ...: nobody writes them; a file full of them must not exhaust the stack.
+/// Maximum depth of nested arrays, so that a malicious file cannot exhaust the stack; real files have none.
 const MOST_NESTING: u32 = 4;
 
-/// One entry of the tensor table.
+/// An entry of the tensor table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Info {
-    /// Innermost last: the reverse of the file's own order, so `[out, in]` for a weight.
+    /// Dimensions, innermost last: the reverse of the file's order, so `[out, in]` for a weight.
     pub shape: Vec<usize>,
     /// Encoding.
     pub kind: Encoding,
-    /// Where in the file.
+    /// Position in the file.
     pub(super) range: Range<usize>,
 }
 
-/// A file, mapped, with its metadata and tensor table read.
+/// A mapped file with its parsed metadata and tensor table.
 #[derive(Debug)]
 pub struct Gguf {
     path: PathBuf,
     map: Bytes,
     metadata: BTreeMap<String, Value>,
-    /// Every key with its type and value as they lie in the file, in the file's order.
+    /// Every key with the bytes of its type and value, in the file's order.
     raw: Vec<(String, Range<usize>)>,
     tensors: BTreeMap<String, Info>,
 }
 
 impl Gguf {
-    /// Maps and checks `path`.
+    /// Maps and checks the file `path`.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         let map = Map::open(path)?;
         let (metadata, raw, tensors) = parse(&map).map_err(|fault| match fault {
@@ -57,7 +56,7 @@ impl Gguf {
         Ok(Gguf { path: path.to_owned(), map: Bytes::from_owner(map), metadata, raw, tensors })
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -67,12 +66,12 @@ impl Gguf {
         &self.metadata
     }
 
-    /// One value.
+    /// The metadata value of `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
 
-    /// Every key with the bytes of its type and value, in the file's order: what another file can carry over.
+    /// Every key with the bytes of its type and value, in the file's order, for a copy into another file.
     pub fn raw_metadata(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.raw.iter().map(|(key, range)| (key.as_str(), &self.map[range.clone()]))
     }
@@ -87,14 +86,14 @@ impl Gguf {
         &self.map[info.range.clone()]
     }
 
-    /// The same, for who keeps them: the file stays mapped as long as they are there.
+    /// The stored bytes of a tensor as a shared reference: the file stays mapped while it exists.
     pub(super) fn shared(&self, info: &Info) -> Bytes {
         self.map.slice(info.range.clone())
     }
 }
 
 enum Fault {
-    /// This byte should be there.
+    /// The file ends before this byte.
     Cut(u64),
     Bad(String),
     Tensor(String, String),
@@ -131,7 +130,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of things of which each takes at least `least` bytes.
+    /// Reads a count of items of at least `least` bytes each.
     fn count(&mut self, least: u64, what: &str) -> Result<usize, Fault> {
         let n = self.u64()?;
         self.check_count(n, least, what)
@@ -197,7 +196,7 @@ impl<'a> Cursor<'a> {
             4 | 5 => Value::Ints(self.take(4 * n as u64)?.chunks_exact(4).map(|b| int_of(b, kind)).collect()),
             9 => {
                 let from = self.at;
-                // Read past, because only that says where they end.
+                // The elements are parsed to find the end of the array.
                 (0..n).try_for_each(|_| self.value(kind, depth + 1).map(drop))?;
                 Value::Others { kind, packed: self.bytes[from..self.at].into() }
             }
@@ -288,7 +287,7 @@ fn table(c: &mut Cursor, count: u64, alignment: u64) -> Result<BTreeMap<String, 
     Ok(tensors)
 }
 
-/// Checks one tensor against (start of data, its offset, alignment, size of the file).
+/// Checks one tensor against (start of data, its offset, alignment, file size).
 fn place(name: &str, shape: &[u64], kind: u32, at: (u64, u64, u64, u64)) -> Result<Info, Fault> {
     let (start, offset, alignment, file) = at;
     let bad = |what: String| Fault::Tensor(name.to_owned(), what);

@@ -1,6 +1,6 @@
-//! tokenizer.json out of GGUF metadata: byte-level BPE (`gpt2`) with a pre-tokenizer that the file names, and
-//! BPE over sentencepiece pieces (`llama`), whose merges follow from the scores. Any other is refused by name:
-//! a near miss would give other ids and nobody would notice.
+//! Makes tokenizer.json from GGUF metadata: byte-level BPE (`gpt2`) with a pre-tokenizer that the file names, and BPE
+//! over sentencepiece pieces (`llama`), whose merges follow from the scores. Any other tokenizer is rejected by name,
+//! because an approximation would give different ids without any error.
 
 use super::pretokenizer;
 use super::reader::Gguf;
@@ -38,7 +38,7 @@ impl Source<'_> {
     /// The special token `key` ("bos") as (id, text).
     fn special(&self, key: &str) -> Result<Option<(usize, &str)>, FormatError> {
         let Some(id) = self.get(&format!("{key}_token_id")) else { return Ok(None) };
-        // Some converters write -1 for none.
+        // Some converters write -1 for no token.
         let Some(id) = id.as_u64().filter(|&id| id != u64::from(u32::MAX)) else { return Ok(None) };
         match self.tokens.get(id as usize) {
             Some(text) => Ok(Some((id as usize, text))),
@@ -110,7 +110,7 @@ fn vocabulary(s: &Source) -> Result<Map<String, Value>, FormatError> {
 
 fn added(s: &Source) -> Vec<Value> {
     let special = |(id, &kind): (usize, &i64)| {
-        // Unknown is special for sentencepiece alone; a byte-level vocabulary marks it as control.
+        // Only sentencepiece has the type UNKNOWN; a byte-level vocabulary marks the unknown token as CONTROL.
         matches!(kind, CONTROL | USER_DEFINED | UNKNOWN).then(|| {
             json!({
                 "id": id, "content": s.tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
@@ -121,7 +121,7 @@ fn added(s: &Source) -> Vec<Value> {
     s.types.iter().enumerate().filter_map(special).collect()
 }
 
-/// The frame that both kinds fill in.
+/// The common fields of both BPE models.
 fn bpe(vocab: Map<String, Value>, merges: Vec<Value>) -> Value {
     json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
@@ -139,7 +139,7 @@ fn byte_level(s: &Source, pre: &str) -> Result<Value, FormatError> {
     let vocab = vocabulary(s)?;
     let mut merges = Vec::with_capacity(stored.len());
     for merge in stored {
-        // A piece may begin with a space of its own only in a broken file: byte-level writes it as a letter.
+        // Byte-level BPE writes a space as a letter, so only a broken file has a piece that begins with a space.
         let pair = merge.split_once(' ').filter(|(a, b)| {
             vocab.contains_key(*a) && vocab.contains_key(*b) && vocab.contains_key(&format!("{a}{b}"))
         });
@@ -185,7 +185,7 @@ fn sentencepiece(s: &Source) -> Result<Value, FormatError> {
     }))
 }
 
-/// Every split of a piece into two pieces is a merge; the piece's score ranks it (as transformers'
+/// Every split of a piece into two pieces is a merge, ranked by the score of the piece (transformers'
 /// `generate_merges`: score, then the lengths of the halves in characters, highest first).
 fn merges_of(s: &Source, scores: &[f32]) -> Vec<Value> {
     let ordinary = |id: &usize| !matches!(s.types[*id], CONTROL | BYTE | UNKNOWN);
@@ -203,12 +203,12 @@ fn merges_of(s: &Source, scores: &[f32]) -> Vec<Value> {
         }
         merges[first..].sort_by_key(|m| (m.3, m.4));
     }
-    // Python's reverse sort keeps the order of equals, as a stable sort of reversed keys does.
+    // Python's reverse sort keeps the order of equal items, as a stable sort by reversed keys does.
     merges.sort_by(|x, y| y.0.total_cmp(&x.0).then((y.1, y.2).cmp(&(x.1, x.2))));
     merges.iter().map(|m| json!([s.tokens[m.3], s.tokens[m.4]])).collect()
 }
 
-/// BOS before, EOS after, where the file says so; else what llama.cpp does for its kind.
+/// Adds BOS at the start and EOS at the end, as the file specifies, else with llama.cpp's defaults.
 fn post_processor(s: &Source, model: &str, pre: &str) -> Result<Value, FormatError> {
     let by_default: fn(&str) -> bool = if model == "llama" { |_| true } else { pretokenizer::adds_bos };
     let bos = s.special("bos")?.filter(|_| s.flag("add_bos_token", by_default, pre));
@@ -242,8 +242,8 @@ fn tokenizer_config(s: &Source) -> Result<Value, FormatError> {
     }
     let mut config = json!({
         "added_tokens_decoder": decoder, "add_prefix_space": false, "clean_up_tokenization_spaces": false,
-        // The class that takes tokenizer.json as it is: GPT2Tokenizer of transformers 5 puts its own way of
-        // cutting text in the place of the file's.
+        // PreTrainedTokenizerFast uses tokenizer.json unchanged; GPT2Tokenizer of transformers 5 replaces the
+        // pre-tokenizer of the file by its own.
         "tokenizer_class": "PreTrainedTokenizerFast",
     });
     for (key, name) in [("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")] {
@@ -257,7 +257,7 @@ fn tokenizer_config(s: &Source) -> Result<Value, FormatError> {
     Ok(config)
 }
 
-/// Several tokens may end a turn.
+/// The generation_config.json; several tokens may end a turn.
 fn generation(s: &Source) -> Result<Value, FormatError> {
     let mut stop = Vec::new();
     for key in ["eos", "eot", "eom"] {

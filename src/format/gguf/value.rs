@@ -1,5 +1,5 @@
-//! Metadata values. Integers are kept wide enough for every type of the format; long arrays are kept flat,
-//! because vocabularies have hundreds of thousands of entries.
+//! Metadata values. Integers are wide enough for every type of the format; long arrays are flat, because vocabularies
+//! have hundreds of thousands of entries.
 
 /// A value of GGUF metadata.
 #[derive(Debug, Clone, PartialEq)]
@@ -8,7 +8,7 @@ pub enum Value {
     Int(i128),
     /// f32 or f64.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// A string.
     Text(String),
@@ -18,18 +18,18 @@ pub enum Value {
     Floats(Vec<f32>),
     /// An array of u32 or i32.
     Ints(Vec<i64>),
-    /// Any other array, as it lies in the file: nothing of ours is made of one, and one of bytes would be thirty
-    /// times as large in values.
+    /// Any other array, as its bytes in the file. No supported key uses one, and an array of bytes would need thirty
+    /// times the memory as values.
     Others {
-        /// The format's number of their type.
+        /// The format's number of the element type.
         kind: u32,
-        /// Their bytes.
+        /// The bytes of the elements.
         packed: Vec<u8>,
     },
 }
 
 impl Value {
-    /// A non-negative integer.
+    /// The value if it is a non-negative integer.
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Value::Int(i) => u64::try_from(*i).ok(),
@@ -37,7 +37,7 @@ impl Value {
         }
     }
 
-    /// A number.
+    /// The value if it is a number.
     pub fn as_f64(&self) -> Option<f64> {
         match self {
             Value::Float(f) => Some(*f),
@@ -46,7 +46,7 @@ impl Value {
         }
     }
 
-    /// A truth value.
+    /// The value if it is a boolean.
     pub fn as_bool(&self) -> Option<bool> {
         match self {
             Value::Bool(b) => Some(*b),
@@ -54,7 +54,7 @@ impl Value {
         }
     }
 
-    /// A string.
+    /// The value if it is a string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::Text(s) => Some(s),
@@ -62,7 +62,7 @@ impl Value {
         }
     }
 
-    /// An array of strings.
+    /// The value if it is an array of strings.
     pub fn as_texts(&self) -> Option<&[String]> {
         match self {
             Value::Texts(all) => Some(all),
@@ -70,7 +70,7 @@ impl Value {
         }
     }
 
-    /// An array of f32.
+    /// The value if it is an array of f32.
     pub fn as_floats(&self) -> Option<&[f32]> {
         match self {
             Value::Floats(all) => Some(all),
@@ -78,7 +78,7 @@ impl Value {
         }
     }
 
-    /// An array of u32 or i32.
+    /// The value if it is an array of u32 or i32.
     pub fn as_ints(&self) -> Option<&[i64]> {
         match self {
             Value::Ints(all) => Some(all),

@@ -1,9 +1,8 @@
-//! Writing the container: header, metadata, tensor table, tensors, each of them at a multiple of 32 bytes, as
-//! the Python `gguf` package lays it out (version 3, little endian). Bytes of a tensor are asked for one at a
-//! time, so a model larger than memory can be written; what comes in another length than was announced is a
-//! fault and never a file.
+//! Writes the container: header, metadata, tensor table and tensors, each tensor at a multiple of 32 bytes, in the
+//! layout of the Python `gguf` package (version 3, little endian). The bytes of one tensor are requested at a time, so
+//! that a model larger than memory can be written; a tensor whose length differs from the announced one is an error.
 //!
-//! The caller gives a temporary path: what is here does not know when a file is good.
+//! The caller passes a temporary path, because only the caller can check the finished file.
 
 use super::quant;
 use crate::format::error::FormatError;
@@ -12,10 +11,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// Where tensors begin; the format's default, so no key says it.
+/// Alignment of tensors; the default of the format, so no metadata key is needed.
 const ALIGNMENT: u64 = 32;
 
-/// A value of metadata with the type that is written.
+/// A metadata value with its type in the file.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)] // the format's own types
 pub enum Meta {
@@ -26,16 +25,16 @@ pub enum Meta {
     Texts(Vec<String>),
     Floats(Vec<f32>),
     Ints(Vec<i32>),
-    /// Type and value as another file has them ([`super::Gguf::raw_metadata`]).
+    /// Type and value as bytes of another file ([`super::Gguf::raw_metadata`]).
     Raw(Vec<u8>),
 }
 
-/// Keys and values in the order in which they are written.
+/// Keys and values in the order of writing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metadata(Vec<(String, Meta)>);
 
 impl Metadata {
-    /// Puts a value under `key`, in the place of an older one where there is one.
+    /// Sets the value of `key` and replaces an older one.
     pub fn set(&mut self, key: &str, value: Meta) {
         match self.0.iter_mut().find(|(k, _)| k == key) {
             Some((_, old)) => *old = value,
@@ -43,12 +42,12 @@ impl Metadata {
         }
     }
 
-    /// Takes out every key for which `drop` holds.
+    /// Removes every key for which `drop` is true.
     pub fn remove(&mut self, drop: impl Fn(&str) -> bool) {
         self.0.retain(|(key, _)| !drop(key));
     }
 
-    /// A key's value.
+    /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&Meta> {
         self.0.iter().find(|(k, _)| k == key).map(|(_, value)| value)
     }
@@ -57,9 +56,9 @@ impl Metadata {
 /// An entry of the tensor table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
-    /// As llama.cpp calls it.
+    /// Name in llama.cpp.
     pub name: String,
-    /// Innermost last.
+    /// Dimensions, innermost last.
     pub shape: Vec<usize>,
     /// Encoding.
     pub kind: Encoding,
@@ -71,7 +70,7 @@ impl Planned {
     }
 }
 
-/// Writes a file at `path`. `bytes` gives each tensor's encoded bytes, in the order of `tensors`.
+/// Writes a file to `path`. `bytes` returns the encoded bytes of each tensor, in the order of `tensors`.
 pub fn write(
     path: &Path,
     metadata: &Metadata,
@@ -102,7 +101,7 @@ fn pad(out: &mut impl Write, written: u64) -> std::io::Result<()> {
     out.write_all(&zeros[..(written.next_multiple_of(ALIGNMENT) - written) as usize])
 }
 
-/// Everything before the tensors; the error is a tensor of a kind that GGUF does not have.
+/// The bytes before the tensors; the error is a tensor whose encoding GGUF does not have.
 fn head<'t>(metadata: &Metadata, tensors: &'t [Planned]) -> Result<Vec<u8>, &'t Planned> {
     let mut out = b"GGUF".to_vec();
     out.extend(3u32.to_le_bytes());

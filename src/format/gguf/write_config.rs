@@ -1,6 +1,6 @@
-//! A model's shape as GGUF metadata and tensor names, as llama.cpp's `convert_hf_to_gguf.py` writes them: the
-//! reverse of [`super::config`] and [`super::weights`]. What it does not write is not written here either, so
-//! that a runner sees the file that it would have made.
+//! A model's shape as GGUF metadata and tensor names, in the format of llama.cpp's `convert_hf_to_gguf.py`: the reverse
+//! of [`super::config`] and [`super::weights`]. Keys that the converter does not write are not written here either, so
+//! that a runner sees the same file.
 
 use super::weights::{Rows, source_row};
 use super::write::{Meta, Metadata};
@@ -10,53 +10,53 @@ use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 use std::f64::consts::PI;
 
-/// A decoder, in llama.cpp's words.
+/// A decoder in llama.cpp's terms.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
-    /// What its architecture is called, and how rows of q and k are stored.
+    /// Gives the architecture's name, and the order in which rows of q and k are stored.
     pub family: &'static Family,
-    /// What to call it.
+    /// Name of the model.
     pub name: String,
     /// Rows of the embedding.
     pub vocab: usize,
-    /// Longest row.
+    /// Maximum number of tokens in a row.
     pub context: usize,
-    /// Size of a row of the embedding.
+    /// Hidden size.
     pub hidden: usize,
-    /// Size inside the MLP.
+    /// Inner size of the MLP.
     pub feed_forward: usize,
-    /// Decoder blocks.
+    /// Number of decoder blocks.
     pub layers: usize,
-    /// Query heads, key/value heads, size of one.
+    /// Query heads, key/value heads, size of a head.
     pub heads: (usize, usize, usize),
-    /// Under the root of every norm.
+    /// Epsilon of all norms, added under the square root.
     pub eps: f32,
     /// Base of the rotary frequencies.
     pub theta: f64,
-    /// How they are stretched.
+    /// Scaling of the rotary frequencies.
     pub scaling: Scaling,
-    /// Tokens that a token sees.
+    /// Size of the sliding window in tokens.
     pub window: Option<usize>,
 }
 
-/// Stretching of rotary frequencies.
+/// Scaling of rotary frequencies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scaling {
-    /// None.
+    /// No scaling.
     Plain,
-    /// By a factor.
+    /// Division by a factor.
     Linear(f64),
-    /// Llama 3's: (factor, low and high frequency factor, original length).
+    /// Llama 3's scaling: (factor, low and high frequency factor, original length).
     Llama3(f64, f64, f64, f64),
 }
 
 impl Shape {
-    /// (query heads, key/value heads) where rows of q and k are turned.
+    /// (query heads, key/value heads) if rows of q and k are permuted.
     pub fn paired(&self) -> Option<(usize, usize)> {
         self.family.gguf.adjacent_pairs.then_some((self.heads.0, self.heads.1))
     }
 
-    /// Everything that is not about tokens.
+    /// All metadata except that of the tokenizer.
     pub fn metadata(&self, file_type: Encoding) -> Metadata {
         let (mut all, gguf) = (Metadata::default(), &self.family.gguf);
         all.set("general.architecture", Meta::Text(gguf.architecture.into()));
@@ -91,7 +91,7 @@ impl Shape {
         all
     }
 
-    /// What `rope_freqs.weight` holds: by how much Llama 3's scaling divides each frequency.
+    /// The values of `rope_freqs.weight`: the factors by which Llama 3's scaling divides each frequency.
     pub fn rope_factors(&self) -> Option<Vec<f32>> {
         let Scaling::Llama3(factor, low, high, original) = self.scaling else { return None };
         let size = self.heads.2;
@@ -110,7 +110,7 @@ impl Shape {
     }
 }
 
-/// llama.cpp's number for a file whose matrices are mostly of that kind (the medium mix of a K kind).
+/// llama.cpp's number of a file whose matrices are mostly of this kind (the medium mix for a K type).
 pub fn file_type_of(kind: Encoding) -> u32 {
     match kind {
         Encoding::Plain(Dtype::F32) => 0,
@@ -127,17 +127,16 @@ pub fn file_type_of(kind: Encoding) -> u32 {
             Block::Q4_K => 15,
             Block::Q5_K => 17,
             Block::Q6_K => 18,
-            // llama.cpp has none; "guessed from the tensors".
+            // llama.cpp has no number for NF4; 1024 means "guessed from the tensors".
             Block::NF4 => 1024,
         },
     }
 }
 
-/// What llama.cpp calls a weight of a Hugging Face model (`model.layers.0.mlp.up_proj.weight`), where `of_layer` are the
-/// tensors of a layer as (GGUF, Hugging Face).
-pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
+/// llama.cpp's name of a Hugging Face weight (`model.layers.0.mlp.up_proj.weight`).
+pub fn stored_name(name: &str) -> Option<String> {
     let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
-    // A base without a head (`LlamaModel`) has no `model.` before its names.
+    // A base without a head (`LlamaModel`) has names without the prefix `model.`.
     let inner = stem.strip_prefix("model.").unwrap_or(stem);
     if let Some((stored, _)) = TOP.iter().find(|(_, n)| n.strip_prefix("model.").unwrap_or(n) == inner) {
         return Some(format!("{stored}.{suffix}"));
@@ -148,18 +147,18 @@ pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     Some(format!("blk.{layer}.{stored}.{suffix}"))
 }
 
-/// Puts rows of q and k as llama.cpp wants them: rotary pairs side by side within each of so many heads.
-/// `rows` are whole rows of equal length.
+/// Permutes rows of q and k to llama.cpp's order, in which the two rows of a rotary pair are adjacent within each head.
+/// `values` consists of `rows` rows of equal length.
 pub fn pair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
     turned(values, rows, |row| (source_row(row, rows, Rows::Paired(heads)), row))
 }
 
-/// The reverse of [`pair_rows`].
+/// The inverse of [`pair_rows`].
 pub fn unpair_rows(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
     turned(values, rows, |row| (row, source_row(row, rows, Rows::Paired(heads))))
 }
 
-/// `place` gives (to, from) of the row-th move.
+/// Permutes rows; `place` gives (to, from) of each row.
 fn turned(values: &[f32], rows: usize, place: impl Fn(usize) -> (usize, usize)) -> Vec<f32> {
     let size = values.len() / rows.max(1);
     let mut out = vec![0f32; values.len()];
@@ -176,8 +175,7 @@ mod tests {
     use crate::format::gguf::weights::hugging_face_name;
 
     #[test]
-    fn names_go_there_and_back() {
-        let of_layer = families::QWEN3.layer_tensors();
+    fn names_are_converted_and_converted_back() {
         for name in [
             "model.embed_tokens.weight",
             "model.norm.weight",
@@ -201,9 +199,9 @@ mod tests {
         }
     }
 
-    /// llama.cpp: `w.reshape(heads, 2, d / 2, in).swapaxes(1, 2).reshape(w.shape)`.
+    /// The permutation of llama.cpp: `w.reshape(heads, 2, d / 2, in).swapaxes(1, 2).reshape(w.shape)`.
     #[test]
-    fn rows_are_paired_as_llama_cpp_pairs_them() {
+    fn rows_are_permuted_as_in_llama_cpp() {
         let (heads, d, size) = (3, 8, 2);
         let values: Vec<f32> = (0..heads * d * size).map(|i| i as f32).collect();
         let paired = pair_rows(&values, heads * d, heads);

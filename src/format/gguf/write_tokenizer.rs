@@ -1,7 +1,7 @@
-//! A byte-level BPE tokenizer.json as `tokenizer.ggml.*`, as llama.cpp's converter writes it
-//! (`_set_vocab_gpt2`). It finds the pre-tokenizer's name by the ids that a text gets from the real model;
-//! here the file's own rule must be one that we know by name. Any other tokenizer is refused: a near miss
-//! would give other ids and nobody would notice.
+//! Writes a byte-level BPE tokenizer.json as `tokenizer.ggml.*`, in the format of llama.cpp's converter
+//! (`_set_vocab_gpt2`). The converter finds the name of the pre-tokenizer from the ids of a test text; here the
+//! splitting rule in the file must equal one with a known name. Any other tokenizer is rejected, because an
+//! approximation would give different ids without any error.
 
 use super::pretokenizer;
 use super::write::{Meta, Metadata};
@@ -14,8 +14,8 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Adds everything about tokens; the error says what cannot be written. `config` is config.json, for the ids
-/// of special tokens that the tokenizer does not name.
+/// Adds all metadata of the tokenizer; the error says what cannot be written. `config` is config.json, for the ids of
+/// special tokens that the tokenizer does not name.
 pub fn add(all: &mut Metadata, files: &TokenizerFiles, config: &Value, vocab: usize) -> Result<(), String> {
     let json: Value = serde_json::from_str(&files.tokenizer_json)
         .map_err(|e| format!("tokenizer.json is not valid JSON: {e}"))?;
@@ -40,7 +40,7 @@ pub fn add(all: &mut Metadata, files: &TokenizerFiles, config: &Value, vocab: us
     all.set("tokenizer.ggml.add_bos_token", Meta::Bool(bos.is_some()));
     all.set("tokenizer.ggml.add_eos_token", Meta::Bool(eos.is_some()));
     let spaced = files.tokenizer_config.as_ref().and_then(|c| c["add_prefix_space"].as_bool());
-    // The converter says so for this architecture alone; byte-level BPE does not ask.
+    // The converter writes this key for `llama` only; byte-level BPE does not use it.
     if let Some(spaced) =
         spaced.filter(|_| all.get("general.architecture") == Some(&Meta::Text("llama".into())))
     {
@@ -52,14 +52,14 @@ pub fn add(all: &mut Metadata, files: &TokenizerFiles, config: &Value, vocab: us
     Ok(())
 }
 
-/// `single` of the template among the post-processors.
+/// The list `single` of the template among the post-processors.
 fn template_of(processor: &Value) -> Vec<Value> {
     let inside = processor["processors"].as_array().cloned().unwrap_or_else(|| vec![processor.clone()]);
     let template = inside.into_iter().find(|p| p["type"] == "TemplateProcessing");
     template.and_then(|p| p["single"].as_array().cloned()).unwrap_or_default()
 }
 
-/// Text and kind of every row of the embedding.
+/// Text and type of every row of the embedding.
 fn tokens(json: &Value, vocab: usize) -> Result<Vec<(String, i32)>, String> {
     let mut by_id: BTreeMap<usize, (String, i32)> = BTreeMap::new();
     let entries = json["model"]["vocab"].as_object().ok_or("tokenizer.json has no vocabulary")?;
@@ -78,7 +78,7 @@ fn tokens(json: &Value, vocab: usize) -> Result<Vec<(String, i32)>, String> {
     Ok((0..vocab).map(|id| by_id.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED))).collect())
 }
 
-/// Some models leave tokens of their chat template unmarked.
+/// Whether a text looks like a control token: some models do not mark tokens of their chat template.
 fn looks_special(text: &str) -> bool {
     let between = |a: &str, b: &str| text.starts_with(a) && text.ends_with(b);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
@@ -91,14 +91,14 @@ fn merges(model: &Value) -> Result<Vec<String>, String> {
     let all = model["merges"].as_array().ok_or("tokenizer.json has no merges")?;
     let one = |merge: &Value| match (merge.as_str(), merge[0].as_str(), merge[1].as_str()) {
         (Some(text), ..) => Some(text.to_owned()),
-        // A space inside would look like the border: it is written as byte-level BPE writes a space.
+        // A space inside a token would look like the separator, so it is written as byte-level BPE writes it.
         (_, Some(a), Some(b)) => Some(format!("{} {}", a.replace(' ', "Ġ"), b.replace(' ', "Ġ"))),
         _ => None,
     };
     all.iter().map(|m| one(m).ok_or_else(|| format!("merge {m} is not a pair of tokens"))).collect()
 }
 
-/// Ids of special tokens by the names in tokenizer_config.json, then by the ids in config.json.
+/// Writes ids of special tokens by their names in tokenizer_config.json, else by the ids in config.json.
 fn specials(all: &mut Metadata, files: &TokenizerFiles, json: &Value, config: &Value) {
     let id_of = |text: &str| {
         let added = json["added_tokens"].as_array().into_iter().flatten();

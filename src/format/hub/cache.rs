@@ -1,16 +1,16 @@
-//! The cache on disk, as `huggingface_hub` lays it out: `blobs/HASH`, `snapshots/COMMIT/NAME` linking to blobs,
-//! `refs/REVISION` holding a commit. A reference is written last, so what it names was whole.
+//! The cache on disk, in the layout of `huggingface_hub`: `blobs/HASH`, `snapshots/COMMIT/NAME` as links to blobs,
+//! `refs/REVISION` with a commit. A reference is written last, so a named snapshot was complete.
 
 use crate::format::atomic;
 use crate::format::error::FormatError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Weights in one file.
+/// The weights in a single file.
 pub(super) const SINGLE: &str = "model.safetensors";
 /// The list of shards.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// All else that is wanted, where it is there.
+/// All other files, each used if it exists.
 pub(super) const SMALL_FILES: [&str; 6] = [
     "config.json",
     "generation_config.json",
@@ -20,7 +20,7 @@ pub(super) const SMALL_FILES: [&str; 6] = [
     "chat_template.jinja",
 ];
 
-/// One model's folder in the cache.
+/// The folder of one model in the cache.
 pub(super) struct Repository {
     root: PathBuf,
     lock: PathBuf,
@@ -44,7 +44,7 @@ impl Repository {
         self.root.join("blobs").join(hash)
     }
 
-    /// The folder of `revision`, if everything that a model needs is there.
+    /// The folder of `revision`, if it contains all files of a model.
     pub fn whole_snapshot(&self, revision: &str) -> Option<PathBuf> {
         if revision.split('/').any(|part| part == "..") || revision.starts_with('/') {
             return None;
@@ -56,7 +56,7 @@ impl Repository {
         (has("config.json") && has("tokenizer.json") && weights).then_some(folder)
     }
 
-    /// `refs/REVISION`: from now on the snapshot counts as what that revision is.
+    /// Writes `refs/REVISION`: the revision then refers to this commit.
     pub fn remember(&self, revision: &str, commit: &str) -> Result<(), FormatError> {
         if revision == commit || revision.split('/').any(|part| part == "..") || revision.starts_with('/') {
             return Ok(());
@@ -64,7 +64,7 @@ impl Repository {
         atomic::write_file(&self.root.join("refs").join(revision), commit.as_bytes())
     }
 
-    /// `snapshots/COMMIT/NAME` -> `../../blobs/HASH`.
+    /// Creates the link `snapshots/COMMIT/NAME` -> `../../blobs/HASH`.
     pub fn link(&self, commit: &str, name: &str, hash: &str) -> Result<(), FormatError> {
         let folder = self.snapshot(commit);
         let pointer = folder.join(name);
@@ -80,7 +80,7 @@ impl Repository {
         made.map_err(fail)
     }
 
-    /// Held while one blob is written, by this or any other program that knows the layout.
+    /// The lock during the write of a blob, shared with all programs that use this layout.
     pub fn lock(&self, hash: &str) -> Result<fs::File, FormatError> {
         let path = self.lock.join(format!("{hash}.lock"));
         let fail = |e| FormatError::io(&path, e);
@@ -91,7 +91,7 @@ impl Repository {
     }
 }
 
-/// The shards that the index in `folder` names.
+/// The shard names in the index of `folder`.
 pub(super) fn shards(folder: &Path) -> Result<Vec<String>, FormatError> {
     let path = folder.join(INDEX);
     let text = fs::read(&path).map_err(|e| FormatError::io(&path, e))?;

@@ -1,5 +1,5 @@
-//! Bytes into the cache. A blob grows under a name of its own, `HASH.incomplete`; only when it is whole and
-//! its hash is right does it get its name. A cut is answered by asking for the rest.
+//! Downloads files into the cache. A blob grows as `HASH.incomplete` and gets its final name only when it is complete
+//! and its hash is correct. After an interruption the download continues with the missing bytes.
 
 use super::{Progress, Session, is_plain};
 use crate::format::error::FormatError;
@@ -11,22 +11,22 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// How often in a row nothing at all may come before the download is given up.
+/// Maximum number of attempts in a row without any data.
 const FRUITLESS_ATTEMPTS: u32 = 3;
 
-/// A file as the Hub lists it.
+/// A file in the listing of the Hub.
 pub(super) struct Listed {
     pub name: String,
     pub size: u64,
-    /// The hash of the git object: what a small file's blob is called, and what a partial one is known by.
+    /// The hash of the git object: the name of a small file's blob, and of a partial file.
     oid: String,
-    /// Large files are called by the SHA-256 of their content; it is listed or not.
+    /// The SHA-256 of the content, which is the name of a large file's blob, if the Hub lists it.
     sha256: Option<String>,
     large: bool,
 }
 
 impl Session<'_> {
-    /// Brings `names` of `commit` into the snapshot, as far as they are not there.
+    /// Downloads `names` of `commit` into the snapshot, except those that exist.
     pub async fn files(
         &self,
         commit: &str,
@@ -48,7 +48,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// What the Hub says of files, in their order.
+    /// The Hub's listing of the files `names`, in their order.
     pub async fn list(&self, commit: &str, names: &[String]) -> Result<Vec<Listed>, FormatError> {
         let request = self.repo.get_paths_info().paths(names.to_vec()).revision(commit).send();
         let mut all = self.timed(request).await?.into_iter().filter_map(listed).collect::<Vec<_>>();
@@ -59,7 +59,7 @@ impl Session<'_> {
         names.iter().map(take).collect()
     }
 
-    /// The name of the file's blob, which is there and whole on return.
+    /// The blob name of `file`; downloads the blob if necessary.
     async fn blob(
         &self,
         commit: &str,
@@ -87,7 +87,7 @@ impl Session<'_> {
         Ok(hash)
     }
 
-    /// Asks for what is missing until nothing is.
+    /// Requests missing bytes until the file is complete.
     async fn grow(
         &self,
         partial: &Path,
@@ -124,7 +124,7 @@ impl Session<'_> {
         out.sync_all().map_err(fail)
     }
 
-    /// One request for bytes `done..`, appended as they come.
+    /// Requests bytes `done..` once and appends them as they arrive.
     async fn append(
         &self,
         out: &mut File,
@@ -144,7 +144,7 @@ impl Session<'_> {
             let Some(chunk) = next else { break };
             let chunk = chunk.map_err(|e| self.explain(&e))?;
             if *done + chunk.len() as u64 > file.size {
-                // More than was asked for: the server does not know ranges and sent the whole again.
+                // More bytes than requested: the server ignores ranges and sent the whole file.
                 out.set_len(0).map_err(fail)?;
                 *done = 0;
                 return Err(self.odd(&format!("it sent more of '{}' than there is", file.name)));
@@ -159,7 +159,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The content's hash; a partial file that turned out wrong is thrown away.
+    /// The hash of the content; a partial file with the wrong hash is deleted.
     fn checked_sha256(&self, partial: &Path, file: &Listed) -> Result<String, FormatError> {
         let fail = |e| FormatError::io(partial, e);
         let mut hasher = Sha256::new();

@@ -1,10 +1,11 @@
-//! Models by their Hub id, into the cache that Python's `huggingface_hub` uses too (HF_HUB_CACHE, HF_HOME).
+//! Downloads models by Hub id into the cache of Python's `huggingface_hub` (HF_HUB_CACHE, HF_HOME).
 //!
-//! Rules: only the files that are needed; what is refused is refused before any weights travel; a download that
-//! was cut goes on where it stopped; a snapshot that is whole serves when the Hub is out of reach.
+//! Rules: only necessary files are downloaded; unsupported models are rejected before any weights are downloaded; an
+//! interrupted download continues where it stopped; a complete snapshot is used if the Hub is unreachable.
 //!
-//! The requests are `hf-hub`'s. Its own downloads (1.0) begin anew after a cut, because they truncate the
-//! partial file, and have no time limits; so its byte stream with a range is used, and everything is timed.
+//! Requests use `hf-hub`. Its own downloads (1.0) start from the beginning after an interruption, because they truncate
+//! the partial file, and have no timeout; therefore its byte stream with a range is used, and every request has a
+//! timeout.
 
 mod cache;
 mod download;
@@ -19,44 +20,44 @@ use hf_hub::{HFClient, HFError, HFRepository};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How far a download is.
+/// Progress of a download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// Name in the repository.
+    /// Name of the file in the repository.
     pub file: String,
-    /// Bytes that are here.
+    /// Bytes present.
     pub done: u64,
-    /// Bytes in all.
+    /// Size of the file in bytes.
     pub total: u64,
 }
 
-/// Where to fetch from and to.
+/// Source and destination of downloads.
 #[derive(Debug, Clone)]
 pub struct Hub {
-    /// `https://huggingface.co`, or HF_ENDPOINT.
+    /// The URL of the Hub: `https://huggingface.co`, or HF_ENDPOINT.
     pub endpoint: String,
-    /// Folder with `models--owner--name` in it.
+    /// The folder that contains `models--owner--name`.
     pub cache: PathBuf,
-    /// HF_TOKEN, else the token that `hf auth login` left.
+    /// HF_TOKEN, else the token of `hf auth login`.
     pub token: Option<String>,
-    /// True: never ask the Hub (HF_HUB_OFFLINE).
+    /// True: send no requests to the Hub (HF_HUB_OFFLINE).
     pub offline: bool,
-    /// How long nothing may arrive before it is an error.
+    /// Time limit without any received data.
     pub patience: Duration,
 }
 
-/// What of a model is wanted.
+/// The parts of a model to download.
 #[derive(Debug, Clone, Copy)]
 pub enum Parts<'a> {
-    /// All that training needs.
+    /// All files for training.
     All,
-    /// Everything but the numbers of its weights, in this folder; all of it, where it is in the cache anyway, or where
-    /// shapes are among its numbers (bitsandbytes).
+    /// Everything except the values of the weights, in this folder; the whole model if it is in the cache anyway, or if
+    /// its quantisation stores shapes in tensors (bitsandbytes).
     Outline(&'a Path),
 }
 
-/// Fetches the model `id` (`owner/name`) at `revision` (a branch, a tag or a commit; the main branch without
-/// one) and returns its folder, for [`super::open`]. Settings come from the environment.
+/// Downloads the model `id` (`owner/name`) at `revision` (a branch, a tag or a commit; default: the main branch) and
+/// returns its folder, for [`super::open`]. The settings come from the environment.
 pub fn fetch(
     id: &str,
     revision: Option<&str>,
@@ -65,7 +66,7 @@ pub fn fetch(
     Hub::from_environment().fetch(id, revision, progress)
 }
 
-/// The same without the numbers of its weights, which are holes in files in `cache`.
+/// Same as [`fetch`], without the values of the weights, which are holes in sparse files in `cache`.
 pub fn outline(
     id: &str,
     revision: Option<&str>,
@@ -76,7 +77,7 @@ pub fn outline(
 }
 
 impl Hub {
-    /// As Python's `huggingface_hub` reads it.
+    /// The settings from the environment, as in Python's `huggingface_hub`.
     pub fn from_environment() -> Self {
         let var = |key: &str| std::env::var(key).ok().filter(|v| !v.is_empty());
         Hub {
@@ -89,7 +90,7 @@ impl Hub {
         }
     }
 
-    /// [`fetch`] with these settings.
+    /// Same as [`fetch`], with these settings.
     pub fn fetch(
         &self,
         id: &str,
@@ -99,7 +100,7 @@ impl Hub {
         self.fetch_parts((id, revision), Parts::All, progress)
     }
 
-    /// [`fetch`] of some of it.
+    /// Same as [`Hub::fetch`], for some parts of the model.
     pub fn fetch_parts(
         &self,
         (id, revision): (&str, Option<&str>),
@@ -141,7 +142,7 @@ impl Hub {
         })?;
         let broken =
             |e: &dyn std::fmt::Display| error(id, &one_line(e), "check HF_ENDPOINT and HF_TOKEN", false);
-        // hf-hub starts threads of its own for its storage protocol; everything else runs on this one.
+        // hf-hub starts its own threads for its storage protocol; everything else runs on the current thread.
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
         let mut builder = HFClient::builder()
@@ -159,7 +160,7 @@ impl Hub {
     }
 }
 
-/// One fetch under way.
+/// A download in progress.
 struct Session<'a> {
     id: &'a str,
     here: &'a Repository,
@@ -201,7 +202,7 @@ impl Session<'_> {
         Ok(folder)
     }
 
-    /// A request with a time limit; what went wrong in the words of one who wants a model.
+    /// Sends a request with a timeout; converts errors to messages for the user.
     async fn timed<T>(&self, request: impl Future<Output = Result<T, HFError>>) -> Result<T, FormatError> {
         match tokio::time::timeout(self.patience, request).await {
             Ok(answer) => answer.map_err(|e| self.explain(&e)),
@@ -221,7 +222,7 @@ impl Session<'_> {
     fn explain(&self, e: &HFError) -> FormatError {
         let id = self.id;
         let licence = format!("accept the licence at https://huggingface.co/{id}, set HF_TOKEN");
-        // The Hub tells an anonymous visitor 401 for what does not exist, and says so in a header.
+        // The Hub answers anonymous requests for missing repositories with 401 and the reason in a header.
         let no_repository = |code: &Option<String>| code.as_deref() == Some("RepoNotFound");
         match e {
             HFError::AuthRequired { context } if no_repository(&context.error_code) => {
@@ -252,7 +253,7 @@ impl Session<'_> {
     }
 }
 
-/// Repositories whose weights cannot be used, before anything is downloaded.
+/// Rejects repositories with unusable weights before the download.
 fn refuse(id: &str, names: &[String]) -> Result<(), FormatError> {
     let has = |name: &str| names.iter().any(|n| n == name);
     let no = |what: &str, way: &str| Err(error(id, what, way, true));
@@ -279,7 +280,7 @@ fn refuse(id: &str, names: &[String]) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Commits and content hashes become file names.
+/// Whether a commit or a content hash is safe as a file name.
 fn is_plain(name: &str) -> bool {
     (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }

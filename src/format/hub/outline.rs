@@ -1,7 +1,7 @@
-//! A model without its numbers: configuration, tokenizer, and of each file of weights the header that lists its
-//! tensors. Behind the header the file is a hole of the right length, so that everything that opens a model and reads
-//! no weight takes it as it is. It lies in a cache of its own, never where whole models are looked for, and several
-//! processes may make it at once: every file appears whole.
+//! A model without the values of its weights: configuration, tokenizer, and the header of each weight file, which lists
+//! its tensors. After the header the file is a hole of the right length, so that code that opens a model without
+//! reading weights can use it unchanged. Outlines are in a separate cache, which is never searched for complete models.
+//! Several processes may create the same outline at once: every file is written atomically.
 
 use super::cache::{INDEX, Repository, SMALL_FILES};
 use super::{Progress, Session};
@@ -13,11 +13,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What is asked for first: most headers are in it.
+/// Size of the first request: most headers fit.
 const FIRST: u64 = 1 << 18;
 
 impl Session<'_> {
-    /// The outline of `commit`, whose small files are in the snapshot, in `cache`.
+    /// Creates the outline of `commit` in `cache`; the small files must be in the snapshot.
     pub(super) async fn outline(
         &self,
         commit: &str,
@@ -46,7 +46,7 @@ impl Session<'_> {
         Ok(folder)
     }
 
-    /// The length of the header, and the header.
+    /// The header of a file with its length field.
     async fn header(&self, commit: &str, name: &str, size: u64) -> Result<Vec<u8>, FormatError> {
         let mut bytes = self.beginning(commit, name, FIRST.min(size)).await?;
         let length = bytes.first_chunk::<8>().map(|length| u64::from_le_bytes(*length));
@@ -60,7 +60,7 @@ impl Session<'_> {
         Ok(bytes)
     }
 
-    /// The first bytes of a file; a server that knows no ranges is not listened to any longer than that.
+    /// The first `most` bytes of a file; from a server that ignores ranges, no further bytes are read.
     async fn beginning(&self, commit: &str, name: &str, most: u64) -> Result<Vec<u8>, FormatError> {
         let request = self.repo.download_file_stream().filename(name).revision(commit).range(0..most);
         let (_, mut stream) = self.timed(request.send()).await?;
@@ -78,7 +78,7 @@ impl Session<'_> {
     }
 }
 
-/// A file that begins with those bytes and is that long.
+/// Creates a file of `size` bytes that begins with `beginning`, followed by a hole.
 fn hole(path: &Path, beginning: &[u8], size: u64) -> std::io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(beginning)?;

@@ -1,5 +1,5 @@
-//! Whether the Hub can be reached at all, within seconds. The HTTP client below has no limit for a name that
-//! does not resolve or a network that swallows packets; this asks first, on a thread that may be left behind.
+//! Checks within seconds whether the Hub is reachable. The HTTP client has no timeout for a name that does not resolve
+//! or a network that drops packets; this check runs before it, on a thread that may outlive the check.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 const CONNECT: Duration = Duration::from_secs(4);
 const ALL: Duration = Duration::from_secs(10);
 
-/// Why `endpoint` (or the proxy before it) cannot be reached.
+/// Why `endpoint` (or its proxy) is unreachable.
 pub(super) fn check(endpoint: &str) -> Result<(), String> {
     let target = proxy(endpoint).unwrap_or_else(|| endpoint.to_owned());
     let (host, port) = host_and_port(&target).ok_or_else(|| format!("'{target}' is not an http address"))?;
@@ -31,7 +31,7 @@ fn connect(host: &str, port: u16) -> Result<(), String> {
     Err(last)
 }
 
-/// The proxy that the environment names for `endpoint`, as the HTTP client will see it.
+/// The proxy of `endpoint` in the environment, as the HTTP client selects it.
 fn proxy(endpoint: &str) -> Option<String> {
     let var = |key: &str| {
         let value = std::env::var(key).or_else(|_| std::env::var(key.to_lowercase())).ok()?;
@@ -48,7 +48,7 @@ fn proxy(endpoint: &str) -> Option<String> {
     (!direct).then_some(proxy)
 }
 
-/// Of `scheme://user@host:port/path`.
+/// Host and port of `scheme://user@host:port/path`.
 fn host_and_port(url: &str) -> Option<(String, u16)> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     let default = match scheme {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_taken_apart() {
+    fn urls_are_split_into_host_and_port() {
         let check = |url: &str, expected: Option<(&str, u16)>| {
             assert_eq!(host_and_port(url), expected.map(|(h, p)| (h.to_owned(), p)), "{url}");
         };

@@ -1,17 +1,18 @@
-//! The model card: README.md with the Hub's front matter. It claims only what the configuration and the run say.
+//! The model card: README.md with the Hub's front matter. The card contains only facts from the configuration and the
+//! run.
 
 use super::config::{AdapterConfig, TaskType};
 use crate::numeric::say::inline;
 use serde_json::json;
 use std::fmt::Write;
 
-/// The value for vLLM's `--max-lora-rank`, which takes these only; None where the rank is above all of them.
+/// The smallest allowed value of vLLM's `--max-lora-rank` for rank `r`; None if the rank is too large.
 pub fn max_lora_rank(r: usize) -> Option<usize> {
     [1, 8, 16, 32, 64, 128, 256, 320, 512].into_iter().find(|&most| r <= most)
 }
 
-/// The card's text. `base_kind` is [`crate::format::ModelFiles`]'s `kind`; `training` is names and values of the run that
-/// made the adapter, empty where no run is known.
+/// The text of the card. `base_kind` is `kind` of [`crate::format::ModelFiles`]; `training` is names and values of the
+/// training run, empty if the run is unknown.
 pub fn card(
     config: &AdapterConfig,
     base_kind: &str,
@@ -74,7 +75,7 @@ fn front_matter(config: &AdapterConfig) -> String {
     text
 }
 
-/// A YAML scalar that is read back as this text: --base-id may be anything.
+/// A YAML scalar that is parsed as this text, because --base-id may contain any character.
 fn scalar(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_./-:".contains(c);
     let word =

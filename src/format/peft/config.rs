@@ -1,48 +1,48 @@
-//! adapter_config.json. Few keys are written, because older PEFT warns on those that it does not know; all
-//! keys are read past, except that one which changes what the adapter computes must be one that we compute.
+//! adapter_config.json. Few keys are written, because older PEFT versions warn about unknown keys. All unknown keys are
+//! ignored when reading, except that a key that changes the result of the adapter must be supported.
 
 use crate::format::error::FormatError;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What the adapter was trained for.
+/// Task of the adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskType {
     /// `CAUSAL_LM`.
     CausalLm,
-    /// `SEQ_CLS`: with a head `base_model.model.score.weight`, trained in full.
+    /// `SEQ_CLS`: with a head `base_model.model.score.weight` that is trained in full.
     SeqCls,
 }
 
-/// The fields that matter; the rest have one value only.
+/// The variable fields of the file; all other fields have a fixed value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
     /// `task_type`.
     pub task: TaskType,
     /// A Hub id, or None; never an absolute path.
     pub base_model_name_or_path: Option<String>,
-    /// The base's commit.
+    /// The commit of the base.
     pub revision: Option<String>,
     /// Rank, at least 1.
     pub r: usize,
-    /// Finite as f32, above 0.
+    /// Alpha: finite as f32 and above 0.
     pub lora_alpha: f64,
-    /// In [0, 1).
+    /// Dropout probability, in [0, 1).
     pub lora_dropout: f64,
-    /// Suffixes of module names (`q_proj`).
+    /// Suffixes of module names (`q_proj`), or `all-linear`.
     pub target_modules: Vec<String>,
-    /// Scale is alpha / sqrt(r).
+    /// If true, the scale is alpha / sqrt(r), otherwise alpha / r.
     pub use_rslora: bool,
 }
 
 impl AdapterConfig {
-    /// The file's content, keys sorted.
+    /// The contents of the file, with sorted keys.
     pub fn to_json(&self) -> Value {
         let (task, saved) = match self.task {
             TaskType::CausalLm => ("CAUSAL_LM", Value::Null),
             TaskType::SeqCls => ("SEQ_CLS", json!(["classifier", "score"])),
         };
-        // A whole alpha is written as PEFT's own type for it, an integer.
+        // A whole alpha is written as an integer, as PEFT does.
         let alpha = self.lora_alpha;
         let whole = alpha.fract() == 0.0 && alpha.abs() < 1e15;
         let mut all = json!({
@@ -68,7 +68,7 @@ impl AdapterConfig {
         all
     }
 
-    /// Reads it; `path` is for errors.
+    /// Parses the contents of the file; `path` is for errors.
     pub fn from_json(path: &Path, v: &Value) -> Result<Self, FormatError> {
         refuse(path, v)?;
         let bad = |key: &str| FormatError::malformed(path, format!("{key}: {} is not usable", v[key]));
@@ -107,7 +107,7 @@ impl AdapterConfig {
     }
 }
 
-/// The least that is not: nothing, false, zero, or an empty list.
+/// Whether a value enables an option: false for null, false, and empty lists and objects.
 fn is_set(v: &Value) -> bool {
     match v {
         Value::Null | Value::Bool(false) => false,
@@ -117,7 +117,7 @@ fn is_set(v: &Value) -> bool {
     }
 }
 
-/// Options of PEFT that change the mathematics and are not built.
+/// PEFT options that change the computation and are not supported.
 const NOT_BUILT: [&str; 12] = [
     "use_dora",
     "use_qalora",
@@ -157,8 +157,9 @@ fn refuse(path: &Path, v: &Value) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Beginnings that leave the base as it is. PiSSA's, OLoRA's, CorDA's, LoftQ's and LoRA-GA's take out of it what they
-/// put into the adapter, which then belongs to what is left: beside the base itself it would be added twice.
+/// Initializations that leave the base unchanged. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract the initial adapter
+/// from the base, so such an adapter belongs to the changed base; with the original base, the initial part would be
+/// added twice.
 const BEGINNINGS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 fn begins_on_the_base(path: &Path, init: &Value) -> Result<(), FormatError> {
@@ -171,7 +172,7 @@ fn begins_on_the_base(path: &Path, init: &Value) -> Result<(), FormatError> {
     Err(FormatError::unsupported(path, what, way))
 }
 
-/// `rank_pattern` and `alpha_pattern` may repeat the common value, not differ from it.
+/// `rank_pattern` and `alpha_pattern` may only repeat the common value.
 fn same_everywhere(path: &Path, v: &Value, key: &str, common: f64) -> Result<(), FormatError> {
     let Some(pattern) = v[key].as_object() else { return Ok(()) };
     match pattern.iter().find(|(_, value)| value.as_f64() != Some(common)) {
@@ -183,7 +184,7 @@ fn same_everywhere(path: &Path, v: &Value, key: &str, common: f64) -> Result<(),
     }
 }
 
-/// Suffixes, without a path before them.
+/// The suffixes of module names, without their path.
 fn targets(path: &Path, v: &Value) -> Result<Vec<String>, FormatError> {
     match &v["target_modules"] {
         Value::Array(all) => {

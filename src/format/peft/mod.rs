@@ -1,6 +1,6 @@
-//! PEFT adapter directories, as peft 0.21 writes and reads them: `adapter_config.json`,
-//! `adapter_model.safetensors` (f32, sorted names without an adapter name in them), `README.md`, and for a
-//! classifier `label_map.json`, which is ours: PEFT keeps labels in the base's config, which an adapter has not.
+//! PEFT adapter directories in the format of peft 0.21: `adapter_config.json`, `adapter_model.safetensors` (f32, sorted
+//! names without the adapter name), `README.md`, and for a classifier `label_map.json`. The last file is an addition of
+//! this program: PEFT stores labels in the base's config, which an adapter directory does not have.
 
 mod card;
 mod config;
@@ -17,63 +17,63 @@ use crate::numeric::tensor::Tensors;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// File with the weights.
+/// Name of the weights file.
 pub const WEIGHTS: &str = "adapter_model.safetensors";
-/// File with the configuration.
+/// Name of the configuration file.
 pub const CONFIG: &str = "adapter_config.json";
-/// File with the model card, see [`card()`].
+/// Name of the model card, see [`card()`].
 pub const CARD: &str = "README.md";
-/// File with a classifier's labels: `{"id2label": {"0": "..."}, "label2id": {"...": 0}}`.
+/// Name of the label file of a classifier: `{"id2label": {"0": "..."}, "label2id": {"...": 0}}`.
 pub const LABELS: &str = "label_map.json";
 
-/// An adapter as read.
+/// An adapter that was read.
 #[derive(Debug, Clone)]
 pub struct Adapter {
-    /// adapter_config.json.
+    /// The adapter_config.json.
     pub config: AdapterConfig,
-    /// Sorted by name.
+    /// All matrices, sorted by name.
     pub tensors: Vec<AdapterTensor>,
-    /// A classifier's label names by class, where label_map.json is there.
+    /// The class names of a classifier, if label_map.json exists.
     pub labels: Option<Vec<String>>,
 }
 
 /// One matrix of an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterTensor {
-    /// `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, `base_model.model.score.weight`.
+    /// Name: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, `base_model.model.score.weight`.
     pub name: String,
-    /// R for A, outputs for B, labels for the head.
+    /// R for A, number of outputs for B, number of labels for the head.
     pub rows: usize,
-    /// Inputs for A, R for B, hidden size for the head.
+    /// Number of inputs for A, R for B, hidden size for the head.
     pub cols: usize,
-    /// [rows, cols], finite.
+    /// The [rows, cols] values, all finite.
     pub values: Vec<f32>,
 }
 
-/// One matrix that is to be written.
+/// One matrix to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorRef<'a> {
-    /// As in [`AdapterTensor`].
+    /// Name, as in [`AdapterTensor`].
     pub name: &'a str,
     /// First dimension.
     pub rows: usize,
     /// Second dimension.
     pub cols: usize,
-    /// [rows, cols].
+    /// The [rows, cols] values.
     pub values: &'a [f32],
 }
 
-/// What lies beside weights and configuration.
+/// Files other than weights and configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Extras {
-    /// A classifier's label names by class.
+    /// The class names of a classifier.
     pub labels: Option<Vec<String>>,
-    /// More files by name (README.md, tokenizer.json, chat_template.jinja ...).
+    /// Further files by name (README.md, tokenizer.json, chat_template.jinja ...).
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// Reads an adapter. Unknown keys of the configuration are passed over; what changes the mathematics and is
-/// not supported is refused by name.
+/// Reads an adapter. Unknown keys of the configuration are ignored; unsupported options that change the computation are
+/// rejected by name.
 pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
     let config_path = dir.join(CONFIG);
     let Some(config) = directory::json(&config_path)? else {
@@ -103,7 +103,8 @@ pub fn read(dir: &Path) -> Result<Adapter, FormatError> {
     Ok(Adapter { config, tensors, labels })
 }
 
-/// Writes an adapter into `dir`, each file atomically, the configuration last: a folder that has one is whole.
+/// Writes an adapter into `dir`, each file atomically and the configuration last: a folder with a configuration is
+/// complete.
 pub fn write(
     dir: &Path,
     config: &AdapterConfig,
@@ -150,7 +151,7 @@ fn labels(path: &Path) -> Result<Option<Vec<String>>, FormatError> {
     (0..by_id.len()).map(name).collect::<Result<_, _>>().map(Some)
 }
 
-/// A tensor of the file under its plain name, widened and checked.
+/// Checks a tensor of the file and widens it to f32, with its plain name.
 fn matrix(
     path: &Path,
     stored: &str,

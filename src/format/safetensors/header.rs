@@ -1,4 +1,4 @@
-//! A header is believed about nothing: every number is checked against the file's size before it is used.
+//! Parses headers. No header is trusted: every number is checked against the file size before use.
 
 use super::Entry;
 use crate::format::error::FormatError;
@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-/// As the reference implementation: a larger header is refused unread.
+/// Limit of the reference implementation: a larger header is rejected without reading it.
 pub(in crate::format) const MOST_HEADER_BYTES: u64 = 100_000_000;
 
-/// What a header says, checked.
+/// The contents of a checked header.
 pub(super) struct Header {
     pub entries: BTreeMap<String, Entry>,
-    /// Tensors of bytes, which are no numbers of ours.
+    /// Byte tensors, which are not numeric.
     pub raw: BTreeMap<String, Range<usize>>,
     pub metadata: BTreeMap<String, String>,
 }
@@ -27,7 +27,7 @@ struct Raw {
     data_offsets: (u64, u64),
 }
 
-/// The JSON object in order and with its duplicates, which a map would swallow.
+/// The entries of the JSON object in order, including duplicates, which a map would drop.
 struct RawHeader {
     tensors: Vec<(String, Raw)>,
     metadata: BTreeMap<String, String>,
@@ -80,7 +80,7 @@ pub(super) fn parse(path: &Path, file: &[u8]) -> Result<Header, FormatError> {
     Ok(Header { entries, raw: bytes, metadata: raw.metadata })
 }
 
-/// Bits per element and whether we compute with it; None for an unknown name.
+/// Bytes per element, and the type if it is supported; None for an unknown name.
 fn element(dtype: &str) -> Option<(usize, Option<Dtype>)> {
     Some(match dtype {
         "F32" => (4, Some(Dtype::F32)),
@@ -94,7 +94,7 @@ fn element(dtype: &str) -> Option<(usize, Option<Dtype>)> {
     })
 }
 
-/// Tensors of numbers, and where tensors of bytes lie.
+/// Numeric tensors, and the positions of byte tensors.
 type Checked = (BTreeMap<String, Entry>, BTreeMap<String, Range<usize>>);
 
 fn check(path: &Path, raw: Vec<(String, Raw)>, start: usize, len: usize) -> Result<Checked, FormatError> {
@@ -127,7 +127,7 @@ fn check(path: &Path, raw: Vec<(String, Raw)>, start: usize, len: usize) -> Resu
                 let shape = tensor.shape.iter().map(|&d| d as usize).collect();
                 entries.insert(name.clone(), Entry { dtype, shape, range });
             }
-            // Counters and position buffers that some checkpoints carry: nobody asks for them.
+            // Counters and position buffers in some checkpoints, which are not used.
             None if matches!(tensor.dtype.as_str(), "I64" | "BOOL") => {}
             None if tensor.dtype == "U8" => drop(bytes_of.insert(name.clone(), range)),
             None => return Err(unsupported(path, &name, &tensor.dtype)),
@@ -138,7 +138,7 @@ fn check(path: &Path, raw: Vec<(String, Raw)>, start: usize, len: usize) -> Resu
     Ok((entries, bytes_of))
 }
 
-/// Every byte belongs to exactly one tensor.
+/// Checks that every byte belongs to exactly one tensor.
 fn check_spans(path: &Path, mut spans: Vec<(u64, u64, String)>, len: u64) -> Result<(), FormatError> {
     spans.sort();
     let mut at = 0;
@@ -170,7 +170,8 @@ pub(super) fn unsupported(path: &Path, name: &str, dtype: &str) -> FormatError {
     )
 }
 
-/// Tensor name to shard file name. A shard is a plain file name: an index may not point elsewhere.
+/// Maps tensor names to shard file names. A shard must be a plain file name, so that an index cannot refer to other
+/// folders.
 pub(super) fn parse_index(path: &Path, text: &[u8]) -> Result<BTreeMap<String, String>, FormatError> {
     #[derive(Deserialize)]
     struct Index {

@@ -1,9 +1,9 @@
-//! safetensors: checked whole when opened, then only borrowed from. After [`open`] no tensor can be out of
-//! range, overlap another, or have a size that its shape does not give.
+//! safetensors: a file is checked completely when opened, and its tensors are borrowed. After [`open`] no tensor is out
+//! of range, overlaps another one, or has a size that differs from its shape.
 //!
-//! The format: a u64 header length, a JSON object `{name: {dtype, shape, data_offsets}}`, then the data, of
-//! which every byte belongs to exactly one tensor. Own code and not the `safetensors` crate, whose errors name
-//! neither file nor tensor and which takes the last of two tensors with one name.
+//! The format: a u64 header length, a JSON object `{name: {dtype, shape, data_offsets}}`, then the data, in which every
+//! byte belongs to exactly one tensor. The `safetensors` crate is not used, because its errors name neither file nor
+//! tensor, and it accepts duplicate names and keeps the last tensor.
 
 mod header;
 mod write;
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Where one tensor lies in its file.
+/// Type, shape and position of a tensor in its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     dtype: Dtype,
@@ -28,7 +28,7 @@ struct Entry {
     range: Range<usize>,
 }
 
-/// One file, mapped and checked.
+/// A mapped and checked file.
 #[derive(Debug)]
 pub struct SafeTensors {
     path: PathBuf,
@@ -38,7 +38,7 @@ pub struct SafeTensors {
     metadata: BTreeMap<String, String>,
 }
 
-/// Maps and checks one file.
+/// Maps and checks a file.
 pub fn open(path: &Path) -> Result<SafeTensors, FormatError> {
     let file = open_with_bytes(path)?;
     match file.raw.keys().next() {
@@ -47,7 +47,7 @@ pub fn open(path: &Path) -> Result<SafeTensors, FormatError> {
     }
 }
 
-/// The same of a file that may hold tensors of bytes.
+/// Same as [`open`], for a file that may contain byte tensors.
 fn open_with_bytes(path: &Path) -> Result<SafeTensors, FormatError> {
     let map = Map::open(path)?;
     let header::Header { entries, raw, metadata } = header::parse(path, &map)?;
@@ -55,17 +55,17 @@ fn open_with_bytes(path: &Path) -> Result<SafeTensors, FormatError> {
 }
 
 impl SafeTensors {
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The header's `__metadata__`.
+    /// The `__metadata__` of the header.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// The tensor of that name, borrowed from the map.
+    /// The tensor `name`, borrowed from the map.
     pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.entries.get(name)?;
         let bytes = Cow::Borrowed(&self.map[entry.range.clone()]);
@@ -89,7 +89,7 @@ impl Tensors for SafeTensors {
     }
 }
 
-/// The names of the shards that the text of a `model.safetensors.index.json` names; `path` is for errors.
+/// The shard names in the text of a `model.safetensors.index.json`; `path` is for errors.
 pub(super) fn shard_names(path: &Path, text: &[u8]) -> Result<Vec<String>, FormatError> {
     header::parse_index(path, text).map(|index| unique(&index))
 }
@@ -101,7 +101,7 @@ fn unique(index: &BTreeMap<String, String>) -> Vec<String> {
     shards
 }
 
-/// A model's weights in one or several files.
+/// The weights of a model in one or more files.
 #[derive(Debug)]
 pub struct Sharded {
     files: Vec<SafeTensors>,
@@ -109,12 +109,12 @@ pub struct Sharded {
 }
 
 impl Sharded {
-    /// `model.safetensors` in `dir`, else the shards that `model.safetensors.index.json` names.
+    /// Opens `model.safetensors` in `dir`, else the shards in `model.safetensors.index.json`.
     pub fn open(dir: &Path) -> Result<Self, FormatError> {
         Self::open_by(dir, open)
     }
 
-    /// The same of files that may hold tensors of bytes.
+    /// Same as [`Sharded::open`], for files that may contain byte tensors.
     pub fn open_with_bytes(dir: &Path) -> Result<Self, FormatError> {
         Self::open_by(dir, open_with_bytes)
     }
@@ -159,12 +159,12 @@ impl Sharded {
         Ok(Sharded { files, index })
     }
 
-    /// The tensor of bytes of that name.
+    /// The byte tensor `name`.
     pub fn raw(&self, name: &str) -> Option<&[u8]> {
         self.files.iter().find_map(|file| file.raw.get(name).map(|range| &file.map[range.clone()]))
     }
 
-    /// Their names.
+    /// The names of all byte tensors.
     pub fn raw_names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().flat_map(|file| file.raw.keys()).map(String::as_str)
     }
@@ -176,12 +176,12 @@ impl Sharded {
         self.raw(name).or(plain)
     }
 
-    /// Integer buffers, which [`header`] leaves out.
+    /// Whether a missing tensor is an integer buffer, which [`header`] leaves out.
     fn skipped(&self, name: &str) -> bool {
         !name.ends_with(".weight") && !name.ends_with(".bias")
     }
 
-    /// The element type that most bytes have: `bf16`.
+    /// The element type of most bytes: `bf16`.
     pub fn dtype_name(&self) -> &'static str {
         let mut total = [0usize; 3];
         for file in &self.files {

@@ -1,5 +1,5 @@
-//! Writing: the header from what is known of the tensors beforehand, then their bytes one after another, so
-//! that no model is ever whole in memory.
+//! Writes files: first the header, from the known shapes, then the bytes of one tensor after the other, so that a model
+//! is never in memory as a whole.
 
 use crate::format::atomic::{self, WriteFault};
 use crate::format::error::FormatError;
@@ -8,30 +8,30 @@ use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::path::Path;
 
-/// The key in a file's metadata that says that it was written here. Whoever loads a model and saves it leaves it out, so
-/// what has it may be replaced.
+/// The metadata key that marks a file as written by this program. Other programs drop the key when they load and save a
+/// model, so a file with the key may be replaced.
 pub const MARK: &str = "written_by_finetune";
 
-/// A tensor that is to be written.
+/// A tensor to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Encoding of its bytes.
+    /// Element type.
     pub dtype: Dtype,
-    /// Outermost first.
+    /// Dimensions, outermost first.
     pub shape: Vec<usize>,
 }
 
 impl Spec {
-    /// Size in the file.
+    /// Size in the file, in bytes.
     pub fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 }
 
-/// One file, atomically, with metadata `{"format":"pt"}` and [`MARK`]; tensors in the order given. `bytes(i)` gives the
-/// bytes of `specs[i]`, little endian, and is called once for each, in order.
+/// Writes one file atomically, with metadata `{"format":"pt"}` and [`MARK`], and tensors in the given order. `bytes(i)`
+/// returns the bytes of `specs[i]`, little endian; it is called once per tensor, in order.
 pub fn write_streamed<'a>(
     path: &Path,
     specs: &[Spec],
@@ -53,7 +53,7 @@ pub fn write_streamed<'a>(
     })
 }
 
-/// One small file of tensors that are at hand: [`write_streamed`], sorted by name.
+/// Writes a small file of tensors in memory with [`write_streamed`], sorted by name.
 pub fn write(path: &Path, tensors: &[(Spec, &[u8])]) -> Result<(), FormatError> {
     let mut order: Vec<&(Spec, &[u8])> = tensors.iter().collect();
     order.sort_by(|a, b| a.0.name.cmp(&b.0.name));
@@ -61,8 +61,9 @@ pub fn write(path: &Path, tensors: &[(Spec, &[u8])]) -> Result<(), FormatError> 
     write_streamed(path, &specs, |i| Ok(Cow::Borrowed(order[i].1)))
 }
 
-/// A model's weights into the folder `dir`: `model.safetensors`, or shards of at most `most` bytes each and
-/// `model.safetensors.index.json` where one file would be larger. (A tensor above `most` is a shard alone.)
+/// Writes a model's weights into the folder `dir`: `model.safetensors`, or, if that file would be larger than `most`
+/// bytes, shards of at most `most` bytes and `model.safetensors.index.json`. (A tensor larger than `most` has its own
+/// shard.)
 pub fn write_sharded<'a>(
     dir: &Path,
     specs: &[Spec],
@@ -117,7 +118,7 @@ fn header(specs: &[Spec]) -> Vec<u8> {
         at = end;
     }
     let mut text = Value::Object(map).to_string().into_bytes();
-    // The data begins on a multiple of 8.
+    // The data begin at a multiple of 8.
     text.resize(text.len().next_multiple_of(8), b' ');
     text
 }

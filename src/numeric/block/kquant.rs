@@ -1,10 +1,10 @@
-//! The K types: super-blocks of 256 with small integer scales of their own (ggml's `ggml-quants.c`).
-//! The order of operations is the contract, as in [`super`].
+//! The K types: super-blocks of 256 values with small integer scales (ggml's `ggml-quants.c`). The order of operations
+//! is part of the contract, as in [`super`].
 
 use super::{Bits, Lie, NOTHING, Packed, RUN, Scale, Scales, Split, bits};
 
-/// 16 scales (low nibble) and minima (high nibble), 64 bytes of 2-bit numbers, d, dmin:
-/// y = (d s) q - (dmin m), in runs of 16.
+/// 16 scales (low nibble) and minima (high nibble), 64 bytes of 2-bit values, d, dmin: y = (d s) q - (dmin m), in runs
+/// of 16.
 pub struct Q2K;
 
 impl Packed for Q2K {
@@ -34,8 +34,8 @@ impl Packed for Q2K {
     }
 }
 
-/// 32 bytes of third bits, 64 bytes of 2-bit numbers, 12 bytes of 6-bit scales, d:
-/// y = (d (s - 32)) (q - 4 where the third bit is *not* set).
+/// 32 bytes of third bits, 64 bytes of 2-bit values, 12 bytes of 6-bit scales, d: y = (d (s - 32)) (q - 4 if the third
+/// bit is *not* set).
 pub struct Q3K;
 
 impl Packed for Q3K {
@@ -69,7 +69,7 @@ impl Packed for Q3K {
     }
 }
 
-/// Scale and minimum `j` (0..8), 6 bits each, out of 12 bytes.
+/// Scale and minimum `j` (0..8), 6 bits each, from 12 bytes.
 #[inline(always)]
 pub(super) fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
     let (s, m) = if j < 4 {
@@ -81,7 +81,7 @@ pub(super) fn scale_min(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(s), f32::from(m))
 }
 
-/// d s and -(dmin m) of run `j`.
+/// Scale d s and offset -(dmin m) of run `j`.
 #[inline(always)]
 fn scaled(b: &[u8], j: usize, half: impl Fn(u16) -> f32) -> [Scale; 2] {
     let (s, m) = scale_min(&b[4..16], j);
@@ -112,7 +112,7 @@ impl Packed for Q4K {
     }
 }
 
-/// As Q4_K with 32 bytes of fifth bits before the nibbles.
+/// Same as Q4_K, with 32 bytes of fifth bits before the nibbles.
 pub struct Q5K;
 
 impl Packed for Q5K {
@@ -142,8 +142,8 @@ impl Packed for Q5K {
     }
 }
 
-/// 128 bytes of nibbles, 64 bytes of the upper 2 bits, 16 x i8 scales, d: y = (d s) (q - 32), in runs of 16.
-/// Halves of 128; in each, four runs of 32 share 64 bytes of nibbles and 32 of upper bits.
+/// 128 bytes of nibbles, 64 bytes of the upper 2 bits, 16 x i8 scales, d: y = (d s) (q - 32), in runs of 16. The block
+/// has two halves of 128 values; in each half, four runs of 32 share 64 bytes of nibbles and 32 bytes of upper bits.
 pub struct Q6K;
 
 impl Packed for Q6K {

@@ -1,91 +1,92 @@
-//! Where a block has its codes and scales, for kernels that take those of several rows at a time and shift them into place
-//! by themselves. It says again what [`super::Packed::codes`] and [`super::Packed::scales`] do; whoever uses it is
-//! compared with those.
+//! The layout of codes and scales in a block, for kernels that load codes of several rows at once and shift them into
+//! place themselves. It describes the same format as [`super::Packed::codes`] and [`super::Packed::scales`]; tests
+//! compare every kernel that uses it with those functions.
 
-/// Codes of 32 numbers in 32 bytes and more bits in 32 others: low | high << `up`, less `less`.
+/// Codes of 32 values in two parts of 32 bytes each: code = (low | high << `up`) - `less`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Split {
-    /// The lower bits.
+    /// Bits of the lower part.
     pub low: Bits,
-    /// Those above them.
+    /// Bits of the upper part.
     pub high: Bits,
-    /// By how much.
+    /// Shift of the upper part.
     pub up: u32,
-    /// What that is more than the code.
+    /// Offset that is subtracted.
     pub less: i8,
 }
 
-/// Some bits of 32 bytes.
+/// A bit field in each of 32 bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bits {
     /// First byte.
     pub at: usize,
-    /// How many bits lie below them.
+    /// Number of bits below the field.
     pub down: usize,
-    /// Ones where they are, once those are gone.
+    /// Mask of the field after the shift.
     pub mask: u8,
 }
 
-/// How codes lie, from byte `at` of a block on.
+/// Layout of the codes in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lie {
-    /// In two parts, as [`super::Packed::split`] says.
+    /// In two parts; see [`super::Packed::split`].
     Split,
-    /// A byte for each.
+    /// One byte per code.
     Bytes {
         /// First byte.
         at: usize,
     },
-    /// Sixteen bytes for a run: its first sixteen numbers in the lower bits, the others in the upper ones.
+    /// Sixteen bytes per run: the first sixteen values in the lower nibbles, the others in the upper nibbles.
     Halves {
         /// First byte.
         at: usize,
-        /// What four bits are more than their code.
+        /// Offset that is subtracted from a 4-bit value.
         less: i8,
     },
-    /// The same, and 32 bits above them.
+    /// Same as `Halves`, with a fifth bit of each value in a 32-bit word.
     Fifths {
         /// First byte.
         at: usize,
-        /// First byte of the bits.
+        /// First byte of the fifth bits.
         bits: usize,
-        /// What five bits are more than their code.
+        /// Offset that is subtracted from a 5-bit value.
         less: i8,
     },
-    /// Sixteen bytes for a run: two numbers in each byte, the first in the upper bits.
+    /// Sixteen bytes per run: two values per byte, the first one in the upper nibble.
     Pairs {
         /// First byte.
         at: usize,
     },
-    /// 32 bytes for two runs: the first in the lower bits.
+    /// 32 bytes for two runs: the first run in the lower nibbles.
     Planes {
         /// First byte.
         at: usize,
     },
 }
 
-/// How the scales of a block lie.
+/// Layout of the scales in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scales {
-    /// [`super::Packed::scales`] makes them.
+    /// Computed by [`super::Packed::scales`].
     Computed,
-    /// An f32.
+    /// One f32.
     Float,
-    /// A half.
+    /// One f16.
     Half,
-    /// A half, and another one that is added.
+    /// Two f16: the scale, and an offset that is added.
     Halves,
-    /// A signed byte for every sixteen numbers, from byte `at` on, and a half behind the last of them.
+    /// One signed byte for every sixteen values, from byte `at`, followed by an f16.
     Signed {
         /// First byte.
         at: usize,
     },
-    /// Two halves, and in twelve bytes six bits for each run of both: the second product is subtracted.
+    /// Two f16 (scale and minimum), and for each run a 6-bit factor of both, in twelve bytes: the second product is
+    /// subtracted.
     SixBits,
 }
 
 impl Scales {
-    /// Whether anything is added.
+    /// Whether an offset is added.
     pub const fn add(self) -> bool {
         !matches!(self, Scales::Float | Scales::Half | Scales::Signed { .. })
     }

@@ -1,10 +1,10 @@
-//! Numbers in blocks: a few bits each, with scales that a block shares. A type of block is one row of
-//! `table!`: its name, how many numbers and bytes it has, and the codes and the scales of 32 of its numbers, a *run*. Whoever
-//! computes from blocks, on whatever device, computes from these rows; there is no second list.
+//! Block formats: values of a few bits each, with scales that a block shares. A block type is one row of `table!`: its
+//! name, its numbers of values and bytes, and the codes and scales of 32 of its values, a *run*. Every computation from
+//! blocks, on any device, uses these rows; no second list exists.
 //!
-//! What a number of a block is worth is exact: every product and sum is rounded once and nothing is fused, in
-//! ggml's and bitsandbytes' own order of operations, so that the bits are theirs (`tests/golden/gguf` and
-//! `tests/golden/nf4` hold random blocks of every type).
+//! The value of a code is exact: every product and sum is rounded once and nothing is fused, in the order of operations
+//! of ggml and bitsandbytes, so that the bits are equal to theirs (`tests/golden/gguf` and `tests/golden/nf4` contain
+//! random blocks of every type).
 
 mod kquant;
 mod lie;
@@ -25,35 +25,35 @@ use kquant::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use nf4::Nf4;
 use plain::{Q4V0, Q4V1, Q5V0, Q5V1, Q8V0};
 
-/// Numbers that are unpacked at a time; every block is made of whole runs.
+/// Number of values that are unpacked at a time; every block consists of whole runs.
 pub const RUN: usize = 32;
 
-/// A type of block, for code that is made for each one.
+/// A block type, for generic code.
 pub trait Packed {
-    /// As ggml names it.
+    /// Name in ggml.
     const NAME: &'static str;
-    /// Numbers in a block.
+    /// Number of values in a block.
     const ELEMENTS: usize;
-    /// Bytes of a block.
+    /// Number of bytes in a block.
     const BYTES: usize;
-    /// Where a code names a level, what the levels are; elsewhere a code is its own level. Such a block is an f32
-    /// scale and then two codes in each byte, the first in the upper bits.
+    /// The values of the codes if a code is an index; None if a code is its own value. A block with levels is an f32
+    /// scale followed by two codes per byte, the first one in the upper bits.
     const LEVELS: Option<[f32; 16]> = None;
-    /// How codes lie, for those who take them as they lie.
+    /// Layout of the codes, for kernels that load packed codes.
     const LIE: Lie = Lie::Split;
-    /// Where the scales of a whole block stand as they are, at its beginning.
+    /// Layout of the scales in a block.
     const SCALES: Scales = Scales::Computed;
-    /// Where [`Packed::LIE`] is [`Lie::Split`], how a run's codes are put together.
+    /// The two parts of a run's codes if [`Packed::LIE`] is [`Lie::Split`].
     fn split(_run: usize) -> Split {
         Split::default()
     }
-    /// The codes of numbers `32 run .. 32 run + 32` of a block.
+    /// The codes of values `32 run .. 32 run + 32` of a block.
     fn codes(codes: &mut [i8; RUN], block: &[u8], run: usize);
-    /// What they are multiplied by and what is added then, the first sixteen and the other ones. `half` widens a
-    /// number of half precision: what does it is the caller's choice, what it gives is not.
+    /// Scale and offset of the first sixteen values of a run and of the other ones. `half` converts f16 to f32; its
+    /// implementation is the caller's choice, its result is fixed.
     fn scales(block: &[u8], run: usize, half: impl Fn(u16) -> f32) -> [Scale; 2];
 
-    /// out = the numbers of a run: level of the code * scale + what is added, each rounded once.
+    /// out = the values of a run: level of the code * scale + offset, each operation rounded once.
     #[inline(always)]
     fn unpack(out: &mut [f32; RUN], block: &[u8], run: usize) {
         let mut codes = [0; RUN];
@@ -66,29 +66,29 @@ pub trait Packed {
     }
 }
 
-/// A scale, and what is added to the product.
+/// A scale, and the offset that is added to the product.
 pub type Scale = (f32, f32);
 
-/// Added to any number it gives that number, with its sign even where that is 0.
+/// The neutral offset: x + -0.0 has the bits of x, also if x is 0.
 const NOTHING: f32 = -0.0;
 
-/// What is done with a type of block that is only known at run time: [`Block::visit`].
+/// An operation on a block type that is known at run time: [`Block::visit`].
 pub trait Visitor {
-    /// What comes of it.
+    /// The result.
     type Result;
-    /// For the type P.
+    /// Runs the operation for the type P.
     fn visit<P: Packed>(self) -> Self::Result;
 }
 
 macro_rules! table {
     ($($(#[$meta:meta])* $block:ident = $packed:ident),* $(,)?) => {
-        /// A type of block.
+        /// A block type.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(non_camel_case_types)] // ggml's own names
         pub enum Block { $($(#[$meta])* $block),* }
 
         impl Block {
-            /// Every type.
+            /// All types.
             pub const ALL: &[Block] = &[$(Block::$block),*];
 
             /// Calls the visitor with the type.
@@ -96,17 +96,17 @@ macro_rules! table {
                 match self { $(Block::$block => visitor.visit::<$packed>()),* }
             }
 
-            /// As ggml names it.
+            /// Name in ggml.
             pub fn name(self) -> &'static str {
                 match self { $(Block::$block => $packed::NAME),* }
             }
 
-            /// Numbers in a block.
+            /// Number of values in a block.
             pub fn elements(self) -> usize {
                 match self { $(Block::$block => $packed::ELEMENTS),* }
             }
 
-            /// Bytes of a block.
+            /// Number of bytes in a block.
             pub fn bytes(self) -> usize {
                 match self { $(Block::$block => $packed::BYTES),* }
             }
@@ -115,42 +115,42 @@ macro_rules! table {
 }
 
 table! {
-    /// 8 bits, a scale for 32.
+    /// 8 bits, a scale per 32 values.
     Q8_0 = Q8V0,
-    /// 4 bits around 8, a scale for 32.
+    /// 4 bits around 8, a scale per 32 values.
     Q4_0 = Q4V0,
-    /// 4 bits, a scale and a minimum for 32.
+    /// 4 bits, a scale and a minimum per 32 values.
     Q4_1 = Q4V1,
-    /// 5 bits around 16, a scale for 32.
+    /// 5 bits around 16, a scale per 32 values.
     Q5_0 = Q5V0,
-    /// 5 bits, a scale and a minimum for 32.
+    /// 5 bits, a scale and a minimum per 32 values.
     Q5_1 = Q5V1,
-    /// 2 bits, scales and minima of 4 bits for 16.
+    /// 2 bits, 4-bit scales and minima per 16 values.
     Q2_K = Q2K,
-    /// 3 bits, scales of 6 bits for 16.
+    /// 3 bits, 6-bit scales per 16 values.
     Q3_K = Q3K,
-    /// 4 bits, scales and minima of 6 bits for 32.
+    /// 4 bits, 6-bit scales and minima per 32 values.
     Q4_K = Q4K,
-    /// 5 bits, scales and minima of 6 bits for 32.
+    /// 5 bits, 6-bit scales and minima per 32 values.
     Q5_K = Q5K,
-    /// 6 bits, scales of 8 bits for 16.
+    /// 6 bits, 8-bit scales per 16 values.
     Q6_K = Q6K,
-    /// 4 bits that name a quantile of the normal distribution, an f32 scale for 64 (bitsandbytes').
+    /// 4 bits that select a quantile of the normal distribution, an f32 scale per 64 values (bitsandbytes).
     NF4 = Nf4,
 }
 
 impl Block {
-    /// The type of that name, in any case.
+    /// The type with this name; case is ignored.
     pub fn named(name: &str) -> Option<Block> {
         Block::ALL.iter().copied().find(|b| b.name().eq_ignore_ascii_case(name))
     }
 
-    /// Bytes of that many numbers in whole blocks.
+    /// Number of bytes of `elements` values in whole blocks.
     pub fn size_of(self, elements: usize) -> usize {
         elements / self.elements() * self.bytes()
     }
 
-    /// out = the numbers of whole blocks: the slow way, which everything faster is compared with.
+    /// out = the values of whole blocks. This is the reference for every faster implementation.
     pub fn widen(self, out: &mut [f32], blocks: &[u8]) {
         struct Widen<'a>(&'a mut [f32], &'a [u8]);
         impl Visitor for Widen<'_> {
@@ -168,8 +168,8 @@ impl Block {
 }
 
 impl Block {
-    /// Whether all numbers of whole blocks are finite: they are where their scales are, because the largest half times
-    /// the largest code is far from the end of f32, and levels are at most 1.
+    /// Whether all values of whole blocks are finite. Checking the scales is sufficient: the largest f16 times the
+    /// largest code is far below the limit of f32, and levels are at most 1.
     pub fn finite(self, blocks: &[u8]) -> bool {
         struct Finite<'a>(&'a [u8]);
         impl Visitor for Finite<'_> {
@@ -188,17 +188,17 @@ impl Block {
     }
 }
 
-/// How the numbers of a tensor are encoded.
+/// The encoding of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Encoding {
-    /// One by one.
+    /// One value at a time.
     Plain(Dtype),
     /// In blocks along the innermost dimension.
     Blocks(Block),
 }
 
 impl Encoding {
-    /// As ggml names it.
+    /// Name in ggml.
     pub fn name(self) -> &'static str {
         match self {
             Encoding::Plain(Dtype::F32) => "F32",
@@ -208,7 +208,7 @@ impl Encoding {
         }
     }
 
-    /// Numbers that are encoded together.
+    /// Number of values that are encoded together.
     pub fn elements(self) -> usize {
         match self {
             Encoding::Plain(_) => 1,
@@ -216,7 +216,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of as many.
+    /// Number of bytes of [`Encoding::elements`] values.
     pub fn bytes(self) -> usize {
         match self {
             Encoding::Plain(dtype) => dtype.size(),
@@ -224,12 +224,12 @@ impl Encoding {
         }
     }
 
-    /// Bytes of that many numbers.
+    /// Number of bytes of `elements` values.
     pub fn size_of(self, elements: usize) -> usize {
         elements / self.elements() * self.bytes()
     }
 
-    /// The first numbers of `bytes`, widened: what a device is compared with.
+    /// The first values of `bytes`, widened to f32: the reference for devices.
     pub fn first(self, bytes: &[u8], numbers: usize) -> Vec<f32> {
         let bytes = &bytes[..self.size_of(numbers)];
         match self {
@@ -243,28 +243,28 @@ impl Encoding {
     }
 }
 
-/// A matrix in blocks, as a file has it: rows of whole blocks, one after the other. A copy shares the bytes.
+/// A matrix in blocks, as stored in a file: rows of whole blocks, one after the other. A clone shares the bytes.
 #[derive(Debug, Clone)]
 pub struct Blocks {
-    /// Outputs.
+    /// Number of outputs.
     pub rows: usize,
-    /// Inputs: a multiple of the block's elements.
+    /// Number of inputs: a multiple of the block's elements.
     pub cols: usize,
-    /// The type.
+    /// Block type.
     pub block: Block,
-    /// `rows * cols` numbers.
+    /// The `rows * cols` values.
     pub bytes: Bytes,
 }
 
 impl Blocks {
-    /// None where the bytes are not that many whole blocks in a row.
+    /// A matrix, or None unless the bytes are whole blocks of `rows * cols` values and every row has whole blocks.
     pub fn new((rows, cols): (usize, usize), block: Block, bytes: Bytes) -> Option<Blocks> {
         let whole = cols.is_multiple_of(block.elements());
         let size = rows.checked_mul(cols).map(|n| block.size_of(n));
         (whole && size == Some(bytes.len())).then_some(Blocks { rows, cols, block, bytes })
     }
 
-    /// The first rows, or all where there are fewer, widened.
+    /// The first `rows` rows, or all if there are fewer, widened to f32.
     pub fn first(&self, rows: usize) -> Vec<f32> {
         Encoding::Blocks(self.block).first(&self.bytes, rows.min(self.rows) * self.cols)
     }
@@ -276,24 +276,24 @@ impl Blocks {
     }
 }
 
-/// The half-precision number at byte `at`, as it lies there.
+/// The bits of the f16 at byte `at`.
 #[inline(always)]
 fn bits(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])
 }
 
-/// The half-precision number at byte `at`.
+/// The f16 at byte `at`, widened to f32.
 fn half_at(b: &[u8], at: usize) -> f32 {
     widen_half(bits(b, at))
 }
 
-/// Puts `x` as half precision at byte `at`.
+/// Writes `x` as f16 at byte `at`.
 fn put_half(b: &mut [u8], at: usize, x: f32) {
     b[at..at + 2].copy_from_slice(&half::f16::from_f32(x).to_le_bytes());
 }
 
-/// A half-precision number. Spelled out, because the crate asks the processor each time, and without numbers that are
-/// not normal, which processors are slow with: those of a half are normal in f32.
+/// Widens an f16 to f32. The code does not use the `half` crate, which checks the processor on each call, and does not
+/// compute with subnormal f32 values, which are slow: subnormal f16 values are normal in f32.
 #[inline(always)]
 pub fn widen_half(bits: u16) -> f32 {
     const LEAST: u32 = 113 << 23;
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_the_table_are_whole_runs_with_their_own_names() {
+    fn block_types_have_whole_runs_and_unique_names() {
         for &block in Block::ALL {
             assert_eq!(block.elements() % RUN, 0, "{block:?}");
             assert_eq!(format!("{block:?}"), block.name());
@@ -323,12 +323,12 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_finite_where_every_number_is() {
+    fn block_is_finite_if_all_its_values_are() {
         for &block in Block::ALL {
             for seed in 0..2000usize {
                 let byte = |i: usize| (seed * 7919 + i * 104_729 + (seed * i) % 251) >> 3;
                 let mut bytes: Vec<u8> = (0..block.bytes()).map(|i| byte(i) as u8 & 0x7b).collect();
-                // Infinities and NaN where scales are, in some of them.
+                // Some blocks have infinities and NaN in the scales.
                 let size = bytes.len();
                 let at = [0, 1, 2, 3, size - 4, size - 3, size - 2, size - 1][seed % 8];
                 bytes[at] = [0x7c, 0xff, 0x7f, 0x80, 0x00][seed / 8 % 5];
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn every_half_is_what_it_is() {
+    fn every_f16_is_widened_exactly() {
         for bits in 0..=u16::MAX {
             let (got, want) = (widen_half(bits), half::f16::from_bits(bits).to_f32());
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:04x}");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_whole_or_not_there() {
+    fn incomplete_blocks_are_rejected() {
         let bytes = |n| Bytes::from(vec![0; n]);
         assert!(Blocks::new((3, 64), Block::Q8_0, bytes(3 * 2 * 34)).is_some());
         for (shape, n) in [((3, 64), 3 * 2 * 34 - 1), ((3, 48), 3 * 51), ((usize::MAX, 64), 0)] {

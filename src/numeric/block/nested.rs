@@ -1,17 +1,17 @@
-//! NF4 magnitudes quantised once more, as bitsandbytes' `compress_statistics` does (Dettmers et al. 2023,
-//! arXiv:2305.14314, section 3): less their mean, in blocks of 256, to the nearest of 256 levels that get denser
-//! towards 0. Blocks here hold f32, so what they get is what those 8 bits are worth.
+//! Nested quantisation of NF4 magnitudes, as in bitsandbytes' `compress_statistics` (Dettmers et al. 2023,
+//! arXiv:2305.14314, section 3): minus their mean, in blocks of 256, to the nearest of 256 levels that are denser near
+//! 0. Blocks hold f32 here, so they store the dequantised 8-bit values.
 //!
-//! The mean is rounded once; torch's sum of many magnitudes may be a bit off, as its order follows the processor.
-//! bitsandbytes' kernel for CPUs takes the level of a grid point of 65,536 near the number, which in one of 600
-//! is the neighbour of the nearest level that its kernel for GPUs takes, and this one.
+//! The mean is rounded once; torch's sum of many magnitudes can differ slightly, because its order depends on the
+//! processor. bitsandbytes' CPU kernel rounds a value to one of 65,536 grid points first, which for one value in 600
+//! selects the neighbour of the nearest level; its GPU kernel and this code select the nearest level.
 
 use super::{Block, Packed, nf4::Nf4};
 
-/// Magnitudes that share a scale.
+/// Number of magnitudes that share a scale.
 const SHARED: usize = 256;
 
-/// NF4 blocks of a whole matrix, with magnitudes that were quantised once more.
+/// Quantizes and dequantises the magnitudes in the NF4 blocks of a whole matrix.
 pub fn nest(blocks: &mut [u8]) {
     let magnitude = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     let all: Vec<f32> = blocks.chunks_exact(Nf4::BYTES).map(magnitude).collect();
@@ -33,14 +33,14 @@ fn nearest(levels: &[f32], x: f32) -> f32 {
     if above - x < x - below { above } else { below }
 }
 
-/// bitsandbytes' `create_dynamic_map()`, ascending: in each of seven decades twice as many as in the one below, midway
-/// between equally spaced points from 0.1 to 1.
+/// bitsandbytes' `create_dynamic_map()`, ascending: each of seven decades has twice as many levels as the one below, at
+/// the midpoints of equally spaced points from 0.1 to 1.
 fn levels() -> Vec<f32> {
     let mut levels = vec![0.0, 1.0];
     for decade in 0..7 {
         let (count, scale) = (1usize << decade, 10f64.powi(decade - 6) as f32);
         let step = (1.0 - 0.1f32) / count as f32;
-        // torch's linspace: from either end to the middle, every point rounded once.
+        // torch's linspace computes from both ends to the middle and rounds each point once.
         let point = |i: usize| match i < count.div_ceil(2) {
             true => (f64::from(0.1f32) + f64::from(step) * i as f64) as f32,
             false => (1.0 - f64::from(step) * (count - i) as f64) as f32,
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_256_levels_and_the_nearest_is_taken() {
+    fn nearest_of_256_levels_is_selected() {
         let levels = levels();
         assert_eq!((levels.len(), levels[255]), (256, 1.0));
         assert!((levels[0] + 0.992_968_75).abs() < 1e-6);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_magnitudes_stay_what_they_are() {
+    fn equal_magnitudes_are_unchanged() {
         let mut blocks = [1.5f32.to_le_bytes().as_slice(), &[7; 32]].concat().repeat(300);
         let before = blocks.clone();
         nest(&mut blocks);

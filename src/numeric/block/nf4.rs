@@ -1,11 +1,11 @@
-//! bitsandbytes' NF4 (Dettmers et al. 2023, arXiv:2305.14314): 64 numbers, their largest magnitude as f32, and 4
-//! bits each that name a level; of two numbers in a byte the first has the upper bits. bitsandbytes keeps codes and
-//! magnitudes in two tensors; here they lie together, so that a row of a matrix is one run of bytes. Where it
-//! quantised the magnitudes once more, they are f32 again here.
+//! bitsandbytes' NF4 (Dettmers et al. 2023, arXiv:2305.14314): 64 values, their largest magnitude as f32, and a 4-bit
+//! code per value that selects a level; the first of two values in a byte has the upper bits. bitsandbytes stores codes
+//! and magnitudes in two tensors; here a block contains both, so that a matrix row is contiguous. Quantized magnitudes
+//! (nested quantisation) are stored as f32 here.
 
 use super::{Lie, NOTHING, Packed, RUN, Scale, Scales};
 
-/// What the codes are worth, as bitsandbytes has them (`get_4bit_type("nf4")`).
+/// The values of the codes, from bitsandbytes (`get_4bit_type("nf4")`).
 pub const LEVELS: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -25,7 +25,7 @@ pub const LEVELS: [f32; 16] = [
     1.0,
 ];
 
-/// absmax: f32, 32 bytes of two codes: y = level absmax.
+/// absmax: f32, then 32 bytes of two codes each: y = level absmax.
 pub struct Nf4;
 
 impl Packed for Nf4 {

@@ -1,8 +1,8 @@
-//! ggml's blocks of 32 with scales in half precision (`ggml-quants.c`).
+//! ggml's blocks of 32 values with f16 scales (`ggml-quants.c`).
 
 use super::{Lie, NOTHING, Packed, RUN, Scale, Scales, bits};
 
-/// Low nibbles first, then high ones.
+/// The codes in the low nibbles, then those in the high nibbles.
 #[inline(always)]
 fn nibbles(codes: &mut [i8; RUN], q: &[u8], less: i8) {
     let (low, high) = codes.split_at_mut(16);
@@ -14,7 +14,7 @@ fn nibbles(codes: &mut [i8; RUN], q: &[u8], less: i8) {
     }
 }
 
-/// Adds 16 where bit i is set.
+/// Adds 16 to code i if bit i is set.
 #[inline(always)]
 fn fifths(codes: &mut [i8; RUN], b: &[u8], at: usize) {
     let bits = u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);

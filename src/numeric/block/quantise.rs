@@ -1,15 +1,15 @@
-//! f32 numbers into blocks, bit for bit as the references do it: blocks of 32 as ggml's reference quantisers and
-//! the Python `gguf` package, the K types as ggml's reference quantisers, NF4 as bitsandbytes' `quantize_4bit` with
-//! blocks of 64. Numbers are finite: whoever calls has looked.
+//! Quantizes f32 values to blocks, bit-identical to the references: blocks of 32 as in ggml's reference quantisers and
+//! the Python `gguf` package, K types as in ggml's reference quantisers, NF4 as in bitsandbytes' `quantize_4bit` with
+//! blocks of 64. The caller has checked that all values are finite.
 
 use super::quantise_k::{q2_k, q3_k, q4_k, q5_k, q6_k};
 use super::{Block, NF4_LEVELS, put_half};
 use rayon::prelude::*;
 
-/// Blocks in a task.
+/// Number of blocks per task.
 const TASK: usize = 1024;
 
-/// The blocks of whole blocks of numbers, on all threads. None for numbers that are no whole blocks.
+/// The blocks of `numbers`, computed on all threads. None if `numbers` is not a multiple of the block size.
 pub fn quantise(block: Block, numbers: &[f32]) -> Option<Vec<u8>> {
     let each: fn(&mut [u8], &[f32]) = match block {
         Block::Q8_0 => q8_0,
@@ -44,7 +44,7 @@ fn q8_0(out: &mut [u8], numbers: &[f32]) {
     let d = largest(numbers) / 127.0;
     let by = if d == 0.0 { 0.0 } else { 1.0 / d };
     out[..2].copy_from_slice(&half::f16::from_f32(d).to_le_bytes());
-    // Ties away from zero, as C's roundf.
+    // `round` rounds half away from zero, as C's roundf.
     out[2..].iter_mut().zip(numbers).for_each(|(o, x)| *o = (x * by).round() as i8 as u8);
 }
 
@@ -53,7 +53,7 @@ fn nf4(out: &mut [u8], numbers: &[f32]) {
     let by = 1.0 / absmax.max(1e-38);
     let code = |x: f32| {
         let x = (x * by).clamp(-1.0, 1.0);
-        // How many of the points between levels lie below it.
+        // The code is the number of midpoints between levels that are below x.
         NF4_LEVELS.windows(2).filter(|pair| (pair[0] + pair[1]) / 2.0 < x).count() as u8
     };
     out[..4].copy_from_slice(&absmax.to_le_bytes());
@@ -61,12 +61,12 @@ fn nf4(out: &mut [u8], numbers: &[f32]) {
     out[4..].iter_mut().zip(pairs).for_each(|(o, &[first, second])| *o = code(first) << 4 | code(second));
 }
 
-/// 1 / d, and 0 where d is.
+/// 1 / d, or 0 if d is 0.
 fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// The value of largest magnitude, the first among equals.
+/// The value with the largest magnitude; the first one if several are equal.
 fn extreme(x: &[f32]) -> f32 {
     x.iter().fold((0f32, 0f32), |(most, at), &v| if v.abs() > most { (v.abs(), v) } else { (most, at) }).1
 }
@@ -75,19 +75,19 @@ fn range(x: &[f32]) -> (f32, f32) {
     x.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &v| (low.min(v), high.max(v)))
 }
 
-/// Numbers 0..=most of 32 values: trunc((x - least) id + half).
+/// Codes 0..=most of 32 values: trunc((x - least) id + half).
 fn numbers(x: &[f32], (least, id): (f32, f32), half: f32, most: f32) -> [u8; 32] {
     let mut q = [0u8; 32];
     q.iter_mut().zip(x).for_each(|(q, &v)| *q = ((v - least) * id + half).trunc().clamp(0.0, most) as u8);
     q
 }
 
-/// Low nibbles of the first and of the second half, byte by byte.
+/// Packs codes of the first half into the low nibbles and codes of the second half into the high nibbles.
 fn nibbles(b: &mut [u8], q: &[u8; 32]) {
     b.iter_mut().enumerate().for_each(|(i, b)| *b = q[i] & 15 | q[i + 16] << 4);
 }
 
-/// The fifth bits: bit i belongs to element i.
+/// Packs the fifth bits: bit i belongs to value i.
 fn fifths(b: &mut [u8], q: &[u8; 32]) {
     let bits = q.iter().enumerate().fold(0u32, |bits, (i, &q)| bits | u32::from(q >> 4) << i);
     b.copy_from_slice(&bits.to_le_bytes());

@@ -1,26 +1,27 @@
-//! f32 into the K kinds: super-blocks of 256, as ggml's reference quantisers make them without an importance
-//! matrix (`ggml-quants.c`, MIT licence, `quantize_row_*_K_ref`). A search over a few scales per run of 16 or
-//! 32 numbers; the order of its sums is theirs, and nothing is fused, so that the bits are those of ggml built
+//! Quantizes f32 values to the K types: super-blocks of 256, as in ggml's reference quantisers without an importance
+//! matrix (`ggml-quants.c`, MIT licence, `quantize_row_*_K_ref`). The algorithm searches a few scales per run of 16 or
+//! 32 values. The order of sums is that of ggml, and nothing is fused, so that the bits equal those of ggml built
 //! without contraction (`tests/golden/gguf/quantized_k.gguf`).
 
 use super::kquant::scale_min;
 use super::{half_at, put_half};
 
-/// Below this a run counts as zero.
+/// A run counts as zero if its largest magnitude is below this.
 const TINY: f32 = 1e-15;
 
-/// Round half to even, as adding 1.5 * 2^23 does.
+/// Rounds half to even, as adding 1.5 * 2^23 does.
 fn nearest(x: f32) -> i32 {
-    // The sum's low 23 bits are the rounded number plus 2^22; a NaN or a number too large stays within them.
+    // The low 23 bits of the sum are the rounded number plus 2^22; for NaN and large numbers the result stays within
+    // these bits.
     ((x + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// The value of largest magnitude and that magnitude.
+/// The value with the largest magnitude, and that magnitude.
 fn extreme(x: &[f32]) -> (f32, f32) {
     x.iter().fold((0f32, 0f32), |(at, most), &v| if v.abs() > most { (v, v.abs()) } else { (at, most) })
 }
 
-/// Symmetric numbers -most..most (shifted by most into `q`) of least squares weighted by x^2; the scale.
+/// Symmetric codes -most..most (stored in `q` plus most) by least squares weighted with x^2; returns the scale.
 fn symmetric(q: &mut [u8], x: &[f32], most: i32) -> f32 {
     let (peak, magnitude) = extreme(x);
     if magnitude < TINY {
@@ -54,7 +55,7 @@ fn symmetric(q: &mut [u8], x: &[f32], most: i32) -> f32 {
     scale
 }
 
-/// Numbers -4..4 (shifted by 4 into `q`), improved one at a time up to five times; the scale.
+/// Codes -4..4 (stored in `q` plus 4), improved one at a time in up to five passes; returns the scale.
 fn symmetric3(q: &mut [u8], x: &[f32]) -> f32 {
     let (peak, magnitude) = extreme(x);
     if magnitude < TINY {
@@ -97,18 +98,18 @@ fn symmetric3(q: &mut [u8], x: &[f32]) -> f32 {
     if l2 > 0.0 { lx / l2 } else { 0.0 }
 }
 
-/// How a scale with a minimum is searched for.
+/// Parameters of the search for a scale with a minimum.
 struct Search {
-    /// Largest number.
+    /// Largest code.
     most: i32,
-    /// The first offset from it, and how many steps of 0.1 follow.
+    /// First offset from `most`, and number of further steps of 0.1.
     from: f32,
     steps: i32,
-    /// What an error costs.
+    /// Cost of an error.
     cost: fn(f32) -> f32,
 }
 
-/// Numbers 0..=most, y = scale q - least; (scale, least).
+/// Codes 0..=most with y = scale q - least; returns (scale, least).
 fn with_minimum(q: &mut [u8], x: &[f32], weights: &[f32], s: &Search) -> (f32, f32) {
     let (mut low, mut high) = (x[0], x[0]);
     let (mut sum_w, mut sum_x) = (weights[0], weights[0] * x[0]);
@@ -161,7 +162,7 @@ fn with_minimum(q: &mut [u8], x: &[f32], weights: &[f32], s: &Search) -> (f32, f
     (scale, -low)
 }
 
-/// Two bits each of four quarters of 128 numbers, byte by byte.
+/// Packs the four quarters of 128 codes with two bits each into 32 bytes.
 fn pack2(b: &mut [u8], q: &[u8]) {
     for (b, q) in b.chunks_exact_mut(32).zip(q.chunks_exact(128)) {
         b.iter_mut().enumerate().for_each(|(l, b)| {
@@ -194,14 +195,14 @@ pub(super) fn q2_k(b: &mut [u8], x: &[f32]) {
     pack2(&mut b[16..80], &q);
 }
 
-/// Numbers for a scale and minimum as they were rounded. A scale of zero leaves what was there.
+/// Recomputes the codes for rounded scale and minimum. With scale zero the codes stay unchanged.
 fn again(q: &mut [u8], x: &[f32], (d, m): (f32, f32), most: i32) {
     if d != 0.0 {
         q.iter_mut().zip(x).for_each(|(q, &v)| *q = nearest((v + m) / d).clamp(0, most) as u8);
     }
 }
 
-/// Numbers for a rounded scale without a minimum, shifted by `most`.
+/// Recomputes the codes for a rounded scale without minimum; `most` is added to each code.
 fn again_symmetric(q: &mut [u8], x: &[f32], d: f32, most: i32) {
     if d != 0.0 {
         q.iter_mut().zip(x).for_each(|(q, &v)| *q = (nearest(v / d).clamp(-most, most - 1) + most) as u8);
@@ -220,7 +221,7 @@ pub(super) fn q3_k(b: &mut [u8], x: &[f32]) {
     if peak != 0.0 {
         let inverse = -32.0 / peak;
         for (j, &s) in scales.iter().enumerate() {
-            // Eight bits before the clamp, as in the original.
+            // ggml converts to eight bits before the clamp.
             let l = (i32::from(nearest(inverse * s) as i8).clamp(-32, 31) + 32) as u8;
             b[96 + j % 8] |= (l & 15) << (4 * (j / 8));
             b[104 + j % 4] |= (l >> 4) << (2 * (j / 4));
@@ -244,7 +245,7 @@ pub(super) fn q3_k(b: &mut [u8], x: &[f32]) {
     pack2(&mut b[32..96], &q);
 }
 
-/// d, dmin and twelve bytes of 6-bit scales and minima, then the numbers, for Q4_K and Q5_K.
+/// Writes d, dmin and twelve bytes of 6-bit scales and minima of Q4_K and Q5_K; returns the codes.
 fn runs_of_32(b: &mut [u8], x: &[f32], search: &Search) -> [u8; 256] {
     let mut q = [0u8; 256];
     let (mut scales, mut lows) = ([0f32; 8], [0f32; 8]);
@@ -280,7 +281,7 @@ fn runs_of_32(b: &mut [u8], x: &[f32], search: &Search) -> [u8; 256] {
     q
 }
 
-/// Nibbles of runs of 32, two runs to 32 bytes.
+/// Packs the codes of two runs of 32 into the nibbles of 32 bytes.
 fn pack4(b: &mut [u8], q: &[u8; 256]) {
     for (b, q) in b.chunks_exact_mut(32).zip(q.chunks_exact(64)) {
         b.iter_mut().enumerate().for_each(|(l, b)| *b = q[l] & 15 | q[l + 32] << 4);

@@ -1,10 +1,10 @@
-//! Curves over steps. A picture has no more points than pixels can tell apart: of all that fall on one column the
-//! lowest and the highest stay, so that no spike is lost in a long run.
+//! Curves over steps. A picture has no more points than its pixel columns can show: for each column only the lowest and
+//! the highest point are kept, so that a long run keeps its spikes.
 
 use super::scale::{Scale, compact, ticks};
 use super::svg::Svg;
 
-/// Room for the numbers at the left, and the margins above, at the right, and below.
+/// Margin at the left for the axis labels, and margins at the top, at the right and at the bottom.
 const LEFT: f64 = 46.0;
 const TOP: f64 = 28.0;
 const RIGHT: f64 = 12.0;
@@ -13,42 +13,42 @@ const BOTTOM: f64 = 24.0;
 /// How a curve is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// A line.
+    /// A solid line.
     Line,
-    /// A line that stays in the background: the raw values behind a smoothed curve.
+    /// A line in the background: the raw values behind a smoothed curve.
     Faint,
-    /// A line with a dot at every value.
+    /// A line with a dot at each value.
     Dots,
 }
 
-/// Values over steps, ascending.
+/// Values over steps, in ascending order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Curve {
-    /// What stands in the legend; nothing where it needs none.
+    /// Text in the legend; empty for no entry.
     pub name: String,
-    /// Colour 0..8.
+    /// Colour number, 0..8.
     pub colour: usize,
-    /// How it is drawn.
+    /// Line style.
     pub style: Style,
-    /// Step and value; what is not finite is left out.
+    /// Pairs of step and value; values that are not finite are not drawn.
     pub points: Vec<(f64, f64)>,
 }
 
-/// Curves with a common pair of axes.
+/// Curves that share one pair of axes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// What it shows, with its unit.
+    /// Title, with the unit.
     pub title: String,
-    /// In the order in which they are drawn.
+    /// Curves in drawing order.
     pub curves: Vec<Curve>,
-    /// The last step of the run, so that a running one shows how far it is.
+    /// The last step of the run: the x axis extends to it, so that an unfinished run shows its progress.
     pub last: f64,
-    /// True where 0 belongs to the picture (rates, counts).
+    /// True if the y axis includes 0 (rates, counts).
     pub from_zero: bool,
 }
 
 impl Chart {
-    /// The picture, `width` x `height` pixels. No value at all: a frame that says so.
+    /// The picture, `width` x `height` pixels; without any value, a frame with a note.
     pub fn draw(&self, width: f64, height: f64) -> Svg {
         let mut svg = Svg::new(width, height, &self.title);
         svg.text("heading", (0.0, 13.0), "start", &self.title);
@@ -106,7 +106,7 @@ impl Chart {
         let mut at = width - RIGHT;
         for curve in self.curves.iter().rev().filter(|c| !c.name.is_empty()) {
             svg.text("label", (at, 13.0), "end", &curve.name);
-            // No font is measured: six pixels and a half a character at 11 pixels, on the safe side.
+            // No font is measured: 6.5 pixels per character is an upper estimate for 11-pixel text.
             at -= curve.name.chars().count() as f64 * 6.5 + 8.0;
             let faint = if curve.style == Style::Faint { " faint" } else { "" };
             svg.line(&format!("curve key s{}{faint}", curve.colour), (at - 12.0, 9.5), (at, 9.5));
@@ -122,7 +122,7 @@ fn axes(svg: &mut Svg, (x, y): (Scale, Scale), (left, top, right, bottom): (f64,
     }
     svg.line("axis", (left, bottom), (right, bottom));
     let count = ((right - left) / 90.0).max(2.0) as usize;
-    // One number at an edge says nothing of its scale.
+    // A single label does not show the scale, so an axis with few labels gets more ticks.
     let some = Some(ticks(x.domain(), count)).filter(|values| values.len() > 2);
     for value in some.unwrap_or_else(|| ticks(x.domain(), 2 * count)) {
         if value.fract() == 0.0 {
@@ -131,7 +131,7 @@ fn axes(svg: &mut Svg, (x, y): (Scale, Scale), (left, top, right, bottom): (f64,
     }
 }
 
-/// At most two points for every two pixels.
+/// Reduces `points` to at most two points for every two pixels of width.
 fn thinned(points: &[(f64, f64)], x: Scale, width: f64) -> Vec<(f64, f64)> {
     let columns = (width / 2.0).max(1.0);
     if points.len() as f64 <= columns * 2.0 {
@@ -167,18 +167,18 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_stays_small_and_keeps_its_spike() {
+    fn long_curve_is_small_and_keeps_its_spike() {
         let mut points: Vec<(f64, f64)> = (1..=100_000).map(|s| (s as f64, 1.0)).collect();
         points[70_123].1 = 9.0;
         let svg = chart(points).draw(720.0, 260.0).inline();
         assert!(svg.len() < 16_000, "{} bytes", svg.len());
-        // The spike reaches the top of the plot, but for the air above it.
+        // The spike reaches the top of the plot, except for the 6 % margin above it.
         let top = TOP + (260.0 - TOP - BOTTOM) * 0.06 / 1.12;
         assert!(svg.contains(&format!(" {top:.1}")), "{svg}");
     }
 
     #[test]
-    fn nothing_and_what_is_not_finite_is_drawn_without_numbers_that_are_none() {
+    fn curves_skip_values_that_are_not_finite() {
         for points in [vec![], vec![(1.0, f64::NAN)], vec![(1.0, f64::INFINITY)]] {
             assert!(chart(points).draw(300.0, 200.0).inline().contains("no data yet"));
         }

@@ -1,4 +1,4 @@
-//! Lanes over time: one for each device, with what it did from when to when.
+//! Lanes over time: one lane per device, with the intervals in which the device was busy.
 
 use super::scale::{Scale, ticks};
 use super::svg::{Svg, fitting};
@@ -8,43 +8,43 @@ const ROW: f64 = 26.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 24.0;
 
-/// Something that took time, in seconds since the run began.
+/// A busy interval, in seconds since the run began.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Block {
-    /// Its beginning.
+    /// Start time.
     pub from: f64,
-    /// Its end.
+    /// End time.
     pub to: f64,
-    /// Class of its colour: `compute`, `transfer`.
+    /// Class of the colour: `compute`, `transfer`.
     pub kind: &'static str,
-    /// What it is, shown when it is pointed at.
+    /// Tooltip.
     pub tip: String,
 }
 
-/// One device.
+/// The lane of one device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lane {
-    /// Its name.
+    /// Label of the lane.
     pub name: String,
-    /// Ascending, without overlaps; what lies between them is idle.
+    /// Busy intervals, ascending and without overlaps; the gaps between them are idle time.
     pub blocks: Vec<Block>,
-    /// From when until when it was there; None where that was before the picture, or is not over.
+    /// Times at which the device joined and left; None if it joined before the picture begins, or has not left.
     pub there: (Option<f64>, Option<f64>),
 }
 
-/// Lanes with a common clock.
+/// Lanes that share one time axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lanes {
-    /// What it shows.
+    /// Title of the picture.
     pub title: String,
-    /// From top to bottom.
+    /// Lanes from top to bottom.
     pub lanes: Vec<Lane>,
-    /// Times at which a step ended.
+    /// End times of steps.
     pub marks: Vec<f64>,
 }
 
 impl Lanes {
-    /// The picture; its height follows from the lanes.
+    /// The picture; its height depends on the number of lanes.
     pub fn draw(&self, width: f64) -> Svg {
         let longest = self.lanes.iter().map(|l| l.name.chars().count()).max().unwrap_or(0);
         let left = (longest as f64 * 6.5 + 10.0).clamp(40.0, width * 0.34);
@@ -81,7 +81,7 @@ impl Lanes {
         let clock = clock_of(&values);
         for value in values {
             let text = clock(value);
-            // The last one ends with the picture, instead of beyond it.
+            // The last label ends at the edge of the picture, not beyond it.
             let half = text.chars().count() as f64 * 3.3;
             svg.text("label", (x.at(value).min(width - half), bottom + 15.0), "middle", &text);
         }
@@ -100,7 +100,7 @@ impl Lanes {
 }
 
 impl Lane {
-    /// The part of a picture in which it was there; what it did proves that it was.
+    /// The part of a picture in which the device was present. Its busy intervals extend that part.
     fn presence(&self, (from, to): (f64, f64)) -> (f64, f64) {
         let first = self.blocks.first().map_or(to, |b| b.from);
         let last = self.blocks.last().map_or(from, |b| b.to);
@@ -111,7 +111,7 @@ impl Lane {
     }
 }
 
-/// How the times of one axis are written, all alike: `0:07`, `12:30`, and `0:07.5` where one of them needs it.
+/// Formats all times of one axis alike: `0:07`, `12:30`, or `0:07.5` if one of them needs decimals.
 fn clock_of(values: &[f64]) -> impl Fn(f64) -> String + use<> {
     let step = values.windows(2).map(|pair| pair[1] - pair[0]).fold(1.0, f64::min);
     let digits = if step < 1.0 { (-step.log10()).ceil().clamp(1.0, 3.0) as usize } else { 0 };
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_lies_where_its_time_lies() {
+    fn block_position_follows_its_time() {
         let block = |from, to| Block { from, to, kind: "compute", tip: "step 1".into() };
         let blocks = vec![block(0.0, 2.0), block(5.0, 10.0)];
         let lane = Lane { name: "gpu 0".into(), blocks, there: (None, None) };
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_one_axis_are_written_alike() {
+    fn times_of_one_axis_have_one_format() {
         for (values, want) in [
             (&[0.0, 5.0, 10.0][..], "0:00 0:05 0:10"),
             (&[15.0, 15.5, 16.0], "0:15.0 0:15.5 0:16.0"),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_not_idle() {
+    fn lane_ends_when_its_device_leaves() {
         let block = Block { from: 2.0, to: 4.0, kind: "compute", tip: String::new() };
         let lane = |there| Lane { name: "a".into(), blocks: vec![block.clone()], there };
         assert_eq!(lane((None, None)).presence((0.0, 9.0)), (0.0, 9.0));

@@ -1,5 +1,5 @@
-//! Pictures, drawn as SVG: pure functions of numbers. A picture is a file of its own, in light and in dark, or part of
-//! the page, whose style sheet then applies; both have the same shapes. Nothing needs a font or a program.
+//! Pictures, drawn as SVG: pure functions of numbers. A picture is a separate file (light and dark) or part of the
+//! page, where the page's style sheet applies; both have the same shapes. No font and no external program is needed.
 
 mod curves;
 mod lanes;

@@ -1,23 +1,23 @@
-//! Colours and strokes of a picture in a file of its own. Programs other than browsers know no CSS variables (librsvg,
-//! ImageMagick) or ignore style sheets, so each element carries its light colours as presentation attributes. The
-//! attributes are computed from the page's style sheets: a picture looks the same in a file and on the page.
-//! Rules apply in the order of `shapes.css`, which is their cascade there.
+//! Colours and strokes of a picture in a separate file. Programs other than browsers have no CSS variables (librsvg,
+//! ImageMagick) or ignore style sheets, so each element has its light colours as presentation attributes. The
+//! attributes are computed from the page's style sheets: a picture looks the same in a file and on the page. Rules
+//! apply in the order of `shapes.css`, which is their cascade there.
 
 use std::collections::BTreeMap;
 
 const COLOURS: &str = include_str!("../page/colours.css");
 const SHAPES: &str = include_str!("../page/shapes.css");
 
-/// What follows `prefers-color-scheme` in [`COLOURS`], and the style of a file for a dark viewer.
+/// The media query of [`COLOURS`] for dark viewers, and the style sheet of a file for them.
 const DARK: &str = "@media (prefers-color-scheme:dark){";
 
-/// The style sheet of a file: nothing for a light viewer, whose colours are the attributes.
+/// The style sheet of a file: only rules for dark viewers, because the attributes hold the light colours.
 pub fn style() -> String {
     let dark = COLOURS.find(DARK).map_or("", |at| &COLOURS[at..]);
     format!("{dark}{DARK}{SHAPES}}}")
 }
 
-/// `body` with presentation attributes behind every class. Text is escaped, so quotes enclose attributes alone.
+/// Adds presentation attributes after every class in `body`. Text is escaped, so quotes enclose attributes alone.
 pub fn painted(body: &str) -> String {
     let paint = Paint::new();
     let mut pieces = body.split(" class=\"");
@@ -36,9 +36,9 @@ pub fn root() -> String {
     Paint::new().attributes("svg", "")
 }
 
-/// The rules of [`SHAPES`] in light colours.
+/// The rules of [`SHAPES`], with light colours inserted.
 struct Paint {
-    /// The last part of a selector (`text`, `.grid`), properties with their values.
+    /// The last part of a selector (`text`, `.grid`), and properties with their values.
     rules: Vec<(&'static str, Vec<(&'static str, String)>)>,
 }
 
@@ -57,7 +57,7 @@ impl Paint {
         Paint { rules: rules(SHAPES).map(rule).collect() }
     }
 
-    /// ` fill="none" stroke="#2a78d6"`
+    /// The attributes of one element: ` fill="none" stroke="#2a78d6"`
     fn attributes(&self, tag: &str, classes: &str) -> String {
         let applies = |selector: &str| match selector.strip_prefix('.') {
             Some(class) => classes.split(' ').any(|own| own == class),
@@ -70,7 +70,7 @@ impl Paint {
     }
 }
 
-/// Selector and declarations of every rule; `css` holds no nested rules and no comments.
+/// Selector and declarations of every rule; `css` has no nested rules and no comments.
 fn rules(css: &'static str) -> impl Iterator<Item = (&'static str, Vec<(&'static str, &'static str)>)> {
     css.split('}').filter_map(|rule| {
         let (selector, body) = rule.split_once('{')?;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_become_literal_attributes() {
+    fn classes_become_presentation_attributes() {
         let body = r#"<line class="curve s0 faint" x1="1"/><text class="heading">a &quot;b&quot;</text><text class="label">c</text>"#;
         let want = [
             r##"<line class="curve s0 faint" fill="none" opacity=".32" stroke="#2a78d6" stroke-linecap="round" stroke-linejoin="round" stroke-width="1.2" x1="1"/>"##,
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_dark_viewers_get_a_style_sheet() {
+    fn style_sheet_has_rules_for_dark_viewers_only() {
         let style = style();
         assert!(style.starts_with(DARK), "{style}");
         assert_eq!(style.matches(DARK).count(), 2, "colours, and what they paint");

@@ -1,6 +1,6 @@
-//! From numbers to places on a picture, and the round numbers that stand at its edges.
+//! Maps numbers to positions in a picture, and chooses round numbers for the axes.
 
-/// A straight map of one interval to another.
+/// A linear map from one interval to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale {
     from: (f64, f64),
@@ -8,7 +8,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Maps `from` to `to`; an interval of no length is widened, so that its one value lies in the middle.
+    /// Maps `from` to `to`; an interval of length zero is widened, so that its single value is in the middle.
     pub fn new(from: (f64, f64), to: (f64, f64)) -> Self {
         let (low, high) = from;
         let from = if high - low > low.abs().max(high.abs()) * 1e-12 {
@@ -20,20 +20,20 @@ impl Scale {
         Scale { from, to }
     }
 
-    /// Where `value` lies.
+    /// The position of `value`.
     pub fn at(&self, value: f64) -> f64 {
         let share = (value - self.from.0) / (self.from.1 - self.from.0);
         self.to.0 + share * (self.to.1 - self.to.0)
     }
 
-    /// What it maps.
+    /// The interval that is mapped.
     pub fn domain(&self) -> (f64, f64) {
         self.from
     }
 }
 
-/// Round numbers inside `from`, about `count` of them: multiples of 1, 2 or 5 times a power of ten. (Heckbert 1990,
-/// "Nice numbers for graph labels", Graphics Gems)
+/// Round numbers inside the interval, about `count` of them: multiples of 1, 2 or 5 times a power of ten. (Heckbert
+/// 1990, "Nice numbers for graph labels", Graphics Gems)
 pub fn ticks((low, high): (f64, f64), count: usize) -> Vec<f64> {
     let span = high - low;
     if !span.is_finite() || span <= 0.0 || count == 0 {
@@ -47,7 +47,7 @@ pub fn ticks((low, high): (f64, f64), count: usize) -> Vec<f64> {
     (first..=last).map(|i| i as f64 * step).collect()
 }
 
-/// A number in few characters: `1,234`, `12.3k`, `0.0125`, `2.0e-5`.
+/// A number with few characters: `1234`, `12.3k`, `0.0125`, `2.0e-5`.
 pub fn compact(value: f64) -> String {
     let size = value.abs();
     let trimmed = |text: String| match text.contains('.') {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_numbers_at_the_edges() {
+    fn ticks_are_round_numbers() {
         for (range, count, want) in [
             ((0.0, 10.0), 5, vec![0.0, 2.0, 4.0, 6.0, 8.0, 10.0]),
             ((1.0, 296.0), 4, vec![100.0, 200.0]),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_in_few_characters() {
+    fn compact_numbers_have_few_characters() {
         for (value, want) in [
             (0.0, "0"),
             (3.0, "3"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_lies_in_the_middle() {
+    fn single_value_is_in_the_middle() {
         assert_eq!(Scale::new((2.0, 2.0), (0.0, 100.0)).at(2.0), 50.0);
         assert_eq!(Scale::new((0.0, 0.0), (0.0, 100.0)).at(0.0), 50.0);
         assert_eq!(Scale::new((0.0, 4.0), (100.0, 0.0)).at(1.0), 75.0);

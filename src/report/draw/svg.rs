@@ -1,10 +1,10 @@
-//! SVG text. Everything that comes from outside is escaped here, and nowhere else.
+//! SVG text. All text from outside is escaped here, and nowhere else.
 
 use super::paint;
 use crate::numeric::say::printable;
 use std::fmt::Write;
 
-/// Paper around a picture in a file.
+/// Margin around a picture in a file, in pixels.
 const EDGE: f64 = 10.0;
 
 /// A picture under construction, in CSS pixels.
@@ -17,7 +17,7 @@ pub struct Svg {
 }
 
 impl Svg {
-    /// An empty picture; `title` is what a reader who cannot see it is told.
+    /// An empty picture; `title` is its text for screen readers.
     pub fn new(width: f64, height: f64, title: &str) -> Self {
         Svg { width, height, title: title.into(), body: String::new() }
     }
@@ -39,7 +39,7 @@ impl Svg {
         let _ = write!(self.body, r#"<path class="{class}" d="{d}"/>"#);
     }
 
-    /// A dot; what it is shows when it is pointed at.
+    /// A dot with a tooltip.
     pub fn dot(&mut self, class: &str, (x, y): (f64, f64), tip: &str) {
         let title = tooltip(tip);
         let _ = write!(
@@ -48,7 +48,7 @@ impl Svg {
         );
     }
 
-    /// A filled rectangle with round corners.
+    /// A filled rectangle with round corners and a tooltip.
     pub fn block(&mut self, class: &str, (x, y, w, h): (f64, f64, f64, f64), tip: &str) {
         let (title, r) = (tooltip(tip), (w / 2.0).min(2.0));
         let _ = write!(
@@ -57,7 +57,7 @@ impl Svg {
         );
     }
 
-    /// Text; `anchor` is `start`, `middle` or `end`.
+    /// A text; `anchor` is `start`, `middle` or `end`.
     pub fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: &str, text: &str) {
         let text = escape(text);
         let _ = write!(
@@ -66,7 +66,7 @@ impl Svg {
         );
     }
 
-    /// Without what shows when it is pointed at.
+    /// The picture without tooltips.
     pub fn without_tips(mut self) -> Self {
         let pieces = self.body.split("<title>");
         self.body =
@@ -74,7 +74,7 @@ impl Svg {
         self
     }
 
-    /// For the page, whose style sheet sets the colours.
+    /// The picture for the page, whose style sheet sets the colours.
     pub fn inline(&self) -> String {
         format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w:.0} {h:.0}" role="img" aria-label="{title}">{body}</svg>"#,
@@ -85,7 +85,7 @@ impl Svg {
         )
     }
 
-    /// As a file of its own, for any program: see `paint`. Nothing touches its edge.
+    /// The picture as a separate file for any program (see `paint`), with a margin at each edge.
     pub fn alone(&self) -> String {
         let sheet = format!(r#"<rect class="paper" x="-{EDGE}" y="-{EDGE}" width="100%" height="100%"/>"#);
         format!(
@@ -105,8 +105,8 @@ fn tooltip(tip: &str) -> String {
     if tip.is_empty() { String::new() } else { format!("<title>{}</title>", escape(tip)) }
 }
 
-/// Text as HTML and SVG have it, quotes included. Control and format characters (directions, zero width) are shown
-/// escaped, as on a terminal; ends of lines and tabs stay.
+/// Escapes text for HTML and SVG, quotes included. Control and format characters (directions, zero width) are shown as
+/// escape sequences, as on a terminal; line ends and tabs stay.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in printable(text).chars() {
@@ -122,7 +122,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// As much of a label as fits into `width` pixels: no font is measured, a character counts six and a half.
+/// Shortens a label to `width` pixels. No font is measured: a character counts as 6.5 pixels.
 pub fn fitting(text: &str, width: f64) -> String {
     let most = (width / 6.5).max(1.0) as usize;
     if text.chars().count() <= most {

@@ -1,4 +1,4 @@
-//! Who is connected with whom: the coordinator in the middle of a column, its workers beside it with their devices.
+//! The connections of a run: the coordinator at the left, its workers with their devices in a column at the right.
 
 use super::svg::{Svg, fitting};
 
@@ -9,27 +9,27 @@ const TOP: f64 = 30.0;
 /// A worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// Name of the worker.
     pub name: String,
-    /// Its devices, or why it is gone.
+    /// Devices of the worker, or the reason why it left.
     pub detail: String,
-    /// What stands on its link, above and below it: its part of the work, and how fast it is.
+    /// Texts above and below the link: share of the work, and bandwidth.
     pub link: (String, String),
-    /// False once it is gone.
+    /// False once the worker has left.
     pub here: bool,
 }
 
-/// A star.
+/// A star network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
-    /// The one in the middle, and a line about it.
+    /// Name of the centre, and a line about it.
     pub centre: (String, String),
-    /// Those around it.
+    /// The nodes around the centre.
     pub nodes: Vec<Node>,
 }
 
 impl Topology {
-    /// The picture; its height follows from the nodes.
+    /// The picture; its height depends on the number of nodes.
     pub fn draw(&self, width: f64) -> Svg {
         let rows = self.nodes.len().max(1) as f64;
         let height = TOP + rows * CARD + (rows - 1.0) * GAP + 8.0;
@@ -64,7 +64,7 @@ fn put(svg: &mut Svg, class: &str, (x, y, width): (f64, f64, f64), (name, detail
     svg.text("label", (x + 12.0, y + 54.0), "start", &second);
 }
 
-/// Two lines of whole words, as far as they go; the second one is cut.
+/// Splits `text` at a blank into two lines; the second line is cut at `width`.
 fn halves(text: &str, width: f64) -> (String, String) {
     let fits = |line: &str| fitting(line, width) == line;
     let ends = text.match_indices(' ').map(|(at, _)| at).chain([text.len()]);
@@ -75,7 +75,7 @@ fn halves(text: &str, width: f64) -> (String, String) {
     }
 }
 
-/// A smooth step from one side to the other, as points.
+/// A smooth curve from one point to another, as points.
 fn curve((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> Vec<(f64, f64)> {
     (0..=24)
         .map(|i| {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_detail_takes_two_lines() {
+    fn detail_is_split_into_two_lines() {
         for (text, want) in [
             ("cpu 0", ("cpu 0", "")),
             ("172 MB in, 1.2 GB out", ("172 MB in,", "1.2 GB out")),

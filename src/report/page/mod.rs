@@ -1,5 +1,5 @@
-//! The page of a run: one function of its history, live from the coordinator or as report.html. Everything is in
-//! the page itself: no font, script or picture comes from elsewhere, and nothing is asked of another host.
+//! The page of a run: one function of its history, live from the coordinator or as report.html. The page is
+//! self-contained: it loads no font, script or picture from elsewhere and contacts no other host.
 
 mod panels;
 mod tables;
@@ -14,39 +14,39 @@ const SHAPES: &str = include_str!("shapes.css");
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("live.js");
 
-/// What a page shows beside the events.
+/// Contents of a page other than events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// The resolved configuration, as run.yaml has it.
+    /// The resolved configuration, in the format of run.yaml.
     pub configuration: String,
-    /// The contracts: id, statement, and what enforces them.
+    /// All contracts.
     pub contracts: Vec<Contract>,
 }
 
-/// A contract, in words.
+/// A contract, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contract {
-    /// `F-DP-001`
+    /// Identifier: `F-DP-001`.
     pub id: String,
-    /// What holds.
+    /// The guarantee.
     pub statement: String,
-    /// What enforces it while a run goes on; None where tests alone do.
+    /// What enforces the contract during a run; None if only tests check it.
     pub enforced: Option<String>,
 }
 
-/// The contract that ends a run whose numbers are no numbers any more.
+/// The contract that halts a run if a value is not finite.
 const HALTS: &str = "F-DP-003";
 
-/// How a page comes to its reader.
+/// How a page is delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A file.
     File,
-    /// From a running process: it asks for news.
+    /// A response of a running process: the page requests updates.
     Live,
 }
 
-/// The whole document.
+/// The complete document.
 pub fn document(history: &History, around: &Surroundings, form: Form) -> String {
     let (script, allowed) = match form {
         Form::File => (String::new(), String::new()),
@@ -57,12 +57,12 @@ pub fn document(history: &History, around: &Surroundings, form: Form) -> String 
     shell(&format!("{name} · finetune"), &all, &allowed)
 }
 
-/// A document with one body.
+/// A document with the given body.
 pub fn frame(title: &str, body: &str) -> String {
     shell(title, &format!("<main>{body}</main>"), "")
 }
 
-/// The one script, by its hash, and the host that it asks for news: nothing else may run or be asked.
+/// Content security policy of a live page: only its one script may run, and only its own host may be contacted.
 fn live_only() -> String {
     use base64::{Engine, prelude::BASE64_STANDARD};
     use sha2::{Digest, Sha256};
@@ -90,7 +90,7 @@ pub fn panel(chart: &Chart) -> String {
     )
 }
 
-/// What changes while a run goes on.
+/// The part of the page that changes during a run.
 pub fn body(history: &History, around: &Surroundings) -> String {
     [
         panels::head(history),
@@ -106,12 +106,12 @@ pub fn body(history: &History, around: &Surroundings) -> String {
     .concat()
 }
 
-/// The first word of a model's note: its path without the folders above it.
+/// The last folder of the path in a model note.
 fn model_name(note: &str) -> &str {
     let path = note.split(" (").next().unwrap_or(note);
     let mut parts = path.trim_end_matches('/').rsplit('/');
     match (parts.next(), parts.next()) {
-        // A folder of that name says less than the one above it.
+        // For a path `NAME/model`, the folder above is the better name.
         (Some("model"), Some(above)) => above,
         (Some(name), _) => name,
         _ => path,

@@ -5,7 +5,7 @@ use crate::report::history::{History, LANE_STEPS, Point, State};
 use crate::report::words::{best_words, duration, size};
 use crate::train::event::HERE;
 
-/// Pictures are drawn for a wide and for a narrow window; the style sheet shows one of them.
+/// Each picture is drawn for a wide and for a narrow window; the style sheet shows one of them.
 const WIDE: f64 = 720.0;
 const HALF: f64 = 480.0;
 const THIRD: f64 = 330.0;
@@ -76,7 +76,7 @@ fn number(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{v:.4}"))
 }
 
-/// The charts of a run: file name, and what is drawn.
+/// The charts of a run, by file name.
 pub fn charts(history: &History) -> Vec<(&'static str, Chart)> {
     let last = history.progress.total_steps as f64;
     let of = |value: fn(&Point) -> f64| -> Vec<(f64, f64)> {
@@ -121,14 +121,14 @@ pub fn curves(history: &History) -> String {
     )
 }
 
-/// The narrow picture is for telephones, where nothing is pointed at: it has no tips.
+/// The narrow picture is for phones, which have no pointer: it has no tooltips.
 pub fn both(wide: Svg, narrow: Svg) -> String {
     let narrow = narrow.without_tips();
     format!(r#"<div class="wide">{}</div><div class="narrow">{}</div>"#, wide.inline(), narrow.inline())
 }
 
-/// What devices did in the last steps, a block for each microbatch. Where single ones were not noted, a step is one
-/// block as long as the device computed in it.
+/// Device activity in the last steps, with a block for each microbatch. If single microbatches were not recorded, a
+/// step is one block with the compute time of the device.
 pub fn lanes(history: &History) -> Lanes {
     let steps = &history.steps[history.steps.len().saturating_sub(LANE_STEPS)..];
     let name = |(worker, device): &(String, String)| match worker.is_empty() {
@@ -151,7 +151,7 @@ pub fn lanes(history: &History) -> Lanes {
             let worker = &history.devices[*place].0;
             let linked = !worker.is_empty() && worker != HERE;
             let mut to = point.began;
-            // Parameters pass before the first microbatch begins.
+            // Parameters arrive before the first microbatch begins.
             let first = part.spans.first().map_or(0.0, |span| span.0);
             let passed = point.began + point.parameters.min(first).min(point.seconds);
             if linked && passed > to {
@@ -161,7 +161,7 @@ pub fn lanes(history: &History) -> Lanes {
             }
             let whole = [(0.0, busy)];
             for (from, until) in if part.spans.is_empty() { &whole[..] } else { &part.spans } {
-                // What a device says of its time and when its answer came may overlap by a little.
+                // The compute time that a device reports and the arrival time of its answer can overlap slightly.
                 let from = (point.began + from).max(to);
                 let end = (point.began + until).min(point.began + point.seconds);
                 if end > from {
@@ -169,7 +169,8 @@ pub fn lanes(history: &History) -> Lanes {
                     to = end;
                 }
             }
-            // Sums that nobody's computing hid end the step, for all whom a link connects and who were still there.
+            // Transfers of sums that no computation hides end the step, for all devices behind a link that are still
+            // present.
             let end = point.began + point.seconds;
             let from = (end - point.sync).max(to);
             let linked = linked && lane.there.1.is_none_or(|gone| gone >= end);
@@ -183,7 +184,7 @@ pub fn lanes(history: &History) -> Lanes {
     Lanes { title: "device activity, last steps".into(), lanes, marks }
 }
 
-/// Who takes part.
+/// The network of a run's workers.
 pub fn topology(history: &History) -> Topology {
     let (bytes_in, bytes_out) = history.progress.team.bytes();
     let centre = ("coordinator".into(), format!("{} in, {} out", size(bytes_in), size(bytes_out)));
@@ -200,7 +201,7 @@ pub fn topology(history: &History) -> Topology {
     Topology { centre, nodes: nodes.collect() }
 }
 
-/// How fast the way to a worker was measured to be.
+/// The measured bandwidth of the link to a worker.
 fn bandwidth(history: &History, worker: &str) -> String {
     let links = history.progress.speeds.iter().filter(|((w, _), _)| w == worker).find_map(|(_, s)| s.link);
     links.map_or(String::new(), |link| format!("{:.0} MB/s", link.bandwidth / 1e6))
@@ -213,7 +214,7 @@ fn fit(history: &History, worker: &str, device: &str) -> String {
     fitted.unwrap_or_else(|| "–".into())
 }
 
-/// The expected and the peak memory of devices.
+/// Expected and peak memory of the devices.
 fn memory(history: &History) -> String {
     let lines = history
         .progress
@@ -230,7 +231,7 @@ pub fn devices(history: &History) -> String {
     let memory = memory(history);
     let drawn = lanes(history);
     let lanes = both(drawn.draw(WIDE * 1.4), drawn.draw(NARROW));
-    // One device has nobody to be connected with, and what it did stands above.
+    // A single device has no links, and the lane above already shows its work.
     if history.is_alone() {
         return format!(r#"<div class="panels"><div class="panel full">{lanes}{memory}</div></div>"#);
     }

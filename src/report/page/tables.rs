@@ -1,4 +1,4 @@
-//! What the page says in words and tables: samples, events, confusion, configuration, contracts.
+//! Texts and tables of the page: samples, events, confusion, configuration, contracts.
 
 use super::{HALTS, Surroundings};
 use crate::report::confusion;
@@ -6,13 +6,13 @@ use crate::report::draw::escape;
 use crate::report::history::{History, State};
 use crate::report::words::change_line;
 
-/// The newest lines of a long list are shown.
+/// Maximum number of lines of a long list; the newest lines are shown.
 const MOST: usize = 60;
 
 pub fn samples(history: &History) -> String {
     let Some(last) = history.samples.last() else { return String::new() };
     let mut shown: Vec<_> = history.samples.iter().collect();
-    // The first answers and the newest ones show the progress.
+    // The first answers and the newest answers show the progress.
     let prompts = history.samples.iter().filter(|s| s.step == last.step).count().max(1);
     if shown.len() > 6 * prompts {
         shown.drain(prompts..shown.len() - 5 * prompts);
@@ -70,13 +70,13 @@ pub fn configuration(around: &Surroundings) -> String {
     }
 }
 
-/// What is checked while a run goes on held so far, or the run would have halted.
+/// The table of contracts. A contract that is enforced during the run has held so far unless the run halted.
 pub fn contracts(history: &History, around: &Surroundings) -> String {
     if around.contracts.is_empty() {
         return String::new();
     }
     let halted = |id: &str| history.state() == State::Halted && id == HALTS;
-    // F-WGPU-001 says nothing of a run without such a device.
+    // A contract of a backend (F-WGPU-001) does not apply to a run without such a device.
     let classes = history.start.as_ref().map_or(&[][..], |start| &start.classes);
     let concerned = |id: &str| match id.split('-').nth(1) {
         Some(backend @ ("WGPU" | "CUDA")) => {

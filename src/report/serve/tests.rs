@@ -1,10 +1,10 @@
-//! The page over real sockets.
+//! Tests of the page over real sockets.
 
 use super::*;
 use crate::train::event::{Event, RunStart};
 use std::io::{Read, Write};
 
-/// Status line and body of a request as it goes over the wire.
+/// Status line and body of the response to a raw request.
 fn ask(address: SocketAddr, request: &str) -> (String, String) {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -21,7 +21,7 @@ fn open(key: Option<&str>, history: Live) -> Dashboard {
 }
 
 #[test]
-fn who_may_look_at_what() {
+fn requests_are_answered_by_method_host_and_key() {
     let free = open(None, Live::default());
     let locked = open(Some("secret"), Live::default());
     for (board, method, target, host, want) in [
@@ -46,7 +46,7 @@ fn who_may_look_at_what() {
         let (status, _) = ask(board.address(), &request);
         assert!(status.contains(want), "{method} {target} of {host}: {status}, not {want}");
     }
-    // Through a tunnel, whose port is another one; and without being asked to hang up.
+    // Requests through a tunnel, whose port differs, and without `Connection: close`.
     let (status, _) = ask(free.address(), "GET / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n");
     assert!(status.contains("200"), "{status}");
     let (status, _) = ask(free.address(), "GET / HTTP/1.1\r\n\r\n");
@@ -56,7 +56,7 @@ fn who_may_look_at_what() {
 }
 
 #[test]
-fn whoever_accepts_gzip_gets_it() {
+fn responses_are_compressed_if_gzip_is_accepted() {
     let history = Live::default();
     let board = open(None, history.clone());
     let fetch = |path: &str, more: &str| {
@@ -84,7 +84,7 @@ fn whoever_accepts_gzip_gets_it() {
 }
 
 #[test]
-fn an_event_is_news_and_stands_in_the_body() {
+fn event_reaches_the_stream_and_the_body() {
     let history = Live::default();
     let board = open(None, history.clone());
     let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
@@ -112,7 +112,7 @@ fn an_event_is_news_and_stands_in_the_body() {
     assert!(body.contains("demo-model") && body.contains("of 7"), "{body}");
 }
 
-/// A stream of news that has said its first line.
+/// An open event stream whose first line has arrived.
 fn stream_of(board: &Dashboard) -> std::net::TcpStream {
     let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -132,12 +132,12 @@ fn wait_for(stream: &mut std::net::TcpStream, text: &str) {
 }
 
 #[test]
-fn open_streams_lock_no_reader_out() {
+fn open_streams_do_not_block_new_readers() {
     let board = open(None, Live::default());
     let mut streams: Vec<_> = (0..READERS + 6).map(|_| stream_of(&board)).collect();
     let (status, _) = ask(board.address(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert!(status.contains("200"), "{status}");
-    // The oldest has made room, the newest still hears.
+    // The oldest stream was closed, the newest one is still open.
     let mut rest = Vec::new();
     streams[0].read_to_end(&mut rest).unwrap_or_default();
     board.tell();
@@ -145,7 +145,7 @@ fn open_streams_lock_no_reader_out() {
 }
 
 #[test]
-fn silent_connections_make_room_before_streams() {
+fn silent_connections_are_closed_before_streams() {
     let board = open(None, Live::default());
     let mut stream = stream_of(&board);
     let silent = |_| std::net::TcpStream::connect(board.address()).unwrap();

@@ -1,19 +1,19 @@
-//! What a checkpoint may be resumed with: everything that changes the numbers, by name. Threads, ports, saving
-//! and logging are not in it and may change.
+//! The configuration with which a checkpoint may be resumed: all values that change the numbers, by name. Threads,
+//! ports, saving and logging are not included and may change.
 
 use crate::model::layout::Layout;
 use crate::train::optim::Options;
 use crate::train::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Names and values of all that decides a run's numbers.
+/// Names and values that decide the numbers of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     values: BTreeMap<String, String>,
 }
 
 impl Identity {
-    /// What the optimizer, the schedule and the layout contribute.
+    /// The values of optimizer, schedule and layout.
     pub fn new(schedule: &Schedule, options: &Options, layout: &Layout) -> Self {
         let shapes = blake3::Hash::from_bytes(layout.hash());
         Identity::default()
@@ -31,14 +31,14 @@ impl Identity {
             .with("numerics revision", crate::numeric::REVISION)
     }
 
-    /// Adds a value under a name, which is best an option's.
+    /// Adds a value. The name should be that of its option.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.values.insert(name.to_owned(), value.to_string());
         self
     }
 
-    /// The same for what not every run has.
+    /// Adds a value that not every run has.
     #[must_use]
     pub fn with_some(self, name: &str, value: Option<impl ToString>) -> Self {
         match value {
@@ -47,12 +47,12 @@ impl Identity {
         }
     }
 
-    /// One line for each value of `self` that is another in `now`, or missing in one of them.
+    /// One line for each value that differs between `self` and `now`, or is missing in one of them.
     pub fn differences(&self, now: &Identity) -> Vec<String> {
         differences(&self.values, &now.values)
     }
 
-    /// The values by their names.
+    /// The values by name.
     pub fn values(&self) -> &BTreeMap<String, String> {
         &self.values
     }
@@ -73,10 +73,10 @@ impl Identity {
     }
 }
 
-/// How the line about another number of steps begins: no option has the name `steps`.
+/// Start of the line about a different number of steps, because no option is named `steps`.
 pub const OTHER_STEPS: &str = "max_steps (or by epochs)";
 
-/// One line for each value of `was` that is another in `now`, or missing in one of them.
+/// One line for each value that differs between `was` and `now`, or is missing in one of them.
 pub fn differences(was: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Vec<String> {
     let names: BTreeSet<&String> = was.keys().chain(now.keys()).collect();
     let shown = |values: &BTreeMap<String, String>, name| values.get(name).cloned().unwrap_or("unset".into());

@@ -1,9 +1,9 @@
-//! What a run is between two steps, and how it is kept: `OUT/checkpoint-{step}/` holds the PEFT adapter, the
-//! moments, `trainer_state.json` for people and tools, and `run_state.json`, which says what it may be resumed
-//! with. `blake3sums` names every file with its hash; a directory that does not match it is no checkpoint.
+//! The state of a run between two steps, and its files: `OUT/checkpoint-{step}/` contains the PEFT adapter, the
+//! moments, `trainer_state.json` for users and tools, and `run_state.json` with the [`Identity`] that a resume must
+//! match. `blake3sums` contains the hash of every file; a directory that does not match it is not a checkpoint.
 //!
-//! A checkpoint appears whole or not at all, and older ones go only after it is safe: whatever fails, the
-//! previous one survives.
+//! A checkpoint is written completely or not at all, and older ones are removed only after it is safe: after any
+//! failure the previous checkpoint still exists.
 
 mod identity;
 mod read;
@@ -24,34 +24,34 @@ const RUN_STATE: &str = "run_state.json";
 const SUMS: &str = "blake3sums";
 const ADAPTER: &str = crate::format::peft::WEIGHTS;
 
-/// A run between two steps. Together with model, rows and configuration it decides everything that follows.
+/// A run between two steps. Together with model, rows and configuration it determines all later steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
     /// Optimizer steps taken.
     pub step: u64,
     /// Trained values in the flat layout.
     pub parameters: Vec<f32>,
-    /// Moments.
+    /// Moments of the optimizer.
     pub optimizer: AdamW,
-    /// `log_history` as transformers' trainer_state.json has it.
+    /// `log_history` in the format of transformers' trainer_state.json.
     pub history: Vec<Value>,
-    /// The step after which evaluation and prompts were last done.
+    /// The last step whose evaluation and prompts are complete.
     pub looked: Option<u64>,
-    /// Numeric classes that took part so far.
+    /// Numeric classes that have taken part.
     pub classes: Vec<String>,
-    /// The best evaluation so far, where that decides anything.
+    /// The best evaluation so far, if it decides anything.
     pub best: Option<Best>,
 }
 
 impl State {
-    /// Before the first step.
+    /// The state before the first step.
     pub fn new(parameters: Vec<f32>, options: Options) -> Self {
         let optimizer = AdamW::new(options, parameters.len());
         let (history, classes) = (Vec::new(), Vec::new());
         State { step: 0, parameters, optimizer, history, looked: None, classes, best: None }
     }
 
-    /// Adds steps and evaluations to the history; other events leave no trace in it.
+    /// Adds steps and evaluations to the history; other events are not recorded.
     pub fn remember(&mut self, event: &Event, steps_per_epoch: u64) {
         let epoch = event.step() as f64 / steps_per_epoch.max(1) as f64;
         match event {

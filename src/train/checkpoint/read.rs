@@ -1,4 +1,4 @@
-//! Finding a checkpoint that is whole, and reading it.
+//! Finds and reads a complete checkpoint.
 
 use super::{ADAPTER, Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE};
 use crate::format::FormatError;
@@ -11,19 +11,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A checkpoint whose contents match their hashes.
+/// A checkpoint whose files match their hashes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// Its directory.
+    /// Directory of the checkpoint.
     pub path: PathBuf,
-    /// The last step that it contains.
+    /// The last step in the checkpoint.
     pub step: u64,
-    /// Newer ones that are not whole: one line each, for the user to see.
+    /// Newer checkpoints that are incomplete: one line each, for the user.
     pub passed_over: Vec<String>,
     run: Value,
 }
 
-/// The newest whole checkpoint under `path`, or `path` itself where it is one.
+/// The newest complete checkpoint in `path`, or `path` itself if it is a checkpoint.
 pub fn find(path: &Path) -> Result<Checkpoint, TrainError> {
     let error = |path: &Path, reason: String| TrainError::Checkpoint { path: path.to_owned(), reason };
     if path.join(SUMS).exists() || path.join(RUN_STATE).exists() || step_of(path).is_some() {
@@ -56,8 +56,7 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.to_owned(), step, passed_over, run })
     }
 
-    /// The state, if the checkpoint belongs to the run that `now` names. A difference in anything that decides
-    /// the numbers is an error that names it.
+    /// The state, if the identity of the checkpoint equals `now`. Every different value is named in the error.
     pub fn load(&self, layout: &Layout, options: Options, now: &Identity) -> Result<State, TrainError> {
         let broken = |reason: String| TrainError::Checkpoint { path: self.path.clone(), reason };
         let was = Identity::from_json(&self.run["identity"])
@@ -97,7 +96,7 @@ impl Checkpoint {
     }
 }
 
-/// `checkpoint-{step}` directories, ascending by step.
+/// The `checkpoint-{step}` directories, ascending by step.
 pub(super) fn list(output: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(output).into_iter().flatten().flatten();
     let mut found: Vec<(u64, PathBuf)> =
@@ -106,15 +105,15 @@ pub(super) fn list(output: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
-/// Clears away what a process that died while writing checkpoints left in `output`: temporaries go, and a
-/// checkpoint that had stepped aside for its successor and never got one comes back.
+/// Cleans up after a process that died while it wrote a checkpoint in `output`: removes temporary files, and restores a
+/// checkpoint that was moved aside if its replacement is missing.
 pub fn recover(output: &Path) -> Result<(), FormatError> {
     let entries = fs::read_dir(output).into_iter().flatten().flatten();
     let steps: BTreeSet<u64> = entries.filter_map(|e| left_of(e.file_name().to_str()?)).collect();
     steps.into_iter().try_for_each(|step| atomic::recover(&output.join(format!("checkpoint-{step}"))))
 }
 
-/// N of `.checkpoint-N.*`.
+/// The number N in `.checkpoint-N.*`.
 fn left_of(name: &str) -> Option<u64> {
     name.strip_prefix(".checkpoint-")?.split_once('.')?.0.parse().ok()
 }
@@ -123,7 +122,7 @@ fn step_of(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
 }
 
-/// Hashes of every file in `dir` by name, but for the list itself.
+/// Hashes of all files in `dir` by name, except the hash list itself.
 pub(super) fn sums(dir: &Path) -> Result<BTreeMap<String, String>, FormatError> {
     let mut sums = BTreeMap::new();
     for entry in fs::read_dir(dir).map_err(|e| FormatError::io(dir, e))? {
@@ -139,8 +138,8 @@ pub(super) fn sums(dir: &Path) -> Result<BTreeMap<String, String>, FormatError> 
     Ok(sums)
 }
 
-/// run_state.json, if every file that is named matches its hash, none of ours is missing, and its step is the one in the
-/// folder's name, where that names one. Files that were put beside them do not matter.
+/// Returns run_state.json if every listed file matches its hash, no required file is missing, and the step equals the
+/// number in the directory's name, if that has one. Additional files are ignored.
 fn verify(dir: &Path) -> Result<Value, String> {
     let listed = fs::read_to_string(dir.join(SUMS)).map_err(|e| format!("{SUMS}: {e}"))?;
     let named: BTreeMap<&str, &str> =

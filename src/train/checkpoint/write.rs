@@ -1,4 +1,4 @@
-//! Writing checkpoints.
+//! Writes checkpoints.
 
 use super::{Identity, MOMENTS, RUN_STATE, SUMS, State, TRAINER_STATE, read};
 use crate::format::FormatError;
@@ -14,19 +14,20 @@ pub type WriteAdapter<'a> = &'a dyn Fn(&Path, &[f32]) -> Result<(), FormatError>
 
 /// When and how checkpoints are written.
 pub struct Saving<'a> {
-    /// OUT: checkpoints are `OUT/checkpoint-{step}`.
+    /// The output directory: checkpoints are `OUT/checkpoint-{step}`.
     pub output: PathBuf,
-    /// A checkpoint every so many steps; 0 for none but the last.
+    /// Steps between checkpoints; 0 writes only the last one.
     pub every: u64,
-    /// How many stay, at least one, the best one apart; the oldest go once a new one is safe.
+    /// Number of checkpoints to keep, at least one, besides the best one; the oldest are removed after a new one is
+    /// safe.
     pub limit: Option<usize>,
-    /// What a checkpoint may be resumed with.
+    /// The configuration that a resume must match.
     pub identity: Identity,
     /// Writes a PEFT adapter of the given parameters into a directory, under the names of the layout.
     pub adapter: WriteAdapter<'a>,
-    /// Whether `output` is still the folder that the run took: not removed, moved or replaced.
+    /// Whether `output` is still the directory that the run locked: not removed, moved or replaced.
     pub stands: &'a dyn Fn() -> bool,
-    /// The newest checkpoint of this run: its step and its directory. Of a fresh run: None.
+    /// The newest checkpoint of this run: step and directory. None in a new run.
     pub last: Option<(u64, PathBuf)>,
 }
 
@@ -36,7 +37,7 @@ impl Saving<'_> {
         self.last.as_ref().map(|(_, path)| path.clone())
     }
 
-    /// Writes a checkpoint of `state`; None if that step has one already.
+    /// Writes a checkpoint of `state`; returns None if that step already has one.
     pub fn write(&mut self, state: &State, steps_per_epoch: u64) -> Result<Option<PathBuf>, TrainError> {
         let path = self.output.join(format!("checkpoint-{}", state.step));
         if self.last.as_ref().is_some_and(|(step, last)| *step == state.step && *last == path) {
@@ -45,7 +46,7 @@ impl Saving<'_> {
         if !(self.stands)() {
             return Err(TrainError::Gone { path: self.output.clone(), step: state.step });
         }
-        // What cannot be cleared away costs space, not the run.
+        // A failed clean-up wastes disk space but does not end the run.
         let _ = read::recover(&self.output);
         let failed = |error: FormatError| TrainError::Save {
             path: path.clone(),
@@ -86,8 +87,8 @@ impl Saving<'_> {
         atomic::write_file(&dir.join(SUMS), lines.as_bytes())
     }
 
-    /// Removes the oldest beyond the limit, but for the best one, where that is kept. A failure costs space, not the
-    /// run: it is left for the next time.
+    /// Removes the oldest checkpoints beyond the limit, except the best one if it is kept. A failed removal wastes disk
+    /// space but does not end the run; the next call tries again.
     fn forget(&self, state: &State, newest: &Path) {
         let Some(limit) = self.limit else { return };
         let mut old = read::list(&self.output);
@@ -113,7 +114,7 @@ fn write_json(path: &Path, value: &Value) -> Result<(), FormatError> {
     atomic::write_file(path, format!("{value:#}\n").as_bytes())
 }
 
-/// The cause without the temporary's path, which says nothing to anybody.
+/// The cause without the temporary path, which is of no use to the user.
 fn reason(error: &FormatError) -> String {
     match error {
         FormatError::DiskFull { .. } => "the disk is full".into(),
