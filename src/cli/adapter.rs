@@ -11,7 +11,7 @@ use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout::{self, Layout};
 use crate::model::lora::{self, LoraSpec, Named};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::checkpoint;
 use std::path::Path;
 

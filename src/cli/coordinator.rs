@@ -24,8 +24,8 @@ use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source,
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::REVISION;
 use crate::numeric::fixed::FRACTION_BITS;
-use crate::numeric::say::say;
 use crate::report::count;
+use crate::support::stderr::say;
 use crate::train::Finished;
 use crate::train::event::{Change, What};
 use crate::train::stop::Stop;

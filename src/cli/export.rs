@@ -24,7 +24,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::model::quantised::Recipe;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

@@ -36,7 +36,7 @@ mod train;
 mod watch;
 mod worker;
 
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::process::ExitCode;
 
 /// Runs the command line; the last line on stderr is the error.
@@ -64,7 +64,7 @@ pub fn main() -> ExitCode {
 /// that closed the pipe (`| head`) is no error; what a device's thread catches is that device's end, not the process's.
 fn one_line_panic(info: &std::panic::PanicHookInfo) {
     let text = info.payload_as_str().unwrap_or("no message").replace('\n', "; ");
-    if crate::numeric::caught::heard(info) {
+    if crate::support::panics::heard(info) {
         return;
     }
     if text.starts_with("failed printing to std") {

@@ -12,7 +12,7 @@ use crate::model::config::Config;
 use crate::model::implied::Implied;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
 use crate::numeric::block::Encoding;
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@
 use super::options::groups::{OutputOptions, Resume};
 use super::refusal::{self, Refusal};
 use crate::cluster::coordinator::{HomeError, Lock, home};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::TrainError;
 use crate::train::checkpoint::{self, Checkpoint};
 use std::path::{Path, PathBuf};

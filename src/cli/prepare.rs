@@ -16,8 +16,8 @@ use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
 use crate::model::quantised::Recipe;
-use crate::numeric::say::say;
 use crate::numeric::tensor::Tensors;
+use crate::support::stderr::say;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 

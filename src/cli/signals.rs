@@ -4,8 +4,8 @@
 //! system's own answer to a signal is the right one, except to SIGUSR1, which asks for a checkpoint and ends no process.
 //! A SIGHUP that was ignored at the start (nohup) stays ignored.
 
-use crate::numeric::say::say;
 use crate::report::Look;
+use crate::support::stderr::say;
 use crate::train::stop::{Stop, Urgency};
 
 /// Raised by signals; the process has one run.

@@ -6,7 +6,7 @@ use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 

@@ -19,7 +19,7 @@ use super::verb::Invocation;
 use super::worker;
 use crate::model::memory::Estimate;
 use crate::model::stage::{Microbatch, Output, Stage, Want};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::event::Takes;
 use crate::train::{self, Finished, Local, OwnThread};
 use std::path::{Path, PathBuf};

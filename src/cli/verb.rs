@@ -11,7 +11,7 @@ use super::{
     bench, contracts, doctor, eval, export, generate, hardware, help, import, inspect, plan, predict, report,
     token, train,
 };
-use crate::numeric::say::printable;
+use crate::support::stderr::printable;
 use std::io::Write;
 use std::path::Path;
 

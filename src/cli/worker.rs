@@ -13,8 +13,8 @@ use super::signals;
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Cache, Ending, Life, Sight, Source, Way, Worker};
 use crate::net::{Party, Wishes, secure};
-use crate::numeric::say::inline;
 use crate::report::{Look, Shift};
+use crate::support::stderr::inline;
 use std::cell::RefCell;
 use std::path::PathBuf;
 

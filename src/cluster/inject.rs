@@ -1,7 +1,7 @@
 //! Faults on purpose, so that tests of real processes can show what a broken machine does to a run. They come from
 //! one environment variable, are said aloud when they are set, and each happens once in a process.
 
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,6 +1,6 @@
 //! Text that another machine sent, made fit for a terminal, a log and a page.
 
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 
 /// Longest text of another machine that is shown, in characters.
 const LONGEST: usize = 1000;

@@ -21,7 +21,7 @@ pub use labels::LabelMap;
 pub use samples::{Sample, Samples};
 pub use tokenizer::Tokenizer;
 
-use crate::numeric::allocator;
+use crate::support::allocator;
 use files::{Flow, Raw, RawRow};
 use form::{Form, Label};
 use labels::Labels;

@@ -5,7 +5,7 @@
 
 use crate::data::error::{DataError, Place};
 use crate::data::files::{Flow, Raw, RawRow, Sink};
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
 use serde_json::{Map, Value};

@@ -11,7 +11,7 @@ mod python;
 mod time;
 
 use crate::data::error::DataError;
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};

@@ -9,7 +9,7 @@
 
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, SpecialTokens};
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 use serde_json::Value;
 
 /// Whether the tokenizer's own special tokens (its post-processor's, such as a BOS) go around the text.

@@ -1,14 +1,11 @@
 //! Floor 0: numbers. Nothing here knows of tokens, files or devices.
 
-pub mod allocator;
 pub mod block;
-pub mod caught;
 pub mod dtype;
 pub mod fixed;
 pub mod line;
 pub mod pack;
 pub mod rng;
-pub mod say;
 pub mod tensor;
 
 /// The revision of everything that decides the bits of a result: kernels, orders of summation, rounding, random

@@ -1,6 +1,6 @@
 //! A confusion matrix as a table of text.
 
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 
 /// What class `i` is called; its number where it has no name.
 pub fn name(labels: &[String], i: usize) -> String {

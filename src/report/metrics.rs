@@ -1,7 +1,7 @@
 //! metrics.jsonl: one event a line, flushed as it happens, so that a run that dies leaves all that it said.
 
 use crate::format::{FormatError, atomic};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::event::Event;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Seek, Write};

@@ -2,7 +2,7 @@
 //! steps, so that a worker that joined or slowed down shows soon; shares over a whole run are [`super::Team`]'s.
 
 use super::progress::MEMORY;
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use crate::train::event::{Change, Event, Part, What};
 use std::collections::BTreeMap;
 

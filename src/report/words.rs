@@ -1,6 +1,6 @@
 //! One event in words, a line for each fact. Text of a model, a prompt or a stranger stays on its line.
 
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use crate::train::best::{Best, Metric};
 use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
 

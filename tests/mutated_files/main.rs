@@ -20,7 +20,7 @@ mod weights;
 mod wire;
 
 use finetune::cli::refusal::Refusal;
-use finetune::numeric::say::printable;
+use finetune::support::stderr::printable;
 use mutate::Dice;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};

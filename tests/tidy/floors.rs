@@ -4,16 +4,20 @@ use crate::source::{File, Tree, words};
 
 /// Folder, then the folders that it may see. `main` and `lib` stand outside.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("support", &[]),
     ("numeric", &[]),
-    ("data", &["numeric"]),
-    ("format", &["numeric"]),
+    ("data", &["support", "numeric"]),
+    ("format", &["support", "numeric"]),
     ("net", &["numeric"]),
-    ("backend", &["numeric"]),
+    ("backend", &["support", "numeric"]),
     ("model", &["numeric", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
-    ("report", &["numeric", "data", "format", "model", "train"]),
-    ("cluster", &["numeric", "format", "net", "model", "train"]),
-    ("cli", &["numeric", "data", "format", "net", "backend", "model", "train", "report", "cluster"]),
+    ("report", &["support", "numeric", "data", "format", "model", "train"]),
+    ("cluster", &["support", "numeric", "format", "net", "model", "train"]),
+    (
+        "cli",
+        &["support", "numeric", "data", "format", "net", "backend", "model", "train", "report", "cluster"],
+    ),
 ];
 
 /// The backends, which never see one another, and the only folder that may name them.

@@ -67,7 +67,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
     ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
     ("src/format/map.rs", "mmap, and a handler for the bus error of a file that was cut short"),
-    ("src/numeric/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
+    ("src/support/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
     ("tests/mutated_files/memory.rs", "a global allocator that counts"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
     ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),

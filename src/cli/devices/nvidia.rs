@@ -5,7 +5,7 @@ use super::super::options::groups::Precision;
 use crate::backend::Fault;
 use crate::backend::cuda::{self, Absent, AttentionTrial, Cuda, Flash, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 

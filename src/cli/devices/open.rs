@@ -18,8 +18,8 @@ use crate::model::lora::LoraSpec;
 use crate::model::memory::{self, Estimate, Fit, Limit, Load};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
-use crate::numeric::say::say;
 use crate::numeric::tensor::Tensors;
+use crate::support::stderr::say;
 
 /// What a model is built for.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use super::super::refusal::Refusal;
 use super::{Outtype, Source, gguf, go, lora};
 use crate::format::atomic;
 use crate::format::gguf::{Gguf, Value as Meta};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::Path;
 

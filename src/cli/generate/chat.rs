@@ -2,7 +2,7 @@
 
 use super::turn;
 use crate::cli::refusal::Refusal;
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use serde_json::Value;
 use std::io::{BufRead, Write};
 

@@ -7,7 +7,7 @@ use super::devices::{self, Listed};
 use super::refusal::Refusal;
 use super::verb::Invocation;
 use crate::cluster::inject::Inject;
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use serde_json::json;
 use std::path::Path;
 

@@ -12,7 +12,7 @@ use super::options::table::{self, Section, TABLE};
 use super::options::{Settings, alias, yaml};
 use super::refusal::{self, Refusal};
 use super::verb::Invocation;
-use crate::numeric::say::{inline, say};
+use crate::support::stderr::{inline, say};
 use serde_json::{Map, Value};
 use std::path::Path;
 use tables::{Becomes, Dialect, Rule};

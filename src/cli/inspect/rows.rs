@@ -8,7 +8,7 @@ use super::super::verb::Invocation;
 use super::{delimiters, options, print};
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
-use crate::numeric::say::printable;
+use crate::support::stderr::printable;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;

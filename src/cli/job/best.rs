@@ -7,7 +7,7 @@ use crate::cli::options::groups::Every;
 use crate::cli::output::Place;
 use crate::cli::refusal::{self, Refusal};
 use crate::format::{FormatError, atomic};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::best::Best;
 use crate::train::checkpoint::{self, State};
 use std::borrow::Cow;

@@ -9,7 +9,7 @@ use super::selftest::Reference;
 use super::sum::Devices;
 use crate::cluster::inject::Inject;
 use crate::cluster::message::{Device, LeaseId, Trials};
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 use std::sync::{Arc, mpsc};
 
 /// What a process has to compute with.

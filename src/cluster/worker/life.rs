@@ -8,7 +8,7 @@ use crate::cluster::message::{Hello, PROTOCOL};
 use crate::net::discovery::find_and_dial;
 use crate::net::{Connection, DIAL_TIMEOUT, Endpoint, Listener, NetError, Security, dial};
 use crate::numeric::REVISION;
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::event::Share;
 use crate::train::stop::{Stop, Urgency};
 use ring::rand::{SecureRandom, SystemRandom};

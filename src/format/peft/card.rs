@@ -1,7 +1,7 @@
 //! The model card: README.md with the Hub's front matter. It claims only what the configuration and the run say.
 
 use super::config::{AdapterConfig, TaskType};
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use serde_json::json;
 use std::fmt::Write;
 

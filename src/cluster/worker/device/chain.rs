@@ -7,7 +7,7 @@ use crate::cluster::worker::blueprint::Begin;
 use crate::model::memory::{Used, size};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 
 /// What became of a device once it was measured.
 #[derive(Debug, PartialEq, Eq)]

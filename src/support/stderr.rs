@@ -47,7 +47,7 @@ fn is_format(c: char) -> bool {
 
 /// As `eprintln!`, but nothing happens where nobody listens.
 macro_rules! say {
-    ($($text:tt)*) => { $crate::numeric::say::line(format_args!($($text)*)) };
+    ($($text:tt)*) => { $crate::support::stderr::line(format_args!($($text)*)) };
 }
 pub(crate) use say;
 

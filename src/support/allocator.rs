@@ -6,7 +6,7 @@
 //! the bytes of one thread meanwhile. A failed allocation aborts a Rust process, so that above the bound, too, the process
 //! prints one line and ends with exit code 1.
 
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, RefCell};
 use std::io::Write;
