@@ -7,7 +7,9 @@ use super::job::trials;
 use super::options::groups::{Options, Resume};
 use super::options::{Settings, Source, yaml};
 use super::output::{self, RUN_FILE};
-use super::plan::{self, Ahead, SOME, Worker, forecast};
+use super::plan::counts::{Ahead, SOME, count};
+use super::plan::team::{Expected, team};
+use super::plan::time::{Worker, forecast};
 use super::prepare::{self, Prepared};
 use super::profile::{self, Basis, Measured, Profiles};
 use super::refusal::Refusal;
@@ -79,7 +81,7 @@ fn choose(
     (p, chosen): (&Prepared, Option<&Chosen>),
     look: Look,
 ) -> Result<(usize, String), Refusal> {
-    let shape = plan::shape(p, options);
+    let shape = p.shape(options);
     if let (Some(chosen), Look::Measure) = (chosen, look) {
         measure(chosen, p, options)?;
     }
@@ -90,11 +92,10 @@ fn choose(
         let typed = PlanOptions { micro_batch_tokens: Some(tokens), ..prepare::plan_options(options) };
         let planned = Plan::new(&p.train.samples, &typed);
         let (train, eval) = (&p.train, p.eval.as_ref());
-        let (counts, mut load) =
-            plan::count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
+        let (counts, mut load) = count(Ahead { plan: &planned, train, eval, done: 0, most: SOME }, options);
         load.trained = shape.trained;
-        let team = plan::team(options, (p, chosen), &shape, (&profiles, counts.longest))?;
-        let measured = |e: &plan::Expected| Some(e.prospect.as_ref()?.takes?.1.basis.line().is_some());
+        let team = team(options, (p.model(), chosen), &shape, (&profiles, counts.longest))?;
+        let measured = |e: &Expected| Some(e.prospect.as_ref()?.takes?.1.basis.line().is_some());
         let room = team.iter().filter_map(measured).reduce(|a, b| a && b);
         // One that has no room for them would be lost to the run.
         if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
@@ -127,9 +128,9 @@ fn choose(
 /// Measures the one device of this process, where nobody did on such a model. Several are measured by what the first
 /// of them does.
 fn measure(chosen: &Chosen, p: &Prepared, options: &Options) -> Result<(), Refusal> {
-    let shape = plan::shape(p, options);
+    let shape = p.shape(options);
     let rows = trials(&p.train.samples, SIZES[2]);
-    let known = plan::team(options, (p, Some(chosen)), &shape, (&Profiles::read(), SIZES[0]))?;
+    let known = team(options, (p.model(), Some(chosen)), &shape, (&Profiles::read(), SIZES[0]))?;
     let first = known.first().and_then(|e| e.worker.as_ref());
     if !chosen.is_one_cpu() || first.is_none_or(|w| w.pace.basis == Basis::Measured) {
         return Ok(());

@@ -6,10 +6,10 @@
 //! same gradient is faster. Rows are random tokens: time does not depend on what they say.
 
 use super::devices::{self, Profiled};
+use super::invocation::Invocation;
 use super::options::groups;
 use super::profile::{self, Measured, Profiles, Shape};
 use super::refusal::Refusal;
-use super::verb::Invocation;
 use super::{demo, opened, output};
 use crate::backend::timed::Taken;
 use crate::model::config::Config;

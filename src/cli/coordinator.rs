@@ -27,15 +27,13 @@ use crate::numeric::fixed::FRACTION_BITS;
 use crate::report::count;
 use crate::support::stderr::say;
 use crate::train::Finished;
-use crate::train::event::{Change, What};
+use crate::train::event::{Change, HERE, What};
 use crate::train::stop::Stop;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the devices of this process are called, as a worker.
-pub use crate::train::event::HERE;
 /// Who has not been heard for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long devices of this process may take to end.

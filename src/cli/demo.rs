@@ -2,7 +2,9 @@
 //! something real. Everything below reads files, so they are laid out once in the user's cache, under the hash
 //! of their contents.
 
-use super::options::{Typed, yaml};
+use super::cache;
+use super::options::typed::Typed;
+use super::options::yaml;
 use super::refusal::Refusal;
 use crate::format::atomic;
 use std::path::{Path, PathBuf};
@@ -54,7 +56,7 @@ fn root() -> Result<PathBuf, Refusal> {
         hasher.update(name.as_bytes()).update(bytes);
     }
     let name = format!("demo-{}", &hasher.finalize().to_hex()[..16]);
-    let places = [cache(), Some(std::env::temp_dir().join("finetune"))];
+    let places = [cache::folder(), Some(std::env::temp_dir().join("finetune"))];
     let mut refused = None;
     for place in places.into_iter().flatten() {
         let root = place.join(&name);
@@ -79,40 +81,4 @@ fn lay(root: &Path) -> Result<(), Refusal> {
         atomic::write_file(&root.join(name), bytes)?;
     }
     Ok(())
-}
-
-/// The user's folder for what can be made or fetched again, where each system has it; XDG_CACHE_HOME moves it anywhere.
-pub fn cache() -> Option<PathBuf> {
-    cache_by(std::env::consts::OS, |name| std::env::var_os(name).map(PathBuf::from))
-}
-
-fn cache_by(system: &str, read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    // A relative one means nothing (so the specification of these folders says).
-    let folder = |name: &str| read(name).filter(|path| path.is_absolute());
-    let of_system = || match system {
-        "windows" => folder("LOCALAPPDATA"),
-        "macos" => folder("HOME").map(|home| home.join("Library/Caches")),
-        _ => folder("HOME").map(|home| home.join(".cache")),
-    };
-    folder("XDG_CACHE_HOME").or_else(of_system).map(|caches| caches.join("finetune"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_system_has_its_own_place_for_caches() {
-        let of = |system: &str, set: &[(&str, &str)]| {
-            cache_by(system, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
-        };
-        assert_eq!(of("linux", &[("HOME", "/h")]), Some("/h/.cache/finetune".into()));
-        assert_eq!(of("macos", &[("HOME", "/h")]), Some("/h/Library/Caches/finetune".into()));
-        assert_eq!(of("windows", &[("HOME", "/h"), ("LOCALAPPDATA", "/l")]), Some("/l/finetune".into()));
-        for system in ["linux", "macos", "windows"] {
-            let both = [("HOME", "/h"), ("LOCALAPPDATA", "/l"), ("XDG_CACHE_HOME", "/x")];
-            assert_eq!(of(system, &both), Some("/x/finetune".into()));
-            assert_eq!(of(system, &[("XDG_CACHE_HOME", "x")]), None);
-        }
-    }
 }

@@ -4,6 +4,7 @@
 use super::adapter::{self, Loaded};
 use super::devices::{self, Need};
 use super::generate::{model_name, recipe_of, template_of};
+use super::invocation::Invocation;
 use super::opened;
 use super::options::groups::{self, class_weights, field_names, whole};
 use super::options::{Settings, yaml};
@@ -12,7 +13,6 @@ use super::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
 use super::refusal::{Kind, Refusal};
 use super::run_file;
 use super::signals;
-use super::verb::Invocation;
 use crate::data::plan::{Plan, PlanOptions};
 use crate::data::{self, Corpus, LabelMap, Task};
 use crate::model::stage::Model;

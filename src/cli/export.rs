@@ -15,11 +15,11 @@ mod runners;
 
 use super::adapter::{self, Loaded};
 use super::generate::{model_name, recipe_of};
+use super::invocation::Invocation;
 use super::opened::{self, Opened};
 use super::options::Settings;
 use super::options::groups::{self, DeviceOptions, Precision};
 use super::refusal::{Refusal, nearest};
-use super::verb::Invocation;
 use crate::data::tokenizer::Tokenizer;
 use crate::model::quantised::Recipe;
 use crate::numeric::block::{Block, Encoding};

@@ -5,20 +5,19 @@ mod chat;
 
 use super::adapter;
 use super::devices::{self, Need};
+use super::invocation::Invocation;
 use super::opened::{self, Opened};
 use super::options::groups::{self, real, recipe, whole};
 use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
+use super::prompt::{chat_ids, prompt_ids, turns_ids};
 use super::refusal::Refusal;
-use super::verb::Invocation;
-use crate::data;
-use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
 use crate::support::stderr::{printable, say};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -103,34 +102,6 @@ fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
         "" => Err(Refusal::usage("nothing to continue: give --prompt TEXT, or text on stdin")),
         text => Ok(vec![text.to_string()]),
     }
-}
-
-/// The ids of a prompt, within the bounds of a row (`data::bounded`).
-pub fn prompt_ids<T>(tokenizer: &Tokenizer, prompt: &str, ids: impl FnOnce(&Tokenizer) -> T) -> T {
-    data::bounded(&"the prompt", (prompt.len(), usize::MAX), || ids(tokenizer))
-}
-
-/// A user's turn (after a system turn, if there is one) up to where the assistant begins.
-pub fn chat_ids(tokenizer: &Tokenizer, system: Option<&str>, prompt: &str) -> Result<Vec<u32>, Refusal> {
-    let mut turns: Vec<Value> = system.iter().map(|text| turn("system", text)).collect();
-    turns.push(turn("user", prompt));
-    turns_ids(tokenizer, &turns)
-}
-
-/// A turn of a conversation, as chat templates read it.
-fn turn(role: &str, text: &str) -> Value {
-    json!({ "role": role, "content": text })
-}
-
-/// A conversation up to where the assistant begins.
-fn turns_ids(tokenizer: &Tokenizer, turns: &[Value]) -> Result<Vec<u32>, Refusal> {
-    let template = tokenizer.template().ok_or_else(|| {
-        Refusal::configuration(
-            "the model has no chat template: leave --chat out, or give --chat-template FILE|chatml",
-        )
-    })?;
-    let text = template.render(&Value::from(turns), None, Ending::GenerationPrompt)?;
-    Ok(tokenizer.encode(&text, Special::Omit)?)
 }
 
 /// The model that an adapter was trained on, where its folder knows: run.yaml, else the adapter's config.

@@ -3,12 +3,12 @@
 
 mod rows;
 
+use super::invocation::Invocation;
 use super::opened::{self, Opened};
 use super::options::groups::{field_names, whole};
 use super::options::{Settings, yaml};
 use super::output::{RUN_FILE, run_of};
 use super::refusal::Refusal;
-use super::verb::Invocation;
 use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::{self, LabelMap};

@@ -11,13 +11,14 @@ pub use expect::{need, trials};
 pub use team::{Steps, Team, Values};
 
 use super::adapter::{self, Writer};
-use super::generate::{chat_ids, prompt_ids};
 use super::learn::Learner;
 use super::options::Settings;
 use super::options::groups::{Options, Precision, Role};
 use super::output::{Claim, Place, RUN_FILE};
-use super::plan::{Counts, Load};
+use super::plan::counts::Counts;
+use super::plan::time::Load;
 use super::prepare::Prepared;
+use super::prompt::{chat_ids, prompt_ids};
 use super::refusal::{Kind, Refusal};
 use super::run_file::RunFile;
 use super::signals;

@@ -2,11 +2,11 @@
 //! events and the clock beside them, and kept for the next plan. It says what is expected before the first step, so
 //! that the report can show it beside what came.
 
-use super::coordinator::HERE;
-use super::plan::{Counts, Load, Worker, forecast};
+use super::plan::counts::Counts;
+use super::plan::time::{Load, Worker, forecast};
 use super::profile::{self, Basis, Measured, Pace, Profiles, Shape};
 use crate::numeric::line::Points;
-use crate::train::event::{Event, Forecast, Part, Speed, Step, Takes};
+use crate::train::event::{Event, Forecast, HERE, Part, Speed, Step, Takes};
 use std::collections::BTreeMap;
 use std::time::Instant;
 

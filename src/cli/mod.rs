@@ -8,9 +8,11 @@ pub mod verb;
 mod adapter;
 mod auto;
 mod bench;
+mod cache;
 mod contracts;
 mod coordinator;
 mod devices;
+mod dispatch;
 mod doctor;
 mod eval;
 mod export;
@@ -19,6 +21,7 @@ mod hardware;
 mod help;
 mod import;
 mod inspect;
+mod invocation;
 mod job;
 mod learn;
 mod opened;
@@ -27,9 +30,11 @@ mod plan;
 mod predict;
 mod prepare;
 mod profile;
+mod prompt;
 mod report;
 mod run_file;
 mod signals;
+mod single;
 mod suspect;
 mod token;
 mod train;
@@ -46,7 +51,7 @@ pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(one_line_panic));
     let args: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|a| a.into_string()).collect();
     let outcome = std::panic::catch_unwind(|| match args {
-        Ok(args) => verb::dispatch(&args),
+        Ok(args) => dispatch::dispatch(&args),
         Err(a) => Err(refusal::Refusal::usage(format!("argument {a:?} is not UTF-8"))),
     });
     match outcome {

@@ -1,13 +1,14 @@
 //! A model as it was named on the command line, found and opened: the demonstration, a path, or a Hub id.
 //! Everything about it that can be refused cheaply is refused here, before any weight is read.
 
+use super::cache;
 use super::demo;
-use super::refusal::{self, Kind, Refusal};
-use super::verb;
+use super::refusal::{self, Refusal, nearest};
+use super::verb::{self, VERBS};
 use crate::data::template::CHATML;
 use crate::data::tokenizer::Tokenizer;
 use crate::format::hub::Progress;
-use crate::format::{self, FormatError, ModelFiles};
+use crate::format::{self, ModelFiles};
 use crate::model::config::Config;
 use crate::model::implied::Implied;
 use crate::model::quantised::{QuantiseError, Quantised, Recipe};
@@ -76,7 +77,7 @@ fn quantised(base: Opened, recipe: Option<Recipe>) -> Result<Opened, Refusal> {
 
 /// The same for who reads no weight: of a model of the Hub that is not here, only the shapes are fetched.
 pub fn outline_as(name: &str, recipe: Option<Recipe>) -> Result<Opened, Refusal> {
-    match (named(name)?, demo::cache()) {
+    match (named(name)?, cache::folder()) {
         (Named::Hub(id, revision), Some(cache)) => {
             let path = format::hub::outline(id, revision, &cache.join("outlines"), &mut downloads())?;
             quantised(at(path)?, recipe)
@@ -126,8 +127,18 @@ pub fn named(name: &str) -> Result<Named<'_>, Refusal> {
         name if name.contains(['/', '.']) => Err(Refusal::failure(format!(
             "{name}: no such file or directory; a model is a Hugging Face directory, a .gguf file or a Hub id owner/name"
         ))),
-        word => Err(verb::not_a_model(word)),
+        word => Err(not_a_model(word)),
     }
+}
+
+/// A word that was meant as a model but is neither path nor Hub id.
+fn not_a_model(word: &str) -> Refusal {
+    let names = || VERBS.iter().map(|v| v.name);
+    let hint = match nearest(word, names()) {
+        Some(verb) => format!("did you mean `finetune {verb}`?"),
+        None => format!("a model is a directory, a .gguf file or a Hub id owner/name ({})", verb::list()),
+    };
+    Refusal::usage(format!("{word:?} is neither a verb nor a path: {hint}"))
 }
 
 fn locate(name: &str) -> Result<PathBuf, Refusal> {
@@ -258,11 +269,4 @@ pub fn hash(model: &Path) -> Result<String, Refusal> {
         hash_file(&mut hasher, &path).map_err(refusal::at(&path))?;
     }
     Ok(hasher.finalize().to_hex()[..32].to_string())
-}
-
-impl From<FormatError> for Refusal {
-    fn from(e: FormatError) -> Self {
-        let kind = if e.is_configuration() { Kind::Configuration } else { Kind::Failure };
-        Refusal::of(kind, e)
-    }
 }

@@ -4,11 +4,11 @@
 use super::adapter::{self, Loaded};
 use super::devices::{self, Need};
 use super::generate::{model_name, recipe_of};
+use super::invocation::Invocation;
 use super::opened;
 use super::options::Settings;
 use super::options::groups::{self, field_names, whole};
 use super::refusal::Refusal;
-use super::verb::Invocation;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;

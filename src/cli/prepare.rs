@@ -3,15 +3,17 @@
 
 use super::adapter;
 use super::opened::{self, Opened};
-use super::options::groups::{DataOptions, Options, Split, Task, within};
+use super::options::groups::{DataOptions, Options, Split, within};
 use super::options::{Settings, Source};
+use super::output;
+use super::profile::Shape;
 use super::refusal::Refusal;
 use super::suspect;
 use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, Corpus, DataError, LabelMap};
+use crate::data::{self, Corpus, DataError, LabelMap, Task};
 use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
@@ -49,6 +51,11 @@ impl Prepared {
     /// The model's shape, its weights and its adapter.
     pub fn model(&self) -> (&Config, &dyn Tensors, &LoraSpec) {
         (&self.config, &*self.base.files.tensors, &self.spec)
+    }
+
+    /// The model as far as its speed goes.
+    pub fn shape(&self, options: &Options) -> Shape {
+        Shape::of(&output::stem(&options.model.model), (&self.config, &self.spec), &self.base.files.kind)
     }
 
     /// The model's hash, which was worked out while rows were read.
@@ -229,7 +236,7 @@ fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data:
     let data = &options.data;
     let classify = data.task == Task::Classify;
     data::Options {
-        task: if classify { data::Task::Classify } else { data::Task::Sft },
+        task: data.task,
         fields: data.fields.clone(),
         max_seq_len,
         num_classes: data.num_classes,

@@ -3,7 +3,7 @@
 //! way to what is new, and a file that cannot be read or written costs a plan its numbers, never a run. What it holds
 //! of memory can refuse a run of one CPU that would have room by its shapes: the refusal names the file.
 
-use super::demo;
+use super::cache;
 use crate::format::atomic;
 use crate::model::config::Config;
 use crate::model::flops;
@@ -12,7 +12,6 @@ use crate::model::memory::{Fit, Used};
 use crate::numeric::line::{Line, Points};
 pub use crate::train::event::Link;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Weight of all that was measured before, in points, once something new comes.
@@ -141,15 +140,10 @@ pub fn device(class: &str, hardware: &str) -> String {
     format!("{class} on {hardware}")
 }
 
-/// Where they are kept, if anywhere.
-pub fn file() -> Option<PathBuf> {
-    Some(demo::cache()?.join("profiles.json"))
-}
-
 impl Profiles {
     /// What is there; nothing where there is none, or one that cannot be read.
     pub fn read() -> Self {
-        let bytes = file().and_then(|path| std::fs::read(path).ok());
+        let bytes = cache::profiles().and_then(|path| std::fs::read(path).ok());
         bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
     }
 
@@ -165,7 +159,7 @@ impl Profiles {
             when,
         };
         all.learn(record);
-        if let (Some(path), Ok(text)) = (file(), serde_json::to_string_pretty(&all)) {
+        if let (Some(path), Ok(text)) = (cache::profiles(), serde_json::to_string_pretty(&all)) {
             let made = path.parent().map(std::fs::create_dir_all);
             if made.is_some_and(|made| made.is_ok()) {
                 // Whoever cannot keep it measures again.

@@ -3,6 +3,7 @@
 
 use crate::backend::Fault;
 use crate::data::DataError;
+use crate::format::FormatError;
 use crate::model::config::ConfigError;
 use crate::model::lora::LoraError;
 use crate::model::quantised::QuantiseError;
@@ -109,6 +110,13 @@ impl From<Fault> for Refusal {
 impl From<DataError> for Refusal {
     fn from(e: DataError) -> Self {
         Refusal::of(if e.is_configuration() { Kind::Configuration } else { Kind::Failure }, e)
+    }
+}
+
+impl From<FormatError> for Refusal {
+    fn from(e: FormatError) -> Self {
+        let kind = if e.is_configuration() { Kind::Configuration } else { Kind::Failure };
+        Refusal::of(kind, e)
     }
 }
 

@@ -2,8 +2,8 @@
 //! machine. The secret goes to stdout alone, and comes in from the terminal without echo or from stdin: never
 //! from an argument, which others on the machine can read.
 
+use super::invocation::Invocation;
 use super::refusal::Refusal;
-use super::verb::Invocation;
 use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
 use crate::support::stderr::say;

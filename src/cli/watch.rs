@@ -2,9 +2,8 @@
 //! report. All are functions of the same stream, so none says what another could not.
 
 use super::options::groups::Options;
-use super::output::{Place, run_of};
+use super::output::{Place, RUN_FILE, run_of};
 use super::refusal::{self, Refusal};
-use super::report::surroundings;
 use crate::net::keyring::Keyring;
 use crate::net::{Endpoint, Token, default_route};
 use crate::report::page::Surroundings;
@@ -113,6 +112,12 @@ impl Watch {
             say!("warning: no report: {e}");
         }
     }
+}
+
+/// What a page shows beside the events of the run in `dir`.
+pub fn surroundings(dir: &Path) -> Surroundings {
+    let configuration = std::fs::read_to_string(dir.join(RUN_FILE)).unwrap_or_default();
+    Surroundings { configuration, contracts: report::contracts::in_words() }
 }
 
 /// The first word of the note that names the run's folder with TensorBoard's files.

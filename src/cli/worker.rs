@@ -2,7 +2,7 @@
 //! and, unless this machine has it, the base model come from there. Training options that are typed here are checked
 //! against the run's, never used.
 
-use super::demo;
+use super::cache;
 use super::devices;
 use super::opened;
 use super::options::groups::{Coordinator, Options};
@@ -84,7 +84,7 @@ fn named(settings: &Settings, options: &Options) -> Result<Option<(PathBuf, Stri
 
 /// Where models that come from coordinators are kept.
 fn cache(options: &Options) -> Result<PathBuf, Refusal> {
-    let own = || demo::cache().map(|dir| dir.join("models"));
+    let own = || cache::folder().map(|dir| dir.join("models"));
     let dir = options.cluster.model_cache.clone().or_else(own);
     dir.ok_or_else(|| {
         Refusal::configuration("no folder for the base model: no home folder; give --model-cache DIR")

@@ -6,6 +6,7 @@
 mod card;
 pub mod confusion;
 mod console;
+pub mod contracts;
 pub mod draw;
 mod history;
 mod metrics;

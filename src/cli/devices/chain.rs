@@ -102,6 +102,19 @@ pub fn threads(chosen: &Chosen, at: usize) -> usize {
     (threads / devices + usize::from(at < threads % devices)).max(1)
 }
 
+/// The hardware of device `at`, as a person would name it.
+pub fn hardware(chosen: &Chosen, at: usize) -> String {
+    let pick = &chosen.picks[at];
+    match (found(pick.device), threads(chosen, at)) {
+        (Some(found), _) if pick.sharing > 1 => {
+            format!("{}, one of {} on it", found.facts().name, pick.sharing)
+        }
+        (Some(found), _) => found.facts().name.clone(),
+        (None, 1) => format!("{}, 1 thread", cpu::processor()),
+        (None, n) => format!("{}, {n} threads", cpu::processor()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Among, Room};

@@ -3,7 +3,7 @@
 //! was damaged, is as good as none.
 
 use crate::backend::wgpu::{Adapter, Cache};
-use crate::cli::demo;
+use crate::cli::cache;
 use crate::format::atomic;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub fn of(adapter: &Adapter) -> Option<Cache> {
 
 fn path(adapter: &Adapter) -> Option<PathBuf> {
     let key = adapter.cache_key()?;
-    Some(demo::cache()?.join("kernels").join(key))
+    Some(cache::folder()?.join("kernels").join(key))
 }
 
 fn checked(bytes: Vec<u8>) -> Option<Vec<u8>> {

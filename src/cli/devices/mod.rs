@@ -17,9 +17,9 @@ mod prospect;
 mod speed;
 
 pub use crate::backend::cpu::refused_limit;
-pub use chain::equipment;
+pub use chain::{equipment, hardware};
 pub use choose::{Chosen, choose};
 pub use cpu::{cores, free_memory};
 pub use list::{Listed, check, drivers, list, no_cuda, no_gpu};
 pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
-pub use prospect::{Opens, Prospect, assumed, hardware, prospects};
+pub use prospect::{Opens, Prospect, assumed, prospects};

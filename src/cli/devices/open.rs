@@ -1,14 +1,13 @@
 //! A whole model on the one device that a verb computes on: the first that was chosen.
 
+use super::super::cache;
 use super::super::options::groups::{Driver, Precision};
-use super::super::profile;
 use super::super::refusal::Refusal;
 use super::building::{self, Whole};
 use super::card::Card;
-use super::chain;
+use super::chain::{self, hardware};
 use super::choose::Chosen;
 use super::cpu::{self, cores};
-use super::prospect::hardware;
 use crate::backend::Backend;
 use crate::backend::cpu::{Cpu, Peaks};
 use crate::backend::timed::{Notes, Timed};
@@ -108,7 +107,7 @@ fn load<'a>(
 /// The fastest policy within `limit`, and what it takes. What was measured may hold no longer: where that alone
 /// refuses it, the refusal says where it stands.
 pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), ModelError> {
-    limit.choose(load).map_err(|e| match (e, profile::file()) {
+    limit.choose(load).map_err(|e| match (e, cache::profiles()) {
         (ModelError::Memory { needed, limit: bytes, way_out }, Some(file))
             if load.measured.is_some() && limit.choose(Load { measured: None, ..load }).is_ok() =>
         {

@@ -4,7 +4,7 @@
 use super::super::options::groups::{DeviceOptions, Driver, Precision};
 use super::building::Whole;
 use super::card::{Through, usable};
-use super::chain::{budget, found, threads};
+use super::chain::{budget, found, hardware, threads};
 use super::choose::Chosen;
 use super::open::within;
 use super::{cpu, cpu::cores};
@@ -130,19 +130,6 @@ fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>
     match within(limit, load) {
         Ok(takes) => (Some(takes), None),
         Err(e) => (Some(memory::least(load)), Some(e)),
-    }
-}
-
-/// Of device `at`.
-pub fn hardware(chosen: &Chosen, at: usize) -> String {
-    let pick = &chosen.picks[at];
-    match (found(pick.device), threads(chosen, at)) {
-        (Some(found), _) if pick.sharing > 1 => {
-            format!("{}, one of {} on it", found.facts().name, pick.sharing)
-        }
-        (Some(found), _) => found.facts().name.clone(),
-        (None, 1) => format!("{}, 1 thread", cpu::processor()),
-        (None, n) => format!("{}, {n} threads", cpu::processor()),
     }
 }
 

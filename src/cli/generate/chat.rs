@@ -1,6 +1,6 @@
 //! A conversation on a terminal: each line is a user's turn, and the model answers all turns so far.
 
-use super::turn;
+use crate::cli::prompt::turn;
 use crate::cli::refusal::Refusal;
 use crate::support::stderr::say;
 use serde_json::Value;

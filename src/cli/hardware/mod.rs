@@ -4,8 +4,8 @@
 mod report;
 
 use super::devices::{self, Listed};
+use super::invocation::Invocation;
 use super::refusal::Refusal;
-use super::verb::Invocation;
 use crate::cluster::inject::Inject;
 use crate::support::stderr::say;
 use serde_json::json;

@@ -4,10 +4,11 @@
 
 mod pages;
 
+use super::invocation::Invocation;
 use super::options::flags;
 use super::options::table::{Section, TABLE};
 use super::refusal::{Refusal, nearest};
-use super::verb::{self, Invocation};
+use super::verb;
 pub use pages::{completions, man};
 
 macro_rules! topics {

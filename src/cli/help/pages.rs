@@ -1,10 +1,11 @@
 //! Completions and man pages. The command that they are made from is larger than the one that parses: it has the
 //! verbs as subcommands, and says which words an option takes where those are all that it takes.
 
+use super::super::invocation::Invocation;
 use super::super::options::flags;
 use super::super::options::table::{Opt, Takes};
 use super::super::refusal::{self, Refusal};
-use super::super::verb::{Invocation, VERBS, Verb};
+use super::super::verb::{VERBS, Verb};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;

@@ -1,10 +1,10 @@
 //! Rows as a model sees them: counts, lengths, what is suspicious, and some rows with what is learnt of them in colour.
 
+use super::super::invocation::Invocation;
 use super::super::opened;
 use super::super::options::groups::{whole, within};
 use super::super::refusal::Refusal;
 use super::super::suspect;
-use super::super::verb::Invocation;
 use super::{delimiters, options, print};
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};

@@ -3,7 +3,8 @@
 use super::Job;
 use crate::cli::devices::Need;
 use crate::cli::options::groups::Options;
-use crate::cli::plan::{self, Ahead, Counts, Load, SOME};
+use crate::cli::plan::counts::{Ahead, Counts, SOME, count};
+use crate::cli::plan::time::Load;
 use crate::cli::prepare::Prepared;
 use crate::cli::profile::Shape;
 use crate::data::plan::Plan;
@@ -14,7 +15,7 @@ use crate::train;
 impl Job {
     /// The model as far as its speed goes.
     pub fn shape(&self, options: &Options) -> Shape {
-        plan::shape(&self.prepared, options)
+        self.prepared.shape(options)
     }
 
     /// What is left to be done.
@@ -22,7 +23,7 @@ impl Job {
         self.ahead.get_or_init(|| {
             let p = &self.prepared;
             let (train, eval, done) = (&p.train, p.eval.as_ref(), self.state.step);
-            plan::count(Ahead { plan: &self.plan, train, eval, done, most: SOME }, options)
+            count(Ahead { plan: &self.plan, train, eval, done, most: SOME }, options)
         })
     }
 

@@ -3,7 +3,7 @@
 //! that asks for something that is not supported: an error, because silence would train something else.
 
 use super::table::{self, Opt};
-use super::{Typed, place};
+use super::typed::{Typed, place};
 use crate::cli::refusal::Refusal;
 
 /// Other spellings: (theirs, ours), both with underscores.

@@ -2,8 +2,9 @@
 //! refused where it was typed as a flag. A file or the environment may speak of options of another role, so that
 //! one file serves every machine of a run.
 
+use super::settings::Settings;
+use super::typed::Source;
 use super::values::{choice, duration, whole};
-use super::{Settings, Source};
 use crate::cli::refusal::Refusal;
 use crate::net::Endpoint;
 use std::path::PathBuf;

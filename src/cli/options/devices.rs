@@ -1,7 +1,7 @@
 //! The `devices` group: what is to compute in this process. Whether it is there is not asked here
 //! (`cli::devices::choose` does); what cannot be meant on any machine is refused.
 
-use super::Settings;
+use super::settings::Settings;
 use super::values::{choice, memory, whole};
 use crate::cli::refusal::Refusal;
 

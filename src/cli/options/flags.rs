@@ -1,8 +1,9 @@
 //! Flags out of the table of options, through clap. Nothing is interpreted here: a flag becomes (key, values)
 //! like a line of YAML does, so that aliases and mistakes are treated alike.
 
+use super::alias;
 use super::table::{Opt, Section, Takes};
-use super::{Source, Typed, alias};
+use super::typed::{Source, Typed};
 use crate::cli::refusal::{Refusal, nearest};
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};

@@ -1,15 +1,17 @@
 //! The groups of options as the floors below want them: one struct per section, no strings where a type says
 //! more. What cannot be meant (rank 0, an alpha that is not finite) is refused here, with its source.
 
-use super::Settings;
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
+use super::settings::Settings;
 pub use super::values::{Amount, Every, class_weights, field_names, real, size, whole, within};
 use super::values::{amount, choice, paths};
+use crate::cli::demo;
 use crate::cli::refusal::Refusal;
+use crate::data::Task;
 use crate::model::quantised::Recipe;
 use std::path::PathBuf;
 
@@ -24,15 +26,6 @@ pub struct ModelOptions {
     pub quantize: Option<Recipe>,
     /// Goes into the adapter's config.
     pub base_id: Option<String>,
-}
-
-/// What is trained on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
-    /// Supervised tokens.
-    Sft,
-    /// A label per row.
-    Classify,
 }
 
 /// How much of the data is held back.
@@ -153,7 +146,7 @@ impl Options {
 
 fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
     Ok(ModelOptions {
-        model: s.text("model")?.unwrap_or(crate::cli::demo::NAME).to_string(),
+        model: s.text("model")?.unwrap_or(demo::NAME).to_string(),
         chat_template: s.text("chat-template")?.map(Into::into),
         quantize: recipe(s)?,
         base_id: s.text("base-id")?.map(Into::into),

@@ -1,9 +1,9 @@
 //! The group `output`: what a run writes, when, and which of its states is the result.
 
-use super::Settings;
-use super::groups::Task;
+use super::settings::Settings;
 use super::values::{Every, choice, every, whole};
 use crate::cli::refusal::Refusal;
+use crate::data::Task;
 use crate::net::Endpoint;
 use crate::train::best::{Choice, Metric};
 use std::path::PathBuf;

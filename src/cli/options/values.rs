@@ -1,7 +1,7 @@
 //! Values out of settings: numbers in their range, sizes, lists. A flag whose value does not parse is wrong usage; a
 //! value that parses and is out of range is a wrong configuration.
 
-use super::Settings;
+use super::settings::Settings;
 use crate::cli::refusal::Refusal;
 use crate::data::Counts;
 use std::path::PathBuf;

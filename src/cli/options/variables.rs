@@ -3,7 +3,7 @@
 
 use super::alias::ALIASES;
 use super::table::{self, Opt, TABLE};
-use super::{Source, Typed};
+use super::typed::{Source, Typed};
 use crate::cli::refusal::{Refusal, nearest};
 
 /// What all of ours begin with.

@@ -1,7 +1,8 @@
 //! A configuration file as (key, values, line). Keys stand flat or under their section's heading; a mapping
 //! under any other key, or a key under another section's heading, is an error with its line.
 
-use super::{Source, Typed, table};
+use super::table;
+use super::typed::{Source, Typed};
 use crate::cli::refusal::{self, Refusal, nearest};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_yaml::Spanned;

@@ -1,6 +1,6 @@
 //! What a run will do, counted by the very plan that it follows.
 
-use super::forecast::Load;
+use super::time::Load;
 use crate::cli::options::groups::{Every, Options};
 use crate::data::Corpus;
 use crate::data::plan::Plan;

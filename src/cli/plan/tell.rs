@@ -1,6 +1,7 @@
 //! A plan in words and as JSON: the same facts, each number with how good it is.
 
-use super::{Expected, Outlook};
+use super::Outlook;
+use super::team::Expected;
 use crate::cli::options::groups::Options;
 use crate::cli::profile::{Basis, Pace};
 use crate::model::decoder::Keep;

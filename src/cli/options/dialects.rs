@@ -309,3 +309,37 @@ impl Dialect {
         [SHARED, AXOLOTL, LLAMA_FACTORY, TRL]
     }
 }
+
+/// Keys of rows, which `finetune import` deals with apart from the tables.
+pub const ROW_KEYS: &[&str] = &[
+    "datasets",
+    "test_datasets",
+    "dataset",
+    "eval_dataset",
+    "dataset_name",
+    "dataset_text_field",
+    "data_files",
+];
+
+/// What the tables say of a key that is none of ours, to who has written it into a configuration of ours.
+pub fn explanation(key: &str, value: &str) -> Option<String> {
+    if ROW_KEYS.contains(&key) {
+        return Some("name the files of the rows under data; `finetune import FILE` looks for them".into());
+    }
+    let rule = Dialect::ALL.iter().find_map(|(_, dialect)| dialect.rule(key))?;
+    let leave = |why: &str| format!("{why}; leave it out");
+    Some(match rule {
+        Rule::Key(ours) | Rule::PerEpoch(ours) => format!("this is {ours} here"),
+        Rule::Lost(why) | Rule::Needless(why) => leave(why),
+        Rule::When(cases, otherwise) => {
+            let word = value.to_lowercase();
+            match cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b) {
+                Becomes::Set(ours, "") => format!("this is {ours} here"),
+                Becomes::Set(ours, v) => format!("this is `{ours}: {v}` here"),
+                Becomes::Near(ours, v, why) => format!("{why}; nearest is `{ours}: {v}`"),
+                Becomes::Same => leave("it is so anyway"),
+                Becomes::Lost(why) => leave(why),
+            }
+        }
+    })
+}
