@@ -2,7 +2,7 @@
 //! try to break it. (No existing verb says anything about the program itself.)
 
 use super::invocation::Invocation;
-use super::refusal::Refusal;
+use crate::config::refusal::Refusal;
 use crate::report::contracts::{Severity, all};
 use serde_json::Value;
 

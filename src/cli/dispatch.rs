@@ -1,16 +1,16 @@
 //! How a command line finds its verb. The first word decides: a verb, or the MODEL of the default verb, which trains.
 
 use super::invocation::{Invocation, written};
-use super::options::flags::{self, Parsed};
-use super::options::groups;
-use super::options::{Settings, Source, Typed, variables, yaml};
-use super::output::{RUN_FILE, run_of};
-use super::refusal::Refusal;
-use super::verb::{VERBS, Verb};
 use super::{
-    bench, contracts, doctor, eval, export, generate, hardware, help, import, inspect, plan, predict, report,
+    bench, contracts, devices, doctor, eval, export, generate, help, import, inspect, plan, predict, report,
     token, train,
 };
+use crate::config::flags::{self, Parsed};
+use crate::config::groups;
+use crate::config::refusal::Refusal;
+use crate::config::verb::{VERBS, Verb};
+use crate::config::{Settings, Source, Typed, variables, yaml};
+use crate::run::folder::{RUN_FILE, run_of};
 use std::io::Write;
 use std::path::Path;
 
@@ -28,8 +28,8 @@ const ACTS: &[(&str, Act)] = &[
     ("merge", export::run),
     ("inspect", inspect::run),
     ("token", token::run),
-    ("devices", hardware::run),
-    ("selftest", hardware::selftest),
+    ("devices", devices::run),
+    ("selftest", devices::selftest),
     ("bench", bench::run),
     ("report", report::run),
     ("contracts", contracts::run),
@@ -110,7 +110,7 @@ fn layers(
     if verb.positional == "MODEL" && !positional.is_empty() {
         flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
     }
-    if let Some(line) = super::devices::refused_limit() {
+    if let Some(line) = crate::devices::refused_limit() {
         return Err(Refusal::configuration(line));
     }
     // Help is there for who cannot find the name, too.

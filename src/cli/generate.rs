@@ -3,19 +3,19 @@
 
 mod chat;
 
-use super::adapter;
-use super::devices::{self, Need};
 use super::invocation::Invocation;
-use super::opened::{self, Opened};
-use super::options::groups::{self, real, recipe, whole};
-use super::options::{Settings, yaml};
-use super::output::{RUN_FILE, run_of};
-use super::prompt::{chat_ids, prompt_ids, turns_ids};
-use super::refusal::Refusal;
+use crate::config::groups::{self, real, recipe, whole};
+use crate::config::refusal::Refusal;
+use crate::config::{Settings, yaml};
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
+use crate::devices::{self, Need};
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
+use crate::run::adapter;
+use crate::run::base_model::{self, BaseModel};
+use crate::run::folder::{RUN_FILE, run_of};
+use crate::run::prompt::{chat_ids, prompt_ids, turns_ids};
 use crate::support::stderr::{printable, say};
 use serde_json::json;
 use std::io::{IsTerminal, Read, Write};
@@ -136,7 +136,7 @@ pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusa
             ))
         });
     }
-    Ok(s.text("model")?.unwrap_or(super::demo::NAME).to_string())
+    Ok(s.text("model")?.unwrap_or(crate::config::demo::NAME).to_string())
 }
 
 /// The chat template that was typed, else the one that the adapter was trained with, which its folder carries.
@@ -150,7 +150,7 @@ pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String
 
 /// A model that speaks.
 struct Speaker {
-    base: Opened,
+    base: BaseModel,
     tokenizer: Tokenizer,
     model: Box<dyn Model>,
 }
@@ -165,7 +165,7 @@ struct Answer {
 impl Speaker {
     fn open(s: &Settings, adapter: Option<&Path>) -> Result<Self, Refusal> {
         let devices = devices::choose(&groups::devices(s)?)?;
-        let mut base = opened::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
+        let mut base = base_model::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
         let tokenizer = base.tokenizer(template_of(s, adapter)?.as_deref())?;
         let loaded = adapter.map(|dir| adapter::load(dir, &base)).transpose()?;
         let (config, spec) = match &loaded {

@@ -1,7 +1,7 @@
 //! A verb with what was typed behind it, and where its result goes.
 
-use super::options::Settings;
-use super::refusal::Refusal;
+use crate::config::Settings;
+use crate::config::refusal::Refusal;
 use crate::support::stderr::printable;
 use std::io::Write;
 

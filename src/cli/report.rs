@@ -4,10 +4,10 @@
 mod difference;
 
 use super::invocation::Invocation;
-use super::refusal::Refusal;
-use super::watch::surroundings;
+use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::report::{self, History};
+use crate::run::watch::surroundings;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

@@ -3,7 +3,7 @@
 //! from an argument, which others on the machine can read.
 
 use super::invocation::Invocation;
-use super::refusal::Refusal;
+use crate::config::refusal::Refusal;
 use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
 use crate::support::stderr::say;

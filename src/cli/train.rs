@@ -1,15 +1,15 @@
 //! `finetune [MODEL]`: trains, in the role that was named.
 
-use super::coordinator;
-use super::demo;
 use super::invocation::Invocation;
-use super::options::groups::{Options, Role};
-use super::options::{Typed, alias, yaml};
-use super::output::{self, RUN_FILE};
 use super::plan;
-use super::refusal::Refusal;
-use super::single;
-use super::worker;
+use crate::config::demo;
+use crate::config::groups::{Options, Role};
+use crate::config::refusal::Refusal;
+use crate::config::{Typed, alias, yaml};
+use crate::run::coordinator;
+use crate::run::folder::{self, RUN_FILE};
+use crate::run::single;
+use crate::run::worker;
 use crate::support::stderr::say;
 use std::path::{Path, PathBuf};
 
@@ -43,14 +43,14 @@ pub fn more_layers(layers: &[Vec<Typed>]) -> Result<Vec<Vec<Typed>>, Refusal> {
         None | Some("false") => None,
         Some("" | "true") => find(&["output"])
             .map(PathBuf::from)
-            .or_else(|| output::newest(model.as_deref().unwrap_or(demo::NAME))),
-        Some(dir) => Some(output::run_of(Path::new(dir))),
+            .or_else(|| folder::newest(model.as_deref().unwrap_or(demo::NAME))),
+        Some(dir) => Some(folder::run_of(Path::new(dir))),
     };
     let mut more = Vec::new();
     if let Some(dir) = run.filter(|dir| dir.join(RUN_FILE).exists()) {
         let mut typed = yaml::read(&dir.join(RUN_FILE))?;
         // A run goes on in its present folder; one that goes on in another leaves the log of the first alone.
-        let elsewhere = find(&["output"]).is_some_and(|to| !output::same(Path::new(&to), &dir));
+        let elsewhere = find(&["output"]).is_some_and(|to| !folder::same(Path::new(&to), &dir));
         typed.retain(|t| t.key != "output" && !(elsewhere && t.key == "log_json"));
         more.push(typed);
     } else if model.as_deref().is_none_or(|m| m == demo::NAME) && find(&["data"]).is_none() {

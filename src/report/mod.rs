@@ -1,4 +1,4 @@
-//! What people see of a run: pure functions of its events. Nothing imports this but `cli`.
+//! What people see of a run: pure functions of its events. Nothing imports this but `run` and `cli`.
 //!
 //! A run is shown by giving every event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
 //! (metrics.jsonl); [`read`] gives the events back, and the same functions replay them.

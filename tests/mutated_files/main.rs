@@ -19,7 +19,7 @@ mod settings;
 mod weights;
 mod wire;
 
-use finetune::cli::refusal::Refusal;
+use finetune::config::refusal::Refusal;
 use finetune::support::stderr::printable;
 use mutate::Dice;
 use std::io::Write;

@@ -14,15 +14,26 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("train", &["numeric", "data", "format", "model"]),
     ("report", &["support", "numeric", "data", "format", "model", "train"]),
     ("cluster", &["support", "numeric", "format", "net", "model", "train"]),
-    (
-        "cli",
-        &["support", "numeric", "data", "format", "net", "backend", "model", "train", "report", "cluster"],
-    ),
+    ("config", &["data", "format", "net", "backend", "model", "train"]),
+    ("devices", &["support", "numeric", "format", "backend", "model", "train", "cluster", "config"]),
+    ("forecast", &["numeric", "data", "format", "model", "train", "config", "devices"]),
+    ("run", &RUN),
+    ("cli", &CLI),
+];
+
+/// One run sees everything but backends and the command line.
+const RUN: [&str; 12] = [
+    "support", "numeric", "data", "format", "net", "model", "train", "report", "cluster", "config",
+    "devices", "forecast",
+];
+const CLI: [&str; 14] = [
+    "support", "numeric", "data", "format", "net", "backend", "model", "train", "report", "cluster",
+    "config", "devices", "forecast", "run",
 ];
 
 /// The backends, which never see one another, and the only folder that may name them.
 const CONCRETE: &[&str] = &["cpu", "wgpu", "cuda"];
-const NAMES_BACKENDS: &str = "src/cli/devices/";
+const NAMES_BACKENDS: &str = "src/devices/";
 
 pub fn check(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
@@ -60,7 +71,7 @@ fn concrete(path: &[String]) -> Option<&str> {
 
 /// All paths from the crate's root in shipped code, with their lines: `crate::`, `super::` chains resolved, use
 /// trees spread out.
-fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
+pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
     let code = &file.shipped;
     let mut out = Vec::new();
     for at in words(code, "crate") {
@@ -90,7 +101,7 @@ fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
 }
 
 /// The module path of a file, from the crate's root.
-fn module(path: &str) -> Vec<String> {
+pub fn module(path: &str) -> Vec<String> {
     let inner = path.trim_start_matches("src/").trim_end_matches(".rs");
     inner.split('/').filter(|s| !matches!(*s, "mod" | "lib" | "main")).map(String::from).collect()
 }
@@ -141,6 +152,11 @@ fn wrong_arrows_are_found() {
         ("src/train/mod.rs", "use crate::{model::stage, numeric::{rng, fixed}, backend};", 1),
         ("src/train/step.rs", "fn f() { super::super::cli::main(); }", 1),
         ("src/train/step.rs", "use super::super::report;", 1),
+        ("src/config/values.rs", "use crate::devices::choose;", 1),
+        ("src/devices/open.rs", "use crate::forecast::profile;", 1),
+        ("src/forecast/team.rs", "use crate::run::prepare::Prepared;", 1),
+        ("src/run/job.rs", "use crate::cli::generate;", 1),
+        ("src/run/job.rs", "use crate::forecast::recorder;", 0),
         ("src/data/mod.rs", "use crate::format::open;", 1),
         ("src/format/gguf/mod.rs", "use crate::data::tokenizer;", 1),
         ("src/model/decoder.rs", "use crate::data::plan::Plan;\nuse crate::cli;", 2),
@@ -149,8 +165,8 @@ fn wrong_arrows_are_found() {
         ("src/backend/cpu/linear.rs", "use crate::backend::cpu::X;", 0),
         ("src/cli/train.rs", "use crate::backend::cpu::Cpu;", 1),
         ("src/cli/train.rs", "use crate::backend; fn f() { backend::cpu::Cpu::new(1); }", 1),
-        ("src/cli/devices/gpu.rs", "use crate::backend::wgpu::Wgpu;", 0),
-        ("src/cli/devices.rs", "use crate::backend::cpu::Cpu;", 1),
+        ("src/devices/gpu.rs", "use crate::backend::wgpu::Wgpu;", 0),
+        ("src/cli/devices/mod.rs", "use crate::backend::cpu::Cpu;", 1),
         ("src/helpful/mod.rs", "", 1),
         ("src/model/mod.rs", "#[cfg(test)]\nmod tests { use crate::backend::cpu::Cpu; }", 0),
         ("src/model/mod.rs", "use crate::backend::cpu as c;", 1),

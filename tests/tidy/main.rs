@@ -5,6 +5,7 @@
 //! finding too, so the lists only shrink.
 
 mod absences;
+mod circles;
 mod contracts;
 mod floors;
 mod shape;
@@ -23,7 +24,7 @@ const LONG_FUNCTIONS: &[(&str, &str)] =
 const WIDE_FUNCTIONS: &[(&str, &str)] = &[];
 /// Functions of `src` (`file:name`) that may take a bool. Tests may say what they expect.
 const BOOL_ARGUMENTS: &[(&str, &str)] = &[
-    ("src/cli/options/yaml.rs:visit_bool", "serde's own signature"),
+    ("src/config/yaml.rs:visit_bool", "serde's own signature"),
     ("src/data/samples.rs:push_bit", "the bit is what is stored"),
     ("src/format/hub/mod.rs:error", "a field of the error, under its own name"),
     ("src/format/gguf/pretokenizer.rs:bytes", "a field of tokenizer.json, under its own name"),
@@ -60,7 +61,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/wgpu/cache.rs", "drivers believe the bytes of their cache; they are checked before"),
     ("src/backend/wgpu/glibc.rs", "exports two functions under their C names"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
-    ("src/cli/devices/drivers.rs", "sets an environment variable while there is one thread"),
+    ("src/devices/drivers.rs", "sets an environment variable while there is one thread"),
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
     ("src/backend/cuda/graphs.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
@@ -70,7 +71,16 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/support/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
     ("tests/mutated_files/memory.rs", "a global allocator that counts"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
-    ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),
+    ("src/run/signals.rs", "asks the system whether a signal was ignored from the start"),
+];
+
+/// Folders of `src` whose modules name one another in a circle.
+const CIRCLES: &[(&str, &str)] = &[
+    ("src/cluster", "a link carries messages, and a message checks that it fits a link's frames"),
+    ("src/data", "rows of Parquet are rows of files"),
+    ("src/model", "block, decoder, linear layers and the estimate of their memory"),
+    ("src/net", "an error of the network shows the greeting that caused it"),
+    ("src/train", "errors and events name what they are about"),
 ];
 
 #[track_caller]
@@ -81,6 +91,11 @@ fn check(rule: &str, findings: Vec<String>) {
 #[test]
 fn arrows_between_floors_go_down_only() {
     check("floors (docs/architecture.md)", floors::check(&Tree::read()));
+}
+
+#[test]
+fn no_circle_of_modules_inside_a_folder() {
+    check("circles of modules (docs/architecture.md)", circles::check(&Tree::read(), CIRCLES));
 }
 
 #[test]
@@ -117,10 +132,10 @@ fn every_verb_of_a_backend_is_tested() {
 
 #[test]
 fn every_variable_that_is_named_is_known() {
-    use finetune::cli::options::variables::{OTHERS, is_known, is_of_a_service};
+    use finetune::config::variables::{OTHERS, is_known, is_of_a_service};
     let tree = Tree::read();
     check(
-        "environment variables (src/cli/options/variables.rs)",
+        "environment variables (src/config/variables.rs)",
         variables::unknown(&tree, |name| is_known(name) || is_of_a_service(name)),
     );
     check("variables in the guide", variables::untold(&tree, OTHERS.iter().map(|(name, _)| *name)));

@@ -6,9 +6,9 @@ mod probe;
 mod requirement;
 mod system;
 
-use super::invocation::Invocation;
-use super::options::Source;
-use super::refusal::Refusal;
+use crate::cli::invocation::Invocation;
+use crate::config::Source;
+use crate::config::refusal::Refusal;
 use probe::{Probe, Seen};
 use requirement::Requirement;
 use serde::Serialize;

@@ -1,10 +1,11 @@
 //! Looks at one thing after the other and says what is there. Nothing is changed: a file that shows that a folder can
 //! be written has no name and is gone when it is closed, a port is let go at once, no token is made.
 
-use super::super::{cache, devices};
 use super::requirement::{Check, Requirement};
 use super::system::{self, Limit};
 use crate::cluster::worker::{Visit, visit};
+use crate::config::cache;
+use crate::devices;
 use crate::format::hub::Hub;
 use crate::net::keyring::{KeepError, Keyring};
 use crate::net::{Endpoint, NetError, Party, Wishes, secure};

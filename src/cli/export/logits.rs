@@ -1,9 +1,9 @@
 //! The probe that every export must pass: logits of a short row by what is in memory and by what was written.
 
-use super::super::devices::{self, Chosen, Need};
-use super::super::options::groups::DeviceOptions;
-use super::super::refusal::Refusal;
 use super::Source;
+use crate::config::groups::DeviceOptions;
+use crate::config::refusal::Refusal;
+use crate::devices::{self, Chosen, Need};
 use crate::model::config::Config;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;

@@ -1,9 +1,9 @@
 //! `--to gguf-lora`: the adapter alone, as llama.cpp loads it beside a GGUF of the base.
 
-use super::super::refusal::Refusal;
 use super::gguf::shape;
 use super::logits::{apart, bound, fits, logits, probe};
 use super::{Outtype, Source};
+use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::format::gguf::adapter::{self, About, Part};
 use crate::format::gguf::{F32, decode, encode};

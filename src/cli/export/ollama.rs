@@ -2,8 +2,8 @@
 //! file, ADAPTER); a Hugging Face base, or an --outtype, makes one merged GGUF. A TEMPLATE is written only
 //! where the file that Ollama reads does not carry the chat template that was trained with.
 
-use super::super::refusal::Refusal;
 use super::{Outtype, Source, gguf, go, lora};
+use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::format::gguf::{Gguf, Value as Meta};
 use crate::support::stderr::say;
@@ -22,7 +22,7 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
     let adapter = !base.path.is_dir() && outtype == Outtype::Base;
     let from = match adapter {
         true => {
-            base.path.canonicalize().map_err(super::super::refusal::at(&base.path))?.display().to_string()
+            base.path.canonicalize().map_err(crate::config::refusal::at(&base.path))?.display().to_string()
         }
         false => "./model.gguf".into(),
     };

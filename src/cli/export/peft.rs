@@ -1,10 +1,10 @@
 //! `--to peft`: the adapter alone, in PEFT's form.
 
-use super::super::adapter::{self, Writer};
-use super::super::refusal::Refusal;
 use super::Source;
 use super::logits::{fits, logits, probe};
+use crate::config::refusal::Refusal;
 use crate::format::{atomic, peft};
+use crate::run::adapter::{self, Writer};
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! What a runner is known to refuse or to do differently, said before anything is written. Read in the
 //! sources: llama.cpp's `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`.
 
-use super::super::refusal::Refusal;
 use super::{Source, To};
+use crate::config::refusal::Refusal;
 use crate::format::peft::max_lora_rank;
 
 /// Sentences for the user; an error where no runner would take the file.

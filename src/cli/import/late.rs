@@ -91,7 +91,7 @@ mod tests {
     use super::super::convert;
     use super::super::tests::check;
     use super::*;
-    use crate::cli::options::dialects::explanation;
+    use crate::config::dialects::explanation;
     use std::path::Path;
 
     /// What was once lost without a word, and what people from TRL look for first.

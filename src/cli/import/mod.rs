@@ -6,12 +6,12 @@ mod late;
 mod rows;
 mod turns;
 
-use super::invocation::Invocation;
-use super::options::dialects::{Becomes, Dialect, ROW_KEYS, Rule};
-use super::options::groups::Options;
-use super::options::table::{self, Section, TABLE};
-use super::options::{Settings, alias, yaml};
-use super::refusal::{self, Refusal};
+use crate::cli::invocation::Invocation;
+use crate::config::dialects::{Becomes, Dialect, ROW_KEYS, Rule};
+use crate::config::groups::Options;
+use crate::config::refusal::{self, Refusal};
+use crate::config::table::{self, Section, TABLE};
+use crate::config::{Settings, alias, yaml};
 use crate::support::stderr::{inline, say};
 use serde_json::{Map, Value};
 use std::path::Path;

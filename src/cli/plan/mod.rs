@@ -4,26 +4,23 @@
 //! and nothing of a run is written: of a model of the Hub that is not here its small files and headers stay in the cache
 //! (all of it, where its shapes are among its numbers).
 
-pub mod counts;
-pub mod link;
-pub mod team;
 mod tell;
-pub mod time;
 
-use counts::{ALL, Ahead, Counts, count};
-use team::{Expected, team};
+use crate::forecast::counts::{ALL, Ahead, Counts, count};
+use crate::forecast::team::{Expected, team};
+use crate::forecast::time::{Forecast, Worker, forecast, useless};
 pub use tell::note_line;
-use time::{Forecast, Worker, forecast, useless};
 
-use super::auto;
-use super::devices::{self, Chosen};
-use super::invocation::Invocation;
-use super::options::groups::{Gpus, Options, Role};
-use super::options::{Settings, Source, values};
-use super::output;
-use super::prepare::{self, Prepared};
-use super::profile::{Basis, Profiles, Shape};
-use super::refusal::Refusal;
+use crate::cli::invocation::Invocation;
+use crate::config::groups::{Gpus, Options, Role};
+use crate::config::refusal::Refusal;
+use crate::config::{Settings, Source, values};
+use crate::devices::{self, Chosen};
+use crate::forecast::link;
+use crate::forecast::profile::{Basis, Profiles, Shape};
+use crate::run::auto_micro_batch;
+use crate::run::folder;
+use crate::run::prepare::{self, Prepared};
 
 /// All that is said.
 pub struct Outlook {
@@ -55,7 +52,12 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     notes.extend(chosen.iter().flat_map(|c| c.notes.clone()));
     let done = steps_done(&options)?;
     let mut prepared = prepare::prepare_dry(settings, &options)?;
-    let plan = auto::plan(settings, &options, (&mut prepared, chosen.as_ref()), auto::Look::Only)?;
+    let plan = auto_micro_batch::plan(
+        settings,
+        &options,
+        (&mut prepared, chosen.as_ref()),
+        auto_micro_batch::Look::Only,
+    )?;
     notes.extend(prepared.remarks.clone());
     let (train, eval) = (&prepared.train, prepared.eval.as_ref());
     let ahead = Ahead { plan: &plan, train, eval, done, most: ALL };
@@ -102,7 +104,7 @@ fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, 
 
 /// Steps that the checkpoint holds from which the run would go on. A folder that a run would refuse is refused.
 fn steps_done(options: &Options) -> Result<u64, Refusal> {
-    let place = output::place(&options.output, &options.model.model)?;
+    let place = folder::place(&options.output, &options.model.model)?;
     Ok(place.checkpoint()?.map_or(0, |found| found.step))
 }
 

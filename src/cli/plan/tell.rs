@@ -1,9 +1,9 @@
 //! A plan in words and as JSON: the same facts, each number with how good it is.
 
 use super::Outlook;
-use super::team::Expected;
-use crate::cli::options::groups::Options;
-use crate::cli::profile::{Basis, Pace};
+use crate::config::groups::Options;
+use crate::forecast::profile::{Basis, Pace};
+use crate::forecast::team::Expected;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, size};
 use crate::report::duration;
