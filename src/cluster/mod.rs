@@ -6,10 +6,10 @@ pub mod inject;
 pub mod link;
 pub mod machine;
 pub mod message;
-pub mod piece;
 mod plain;
 pub mod reduce;
 #[cfg(test)]
 mod simulator;
+pub mod sum_chunk;
 mod trials;
 pub mod worker;

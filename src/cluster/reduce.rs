@@ -8,12 +8,12 @@
 //! What a complete sum may hold is its number of microbatches times the cap of one, and what all of them may
 //! hold then fits: see `numeric::fixed`. Who was granted which microbatch is the ledger's business.
 
-mod said;
+mod types;
 
-pub use said::{Claim, Refusal, Report};
+pub use types::{Claim, Refusal, Report};
 
 use super::message::Packed;
-use super::piece::{self, PieceError};
+use super::sum_chunk::{self, SumChunkError};
 use crate::numeric::fixed::{self, CELL};
 use crate::train::sum::{Scalars, Sums};
 use std::collections::BTreeMap;
@@ -155,9 +155,9 @@ impl Reducer {
             }
         }
         let index = state.sums.get(&key).map_or(0, |s| s.pieces.len());
-        let (want, want_len) = ((index * CELL) as u64, piece::cell_len(self.shared.len, index));
+        let (want, want_len) = ((index * CELL) as u64, sum_chunk::cell_len(self.shared.len, index));
         if offset != want || len as usize != want_len || want_len == 0 {
-            return Err(PieceError::Place { offset, len, want, want_len }.into());
+            return Err(SumChunkError::Place { offset, len, want, want_len }.into());
         }
         let (round, cap) = (state.round, fixed::cap(state.microbatches));
         let Some(arriving) = state.sums.get_mut(&key) else { return Ok(()) };
@@ -285,7 +285,7 @@ impl Shared {
     }
 
     /// An addition is done; the report of its sum, if that was the last thing it waited for.
-    fn count(&self, state: &mut State, job: &Job, result: Result<(), PieceError>) -> Option<Report> {
+    fn count(&self, state: &mut State, job: &Job, result: Result<(), SumChunkError>) -> Option<Report> {
         let arriving =
             state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial && job.sign == Sign::Plus)?;
         arriving.waiting -= 1;
@@ -295,7 +295,7 @@ impl Shared {
         self.conclude(state, job.sum)
     }
 
-    fn work(&self, job: &Job) -> Result<(), PieceError> {
+    fn work(&self, job: &Job) -> Result<(), SumChunkError> {
         let Some(cell) = self.cells.get(job.index) else { return Ok(()) };
         let mut cell = lock(cell);
         let fresh = std::mem::replace(&mut cell.round, job.round) != job.round;
@@ -304,9 +304,9 @@ impl Shared {
         }
         match job.sign {
             // What an older round has left is overwritten, not cleared first.
-            Sign::Plus if fresh => piece::set(&job.packed, &mut cell.values, job.cap),
-            Sign::Plus => piece::add(&job.packed, &mut cell.values, job.cap),
-            Sign::Minus => piece::subtract(&job.packed, &mut cell.values, job.cap),
+            Sign::Plus if fresh => sum_chunk::set(&job.packed, &mut cell.values, job.cap),
+            Sign::Plus => sum_chunk::add(&job.packed, &mut cell.values, job.cap),
+            Sign::Minus => sum_chunk::subtract(&job.packed, &mut cell.values, job.cap),
         }
     }
 
@@ -339,7 +339,7 @@ impl Shared {
         }
         let limit = cap.saturating_mul(leases as i64);
         for (index, packed) in arriving.pieces.iter().enumerate() {
-            piece::within(packed, piece::cell_len(self.len, index), limit)?;
+            sum_chunk::within(packed, sum_chunk::cell_len(self.len, index), limit)?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use super::job::{Job, Steps, Team, Values};
 use super::prepare;
 use super::signals;
 use crate::cluster::coordinator::{
-    Company, Coordinator, Counts, Gate, Home, HomeError, Lock, Longest, ModelFiles, Port, Setup, call,
+    Company, Coordinator, Counts, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
 };
 use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
@@ -62,8 +62,8 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
     let secured = secure(Party::Coordinator, &wishes)?;
     let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
     let claim = Claim::locked(&mut place, lock)?;
-    let home = Home::raise(&place.dir, job.identity().values().clone())?;
-    let mut hall = Hall::open(&job, (settings, options), home, files, chosen.as_ref())?;
+    let record = RunRecord::raise(&place.dir, job.identity().values().clone())?;
+    let mut hall = Hall::open(&job, (settings, options), record, files, chosen.as_ref())?;
     hall.coordinator.recall(job.classes());
     hall.port = Some(open(&hall, options, &secured)?);
     let outcome = job.train((settings, options), &place, claim, &mut hall);
@@ -73,8 +73,8 @@ pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
 /// Trains on several devices of this process, without any network.
 pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> Result<(), Refusal> {
     let (mut place, lock, job) = begin(settings, options, Some(chosen))?;
-    let home = Home::of_one_process();
-    let mut hall = Hall::open(&job, (settings, options), home, ModelFiles::default(), Some(chosen))?;
+    let record = RunRecord::of_one_process();
+    let mut hall = Hall::open(&job, (settings, options), record, ModelFiles::default(), Some(chosen))?;
     hall.coordinator.recall(job.classes());
     let claim = Claim::new(&mut place, lock)?;
     let outcome = job.train((settings, options), &place, claim, &mut hall);
@@ -110,7 +110,7 @@ impl Hall {
     fn open(
         job: &Job,
         (settings, options): (&Settings, &Options),
-        home: Home,
+        record: RunRecord,
         files: ModelFiles,
         chosen: Option<&Chosen>,
     ) -> Result<Self, Refusal> {
@@ -127,7 +127,7 @@ impl Hall {
             .enable_all()
             .build()
             .map_err(|e| Refusal::failure(format!("threads for the network: {e}")))?;
-        let manifest = manifest(job, settings, options, &home, &files);
+        let manifest = manifest(job, settings, options, &record, &files);
         if options.cluster.role == Role::Coordinator {
             longest(job).fits(&manifest).map_err(Refusal::configuration)?;
         }
@@ -266,12 +266,18 @@ fn machine(options: &Options, here: usize) -> Config {
     Config { expect, min, join_timeout: cluster.join_timeout, ..Config::default() }
 }
 
-fn manifest(job: &Job, settings: &Settings, options: &Options, home: &Home, files: &ModelFiles) -> Manifest {
+fn manifest(
+    job: &Job,
+    settings: &Settings,
+    options: &Options,
+    record: &RunRecord,
+    files: &ModelFiles,
+) -> Manifest {
     let p = &job.prepared;
     let typed = settings.is_given("dtype") && options.devices.dtype != Precision::Auto;
     Manifest {
-        run: home.run.clone(),
-        epoch: home.epoch,
+        run: record.run.clone(),
+        epoch: record.epoch,
         name: String::new(),
         model: folder::stem(&options.model.model),
         model_hash: job.model_hash.clone(),
@@ -349,12 +355,12 @@ fn same_values(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> 
     }
 }
 
-impl From<HomeError> for Refusal {
-    fn from(e: HomeError) -> Self {
+impl From<RunLockError> for Refusal {
+    fn from(e: RunLockError) -> Self {
         match e {
-            HomeError::Format(e) => e.into(),
-            HomeError::Random => Refusal::failure(e),
-            HomeError::Locked(_) | HomeError::Record { .. } | HomeError::Other { .. } => {
+            RunLockError::Format(e) => e.into(),
+            RunLockError::Random => Refusal::failure(e),
+            RunLockError::Locked(_) | RunLockError::Record { .. } | RunLockError::Other { .. } => {
                 Refusal::configuration(e)
             }
         }

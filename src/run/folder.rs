@@ -3,7 +3,7 @@
 //! never began leaves nothing. What a run left is touched only by itself (--resume) and with --overwrite, which moves
 //! it aside, and brings it back unless the new run takes its first step.
 
-use crate::cluster::coordinator::{HomeError, Lock, home};
+use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
 use crate::config::groups::{OutputOptions, Resume};
 use crate::config::refusal::{self, Refusal};
 use crate::support::stderr::say;
@@ -44,7 +44,7 @@ impl Place {
     /// disk knows no locks, a coordinator hears of it later.
     pub fn hold(&self) -> Result<Option<Lock>, Refusal> {
         match self.goes_on().then(|| Lock::take(&self.dir)) {
-            Some(Err(e @ HomeError::Locked(_))) => Err(e.into()),
+            Some(Err(e @ RunLockError::Locked(_))) => Err(e.into()),
             lock => Ok(lock.and_then(Result::ok)),
         }
     }
@@ -164,10 +164,10 @@ fn holds(dir: &Path) -> Result<Holds, Refusal> {
     };
     let names: Vec<String> =
         entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    let marks = |name: &String| [RUN_FILE, claim::PREVIOUS, home::FILE].contains(&name.as_str());
+    let marks = |name: &String| [RUN_FILE, claim::PREVIOUS, run_lock::FILE].contains(&name.as_str());
     Ok(match names.iter().any(marks) {
         true => Holds::Run,
-        false if names.iter().all(|name| name == home::LOCK || claim::is_draft(name)) => Holds::Nothing,
+        false if names.iter().all(|name| name == run_lock::LOCK || claim::is_draft(name)) => Holds::Nothing,
         false => Holds::Other,
     })
 }

@@ -5,7 +5,7 @@
 use super::base_model;
 use super::signals;
 use crate::cluster::inject::Inject;
-use crate::cluster::worker::{Cache, Ending, Life, Sight, Source, Way, Worker};
+use crate::cluster::worker::{Cache, Ending, Reconnect, Sight, Source, Way, Worker};
 use crate::config::cache;
 use crate::config::groups::{Coordinator, Options};
 use crate::config::refusal::{Kind, Refusal};
@@ -49,7 +49,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     let source = Source::Files { named, cache: Cache::new(cache(options)?) };
     let mut worker = Worker::new(devices::equipment(&chosen, inject), source, &say).shown_to(&see);
     signals::listen(Look::Quiet).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
-    let life = Life {
+    let reconnect = Reconnect {
         way: match at {
             Some(_) if listens => Way::Listen(secured.at),
             Some(_) => Way::Dial(secured.at),
@@ -63,7 +63,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
         stop: &signals::STOP,
         say: &say,
     };
-    match life.live(&mut worker) {
+    match reconnect.run(&mut worker) {
         Ending::Complete | Ending::Stopped => Ok(()),
         Ending::Halted(line) => Err(Refusal::of(Kind::NonFinite, line)),
         Ending::Refused(line) => Err(Refusal::configuration(line)),

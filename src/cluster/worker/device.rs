@@ -5,7 +5,7 @@
 mod chain;
 mod trial;
 use super::blueprint::{Blueprint, Candidate};
-use super::desk::{Desk, Job};
+use super::device_queue::{DeviceQueue, Job};
 use super::parameters::Parameters;
 use super::selftest::Reference;
 use super::sum::{Finished, scalars};
@@ -122,7 +122,7 @@ pub(super) struct Worker {
     model: Option<Box<dyn Model>>,
     layout: Layout,
     holds: Option<Arc<Parameters>>,
-    desk: Arc<Desk>,
+    queue: Arc<DeviceQueue>,
     shared: Shared,
 }
 
@@ -131,11 +131,11 @@ impl Worker {
     /// not and why; the error is the last of them.
     pub fn open(
         candidate: Candidate,
-        desk: Arc<Desk>,
+        queue: Arc<DeviceQueue>,
         shared: Shared,
     ) -> Result<(Self, Vec<String>), String> {
         let layout = shared.blueprint.layout();
-        let mut worker = Worker { candidate, at: 0, model: None, layout, holds: None, desk, shared };
+        let mut worker = Worker { candidate, at: 0, model: None, layout, holds: None, queue, shared };
         let lines = worker.next_backend(0)?;
         Ok((worker, lines))
     }
@@ -146,10 +146,10 @@ impl Worker {
         Device { name: self.candidate.name.clone(), class }
     }
 
-    /// Until the desk is closed, or no backend is left.
+    /// Until the queue is closed, or no backend is left.
     pub fn work(mut self) {
-        while let Some(job) = self.desk.next() {
-            if !self.desk.is_known() {
+        while let Some(job) = self.queue.next() {
+            if !self.queue.is_known() {
                 self.introduce(&job, "it fell back while the coordinator was away".into());
                 continue;
             }
@@ -168,16 +168,16 @@ impl Worker {
                     continue;
                 }
             };
-            self.desk.finished();
+            self.queue.finished();
             say(&job, report);
         }
-        self.desk.end("it was closed".into());
+        self.queue.end("it was closed".into());
     }
 
     /// The lease and all behind it go back: they were given to what the device was before.
     fn hand_back(&self, job: &Job, reason: String) {
         say(job, Report::Trouble { lease: job.lease.lease, trouble: Trouble::Device { reason } });
-        for left in self.desk.empty() {
+        for left in self.queue.empty() {
             say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
         }
     }
@@ -185,9 +185,9 @@ impl Worker {
     /// Tells a conversation that began while the device changed what it is now.
     fn introduce(&self, job: &Job, reason: String) {
         self.hand_back(job, reason.clone());
-        self.desk.finished();
+        self.queue.finished();
         if say(job, Report::Fallback { now: self.device(), reason }) {
-            self.desk.told();
+            self.queue.told();
         }
     }
 
@@ -197,18 +197,18 @@ impl Worker {
         self.hand_back(job, reason.clone());
         let reason = match self.next_backend(self.at + 1) {
             Ok(_) => {
-                self.desk.stands(self.device());
-                self.desk.finished();
+                self.queue.stands(self.device());
+                self.queue.finished();
                 // Where nobody heard it, the next conversation does, with its first lease at the latest.
                 if say(job, Report::Fallback { now: self.device(), reason }) {
-                    self.desk.told();
+                    self.queue.told();
                 }
                 return true;
             }
             Err(last) if self.candidate.chain.len() > self.at + 1 => format!("{reason}; {last}"),
             Err(_) => reason,
         };
-        for left in self.desk.end(reason.clone()) {
+        for left in self.queue.end(reason.clone()) {
             say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
         }
         say(job, Report::Down { reason });
@@ -243,7 +243,7 @@ impl Worker {
                 Ok(Report::Scored { lease, sums, parameters, micros: micros(began) })
             }
             Work::Prompt { ids, sampling } => {
-                let flag = self.desk.flag();
+                let flag = self.queue.flag();
                 let ids = self.model()?.generate(ids, sampling, &mut |_| flag.check().is_ok())?;
                 flag.check()?;
                 self.throttle(began)?;
@@ -324,7 +324,7 @@ impl Worker {
         let Some(factor) = self.shared.inject.slow() else { return Ok(()) };
         let until = began + began.elapsed().mul_f64(factor);
         while Instant::now() < until {
-            self.desk.flag().check()?;
+            self.queue.flag().check()?;
             std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
         }
         Ok(())

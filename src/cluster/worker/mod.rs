@@ -4,24 +4,24 @@
 
 mod blueprint;
 mod cache;
-mod crew;
-mod desk;
 mod device;
+mod device_queue;
+mod devices;
 mod join;
-mod life;
 mod limits;
+mod outbox;
 mod parameters;
+mod reconnect;
 mod selftest;
 mod session;
 mod sum;
 mod visit;
-mod wire;
 
 pub use blueprint::{Begin, Blueprint, Candidate, Opener, Shape, Unfit};
 pub use cache::Cache;
-pub use crew::Equipment;
-pub use life::{Ending, Life, Way, identity};
+pub use devices::Equipment;
 pub use parameters::{Parameters, hash};
+pub use reconnect::{Ending, Reconnect, Way, identity};
 pub use selftest::{Deviation, Reference};
 pub use visit::{Visit, visit};
 
@@ -29,10 +29,10 @@ use super::link::WorkerLink;
 use super::message::Hello;
 use crate::train::event::Share;
 use crate::train::stop::Stop;
-use crew::Crew;
+use devices::DeviceThreads;
+use outbox::Outbox;
 use std::cell::Cell;
 use std::path::PathBuf;
-use wire::Wire;
 
 /// How a conversation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub struct Worker<'a> {
     /// Shown what it has done.
     see: &'a dyn Fn(Sight<'_>),
     share: Cell<Share>,
-    crew: Option<Crew>,
+    threads: Option<DeviceThreads>,
     before: Option<(String, u64)>,
     /// Whether the last conversation got as far as the welcome of a coordinator that it follows.
     welcomed: bool,
@@ -110,7 +110,7 @@ impl<'a> Worker<'a> {
     /// Nothing is opened yet; `say` is told what happens, line by line.
     pub fn new(equipment: Equipment, source: Source, say: &'a dyn Fn(&str)) -> Self {
         let (see, share) = (&|_: Sight<'_>| (), Cell::default());
-        Worker { equipment, source, say, see, share, crew: None, before: None, welcomed: false }
+        Worker { equipment, source, say, see, share, threads: None, before: None, welcomed: false }
     }
 
     /// The same worker; `see` is shown what it has done whenever that grows.
@@ -127,19 +127,19 @@ impl<'a> Worker<'a> {
         };
         self.welcomed = false;
         // What went down while nobody listened ends the worker as it would have ended it before.
-        if let Some(reason) = self.crew.as_ref().and_then(Crew::spent) {
+        if let Some(reason) = self.threads.as_ref().and_then(DeviceThreads::spent) {
             return Outcome::Failed { reason };
         }
         runtime.block_on(async {
-            let mut wire = Wire::new(link, stop);
+            let mut outbox = Outbox::new(link, stop);
             let hello = Hello { before: self.before.clone(), ..hello };
-            let outcome = self.converse(&mut wire, hello).await;
+            let outcome = self.converse(&mut outbox, hello).await;
             match &outcome {
-                Outcome::Left => wire.leave("it was told to stop"),
-                Outcome::Refused { reason } | Outcome::Failed { reason } => wire.leave(reason),
+                Outcome::Left => outbox.leave("it was told to stop"),
+                Outcome::Refused { reason } | Outcome::Failed { reason } => outbox.leave(reason),
                 _ => {}
             }
-            wire.finish().await;
+            outbox.finish().await;
             outcome
         })
     }

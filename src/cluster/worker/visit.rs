@@ -1,6 +1,6 @@
 //! A visit to a coordinator: everything that a worker does until it is welcomed, and no more. `finetune doctor` makes it.
 
-use super::life;
+use super::reconnect;
 use crate::cluster::link::connected;
 use crate::cluster::message::{Bye, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
@@ -29,8 +29,8 @@ pub enum Visit {
 /// Dials, proves the token, says hello, hears the answer and leaves: the coordinator notes nothing of it.
 pub fn visit(target: &Endpoint, security: &Security) -> Result<Visit, NetError> {
     let failed = |cause: String| NetError::Local { what: "the network's threads", cause };
-    let runtime = life::runtime().map_err(|e| failed(e.to_string()))?;
-    let hello = life::hello(None, vec![]).map_err(failed)?;
+    let runtime = reconnect::runtime().map_err(|e| failed(e.to_string()))?;
+    let hello = reconnect::hello(None, vec![]).map_err(failed)?;
     let visited = runtime.block_on(async {
         let connection = dial(target, security, DIAL_TIMEOUT).await?;
         let mut link = connected(runtime.handle(), connection, PATIENCE);

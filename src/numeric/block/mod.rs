@@ -7,14 +7,14 @@
 //! `tests/golden/nf4` hold random blocks of every type).
 
 mod kquant;
-mod lie;
+mod layout;
 mod nested;
 mod nf4;
 mod plain;
 mod quantise;
 mod quantise_k;
 
-pub use lie::{Bits, Lie, Scales, Split};
+pub use layout::{Bits, CodeLayout, Scales, Split};
 pub use nested::nest;
 pub use nf4::LEVELS as NF4_LEVELS;
 pub use quantise::quantise;
@@ -39,11 +39,11 @@ pub trait Packed {
     /// Where a code names a level, what the levels are; elsewhere a code is its own level. Such a block is an f32
     /// scale and then two codes in each byte, the first in the upper bits.
     const LEVELS: Option<[f32; 16]> = None;
-    /// How codes lie, for those who take them as they lie.
-    const LIE: Lie = Lie::Split;
+    /// Where the codes are, for kernels that read several rows at a time.
+    const LAYOUT: CodeLayout = CodeLayout::Split;
     /// Where the scales of a whole block stand as they are, at its beginning.
     const SCALES: Scales = Scales::Computed;
-    /// Where [`Packed::LIE`] is [`Lie::Split`], how a run's codes are put together.
+    /// Where [`Packed::LAYOUT`] is [`CodeLayout::Split`], how a run's codes are put together.
     fn split(_run: usize) -> Split {
         Split::default()
     }

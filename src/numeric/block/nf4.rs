@@ -3,7 +3,7 @@
 //! magnitudes in two tensors; here they lie together, so that a row of a matrix is one run of bytes. Where it
 //! quantised the magnitudes once more, they are f32 again here.
 
-use super::{Lie, NOTHING, Packed, RUN, Scale, Scales};
+use super::{CodeLayout, NOTHING, Packed, RUN, Scale, Scales};
 
 /// What the codes are worth, as bitsandbytes has them (`get_4bit_type("nf4")`).
 pub const LEVELS: [f32; 16] = [
@@ -32,7 +32,7 @@ impl Packed for Nf4 {
     const NAME: &'static str = "NF4";
     const ELEMENTS: usize = 64;
     const BYTES: usize = 36;
-    const LIE: Lie = Lie::Pairs { at: 4 };
+    const LAYOUT: CodeLayout = CodeLayout::Pairs { at: 4 };
     const SCALES: Scales = Scales::Float;
     const LEVELS: Option<[f32; 16]> = Some(LEVELS);
 

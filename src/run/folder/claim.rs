@@ -2,7 +2,7 @@
 //! step; and watched for as long as the run writes there.
 
 use super::{Place, RUNS, free};
-use crate::cluster::coordinator::{HomeError, Lock, home};
+use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
 use crate::config::refusal::{self, Refusal};
 use std::cell::Cell;
 use std::io::ErrorKind;
@@ -18,7 +18,7 @@ const OURS: [&str; 22] = [
     "timeline.svg",
     "topology.svg",
     "run.yaml",
-    home::FILE,
+    run_lock::FILE,
     "metrics.jsonl",
     "adapter_model.safetensors",
     "adapter_config.json",
@@ -54,7 +54,7 @@ impl Claim {
     /// Where no folder was named, `place` has the one that was made.
     pub fn new(place: &mut Place, lock: Option<Lock>) -> Result<Self, Refusal> {
         Claim::taking(place, |dir| match lock.map_or_else(|| Lock::take(dir), Ok) {
-            Err(e @ HomeError::Locked(_)) => Err(e.into()),
+            Err(e @ RunLockError::Locked(_)) => Err(e.into()),
             lock => Ok(lock.ok()),
         })
     }

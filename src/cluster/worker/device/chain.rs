@@ -43,7 +43,7 @@ impl Worker {
         let opened =
             opened.unwrap_or_else(|text| Err(ModelError::Source(format!("an internal error: {text}"))));
         let mut model = opened.map_err(|e| told(self, e))?;
-        model.heed(self.desk.flag());
+        model.heed(self.queue.flag());
         self.model = Some(model);
         Ok(Settled::Again)
     }
@@ -63,7 +63,7 @@ impl Worker {
             });
             match opened.map_err(|wrong| format!("{name}: {wrong}"))? {
                 Ok(mut model) => {
-                    model.heed(self.desk.flag());
+                    model.heed(self.queue.flag());
                     (self.model, self.at) = (Some(model), at);
                     return Ok(lines);
                 }

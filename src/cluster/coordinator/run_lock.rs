@@ -19,7 +19,7 @@ const TRIES: usize = 100;
 
 /// Why a folder cannot be a coordinator's.
 #[derive(Debug, thiserror::Error)]
-pub enum HomeError {
+pub enum RunLockError {
     /// The disk.
     #[error(transparent)]
     Format(#[from] FormatError),
@@ -57,7 +57,7 @@ pub struct Lock {
 
 impl Lock {
     /// Locks the folder, which is there.
-    pub fn take(dir: &Path) -> Result<Self, HomeError> {
+    pub fn take(dir: &Path) -> Result<Self, RunLockError> {
         let path = dir.join(LOCK);
         let fail = |e| FormatError::io(&path, e);
         let mut tries = 0;
@@ -66,7 +66,7 @@ impl Lock {
                 OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(fail)?;
             match file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => return Err(HomeError::Locked(dir.to_owned())),
+                Err(TryLockError::WouldBlock) => return Err(RunLockError::Locked(dir.to_owned())),
                 Err(TryLockError::Error(e)) => return Err(fail(e).into()),
             }
             let lock = Lock { file, path: path.clone() };
@@ -109,7 +109,7 @@ fn is_at(_: &File, path: &Path) -> bool {
 
 /// Run id and epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Home {
+pub struct RunRecord {
     /// Drawn once.
     pub run: String,
     /// Raised at every start.
@@ -118,40 +118,40 @@ pub struct Home {
     pub identity: BTreeMap<String, String>,
 }
 
-impl Home {
+impl RunRecord {
     /// The next epoch of the run in `dir`, or the first one of a new run; on the disk when this returns.
-    pub fn raise(dir: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
+    pub fn raise(dir: &Path, identity: BTreeMap<String, String>) -> Result<Self, RunLockError> {
         let path = dir.join(FILE);
-        let home = match std::fs::read(&path) {
+        let record = match std::fs::read(&path) {
             Ok(bytes) => {
                 let record =
-                    |e: serde_json::Error| HomeError::Record { path: path.clone(), reason: e.to_string() };
-                let was: Home = serde_json::from_slice(&bytes).map_err(record)?;
+                    |e: serde_json::Error| RunLockError::Record { path: path.clone(), reason: e.to_string() };
+                let was: RunRecord = serde_json::from_slice(&bytes).map_err(record)?;
                 was.next(&path, identity)?
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 let mut id = [0; 16];
-                ring::rand::SystemRandom::new().fill(&mut id).map_err(|_| HomeError::Random)?;
-                Home { run: id.iter().map(|b| format!("{b:02x}")).collect(), epoch: 1, identity }
+                ring::rand::SystemRandom::new().fill(&mut id).map_err(|_| RunLockError::Random)?;
+                RunRecord { run: id.iter().map(|b| format!("{b:02x}")).collect(), epoch: 1, identity }
             }
             Err(e) => return Err(FormatError::io(&path, e).into()),
         };
-        let text = serde_json::to_string_pretty(&home).map_err(|e| FormatError::io(&path, e.into()))?;
+        let text = serde_json::to_string_pretty(&record).map_err(|e| FormatError::io(&path, e.into()))?;
         atomic::write_file(&path, (text + "\n").as_bytes())?;
-        Ok(home)
+        Ok(record)
     }
 
     /// Of a run in one process, which nobody comes back to.
     pub fn of_one_process() -> Self {
-        Home { run: String::new(), epoch: 1, identity: BTreeMap::new() }
+        RunRecord { run: String::new(), epoch: 1, identity: BTreeMap::new() }
     }
 
-    fn next(self, path: &Path, identity: BTreeMap<String, String>) -> Result<Self, HomeError> {
+    fn next(self, path: &Path, identity: BTreeMap<String, String>) -> Result<Self, RunLockError> {
         let differences = differences(&self.identity, &identity);
         if !differences.is_empty() {
-            return Err(HomeError::Other { path: path.to_owned(), differences });
+            return Err(RunLockError::Other { path: path.to_owned(), differences });
         }
-        Ok(Home { epoch: self.epoch + 1, ..self })
+        Ok(RunRecord { epoch: self.epoch + 1, ..self })
     }
 }
 
@@ -166,14 +166,14 @@ mod tests {
     #[test]
     fn every_start_has_a_higher_epoch_of_the_same_run() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Home::raise(dir.path(), identity("4")).unwrap();
-        let second = Home::raise(dir.path(), identity("4")).unwrap();
+        let first = RunRecord::raise(dir.path(), identity("4")).unwrap();
+        let second = RunRecord::raise(dir.path(), identity("4")).unwrap();
         assert_eq!((first.epoch, second.epoch), (1, 2));
         assert_eq!((first.run.len(), &first.run), (32, &second.run));
-        let other = Home::raise(dir.path(), identity("8")).unwrap_err().to_string();
+        let other = RunRecord::raise(dir.path(), identity("8")).unwrap_err().to_string();
         assert!(other.contains("rank was 4, is 8"), "{other}");
         std::fs::write(dir.path().join(FILE), "{").unwrap();
-        assert!(matches!(Home::raise(dir.path(), identity("4")), Err(HomeError::Record { .. })));
+        assert!(matches!(RunRecord::raise(dir.path(), identity("4")), Err(RunLockError::Record { .. })));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is said of sums: by members when they are sent, by the reducer when they are complete or refused.
 
-use super::super::piece::PieceError;
+use super::super::sum_chunk::SumChunkError;
 use super::Member;
 use crate::train::sum::Scalars;
 
@@ -32,7 +32,7 @@ pub struct Report {
 pub enum Refusal {
     /// A piece that is none.
     #[error(transparent)]
-    Piece(#[from] PieceError),
+    Piece(#[from] SumChunkError),
     /// The end of a sum before all of it.
     #[error("sum {sum} ends after {have} of {want} pieces")]
     Incomplete {

@@ -26,9 +26,9 @@ pub struct Bits {
     pub mask: u8,
 }
 
-/// How codes lie, from byte `at` of a block on.
+/// Where the codes of a block are, from its byte `at` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lie {
+pub enum CodeLayout {
     /// In two parts, as [`super::Packed::split`] says.
     Split,
     /// A byte for each.

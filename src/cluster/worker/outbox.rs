@@ -1,5 +1,5 @@
-//! A worker's end of the link as its own thread uses it: what it says waits in order and never keeps it from
-//! hearing, and it looks at the stop flag whatever it waits for.
+//! A worker's end of the link as its own thread uses it: messages wait here in order, and never keep the worker from
+//! hearing; and it looks at the stop flag whatever it waits for.
 
 use super::Outcome;
 use crate::cluster::link::{End, WorkerLink};
@@ -15,22 +15,22 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// How long last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-pub(super) struct Wire<'a> {
+pub(super) struct Outbox<'a> {
     link: WorkerLink,
-    outbox: VecDeque<ToCoordinator>,
+    waiting: VecDeque<ToCoordinator>,
     stop: &'a Stop,
 }
 
-impl<'a> Wire<'a> {
+impl<'a> Outbox<'a> {
     pub fn new(link: WorkerLink, stop: &'a Stop) -> Self {
-        Wire { link, outbox: VecDeque::new(), stop }
+        Outbox { link, waiting: VecDeque::new(), stop }
     }
 
     /// Sent as soon as there is room for it: at once, where there is.
     pub fn say(&mut self, message: ToCoordinator) {
-        self.outbox.push_back(message);
+        self.waiting.push_back(message);
         while let Ok(room) = self.link.to.try_reserve()
-            && let Some(message) = self.outbox.pop_front()
+            && let Some(message) = self.waiting.pop_front()
         {
             room.send(message);
         }
@@ -38,7 +38,7 @@ impl<'a> Wire<'a> {
 
     /// Whether the end of that sum still waits to be sent.
     pub fn is_sending(&self, number: u64) -> bool {
-        self.outbox.iter().any(|m| matches!(m, ToCoordinator::Sum { sum, .. } if *sum == number))
+        self.waiting.iter().any(|m| matches!(m, ToCoordinator::Sum { sum, .. } if *sum == number))
     }
 
     /// The last word of this side.
@@ -59,10 +59,10 @@ impl<'a> Wire<'a> {
             }
             let WorkerLink { to, from, end, .. } = &mut self.link;
             tokio::select! {
-                room = to.reserve(), if !self.outbox.is_empty() => match (room, self.outbox.pop_front()) {
+                room = to.reserve(), if !self.waiting.is_empty() => match (room, self.waiting.pop_front()) {
                     (Ok(room), Some(message)) => room.send(message),
                     // The other direction may still hold last words, and its end tells why.
-                    (Err(_), _) => self.outbox.clear(),
+                    (Err(_), _) => self.waiting.clear(),
                     (Ok(_), None) => {}
                 },
                 heard = from.recv() => return match heard {
@@ -103,7 +103,7 @@ impl<'a> Wire<'a> {
     /// Says everything that waits, and closes.
     pub async fn finish(mut self) {
         let said = async {
-            while let Some(message) = self.outbox.pop_front() {
+            while let Some(message) = self.waiting.pop_front() {
                 if self.link.to.send(message).await.is_err() {
                     return;
                 }
@@ -140,16 +140,16 @@ mod tests {
     fn what_takes_long_keeps_nobody_from_stopping() {
         let stop = Stop::new();
         let (link, _other) = pair(4);
-        let mut wire = Wire::new(link, &stop);
+        let mut outbox = Outbox::new(link, &stop);
         let (let_go, held) = std::sync::mpsc::channel::<()>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            assert_eq!(wire.meanwhile(|| 7).await, Ok(7));
+            assert_eq!(outbox.meanwhile(|| 7).await, Ok(7));
             stop.ask(Urgency::Now);
             let work = move || {
                 let _ = held.recv_timeout(Duration::from_secs(20));
             };
-            assert_eq!(wire.meanwhile(work).await, Err(Outcome::Left));
+            assert_eq!(outbox.meanwhile(work).await, Err(Outcome::Left));
         });
         drop(let_go);
     }

@@ -2,8 +2,8 @@
 //! comes back goes on with the models that it has loaded.
 
 use super::blueprint::{Blueprint, Candidate, Opener, Shape};
-use super::desk::{Desk, Job};
 use super::device::{Buffers, Settled, Shared, Worker};
+use super::device_queue::{DeviceQueue, Job};
 use super::limits::Limits;
 use super::selftest::Reference;
 use super::sum::Devices;
@@ -23,8 +23,8 @@ pub struct Equipment {
     pub inject: Inject,
 }
 
-/// Devices that are ready.
-pub(super) struct Crew {
+/// Devices that are ready, each with the queue of its thread.
+pub(super) struct DeviceThreads {
     /// What they were built for: model and shape.
     pub of: (String, Shape),
     pub devices: Vec<Device>,
@@ -33,21 +33,21 @@ pub(super) struct Crew {
     pub lines: Vec<String>,
     pub buffers: Buffers,
     pub limits: Limits,
-    desks: Vec<Arc<Desk>>,
+    queues: Vec<Arc<DeviceQueue>>,
     /// What each was measured to need when it was opened.
     measured: Vec<Trials>,
 }
 
 /// A device that is ready and what happened on the way, or why there is none.
-type Opened = Result<(Device, Arc<Desk>, Vec<String>, Trials), String>;
+type Opened = Result<(Device, Arc<DeviceQueue>, Vec<String>, Trials), String>;
 
-impl Crew {
+impl DeviceThreads {
     /// Opens all devices at the same time; none of them is an error here, but a line in `refused`.
     pub fn open(equipment: &Equipment, model: &str, blueprint: Blueprint) -> Self {
         let of = (model.to_string(), blueprint.shape.clone());
         let limits = Limits { tokens: of.1.tokens, positions: blueprint.config.max_positions };
         let (buffers, mut refused) = (Buffers::default(), Vec::new());
-        let (mut devices, mut desks, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut devices, mut queues, mut lines) = (Vec::new(), Vec::new(), Vec::new());
         let mut measured = Vec::new();
         match Reference::new(&*equipment.reference) {
             Err(e) => refused.push(format!("the self-test's reference cannot be computed: {e}")),
@@ -61,10 +61,10 @@ impl Crew {
                 };
                 for opened in start(&equipment.candidates, &shared) {
                     match opened {
-                        Ok((device, desk, said, trials)) => {
+                        Ok((device, queue, said, trials)) => {
                             measured.push(trials);
                             devices.push(device);
-                            desks.push(desk);
+                            queues.push(queue);
                             lines.extend(said);
                         }
                         Err(line) => refused.push(line),
@@ -72,20 +72,20 @@ impl Crew {
                 }
             }
         }
-        Crew { of, devices, refused, lines, buffers, limits, desks, measured }
+        DeviceThreads { of, devices, refused, lines, buffers, limits, queues, measured }
     }
 
     /// What stands, for a conversation that begins: what a device has become since the last one counts, and one
     /// that has gone down is refused with the reason.
     pub fn mustered(mut self) -> Self {
         let before = std::mem::take(&mut self.devices).into_iter().zip(std::mem::take(&mut self.measured));
-        for ((before, trials), desk) in before.zip(std::mem::take(&mut self.desks)) {
-            match desk.muster() {
+        for ((before, trials), queue) in before.zip(std::mem::take(&mut self.queues)) {
+            match queue.muster() {
                 Ok(device) => {
                     // What it was before it fell back says nothing of what it is now.
                     self.measured.push(if device == before { trials } else { Trials::default() });
                     self.devices.push(device);
-                    self.desks.push(desk);
+                    self.queues.push(queue);
                 }
                 Err(reason) => self.refused.push(format!("{}: {reason}", before.name)),
             }
@@ -100,40 +100,40 @@ impl Crew {
 
     /// Why none of the devices that it had stands any more.
     pub fn spent(&self) -> Option<String> {
-        let reasons: Option<Vec<String>> = self.desks.iter().map(|desk| desk.gone()).collect();
+        let reasons: Option<Vec<String>> = self.queues.iter().map(|queue| queue.gone()).collect();
         reasons.and_then(|reasons| reasons.into_iter().next_back())
     }
 
     /// Gives a device a lease; false where there is none of that index any more.
     pub fn put(&self, device: u16, job: Job) -> bool {
-        self.desks.get(usize::from(device)).is_some_and(|desk| desk.put(job))
+        self.queues.get(usize::from(device)).is_some_and(|queue| queue.put(job))
     }
 
     /// The lease that a device works on.
     pub fn running(&self, device: u16) -> Option<LeaseId> {
-        self.desks.get(usize::from(device)).and_then(|desk| desk.running())
+        self.queues.get(usize::from(device)).and_then(|queue| queue.running())
     }
 
     /// Whether any device works on something.
     pub fn busy(&self) -> Devices {
-        let busy = self.desks.iter().any(|desk| desk.running().is_some());
+        let busy = self.queues.iter().any(|queue| queue.running().is_some());
         if busy { Devices::Busy } else { Devices::Idle }
     }
 
     /// Takes a lease away from whoever has it; true where it had not been begun.
     pub fn take_away(&self, lease: LeaseId) -> bool {
-        self.desks.iter().any(|desk| desk.take_away(lease))
+        self.queues.iter().any(|queue| queue.take_away(lease))
     }
 
     /// Takes everything away; the leases' numbers.
     pub fn clear(&self) -> Vec<LeaseId> {
-        self.desks.iter().flat_map(|desk| desk.clear()).collect()
+        self.queues.iter().flat_map(|queue| queue.clear()).collect()
     }
 }
 
-impl Drop for Crew {
+impl Drop for DeviceThreads {
     fn drop(&mut self) {
-        self.desks.iter().for_each(|desk| desk.close());
+        self.queues.iter().for_each(|queue| queue.close());
     }
 }
 
@@ -144,8 +144,8 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
     for (i, candidate) in candidates.iter().enumerate() {
         let (opened, shared, candidate) = (opened.clone(), shared.clone(), candidate.clone());
         let open = move || {
-            let desk = Arc::new(Desk::default());
-            match Worker::open(candidate, desk.clone(), shared) {
+            let queue = Arc::new(DeviceQueue::default());
+            match Worker::open(candidate, queue.clone(), shared) {
                 Ok((mut worker, lines)) => {
                     // A panic in it is found again by the first lease, where it has consequences.
                     let mut trials = caught(|| worker.measure()).unwrap_or_default();
@@ -155,8 +155,8 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
                         Ok(Settled::Stands) => {}
                     }
                     let device = worker.device();
-                    desk.stands(device.clone());
-                    let told = opened.send((i, Ok((device, desk, lines, trials))));
+                    queue.stands(device.clone());
+                    let told = opened.send((i, Ok((device, queue, lines, trials))));
                     drop(opened);
                     // Nobody who knows of it: nobody who would give it work.
                     if told.is_ok() {

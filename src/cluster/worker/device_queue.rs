@@ -1,4 +1,4 @@
-//! What lies before a device: the lease that it works on and those behind it, and what the device is. The
+//! The queue of a device: the lease that it works on and those behind it, and what the device is. The
 //! conversation puts leases here and takes them away again; the device's thread takes the next one. Devices outlive
 //! conversations, so what a device has become is kept here, by its thread, and every conversation reads it here.
 
@@ -19,7 +19,7 @@ pub(super) struct Job {
 }
 
 #[derive(Default)]
-pub(super) struct Desk {
+pub(super) struct DeviceQueue {
     state: Mutex<State>,
     bell: Condvar,
     cancel: Cancel,
@@ -36,7 +36,7 @@ struct State {
     told: Option<Device>,
 }
 
-impl Desk {
+impl DeviceQueue {
     /// Looked at by the model between blocks.
     pub fn flag(&self) -> Cancel {
         self.cancel.clone()
@@ -105,7 +105,7 @@ impl Desk {
         true
     }
 
-    /// The next one, once there is one; None when the desk was closed.
+    /// The next one, once there is one; None when the queue was closed.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.state();
         state.running = None;

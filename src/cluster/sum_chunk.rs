@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 /// A piece that no honest worker sends.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum PieceError {
+pub enum SumChunkError {
     /// Its place is not that of the next cell.
     #[error("a sum's piece has {len} values from {offset} on, where {want_len} from {want} on were due")]
     Place {
@@ -79,21 +79,21 @@ fn message(sum: u64, index: usize, len: usize, packed: Packed) -> ToCoordinator 
 
 /// Adds a piece to its cell, wholly or not at all. `cap` is that of a single microbatch; what a packed sum may
 /// hold is known only when it is complete: [`within`].
-pub fn add(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
+pub fn add(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), SumChunkError> {
     match packed {
         Packed::Fixed(bytes) => Ok(pack::add(bytes, cell, i64::MAX)?),
         Packed::Single(bytes) => {
-            exact::add(cell, &floats(bytes, cell.len())?, cap).map_err(PieceError::Value)
+            exact::add(cell, &floats(bytes, cell.len())?, cap).map_err(SumChunkError::Value)
         }
     }
 }
 
 /// Makes a cell that piece, whatever was there; zero, where [`add`] would have done nothing.
-pub fn set(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
+pub fn set(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), SumChunkError> {
     let set = match packed {
-        Packed::Fixed(bytes) => pack::set(bytes, cell, i64::MAX).map_err(PieceError::from),
+        Packed::Fixed(bytes) => pack::set(bytes, cell, i64::MAX).map_err(SumChunkError::from),
         Packed::Single(bytes) => floats(bytes, cell.len()).and_then(|values| {
-            exact::check(&values, cap).map_err(PieceError::Value)?;
+            exact::check(&values, cap).map_err(SumChunkError::Value)?;
             exact::set_checked(cell, &values);
             Ok(())
         }),
@@ -105,12 +105,12 @@ pub fn set(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError
 }
 
 /// Takes back what [`add`] added; nothing, where that was nothing.
-pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), PieceError> {
+pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), SumChunkError> {
     match packed {
         Packed::Fixed(bytes) => Ok(pack::subtract(bytes, cell, i64::MAX)?),
         Packed::Single(bytes) => {
             let values = floats(bytes, cell.len())?;
-            exact::check(&values, cap).map_err(PieceError::Value)?;
+            exact::check(&values, cap).map_err(SumChunkError::Value)?;
             exact::subtract_checked(cell, &values);
             Ok(())
         }
@@ -118,16 +118,16 @@ pub fn subtract(packed: &Packed, cell: &mut [i64], cap: i64) -> Result<(), Piece
 }
 
 /// Whether no value of a piece of `len` values that has been added is larger in magnitude than `limit`.
-pub fn within(packed: &Packed, len: usize, limit: i64) -> Result<(), PieceError> {
+pub fn within(packed: &Packed, len: usize, limit: i64) -> Result<(), SumChunkError> {
     match packed {
         Packed::Fixed(bytes) => Ok(pack::check(bytes, len, limit)?),
         Packed::Single(_) => Ok(()), // checked against its cap when it was added
     }
 }
 
-fn floats(bytes: &Bytes, len: usize) -> Result<Vec<f32>, PieceError> {
+fn floats(bytes: &Bytes, len: usize) -> Result<Vec<f32>, SumChunkError> {
     if bytes.len() != 4 * len {
-        return Err(PieceError::Size { got: bytes.len(), want: 4 * len });
+        return Err(SumChunkError::Size { got: bytes.len(), want: 4 * len });
     }
     Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
 }

@@ -1,4 +1,4 @@
-//! A worker's life on the network: it looks for its coordinator until it finds it, goes back to it when it is lost,
+//! How a worker comes to its coordinator: it looks for it until it finds it, goes back to it when it is lost,
 //! and ends when the run does. What a person has to fix ends it at once; what may pass is retried, less and less often,
 //! for a set time.
 
@@ -36,8 +36,8 @@ pub enum Way {
     Listen(Endpoint),
 }
 
-/// What a worker is told about its life.
-pub struct Life<'a> {
+/// How a worker finds its coordinator, and comes back to it.
+pub struct Reconnect<'a> {
     /// Where the coordinator is.
     pub way: Way,
     /// How both sides prove who they are.
@@ -73,9 +73,9 @@ pub enum Ending {
     Alone(NetError),
 }
 
-impl Life<'_> {
-    /// Lives it.
-    pub fn live(&self, worker: &mut Worker<'_>) -> Ending {
+impl Reconnect<'_> {
+    /// Serves one run, or one after the other where it stays.
+    pub fn run(&self, worker: &mut Worker<'_>) -> Ending {
         let failed = |e: &dyn std::fmt::Display| Ending::Failed(format!("the network's threads: {e}"));
         let runtime = match runtime() {
             Ok(runtime) => runtime,
@@ -211,15 +211,15 @@ enum Road<'a> {
 }
 
 impl<'a> Road<'a> {
-    fn new(life: &'a Life<'_>, runtime: &Runtime) -> Result<Self, NetError> {
+    fn new(reconnect: &'a Reconnect<'_>, runtime: &Runtime) -> Result<Self, NetError> {
         let handle = runtime.handle().clone();
-        match &life.way {
+        match &reconnect.way {
             Way::Dial(target) => Ok(Road::Dial(target, handle)),
             Way::Find => Ok(Road::Find(handle)),
             Way::Listen(at) => {
                 let refused = |refusal: crate::net::Refusal| say!("warning: {refusal}");
-                let listener = runtime.block_on(Listener::bind(at, life.security.clone(), refused))?;
-                (life.say)(&format!("listens on {} for its coordinator", listener.address()));
+                let listener = runtime.block_on(Listener::bind(at, reconnect.security.clone(), refused))?;
+                (reconnect.say)(&format!("listens on {} for its coordinator", listener.address()));
                 Ok(Road::Listen(listener, handle))
             }
         }
@@ -228,12 +228,12 @@ impl<'a> Road<'a> {
     /// The next connection; None where the stop flag was raised. It looks for one since `began`.
     fn next(
         &mut self,
-        life: &Life<'_>,
+        reconnect: &Reconnect<'_>,
         (pauses, began): (&mut Pauses, Instant),
     ) -> Result<Option<WorkerLink>, NetError> {
         let mut said = String::new();
-        while !life.stopped() {
-            let e = match self.attempt(life, began) {
+        while !reconnect.stopped() {
+            let e = match self.attempt(reconnect, began) {
                 Ok(Some(connection)) => {
                     return Ok(Some(connected(self.handle(), connection, SILENCE)));
                 }
@@ -241,48 +241,48 @@ impl<'a> Road<'a> {
                 Err(e) => e,
             };
             // With --stay there may be no run for days.
-            if e.is_final() || (!life.stays && began.elapsed() >= life.patience) {
+            if e.is_final() || (!reconnect.stays && began.elapsed() >= reconnect.patience) {
                 return Err(e);
             }
             if said != e.to_string() {
                 said = e.to_string();
-                (life.say)(&format!("{said} (trying again)"));
+                (reconnect.say)(&format!("{said} (trying again)"));
             }
-            pauses.rest(life.stop);
+            pauses.rest(reconnect.stop);
         }
         Ok(None)
     }
 
     /// One attempt, which looks at the stop flag; None where there is nothing yet.
-    fn attempt(&mut self, life: &Life<'_>, began: Instant) -> Result<Option<Connection>, NetError> {
+    fn attempt(&mut self, reconnect: &Reconnect<'_>, began: Instant) -> Result<Option<Connection>, NetError> {
         let stopped = async {
-            while !life.stopped() {
+            while !reconnect.stopped() {
                 tokio::time::sleep(GLANCE).await;
             }
         };
         match self {
             Road::Dial(target, handle) => handle.block_on(async {
                 tokio::select! {
-                    connection = dial(target, &life.security, DIAL_TIMEOUT) => connection.map(Some),
+                    connection = dial(target, &reconnect.security, DIAL_TIMEOUT) => connection.map(Some),
                     () = stopped => Ok(None),
                 }
             }),
             Road::Find(handle) => handle.block_on(async {
                 tokio::select! {
-                    found = find_and_dial(&life.security, DIAL_TIMEOUT) => found.map(|(at, connection)| {
-                        (life.say)(&format!("found a coordinator at {at}"));
+                    found = find_and_dial(&reconnect.security, DIAL_TIMEOUT) => found.map(|(at, connection)| {
+                        (reconnect.say)(&format!("found a coordinator at {at}"));
                         Some(connection)
                     }),
                     () = stopped => Ok(None),
                 }
             }),
             Road::Listen(listener, handle) => {
-                let left = life.patience.saturating_sub(began.elapsed());
+                let left = reconnect.patience.saturating_sub(began.elapsed());
                 let waited = handle.block_on(async {
                     tokio::select! {
                         connection = listener.accept() => Some(connection),
                         () = stopped => None,
-                        () = tokio::time::sleep(left), if !life.stays => {
+                        () = tokio::time::sleep(left), if !reconnect.stays => {
                             let cause = "no coordinator has dialled this worker: start it with --nodes".into();
                             Some(Err(NetError::Local { what: "listening", cause }))
                         }
