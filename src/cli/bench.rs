@@ -11,7 +11,7 @@ use crate::config::demo;
 use crate::config::groups;
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Profiled};
-use crate::forecast::profile::{self, Measured, Profiles, Shape};
+use crate::forecast::profile::{self, Measured, ModelShape, Profiles};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;
@@ -79,7 +79,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         pass.add_to(&mut used);
     }
     let model = folder::stem(s.text("model")?.unwrap_or(demo::NAME));
-    let shape = Shape::of(&model, (config, &lora), &base.files.kind);
+    let shape = ModelShape::of(&model, (config, &lora), &base.files.kind);
     let device = profile::device(&profiled.model.class(), &profiled.hardware);
     let measured = Measured { train: points, memory: used, ..Measured::default() };
     Profiles::keep("", &device, &shape, &measured);

@@ -9,7 +9,7 @@ use crate::config::flags::{self, Parsed};
 use crate::config::groups;
 use crate::config::refusal::Refusal;
 use crate::config::verb::{VERBS, Verb};
-use crate::config::{Settings, Source, Typed, variables, yaml};
+use crate::config::{Origin, Settings, Typed, variables, yaml};
 use crate::run::folder::{RUN_FILE, run_of};
 use std::io::Write;
 use std::path::Path;
@@ -108,7 +108,7 @@ fn layers(
     mut flags: Vec<Typed>,
 ) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
     if verb.positional == "MODEL" && !positional.is_empty() {
-        flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Source::Flag });
+        flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Origin::Flag });
     }
     if let Some(line) = crate::devices::refused_limit() {
         return Err(Refusal::configuration(line));

@@ -58,7 +58,7 @@ struct State {
     jobs: usize,
     /// Of them, those that no thread has taken, by cell. A cell is one thread's at a time, who does all that has
     /// come for it: nobody waits for a cell, and it stays in the thread's cache.
-    queues: BTreeMap<usize, Vec<Job>>,
+    queues: BTreeMap<usize, Vec<ChunkJob>>,
     serial: u64,
 }
 
@@ -90,7 +90,7 @@ fn of_member(state: &State, member: Member) -> Vec<(Member, u64)> {
 }
 
 /// One piece to be added or subtracted.
-struct Job {
+struct ChunkJob {
     sign: Sign,
     sum: (Member, u64),
     serial: u64,
@@ -164,7 +164,7 @@ impl Reducer {
         arriving.pieces.push(packed.clone());
         arriving.waiting += 1;
         let serial = arriving.serial;
-        self.spawn(&mut state, Job { sign: Sign::Plus, sum: key, serial, index, packed, round, cap });
+        self.spawn(&mut state, ChunkJob { sign: Sign::Plus, sum: key, serial, index, packed, round, cap });
         Ok(())
     }
 
@@ -230,11 +230,11 @@ impl Reducer {
         let Some(Arriving { serial, pieces, .. }) = state.sums.remove(&key) else { return };
         let (round, cap) = (state.round, fixed::cap(state.microbatches));
         for (index, packed) in pieces.into_iter().enumerate() {
-            self.spawn(state, Job { sign: Sign::Minus, sum: key, serial, index, packed, round, cap });
+            self.spawn(state, ChunkJob { sign: Sign::Minus, sum: key, serial, index, packed, round, cap });
         }
     }
 
-    fn spawn(&self, state: &mut State, job: Job) {
+    fn spawn(&self, state: &mut State, job: ChunkJob) {
         state.jobs += 1;
         let index = job.index;
         let mut taken = true;
@@ -285,7 +285,7 @@ impl Shared {
     }
 
     /// An addition is done; the report of its sum, if that was the last thing it waited for.
-    fn count(&self, state: &mut State, job: &Job, result: Result<(), SumChunkError>) -> Option<Report> {
+    fn count(&self, state: &mut State, job: &ChunkJob, result: Result<(), SumChunkError>) -> Option<Report> {
         let arriving =
             state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial && job.sign == Sign::Plus)?;
         arriving.waiting -= 1;
@@ -295,7 +295,7 @@ impl Shared {
         self.conclude(state, job.sum)
     }
 
-    fn work(&self, job: &Job) -> Result<(), SumChunkError> {
+    fn work(&self, job: &ChunkJob) -> Result<(), SumChunkError> {
         let Some(cell) = self.cells.get(job.index) else { return Ok(()) };
         let mut cell = lock(cell);
         let fresh = std::mem::replace(&mut cell.round, job.round) != job.round;

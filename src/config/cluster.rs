@@ -4,7 +4,7 @@
 
 use super::refusal::Refusal;
 use super::settings::Settings;
-use super::typed::Source;
+use super::typed::Origin;
 use super::values::{choice, duration, whole};
 use crate::net::Endpoint;
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
 }
 
 fn typed(s: &Settings, name: &str) -> bool {
-    s.get(name).is_some_and(|v| v.source == Source::Flag)
+    s.get(name).is_some_and(|v| v.source == Origin::Flag)
 }
 
 fn fits_the_role(s: &Settings, role: Role) -> Result<(), Refusal> {
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use crate::config::{Typed, table::TABLE};
 
-    fn of(words: &str, source: Source) -> Result<ClusterOptions, Refusal> {
+    fn of(words: &str, source: Origin) -> Result<ClusterOptions, Refusal> {
         let typed = words.split_whitespace().map(|w| {
             let (key, value) = w.split_once('=').unwrap();
             Typed { key: key.replace('-', "_"), values: vec![value.into()], source: source.clone() }
@@ -195,7 +195,7 @@ mod tests {
 
     /// The exit code of those flags, and a part of the line; 0 for accepted.
     fn check(words: &str, code: u8, part: &str) {
-        let (c, line) = of(words, Source::Flag).map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
+        let (c, line) = of(words, Origin::Flag).map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
         assert_eq!(c, code, "{words}: {line}");
         assert!(line.contains(part), "{words}: {line}");
     }
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_file_may_speak_to_every_role() {
-        let file = Source::Variable("X".into());
+        let file = Origin::Variable("X".into());
         for role in ["single", "coordinator", "worker"] {
             let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
             let o = of(&format!("role={role} {words}"), file.clone()).unwrap();

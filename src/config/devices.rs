@@ -13,7 +13,7 @@ pub struct DeviceOptions {
     /// Bytes, of each adapter.
     pub memory_limit: Option<u64>,
     /// What products are computed in.
-    pub dtype: Precision,
+    pub dtype: ComputeDtype,
     /// Which devices compute.
     pub gpus: Gpus,
     /// What drives them.
@@ -77,7 +77,7 @@ const MOST_DEVICES: usize = 64;
 
 /// `--dtype`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
+pub enum ComputeDtype {
     /// bf16, or f16 on a card that has no bf16, where the device is faster in it; else f32.
     Auto,
     /// Nothing is rounded.
@@ -91,9 +91,9 @@ pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
     let backend = backend(s)?;
     let gpus = gpus(s, backend)?;
     let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "expected auto, f32 or bf16")? {
-        "f32" => Precision::F32,
-        "bf16" => Precision::Bf16,
-        _ => Precision::Auto,
+        "f32" => ComputeDtype::F32,
+        "bf16" => ComputeDtype::Bf16,
+        _ => ComputeDtype::Auto,
     };
     let threads = whole(s, "threads", 1)?;
     if let Some(n) = threads.filter(|n| *n > MOST_THREADS) {

@@ -4,7 +4,7 @@
 use super::alias;
 use super::refusal::{Refusal, nearest};
 use super::table::{Opt, Section, Takes};
-use super::typed::{Source, Typed};
+use super::typed::{Origin, Typed};
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
@@ -153,7 +153,7 @@ pub fn parse(accepts: &Accepts, args: &[String]) -> Result<Parsed, Refusal> {
                 format!("--{flag}: {other:?} is neither true nor false (an argument goes before --{flag})");
             return Err(Refusal::usage(why));
         }
-        typed.push(Typed { key: id.replace('-', "_"), values, source: Source::Flag });
+        typed.push(Typed { key: id.replace('-', "_"), values, source: Origin::Flag });
     }
     let positional = match accepts.positional {
         None => Vec::new(),

@@ -4,7 +4,7 @@
 use super::cluster::cluster;
 pub use super::cluster::{ClusterOptions, Coordinator, Role};
 use super::demo;
-pub use super::devices::{DeviceOptions, Driver, Gpus, Precision, Wanted, devices};
+pub use super::devices::{ComputeDtype, DeviceOptions, Driver, Gpus, Wanted, devices};
 use super::output::output;
 pub use super::output::{OutputOptions, Resume};
 use super::refusal::Refusal;
@@ -244,11 +244,11 @@ fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Source, Typed, table::TABLE};
+    use crate::config::{Origin, Typed, table::TABLE};
 
     /// One flag: the exit code and a part of the line; 0 for accepted.
     fn check(name: &str, value: &str, code: u8, part: &str) {
-        let typed = Typed { key: name.replace('-', "_"), values: vec![value.into()], source: Source::Flag };
+        let typed = Typed { key: name.replace('-', "_"), values: vec![value.into()], source: Origin::Flag };
         let options: Vec<_> = TABLE.iter().collect();
         let got = Settings::resolve(&options, vec![vec![typed]]).and_then(|s| Options::of(&s));
         let (c, line) = got.map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));

@@ -21,7 +21,7 @@ pub mod verb;
 pub mod yaml;
 
 pub use settings::{Setting, Settings};
-pub use typed::{Source, Typed};
+pub use typed::{Origin, Typed};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 
 use super::refusal::{Refusal, nearest};
 use super::table::{self, Opt, TABLE, Takes};
-use super::typed::{Source, Typed, place};
+use super::typed::{Origin, Typed, place};
 use super::{alias, dialects};
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub struct Setting {
     /// One value, or all of a list; empty where the value is to be found out.
     pub values: Vec<String>,
     /// Where they came from.
-    pub source: Source,
+    pub source: Origin,
 }
 
 /// Every option of a command, resolved.
@@ -55,7 +55,7 @@ impl Settings {
                 "" => Vec::new(),
                 d => split(opt, vec![d.to_string()]),
             };
-            s.values.entry(opt.name).or_insert(Setting { values, source: Source::Default });
+            s.values.entry(opt.name).or_insert(Setting { values, source: Origin::Default });
         }
         Ok(s)
     }
@@ -66,13 +66,13 @@ impl Settings {
     }
 
     /// Puts a value there that was worked out.
-    pub fn put(&mut self, name: &'static str, values: Vec<String>, source: Source) {
+    pub fn put(&mut self, name: &'static str, values: Vec<String>, source: Origin) {
         self.values.insert(name, Setting { values, source });
     }
 
     /// True where somebody said so.
     pub fn is_given(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|s| s.source != Source::Default)
+        self.get(name).is_some_and(|s| s.source != Origin::Default)
     }
 
     /// The values, none where it is not set.
@@ -86,7 +86,7 @@ impl Settings {
             None => Ok(None),
             Some(s) if s.values.len() > 1 => Err(s.refuse(name, "expected one value")),
             // `-o "$OUT"` with nothing in OUT means no folder, and must not mean this one.
-            Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Source::Flag => {
+            Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Origin::Flag => {
                 Err(self.refuse(name, "is empty: give a value, or leave it out"))
             }
             Some(s) => Ok(s.values.first().map(String::as_str)),
@@ -115,7 +115,7 @@ impl Settings {
     pub fn malformed(&self, name: &str, why: String) -> Refusal {
         let r = self.refuse(name, why);
         match self.get(name).map(|s| &s.source) {
-            Some(Source::Flag) => Refusal::usage(r.line),
+            Some(Origin::Flag) => Refusal::usage(r.line),
             _ => r,
         }
     }
@@ -132,11 +132,11 @@ impl Settings {
 impl Setting {
     fn refuse(&self, name: &str, why: impl std::fmt::Display) -> Refusal {
         Refusal::configuration(match &self.source {
-            Source::File { path, line } => {
+            Origin::File { path, line } => {
                 format!("{}:{line}: {}: {why}", path.display(), name.replace('-', "_"))
             }
-            Source::Variable(v) => format!("{v}: {why}"),
-            Source::Flag | Source::Computed(_) | Source::Default => format!("--{name}: {why}"),
+            Origin::Variable(v) => format!("{v}: {why}"),
+            Origin::Flag | Origin::Computed(_) | Origin::Default => format!("--{name}: {why}"),
         })
     }
 }
@@ -219,8 +219,8 @@ fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal>
     let sentence = terms.join(" x ");
     notes.push(format!("batch_size {product} = {sentence}"));
     let source = match factors.into_iter().next_back() {
-        Some(Typed { source: Source::Flag, .. }) | None => Source::Computed(format!("flags: {sentence}")),
-        Some(f) => Source::Computed(format!("{}: {sentence}", f.source)),
+        Some(Typed { source: Origin::Flag, .. }) | None => Origin::Computed(format!("flags: {sentence}")),
+        Some(f) => Origin::Computed(format!("{}: {sentence}", f.source)),
     };
     Ok(Typed { key: "batch_size".into(), values: vec![product.to_string()], source })
 }
@@ -236,7 +236,7 @@ fn unknown(t: &Typed) -> Refusal {
         None => "`finetune help options` lists them; keys are written with underscores".into(),
     };
     let line = match &t.source {
-        Source::Flag => format!("unknown option --{}: {hint}", t.key.replace('_', "-")),
+        Origin::Flag => format!("unknown option --{}: {hint}", t.key.replace('_', "-")),
         source => format!("{source}: unknown key {}: {hint}", t.key),
     };
     Refusal::configuration(line)

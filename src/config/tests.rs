@@ -9,7 +9,7 @@ fn options() -> Vec<&'static Opt> {
 }
 
 fn flag(key: &str, value: &str) -> Typed {
-    Typed { key: key.into(), values: vec![value.into()], source: Source::Flag }
+    Typed { key: key.into(), values: vec![value.into()], source: Origin::Flag }
 }
 
 /// What `key` becomes, or the error, of a YAML file.

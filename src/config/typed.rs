@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum Origin {
     /// The command line.
     Flag,
     /// A line of a YAML file.
@@ -23,14 +23,14 @@ pub enum Source {
     Default,
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for Origin {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Source::Flag => f.write_str("flag"),
-            Source::File { path, line } => write!(f, "{}:{line}", path.display()),
-            Source::Variable(v) => write!(f, "environment {v}"),
-            Source::Computed(from) => write!(f, "{from}"),
-            Source::Default => f.write_str("default"),
+            Origin::Flag => f.write_str("flag"),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Variable(v) => write!(f, "environment {v}"),
+            Origin::Computed(from) => write!(f, "{from}"),
+            Origin::Default => f.write_str("default"),
         }
     }
 }
@@ -43,13 +43,13 @@ pub struct Typed {
     /// Its values.
     pub values: Vec<String>,
     /// Where it stood.
-    pub source: Source,
+    pub source: Origin,
 }
 
 /// The refusal of a key, which says where it stood.
 pub fn place(t: &Typed, why: &str) -> Refusal {
     Refusal::configuration(match &t.source {
-        Source::Flag => format!("--{}: {why}", t.key.replace('_', "-")),
+        Origin::Flag => format!("--{}: {why}", t.key.replace('_', "-")),
         source => format!("{source}: {}: {why}", t.key),
     })
 }

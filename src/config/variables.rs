@@ -4,7 +4,7 @@
 use super::alias::ALIASES;
 use super::refusal::{Refusal, nearest};
 use super::table::{self, Opt, TABLE};
-use super::typed::{Source, Typed};
+use super::typed::{Origin, Typed};
 
 /// What all of ours begin with.
 const PREFIX: &str = "FINETUNE_";
@@ -30,7 +30,7 @@ pub const OTHERS: &[(&str, &str)] = &[
 pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
     let typed = |(key, variable): (String, String)| {
         let value = read(&variable).filter(|v| !v.is_empty())?;
-        Some(Typed { key, values: vec![value], source: Source::Variable(variable) })
+        Some(Typed { key, values: vec![value], source: Origin::Variable(variable) })
     };
     TABLE.iter().flat_map(names).filter_map(typed).collect()
 }

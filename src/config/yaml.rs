@@ -3,7 +3,7 @@
 
 use super::refusal::{self, Refusal, nearest};
 use super::table;
-use super::typed::{Source, Typed};
+use super::typed::{Origin, Typed};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_yaml::Spanned;
 use std::fmt;
@@ -164,7 +164,7 @@ fn scalar(path: &Path, key: &Spanned<String>, node: Node) -> Result<Option<Typed
         Value::List(list) => list.into_iter().map(one).collect::<Result<_, _>>()?,
         Value::Map(_) => return Err(refuse(path, line, format!("{}: expected a value here", key.value))),
     };
-    let source = Source::File { path: path.to_path_buf(), line };
+    let source = Origin::File { path: path.to_path_buf(), line };
     Ok(Some(Typed { key: key.value.replace('-', "_"), values, source }))
 }
 
@@ -182,7 +182,7 @@ mod tests {
             Ok(t) => t
                 .iter()
                 .map(|t| {
-                    let Source::File { line, .. } = &t.source else { panic!("{t:?}") };
+                    let Origin::File { line, .. } = &t.source else { panic!("{t:?}") };
                     format!("{}={}@{line}", t.key, t.values.join("|"))
                 })
                 .collect::<Vec<_>>()

@@ -8,7 +8,7 @@ use crate::backend::wgpu::{self, Breaker};
 use crate::backend::{Backend, Fault, cuda};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Blueprint, Opener, Reference};
-use crate::config::groups::Precision;
+use crate::config::groups::ComputeDtype;
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Beside, Fit, Home, Load};
@@ -24,11 +24,11 @@ const SPEAKING: usize = 256;
 
 /// A card as its driver lists it.
 #[derive(Debug, Clone, Copy)]
-pub enum Found {
+pub enum FoundCard {
     /// Through Vulkan, Metal or DX12.
     Wgpu(&'static adapters::Found),
     /// Through NVIDIA's own driver.
-    Cuda(&'static nvidia::Found),
+    Cuda(&'static nvidia::FoundNvidia),
 }
 
 /// Bytes of memory that may be used.
@@ -47,30 +47,30 @@ impl Room {
     }
 }
 
-impl Found {
+impl FoundCard {
     /// The adapter with that index.
-    pub fn adapter(index: usize) -> Option<Found> {
-        adapters::all().get(index).map(Found::Wgpu)
+    pub fn adapter(index: usize) -> Option<FoundCard> {
+        adapters::all().get(index).map(FoundCard::Wgpu)
     }
 
     /// The card of NVIDIA's driver with that index.
-    pub fn cuda(index: usize) -> Option<Found> {
-        nvidia::all().ok()?.get(index).map(Found::Cuda)
+    pub fn cuda(index: usize) -> Option<FoundCard> {
+        nvidia::all().ok()?.get(index).map(FoundCard::Cuda)
     }
 
     /// What it says of itself.
     pub fn facts(self) -> &'static Facts {
         match self {
-            Found::Wgpu(found) => &found.facts,
-            Found::Cuda(found) => &found.facts,
+            FoundCard::Wgpu(found) => &found.facts,
+            FoundCard::Cuda(found) => &found.facts,
         }
     }
 
     /// All of its memory, where its driver says how much.
     pub fn total(self) -> Option<u64> {
         match self {
-            Found::Wgpu(found) => found.memory().map(|memory| memory.total),
-            Found::Cuda(found) => Some(found.device.memory),
+            FoundCard::Wgpu(found) => found.memory().map(|memory| memory.total),
+            FoundCard::Cuda(found) => Some(found.device.memory),
         }
     }
 
@@ -84,16 +84,16 @@ impl Found {
     /// somebody else has it.
     pub fn room(self) -> Room {
         let all = match self {
-            Found::Wgpu(_) => u64::MAX,
-            Found::Cuda(found) => usable(found.device.memory),
+            FoundCard::Wgpu(_) => u64::MAX,
+            FoundCard::Cuda(found) => usable(found.device.memory),
         };
         Room { own: self.told().unwrap_or(all), shared: self.shared() }
     }
 
     fn told(self) -> Option<u64> {
         let free = match self {
-            Found::Wgpu(found) => found.memory().map(|memory| memory.free),
-            Found::Cuda(found) => cuda::free(found.device.ordinal),
+            FoundCard::Wgpu(found) => found.memory().map(|memory| memory.free),
+            FoundCard::Cuda(found) => cuda::free(found.device.ordinal),
         };
         free.map(usable)
     }
@@ -103,26 +103,26 @@ impl Found {
     }
 
     /// Its numeric class, opened for it.
-    pub fn class(self, dtype: Precision) -> Result<String, Fault> {
+    pub fn class(self, dtype: ComputeDtype) -> Result<String, Fault> {
         match self {
-            Found::Wgpu(found) => gpu::device(found, dtype, None).map(|device| device.class()),
-            Found::Cuda(found) => nvidia::device(found, dtype, None).map(|device| device.class()),
+            FoundCard::Wgpu(found) => gpu::device(found, dtype, None).map(|device| device.class()),
+            FoundCard::Cuda(found) => nvidia::device(found, dtype, None).map(|device| device.class()),
         }
     }
 
     /// How fast it is.
     pub fn speed(self) -> Result<speed::Speed, Fault> {
         match self {
-            Found::Wgpu(found) => gpu::device(found, Precision::Auto, None).and_then(speed::of),
-            Found::Cuda(found) => nvidia::device(found, Precision::Auto, None).and_then(speed::of),
+            FoundCard::Wgpu(found) => gpu::device(found, ComputeDtype::Auto, None).and_then(speed::of),
+            FoundCard::Cuda(found) => nvidia::device(found, ComputeDtype::Auto, None).and_then(speed::of),
         }
     }
 
     /// What a model takes on it. What only speaks needs little beside its weights, and keeps nothing.
-    pub fn load<'a>(self, whole: &Whole<'a>, dtype: Precision) -> Result<Load<'a>, ModelError> {
+    pub fn load<'a>(self, whole: &Whole<'a>, dtype: ComputeDtype) -> Result<Load<'a>, ModelError> {
         let through = match self {
-            Found::Wgpu(_) => Through::Wgpu,
-            Found::Cuda(found) => Through::Cuda(nvidia::settled(found, dtype)),
+            FoundCard::Wgpu(_) => Through::Wgpu,
+            FoundCard::Cuda(found) => Through::Cuda(nvidia::settled(found, dtype)),
         };
         through.load(whole, if self.shared() { Home::Shared } else { Home::Own })
     }
@@ -134,7 +134,7 @@ pub enum Through {
     /// Vulkan, Metal or DX12.
     Wgpu,
     /// NVIDIA's own driver, in that precision.
-    Cuda(Precision),
+    Cuda(ComputeDtype),
 }
 
 impl Through {
@@ -144,7 +144,7 @@ impl Through {
         let whole = Whole { tokens, ..*whole };
         let (packing, number): (fn(Encoding, usize) -> usize, _) = match self {
             Through::Wgpu => (wgpu::matrix_bytes, 0),
-            Through::Cuda(Precision::Bf16) => (cuda::matrix_bytes_bf16, 2),
+            Through::Cuda(ComputeDtype::Bf16) => (cuda::matrix_bytes_bf16, 2),
             Through::Cuda(_) => (cuda::matrix_bytes, 4),
         };
         let load = whole.load_as(&packing)?;
@@ -154,7 +154,7 @@ impl Through {
         let counted = load.quantised && whole.measured.is_none();
         let (slab, nf4) = (if counted { slab } else { 0 }, load.nf4.map(|bytes| bytes + slab));
         let beside = match self {
-            Through::Cuda(Precision::Bf16) => copied(whole.config),
+            Through::Cuda(ComputeDtype::Bf16) => copied(whole.config),
             _ => Beside::default(),
         };
         Ok(Load { weights: load.weights + slab, nf4, beside, home, ..load })
@@ -179,28 +179,30 @@ pub fn usable(free: u64) -> u64 {
 /// A card with its share of memory.
 pub struct Card {
     /// What is opened.
-    pub found: Found,
+    pub found: FoundCard,
     /// Bytes that this device may use: measured before any device of the process was opened, because what one has
     /// uploaded is not free for the next.
     pub budget: u64,
     /// What is computed in where the run does not say.
-    dtype: Precision,
+    dtype: ComputeDtype,
     /// What was opened last, where tests may take it away.
     breaker: Mutex<Option<Breaker>>,
 }
 
 impl Card {
     /// With that many bytes.
-    pub fn new(found: Found, budget: u64, dtype: Precision) -> Self {
+    pub fn new(found: FoundCard, budget: u64, dtype: ComputeDtype) -> Self {
         Card { found, budget, dtype, breaker: Mutex::default() }
     }
 
     /// A dtype that the run's user typed binds every device.
-    fn dtype(&self, blueprint: &Blueprint) -> Result<Precision, ModelError> {
+    fn dtype(&self, blueprint: &Blueprint) -> Result<ComputeDtype, ModelError> {
         match (blueprint.shape.dtype.as_deref(), self.found) {
             (None, _) => Ok(self.dtype),
-            (Some("f32"), _) => Ok(Precision::F32),
-            (Some("bf16"), Found::Cuda(found)) if nvidia::has_bf16(&found.facts) => Ok(Precision::Bf16),
+            (Some("f32"), _) => Ok(ComputeDtype::F32),
+            (Some("bf16"), FoundCard::Cuda(found)) if nvidia::has_bf16(&found.facts) => {
+                Ok(ComputeDtype::Bf16)
+            }
             (Some(other), _) => {
                 let why = "leave --dtype out on the coordinator, or compute on the CPU here (--gpus cpu)";
                 let line = format!("the run computes in {other}, which this device has not: {why}");
@@ -210,8 +212,8 @@ impl Card {
     }
 
     /// A whole model on it; whether it fits is asked before the device is opened.
-    fn whole(&self, whole: &Whole, dtype: Precision) -> Result<Box<dyn Model>, ModelError> {
-        if let Found::Cuda(found) = self.found
+    fn whole(&self, whole: &Whole, dtype: ComputeDtype) -> Result<Box<dyn Model>, ModelError> {
+        if let FoundCard::Cuda(found) = self.found
             && let Some(reason) = found.device.unusable()
         {
             return Err(Fault::Device { device: found.facts.name.clone(), reason }.into());
@@ -220,18 +222,18 @@ impl Card {
     }
 
     /// What its blocks keep within this device's bytes.
-    fn choose(&self, whole: &Whole, dtype: Precision) -> Result<Keep, ModelError> {
+    fn choose(&self, whole: &Whole, dtype: ComputeDtype) -> Result<Keep, ModelError> {
         Ok(memory::choose(self.found.load(whole, dtype)?, self.budget)?.0)
     }
 
-    fn kept(&self, whole: &Whole, dtype: Precision, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
+    fn kept(&self, whole: &Whole, dtype: ComputeDtype, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
         match self.found {
-            Found::Wgpu(found) => {
+            FoundCard::Wgpu(found) => {
                 let device = gpu::device(found, dtype, Some(self.budget))?;
                 *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
                 building::built(device, whole, keep)
             }
-            Found::Cuda(found) => {
+            FoundCard::Cuda(found) => {
                 building::built(nvidia::device(found, dtype, Some(self.budget))?, whole, keep)
             }
         }
@@ -250,8 +252,8 @@ impl Card {
 impl Opener for Card {
     fn backend(&self) -> &str {
         match self.found {
-            Found::Wgpu(_) => "wgpu",
-            Found::Cuda(_) => "cuda",
+            FoundCard::Wgpu(_) => "wgpu",
+            FoundCard::Cuda(_) => "cuda",
         }
     }
 

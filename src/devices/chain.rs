@@ -1,8 +1,8 @@
 //! Every chosen device with the backends that may drive it, best first: an adapter, then the CPU. Where a backend was
 //! asked for by name, a device begins with it or not at all; one that fails later falls back all the same, and says so.
 
-use super::card::{Card, Found, Room};
-use super::choose::{Chosen, Device, Picked};
+use super::card::{Card, FoundCard, Room};
+use super::choose::{Chosen, DeviceId, Picked};
 use super::cpu::{self, Processor, Twin, cores};
 use super::pretend::{NotBuilt, Pretended};
 use crate::backend::wgpu::adapters;
@@ -36,9 +36,9 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
     let card = found(*device);
     // The same card through Vulkan comes next.
     let next = match card {
-        Some(Found::Cuda(card)) => {
+        Some(FoundCard::Cuda(card)) => {
             let same = |adapter: &adapters::Found| adapter.facts.card == card.facts.card;
-            adapters::all().iter().position(same).and_then(Found::adapter)
+            adapters::all().iter().position(same).and_then(FoundCard::adapter)
         }
         _ => None,
     };
@@ -55,16 +55,16 @@ fn candidate(chosen: &Chosen, at: usize, machine: u64, inject: &Inject) -> Candi
 }
 
 /// The card that a device is, where it is one.
-pub fn found(device: Device) -> Option<Found> {
+pub fn found(device: DeviceId) -> Option<FoundCard> {
     match device {
-        Device::Cpu => None,
-        Device::Gpu(index) => Found::adapter(index),
-        Device::Cuda(index) => Found::cuda(index),
+        DeviceId::Cpu => None,
+        DeviceId::Gpu(index) => FoundCard::adapter(index),
+        DeviceId::Cuda(index) => FoundCard::cuda(index),
     }
 }
 
 /// Bytes that the device `at`, on a card, may use where `machine` bytes of the machine's memory are free.
-pub fn budget(chosen: &Chosen, at: usize, found: Found, machine: u64) -> u64 {
+pub fn budget(chosen: &Chosen, at: usize, found: FoundCard, machine: u64) -> u64 {
     let among = Among { adapter: chosen.picks[at].sharing as u64, machine: chosen.picks.len() as u64 };
     match chosen.options.memory_limit {
         Some(limit) => limit / among.adapter,

@@ -4,7 +4,7 @@
 
 use super::nvidia;
 use crate::backend::wgpu::adapters::{self, Facts, Kind};
-use crate::config::groups::{DeviceOptions, Driver, Gpus, Precision, Wanted};
+use crate::config::groups::{ComputeDtype, DeviceOptions, Driver, Gpus, Wanted};
 use crate::config::refusal::Refusal;
 
 /// A device, and the part of it that is meant.
@@ -13,14 +13,14 @@ pub struct Picked {
     /// What it is called in all that is said of it.
     pub name: String,
     /// What it is.
-    pub device: Device,
+    pub device: DeviceId,
     /// How many devices of this process are on the same adapter, this one counted: its memory is divided.
     pub sharing: usize,
 }
 
 /// What computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
+pub enum DeviceId {
     /// This processor.
     Cpu,
     /// An adapter, by its index.
@@ -43,7 +43,7 @@ pub struct Chosen {
 impl Chosen {
     /// True where nothing but one CPU computes.
     pub fn is_one_cpu(&self) -> bool {
-        matches!(&self.picks[..], [Picked { device: Device::Cpu, .. }])
+        matches!(&self.picks[..], [Picked { device: DeviceId::Cpu, .. }])
     }
 }
 
@@ -63,7 +63,7 @@ pub fn choose(options: &DeviceOptions) -> Result<Chosen, Refusal> {
 fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<Chosen, Refusal> {
     let mut notes = Vec::new();
     let devices = match (&options.gpus, options.backend) {
-        (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto, Driver::Cpu) => vec![(Device::Cpu, "cpu".to_string())],
+        (Gpus::None | Gpus::Cpu, _) | (Gpus::Auto, Driver::Cpu) => vec![(DeviceId::Cpu, "cpu".to_string())],
         (Gpus::Named(wanted), Driver::Cpu) => wanted.iter().map(part_of_the_cpu).collect(),
         (Gpus::Auto, backend) => match (cards(facts), backend) {
             (cards, _) if !cards.is_empty() => cards.into_iter().map(|i| named(facts, i)).collect(),
@@ -72,7 +72,7 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
             }
             _ => {
                 notes.push("note: computes on the CPU: no GPU found (finetune devices says why)".into());
-                vec![(Device::Cpu, "cpu".into())]
+                vec![(DeviceId::Cpu, "cpu".into())]
             }
         },
         (Gpus::Named(wanted), _) => {
@@ -80,7 +80,7 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
             found.map_err(refuse)?
         }
     };
-    if options.dtype == Precision::Bf16
+    if options.dtype == ComputeDtype::Bf16
         && let Some((_, name)) = devices.iter().find(|(device, _)| !has_bf16(*device, facts))
     {
         let why =
@@ -91,11 +91,11 @@ fn among(options: &DeviceOptions, facts: &[&Facts], why: &dyn Fn() -> String) ->
     Ok(Chosen { picks: twins(devices), notes, options: options.clone() })
 }
 
-fn has_bf16(device: Device, facts: &[&Facts]) -> bool {
+fn has_bf16(device: DeviceId, facts: &[&Facts]) -> bool {
     match device {
-        Device::Cpu => true,
-        Device::Gpu(_) => false,
-        Device::Cuda(index) => facts.get(index).is_some_and(|facts| nvidia::has_bf16(facts)),
+        DeviceId::Cpu => true,
+        DeviceId::Gpu(_) => false,
+        DeviceId::Cuda(index) => facts.get(index).is_some_and(|facts| nvidia::has_bf16(facts)),
     }
 }
 
@@ -109,19 +109,19 @@ fn cards(facts: &[&Facts]) -> Vec<usize> {
     (0..facts.len()).filter(|i| facts[*i].kind != Kind::Software).filter(first).collect()
 }
 
-fn part_of_the_cpu(wanted: &Wanted) -> (Device, String) {
+fn part_of_the_cpu(wanted: &Wanted) -> (DeviceId, String) {
     match wanted {
-        Wanted::Index(index) => (Device::Cpu, format!("cpu {index}")),
-        Wanted::Cpu | Wanted::Part(_) => (Device::Cpu, "cpu".into()),
+        Wanted::Index(index) => (DeviceId::Cpu, format!("cpu {index}")),
+        Wanted::Cpu | Wanted::Part(_) => (DeviceId::Cpu, "cpu".into()),
     }
 }
 
-fn named(facts: &[&Facts], index: usize) -> (Device, String) {
+fn named(facts: &[&Facts], index: usize) -> (DeviceId, String) {
     // Without what drivers put behind: `llvmpipe (LLVM 15.0.6, 256 bits)`.
     let name = facts[index].name.split(" (").next().unwrap_or_default();
     match facts[index].api.as_str() {
-        "cuda" => (Device::Cuda(index), format!("cuda {index} {name}")),
-        _ => (Device::Gpu(index), format!("wgpu {index} {name}")),
+        "cuda" => (DeviceId::Cuda(index), format!("cuda {index} {name}")),
+        _ => (DeviceId::Gpu(index), format!("wgpu {index} {name}")),
     }
 }
 
@@ -138,13 +138,13 @@ fn no_card(facts: &[&Facts], why: &dyn Fn() -> String) -> String {
     }
 }
 
-fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(Device, String), String> {
+fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(DeviceId, String), String> {
     let list = || {
         let names = (0..facts.len()).map(|i| format!("device {i} {}", facts[i].name));
         names.collect::<Vec<_>>().join(", ")
     };
     match wanted {
-        Wanted::Cpu => Ok((Device::Cpu, "cpu".into())),
+        Wanted::Cpu => Ok((DeviceId::Cpu, "cpu".into())),
         Wanted::Index(index) if *index < facts.len() => Ok(named(facts, *index)),
         _ if facts.is_empty() => Err(format!("--gpus: no GPU: {} (the CPU is --gpus cpu)", why())),
         Wanted::Index(index) => Err(format!("--gpus: there is no device {index}; what there is: {}", list())),
@@ -170,8 +170,8 @@ fn find(wanted: &Wanted, facts: &[&Facts], why: &dyn Fn() -> String) -> Result<(
 }
 
 /// Who is named twice is two devices, which are told apart in everything that is said of them.
-fn twins(devices: Vec<(Device, String)>) -> Vec<Picked> {
-    let picked = |(at, (device, name)): (usize, &(Device, String))| {
+fn twins(devices: Vec<(DeviceId, String)>) -> Vec<Picked> {
+    let picked = |(at, (device, name)): (usize, &(DeviceId, String))| {
         let sharing = devices.iter().filter(|(other, _)| other == device).count();
         let twin = 1 + devices[..at].iter().filter(|(_, other)| other == name).count();
         let name = if twin > 1 { format!("{name} ({twin})") } else { name.clone() };
@@ -181,9 +181,9 @@ fn twins(devices: Vec<(Device, String)>) -> Vec<Picked> {
 }
 
 /// Somebody who names a software adapter is told once that it is one.
-fn slow(devices: &[(Device, String)], facts: &[&Facts]) -> Option<String> {
+fn slow(devices: &[(DeviceId, String)], facts: &[&Facts]) -> Option<String> {
     let software = devices.iter().find_map(|(device, _)| match device {
-        Device::Gpu(i) if facts[*i].kind == Kind::Software => Some(&facts[*i].name),
+        DeviceId::Gpu(i) if facts[*i].kind == Kind::Software => Some(&facts[*i].name),
         _ => None,
     })?;
     Some(format!("note: {software} is a software driver: --gpus cpu is faster"))

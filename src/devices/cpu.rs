@@ -4,7 +4,7 @@
 use super::building::{self, Whole};
 use crate::backend::cpu::Cpu;
 use crate::cluster::worker::{Blueprint, Opener};
-use crate::config::groups::Precision;
+use crate::config::groups::ComputeDtype;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Fit, Home, Limit, Load};
 use crate::model::stage::Model;
@@ -13,7 +13,7 @@ use crate::model::weights::ModelError;
 /// The CPU, or a part of it.
 pub struct Processor {
     /// What was typed here.
-    pub dtype: Precision,
+    pub dtype: ComputeDtype,
     /// Its threads.
     pub threads: usize,
     /// How much memory it may use.
@@ -25,8 +25,8 @@ impl Processor {
     fn cpu(&self, blueprint: &Blueprint) -> Result<Cpu, ModelError> {
         let dtype = match blueprint.shape.dtype.as_deref() {
             None => self.dtype,
-            Some("f32") => Precision::F32,
-            Some("bf16") => Precision::Bf16,
+            Some("f32") => ComputeDtype::F32,
+            Some("bf16") => ComputeDtype::Bf16,
             Some(other) => {
                 return Err(ModelError::Source(format!("the run computes in {other}, this device cannot")));
             }
@@ -80,11 +80,11 @@ impl Opener for Twin {
 }
 
 /// The CPU in the precision that was asked for, or that is the faster one here.
-pub fn cpu(dtype: Precision, threads: usize) -> Cpu {
+pub fn cpu(dtype: ComputeDtype, threads: usize) -> Cpu {
     match dtype {
-        Precision::Auto if Cpu::bf16_is_fast() => Cpu::bf16(threads),
-        Precision::Auto | Precision::F32 => Cpu::new(threads),
-        Precision::Bf16 => Cpu::bf16(threads),
+        ComputeDtype::Auto if Cpu::bf16_is_fast() => Cpu::bf16(threads),
+        ComputeDtype::Auto | ComputeDtype::F32 => Cpu::new(threads),
+        ComputeDtype::Bf16 => Cpu::bf16(threads),
     }
 }
 

@@ -4,12 +4,12 @@ use super::compiled;
 use crate::backend::Fault;
 use crate::backend::wgpu::adapters::{Found, Kind};
 use crate::backend::wgpu::{Options, Precision, Wgpu};
-use crate::config::groups::Precision as Typed;
+use crate::config::groups::ComputeDtype;
 
 /// Opens it, with `memory` bytes for its buffers. Where nobody typed a dtype, a card may round the factors of frozen
 /// products to f16; a driver that computes on the CPU gains nothing by that. There is no bf16.
-pub fn device(found: &Found, dtype: Typed, memory: Option<u64>) -> Result<Wgpu, Fault> {
-    let exact = dtype != Typed::Auto || found.facts.kind == Kind::Software;
+pub fn device(found: &Found, dtype: ComputeDtype, memory: Option<u64>) -> Result<Wgpu, Fault> {
+    let exact = dtype != ComputeDtype::Auto || found.facts.kind == Kind::Software;
     let precision = if exact { Precision::F32 } else { Precision::F16 };
     let cache = compiled::of(&found.adapter);
     Wgpu::open(&found.adapter, Options { precision, cache, memory, ..Options::default() })

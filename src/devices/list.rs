@@ -1,14 +1,14 @@
 //! What can compute here, for people: every adapter in the order of its indices, then the CPU; and, where it is asked
 //! for, whether each counts right.
 
-use super::card::{Card, Found};
+use super::card::{Card, FoundCard};
 use super::{cpu, nvidia, speed};
 use crate::backend::Backend;
 use crate::backend::wgpu::absence::{self, Absence};
 use crate::backend::wgpu::adapters::{self, Kind};
 use crate::cluster::inject::Inject;
 use crate::cluster::worker::{Deviation, Opener, Reference};
-use crate::config::groups::Precision;
+use crate::config::groups::ComputeDtype;
 use crate::config::refusal::Refusal;
 use crate::model::memory::Limit;
 use serde::Serialize;
@@ -70,16 +70,16 @@ pub struct Checked {
 
 /// All devices of this machine.
 pub fn list() -> Vec<Listed> {
-    let cards = nvidia::all().unwrap_or_default().iter().map(Found::Cuda).enumerate();
-    let gpus = adapters::all().iter().map(Found::Wgpu).enumerate();
+    let cards = nvidia::all().unwrap_or_default().iter().map(FoundCard::Cuda).enumerate();
+    let gpus = adapters::all().iter().map(FoundCard::Wgpu).enumerate();
     let cards = cards.map(|(index, found)| card("cuda", index, found));
     let gpus = gpus.map(|(index, found)| card("wgpu", index, found));
     cards.chain(nvidia::broken().iter().map(broken)).chain(gpus).chain([processor()]).collect()
 }
 
-fn card(backend: &'static str, index: usize, found: Found) -> Listed {
+fn card(backend: &'static str, index: usize, found: FoundCard) -> Listed {
     let facts = found.facts();
-    let class = found.class(Precision::Auto).map_err(|e| e.to_string());
+    let class = found.class(ComputeDtype::Auto).map_err(|e| e.to_string());
     let total = found.total();
     let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     Listed {
@@ -148,7 +148,7 @@ fn processor() -> Listed {
         memory_free: Some(cpu::free_memory()),
         features: cpu::features().into_iter().map(String::from).collect(),
         limits: BTreeMap::new(),
-        class: Some(cpu::cpu(Precision::Auto, 1).class()),
+        class: Some(cpu::cpu(ComputeDtype::Auto, 1).class()),
         error: None,
         check: None,
     }
@@ -181,8 +181,8 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
     let reference = Reference::new(&cpu::Twin)?;
     for device in found {
         let card = match (device.backend, device.index) {
-            ("cuda", Some(index)) => Found::cuda(index),
-            (_, Some(index)) => Found::adapter(index),
+            ("cuda", Some(index)) => FoundCard::cuda(index),
+            (_, Some(index)) => FoundCard::adapter(index),
             // What cannot be described has its error already.
             ("cuda", None) => continue,
             (_, None) => None,
@@ -190,16 +190,16 @@ pub fn check(found: &mut [Listed], threads: usize, inject: &Inject) -> Result<()
         device.check = Some(match card {
             Some(found) => {
                 let budget = found.room().within(cpu::free_memory());
-                let card = Card::new(found, budget, Precision::Auto);
+                let card = Card::new(found, budget, ComputeDtype::Auto);
                 checked(&reference, &card, inject, || found.speed())
             }
             None => {
                 let processor = cpu::Processor {
-                    dtype: Precision::Auto,
+                    dtype: ComputeDtype::Auto,
                     threads,
                     limit: Limit::Free(cpu::free_memory()),
                 };
-                let cpu = || speed::of(cpu::cpu(Precision::Auto, threads));
+                let cpu = || speed::of(cpu::cpu(ComputeDtype::Auto, threads));
                 checked(&reference, &processor, inject, cpu)
             }
         });

@@ -4,14 +4,14 @@
 use crate::backend::Fault;
 use crate::backend::cuda::{self, Absent, AttentionTrial, Cuda, Flash, Libcuda, Trial};
 use crate::backend::wgpu::adapters::{Facts, Kind};
-use crate::config::groups::Precision;
+use crate::config::groups::ComputeDtype;
 use crate::support::stderr::say;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A card as its driver describes it, and as cards of any driver are described.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundNvidia {
     /// The driver's.
     pub device: cuda::Device,
     /// Everybody's.
@@ -31,7 +31,7 @@ pub struct Broken {
 const BF16: &str = "bf16";
 
 /// What the driver lists.
-type Cards = (Vec<Found>, Vec<Broken>);
+type Cards = (Vec<FoundNvidia>, Vec<Broken>);
 
 /// Why the driver lists nothing.
 struct Silent {
@@ -52,7 +52,7 @@ pub fn silent() -> Option<&'static str> {
 }
 
 /// All of them, by where they are plugged in; or the one line that says why there are none.
-pub fn all() -> Result<&'static [Found], &'static str> {
+pub fn all() -> Result<&'static [FoundNvidia], &'static str> {
     let (found, broken) = asked().map_err(|silent| silent.line.as_str())?;
     match (&found[..], broken.first()) {
         ([], Some(broken)) => Err(&broken.why),
@@ -81,9 +81,9 @@ fn described(found: cuda::Found) -> Cards {
             features,
             limits: BTreeMap::new(),
         };
-        Found { device, facts }
+        FoundNvidia { device, facts }
     };
-    let mut all: Vec<Found> = found.devices.into_iter().map(one).collect();
+    let mut all: Vec<FoundNvidia> = found.devices.into_iter().map(one).collect();
     all.sort_by(|a, b| a.device.pci.cmp(&b.device.pci));
     let broken = found.broken.into_iter().map(|(ordinal, why)| Broken { ordinal, why: why.to_string() });
     (all, broken.collect())
@@ -95,20 +95,20 @@ pub(super) fn has_bf16(facts: &Facts) -> bool {
 }
 
 /// What it computes in: where nobody says, what it is fastest in, which a trial decides where it has no bf16.
-pub fn settled(found: &Found, dtype: Precision) -> Precision {
+pub fn settled(found: &FoundNvidia, dtype: ComputeDtype) -> ComputeDtype {
     match dtype {
-        Precision::Auto if has_bf16(&found.facts) => Precision::Bf16,
+        ComputeDtype::Auto if has_bf16(&found.facts) => ComputeDtype::Bf16,
         as_it_is => as_it_is,
     }
 }
 
 /// Opens it, with `memory` bytes for all that it holds.
-pub fn device(found: &Found, dtype: Precision, memory: Option<u64>) -> Result<Cuda<Libcuda>, Fault> {
+pub fn device(found: &FoundNvidia, dtype: ComputeDtype, memory: Option<u64>) -> Result<Cuda<Libcuda>, Fault> {
     let device = Cuda::open(found.device.ordinal)?.within(memory.unwrap_or(u64::MAX));
     match settled(found, dtype) {
-        Precision::Bf16 => Ok(tiered(device.bf16()?, found.device.ordinal)),
-        Precision::Auto => Ok(rounded(device, found.device.ordinal)),
-        Precision::F32 => Ok(device),
+        ComputeDtype::Bf16 => Ok(tiered(device.bf16()?, found.device.ordinal)),
+        ComputeDtype::Auto => Ok(rounded(device, found.device.ordinal)),
+        ComputeDtype::F32 => Ok(device),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::backend::Backend;
 use crate::backend::cpu::{Cpu, Peaks};
 use crate::backend::timed::{Notes, Timed};
 use crate::config::cache;
-use crate::config::groups::{Driver, Precision};
+use crate::config::groups::{ComputeDtype, Driver};
 use crate::config::refusal::Refusal;
 use crate::model::config::Config;
 use crate::model::decoder::{Build, Decoder, Keep};
@@ -52,7 +52,7 @@ pub fn open(
         let free = || found.room().within(cpu::free_memory());
         // What is said by one device is said in full precision, where nobody asks for less.
         let dtype = match chosen.options.dtype {
-            Precision::Auto => Precision::F32,
+            ComputeDtype::Auto => ComputeDtype::F32,
             typed => typed,
         };
         let card = Card::new(found, chosen.options.memory_limit.unwrap_or_else(free), dtype);

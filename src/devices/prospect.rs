@@ -9,7 +9,7 @@ use super::open::within;
 use super::{cpu, cpu::cores};
 use crate::backend::Backend;
 use crate::backend::wgpu::adapters::Kind;
-use crate::config::groups::{DeviceOptions, Driver, Precision};
+use crate::config::groups::{ComputeDtype, DeviceOptions, Driver};
 use crate::model::config::Config;
 use crate::model::decoder::Keep;
 use crate::model::lora::LoraSpec;
@@ -105,8 +105,8 @@ pub fn assumed(
     let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
     let (through, class) = match (options.backend, options.dtype) {
         (Driver::Wgpu, _) => (Through::Wgpu, "wgpu"),
-        (_, Precision::F32) => (Through::Cuda(Precision::F32), "cuda, f32"),
-        _ => (Through::Cuda(Precision::Bf16), "cuda, bf16"),
+        (_, ComputeDtype::F32) => (Through::Cuda(ComputeDtype::F32), "cuda, f32"),
+        _ => (Through::Cuda(ComputeDtype::Bf16), "cuda, bf16"),
     };
     let budget = options.memory_limit.unwrap_or_else(|| usable(bytes));
     let (takes, unfit) = fits((through.load(&whole, Home::Own)?, Opens::Shapes), Limit::Typed(budget));

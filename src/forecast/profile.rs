@@ -21,7 +21,7 @@ const MOST: usize = 200;
 
 /// A model as far as its speed goes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct ModelShape {
     /// Everything that speed depends on, in words: equal for models that are equally fast.
     pub key: String,
     /// For people.
@@ -32,7 +32,7 @@ pub struct Shape {
     pub trained: u64,
 }
 
-impl Shape {
+impl ModelShape {
     /// Of a model with its adapter; `kind` says how its weights are stored.
     pub fn of(model: &str, (config, lora): (&Config, &LoraSpec), kind: &str) -> Self {
         let h = &config.heads;
@@ -55,7 +55,7 @@ impl Shape {
             lora.rank
         );
         let trained = crate::model::layout::of(config, lora, 0..config.layers).len() as u64;
-        Shape { key, model: model.into(), flops: flops::training(config, lora, 256.0), trained }
+        ModelShape { key, model: model.into(), flops: flops::training(config, lora, 256.0), trained }
     }
 }
 
@@ -88,7 +88,7 @@ pub struct Record {
     /// Class and hardware.
     pub device: String,
     /// The model.
-    pub shape: Shape,
+    pub shape: ModelShape,
     /// What it took.
     pub measured: Measured,
     /// Seconds since 1970.
@@ -148,7 +148,7 @@ impl Profiles {
     }
 
     /// Takes it into account, beside what others wrote since.
-    pub fn keep(worker: &str, device: &str, shape: &Shape, measured: &Measured) {
+    pub fn keep(worker: &str, device: &str, shape: &ModelShape, measured: &Measured) {
         let mut all = Profiles::read();
         let when = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let record = Record {
@@ -197,7 +197,7 @@ impl Profiles {
     }
 
     /// What `device` needs for models of `shape`; None where it was never measured.
-    pub fn pace(&self, worker: &str, device: &str, shape: &Shape) -> Option<Pace> {
+    pub fn pace(&self, worker: &str, device: &str, shape: &ModelShape) -> Option<Pace> {
         let of_it = self.records.iter().filter(|r| r.worker == worker && r.device == device);
         // The most similar amount of work; of equals the newest.
         let far = |r: &Record| match r.shape.key == shape.key {
@@ -210,13 +210,13 @@ impl Profiles {
     }
 
     /// What `device` was measured to take of its memory for models of exactly this shape.
-    pub fn memory(&self, device: &str, shape: &Shape) -> Option<Fit> {
+    pub fn memory(&self, device: &str, shape: &ModelShape) -> Option<Fit> {
         let same = |r: &&Record| r.worker.is_empty() && r.device == device && r.shape.key == shape.key;
         self.records.iter().rev().find(same)?.measured.memory.fit()
     }
 
     /// Workers elsewhere that were measured, the newest first, each with its devices.
-    pub fn elsewhere(&self, shape: &Shape) -> Vec<(String, String, Pace)> {
+    pub fn elsewhere(&self, shape: &ModelShape) -> Vec<(String, String, Pace)> {
         let mut found: Vec<(String, String, Pace)> = Vec::new();
         for record in self.records.iter().rev().filter(|r| !r.worker.is_empty()) {
             let known = found.iter().any(|(w, d, _)| (w, d) == (&record.worker, &record.device));
@@ -229,7 +229,7 @@ impl Profiles {
 }
 
 impl Record {
-    fn pace(&self, shape: &Shape) -> Option<Pace> {
+    fn pace(&self, shape: &ModelShape) -> Option<Pace> {
         let (m, same) = (&self.measured, self.shape.key == shape.key);
         let factor = if same { 1.0 } else { shape.flops / self.shape.flops };
         // What is done once for every trained value is no matter of the model's products.
@@ -251,7 +251,7 @@ impl Record {
 
 impl Pace {
     /// Of a device that does so many operations a second, as far as anybody knows.
-    pub fn guess(shape: &Shape, per_second: f64) -> Self {
+    pub fn guess(shape: &ModelShape, per_second: f64) -> Self {
         let each = shape.flops / per_second;
         let step = shape.trained as f64 * 5e-9;
         let train = Line { fixed: 0.0, each };
@@ -272,11 +272,11 @@ mod tests {
     use super::*;
     use crate::model::memory::InUse;
 
-    fn shape(model: &str, flops: f64) -> Shape {
-        Shape { key: model.into(), model: model.into(), flops, trained: 100 }
+    fn shape(model: &str, flops: f64) -> ModelShape {
+        ModelShape { key: model.into(), model: model.into(), flops, trained: 100 }
     }
 
-    fn record(device: &str, shape: Shape, each: f64, n: usize) -> Record {
+    fn record(device: &str, shape: ModelShape, each: f64, n: usize) -> Record {
         let mut train = Points::default();
         (1..=n).for_each(|i| train.add(100.0 * i as f64, 0.5 + each * 100.0 * i as f64));
         let measured = Measured { train, ..Measured::default() };

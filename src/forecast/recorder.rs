@@ -3,8 +3,8 @@
 //! that the report can show it beside what came.
 
 use super::counts::Counts;
-use super::profile::{self, Basis, Measured, Pace, Profiles, Shape};
-use super::time::{Load, Worker, forecast};
+use super::profile::{self, Basis, Measured, ModelShape, Pace, Profiles};
+use super::time::{Load, Participant, forecast};
 use crate::numeric::line::Points;
 use crate::train::event::{Event, Forecast, HERE, Part, Speed, Step, Takes};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ type Here = (Vec<(String, String)>, Option<Takes>);
 
 /// Folds a run.
 pub struct Recorder {
-    shape: Shape,
+    shape: ModelShape,
     counts: Counts,
     load: Load,
     /// What the devices of this process are called, and which hardware each is.
@@ -45,7 +45,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// Of a run that takes the steps of `load`.
-    pub fn new(shape: Shape, (counts, mut load): (Counts, Load), (here, takes): Here) -> Self {
+    pub fn new(shape: ModelShape, (counts, mut load): (Counts, Load), (here, takes): Here) -> Self {
         load.trained = shape.trained;
         Recorder {
             shape,
@@ -151,7 +151,8 @@ impl Recorder {
 
     fn expect(&mut self, paces: &[Pace], step: u64) -> Option<Event> {
         self.said = true;
-        let team: Vec<Worker> = paces.iter().map(|p| Worker { pace: p.clone(), link: p.link }).collect();
+        let team: Vec<Participant> =
+            paces.iter().map(|p| Participant { pace: p.clone(), link: p.link }).collect();
         let expected = forecast(&team, &self.load);
         // What was measured for nothing else takes time too: twice, of which one counts.
         let basis = "measured".to_string();
@@ -234,7 +235,7 @@ mod tests {
             memory.add(tokens, InUse { bytes: 1000 + 10 * tokens as u64, blocks: 3 });
         }
         let expected = |longest: u32| {
-            let shape = Shape { key: "m".into(), model: "m".into(), flops: 1.0, trained: 1 };
+            let shape = ModelShape { key: "m".into(), model: "m".into(), flops: 1.0, trained: 1 };
             let load = Load { steps: vec![vec![64, longest], vec![7]], ..Load::default() };
             let mut recorder = Recorder::new(shape, (Counts::default(), load), (vec![], None));
             let speed = Speed { device: "cpu".into(), memory: Some(memory), ..Speed::default() };

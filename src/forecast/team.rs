@@ -1,8 +1,8 @@
 //! Every device that is expected to take part in a run: those of this process, and those that are waited for.
 
 use super::link;
-use super::profile::{self, Basis, Pace, Profiles, Shape};
-use super::time::Worker;
+use super::profile::{self, Basis, ModelShape, Pace, Profiles};
+use super::time::Participant;
 use crate::config::groups::{Options, Role};
 use crate::config::refusal::Refusal;
 use crate::devices::{self, Chosen, Opens, Prospect};
@@ -17,7 +17,7 @@ pub struct Expected {
     /// What it is, where that is known.
     pub prospect: Option<Prospect>,
     /// What it needs; None where it cannot take part, or is not here.
-    pub worker: Option<Worker>,
+    pub worker: Option<Participant>,
     /// Whether its link was measured, said or assumed.
     pub link: Option<&'static str>,
 }
@@ -36,7 +36,7 @@ impl Expected {
 pub fn team(
     options: &Options,
     (model, chosen): ((&Config, &dyn Tensors, &LoraSpec), Option<&Chosen>),
-    shape: &Shape,
+    shape: &ModelShape,
     (profiles, longest): (&Profiles, usize),
 ) -> Result<Vec<Expected>, Refusal> {
     // As `train::run` tells them apart.
@@ -52,7 +52,7 @@ pub fn team(
 fn here(
     (chosen, opens): (Option<&Chosen>, Opens),
     model: (&Config, &dyn Tensors, &LoraSpec),
-    shape: &Shape,
+    shape: &ModelShape,
     (profiles, longest): (&Profiles, usize),
 ) -> Result<Vec<Expected>, Refusal> {
     let Some(chosen) = chosen else { return Ok(vec![]) };
@@ -61,7 +61,7 @@ fn here(
         let worker = able.map(|class| {
             let measured = profiles.pace("", &profile::device(class, &prospect.hardware), shape);
             let pace = measured.unwrap_or_else(|| Pace::guess(shape, prospect.guess));
-            Worker { pace, link: None }
+            Participant { pace, link: None }
         });
         Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
     };
@@ -70,7 +70,7 @@ fn here(
 }
 
 /// Devices that are waited for: as those that came before, else as a guess.
-fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Profiles) -> Vec<Expected> {
+fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles: &Profiles) -> Vec<Expected> {
     let here = team.len();
     let first = team.iter().find_map(|e| e.worker.as_ref()).map(|w| w.pace.clone());
     let like = first.unwrap_or_else(|| Pace::guess(shape, link::UNKNOWN));
@@ -90,7 +90,7 @@ fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Pro
             Some(link) => (link, "measured"),
             None => (link::ASSUMED, "assumed"),
         };
-        let worker = Some(Worker { pace, link: Some(link) });
+        let worker = Some(Participant { pace, link: Some(link) });
         Expected { name, prospect: None, worker, link: Some(said) }
     };
     (here..all).map(one).collect()

@@ -7,7 +7,7 @@ use super::profile::{Link, Pace};
 
 /// A device that takes part.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Worker {
+pub struct Participant {
     /// What it needs.
     pub pace: Pace,
     /// How it is reached; None in the coordinator's own process.
@@ -63,7 +63,7 @@ const UP: f64 = 4.5;
 /// Times that something is waited for in a step: parameters, a lease, its grant, the sum.
 const WAITS: f64 = 3.0;
 
-impl Worker {
+impl Participant {
     /// Seconds that a step's parameters and sum are under way to and from it.
     pub fn sync(&self, trained: u64) -> f64 {
         let travels = |link: Link| (DOWN + UP) * trained as f64 / link.bandwidth + WAITS * link.round_trip;
@@ -72,7 +72,7 @@ impl Worker {
 }
 
 /// What `team` needs for `load`.
-pub fn forecast(team: &[Worker], load: &Load) -> Forecast {
+pub fn forecast(team: &[Participant], load: &Load) -> Forecast {
     let mut all =
         Forecast { shares: vec![0.0; team.len()], idle: vec![0.0; team.len()], ..Forecast::default() };
     let (mut tokens, mut busy) = (0.0, vec![0.0; team.len()]);
@@ -93,7 +93,8 @@ pub fn forecast(team: &[Worker], load: &Load) -> Forecast {
         let mut free = vec![0.0; team.len()];
         for size in sizes {
             let size = f64::from(size);
-            let ends = team.iter().zip(&free).map(|(w, free): (&Worker, &f64)| free + w.pace.train.at(size));
+            let ends =
+                team.iter().zip(&free).map(|(w, free): (&Participant, &f64)| free + w.pace.train.at(size));
             let Some((at, end)) = ends.enumerate().min_by(|a, b| a.1.total_cmp(&b.1)) else { break };
             busy[at] += end - free[at];
             free[at] = end;
@@ -119,8 +120,8 @@ pub fn forecast(team: &[Worker], load: &Load) -> Forecast {
 /// trial goes through the whole run.
 const TRIED: usize = 8;
 
-fn doubtful(team: &[Worker], left: &[usize]) -> Vec<usize> {
-    let slowest = |cost: fn(&Worker) -> f64| {
+fn doubtful(team: &[Participant], left: &[usize]) -> Vec<usize> {
+    let slowest = |cost: fn(&Participant) -> f64| {
         let mut order = left.to_vec();
         order.sort_by(|a, b| cost(&team[*b]).total_cmp(&cost(&team[*a])));
         order.truncate(TRIED);
@@ -134,12 +135,12 @@ fn doubtful(team: &[Worker], left: &[usize]) -> Vec<usize> {
 }
 
 /// The workers without which it would take no longer, the most useless first: what each of them costs, in seconds.
-pub fn useless(team: &[Worker], load: &Load) -> Vec<(usize, f64)> {
+pub fn useless(team: &[Participant], load: &Load) -> Vec<(usize, f64)> {
     let mut left: Vec<usize> = (0..team.len()).collect();
     let mut found = Vec::new();
     while left.len() > 1 {
         let with = |kept: &[usize]| {
-            let team: Vec<Worker> = kept.iter().map(|&at| team[at].clone()).collect();
+            let team: Vec<Participant> = kept.iter().map(|&at| team[at].clone()).collect();
             forecast(&team, load).total()
         };
         let now = with(&left);
@@ -165,7 +166,7 @@ mod tests {
     use crate::forecast::profile::Basis;
     use crate::numeric::line::Line;
 
-    fn worker(fixed: f64, each: f64, link: Option<(f64, f64)>) -> Worker {
+    fn worker(fixed: f64, each: f64, link: Option<(f64, f64)>) -> Participant {
         let train = Line { fixed, each };
         let pace = Pace {
             train,
@@ -177,7 +178,7 @@ mod tests {
             basis: Basis::Measured,
         };
         let link = link.map(|(bandwidth, round_trip)| Link { bandwidth, round_trip });
-        Worker { pace, link }
+        Participant { pace, link }
     }
 
     fn load(steps: &[&[u32]]) -> Load {

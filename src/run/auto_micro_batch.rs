@@ -8,13 +8,13 @@ use super::prepare::{self, Prepared};
 use super::signals;
 use crate::config::groups::{Options, Resume};
 use crate::config::refusal::Refusal;
-use crate::config::{Settings, Source, yaml};
+use crate::config::{Origin, Settings, yaml};
 use crate::data::plan::{Plan, PlanOptions};
 use crate::devices::{self, Chosen, Need};
 use crate::forecast::counts::{Ahead, SOME, count};
 use crate::forecast::profile::{self, Basis, Measured, Profiles};
 use crate::forecast::team::{Expected, team};
-use crate::forecast::time::{Worker, forecast};
+use crate::forecast::time::{Participant, forecast};
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;
 use crate::train::{Compute, Local};
@@ -51,7 +51,7 @@ pub fn plan(
         None => choose(options, (p, chosen), look)?,
     };
     p.remarks.push(format!("auto     --micro-batch-tokens {tokens}: {why}"));
-    settings.put(NAME, vec![tokens.to_string()], Source::Computed(format!("auto: {why}")));
+    settings.put(NAME, vec![tokens.to_string()], Origin::Computed(format!("auto: {why}")));
     Ok(Plan::new(&p.train.samples, &PlanOptions { micro_batch_tokens: Some(tokens), ..typed }))
 }
 
@@ -101,7 +101,7 @@ fn choose(
         if team.iter().any(|e| e.worker.is_none()) && best.is_some() {
             break;
         }
-        let workers: Vec<Worker> = team.into_iter().filter_map(|e| e.worker).collect();
+        let workers: Vec<Participant> = team.into_iter().filter_map(|e| e.worker).collect();
         let guessed = workers.iter().any(|w| w.pace.basis == Basis::Guess);
         let seconds = forecast(&workers, &load).total();
         if best.is_none_or(|(_, least, ..)| seconds < least * (1.0 - WORTH)) {

@@ -4,7 +4,7 @@
 //! disk; then the port opens.
 
 use super::auto_micro_batch;
-use super::folder::{self, Claim, Place};
+use super::folder::{self, Claim, RunFolder};
 use super::job::{Job, Steps, Team, Values};
 use super::prepare;
 use super::signals;
@@ -15,11 +15,11 @@ use crate::cluster::inject::Inject;
 use crate::cluster::link::{ROOM, pair};
 use crate::cluster::machine::Config;
 use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
-use crate::cluster::worker::{self, Blueprint, Equipment, Outcome, Shape, Source, Worker};
-use crate::config::groups::{Gpus, Options, Precision, Role};
+use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
+use crate::config::groups::{ComputeDtype, Gpus, Options, Role};
 use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::TABLE;
-use crate::config::{Settings, Source as Origin};
+use crate::config::{Origin, Settings};
 use crate::devices::{self, Chosen};
 use crate::net::{Party, Secured, Wishes, invitation, secure};
 use crate::numeric::REVISION;
@@ -85,7 +85,7 @@ fn begin(
     settings: &mut Settings,
     options: &Options,
     chosen: Option<&Chosen>,
-) -> Result<(Place, Option<Lock>, Job), Refusal> {
+) -> Result<(RunFolder, Option<Lock>, Job), Refusal> {
     let place = folder::place(&options.output, &options.model.model)?;
     let lock = place.hold()?;
     let mut prepared = prepare::prepare(settings, options)?;
@@ -220,7 +220,7 @@ fn work_here(
     };
     Ok(std::thread::spawn(move || {
         let say = |line: &str| say!("{line}");
-        let outcome = Worker::new(equipment, Source::Here(blueprint), &say).serve(theirs, hello, &NEVER);
+        let outcome = Worker::new(equipment, ModelSource::Here(blueprint), &say).serve(theirs, hello, &NEVER);
         // Where they are alone it is why the run ends, and said there.
         if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome
             && company == Company::Open
@@ -274,7 +274,7 @@ fn manifest(
     files: &ModelFiles,
 ) -> Manifest {
     let p = &job.prepared;
-    let typed = settings.is_given("dtype") && options.devices.dtype != Precision::Auto;
+    let typed = settings.is_given("dtype") && options.devices.dtype != ComputeDtype::Auto;
     Manifest {
         run: record.run.clone(),
         epoch: record.epoch,

@@ -23,7 +23,7 @@ pub const RUN_FILE: &str = "run.yaml";
 
 /// Where a run will write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct RunFolder {
     /// The folder.
     pub dir: PathBuf,
     /// A checkpoint, or a run's folder whose newest one is meant.
@@ -34,7 +34,7 @@ pub struct Place {
     numbered: Option<String>,
 }
 
-impl Place {
+impl RunFolder {
     /// Whether the run goes on in the folder that it resumes from, and not in another one.
     pub fn goes_on(&self) -> bool {
         self.resume.as_deref().is_some_and(|from| same(&run_of(from), &self.dir))
@@ -90,7 +90,7 @@ impl Place {
 }
 
 /// Where the run goes, refused if something else is there; nothing is written.
-pub fn place(options: &OutputOptions, model: &str) -> Result<Place, Refusal> {
+pub fn place(options: &OutputOptions, model: &str) -> Result<RunFolder, Refusal> {
     let both = "--overwrite: either --resume or --overwrite of the same folder, not both";
     if options.overwrite && options.resume == Resume::Output {
         return Err(Refusal::configuration(both));
@@ -99,7 +99,7 @@ pub fn place(options: &OutputOptions, model: &str) -> Result<Place, Refusal> {
     let named = options.output.clone().or_else(|| resume.as_deref().map(run_of));
     let numbered = named.is_none().then(|| stem(model));
     let dir = named.unwrap_or_else(|| free(&stem(model)));
-    let place = Place { dir, resume, overwrite: options.overwrite, numbered };
+    let place = RunFolder { dir, resume, overwrite: options.overwrite, numbered };
     if place.goes_on() && place.overwrite {
         return Err(Refusal::configuration(both));
     }

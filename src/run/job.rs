@@ -11,7 +11,7 @@ pub use expect::{need, trials};
 pub use team::{Steps, Team, Values};
 
 use super::adapter::{self, Writer};
-use super::folder::{Claim, Place, RUN_FILE};
+use super::folder::{Claim, RUN_FILE, RunFolder};
 use super::prepare::Prepared;
 use super::prompt::{chat_ids, prompt_ids};
 use super::run_file::RunFile;
@@ -19,7 +19,7 @@ use super::signals;
 use super::watch::Watch;
 use crate::cluster::coordinator::{Hint, prompt_fits};
 use crate::config::Settings;
-use crate::config::groups::{Options, Precision, Role};
+use crate::config::groups::{ComputeDtype, Options, Role};
 use crate::config::refusal::{Kind, Refusal};
 use crate::data::plan::Plan;
 use crate::data::tokenizer::{Skip, Special};
@@ -85,7 +85,7 @@ impl Job {
         };
         let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
         // Where nobody named it, every device decides for itself.
-        let dtype = Some(options.devices.dtype).filter(|dtype| *dtype != Precision::Auto);
+        let dtype = Some(options.devices.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
         let dtype = dtype.map(|dtype| format!("{dtype:?}").to_lowercase());
         let identity = Identity::new(&schedule, &optim, &writer.layout)
             .with("model", &model_hash)
@@ -125,7 +125,7 @@ impl Job {
     }
 
     /// Takes the state of the checkpoint that --resume means, where there is one.
-    pub fn resume(&mut self, place: &Place) -> Result<(), Refusal> {
+    pub fn resume(&mut self, place: &RunFolder) -> Result<(), Refusal> {
         place.recover()?;
         let Some(checkpoint) = place.checkpoint()? else { return Ok(()) };
         checkpoint.passed_over.iter().for_each(|line| say!("warning: {line}"));
@@ -162,7 +162,7 @@ impl Job {
     pub fn train(
         mut self,
         (settings, options): (&Settings, &Options),
-        place: &Place,
+        place: &RunFolder,
         claim: Claim,
         team: &mut dyn Team,
     ) -> Result<(), Refusal> {
@@ -222,7 +222,7 @@ impl Job {
         &mut self,
         team: &mut dyn Team,
         finished: &Finished,
-        (place, options): (&Place, &Options),
+        (place, options): (&RunFolder, &Options),
     ) -> Result<(), Refusal> {
         if !finished.complete {
             return Err(saved(finished, place, options));
@@ -238,7 +238,7 @@ impl Job {
         &mut self,
         compute: &mut dyn Compute,
         options: &Options,
-        (place, claim): (&Place, &Claim),
+        (place, claim): (&RunFolder, &Claim),
         events: &mut dyn FnMut(&Event),
     ) -> Result<Finished, Refusal> {
         self.bring_best(place)?;
@@ -313,7 +313,7 @@ impl Job {
     }
 
     /// Writes the adapter, reads it back, and compares the two.
-    fn finish(&mut self, team: &mut dyn Team, finished: &Finished, place: &Place) -> Result<(), Refusal> {
+    fn finish(&mut self, team: &mut dyn Team, finished: &Finished, place: &RunFolder) -> Result<(), Refusal> {
         let memory = &*self.result(&finished.state, place)?;
         self.writer.write(&place.dir, memory, &self.numbers())?;
         let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
@@ -321,7 +321,7 @@ impl Job {
     }
 
     /// Lines for people.
-    fn notes(&self, options: &Options, place: &Place) -> Vec<String> {
+    fn notes(&self, options: &Options, place: &RunFolder) -> Vec<String> {
         let p = &self.prepared;
         let c = &p.train.counts;
         let modules = p.spec.targets.join(" ");
@@ -347,7 +347,7 @@ impl Job {
 }
 
 /// Where the report goes; None where the run's folder is gone, which nothing makes again.
-fn report_to<'a>(place: &'a Place, claim: &Claim) -> Option<&'a Path> {
+fn report_to<'a>(place: &'a RunFolder, claim: &Claim) -> Option<&'a Path> {
     claim.stands().then_some(&place.dir)
 }
 
@@ -360,7 +360,7 @@ fn first(outcome: Result<(), Refusal>, logged: Result<(), Refusal>) -> Result<()
 }
 
 /// The end of a run that a signal stopped.
-fn saved(finished: &Finished, place: &Place, options: &Options) -> Refusal {
+fn saved(finished: &Finished, place: &RunFolder, options: &Options) -> Refusal {
     let (step, dir) = (finished.state.step, place.dir.display());
     let again = match options.data.data.iter().any(|path| path.as_os_str() == "-") {
         true => ", and the same rows on stdin",

@@ -7,13 +7,13 @@ use super::folder;
 use super::row_warnings;
 use crate::config::groups::{DataOptions, Options, Split, within};
 use crate::config::refusal::Refusal;
-use crate::config::{Settings, Source};
+use crate::config::{Origin, Settings};
 use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::plan::PlanOptions;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Corpus, DataError, LabelMap, Task};
-use crate::forecast::profile::Shape;
+use crate::forecast::profile::ModelShape;
 use crate::format::peft::{self, AdapterConfig, TaskType};
 use crate::model::config::Config;
 use crate::model::lora::{self, LoraSpec};
@@ -54,8 +54,8 @@ impl Prepared {
     }
 
     /// The model as far as its speed goes.
-    pub fn shape(&self, options: &Options) -> Shape {
-        Shape::of(&folder::stem(&options.model.model), (&self.config, &self.spec), &self.base.files.kind)
+    pub fn shape(&self, options: &Options) -> ModelShape {
+        ModelShape::of(&folder::stem(&options.model.model), (&self.config, &self.spec), &self.base.files.kind)
     }
 
     /// The model's hash, which was worked out while rows were read.
@@ -221,7 +221,7 @@ fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> R
         None => {
             let n = MAX_SEQ_LEN.min(longest);
             let source =
-                Source::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
+                Origin::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
             settings.put("max-seq-len", vec![n.to_string()], source);
             let window = config.window.filter(|w| *w == n && *w < config.max_positions);
             if let Some(window) = window.filter(|_| !options.output.quiet) {
@@ -338,7 +338,7 @@ fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<L
         let mut take = |name, value: Vec<String>| match settings.is_given(name) {
             true => false,
             false => {
-                settings.put(name, value, Source::Computed(dir.join(peft::CONFIG).display().to_string()));
+                settings.put(name, value, Origin::Computed(dir.join(peft::CONFIG).display().to_string()));
                 true
             }
         };

@@ -3,7 +3,7 @@
 
 use crate::config::demo;
 use crate::config::table::{Section, TABLE, Takes};
-use crate::config::{Settings, Source, yaml};
+use crate::config::{Origin, Settings, yaml};
 use crate::format::{FormatError, atomic};
 use crate::train::event::{Event, Step};
 use std::collections::BTreeSet;
@@ -81,7 +81,7 @@ pub fn text(settings: &Settings, facts: &[(&str, String)]) -> String {
             let values: Vec<String> = setting.values.iter().map(|v| quoted(&recorded(opt.name, v))).collect();
             let value = match values.as_slice() {
                 // A flag that was given without its value.
-                [] if setting.source == Source::Flag && matches!(opt.takes, Takes::Optional(_)) => {
+                [] if setting.source == Origin::Flag && matches!(opt.takes, Takes::Optional(_)) => {
                     "true".into()
                 }
                 [] => "null".to_string(),
@@ -127,7 +127,7 @@ mod tests {
         let flag = |key: &str, values: &[&str]| Typed {
             key: key.into(),
             values: values.iter().map(|v| v.to_string()).collect(),
-            source: Source::Flag,
+            source: Origin::Flag,
         };
         let typed = vec![
             flag("model", &["owner/name@main"]),

@@ -1,7 +1,7 @@
 //! Everybody who sees the events of a run: the terminal, metrics.jsonl, TensorBoard, the page, and in the end the
 //! report. All are functions of the same stream, so none says what another could not.
 
-use super::folder::{Place, RUN_FILE, run_of};
+use super::folder::{RUN_FILE, RunFolder, run_of};
 use crate::config::groups::Options;
 use crate::config::refusal::{self, Refusal};
 use crate::net::keyring::Keyring;
@@ -28,7 +28,7 @@ pub struct Watch {
 
 impl Watch {
     /// Opens all that the options ask for; a run that is resumed goes on in its files.
-    pub fn new(options: &Options, place: &Place, state: &State, look: Look) -> Result<Self, Refusal> {
+    pub fn new(options: &Options, place: &RunFolder, state: &State, look: Look) -> Result<Self, Refusal> {
         let (token, options) = (options.cluster.token_file.as_deref(), &options.output);
         let path = options.log_json.clone().unwrap_or_else(|| place.dir.join(METRICS));
         // A link (/dev/stdout) is followed, so that nothing takes its place.
@@ -124,7 +124,7 @@ pub fn surroundings(dir: &Path) -> Surroundings {
 const BOARD: &str = "tensorboard";
 
 /// TensorBoard's files of the run. A run that goes on in its own folder goes on in the one that its log names.
-fn board(dir: &Path, place: &Place, log: &Path) -> Result<TensorBoard, Refusal> {
+fn board(dir: &Path, place: &RunFolder, log: &Path) -> Result<TensorBoard, Refusal> {
     let before = if place.goes_on() { report::read(log)? } else { vec![] };
     let noted = |event: &Event| match event {
         Event::Run(run) => {

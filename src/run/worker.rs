@@ -5,12 +5,12 @@
 use super::base_model;
 use super::signals;
 use crate::cluster::inject::Inject;
-use crate::cluster::worker::{Cache, Ending, Reconnect, Sight, Source, Way, Worker};
+use crate::cluster::worker::{Cache, Ending, ModelSource, Reconnect, Sight, Way, Worker};
 use crate::config::cache;
 use crate::config::groups::{Coordinator, Options};
 use crate::config::refusal::{Kind, Refusal};
 use crate::config::table::{Section, TABLE};
-use crate::config::{Settings, Source as From};
+use crate::config::{Origin, Settings};
 use crate::devices;
 use crate::net::{Party, Wishes, secure};
 use crate::report::{Look, Shift};
@@ -46,7 +46,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), Refusal> {
     chosen.notes.iter().for_each(|note| say(note));
     let named = named(settings, options)?;
     let model = named.as_ref().map(|(_, hash)| hash.clone());
-    let source = Source::Files { named, cache: Cache::new(cache(options)?) };
+    let source = ModelSource::Files { named, cache: Cache::new(cache(options)?) };
     let mut worker = Worker::new(devices::equipment(&chosen, inject), source, &say).shown_to(&see);
     signals::listen(Look::Quiet).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
     let reconnect = Reconnect {
@@ -96,7 +96,7 @@ fn typed(settings: &Settings) -> Vec<(String, String)> {
     let of_the_run = |section| matches!(section, Section::Data | Section::Lora | Section::Optim);
     let options = TABLE.iter().filter(|o| of_the_run(o.section) || OF_THE_RUN.contains(&o.name));
     let said = options.filter_map(|o| {
-        let setting = settings.get(o.name).filter(|s| s.source != From::Default)?;
+        let setting = settings.get(o.name).filter(|s| s.source != Origin::Default)?;
         Some((o.key(), setting.values.join(",")))
     });
     said.collect()

@@ -5,7 +5,7 @@
 mod read_back;
 
 use super::logits::{self, Compared, logits, plain_logits};
-use super::{Outtype, Source};
+use super::{Exported, Outtype};
 use crate::config::refusal::Refusal;
 use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
@@ -47,7 +47,7 @@ enum From {
 }
 
 /// Writes the file and compares it with what is in memory.
-pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
+pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let (base, loaded, devices) = (&source.base, &source.loaded, &source.devices);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let merged = Merged {

@@ -1,6 +1,6 @@
 //! `--to merged`: base and adapter as one Hugging Face directory.
 
-use super::Source;
+use super::Exported;
 use super::logits::{self, Compared, logits, plain_logits};
 use crate::config::refusal::Refusal;
 use crate::format::safetensors::{self, Spec};
@@ -19,7 +19,7 @@ use std::path::Path;
 const SHARD: usize = 5_000_000_000;
 
 /// Writes the folder and compares it with what is in memory.
-pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
+pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
     let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let merged = |dtype| Merged {

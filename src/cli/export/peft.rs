@@ -1,6 +1,6 @@
 //! `--to peft`: the adapter alone, in PEFT's form.
 
-use super::Source;
+use super::Exported;
 use super::logits::{fits, logits, probe};
 use crate::config::refusal::Refusal;
 use crate::format::{atomic, peft};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Writes the folder and compares it with what is in memory. The base's name and the card are those of the adapter in
 /// `from`: they say more than its values do.
-pub fn write(source: &Source, from: &Path, out: &Path) -> Result<Value, Refusal> {
+pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
     fits(source, None)?;
     let mut writer = Writer::new(base, &loaded.config, &loaded.spec, None);

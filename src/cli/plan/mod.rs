@@ -8,16 +8,16 @@ mod tell;
 
 use crate::forecast::counts::{ALL, Ahead, Counts, count};
 use crate::forecast::team::{Expected, team};
-use crate::forecast::time::{Forecast, Worker, forecast, useless};
+use crate::forecast::time::{Forecast, Participant, forecast, useless};
 pub use tell::note_line;
 
 use crate::cli::invocation::Invocation;
 use crate::config::groups::{Gpus, Options, Role};
 use crate::config::refusal::Refusal;
-use crate::config::{Settings, Source, values};
+use crate::config::{Origin, Settings, values};
 use crate::devices::{self, Chosen};
 use crate::forecast::link;
-use crate::forecast::profile::{Basis, Profiles, Shape};
+use crate::forecast::profile::{Basis, ModelShape, Profiles};
 use crate::run::auto_micro_batch;
 use crate::run::folder;
 use crate::run::prepare::{self, Prepared};
@@ -26,7 +26,7 @@ use crate::run::prepare::{self, Prepared};
 pub struct Outlook {
     prepared: Prepared,
     counts: Counts,
-    shape: Shape,
+    shape: ModelShape,
     team: Vec<Expected>,
     forecast: Forecast,
     /// Devices that would be better left out, and the seconds that this saves.
@@ -80,7 +80,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         });
     }
     let able: Vec<usize> = (0..team.len()).filter(|&at| team[at].worker.is_some()).collect();
-    let workers: Vec<Worker> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
+    let workers: Vec<Participant> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
     let forecast = forecast(&workers, &load);
     let useless = useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
     let outlook = Outlook { prepared, counts, shape, team, forecast, useless, notes };
@@ -96,7 +96,7 @@ fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, 
     let computes = options.cluster.role == Role::Single
         || options.devices.gpus != Gpus::None && settings.is_given("gpus");
     if !computes {
-        settings.put("gpus", vec!["none".into()], Source::Computed("a coordinator's default".into()));
+        settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
         return Ok(None);
     }
     devices::choose(&options.devices).map(Some)

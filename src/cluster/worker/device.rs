@@ -5,7 +5,7 @@
 mod chain;
 mod trial;
 use super::blueprint::{Blueprint, Candidate};
-use super::device_queue::{DeviceQueue, Job};
+use super::device_queue::{DeviceQueue, QueuedLease};
 use super::parameters::Parameters;
 use super::selftest::Reference;
 use super::sum::{Finished, scalars};
@@ -115,7 +115,7 @@ pub(super) struct Shared {
     pub buffers: Buffers,
 }
 
-pub(super) struct Worker {
+pub(super) struct DeviceWorker {
     candidate: Candidate,
     /// Where in the chain it is.
     at: usize,
@@ -126,7 +126,7 @@ pub(super) struct Worker {
     shared: Shared,
 }
 
-impl Worker {
+impl DeviceWorker {
     /// Opens the first backend of the chain that can be opened and passes the self-test. The lines say which did
     /// not and why; the error is the last of them.
     pub fn open(
@@ -135,7 +135,7 @@ impl Worker {
         shared: Shared,
     ) -> Result<(Self, Vec<String>), String> {
         let layout = shared.blueprint.layout();
-        let mut worker = Worker { candidate, at: 0, model: None, layout, holds: None, queue, shared };
+        let mut worker = DeviceWorker { candidate, at: 0, model: None, layout, holds: None, queue, shared };
         let lines = worker.next_backend(0)?;
         Ok((worker, lines))
     }
@@ -175,7 +175,7 @@ impl Worker {
     }
 
     /// The lease and all behind it go back: they were given to what the device was before.
-    fn hand_back(&self, job: &Job, reason: String) {
+    fn hand_back(&self, job: &QueuedLease, reason: String) {
         say(job, Report::Trouble { lease: job.lease.lease, trouble: Trouble::Device { reason } });
         for left in self.queue.empty() {
             say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
@@ -183,7 +183,7 @@ impl Worker {
     }
 
     /// Tells a conversation that began while the device changed what it is now.
-    fn introduce(&self, job: &Job, reason: String) {
+    fn introduce(&self, job: &QueuedLease, reason: String) {
         self.hand_back(job, reason.clone());
         self.queue.finished();
         if say(job, Report::Fallback { now: self.device(), reason }) {
@@ -193,7 +193,7 @@ impl Worker {
 
     /// The lease and all behind it go back at once, because opening another backend may take a while. False where
     /// none is left.
-    fn fall_back(&mut self, job: &Job, reason: String) -> bool {
+    fn fall_back(&mut self, job: &QueuedLease, reason: String) -> bool {
         self.hand_back(job, reason.clone());
         let reason = match self.next_backend(self.at + 1) {
             Ok(_) => {
@@ -215,7 +215,7 @@ impl Worker {
         false
     }
 
-    fn compute(&mut self, job: &Job, began: Instant) -> Result<Report, Failed> {
+    fn compute(&mut self, job: &QueuedLease, began: Instant) -> Result<Report, Failed> {
         let Lease { lease, after, of, ref work, .. } = job.lease;
         let parameters = job.parameters.hash;
         self.take_parameters(&job.parameters)?;
@@ -332,7 +332,7 @@ impl Worker {
 }
 
 /// False where the conversation that the lease came from is over; then nobody wants to know.
-fn say(job: &Job, report: Report) -> bool {
+fn say(job: &QueuedLease, report: Report) -> bool {
     job.reply.send((job.lease.device, report)).is_ok()
 }
 

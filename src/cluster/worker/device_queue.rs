@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A lease with all that is needed to work on it, and whom to tell.
-pub(super) struct Job {
+pub(super) struct QueuedLease {
     pub lease: Lease,
     pub parameters: Arc<Parameters>,
     /// Of the conversation that the lease came from: when that has ended, nobody listens.
@@ -27,7 +27,7 @@ pub(super) struct DeviceQueue {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
+    queue: VecDeque<QueuedLease>,
     running: Option<LeaseId>,
     closed: bool,
     /// What computes here; the error is why nothing does any more.
@@ -53,7 +53,7 @@ impl DeviceQueue {
     }
 
     /// No device is left, and the thread ends: nothing can be put here any more. What still was.
-    pub fn end(&self, reason: String) -> Vec<Job> {
+    pub fn end(&self, reason: String) -> Vec<QueuedLease> {
         let mut state = self.state();
         (state.device, state.running) = (Some(Err(reason)), None);
         state.queue.drain(..).collect()
@@ -95,7 +95,7 @@ impl DeviceQueue {
     }
 
     /// One more; false where nobody would take it.
-    pub fn put(&self, job: Job) -> bool {
+    pub fn put(&self, job: QueuedLease) -> bool {
         let mut state = self.state();
         if state.closed || !matches!(state.device, Some(Ok(_))) {
             return false;
@@ -106,7 +106,7 @@ impl DeviceQueue {
     }
 
     /// The next one, once there is one; None when the queue was closed.
-    pub fn next(&self) -> Option<Job> {
+    pub fn next(&self) -> Option<QueuedLease> {
         let mut state = self.state();
         state.running = None;
         loop {
@@ -135,7 +135,7 @@ impl DeviceQueue {
     }
 
     /// Takes away everything that was not begun.
-    pub fn empty(&self) -> Vec<Job> {
+    pub fn empty(&self) -> Vec<QueuedLease> {
         self.state().queue.drain(..).collect()
     }
 
@@ -145,7 +145,7 @@ impl DeviceQueue {
         if state.running.is_some() {
             self.cancel.raise();
         }
-        let queued: Vec<Job> = state.queue.drain(..).collect();
+        let queued: Vec<QueuedLease> = state.queue.drain(..).collect();
         state.running.into_iter().chain(queued.iter().map(|job| job.lease.lease)).collect()
     }
 

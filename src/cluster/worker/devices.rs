@@ -2,8 +2,8 @@
 //! comes back goes on with the models that it has loaded.
 
 use super::blueprint::{Blueprint, Candidate, Opener, Shape};
-use super::device::{Buffers, Settled, Shared, Worker};
-use super::device_queue::{DeviceQueue, Job};
+use super::device::{Buffers, DeviceWorker, Settled, Shared};
+use super::device_queue::{DeviceQueue, QueuedLease};
 use super::limits::Limits;
 use super::selftest::Reference;
 use super::sum::Devices;
@@ -105,7 +105,7 @@ impl DeviceThreads {
     }
 
     /// Gives a device a lease; false where there is none of that index any more.
-    pub fn put(&self, device: u16, job: Job) -> bool {
+    pub fn put(&self, device: u16, job: QueuedLease) -> bool {
         self.queues.get(usize::from(device)).is_some_and(|queue| queue.put(job))
     }
 
@@ -145,7 +145,7 @@ fn start(candidates: &[Candidate], shared: &Shared) -> Vec<Opened> {
         let (opened, shared, candidate) = (opened.clone(), shared.clone(), candidate.clone());
         let open = move || {
             let queue = Arc::new(DeviceQueue::default());
-            match Worker::open(candidate, queue.clone(), shared) {
+            match DeviceWorker::open(candidate, queue.clone(), shared) {
                 Ok((mut worker, lines)) => {
                     // A panic in it is found again by the first lease, where it has consequences.
                     let mut trials = caught(|| worker.measure()).unwrap_or_default();

@@ -4,7 +4,7 @@
 use super::devices::DeviceThreads;
 use super::outbox::Outbox;
 use super::session::{Holding, Session};
-use super::{Blueprint, Outcome, Shape, Source, Worker};
+use super::{Blueprint, ModelSource, Outcome, Shape, Worker};
 use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
 use crate::numeric::fixed::FRACTION_BITS;
@@ -72,7 +72,8 @@ impl Worker<'_> {
     /// byte for a word there and back, then as much as shows a bandwidth.
     async fn probe(&self, outbox: &mut Outbox<'_>, manifest: &Manifest) -> Result<Option<Link>, Outcome> {
         let largest = manifest.files.iter().zip(0..).max_by_key(|(file, _)| file.size);
-        let (Source::Files { .. }, Some((file, index))) = (&self.source, largest.filter(|(f, _)| f.size > 0))
+        let (ModelSource::Files { .. }, Some((file, index))) =
+            (&self.source, largest.filter(|(f, _)| f.size > 0))
         else {
             return Ok(None);
         };
@@ -95,8 +96,8 @@ impl Worker<'_> {
     /// For lines about what the coordinator is told too: in its own process it alone says them.
     fn aside(&self) -> &dyn Fn(&str) {
         match self.source {
-            Source::Here(_) => &|_| (),
-            Source::Files { .. } => self.say,
+            ModelSource::Here(_) => &|_| (),
+            ModelSource::Files { .. } => self.say,
         }
     }
 
@@ -121,9 +122,11 @@ impl Worker<'_> {
 
     async fn blueprint(&self, outbox: &mut Outbox<'_>, manifest: &Manifest) -> Result<Blueprint, Outcome> {
         let path = match &self.source {
-            Source::Here(blueprint) => return Ok(blueprint.clone()),
-            Source::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => path.clone(),
-            Source::Files { named: Some((path, hash)), .. } => {
+            ModelSource::Here(blueprint) => return Ok(blueprint.clone()),
+            ModelSource::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => {
+                path.clone()
+            }
+            ModelSource::Files { named: Some((path, hash)), .. } => {
                 let (path, model) = (path.display(), &manifest.model);
                 return Err(Outcome::Refused {
                     reason: format!(
@@ -132,7 +135,7 @@ impl Worker<'_> {
                     ),
                 });
             }
-            Source::Files { named: None, cache } => cache.obtain(manifest, outbox, self.say).await?,
+            ModelSource::Files { named: None, cache } => cache.obtain(manifest, outbox, self.say).await?,
         };
         Blueprint::open(&path, Shape::of(manifest)).map_err(|e| match e.is_configuration() {
             true => Outcome::Refused { reason: e.to_string() },

@@ -70,7 +70,7 @@ pub enum Outcome {
 
 /// Where a worker's model comes from.
 #[expect(clippy::large_enum_variant, reason = "a process has one of it")]
-pub enum Source {
+pub enum ModelSource {
     /// From the same process, which is the coordinator's.
     Here(Blueprint),
     /// From this machine's disk, or from the coordinator.
@@ -94,7 +94,7 @@ pub enum Sight<'a> {
 /// A process' devices, which take part in one conversation after the other.
 pub struct Worker<'a> {
     equipment: Equipment,
-    source: Source,
+    source: ModelSource,
     /// Told what happens, line by line.
     say: &'a dyn Fn(&str),
     /// Shown what it has done.
@@ -108,7 +108,7 @@ pub struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// Nothing is opened yet; `say` is told what happens, line by line.
-    pub fn new(equipment: Equipment, source: Source, say: &'a dyn Fn(&str)) -> Self {
+    pub fn new(equipment: Equipment, source: ModelSource, say: &'a dyn Fn(&str)) -> Self {
         let (see, share) = (&|_: Sight<'_>| (), Cell::default());
         Worker { equipment, source, say, see, share, threads: None, before: None, welcomed: false }
     }

@@ -3,7 +3,7 @@
 //! what it is told.
 
 use super::device::Report;
-use super::device_queue::Job;
+use super::device_queue::QueuedLease;
 use super::devices::DeviceThreads;
 use super::outbox::Outbox;
 use super::parameters::{Arriving, Parameters};
@@ -223,7 +223,7 @@ impl<'a, 'w> Session<'a, 'w> {
         let (device, reply) = (lease.device, self.reply.clone());
         let index = usize::from(device);
         let takes = self.up.get(index) == Some(&true) && self.late.get(index) == Some(&None);
-        if !takes || !self.threads.put(device, Job { lease, parameters, reply }) {
+        if !takes || !self.threads.put(device, QueuedLease { lease, parameters, reply }) {
             self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
         }
         Ok(())

@@ -47,7 +47,7 @@ fn blueprint() -> Blueprint {
     Blueprint { tensors: Arc::new(InBlocks(config.clone())), config, shape }
 }
 
-fn card(features: &[&str]) -> Found {
+fn card(features: &[&str]) -> FoundCard {
     let device = cuda::Device {
         ordinal: 0,
         name: "a card".into(),
@@ -66,7 +66,7 @@ fn card(features: &[&str]) -> Found {
         features: features.iter().map(|f| f.to_string()).collect(),
         limits: BTreeMap::new(),
     };
-    Found::Cuda(Box::leak(Box::new(nvidia::Found { device, facts })))
+    FoundCard::Cuda(Box::leak(Box::new(nvidia::FoundNvidia { device, facts })))
 }
 
 #[test]
@@ -76,11 +76,11 @@ fn the_slab_is_counted_once() {
     let fit = Fit { line, blocks: Keep::Inputs.blocks(blueprint.config.layers), tokens: 64 };
     let (with, without): (&[&str], &[&str]) = (&["compute 8.0", "bf16"], &["compute 7.0"]);
     for (features, dtype, number) in [
-        (with, Precision::F32, 4),
-        (with, Precision::Bf16, 2),
+        (with, ComputeDtype::F32, 4),
+        (with, ComputeDtype::Bf16, 2),
         // Where nobody says, what the card is fastest in.
-        (with, Precision::Auto, 2),
-        (without, Precision::Auto, 4),
+        (with, ComputeDtype::Auto, 2),
+        (without, ComputeDtype::Auto, 4),
     ] {
         let (found, short) = (card(features), number == 2);
         let load = |measured| found.load(&Whole { measured, ..Whole::of(&blueprint) }, dtype).unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::table::TABLE;
-use crate::config::{Settings, Source, Typed};
+use crate::config::{Origin, Settings, Typed};
 use std::collections::BTreeMap;
 
 const ON_THE_CPU: &str = "cpu /1; note: computes on the CPU: no GPU found (finetune devices says why)";
@@ -48,7 +48,7 @@ fn facts(text: &str) -> Facts {
 fn chosen(machine: &[&str], typed: &str) -> String {
     let mut layer: Vec<Typed> = Vec::new();
     for (key, value) in typed.split(' ').filter_map(|option| option.split_once('=')) {
-        layer.push(Typed { key: key.replace('-', "_"), values: vec![value.into()], source: Source::Flag });
+        layer.push(Typed { key: key.replace('-', "_"), values: vec![value.into()], source: Origin::Flag });
     }
     let options: Vec<_> = TABLE.iter().collect();
     let settings = Settings::resolve(&options, vec![layer]).unwrap();

@@ -1,7 +1,7 @@
 //! Taking a run's folder: made, or taken over with what it holds moved aside; given back unless the run takes its first
 //! step; and watched for as long as the run writes there.
 
-use super::{Place, RUNS, free};
+use super::{RUNS, RunFolder, free};
 use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
 use crate::config::refusal::{self, Refusal};
 use std::cell::Cell;
@@ -50,9 +50,9 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Makes the folder, and keeps others out of it where the disk knows locks; `lock` is what [`Place::hold`] gave.
+    /// Makes the folder, and keeps others out of it where the disk knows locks; `lock` is what [`RunFolder::hold`] gave.
     /// Where no folder was named, `place` has the one that was made.
-    pub fn new(place: &mut Place, lock: Option<Lock>) -> Result<Self, Refusal> {
+    pub fn new(place: &mut RunFolder, lock: Option<Lock>) -> Result<Self, Refusal> {
         Claim::taking(place, |dir| match lock.map_or_else(|| Lock::take(dir), Ok) {
             Err(e @ RunLockError::Locked(_)) => Err(e.into()),
             lock => Ok(lock.ok()),
@@ -61,12 +61,12 @@ impl Claim {
 
     /// The same for a coordinator, which does not go on without a lock. What stands there is touched only by who has
     /// the lock.
-    pub fn locked(place: &mut Place, lock: Option<Lock>) -> Result<Self, Refusal> {
+    pub fn locked(place: &mut RunFolder, lock: Option<Lock>) -> Result<Self, Refusal> {
         Claim::taking(place, |dir| Ok(Some(lock.map_or_else(|| Lock::take(dir), Ok)?)))
     }
 
     fn taking(
-        place: &mut Place,
+        place: &mut RunFolder,
         lock: impl FnOnce(&Path) -> Result<Option<Lock>, Refusal>,
     ) -> Result<Self, Refusal> {
         let made = make(place)?;
@@ -112,7 +112,7 @@ impl Drop for Claim {
 
 /// Makes the folder, and says which ones were missing. A folder that no user named must be a new one: of several runs
 /// that begin together, each takes another number.
-fn make(place: &mut Place) -> Result<Vec<PathBuf>, Refusal> {
+fn make(place: &mut RunFolder) -> Result<Vec<PathBuf>, Refusal> {
     let missing = |dir: &Path| -> Vec<PathBuf> {
         let missing = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
         dir.ancestors().take_while(missing).map(Into::into).collect()

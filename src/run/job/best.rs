@@ -6,7 +6,7 @@ use crate::config::groups::Every;
 use crate::config::refusal::{self, Refusal};
 use crate::format::{FormatError, atomic};
 use crate::run::adapter;
-use crate::run::folder::Place;
+use crate::run::folder::RunFolder;
 use crate::support::stderr::say;
 use crate::train::best::Best;
 use crate::train::checkpoint::{self, State};
@@ -34,7 +34,7 @@ impl Job {
     }
 
     /// Copies it where the run goes on in another folder.
-    pub(super) fn bring_best(&self, place: &Place) -> Result<(), Refusal> {
+    pub(super) fn bring_best(&self, place: &RunFolder) -> Result<(), Refusal> {
         let (Some(best), Some(from)) = (self.state.best.filter(|best| best.kept), &self.from) else {
             return Ok(());
         };
@@ -54,7 +54,7 @@ impl Job {
     }
 
     /// The values that become the adapter: those of the best evaluation where they are kept, else the last ones.
-    pub(super) fn result<'a>(&self, last: &'a State, place: &Place) -> Result<Cow<'a, [f32]>, Refusal> {
+    pub(super) fn result<'a>(&self, last: &'a State, place: &RunFolder) -> Result<Cow<'a, [f32]>, Refusal> {
         let Some(best) = last.best.filter(|best| best.kept) else { return Ok(Cow::from(&last.parameters)) };
         if best.step == last.step {
             return Ok(Cow::from(&last.parameters));

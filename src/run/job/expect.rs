@@ -6,7 +6,7 @@ use crate::data::plan::Plan;
 use crate::data::samples::Samples;
 use crate::devices::Need;
 use crate::forecast::counts::{Ahead, Counts, SOME, count};
-use crate::forecast::profile::Shape;
+use crate::forecast::profile::ModelShape;
 use crate::forecast::time::Load;
 use crate::model::stage::Microbatch;
 use crate::run::prepare::Prepared;
@@ -14,7 +14,7 @@ use crate::train;
 
 impl Job {
     /// The model as far as its speed goes.
-    pub fn shape(&self, options: &Options) -> Shape {
+    pub fn shape(&self, options: &Options) -> ModelShape {
         self.prepared.shape(options)
     }
 

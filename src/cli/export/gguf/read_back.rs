@@ -1,7 +1,7 @@
 //! What was written is read again before it takes its name: every number, and the ids of texts. Nothing here is within a
 //! bound: it is the same or it is a fault.
 
-use super::super::Source;
+use super::super::Exported;
 use crate::config::refusal::Refusal;
 use crate::data::tokenizer::Special;
 use crate::format::gguf::{decode, encode};
@@ -66,7 +66,7 @@ pub fn same(again: &BaseModel, rounded: &Rounded, out: &Path) -> Result<(), Refu
 }
 
 /// The file's tokenizer gives the ids of the one that was trained with.
-pub fn same_ids(source: &Source, mut again: BaseModel, out: &Path) -> Result<(), Refusal> {
+pub fn same_ids(source: &Exported, mut again: BaseModel, out: &Path) -> Result<(), Refusal> {
     let other = again.tokenizer(None)?;
     for text in TEXTS {
         for special in [Special::Add, Special::Omit] {

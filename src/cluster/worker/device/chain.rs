@@ -1,7 +1,7 @@
 //! The backends of a device, one after the other: what cannot be opened, or panics while it is, leaves its turn to the
 //! next. Two things end the chain: wrong numbers always, and at the start of a run too little memory.
 
-use super::Worker;
+use super::DeviceWorker;
 use crate::cluster::inject::What;
 use crate::cluster::worker::blueprint::Begin;
 use crate::model::memory::{Used, size};
@@ -18,7 +18,7 @@ pub(in super::super) enum Settled {
     Again,
 }
 
-impl Worker {
+impl DeviceWorker {
     /// What trials took decides, where shapes had only said what they should: whether the longest microbatch of the run
     /// has room, and what blocks keep. The error is why it cannot take part.
     pub(in super::super) fn settle(&mut self, memory: &Used) -> Result<Settled, String> {

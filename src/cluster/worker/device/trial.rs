@@ -2,7 +2,7 @@
 //! in them is made up: neither depends on what rows say. The small ones come first, and nothing more is measured once it has taken long enough, so that
 //! a slow device is not kept from its work by being asked how slow it is.
 
-use super::{Failed, Worker};
+use super::{DeviceWorker, Failed};
 use crate::cluster::message::Trials;
 use crate::model::config::Config;
 use crate::model::stage::{IGNORE, InUse, Microbatch, Targets};
@@ -15,7 +15,7 @@ const ROW: usize = 128;
 /// Time after which no larger one is begun.
 const ENOUGH: Duration = Duration::from_millis(300);
 
-impl Worker {
+impl DeviceWorker {
     /// What trial microbatches of a few sizes take, the small ones first.
     pub fn measure(&mut self) -> Trials {
         let trials = sizes(self.shared.blueprint.shape.tokens);
