@@ -5,11 +5,10 @@
 //! busy with, and end the link when nothing at all was heard for too long. So whoever holds a link sees only
 //! messages that mean something, and one way of its ending: `recv` gives None, [`End::reason`] says why.
 
-pub mod codec;
 mod framed;
 mod pump;
 
-pub use codec::{decode, encode};
+pub use super::codec::{decode, encode};
 pub use framed::connected;
 pub use pump::{Liveness, ReadFrames, Spoken, WriteFrames, over};
 

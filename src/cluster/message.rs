@@ -5,7 +5,7 @@
 //! A connection is a member. What it was granted and has not delivered belongs to the connection: once it is
 //! gone the coordinator gives that work out again, and the worker, however it comes back, begins with nothing.
 
-use super::link::codec::in_place;
+use super::codec::in_place;
 pub use super::trials::Trials;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};

@@ -1,6 +1,7 @@
 //! Floor 5: one run on many devices, in this process and on other machines. A coordinator hands out microbatches
 //! and adds up what comes back; workers compute. It sees stages, `net` and `train`, never a backend.
 
+pub mod codec;
 pub mod coordinator;
 pub mod inject;
 pub mod link;

@@ -9,7 +9,6 @@ pub mod error;
 pub mod files;
 pub mod form;
 pub mod labels;
-mod parquet_rows;
 pub mod plan;
 pub mod preview;
 pub mod samples;

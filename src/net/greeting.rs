@@ -7,8 +7,8 @@
 //! twenty bytes stay as they are in every version to come.
 
 use super::error::{NetError, Side};
+use super::party::Party;
 use super::token::Fingerprint;
-use std::fmt;
 
 /// The version of everything that machines say to each other; both ends must have the same one. It is raised with
 /// every change once somebody else can have this one: nothing was released so far.
@@ -18,31 +18,6 @@ pub const PROTOCOL: u16 = 1;
 pub(super) const LENGTH: usize = 20;
 
 const MAGIC: &[u8; 8] = b"finetune";
-
-/// What a process is to the other side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Party {
-    /// Hands out work.
-    Coordinator,
-    /// Takes it.
-    Worker,
-}
-
-impl Party {
-    /// Whom it talks to.
-    pub fn other(self) -> Party {
-        match self {
-            Party::Coordinator => Party::Worker,
-            Party::Worker => Party::Coordinator,
-        }
-    }
-}
-
-impl fmt::Display for Party {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(if *self == Party::Worker { "worker" } else { "coordinator" })
-    }
-}
 
 /// How a side wants to be safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

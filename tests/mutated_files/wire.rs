@@ -5,7 +5,7 @@ use crate::mutate::{self, Dice};
 use crate::weights::file;
 use crate::{Files, Format};
 use bytes::Bytes;
-use finetune::cluster::link::codec::Bulky;
+use finetune::cluster::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{ToCoordinator, ToWorker};
 use finetune::config::refusal::Refusal;

@@ -1,5 +1,5 @@
-//! No circle of modules inside a folder of `src`: whoever reads one of them need not read all. A module is a file with
-//! the files below it, which may name one another.
+//! No circle of modules inside a folder of `src`, so that one of them can be read without all the others. A module is a
+//! file with the files below it; those may name one another.
 
 use crate::floors::{module, paths};
 use crate::shape::judge;

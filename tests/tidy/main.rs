@@ -76,10 +76,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 
 /// Folders of `src` whose modules name one another in a circle.
 const CIRCLES: &[(&str, &str)] = &[
-    ("src/cluster", "a link carries messages, and a message checks that it fits a link's frames"),
-    ("src/data", "rows of Parquet are rows of files"),
     ("src/model", "block, decoder, linear layers and the estimate of their memory"),
-    ("src/net", "an error of the network shows the greeting that caused it"),
     ("src/train", "errors and events name what they are about"),
 ];
 

@@ -1,7 +1,7 @@
 //! The two tasks behind a connection: frames to messages, messages to frames, and liveness. They end together, and
 //! the first reason stands; what was said before a proper end is heard before it.
 
-use super::codec::{Body, Bulky, decode, encode};
+use super::super::codec::{Body, Bulky, decode, encode};
 use super::{End, LAST_WORDS, Link, ROOM};
 use crate::cluster::message::{Packed, ToCoordinator, ToWorker};
 use bytes::Bytes;
