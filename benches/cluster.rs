@@ -8,8 +8,8 @@
 use bytes::Bytes;
 use finetune::cluster::link;
 use finetune::cluster::message::{PIECE, Packed, ToCoordinator, ToWorker};
-use finetune::cluster::piece;
 use finetune::cluster::reduce::{Claim, Reducer};
+use finetune::cluster::sum_chunk;
 use finetune::numeric::fixed;
 use finetune::numeric::rng::Stream;
 use finetune::train::checkpoint::State;
@@ -58,7 +58,7 @@ fn frames(seed: u64, len: usize) -> Vec<Bytes> {
         sums.add_gradient(&gradient(seed * 100 + i, len), fixed::cap(1024)).unwrap_or_else(|e| panic!("{e}"));
     }
     let encode = |p| link::encode(&p).unwrap_or_else(|e| panic!("{e}")).whole();
-    piece::of_sum(1, &sums).map(encode).collect()
+    sum_chunk::of_sum(1, &sums).map(encode).collect()
 }
 
 fn copy_speed(len: usize, repeat: usize) -> f64 {
@@ -116,7 +116,7 @@ fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     });
     let mut bytes = Bytes::new();
     let encode = seconds(repeat, || {
-        bytes = piece::little_endian(&state.parameters);
+        bytes = sum_chunk::little_endian(&state.parameters);
     });
     let hash = seconds(repeat, || assert!(blake3::Hasher::new().update(&bytes).finalize() != [0; 32]));
     let frames = seconds(repeat, || {
@@ -151,7 +151,7 @@ fn main() {
     println!("{:<14} {:7.2} ms for one step without reducing", "together", steps * 1e3);
     let canned: Vec<Vec<Bytes>> = (0..4).map(|seed| frames(seed, len)).collect();
     let sent: usize = canned[0].iter().map(|f| f.len() + 4).sum();
-    let single: usize = piece::of_gradient(1, &gradient(1, len)).map(|p| size(&p)).sum();
+    let single: usize = sum_chunk::of_gradient(1, &gradient(1, len)).map(|p| size(&p)).sum();
     let four = 4.0 * len as f64;
     println!(
         "bytes a worker sends: {:.3} per parameter as a sum of {LEASES}, {:.3} as one microbatch; gets {:.3}",

@@ -1,7 +1,7 @@
 //! The binary: everything happens in `cli`.
 
 #[global_allocator]
-static ALLOCATOR: finetune::numeric::allocator::Allocator = finetune::numeric::allocator::Allocator;
+static ALLOCATOR: finetune::support::allocator::Allocator = finetune::support::allocator::Allocator;
 
 fn main() -> std::process::ExitCode {
     finetune::cli::main()

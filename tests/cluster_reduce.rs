@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use finetune::cluster::message::{Packed, ToCoordinator};
-use finetune::cluster::piece::{self, PieceError};
 use finetune::cluster::reduce::{Claim, Reducer, Refusal, Report};
+use finetune::cluster::sum_chunk::{self, SumChunkError};
 use finetune::numeric::fixed::{self, CELL};
 use finetune::numeric::rng::Stream;
 use finetune::train::sum::{Scalars, Sums};
@@ -35,7 +35,7 @@ impl Bench {
     }
 
     fn all(&self, member: u64, sums: &Sums, leases: usize) -> Result<(), Refusal> {
-        piece::of_sum(1, sums).try_for_each(|p| self.send(member, p))?;
+        sum_chunk::of_sum(1, sums).try_for_each(|p| self.send(member, p))?;
         self.claim(member, 1, leases);
         self.reports.recv().unwrap().result
     }
@@ -96,7 +96,7 @@ fn values_at_the_cap_fit_in_every_grouping_and_nothing_above() {
             let bench = bench(len);
             bench.reducer.begin(m);
             let result = bench.all(1, &filled(k, 1), k);
-            assert!(matches!(result, Err(Refusal::Piece(PieceError::Packing(_)))), "{m}, {k}: {result:?}");
+            assert!(matches!(result, Err(Refusal::Piece(SumChunkError::Packing(_)))), "{m}, {k}: {result:?}");
         }
     }
 }
@@ -112,8 +112,8 @@ struct Script {
 fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
     let leases = gradients.len();
     let mut pieces: Vec<_> = match leases == 1 && draws.below(2) == 0 {
-        true => piece::of_gradient(1, &gradients[0]).collect(),
-        false => piece::of_sum(1, &running(gradients, of)).collect(),
+        true => sum_chunk::of_gradient(1, &gradients[0]).collect(),
+        false => sum_chunk::of_sum(1, &running(gradients, of)).collect(),
     };
     let lie = draws.below(8);
     match lie {
@@ -205,14 +205,14 @@ fn a_member_that_dies_half_way_leaves_nothing_and_may_begin_again() {
     let bench = bench(LEN);
     for round in 0..3 {
         bench.reducer.begin(4);
-        piece::of_sum(1, &a).take(2).for_each(|p| bench.send(1, p).unwrap());
+        sum_chunk::of_sum(1, &a).take(2).for_each(|p| bench.send(1, p).unwrap());
         bench.reducer.take_back(1);
         assert_eq!(bench.all(2, &b, 1), Ok(()));
         assert!(bench.reducer.take(2, 1) && !bench.reducer.take(2, 1), "a sum counts once");
         assert_eq!(bench.all(1, &a, 1), Ok(()));
         bench.reducer.take_back(1); // complete, but not taken
         assert!(!bench.reducer.take(1, 1));
-        piece::of_sum(9, &a).take(1).for_each(|p| bench.send(3, p).unwrap()); // never finished
+        sum_chunk::of_sum(9, &a).take(1).for_each(|p| bench.send(3, p).unwrap()); // never finished
         let total = bench.total();
         assert!(total.cells() == b.cells(), "round {round}");
         assert_eq!(total.targets, 1);
@@ -222,8 +222,8 @@ fn a_member_that_dies_half_way_leaves_nothing_and_may_begin_again() {
 #[test]
 fn what_no_honest_worker_sends_is_refused() {
     let good = running(&[gradient(1, LEN), gradient(2, LEN)], 8);
-    let pieces: Vec<_> = piece::of_sum(1, &good).collect();
-    let single: Vec<_> = piece::of_gradient(1, &gradient(1, LEN)).collect();
+    let pieces: Vec<_> = sum_chunk::of_sum(1, &good).collect();
+    let single: Vec<_> = sum_chunk::of_gradient(1, &gradient(1, LEN)).collect();
     let fixed = |sum, offset, len, bytes: Vec<u8>| {
         let packed = Packed::Fixed(Bytes::from(bytes));
         ToCoordinator::SumPiece { sum, offset, len, packed }
@@ -267,11 +267,11 @@ fn what_no_honest_worker_sends_is_refused() {
     }
     let bench = bench(LEN);
     bench.reducer.begin(8);
-    let mut many = (1..4).map(|sum| piece::of_sum(sum, &good).next().unwrap());
+    let mut many = (1..4).map(|sum| sum_chunk::of_sum(sum, &good).next().unwrap());
     assert!(many.by_ref().take(2).all(|p| bench.send(1, p).is_ok()));
     assert!(bench.send(1, many.next().unwrap()).is_err(), "sums without end");
     let loss = i128::from(i64::MAX) * 2 + 1;
-    piece::of_sum(1, &good).for_each(|p| bench.send(2, p).unwrap());
+    sum_chunk::of_sum(1, &good).for_each(|p| bench.send(2, p).unwrap());
     bench.reducer.finish(2, Claim { sum: 1, leases: 2, scalars: Scalars { loss, weight: 2, targets: 2 } });
     assert!(matches!(bench.reports.recv().unwrap().result, Err(Refusal::Scalars { .. })));
 }

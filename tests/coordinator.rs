@@ -9,7 +9,7 @@ use finetune::cluster::machine::Config;
 use finetune::cluster::message::{
     Bye, Device, Hello, LeaseId, Manifest, PROTOCOL, ToCoordinator, ToWorker, Trouble, Work,
 };
-use finetune::cluster::piece;
+use finetune::cluster::sum_chunk;
 use finetune::model::lora::LoraSpec;
 use finetune::model::stage::{LossSums, Microbatch, Output, Stage, Traffic, Want};
 use finetune::numeric::{REVISION, fixed};
@@ -150,7 +150,7 @@ impl Toy {
                 ToWorker::Deny { lease } => drop(self.waiting.remove(&lease)),
                 ToWorker::Flush { step } if !self.in_sum.is_empty() => {
                     self.sums += 1;
-                    for piece in piece::of_sum(self.sums, &self.sum) {
+                    for piece in sum_chunk::of_sum(self.sums, &self.sum) {
                         self.say(piece);
                     }
                     if self.manner == Manner::Torn(self.sums as usize) {

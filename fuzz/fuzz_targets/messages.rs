@@ -2,7 +2,7 @@
 //! bulk that it holds is a part of the frame.
 #![no_main]
 
-use finetune::cluster::link::codec::{Bulky, decode, encode};
+use finetune::cluster::codec::{Bulky, decode, encode};
 use finetune::cluster::message::{ToCoordinator, ToWorker};
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};

@@ -171,8 +171,8 @@ pub(super) use table;
 #[cfg(test)]
 mod tests {
     use crate::backend::{Backend, Cpu, Frozen, Fused, Heads, Qkv, TokenRows, Write, view, view_mut};
-    use crate::numeric::caught::caught;
     use crate::numeric::dtype::Dtype;
+    use crate::support::panics::caught;
 
     const ZEROS: Frozen = Frozen { rows: 3, cols: 4, dtype: Dtype::Bf16, bytes: &[0; 24] };
 

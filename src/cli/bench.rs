@@ -5,13 +5,13 @@
 //! The roofline is the time that the frozen products alone take at the measured peak: nothing that computes the
 //! same gradient is faster. Rows are random tokens: time does not depend on what they say.
 
-use super::devices::{self, Profiled};
-use super::options::groups;
-use super::profile::{self, Measured, Profiles, Shape};
-use super::refusal::Refusal;
-use super::verb::Invocation;
-use super::{demo, opened, output};
+use super::invocation::Invocation;
 use crate::backend::Taken;
+use crate::config::demo;
+use crate::config::groups;
+use crate::config::refusal::Refusal;
+use crate::devices::{self, Profiled};
+use crate::forecast::profile::{self, Measured, ModelShape, Profiles};
 use crate::model::config::Config;
 use crate::model::decoder::initial_parameters;
 use crate::model::layout;
@@ -20,6 +20,8 @@ use crate::model::memory::{InUse, Used};
 use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets};
 use crate::numeric::line::Points;
 use crate::numeric::rng::Stream;
+use crate::run::base_model;
+use crate::run::folder;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -50,7 +52,7 @@ impl Pass {
 /// Profiles a model.
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
-    let base = opened::open_as(s.text("model")?.unwrap_or(demo::NAME), groups::recipe(s)?)?;
+    let base = base_model::open_as(s.text("model")?.unwrap_or(demo::NAME), groups::recipe(s)?)?;
     let config = &base.config;
     let rows = groups::whole(s, "rows", 1)?.unwrap_or(4);
     let length = groups::whole(s, "length", 2)?.unwrap_or(256).min(config.max_positions);
@@ -76,8 +78,8 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         points.add(pass.tokens as f64, pass.seconds);
         pass.add_to(&mut used);
     }
-    let model = output::stem(s.text("model")?.unwrap_or(demo::NAME));
-    let shape = Shape::of(&model, (config, &lora), &base.files.kind);
+    let model = folder::stem(s.text("model")?.unwrap_or(demo::NAME));
+    let shape = ModelShape::of(&model, (config, &lora), &base.files.kind);
     let device = profile::device(&profiled.model.class(), &profiled.hardware);
     let measured = Measured { train: points, memory: used, ..Measured::default() };
     Profiles::keep("", &device, &shape, &measured);

@@ -1,21 +1,21 @@
 //! `finetune eval`: scores a model, with its adapter or alone, on rows. The code that evaluates during a run computes
 //! the scores, with the options and the microbatches of the adapter's run, so that the same rows give the same loss.
 
-use super::adapter::{self, Loaded};
-use super::devices::{self, Need};
 use super::generate::{model_name, recipe_of, template_of};
-use super::opened;
-use super::options::groups::{self, class_weights, field_names, whole};
-use super::options::{Settings, yaml};
-use super::output::{RUN_FILE, run_of};
-use super::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
-use super::refusal::Refusal;
-use super::run_file;
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::groups::{self, class_weights, field_names, whole};
+use crate::config::refusal::Refusal;
+use crate::config::{Settings, yaml};
 use crate::data::plan::{Plan, PlanOptions};
 use crate::data::{self, Corpus, LabelMap, Task};
+use crate::devices::{self, Need};
 use crate::model::stage::Model;
 use crate::report::confusion;
+use crate::run::adapter::{self, Loaded};
+use crate::run::base_model;
+use crate::run::folder::{RUN_FILE, run_of};
+use crate::run::prepare::{MAX_SEQ_LEN, check_weights, eval_files};
+use crate::run::run_file;
 use crate::train::event::Eval;
 use crate::train::stop::Stop;
 use crate::train::{Batches, Local, eval};
@@ -38,7 +38,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let tokens = dir.as_deref().map_or(Ok(TOKENS), |dir| as_trained(&mut inv.settings, dir))?;
     let s = &inv.settings;
     let chosen = devices::choose(&groups::devices(s)?)?;
-    let mut base = opened::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
+    let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let tokenizer = base.tokenizer(template_of(s, dir.as_deref())?.as_deref())?;
     let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
     let weights = class_weights(s)?;

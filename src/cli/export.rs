@@ -13,18 +13,18 @@ mod peft;
 mod replace;
 mod runners;
 
-use super::adapter::{self, Loaded};
 use super::generate::{model_name, recipe_of};
-use super::opened::{self, Opened};
-use super::options::Settings;
-use super::options::groups::{self, DeviceOptions, Precision};
-use super::refusal::{Refusal, nearest};
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::Settings;
+use crate::config::groups::{self, ComputeDtype, DeviceOptions};
+use crate::config::refusal::{Refusal, nearest};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::quantised::Recipe;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
-use crate::numeric::say::say;
+use crate::run::adapter::{self, Loaded};
+use crate::run::base_model::{self, BaseModel};
+use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -64,8 +64,8 @@ const OUTTYPES: [(&str, Outtype); 5] = [
 ];
 
 /// An adapter with its base, opened and found to belong together.
-struct Source {
-    base: Opened,
+struct Exported {
+    base: BaseModel,
     tokenizer: Tokenizer,
     loaded: Loaded,
     devices: DeviceOptions,
@@ -152,10 +152,10 @@ fn encodings(s: &Settings, to: To) -> Result<(Option<Dtype>, Outtype), Refusal> 
     Ok((dtype, outtype))
 }
 
-fn open(s: &Settings, from: &Path) -> Result<Source, Refusal> {
+fn open(s: &Settings, from: &Path) -> Result<Exported, Refusal> {
     // What is compared is compared in f32: in bf16 a merged weight and its base round apart.
-    let devices = DeviceOptions { dtype: Precision::F32, ..groups::devices(s)? };
-    let mut base = opened::open(&model_name(s, Some(from))?)?;
+    let devices = DeviceOptions { dtype: ComputeDtype::F32, ..groups::devices(s)? };
+    let mut base = base_model::open(&model_name(s, Some(from))?)?;
     let template = Some(from.join("chat_template.jinja")).filter(|p| p.exists());
     let tokenizer = base.tokenizer(template.map(|p| p.display().to_string()).as_deref())?;
     let loaded = adapter::load(from, &base)?;
@@ -163,5 +163,5 @@ fn open(s: &Settings, from: &Path) -> Result<Source, Refusal> {
         say!("warning: {line}");
     }
     let recipe = recipe_of(s, Some(from))?;
-    Ok(Source { base, tokenizer, loaded, devices, recipe })
+    Ok(Exported { base, tokenizer, loaded, devices, recipe })
 }

@@ -3,22 +3,22 @@
 
 mod chat;
 
-use super::adapter;
-use super::devices::{self, Need};
-use super::opened::{self, Opened};
-use super::options::groups::{self, real, recipe, whole};
-use super::options::{Settings, yaml};
-use super::output::{RUN_FILE, run_of};
-use super::refusal::Refusal;
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::groups::{self, real, recipe, whole};
+use crate::config::refusal::Refusal;
+use crate::config::{Settings, yaml};
 use crate::data;
-use crate::data::template::Ending;
 use crate::data::tokenizer::{Skip, Special, Tokenizer};
+use crate::devices::{self, Need};
 use crate::model::lora::LoraSpec;
 use crate::model::quantised::Recipe;
 use crate::model::stage::{Model, Sampling};
-use crate::numeric::say::{printable, say};
-use serde_json::{Value, json};
+use crate::run::adapter;
+use crate::run::base_model::{self, BaseModel};
+use crate::run::folder::{RUN_FILE, run_of};
+use crate::run::prompt::{chat_ids, prompt_ids, turns_ids};
+use crate::support::stderr::{printable, say};
+use serde_json::json;
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -108,34 +108,6 @@ fn prompts(s: &Settings) -> Result<Vec<String>, Refusal> {
     }
 }
 
-/// The ids of a prompt, within the bounds of a row (`data::bounded`).
-pub fn prompt_ids<T>(tokenizer: &Tokenizer, prompt: &str, ids: impl FnOnce(&Tokenizer) -> T) -> T {
-    data::bounded(&"the prompt", (prompt.len(), usize::MAX), || ids(tokenizer))
-}
-
-/// A user's turn (after a system turn, if there is one) up to where the assistant begins.
-pub fn chat_ids(tokenizer: &Tokenizer, system: Option<&str>, prompt: &str) -> Result<Vec<u32>, Refusal> {
-    let mut turns: Vec<Value> = system.iter().map(|text| turn("system", text)).collect();
-    turns.push(turn("user", prompt));
-    turns_ids(tokenizer, &turns)
-}
-
-/// A turn of a conversation, as chat templates read it.
-fn turn(role: &str, text: &str) -> Value {
-    json!({ "role": role, "content": text })
-}
-
-/// A conversation up to where the assistant begins.
-fn turns_ids(tokenizer: &Tokenizer, turns: &[Value]) -> Result<Vec<u32>, Refusal> {
-    let template = tokenizer.template().ok_or_else(|| {
-        Refusal::configuration(
-            "the model has no chat template: leave --chat out, or give --chat-template FILE|chatml",
-        )
-    })?;
-    let text = template.render(&Value::from(turns), None, Ending::GenerationPrompt)?;
-    Ok(tokenizer.encode(&text, Special::Omit)?)
-}
-
 /// The model that an adapter was trained on, where its folder knows: run.yaml, else the adapter's config.
 fn base_of(dir: &Path) -> Result<Option<String>, Refusal> {
     let config = adapter::read(dir)?.config;
@@ -168,7 +140,7 @@ pub fn model_name(s: &Settings, adapter: Option<&Path>) -> Result<String, Refusa
             ))
         });
     }
-    Ok(s.text("model")?.unwrap_or(super::demo::NAME).to_string())
+    Ok(s.text("model")?.unwrap_or(crate::config::demo::NAME).to_string())
 }
 
 /// The chat template that was typed, else the one that the adapter was trained with, which its folder carries.
@@ -182,7 +154,7 @@ pub fn template_of(s: &Settings, adapter: Option<&Path>) -> Result<Option<String
 
 /// A model that speaks.
 struct Speaker {
-    base: Opened,
+    base: BaseModel,
     tokenizer: Tokenizer,
     model: Box<dyn Model>,
 }
@@ -197,7 +169,7 @@ struct Answer {
 impl Speaker {
     fn open(s: &Settings, adapter: Option<&Path>) -> Result<Self, Refusal> {
         let devices = devices::choose(&groups::devices(s)?)?;
-        let mut base = opened::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
+        let mut base = base_model::open_as(&model_name(s, adapter)?, recipe_of(s, adapter)?)?;
         let tokenizer = base.tokenizer(template_of(s, adapter)?.as_deref())?;
         let loaded = adapter.map(|dir| adapter::load(dir, &base)).transpose()?;
         let (config, spec) = match &loaded {

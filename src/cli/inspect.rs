@@ -3,16 +3,16 @@
 
 mod rows;
 
-use super::opened::{self, Opened};
-use super::options::groups::{field_names, whole};
-use super::options::{Settings, yaml};
-use super::output::{RUN_FILE, run_of};
-use super::refusal::Refusal;
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::groups::{field_names, whole};
+use crate::config::refusal::Refusal;
+use crate::config::{Settings, yaml};
 use crate::data::files::{self, Flow};
 use crate::data::form::{self, Form};
 use crate::data::{self, LabelMap};
 use crate::format::peft;
+use crate::run::base_model::{self, BaseModel};
+use crate::run::folder::{RUN_FILE, run_of};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
 }
 
 fn is_model_name(name: &str) -> bool {
-    name == super::demo::NAME || crate::format::looks_like_id(name.split('@').next().unwrap_or(name))
+    name == crate::config::demo::NAME || crate::format::looks_like_id(name.split('@').next().unwrap_or(name))
 }
 
 fn folder(path: &Path) -> Result<Vec<PathBuf>, Refusal> {
@@ -71,7 +71,7 @@ fn print(inv: &mut Invocation, facts: &[(&str, Value)]) -> Result<(), Refusal> {
 }
 
 fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
-    let mut base = opened::open(name)?;
+    let mut base = base_model::open(name)?;
     let (parameters, stored) = parameters(&base)?;
     let tokenizer = base.tokenizer(inv.settings.text("chat-template")?)?;
     let c = &base.config;
@@ -104,7 +104,7 @@ fn model(inv: &mut Invocation, name: &str) -> Result<(), Refusal> {
 }
 
 /// Numbers in all tensors, and how many bytes of each type they take; no weight is read.
-fn parameters(base: &Opened) -> Result<(u64, Vec<String>), Refusal> {
+fn parameters(base: &BaseModel) -> Result<(u64, Vec<String>), Refusal> {
     let (mut n, mut bytes) = (0, BTreeMap::new());
     for name in base.files.tensors.names() {
         let Some(about) = base.files.tensors.about(&name).map_err(Refusal::failure)? else { continue };
@@ -218,7 +218,7 @@ fn form_name(form: &Form) -> &'static str {
     }
 }
 
-fn options(s: &Settings, base: Option<&Opened>) -> Result<data::Options, Refusal> {
+fn options(s: &Settings, base: Option<&BaseModel>) -> Result<data::Options, Refusal> {
     let classify = s.text("task")? == Some("classify");
     let longest = base.map_or(usize::MAX, |b| b.config.longest_row());
     Ok(data::Options {

@@ -1,53 +1,35 @@
-//! The command line: what was typed becomes what is meant, then the floors below act.
+//! The command line: verbs, and what they say. What was typed becomes what is meant in `config`; a run is `run`.
 
-pub mod demo;
-pub mod options;
-pub mod refusal;
-pub mod verb;
-
-mod adapter;
-mod auto;
 mod bench;
 mod contracts;
-mod coordinator;
 mod devices;
+mod dispatch;
 mod doctor;
 mod eval;
 mod export;
 mod generate;
-mod hardware;
 mod help;
 mod import;
 mod inspect;
-mod job;
-mod learn;
-mod opened;
-mod output;
+mod invocation;
 mod plan;
 mod predict;
-mod prepare;
-mod profile;
 mod report;
-mod run_file;
-mod signals;
-mod suspect;
 mod token;
 mod train;
-mod watch;
-mod worker;
 
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::process::ExitCode;
 
 /// Runs the command line; the last line on stderr is the error.
 pub fn main() -> ExitCode {
-    signals::ignore();
-    devices::drivers::prepare();
+    crate::run::signals::ignore();
+    crate::devices::drivers::prepare();
     std::panic::set_hook(Box::new(one_line_panic));
     let args: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|a| a.into_string()).collect();
     let outcome = std::panic::catch_unwind(|| match args {
-        Ok(args) => verb::dispatch(&args),
-        Err(a) => Err(refusal::Refusal::usage(format!("argument {a:?} is not UTF-8"))),
+        Ok(args) => dispatch::dispatch(&args),
+        Err(a) => Err(crate::config::refusal::Refusal::usage(format!("argument {a:?} is not UTF-8"))),
     });
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
@@ -64,7 +46,7 @@ pub fn main() -> ExitCode {
 /// that closed the pipe (`| head`) is no error; what a device's thread catches is that device's end, not the process's.
 fn one_line_panic(info: &std::panic::PanicHookInfo) {
     let text = info.payload_as_str().unwrap_or("no message").replace('\n', "; ");
-    if crate::numeric::caught::heard(info) {
+    if crate::support::panics::heard(info) {
         return;
     }
     if text.starts_with("failed printing to std") {

@@ -1,20 +1,20 @@
 //! `finetune predict`: labels and probabilities for texts or rows, and scores where the rows carry labels.
 //! Rows go through in bounded microbatches, in the order of the data.
 
-use super::adapter::{self, Loaded};
-use super::devices::{self, Need};
 use super::generate::{model_name, recipe_of};
-use super::opened;
-use super::options::Settings;
-use super::options::groups::{self, field_names, whole};
-use super::refusal::Refusal;
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::Settings;
+use crate::config::groups::{self, field_names, whole};
+use crate::config::refusal::Refusal;
 use crate::data::files::{self, Flow, Raw};
 use crate::data::form::{self, Label};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, LabelMap, encode};
+use crate::devices::{self, Need};
 use crate::model::stage::{Microbatch, Model, Output, Targets, Want};
 use crate::report::confusion;
+use crate::run::adapter::{self, Loaded};
+use crate::run::base_model;
 use crate::train::eval::{Confusion, Scores};
 use serde_json::{Map, Value, json};
 use std::io::BufRead;
@@ -34,7 +34,7 @@ struct Text {
 pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     let s = &inv.settings;
     let dir = s.text("adapter")?.map(PathBuf::from);
-    let mut base = opened::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
+    let mut base = base_model::open_as(&model_name(s, dir.as_deref())?, recipe_of(s, dir.as_deref())?)?;
     let tokenizer = base.tokenizer(None)?;
     let Loaded { config, spec, flat } = adapter::load_or_base(dir.as_deref(), &base)?;
     let Some(labels) = config.labels.clone() else {

@@ -3,13 +3,11 @@
 
 mod difference;
 
-use super::contracts;
-use super::output::RUN_FILE;
-use super::refusal::Refusal;
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::refusal::Refusal;
 use crate::format::atomic;
-use crate::report::page::Surroundings;
 use crate::report::{self, History};
+use crate::run::watch::surroundings;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -65,12 +63,6 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         return inv.say(&json!({ "report": written, "runs": runs }).to_string());
     }
     inv.say(&written.display().to_string())
-}
-
-/// What a page shows beside the events of the run in `dir`.
-pub fn surroundings(dir: &Path) -> Surroundings {
-    let configuration = std::fs::read_to_string(dir.join(RUN_FILE)).unwrap_or_default();
-    Surroundings { configuration, contracts: contracts::in_words() }
 }
 
 /// Where a log lies.

@@ -2,11 +2,11 @@
 //! machine. The secret goes to stdout alone, and comes in from the terminal without echo or from stdin: never
 //! from an argument, which others on the machine can read.
 
-use super::refusal::Refusal;
-use super::verb::Invocation;
+use super::invocation::Invocation;
+use crate::config::refusal::Refusal;
 use crate::net::keyring::{Found, KeepError, Keyring, Source, VARIABLE};
 use crate::net::{NetError, SecureError, Token};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::io::{BufRead, IsTerminal, Read};
 use std::path::PathBuf;
 

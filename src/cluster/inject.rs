@@ -1,7 +1,7 @@
 //! Fault injection, for tests that show what a broken machine does to a run. Faults come from one environment
 //! variable, are reported when they are set, and each happens once per process.
 
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -5,11 +5,10 @@
 //! end the link after too long a silence. The holder of a link sees only messages about work, and one form of its
 //! end: `recv` gives `None`, and [`End::reason`] says why.
 
-pub mod codec;
 mod framed;
 mod pump;
 
-pub use codec::{decode, encode};
+pub use super::codec::{decode, encode};
 pub use framed::connected;
 pub use pump::{Liveness, ReadFrames, Spoken, WriteFrames, over};
 

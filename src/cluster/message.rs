@@ -5,7 +5,7 @@
 //! A connection is a member. Work that was granted and not delivered belongs to the connection: when the connection
 //! is lost, the coordinator leases that work again, and a worker that reconnects starts with no work.
 
-use super::link::codec::in_place;
+use super::codec::in_place;
 pub use super::trials::Trials;
 use crate::model::lora::LoraSpec;
 use crate::model::stage::{LossSums, Microbatch, Sampling, Traffic};

@@ -1,15 +1,16 @@
 //! Floor 5: one run on many devices, in this process and on other machines. A coordinator hands out microbatches and
 //! adds up the gradients that workers compute. This folder uses `model`, `net` and `train`, never a backend.
 
+pub mod codec;
 pub mod coordinator;
 pub mod inject;
 pub mod link;
 pub mod machine;
 pub mod message;
-pub mod piece;
 mod plain;
 pub mod reduce;
 #[cfg(test)]
 mod simulator;
+pub mod sum_chunk;
 mod trials;
 pub mod worker;

@@ -1,6 +1,6 @@
 //! Makes text of another machine safe for a terminal, a log and a page.
 
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 
 /// Most characters of such a text that are shown.
 const LONGEST: usize = 1000;

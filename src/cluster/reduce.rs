@@ -8,12 +8,12 @@
 //! The limit of a complete sum is its number of microbatches times the cap of one; then the total of all of them
 //! fits: see `numeric::fixed`. The ledger decides which member was granted which microbatch.
 
-mod said;
+mod types;
 
-pub use said::{Claim, Refusal, Report};
+pub use types::{Claim, Refusal, Report};
 
 use super::message::Packed;
-use super::piece::{self, PieceError};
+use super::sum_chunk::{self, SumChunkError};
 use crate::numeric::fixed::{self, CELL};
 use crate::train::sum::{Scalars, Sums};
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ struct State {
     jobs: usize,
     /// Queued additions and subtractions, by cell. One thread at a time works on a cell and does all of its queued
     /// jobs: no thread waits for a cell, and the cell stays in that thread's cache.
-    queues: BTreeMap<usize, Vec<Job>>,
+    queues: BTreeMap<usize, Vec<ChunkJob>>,
     serial: u64,
 }
 
@@ -90,7 +90,7 @@ fn of_member(state: &State, member: Member) -> Vec<(Member, u64)> {
 }
 
 /// One piece to be added or subtracted.
-struct Job {
+struct ChunkJob {
     sign: Sign,
     sum: (Member, u64),
     serial: u64,
@@ -155,16 +155,16 @@ impl Reducer {
             }
         }
         let index = state.sums.get(&key).map_or(0, |s| s.pieces.len());
-        let (want, want_len) = ((index * CELL) as u64, piece::cell_len(self.shared.len, index));
+        let (want, want_len) = ((index * CELL) as u64, sum_chunk::cell_len(self.shared.len, index));
         if offset != want || len as usize != want_len || want_len == 0 {
-            return Err(PieceError::Place { offset, len, want, want_len }.into());
+            return Err(SumChunkError::Place { offset, len, want, want_len }.into());
         }
         let (round, cap) = (state.round, fixed::cap(state.microbatches));
         let Some(arriving) = state.sums.get_mut(&key) else { return Ok(()) };
         arriving.pieces.push(packed.clone());
         arriving.waiting += 1;
         let serial = arriving.serial;
-        self.spawn(&mut state, Job { sign: Sign::Plus, sum: key, serial, index, packed, round, cap });
+        self.spawn(&mut state, ChunkJob { sign: Sign::Plus, sum: key, serial, index, packed, round, cap });
         Ok(())
     }
 
@@ -230,11 +230,11 @@ impl Reducer {
         let Some(Arriving { serial, pieces, .. }) = state.sums.remove(&key) else { return };
         let (round, cap) = (state.round, fixed::cap(state.microbatches));
         for (index, packed) in pieces.into_iter().enumerate() {
-            self.spawn(state, Job { sign: Sign::Minus, sum: key, serial, index, packed, round, cap });
+            self.spawn(state, ChunkJob { sign: Sign::Minus, sum: key, serial, index, packed, round, cap });
         }
     }
 
-    fn spawn(&self, state: &mut State, job: Job) {
+    fn spawn(&self, state: &mut State, job: ChunkJob) {
         state.jobs += 1;
         let index = job.index;
         let mut taken = true;
@@ -285,7 +285,7 @@ impl Shared {
     }
 
     /// Counts a finished addition. Returns the report of its sum if that was the last pending piece.
-    fn count(&self, state: &mut State, job: &Job, result: Result<(), PieceError>) -> Option<Report> {
+    fn count(&self, state: &mut State, job: &ChunkJob, result: Result<(), SumChunkError>) -> Option<Report> {
         let arriving =
             state.sums.get_mut(&job.sum).filter(|s| s.serial == job.serial && job.sign == Sign::Plus)?;
         arriving.waiting -= 1;
@@ -295,7 +295,7 @@ impl Shared {
         self.conclude(state, job.sum)
     }
 
-    fn work(&self, job: &Job) -> Result<(), PieceError> {
+    fn work(&self, job: &ChunkJob) -> Result<(), SumChunkError> {
         let Some(cell) = self.cells.get(job.index) else { return Ok(()) };
         let mut cell = lock(cell);
         let fresh = std::mem::replace(&mut cell.round, job.round) != job.round;
@@ -304,9 +304,9 @@ impl Shared {
         }
         match job.sign {
             // Values of an older round are overwritten instead of cleared first.
-            Sign::Plus if fresh => piece::set(&job.packed, &mut cell.values, job.cap),
-            Sign::Plus => piece::add(&job.packed, &mut cell.values, job.cap),
-            Sign::Minus => piece::subtract(&job.packed, &mut cell.values, job.cap),
+            Sign::Plus if fresh => sum_chunk::set(&job.packed, &mut cell.values, job.cap),
+            Sign::Plus => sum_chunk::add(&job.packed, &mut cell.values, job.cap),
+            Sign::Minus => sum_chunk::subtract(&job.packed, &mut cell.values, job.cap),
         }
     }
 
@@ -339,7 +339,7 @@ impl Shared {
         }
         let limit = cap.saturating_mul(leases as i64);
         for (index, packed) in arriving.pieces.iter().enumerate() {
-            piece::within(packed, piece::cell_len(self.len, index), limit)?;
+            sum_chunk::within(packed, sum_chunk::cell_len(self.len, index), limit)?;
         }
         Ok(())
     }

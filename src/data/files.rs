@@ -5,6 +5,7 @@
 //! train*, validation* (or valid, eval, dev) and test*.
 
 mod lines;
+mod parquet_rows;
 mod table;
 
 pub use table::delimiter;
@@ -123,7 +124,7 @@ pub fn read(path: &Path, sink: Sink<'_>) -> Result<Flow, DataError> {
     let opened = File::open(path).map_err(|source| DataError::File { file: file.clone(), source })?;
     match kind.as_str() {
         "csv" | "tsv" => table::read(opened, &file, sink),
-        "parquet" => super::parquet_rows::read(opened, &file, sink),
+        "parquet" => parquet_rows::read(opened, &file, sink),
         "json" => {
             let mut reader = BufReader::with_capacity(1 << 20, opened);
             match first_byte(&mut reader, &file)? {

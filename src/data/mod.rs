@@ -9,7 +9,6 @@ pub mod error;
 pub mod files;
 pub mod form;
 pub mod labels;
-mod parquet_rows;
 pub mod plan;
 pub mod preview;
 pub mod samples;
@@ -21,7 +20,7 @@ pub use labels::LabelMap;
 pub use samples::{Sample, Samples};
 pub use tokenizer::Tokenizer;
 
-use crate::numeric::allocator;
+use crate::support::allocator;
 use files::{Flow, Raw, RawRow};
 use form::{Form, Label};
 use labels::Labels;

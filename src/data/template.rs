@@ -10,7 +10,7 @@ mod python;
 mod time;
 
 use crate::data::error::DataError;
-use crate::numeric::caught::{caught, without_place};
+use crate::support::panics::{caught, without_place};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Environment, ErrorKind, Value as Jinja};

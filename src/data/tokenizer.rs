@@ -9,7 +9,7 @@
 
 use crate::data::error::DataError;
 use crate::data::template::{ChatTemplate, SpecialTokens};
-use crate::numeric::caught::{caught, without_place};
+use crate::support::panics::{caught, without_place};
 use serde_json::Value;
 
 /// Whether the tokenizer adds its own special tokens (those of its post-processor, such as a BOS) to the text.

@@ -94,7 +94,7 @@ mod fault {
         let line = format!(
             "error: {}: the file was cut short or its disk failed while the model was in use: restore it, then run \
              this again (a run goes on with --resume)\n",
-            crate::numeric::say::inline(&path.display().to_string())
+            crate::support::stderr::inline(&path.display().to_string())
         );
         let (start, length) = (bytes.as_ptr() as usize, bytes.len());
         let entry = Box::into_raw(Box::new(Entry { start, length, line: line.into_bytes() }));

@@ -7,7 +7,7 @@
 mod advice;
 
 use super::config::Config;
-pub use super::used::{Fit, InUse, Used};
+pub use super::memory_fit::{Fit, InUse, Used};
 
 use super::decoder::Keep;
 use super::flops;

@@ -2,7 +2,7 @@
 //! stage is the whole model.
 
 use super::layout::Layout;
-pub use super::used::InUse;
+pub use super::memory_fit::InUse;
 pub use crate::backend::{Fault, Traffic};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

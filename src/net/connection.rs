@@ -3,7 +3,8 @@
 
 use super::error::NetError;
 use super::frame::{FrameReader, FrameWriter};
-use super::greeting::{self, Greeting, Means, PROTOCOL, Party};
+use super::greeting::{self, Greeting, Means, PROTOCOL};
+use super::party::Party;
 use super::tls::{self, Identity};
 use super::token::{Fingerprint, Token};
 use std::io;

@@ -3,7 +3,7 @@
 
 use super::DEFAULT_PORT;
 use super::address::Endpoint;
-use super::greeting::Party;
+use super::party::Party;
 use super::token::Fingerprint;
 use std::net::SocketAddr;
 

@@ -6,8 +6,8 @@
 //! every later version.
 
 use super::error::{NetError, Side};
+use super::party::Party;
 use super::token::Fingerprint;
-use std::fmt;
 
 /// The version of all messages between machines; both ends must have the same one. Raised with every change once a
 /// version has been released, which is not yet the case.
@@ -17,31 +17,6 @@ pub const PROTOCOL: u16 = 1;
 pub(super) const LENGTH: usize = 20;
 
 const MAGIC: &[u8; 8] = b"finetune";
-
-/// The role of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Party {
-    /// Distributes work.
-    Coordinator,
-    /// Computes.
-    Worker,
-}
-
-impl Party {
-    /// The role of the other side.
-    pub fn other(self) -> Party {
-        match self {
-            Party::Coordinator => Party::Worker,
-            Party::Worker => Party::Coordinator,
-        }
-    }
-}
-
-impl fmt::Display for Party {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(if *self == Party::Worker { "worker" } else { "coordinator" })
-    }
-}
 
 /// The security that a side requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,7 @@ mod error;
 mod frame;
 mod greeting;
 mod listen;
+mod party;
 mod secure;
 mod tls;
 
@@ -20,7 +21,8 @@ pub use connection::{Connection, Security};
 pub use dial::{DIAL_TIMEOUT, dial};
 pub use error::{NetError, Side};
 pub use frame::{Decoder, FrameReader, FrameWriter, TooLong};
-pub use greeting::{PROTOCOL, Party};
+pub use greeting::PROTOCOL;
 pub use listen::{Closer, Listener, Refusal};
+pub use party::Party;
 pub use secure::{SecureError, Secured, Wishes, invitation, secure};
 pub use token::{Fingerprint, Token};

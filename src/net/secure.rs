@@ -5,8 +5,8 @@
 use super::address::{DEFAULT_PORT, Endpoint, default_route};
 use super::connection::Security;
 use super::error::NetError;
-use super::greeting::Party;
 use super::keyring::{Found, KeepError, Keyring};
+use super::party::Party;
 use std::net::SocketAddr;
 use std::path::Path;
 

@@ -1,14 +1,11 @@
 //! Floor 0: numbers. This folder has no tokens, files or devices.
 
-pub mod allocator;
 pub mod block;
-pub mod caught;
 pub mod dtype;
 pub mod fixed;
 pub mod line;
 pub mod pack;
 pub mod rng;
-pub mod say;
 pub mod tensor;
 
 /// Revision of the numerics: everything that determines the bits of a result, such as kernels, orders of summation,

@@ -1,6 +1,6 @@
 //! A confusion matrix as a table of text.
 
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 
 /// The name of class `i`, or its number if the class has no name.
 pub fn name(labels: &[String], i: usize) -> String {

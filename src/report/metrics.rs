@@ -1,7 +1,7 @@
 //! metrics.jsonl: one event per line, flushed at once, so that a crashed run leaves all its events.
 
 use crate::format::{FormatError, atomic};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use crate::train::event::Event;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Seek, Write};

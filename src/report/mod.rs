@@ -1,4 +1,4 @@
-//! Output about a run for its users: pure functions of its events. Only `cli` imports this folder.
+//! Output about a run for its users: pure functions of its events. Only `run` and `cli` import this module.
 //!
 //! A run is shown by passing each event to a [`Console`] (bar or plain lines, on stderr) and to a [`Metrics`]
 //! (metrics.jsonl); [`read`] returns the events, and the same functions replay them.
@@ -6,6 +6,7 @@
 mod card;
 pub mod confusion;
 mod console;
+pub mod contracts;
 pub mod draw;
 mod history;
 mod metrics;

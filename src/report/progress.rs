@@ -7,7 +7,7 @@ use super::words::{
     SHOWN_CLASSES, basis, best_line, change_line, duration, early_line, eval_line, run_lines, size,
     speed_line,
 };
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use crate::train::best::Best;
 use crate::train::event::{Done, Eval, Event, Forecast, Speed, Step, Takes};
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //! a worker that joined or slowed down is visible soon; shares over the whole run are in [`super::Team`].
 
 use super::progress::MEMORY;
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use crate::train::event::{Change, Event, Part, What};
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! One event as text, one line per fact. Text of a model, a prompt or an unknown peer is kept on one line.
 
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use crate::train::best::{Best, Metric};
 use crate::train::event::{Change, Done, Early, Eval, RunStart, Speed, What, mixed};
 

@@ -7,7 +7,7 @@ use finetune::cluster::message::{
     Bye, Device, FRAME_LIMIT, Hash, Hello, Lease, LeaseId, Manifest, PROTOCOL, Packed, ToCoordinator,
     ToWorker,
 };
-use finetune::cluster::piece;
+use finetune::cluster::sum_chunk;
 use finetune::cluster::worker::identity;
 use finetune::model::stage::{LossSums, Traffic};
 use finetune::net::{DIAL_TIMEOUT, Endpoint, FrameReader, FrameWriter, Party, Security, Token, dial};
@@ -118,7 +118,7 @@ impl Enemy {
     /// A sum of zeros: all of its pieces.
     fn pieces(&mut self, sum: u64) {
         let zeros = Sums::new(self.manifest().parameters as usize);
-        for piece in piece::of_sum(sum, &zeros) {
+        for piece in sum_chunk::of_sum(sum, &zeros) {
             self.say(&piece);
         }
     }
@@ -226,7 +226,7 @@ const CASES: [Case; 16] = [
     (
         |e| {
             let lease = e.granted();
-            let len = piece::cell_len(e.manifest().parameters as usize, 0) as u32;
+            let len = sum_chunk::cell_len(e.manifest().parameters as usize, 0) as u32;
             e.say(&piece_of(1, 0, len));
             e.sum(1, &[lease], e.parameters.1);
         },
@@ -290,7 +290,7 @@ fn flood(enemy: &mut Enemy, kind: usize, times: usize) {
     let files = (0u32..).zip(&enemy.manifest().files);
     let (file, len) = files.max_by_key(|(_, f)| f.size).map(|(i, f)| (i, f.size)).unwrap();
     let unasked = Packed::Fixed(vec![1; 1 << 20].into());
-    let again = piece::of_sum(1, &Sums::new(enemy.manifest().parameters as usize)).next().unwrap();
+    let again = sum_chunk::of_sum(1, &Sums::new(enemy.manifest().parameters as usize)).next().unwrap();
     let message = match kind {
         0 => ToCoordinator::Fetch { file, offset: 0, len },
         1 => ToCoordinator::SumPiece { sum: 1, offset: 0, len: 9, packed: unasked },

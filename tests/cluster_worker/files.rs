@@ -2,14 +2,14 @@
 
 use super::script::*;
 use finetune::cluster::message::{ToCoordinator, ToWorker};
-use finetune::cluster::worker::{Cache, Outcome, Source};
+use finetune::cluster::worker::{Cache, ModelSource, Outcome};
 use finetune::train::stop::Stop;
 use std::path::Path;
 
 /// A worker that keeps models in `dir` joins, and computes; the bytes that it fetched. What it asks for from a single
 /// byte on is thrown away: it measures the way.
 fn fetched(dir: &Path) -> u64 {
-    let source = Source::Files { named: None, cache: Cache::new(dir.to_path_buf()) };
+    let source = ModelSource::Files { named: None, cache: Cache::new(dir.to_path_buf()) };
     let (mut bytes, mut measures) = (0, false);
     let outcome = from(equipment(1, ""), source, &Stop::new(), |script| {
         assert!(matches!(script.hear(), ToCoordinator::Hello(_)));
@@ -88,11 +88,11 @@ fn names_that_are_no_plain_files_and_other_models_are_refused() {
         assert!(matches!(outcome, Outcome::Refused { .. }), "{outcome:?}");
     };
     for name in ["../x", "/etc/x", "", ".hidden", "a/b", "a\\b", "x\0"] {
-        let cache = || Source::Files { named: None, cache: Cache::new(dir.path().join("cache")) };
+        let cache = || ModelSource::Files { named: None, cache: Cache::new(dir.path().join("cache")) };
         refused(cache(), &|m| m.files[0].name = name.into());
         refused(cache(), &|m| m.model_hash = name.into());
     }
     assert!(!dir.path().join("cache").exists());
     let named = Some((model_dir(), "another".to_string()));
-    refused(Source::Files { named, cache: Cache::new(dir.path().into()) }, &|_| ());
+    refused(ModelSource::Files { named, cache: Cache::new(dir.path().into()) }, &|_| ());
 }

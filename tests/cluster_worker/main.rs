@@ -14,7 +14,7 @@ mod script;
 
 use finetune::backend::Cpu;
 use finetune::cluster::message::{Bye, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
-use finetune::cluster::worker::{Outcome, Source};
+use finetune::cluster::worker::{ModelSource, Outcome};
 use finetune::model::memory;
 use finetune::model::stage::{Sampling, Targets};
 use finetune::train::stop::{Stop, Urgency};
@@ -302,7 +302,7 @@ fn a_flush_that_found_nothing_is_not_remembered() {
 #[test]
 fn told_to_stop_it_hands_back_and_leaves() {
     let stop = Stop::new();
-    let outcome = from(equipment(2, "slow=1000"), Source::Here(blueprint()), &stop, |script| {
+    let outcome = from(equipment(2, "slow=1000"), ModelSource::Here(blueprint()), &stop, |script| {
         script.welcome(manifest());
         script.parameters();
         script.train(&[0, 1, 2, 3]);

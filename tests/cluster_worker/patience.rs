@@ -3,7 +3,7 @@
 use super::script::{blueprint, equipment};
 use finetune::cluster::link::{MemberLink, connected};
 use finetune::cluster::message::{Bye, ToCoordinator, ToWorker};
-use finetune::cluster::worker::{Ending, Life, Source, Way, Worker};
+use finetune::cluster::worker::{Ending, ModelSource, Reconnect, Way, Worker};
 use finetune::net::{Listener, Party, Security};
 use finetune::train::stop::Stop;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn who_is_told_to_come_back_later_every_time_gives_up_in_time() {
             count += 1;
         }
     });
-    let life = Life {
+    let reconnect = Reconnect {
         way: Way::Dial(at),
         security: Security::plain(Party::Worker),
         patience: Duration::from_secs(1),
@@ -37,7 +37,7 @@ fn who_is_told_to_come_back_later_every_time_gives_up_in_time() {
         say: &|_| (),
     };
     let began = Instant::now();
-    let ending = life.live(&mut Worker::new(equipment(1, ""), Source::Here(blueprint()), &|_| ()));
+    let ending = reconnect.run(&mut Worker::new(equipment(1, ""), ModelSource::Here(blueprint()), &|_| ()));
     assert!(matches!(&ending, Ending::Failed(line) if line.contains("not now")), "{ending:?}");
     assert!(began.elapsed() >= Duration::from_secs(1) && began.elapsed() < Duration::from_secs(8));
     turned_away.abort();

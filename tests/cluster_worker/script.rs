@@ -9,7 +9,7 @@ use finetune::cluster::message::{
     ToWorker, Work,
 };
 use finetune::cluster::worker::{
-    Begin, Blueprint, Candidate, Equipment, Opener, Outcome, Shape, Source, Worker, hash,
+    Begin, Blueprint, Candidate, Equipment, ModelSource, Opener, Outcome, Shape, Worker, hash,
 };
 use finetune::model::decoder::{Build, Decoder};
 use finetune::model::lora::{self, LoraSpec};
@@ -293,11 +293,16 @@ impl Script {
 
 /// Lets a worker with that equipment talk to a script; how it ended for the worker.
 pub fn with(equipment: Equipment, script: impl FnOnce(&mut Script)) -> Outcome {
-    from(equipment, Source::Here(blueprint()), &Stop::new(), script)
+    from(equipment, ModelSource::Here(blueprint()), &Stop::new(), script)
 }
 
 /// The same with a model from anywhere, and a stop flag.
-pub fn from(equipment: Equipment, source: Source, stop: &Stop, script: impl FnOnce(&mut Script)) -> Outcome {
+pub fn from(
+    equipment: Equipment,
+    source: ModelSource,
+    stop: &Stop,
+    script: impl FnOnce(&mut Script),
+) -> Outcome {
     let (worker, member): (WorkerLink, MemberLink) = pair(64);
     std::thread::scope(|scope| {
         let served = scope.spawn(|| Worker::new(equipment, source, &|_| ()).serve(worker, hello(), stop));
@@ -323,7 +328,7 @@ pub fn twice(
     };
     std::thread::scope(|scope| {
         let served = scope.spawn(move || {
-            let mut worker = Worker::new(equipment, Source::Here(blueprint()), &|_| ());
+            let mut worker = Worker::new(equipment, ModelSource::Here(blueprint()), &|_| ());
             let stop = Stop::new();
             let mut serve = || worker.serve(next.recv().unwrap(), hello(), &stop);
             (serve(), serve())

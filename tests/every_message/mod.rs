@@ -3,7 +3,7 @@
 #![allow(dead_code)] // Each test uses a part.
 
 use bytes::Bytes;
-use finetune::cluster::link::codec::Bulky;
+use finetune::cluster::codec::Bulky;
 use finetune::cluster::link::{decode, encode};
 use finetune::cluster::message::{
     Bye, Device, Hello, Lease, Manifest, ModelFile, PROTOCOL, Packed, ToCoordinator, ToWorker, Trials,

@@ -1,9 +1,10 @@
 //! Every recipe is what it says: its head names command, cost and expected result, its options are ours, and its rows
 //! are there.
 
-use finetune::cli::options::groups::{Options, Role, Task};
-use finetune::cli::options::{Settings, table::TABLE, yaml};
-use finetune::cli::refusal::Refusal;
+use finetune::config::groups::{Options, Role};
+use finetune::config::refusal::Refusal;
+use finetune::config::{Settings, table::TABLE, yaml};
+use finetune::data::Task;
 use std::path::{Path, PathBuf};
 
 /// What a machine needs; no configuration of a run.

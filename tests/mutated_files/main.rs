@@ -19,8 +19,8 @@ mod settings;
 mod weights;
 mod wire;
 
-use finetune::cli::refusal::Refusal;
-use finetune::numeric::say::printable;
+use finetune::config::refusal::Refusal;
+use finetune::support::stderr::printable;
 use mutate::Dice;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,7 +4,7 @@ use crate::mutate::{self, Dice};
 use crate::weights::{file, golden, of};
 use crate::{Files, Format};
 use finetune::backend::Cpu;
-use finetune::cli::refusal::Refusal;
+use finetune::config::refusal::Refusal;
 use finetune::data::Tokenizer;
 use finetune::data::template::{ChatTemplate, Ending, SpecialTokens};
 use finetune::data::tokenizer::{Skip, Special};

@@ -5,7 +5,7 @@ use crate::mutate::{self, Dice};
 use crate::runs::damage_lines;
 use crate::weights::{file, of};
 use crate::{Files, Format};
-use finetune::cli::refusal::Refusal;
+use finetune::config::refusal::Refusal;
 use finetune::data::{self, Options, Task, Tokenizer};
 use parquet::basic::Compression;
 use serde_json::{Value, json};

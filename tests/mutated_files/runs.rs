@@ -3,7 +3,7 @@
 use crate::mutate::{self, Dice};
 use crate::weights::{file, of, safetensors_file};
 use crate::{Files, Format};
-use finetune::cli::refusal::Refusal;
+use finetune::config::refusal::Refusal;
 use finetune::format::FormatError;
 use finetune::format::safetensors::{self, Spec};
 use finetune::model::layout::Layout;

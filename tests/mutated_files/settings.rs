@@ -3,9 +3,9 @@
 use crate::mutate::{self, Dice};
 use crate::weights::file;
 use crate::{Files, Format};
-use finetune::cli::options::groups::Options;
-use finetune::cli::options::{Settings, table, yaml};
-use finetune::cli::refusal::Refusal;
+use finetune::config::groups::Options;
+use finetune::config::refusal::Refusal;
+use finetune::config::{Settings, table, yaml};
 use finetune::net::Token;
 use finetune::net::keyring::Keyring;
 use std::path::Path;

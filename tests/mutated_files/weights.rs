@@ -3,7 +3,7 @@
 use crate::build::{self, Entry, Meta};
 use crate::mutate::{self, Dice};
 use crate::{Files, Format};
-use finetune::cli::refusal::Refusal;
+use finetune::config::refusal::Refusal;
 use finetune::data::Tokenizer;
 use finetune::format::{self, gguf, peft, safetensors};
 use finetune::model::config::Config;

@@ -1,7 +1,7 @@
 //! The decoder of messages on bytes of any kind: what `fuzz/` does without end, here for a bounded number of
 //! cases. Damaged bytes are an error or another message, never a panic and never memory beyond their size.
 
-use finetune::cluster::link::codec::{Bulky, decode, encode};
+use finetune::cluster::codec::{Bulky, decode, encode};
 use finetune::cluster::message::{Bye, Packed, ToCoordinator, ToWorker};
 use proptest::prelude::*;
 use serde::Serialize;

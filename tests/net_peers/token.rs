@@ -73,7 +73,13 @@ fn what_is_no_token_is_refused() {
     let home = tempfile::tempdir().unwrap();
     check(home.path(), &["token", "--set"], "", 78, "stdin: no token");
     check(home.path(), &["token", "--set"], "correct horse battery staple\n", 78, "64 hex digits");
-    check(home.path(), &["token", "--set"], "hunter2hunter2\n", 78, "112 bits at most, which could be guessed");
+    check(
+        home.path(),
+        &["token", "--set"],
+        "hunter2hunter2\n",
+        78,
+        "112 bits at most, which could be guessed",
+    );
     let damaged = Token::random().unwrap().text().replace("ft1-", "ft1-a");
     check(home.path(), &["token", "--set"], &damaged, 78, "checksum");
     let secret = Token::random().unwrap().text();

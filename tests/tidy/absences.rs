@@ -61,7 +61,7 @@ pub fn machine_paths(tree: &Tree) -> Vec<String> {
     found
 }
 
-/// Shipped code that prints by a macro that panics once the reader is gone; `numeric::say` does not.
+/// Shipped code that prints by a macro that panics once the reader is gone; `support::stderr` does not.
 pub fn prints(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
     for file in tree.rust("src/") {

@@ -4,25 +4,37 @@ use crate::source::{File, Tree, words};
 
 /// Folder, then the folders that it may see. `main` and `lib` stand outside.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("support", &[]),
     ("numeric", &[]),
     ("families", &[]),
-    ("data", &["numeric"]),
-    ("format", &["numeric", "families"]),
+    ("data", &["support", "numeric"]),
+    ("format", &["support", "numeric", "families"]),
     ("net", &["numeric"]),
-    ("backend", &["numeric"]),
+    ("backend", &["support", "numeric"]),
     ("model", &["numeric", "families", "format", "backend"]),
     ("train", &["numeric", "data", "format", "model"]),
-    ("report", &["numeric", "data", "format", "model", "train"]),
-    ("cluster", &["numeric", "format", "net", "model", "train"]),
-    (
-        "cli",
-        &["numeric", "families", "data", "format", "net", "backend", "model", "train", "report", "cluster"],
-    ),
+    ("report", &["support", "numeric", "data", "format", "model", "train"]),
+    ("cluster", &["support", "numeric", "format", "net", "model", "train"]),
+    ("config", &["data", "format", "net", "backend", "model", "train"]),
+    ("devices", &["support", "numeric", "format", "backend", "model", "train", "cluster", "config"]),
+    ("forecast", &["numeric", "data", "format", "model", "train", "config", "devices"]),
+    ("run", &RUN),
+    ("cli", &CLI),
+];
+
+/// One run sees everything but backends and the command line.
+const RUN: [&str; 13] = [
+    "support", "numeric", "families", "data", "format", "net", "model", "train", "report", "cluster",
+    "config", "devices", "forecast",
+];
+const CLI: [&str; 15] = [
+    "support", "numeric", "families", "data", "format", "net", "backend", "model", "train", "report",
+    "cluster", "config", "devices", "forecast", "run",
 ];
 
 /// The backends, which never see one another, and the only folder that may name them.
 const CONCRETE: &[&str] = &["cpu", "wgpu", "cuda"];
-const NAMES_BACKENDS: &str = "src/cli/devices/";
+const NAMES_BACKENDS: &str = "src/devices/";
 
 pub fn check(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
@@ -53,8 +65,7 @@ pub fn check(tree: &Tree) -> Vec<String> {
 
 fn concrete(path: &[String]) -> Option<&str> {
     match path {
-        // `backend::Cpu` is the one of `backend::cpu`.
-        [a, b, ..] if a == "backend" => CONCRETE.iter().copied().find(|c| b.eq_ignore_ascii_case(c)),
+        [a, b, ..] if a == "backend" => CONCRETE.iter().copied().find(|c| c == b),
         _ => None,
     }
 }
@@ -73,7 +84,12 @@ pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
         if code[..at].trim_end().ends_with("super::") {
             continue; // in the middle of a chain
         }
-        let (mut base, rest) = rooted(&code[at..], module(&file.path));
+        let mut rest = &code[at..];
+        let mut base = module(&file.path);
+        while let Some(r) = rest.strip_prefix("super::") {
+            base.pop();
+            rest = r;
+        }
         spread(rest, &mut base, &mut |p| out.push((file.line(at), p.to_vec())));
     }
     // `backend::cpu` behind a plain `use crate::backend` has no root of its own.
@@ -85,19 +101,6 @@ pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
     out
 }
 
-/// Where a path begins that is written in `module`, and what follows.
-pub fn rooted(mut rest: &str, mut module: Vec<String>) -> (Vec<String>, &str) {
-    if let Some(rest) = rest.strip_prefix("crate::") {
-        return (Vec::new(), rest);
-    }
-    rest = rest.strip_prefix("self::").unwrap_or(rest);
-    while let Some(outer) = rest.strip_prefix("super::") {
-        module.pop();
-        rest = outer;
-    }
-    (module, rest)
-}
-
 /// The module path of a file, from the crate's root.
 pub fn module(path: &str) -> Vec<String> {
     let inner = path.trim_start_matches("src/").trim_end_matches(".rs");
@@ -105,7 +108,7 @@ pub fn module(path: &str) -> Vec<String> {
 }
 
 /// Reads a path or use tree, and gives every path in it; returns what follows it.
-pub fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMut(&[String])) -> &'a str {
+fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMut(&[String])) -> &'a str {
     let depth = base.len();
     loop {
         rest = rest.trim_start();
@@ -150,19 +153,21 @@ fn wrong_arrows_are_found() {
         ("src/train/mod.rs", "use crate::{model::stage, numeric::{rng, fixed}, backend};", 1),
         ("src/train/step.rs", "fn f() { super::super::cli::main(); }", 1),
         ("src/train/step.rs", "use super::super::report;", 1),
+        ("src/config/values.rs", "use crate::devices::choose;", 1),
+        ("src/devices/open.rs", "use crate::forecast::profile;", 1),
+        ("src/forecast/team.rs", "use crate::run::prepare::Prepared;", 1),
+        ("src/run/job.rs", "use crate::cli::generate;", 1),
+        ("src/run/job.rs", "use crate::forecast::recorder;", 0),
         ("src/data/mod.rs", "use crate::format::open;", 1),
         ("src/format/gguf/mod.rs", "use crate::data::tokenizer;", 1),
-        ("src/format/gguf/mod.rs", "use crate::families::Family;", 0),
-        ("src/families/mod.rs", "use crate::numeric::dtype::Dtype;", 1),
         ("src/model/decoder.rs", "use crate::data::plan::Plan;\nuse crate::cli;", 2),
         ("src/backend/cpu/mod.rs", "use super::Backend; use super::wgpu::Wgpu;", 1),
         ("src/backend/cpu/linear.rs", "use super::super::cuda::X;", 1),
         ("src/backend/cpu/linear.rs", "use crate::backend::cpu::X;", 0),
         ("src/cli/train.rs", "use crate::backend::cpu::Cpu;", 1),
-        ("src/cli/train.rs", "use crate::backend::{Backend, Cpu};", 1),
         ("src/cli/train.rs", "use crate::backend; fn f() { backend::cpu::Cpu::new(1); }", 1),
-        ("src/cli/devices/gpu.rs", "use crate::backend::wgpu::Wgpu;", 0),
-        ("src/cli/devices.rs", "use crate::backend::cpu::Cpu;", 1),
+        ("src/devices/gpu.rs", "use crate::backend::wgpu::Wgpu;", 0),
+        ("src/cli/devices/mod.rs", "use crate::backend::cpu::Cpu;", 1),
         ("src/helpful/mod.rs", "", 1),
         ("src/model/mod.rs", "#[cfg(test)]\nmod tests { use crate::backend::cpu::Cpu; }", 0),
         ("src/model/mod.rs", "use crate::backend::cpu as c;", 1),

@@ -24,7 +24,7 @@ const LONG_FUNCTIONS: &[(&str, &str)] =
 const WIDE_FUNCTIONS: &[(&str, &str)] = &[];
 /// Functions of `src` (`file:name`) that may take a bool. Tests may say what they expect.
 const BOOL_ARGUMENTS: &[(&str, &str)] = &[
-    ("src/cli/options/yaml.rs:visit_bool", "serde's own signature"),
+    ("src/config/yaml.rs:visit_bool", "serde's own signature"),
     ("src/data/samples.rs:push_bit", "the bit is what is stored"),
     ("src/format/hub/mod.rs:error", "a field of the error, under its own name"),
     ("src/format/gguf/pretokenizer.rs:bytes", "a field of tokenizer.json, under its own name"),
@@ -65,17 +65,17 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/backend/wgpu/cache.rs", "drivers believe the bytes of their cache; they are checked before"),
     ("src/backend/wgpu/glibc.rs", "exports two functions under their C names"),
     ("src/backend/wgpu/vulkan.rs", "asks Vulkan, which is C, for what wgpu does not pass on"),
-    ("src/cli/devices/drivers.rs", "sets an environment variable while there is one thread"),
+    ("src/devices/drivers.rs", "sets an environment variable while there is one thread"),
     ("src/backend/wgpu/experimental.rs", "wgpu wants a signature before it hands out matrix units"),
     ("src/backend/cuda/graphs.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/libcuda.rs", "calls of the NVIDIA driver"),
     ("src/backend/cuda/staging.rs", "pinned memory of the NVIDIA driver"),
     ("src/backend/cuda/tensor_map.rs", "a call of the NVIDIA driver that an older one lacks"),
     ("src/format/map.rs", "mmap, and a handler for the bus error of a file that was cut short"),
-    ("src/numeric/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
+    ("src/support/allocator.rs", "a global allocator is unsafe by its trait; it passes every call on"),
     ("tests/mutated_files/memory.rs", "a global allocator that counts"),
     ("tests/cluster_runs/tap.rs", "setns and TUNSETIFF have no safe form"),
-    ("src/cli/signals.rs", "asks the system whether a signal was ignored from the start"),
+    ("src/run/signals.rs", "asks the system whether a signal was ignored from the start"),
 ];
 
 /// Folders whose entries name one another in a circle.
@@ -146,10 +146,10 @@ fn every_verb_of_a_backend_is_tested() {
 
 #[test]
 fn every_variable_that_is_named_is_known() {
-    use finetune::cli::options::variables::{OTHERS, is_known, is_of_a_service};
+    use finetune::config::variables::{OTHERS, is_known, is_of_a_service};
     let tree = Tree::read();
     check(
-        "environment variables (src/cli/options/variables.rs)",
+        "environment variables (src/config/variables.rs)",
         variables::unknown(&tree, |name| is_known(name) || is_of_a_service(name)),
     );
     check("variables in the guide", variables::untold(&tree, OTHERS.iter().map(|(name, _)| *name)));

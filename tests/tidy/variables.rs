@@ -5,7 +5,7 @@ use crate::source::Tree;
 
 /// Where names are misspelt on purpose.
 const MISSPELT: &[&str] =
-    &["src/cli/options/variables.rs", "tests/cli_errors/variables.rs", "tests/tidy/variables.rs"];
+    &["src/config/variables.rs", "tests/cli_errors/variables.rs", "tests/tidy/variables.rs"];
 /// Stands for any of them in a sentence.
 const ANY: &str = "FINETUNE_KEY";
 

@@ -8,7 +8,7 @@ use super::staging::Staging;
 use super::tensor_map::{self, Arguments};
 use super::{Cuda, Driver, Launch, List, Waiting, kernels};
 use crate::backend::{Checked, Fault};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUjit_option, CUresult};
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};

@@ -14,7 +14,7 @@ use super::pace::Pace;
 use super::pipelines::{Pipelines, Slot};
 use super::pool::{Leased, Pool, Storage};
 use crate::backend::{Fault, Traffic};
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -6,9 +6,9 @@ mod probe;
 mod requirement;
 mod system;
 
-use super::options::Source;
-use super::refusal::Refusal;
-use super::verb::Invocation;
+use crate::cli::invocation::Invocation;
+use crate::config::Origin;
+use crate::config::refusal::Refusal;
 use probe::{Probe, Seen};
 use requirement::Requirement;
 use serde::Serialize;
@@ -65,7 +65,7 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
 fn probe(inv: &Invocation) -> Result<Probe, Refusal> {
     let s = &inv.settings;
     let coordinator = s.text("coordinator")?.filter(|at| *at != "auto").map(String::from);
-    let output = s.get("output").filter(|o| o.source != Source::Default).and_then(|o| o.values.first());
+    let output = s.get("output").filter(|o| o.source != Origin::Default).and_then(|o| o.values.first());
     Ok(Probe {
         coordinator,
         token_file: s.text("token-file")?.map(Into::into),

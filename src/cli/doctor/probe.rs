@@ -1,10 +1,11 @@
 //! Looks at one thing after the other and says what is there. Nothing is changed: a file that shows that a folder can
 //! be written has no name and is gone when it is closed, a port is let go at once, no token is made.
 
-use super::super::{demo, devices};
 use super::requirement::{Check, Requirement};
 use super::system::{self, Limit};
 use crate::cluster::worker::{Visit, visit};
+use crate::config::cache;
+use crate::devices;
 use crate::format::hub::Hub;
 use crate::net::keyring::{KeepError, Keyring};
 use crate::net::{Endpoint, NetError, Party, Wishes, secure};
@@ -80,7 +81,7 @@ impl Probe {
 
     /// Folders that base models and a run are written to.
     fn folders(&self) -> Vec<PathBuf> {
-        let own = self.model_cache.clone().or_else(|| demo::cache().map(|dir| dir.join("models")));
+        let own = self.model_cache.clone().or_else(|| cache::folder().map(|dir| dir.join("models")));
         own.into_iter().chain([Hub::from_environment().cache]).collect()
     }
 

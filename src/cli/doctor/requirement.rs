@@ -1,8 +1,8 @@
 //! The file of requirements. A check that is not known, a field that is not known and a size that does not parse are
 //! refused with the file's name: a requirement that is passed over in silence is worse than none.
 
-use super::super::options::groups::size;
-use super::super::refusal::{self, Refusal};
+use crate::config::groups::size;
+use crate::config::refusal::{self, Refusal};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

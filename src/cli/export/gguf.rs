@@ -4,10 +4,9 @@
 
 mod read_back;
 
-use super::super::opened::{self, Opened};
-use super::super::refusal::Refusal;
 use super::logits::{self, Compared, logits, plain_logits};
-use super::{Outtype, Source};
+use super::{Exported, Outtype};
+use crate::config::refusal::Refusal;
 use crate::format::gguf::{
     self, F32, Gguf, Meta, Metadata, Planned, Scaling, Shape, encode, pair_rows, stored_name,
 };
@@ -18,6 +17,7 @@ use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
+use crate::run::base_model::{self, BaseModel};
 use read_back::{Rounded, same, same_ids};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ enum From {
 }
 
 /// Writes the file and compares it with what is in memory.
-pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
+pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let (base, loaded, devices) = (&source.base, &source.loaded, &source.devices);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let merged = Merged {
@@ -74,10 +74,10 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
             Some(plan) => bytes(plan, stored.as_ref(), &merged).map_err(|what| fault(out, t, what)),
             None => Err(fault(out, t, "was not planned".into())),
         })?;
-        let again = opened::open(&path.display().to_string())?;
+        let again = base_model::open(&path.display().to_string())?;
         same(&again, &rounded, out)?;
         same_ids(source, again, out)?;
-        let again = opened::open(&path.display().to_string())?;
+        let again = base_model::open(&path.display().to_string())?;
         let probe = logits::probe(&loaded.config);
         let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
         let compared = Compared {
@@ -101,7 +101,7 @@ fn fault(out: &Path, tensor: &Planned, what: String) -> FormatError {
 }
 
 /// A base as llama.cpp describes one.
-pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
+pub fn shape(base: &BaseModel) -> Result<Shape, Refusal> {
     let c = &base.config;
     if let Some(missing) = c.family.not_in_gguf() {
         let what = format!("{missing} ({}) is not written to GGUF", c.architecture());
@@ -133,7 +133,7 @@ pub fn shape(base: &Opened) -> Result<Shape, Refusal> {
 }
 
 /// llama.cpp would load it; but the file names only what frequencies are divided by, and we could not read it back.
-fn refuse_scaling(base: &Opened) -> Result<(), Refusal> {
+fn refuse_scaling(base: &BaseModel) -> Result<(), Refusal> {
     let RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, original, .. } =
         base.config.rope.scaling
     else {
@@ -150,7 +150,7 @@ fn refuse_scaling(base: &Opened) -> Result<(), Refusal> {
 
 /// What is said of the model and its tokens.
 fn metadata(
-    base: &Opened,
+    base: &BaseModel,
     stored: Option<&Gguf>,
     plans: &[Plan],
     outtype: Outtype,
@@ -190,7 +190,7 @@ fn metadata(
 }
 
 /// The merged tensors' names by those in the file.
-fn names(base: &Opened, merged: &Merged) -> Result<BTreeMap<String, String>, Refusal> {
+fn names(base: &BaseModel, merged: &Merged) -> Result<BTreeMap<String, String>, Refusal> {
     let (mut names, of_layer) = (BTreeMap::new(), base.config.family.layer_tensors());
     for name in merged.names() {
         if name.ends_with(".rotary_emb.inv_freq") || (base.config.tied && name == "lm_head.weight") {
@@ -206,7 +206,7 @@ fn names(base: &Opened, merged: &Merged) -> Result<BTreeMap<String, String>, Ref
 }
 
 fn plans(
-    base: &Opened,
+    base: &BaseModel,
     stored: Option<&Gguf>,
     merged: &Merged,
     outtype: Outtype,

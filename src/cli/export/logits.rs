@@ -1,9 +1,9 @@
 //! The probe that every export must pass: logits of a short row by what is in memory and by what was written.
 
-use super::super::devices::{self, Chosen, Need};
-use super::super::options::groups::DeviceOptions;
-use super::super::refusal::Refusal;
-use super::Source;
+use super::Exported;
+use crate::config::groups::DeviceOptions;
+use crate::config::refusal::Refusal;
+use crate::devices::{self, Chosen, Need};
 use crate::model::config::Config;
 use crate::model::layout;
 use crate::model::lora::LoraSpec;
@@ -141,7 +141,7 @@ fn by_layers(
 
 /// Refuses before anything is written what --memory-limit has no room for, one layer at a time: the base with its adapter,
 /// or the merged weights.
-pub fn fits(source: &Source, merged: Option<&Merged>) -> Result<(), Refusal> {
+pub fn fits(source: &Exported, merged: Option<&Merged>) -> Result<(), Refusal> {
     let chosen = devices::choose(&source.devices)?;
     let loaded = &source.loaded;
     if !chosen.is_one_cpu() {

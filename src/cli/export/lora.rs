@@ -1,9 +1,9 @@
 //! `--to gguf-lora`: the adapter alone, as llama.cpp loads it beside a GGUF of the base.
 
-use super::super::refusal::Refusal;
 use super::gguf::shape;
 use super::logits::{apart, bound, fits, logits, probe};
-use super::{Outtype, Source};
+use super::{Exported, Outtype};
+use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::format::gguf::adapter::{self, About, Part};
 use crate::format::gguf::{F32, decode, encode};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Writes the file and compares it with what is in memory.
-pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
+pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
     let kind = match outtype {
         Outtype::Base => F32,

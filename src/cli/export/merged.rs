@@ -1,10 +1,8 @@
 //! `--to merged`: base and adapter as one Hugging Face directory.
 
-use super::super::adapter::Loaded;
-use super::super::opened::{self, Opened};
-use super::super::refusal::Refusal;
-use super::Source;
+use super::Exported;
 use super::logits::{self, Compared, logits, plain_logits};
+use crate::config::refusal::Refusal;
 use crate::format::safetensors::{self, Spec};
 use crate::format::{FormatError, atomic};
 use crate::model::layout;
@@ -12,6 +10,8 @@ use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::Tensors;
+use crate::run::adapter::Loaded;
+use crate::run::base_model::{self, BaseModel};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use std::path::Path;
 const SHARD: usize = 5_000_000_000;
 
 /// Writes the folder and compares it with what is in memory.
-pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
+pub fn write(from: &Exported, out: &Path, dtype: Option<Dtype>) -> Result<Value, Refusal> {
     let (base, loaded, devices) = (&from.base, &from.loaded, &from.devices);
     let layout = layout::of(&loaded.config, &loaded.spec, 0..loaded.config.layers);
     let merged = |dtype| Merged {
@@ -35,7 +35,7 @@ pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, R
     atomic::write_dir(out, |dir| {
         files(dir, base, loaded, &source)?;
         same_bytes(dir, &source)?;
-        let again = opened::open(&dir.display().to_string())?;
+        let again = base_model::open(&dir.display().to_string())?;
         let probe = logits::probe(&loaded.config);
         let weights = (&loaded.config, &*base.files.tensors, &loaded.spec);
         let compared = Compared {
@@ -54,7 +54,7 @@ pub fn write(from: &Source, out: &Path, dtype: Option<Dtype>) -> Result<Value, R
     })
 }
 
-fn files(dir: &Path, base: &Opened, loaded: &Loaded, source: &Merged) -> Result<(), Refusal> {
+fn files(dir: &Path, base: &BaseModel, loaded: &Loaded, source: &Merged) -> Result<(), Refusal> {
     let mut specs = Vec::new();
     for name in source.names() {
         let Some(about) = source.about(&name).map_err(Refusal::failure)? else { continue };
@@ -88,7 +88,7 @@ fn files(dir: &Path, base: &Opened, loaded: &Loaded, source: &Merged) -> Result<
 }
 
 /// The base's config.json, with what merging changed: the architecture, a classifier's labels, the dtype.
-fn config(base: &Opened, loaded: &Loaded, specs: &[Spec]) -> Value {
+fn config(base: &BaseModel, loaded: &Loaded, specs: &[Spec]) -> Value {
     let mut config = base.files.config.clone();
     // Merged weights are plain numbers, whatever the base's were.
     config.as_object_mut().map(|c| c.shift_remove("quantization_config"));

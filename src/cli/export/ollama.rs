@@ -2,11 +2,11 @@
 //! file, ADAPTER); a Hugging Face base, or an --outtype, makes one merged GGUF. A TEMPLATE is written only
 //! where the file that Ollama reads does not carry the chat template that was trained with.
 
-use super::super::refusal::Refusal;
-use super::{Outtype, Source, gguf, go, lora};
+use super::{Exported, Outtype, gguf, go, lora};
+use crate::config::refusal::Refusal;
 use crate::format::atomic;
 use crate::format::gguf::{Gguf, Value as Meta};
-use crate::numeric::say::say;
+use crate::support::stderr::say;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -17,12 +17,12 @@ const CONTEXT: usize = 4096;
 pub const FIRST_LINE: &str = "# ollama create NAME -f Modelfile";
 
 /// Writes the folder; what is in it is compared with what is in memory.
-pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
+pub fn write(source: &Exported, out: &Path, outtype: Outtype) -> Result<Value, Refusal> {
     let base = &source.base;
     let adapter = !base.path.is_dir() && outtype == Outtype::Base;
     let from = match adapter {
         true => {
-            base.path.canonicalize().map_err(super::super::refusal::at(&base.path))?.display().to_string()
+            base.path.canonicalize().map_err(crate::config::refusal::at(&base.path))?.display().to_string()
         }
         false => "./model.gguf".into(),
     };
@@ -45,7 +45,7 @@ pub fn write(source: &Source, out: &Path, outtype: Outtype) -> Result<Value, Ref
     })
 }
 
-fn modelfile(source: &Source, from: &str, adapter: Option<&str>, carried: Option<&str>) -> String {
+fn modelfile(source: &Exported, from: &str, adapter: Option<&str>, carried: Option<&str>) -> String {
     let mut lines = vec![FIRST_LINE.to_owned(), format!("FROM {from}")];
     lines.extend(adapter.map(|path| format!("ADAPTER {path}")));
     let tokenizer = &source.tokenizer;

@@ -1,16 +1,16 @@
 //! `--to peft`: the adapter alone, in PEFT's form.
 
-use super::super::adapter::{self, Writer};
-use super::super::refusal::Refusal;
-use super::Source;
+use super::Exported;
 use super::logits::{fits, logits, probe};
+use crate::config::refusal::Refusal;
 use crate::format::{atomic, peft};
+use crate::run::adapter::{self, Writer};
 use serde_json::{Value, json};
 use std::path::Path;
 
 /// Writes the folder and compares it with what is in memory. The base's name and the card are those of the adapter in
 /// `from`: they say more than its values do.
-pub fn write(source: &Source, from: &Path, out: &Path) -> Result<Value, Refusal> {
+pub fn write(source: &Exported, from: &Path, out: &Path) -> Result<Value, Refusal> {
     let (base, loaded) = (&source.base, &source.loaded);
     fits(source, None)?;
     let mut writer = Writer::new(base, &loaded.config, &loaded.spec, None);

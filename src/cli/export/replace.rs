@@ -1,8 +1,8 @@
 //! What an export may replace: an earlier export, and nothing else.
 
-use super::super::refusal::{Refusal, at};
 use super::gguf::MARK;
 use super::ollama;
+use crate::config::refusal::{Refusal, at};
 use crate::format::gguf::{Gguf, Value};
 use crate::format::{peft, safetensors};
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! What a runner is known to refuse or to do differently, said before anything is written. Read in the
 //! sources: llama.cpp's `convert_lora_to_gguf.py` and `llama-adapter.cpp`, vLLM's `lora/peft_helper.py`.
 
-use super::super::refusal::Refusal;
-use super::{Source, To};
+use super::{Exported, To};
+use crate::config::refusal::Refusal;
 use crate::format::peft::max_lora_rank;
 
 /// Sentences for the user; an error where no runner would take the file.
-pub fn notes(to: To, source: &Source) -> Result<Vec<String>, Refusal> {
+pub fn notes(to: To, source: &Exported) -> Result<Vec<String>, Refusal> {
     let spec = &source.loaded.spec;
     let classifier = source.loaded.config.labels.is_some();
     let gguf = !matches!(to, To::Merged | To::Peft);

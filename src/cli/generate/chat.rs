@@ -1,8 +1,8 @@
 //! A conversation on a terminal: each line is a user's turn, and the model answers all turns so far.
 
-use super::turn;
-use crate::cli::refusal::Refusal;
-use crate::numeric::say::say;
+use crate::config::refusal::Refusal;
+use crate::run::prompt::turn;
+use crate::support::stderr::say;
 use serde_json::Value;
 use std::io::{BufRead, Write};
 

@@ -4,10 +4,11 @@
 
 mod pages;
 
-use super::options::flags;
-use super::options::table::{Section, TABLE};
-use super::refusal::{Refusal, nearest};
-use super::verb::{self, Invocation};
+use crate::cli::invocation::Invocation;
+use crate::config::flags;
+use crate::config::refusal::{Refusal, nearest};
+use crate::config::table::{Section, TABLE};
+use crate::config::verb;
 use crate::families;
 pub use pages::{completions, man};
 

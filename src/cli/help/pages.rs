@@ -1,10 +1,11 @@
 //! Completions and man pages. The command that they are made from is larger than the one that parses: it has the
 //! verbs as subcommands, and says which words an option takes where those are all that it takes.
 
-use super::super::options::flags;
-use super::super::options::table::{Opt, Takes};
-use super::super::refusal::{self, Refusal};
-use super::super::verb::{Invocation, VERBS, Verb};
+use crate::cli::invocation::Invocation;
+use crate::config::flags;
+use crate::config::refusal::{self, Refusal};
+use crate::config::table::{Opt, Takes};
+use crate::config::verb::{VERBS, Verb};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, ValueHint};
 use clap_complete::Shell;

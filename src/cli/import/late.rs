@@ -89,9 +89,10 @@ fn reports(import: &mut Import, report_to: Option<String>, folder: Option<String
 
 #[cfg(test)]
 mod tests {
+    use super::super::convert;
     use super::super::tests::check;
-    use super::super::{convert, explanation};
     use super::*;
+    use crate::config::dialects::explanation;
     use std::path::Path;
 
     /// What was once lost without a word, and what people from TRL look for first.

@@ -4,18 +4,17 @@
 
 mod late;
 mod rows;
-mod tables;
 mod turns;
 
-use super::options::groups::Options;
-use super::options::table::{self, Section, TABLE};
-use super::options::{Settings, alias, yaml};
-use super::refusal::{self, Refusal};
-use super::verb::Invocation;
-use crate::numeric::say::{inline, say};
+use crate::cli::invocation::Invocation;
+use crate::config::dialects::{Becomes, Dialect, ROW_KEYS, Rule};
+use crate::config::groups::Options;
+use crate::config::refusal::{self, Refusal};
+use crate::config::table::{self, Section, TABLE};
+use crate::config::{Settings, alias, yaml};
+use crate::support::stderr::{inline, say};
 use serde_json::{Map, Value};
 use std::path::Path;
-use tables::{Becomes, Dialect, Rule};
 
 /// One line of ours.
 struct Line {
@@ -122,7 +121,7 @@ impl Import {
     }
 
     fn take(&mut self, dialect: Dialect, key: &str, value: &Value) {
-        if is_empty(value) || rows::KEYS.contains(&key) || late::KEYS.contains(&key) {
+        if is_empty(value) || ROW_KEYS.contains(&key) || late::KEYS.contains(&key) {
             return;
         }
         match dialect.rule(key) {
@@ -275,29 +274,6 @@ impl Import {
         }
         text
     }
-}
-
-/// What the tables say of a key that is none of ours, to who has written it into a configuration of ours.
-pub fn explanation(key: &str, value: &str) -> Option<String> {
-    if rows::KEYS.contains(&key) {
-        return Some("name the files of the rows under data; `finetune import FILE` looks for them".into());
-    }
-    let rule = Dialect::ALL.iter().find_map(|(_, dialect)| dialect.rule(key))?;
-    let leave = |why: &str| format!("{why}; leave it out");
-    Some(match rule {
-        Rule::Key(ours) | Rule::PerEpoch(ours) => format!("this is {ours} here"),
-        Rule::Lost(why) | Rule::Needless(why) => leave(why),
-        Rule::When(cases, otherwise) => {
-            let word = value.to_lowercase();
-            match cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b) {
-                Becomes::Set(ours, "") => format!("this is {ours} here"),
-                Becomes::Set(ours, v) => format!("this is `{ours}: {v}` here"),
-                Becomes::Near(ours, v, why) => format!("{why}; nearest is `{ours}: {v}`"),
-                Becomes::Same => leave("it is so anyway"),
-                Becomes::Lost(why) => leave(why),
-            }
-        }
-    })
 }
 
 /// The result must be a configuration: a value that we refuse is said with the line of the result.

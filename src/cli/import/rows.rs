@@ -7,17 +7,6 @@ use crate::data::form::is_field;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// Keys that are dealt with here.
-pub const KEYS: &[&str] = &[
-    "datasets",
-    "test_datasets",
-    "dataset",
-    "eval_dataset",
-    "dataset_name",
-    "dataset_text_field",
-    "data_files",
-];
-
 const HUB: &str = "rows come from files: save them as .jsonl or .parquet and name the file under data";
 
 /// Takes all of them.

@@ -1,6 +1,7 @@
 //! What files of other trainers become. Keys are theirs, examples our own.
 
 use super::*;
+use crate::config::dialects::explanation;
 
 /// `key: value` lines that must be there, and keys that must be lost.
 pub(super) fn check(text: &str, dialect: Dialect, want: &[&str], lost: &[&str]) {

@@ -1,15 +1,15 @@
 //! Rows as a model sees them: counts, lengths, what is suspicious, and some rows with what is learnt of them in colour.
 
-use super::super::opened;
-use super::super::options::groups::{whole, within};
-use super::super::refusal::Refusal;
-use super::super::suspect;
-use super::super::verb::Invocation;
 use super::{delimiters, options, print};
+use crate::cli::invocation::Invocation;
+use crate::config::groups::{whole, within};
+use crate::config::refusal::Refusal;
 use crate::data::preview::{self, Piece};
 use crate::data::{self, Corpus, Sample, Tokenizer};
-use crate::numeric::say::printable;
 use crate::report;
+use crate::run::base_model;
+use crate::run::row_warnings;
+use crate::support::stderr::printable;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -20,12 +20,12 @@ const LONGEST: usize = 5;
 /// Looks at them; more rows with nothing to learn than --max-dropped allows are a failure, said after all else.
 pub fn run(inv: &mut Invocation, paths: &[PathBuf]) -> Result<(), Refusal> {
     let s = &inv.settings;
-    let mut base = opened::open(s.text("model")?.unwrap_or_default())?;
+    let mut base = base_model::open(s.text("model")?.unwrap_or_default())?;
     let tokenizer = base.tokenizer(s.text("chat-template")?)?;
     let options = options(s, Some(&base))?;
     let shown = whole(s, "rows", 0)?.unwrap_or(3);
     let corpus = data::load(paths, &options, &tokenizer)?;
-    let warnings = suspect::all(&corpus, &tokenizer, (&base.stop_ids(&tokenizer), options.max_seq_len));
+    let warnings = row_warnings::all(&corpus, &tokenizer, (&base.stop_ids(&tokenizer), options.max_seq_len));
     let mut facts = facts(&corpus);
     facts.extend(delimiters(paths));
     if inv.json {

@@ -4,52 +4,29 @@
 //! and nothing of a run is written: of a model of the Hub that is not here its small files and headers stay in the cache
 //! (all of it, where its shapes are among its numbers).
 
-mod counts;
-mod forecast;
-mod link;
 mod tell;
 
-pub use counts::{ALL, Ahead, Counts, SOME, count};
-pub use forecast::{Forecast, Load, Worker, forecast};
+use crate::forecast::counts::{ALL, Ahead, Counts, count};
+use crate::forecast::team::{Expected, team};
+use crate::forecast::time::{Forecast, Participant, forecast, useless};
 pub use tell::note_line;
 
-use super::auto;
-use super::devices::{self, Chosen, Opens, Prospect};
-use super::options::groups::{Gpus, Options, Role};
-use super::options::{Settings, Source, values};
-use super::output;
-use super::prepare::{self, Prepared};
-use super::profile::{self, Basis, Pace, Profiles, Shape};
-use super::refusal::Refusal;
-use super::verb::Invocation;
-
-/// A device, and what is expected of it.
-pub struct Expected {
-    /// What it is called.
-    pub name: String,
-    /// What it is, where that is known.
-    pub prospect: Option<Prospect>,
-    /// What it needs; None where it cannot take part, or is not here.
-    pub worker: Option<Worker>,
-    /// Whether its link was measured, said or assumed.
-    pub link: Option<&'static str>,
-}
-
-impl Expected {
-    /// Whether it can take part.
-    fn fits(&self) -> bool {
-        match &self.prospect {
-            Some(prospect) => prospect.class.is_ok() && prospect.unfit.is_none(),
-            None => self.worker.is_some(),
-        }
-    }
-}
+use crate::cli::invocation::Invocation;
+use crate::config::groups::{Gpus, Options, Role};
+use crate::config::refusal::Refusal;
+use crate::config::{Origin, Settings, values};
+use crate::devices::{self, Chosen};
+use crate::forecast::link;
+use crate::forecast::profile::{Basis, ModelShape, Profiles};
+use crate::run::auto_micro_batch;
+use crate::run::folder;
+use crate::run::prepare::{self, Prepared};
 
 /// All that is said.
 pub struct Outlook {
     prepared: Prepared,
     counts: Counts,
-    shape: Shape,
+    shape: ModelShape,
     team: Vec<Expected>,
     forecast: Forecast,
     /// Devices that would be better left out, and the seconds that this saves.
@@ -75,16 +52,21 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     notes.extend(chosen.iter().flat_map(|c| c.notes.clone()));
     let done = steps_done(&options)?;
     let mut prepared = prepare::prepare_dry(settings, &options)?;
-    let plan = auto::plan(settings, &options, (&mut prepared, chosen.as_ref()), auto::Look::Only)?;
+    let plan = auto_micro_batch::plan(
+        settings,
+        &options,
+        (&mut prepared, chosen.as_ref()),
+        auto_micro_batch::Look::Only,
+    )?;
     notes.extend(prepared.remarks.clone());
     let (train, eval) = (&prepared.train, prepared.eval.as_ref());
     let ahead = Ahead { plan: &plan, train, eval, done, most: ALL };
     let (counts, mut load) = count(ahead, &options);
     let p = &prepared;
-    let shape = shape(p, &options);
+    let shape = p.shape(&options);
     load.trained = shape.trained;
     let profiles = Profiles::read();
-    let mut team = team(&options, (p, chosen.as_ref()), &shape, (&profiles, counts.longest))?;
+    let mut team = team(&options, (p.model(), chosen.as_ref()), &shape, (&profiles, counts.longest))?;
     if let Some(bytes) = assumed {
         let prospect = devices::assumed(bytes, &options.devices, p.model(), counts.longest)?;
         let name = prospect.name.clone();
@@ -98,9 +80,9 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
         });
     }
     let able: Vec<usize> = (0..team.len()).filter(|&at| team[at].worker.is_some()).collect();
-    let workers: Vec<Worker> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
+    let workers: Vec<Participant> = able.iter().filter_map(|&at| team[at].worker.clone()).collect();
     let forecast = forecast(&workers, &load);
-    let useless = forecast::useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
+    let useless = useless(&workers, &load).into_iter().map(|(at, gain)| (able[at], gain)).collect();
     let outlook = Outlook { prepared, counts, shape, team, forecast, useless, notes };
     match inv.json {
         true => inv.say(&tell::json(&outlook, &options).to_string())?,
@@ -109,33 +91,12 @@ pub fn run(inv: &mut Invocation) -> Result<(), Refusal> {
     outlook.verdict()
 }
 
-/// The model of a run as far as its speed goes.
-pub fn shape(p: &Prepared, options: &Options) -> Shape {
-    Shape::of(&output::stem(&options.model.model), (&p.config, &p.spec), &p.base.files.kind)
-}
-
-/// Every device that is expected to take part in a run whose longest microbatch has so many tokens.
-pub fn team(
-    options: &Options,
-    (p, chosen): (&Prepared, Option<&Chosen>),
-    shape: &Shape,
-    (profiles, longest): (&Profiles, usize),
-) -> Result<Vec<Expected>, Refusal> {
-    // As `train::run` tells them apart.
-    let alone = options.cluster.role == Role::Single && chosen.is_some_and(Chosen::is_one_cpu);
-    let opens = if alone { Opens::Measured } else { Opens::Shapes };
-    let mut team = here((chosen, opens), p, shape, (profiles, longest))?;
-    let others = elsewhere(options, &team, shape, profiles);
-    team.extend(others);
-    Ok(team)
-}
-
 /// As a run chooses; None where this process only coordinates.
 fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, Refusal> {
     let computes = options.cluster.role == Role::Single
         || options.devices.gpus != Gpus::None && settings.is_given("gpus");
     if !computes {
-        settings.put("gpus", vec!["none".into()], Source::Computed("a coordinator's default".into()));
+        settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
         return Ok(None);
     }
     devices::choose(&options.devices).map(Some)
@@ -143,56 +104,8 @@ fn choose(settings: &mut Settings, options: &Options) -> Result<Option<Chosen>, 
 
 /// Steps that the checkpoint holds from which the run would go on. A folder that a run would refuse is refused.
 fn steps_done(options: &Options) -> Result<u64, Refusal> {
-    let place = output::place(&options.output, &options.model.model)?;
+    let place = folder::place(&options.output, &options.model.model)?;
     Ok(place.checkpoint()?.map_or(0, |found| found.step))
-}
-
-/// The devices of this process.
-fn here(
-    (chosen, opens): (Option<&Chosen>, Opens),
-    p: &Prepared,
-    shape: &Shape,
-    (profiles, longest): (&Profiles, usize),
-) -> Result<Vec<Expected>, Refusal> {
-    let Some(chosen) = chosen else { return Ok(vec![]) };
-    let expected = |prospect: Prospect| {
-        let able = prospect.class.as_ref().ok().filter(|_| prospect.unfit.is_none());
-        let worker = able.map(|class| {
-            let measured = profiles.pace("", &profile::device(class, &prospect.hardware), shape);
-            let pace = measured.unwrap_or_else(|| Pace::guess(shape, prospect.guess));
-            Worker { pace, link: None }
-        });
-        Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
-    };
-    let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
-    Ok(devices::prospects(chosen, p.model(), longest, (&seen, opens))?.into_iter().map(expected).collect())
-}
-
-/// Devices that are waited for: as those that came before, else as a guess.
-fn elsewhere(options: &Options, team: &[Expected], shape: &Shape, profiles: &Profiles) -> Vec<Expected> {
-    let here = team.len();
-    let first = team.iter().find_map(|e| e.worker.as_ref()).map(|w| w.pace.clone());
-    let like = first.unwrap_or_else(|| Pace::guess(shape, link::UNKNOWN));
-    if options.cluster.role != Role::Coordinator {
-        return vec![];
-    }
-    let min = options.cluster.min_workers;
-    let all = options.cluster.expect_workers.unwrap_or(min.max(here));
-    let mut known = profiles.elsewhere(shape).into_iter();
-    let one = |at: usize| {
-        let (name, pace) = match known.next() {
-            Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
-            // Nobody knows anything of it: as fast as the first one here, if there is one.
-            None => (format!("device {} (to come)", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
-        };
-        let (link, said) = match pace.link {
-            Some(link) => (link, "measured"),
-            None => (link::ASSUMED, "assumed"),
-        };
-        let worker = Some(Worker { pace, link: Some(link) });
-        Expected { name, prospect: None, worker, link: Some(said) }
-    };
-    (here..all).map(one).collect()
 }
 
 impl Outlook {

@@ -1,8 +1,9 @@
 //! A plan in words and as JSON: the same facts, each number with how good it is.
 
-use super::{Expected, Outlook};
-use crate::cli::options::groups::Options;
-use crate::cli::profile::{Basis, Pace};
+use super::Outlook;
+use crate::config::groups::Options;
+use crate::forecast::profile::{Basis, Pace};
+use crate::forecast::team::Expected;
 use crate::model::decoder::Keep;
 use crate::model::memory::{self, Estimate, size};
 use crate::report::{count, duration};

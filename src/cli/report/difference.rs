@@ -1,10 +1,10 @@
 //! What differs between the configurations of runs, out of their run.yaml.
 
-use super::super::options::table::{Section, TABLE};
-use super::super::options::yaml;
-use super::super::output::RUN_FILE;
-use super::super::run_file::fact;
+use crate::config::table::{Section, TABLE};
+use crate::config::yaml;
 use crate::report::Difference;
+use crate::run::folder::RUN_FILE;
+use crate::run::run_file::fact;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

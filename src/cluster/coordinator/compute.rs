@@ -4,7 +4,7 @@ use super::super::machine::{Event, Kind};
 use super::super::message::{ToCoordinator, Work};
 use super::parameters::Coming;
 use super::round::Task;
-use super::{Coordinator, notes};
+use super::{Coordinator, events};
 use crate::model::layout::Layout;
 use crate::model::stage::{Microbatch, Sampling, Traffic};
 use crate::train::event::Speed;
@@ -121,6 +121,6 @@ impl Compute for Coordinator<'_> {
     }
 
     fn speeds(&self, step: u64) -> Vec<Speed> {
-        self.machine.devices().into_iter().filter_map(|device| notes::speed(device, step)).collect()
+        self.machine.devices().into_iter().filter_map(|device| events::speed(device, step)).collect()
     }
 }

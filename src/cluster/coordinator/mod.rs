@@ -7,27 +7,27 @@
 //! arrive.
 
 mod compute;
+mod connections;
+mod events;
 mod files;
-mod fit;
+mod frame_limits;
 mod gate;
-pub mod home;
-mod member;
-mod notes;
 mod outbox;
 mod parameters;
 mod port;
 mod round;
+pub mod run_lock;
 mod scores;
 mod waiting;
 
+pub use connections::Reception;
+use connections::{Absent, UNKNOWN};
+pub use events::Hint;
 pub use files::{FilesError, ModelFiles};
-pub use fit::{Longest, Misfit, prompt_fits};
+pub use frame_limits::{Longest, Misfit, prompt_fits};
 pub use gate::Gate;
-pub use home::{Home, HomeError, Lock};
-pub use member::Reception;
-use member::{Absent, UNKNOWN};
-pub use notes::Hint;
 pub use port::{Port, call};
+pub use run_lock::{Lock, RunLockError, RunRecord};
 
 use super::machine::{Machine, MemberId};
 use super::message::{Bye, ToCoordinator, ToWorker};
@@ -35,7 +35,7 @@ use super::reduce::{Reducer, Report};
 use crate::model::layout::Layout;
 use crate::model::stage::Traffic;
 use crate::train::stop::Stop;
-use notes::Accounts;
+use events::Accounts;
 use outbox::Outbox;
 use parameters::{Broadcast, Coming};
 use std::collections::{BTreeMap, BTreeSet};

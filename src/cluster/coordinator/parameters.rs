@@ -4,7 +4,7 @@
 
 use super::super::machine::MemberId;
 use super::super::message::{Hash, PIECE, ToWorker};
-use super::super::piece::little_endian;
+use super::super::sum_chunk::little_endian;
 use super::outbox::Outbox;
 use bytes::Bytes;
 use std::collections::BTreeSet;

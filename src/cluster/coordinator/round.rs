@@ -4,7 +4,7 @@
 use super::super::machine::{Action, Event, Kind, MemberId, Note, Purpose, Round, Tally};
 use super::super::message::{Lease, LeaseId, ToCoordinator, ToWorker, Work};
 use super::super::reduce::{Claim, Report};
-use super::{Company, Coordinator, Incoming, Rejected, notes, scores};
+use super::{Company, Coordinator, Incoming, Rejected, events, scores};
 use crate::train::event::{Change, What};
 use crate::train::stop::Urgency;
 use crate::train::sum::Scalars;
@@ -241,7 +241,7 @@ impl Coordinator<'_> {
                     self.tell(waits, What::Note, task);
                 }
                 Action::RoundDone(tally) => task.done = Some(tally),
-                Action::Halt(finding) => task.failed = Some(notes::halt(&finding, task)),
+                Action::Halt(finding) => task.failed = Some(events::halt(&finding, task)),
                 Action::GiveUp { have, want } => {
                     let seconds = self.patience.as_secs();
                     task.failed = Some(TrainError::Alone { have, want, seconds, step: task.after });
@@ -253,7 +253,7 @@ impl Coordinator<'_> {
 
     fn note(&mut self, note: Note, gone: What, task: &mut Task) {
         if let Note::Measured { devices } = note {
-            let speeds = devices.into_iter().filter_map(|device| notes::speed(device, task.after));
+            let speeds = devices.into_iter().filter_map(|device| events::speed(device, task.after));
             return speeds.for_each(|speed| (task.say)(crate::train::event::Event::Speed(speed)));
         }
         let turned_away = matches!(&note, Note::Joined { devices, .. } if devices.is_empty());
@@ -277,14 +277,14 @@ impl Coordinator<'_> {
         if self.company == Company::Closed && matches!(note, Note::Waiting { .. }) {
             return;
         }
-        let classes = notes::classes(&note);
-        if let Some(change) = notes::change(note, gone, (task.after, self.hint)) {
+        let classes = events::classes(&note);
+        if let Some(change) = events::change(note, gone, (task.after, self.hint)) {
             task.change(change);
         }
         let before = self.present.len();
         self.present.extend(classes);
         if self.present.len() > before.max(1) {
-            task.change(notes::mixed(&self.present, task.after));
+            task.change(events::mixed(&self.present, task.after));
         }
     }
 

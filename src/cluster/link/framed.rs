@@ -1,6 +1,6 @@
 //! A link over an authenticated connection.
 
-use super::codec::Body;
+use super::super::codec::Body;
 use super::{Link, ReadFrames, Spoken, WriteFrames, over};
 use crate::cluster::message::FRAME_LIMIT;
 use crate::net::{Connection, FrameReader, FrameWriter, NetError};

@@ -1,7 +1,7 @@
 //! The two tasks behind a connection: frames to messages, messages to frames, and liveness. They end together with
 //! the first reason. Messages that were sent before a proper end are delivered before that end.
 
-use super::codec::{Body, Bulky, decode, encode};
+use super::super::codec::{Body, Bulky, decode, encode};
 use super::{End, LAST_WORDS, Link, ROOM};
 use crate::cluster::message::{Packed, ToCoordinator, ToWorker};
 use bytes::Bytes;

@@ -3,7 +3,7 @@
 //! beside it and completed later. One worker of a machine fetches at a time; the others use the result.
 
 use super::Outcome;
-use super::wire::Wire;
+use super::outbox::Outbox;
 use crate::cluster::message::{Hash, Manifest, ModelFile, ToCoordinator, ToWorker};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, Write};
@@ -36,16 +36,16 @@ impl Cache {
     pub(super) async fn obtain(
         &self,
         manifest: &Manifest,
-        wire: &mut Wire<'_>,
+        outbox: &mut Outbox<'_>,
         say: &dyn Fn(&str),
     ) -> Result<PathBuf, Outcome> {
         check_names(manifest)?;
         std::fs::create_dir_all(&self.root).map_err(|e| fail(&self.root, e))?;
         let whole = self.root.join(&manifest.model_hash);
-        let _lock = self.lock(&manifest.model_hash, wire, say).await?;
+        let _lock = self.lock(&manifest.model_hash, outbox, say).await?;
         if whole.is_dir() {
             let (dir, files) = (whole.clone(), manifest.files.clone());
-            match wire.meanwhile(move || files.into_iter().find(|file| !holds(&dir, file))).await? {
+            match outbox.meanwhile(move || files.into_iter().find(|file| !holds(&dir, file))).await? {
                 None => return Ok(opens(&whole, manifest)),
                 Some(file) => {
                     say(&format!("{}: {} is damaged: fetched again", whole.display(), file.name));
@@ -56,7 +56,7 @@ impl Cache {
                 }
             }
         }
-        self.fetch(manifest, wire, say).await?;
+        self.fetch(manifest, outbox, say).await?;
         let partial = self.partial(manifest);
         std::fs::rename(&partial, &whole).map_err(|e| fail(&whole, e))?;
         // Makes sure that the folder's contents reach the disk before its name does.
@@ -69,7 +69,7 @@ impl Cache {
     }
 
     /// Locks a model while it is checked or fetched. The system releases the lock however the process ends.
-    async fn lock(&self, model: &str, wire: &mut Wire<'_>, say: &dyn Fn(&str)) -> Result<File, Outcome> {
+    async fn lock(&self, model: &str, outbox: &mut Outbox<'_>, say: &dyn Fn(&str)) -> Result<File, Outcome> {
         let path = self.root.join(format!("{model}.lock"));
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|e| fail(&path, e))?;
@@ -84,7 +84,7 @@ impl Cache {
                 say("another worker of this machine fetches the model: waiting for it");
                 said = true;
             }
-            if let Ok(heard) = tokio::time::timeout(LOOK, wire.hear()).await {
+            if let Ok(heard) = tokio::time::timeout(LOOK, outbox.hear()).await {
                 heard?;
             }
         }
@@ -94,7 +94,7 @@ impl Cache {
     async fn fetch(
         &self,
         manifest: &Manifest,
-        wire: &mut Wire<'_>,
+        outbox: &mut Outbox<'_>,
         say: &dyn Fn(&str),
     ) -> Result<(), Outcome> {
         let dir = self.partial(manifest);
@@ -105,9 +105,9 @@ impl Cache {
             // A second attempt starts from the beginning, in case the partial file was of other contents.
             for attempt in 0..2 {
                 let path = dir.join(&file.name);
-                one_file(&path, index, file, wire).await?;
+                one_file(&path, index, file, outbox).await?;
                 let read = path.clone();
-                match wire.meanwhile(move || hash(&read)).await? {
+                match outbox.meanwhile(move || hash(&read)).await? {
                     Ok(found) if found == file.hash => break,
                     Ok(_) if attempt == 0 => std::fs::remove_file(&path).map_err(|e| fail(&path, e))?,
                     Ok(_) => return Err(fail(&path, "what came from the coordinator has another hash")),
@@ -120,7 +120,7 @@ impl Cache {
 }
 
 /// Fetches the rest of a file, from its current end.
-async fn one_file(path: &Path, index: u32, file: &ModelFile, wire: &mut Wire<'_>) -> Result<(), Outcome> {
+async fn one_file(path: &Path, index: u32, file: &ModelFile, outbox: &mut Outbox<'_>) -> Result<(), Outcome> {
     let to_disk = |e: std::io::Error| fail(path, e);
     let opened = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let mut out = opened.map_err(to_disk)?;
@@ -134,10 +134,10 @@ async fn one_file(path: &Path, index: u32, file: &ModelFile, wire: &mut Wire<'_>
     while have < file.size {
         while asked < file.size && asked < have + 2 * PART {
             let len = PART.min(file.size - asked);
-            wire.say(ToCoordinator::Fetch { file: index, offset: asked, len });
+            outbox.say(ToCoordinator::Fetch { file: index, offset: asked, len });
             asked += len;
         }
-        match wire.hear().await? {
+        match outbox.hear().await? {
             ToWorker::Piece { file: of, offset, bytes } if of == index && offset == have => {
                 let room = file.size - have;
                 if bytes.is_empty() || bytes.len() as u64 > room {

@@ -5,7 +5,7 @@
 mod chain;
 mod trial;
 use super::blueprint::{Blueprint, Candidate};
-use super::desk::{Desk, Job};
+use super::device_queue::{DeviceQueue, QueuedLease};
 use super::parameters::Parameters;
 use super::selftest::Reference;
 use super::sum::Finished;
@@ -13,8 +13,8 @@ use crate::cluster::inject::{Inject, What};
 use crate::cluster::message::{Device, Hash, Lease, LeaseId, Trouble, Work};
 use crate::model::layout::Layout;
 use crate::model::stage::{Fault, LossSums, Microbatch, Model, Want};
-use crate::numeric::caught::caught;
 use crate::numeric::fixed;
+use crate::support::panics::caught;
 use crate::train::sum::{Scalars, check_gradient};
 pub(super) use chain::Settled;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,27 +115,27 @@ pub(super) struct Shared {
     pub buffers: Buffers,
 }
 
-pub(super) struct Worker {
+pub(super) struct DeviceWorker {
     candidate: Candidate,
     /// Index of its backend in the chain.
     at: usize,
     model: Option<Box<dyn Model>>,
     layout: Layout,
     holds: Option<Arc<Parameters>>,
-    desk: Arc<Desk>,
+    queue: Arc<DeviceQueue>,
     shared: Shared,
 }
 
-impl Worker {
+impl DeviceWorker {
     /// Opens the first backend of the chain that can be opened and passes the self-test. The lines name the backends
     /// that failed before it, with their errors; the error is the last of them.
     pub fn open(
         candidate: Candidate,
-        desk: Arc<Desk>,
+        queue: Arc<DeviceQueue>,
         shared: Shared,
     ) -> Result<(Self, Vec<String>), String> {
         let layout = shared.blueprint.layout();
-        let mut worker = Worker { candidate, at: 0, model: None, layout, holds: None, desk, shared };
+        let mut worker = DeviceWorker { candidate, at: 0, model: None, layout, holds: None, queue, shared };
         let lines = worker.next_backend(0)?;
         Ok((worker, lines))
     }
@@ -148,8 +148,8 @@ impl Worker {
 
     /// Computes leases until its queue is closed or no backend is left.
     pub fn work(mut self) {
-        while let Some(job) = self.desk.next() {
-            if !self.desk.is_known() {
+        while let Some(job) = self.queue.next() {
+            if !self.queue.is_known() {
                 self.introduce(&job, "it fell back while the coordinator was away".into());
                 continue;
             }
@@ -168,54 +168,54 @@ impl Worker {
                     continue;
                 }
             };
-            self.desk.finished();
+            self.queue.finished();
             say(&job, report);
         }
-        self.desk.end("it was closed".into());
+        self.queue.end("it was closed".into());
     }
 
     /// Hands back the lease and all queued behind it: they were given to the previous device.
-    fn hand_back(&self, job: &Job, reason: String) {
+    fn hand_back(&self, job: &QueuedLease, reason: String) {
         say(job, Report::Trouble { lease: job.lease.lease, trouble: Trouble::Device { reason } });
-        for left in self.desk.empty() {
+        for left in self.queue.empty() {
             say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
         }
     }
 
     /// Reports the current device to a conversation that started while the device changed.
-    fn introduce(&self, job: &Job, reason: String) {
+    fn introduce(&self, job: &QueuedLease, reason: String) {
         self.hand_back(job, reason.clone());
-        self.desk.finished();
+        self.queue.finished();
         if say(job, Report::Fallback { now: self.device(), reason }) {
-            self.desk.told();
+            self.queue.told();
         }
     }
 
     /// Hands back the lease and all queued behind it at once, because opening another backend may take a while.
     /// Returns false if none is left.
-    fn fall_back(&mut self, job: &Job, reason: String) -> bool {
+    fn fall_back(&mut self, job: &QueuedLease, reason: String) -> bool {
         self.hand_back(job, reason.clone());
         let reason = match self.next_backend(self.at + 1) {
             Ok(_) => {
-                self.desk.stands(self.device());
-                self.desk.finished();
+                self.queue.stands(self.device());
+                self.queue.finished();
                 // If this conversation has ended, the next one gets the report, with its first lease at the latest.
                 if say(job, Report::Fallback { now: self.device(), reason }) {
-                    self.desk.told();
+                    self.queue.told();
                 }
                 return true;
             }
             Err(last) if self.candidate.chain.len() > self.at + 1 => format!("{reason}; {last}"),
             Err(_) => reason,
         };
-        for left in self.desk.end(reason.clone()) {
+        for left in self.queue.end(reason.clone()) {
             say(&left, Report::Stopped { lease: left.lease.lease, micros: 0 });
         }
         say(job, Report::Down { reason });
         false
     }
 
-    fn compute(&mut self, job: &Job, began: Instant) -> Result<Report, Failed> {
+    fn compute(&mut self, job: &QueuedLease, began: Instant) -> Result<Report, Failed> {
         let Lease { lease, after, of, ref work, .. } = job.lease;
         let parameters = job.parameters.hash;
         self.take_parameters(&job.parameters)?;
@@ -243,7 +243,7 @@ impl Worker {
                 Ok(Report::Scored { lease, sums, parameters, micros: micros(began) })
             }
             Work::Prompt { ids, sampling } => {
-                let flag = self.desk.flag();
+                let flag = self.queue.flag();
                 let ids = self.model()?.generate(ids, sampling, &mut |_| flag.check().is_ok())?;
                 flag.check()?;
                 self.throttle(began)?;
@@ -317,7 +317,7 @@ impl Worker {
         let Some(factor) = self.shared.inject.slow() else { return Ok(()) };
         let until = began + began.elapsed().mul_f64(factor);
         while Instant::now() < until {
-            self.desk.flag().check()?;
+            self.queue.flag().check()?;
             std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
         }
         Ok(())
@@ -325,7 +325,7 @@ impl Worker {
 }
 
 /// Returns false if the conversation that the lease came from has ended.
-fn say(job: &Job, report: Report) -> bool {
+fn say(job: &QueuedLease, report: Report) -> bool {
     job.reply.send((job.lease.device, report)).is_ok()
 }
 

@@ -1,10 +1,10 @@
 //! From `Hello` to the first lease: the manifest, the model from this machine or from the coordinator, and devices
 //! that pass the self-test. Each side refuses here what does not match.
 
-use super::crew::Crew;
+use super::devices::DeviceThreads;
+use super::outbox::Outbox;
 use super::session::{Holding, Session};
-use super::wire::Wire;
-use super::{Blueprint, Outcome, Shape, Source, Worker};
+use super::{Blueprint, ModelSource, Outcome, Shape, Worker};
 use crate::cluster::message::{Hello, Manifest, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
 use crate::numeric::fixed::FRACTION_BITS;
@@ -12,73 +12,79 @@ use crate::train::event::{Link, Share};
 use std::time::{Duration, Instant};
 
 impl Worker<'_> {
-    pub(super) async fn converse(&mut self, wire: &mut Wire<'_>, hello: Hello) -> Outcome {
-        match self.join(wire, hello).await {
+    pub(super) async fn converse(&mut self, outbox: &mut Outbox<'_>, hello: Hello) -> Outcome {
+        match self.join(outbox, hello).await {
             Err(outcome) => outcome,
-            Ok((crew, len)) => {
+            Ok((threads, len)) => {
                 let (inject, say, see) = (&self.equipment.inject, self.aside(), self.see);
-                let with = Holding { crew: &crew, inject, say, see, share: &self.share };
-                let outcome = Session::hold(wire, with, len).await;
-                self.crew = Some(crew);
+                let with = Holding { threads: &threads, inject, say, see, share: &self.share };
+                let outcome = Session::hold(outbox, with, len).await;
+                self.threads = Some(threads);
                 outcome
             }
         }
     }
 
     /// Does everything up to `Ready` and `Measured`. Returns the devices and the number of values of the layout.
-    async fn join(&mut self, wire: &mut Wire<'_>, hello: Hello) -> Result<(Crew, usize), Outcome> {
-        wire.say(ToCoordinator::Hello(hello));
+    async fn join(
+        &mut self,
+        outbox: &mut Outbox<'_>,
+        hello: Hello,
+    ) -> Result<(DeviceThreads, usize), Outcome> {
+        outbox.say(ToCoordinator::Hello(hello));
         let manifest = loop {
-            if let ToWorker::Welcome(manifest) = wire.hear().await? {
+            if let ToWorker::Welcome(manifest) = outbox.hear().await? {
                 break *manifest;
             }
         };
-        wire.set_silence(Duration::from_millis(manifest.silence_millis));
+        outbox.set_silence(Duration::from_millis(manifest.silence_millis));
         self.not_older(&manifest)?;
         self.share.set(Share { steps: manifest.steps, ..self.share.get() });
         self.welcomed = true;
         let key = (manifest.model_hash.clone(), Shape::of(&manifest));
-        let crew = match self.crew.take().filter(|crew| crew.of == key) {
-            Some(crew) => crew,
+        let threads = match self.threads.take().filter(|threads| threads.of == key) {
+            Some(threads) => threads,
             None => {
-                let blueprint = self.blueprint(wire, &manifest).await?;
+                let blueprint = self.blueprint(outbox, &manifest).await?;
                 fits(&blueprint, &manifest)?;
-                self.open(wire, &key.0, blueprint).await?
+                self.open(outbox, &key.0, blueprint).await?
             }
         }
         .mustered();
-        crew.lines.iter().for_each(|line| (self.say)(line));
-        crew.refused.iter().for_each(|line| self.aside()(line));
-        let link = self.probe(wire, &manifest).await?;
-        let (devices, refused) = (crew.devices.clone(), crew.refused.clone());
+        threads.lines.iter().for_each(|line| (self.say)(line));
+        threads.refused.iter().for_each(|line| self.aside()(line));
+        let link = self.probe(outbox, &manifest).await?;
+        let (devices, refused) = (threads.devices.clone(), threads.refused.clone());
         let none = refused.join("; ");
-        wire.say(ToCoordinator::Ready { devices, refused });
-        if crew.devices.is_empty() {
+        outbox.say(ToCoordinator::Ready { devices, refused });
+        if threads.devices.is_empty() {
             return Err(Outcome::Refused { reason: format!("no device here can take part: {none}") });
         }
-        wire.say(ToCoordinator::Measured { devices: crew.measured(), link });
-        let classes: Vec<String> = crew.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
+        outbox.say(ToCoordinator::Measured { devices: threads.measured(), link });
+        let classes: Vec<String> =
+            threads.devices.iter().map(|d| format!("{} ({})", d.name, d.class)).collect();
         let (run, name) = (plain(&manifest.run), plain(&manifest.name));
         self.aside()(&format!("in run {run} as {name}: {}", classes.join(", ")));
-        Ok((crew, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
+        Ok((threads, usize::try_from(manifest.parameters).unwrap_or(usize::MAX)))
     }
 
     /// Measures the network link by fetching parts of the model's files, which are discarded: one byte for the round
     /// trip, then enough bytes to show the bandwidth.
-    async fn probe(&self, wire: &mut Wire<'_>, manifest: &Manifest) -> Result<Option<Link>, Outcome> {
+    async fn probe(&self, outbox: &mut Outbox<'_>, manifest: &Manifest) -> Result<Option<Link>, Outcome> {
         let largest = manifest.files.iter().zip(0..).max_by_key(|(file, _)| file.size);
-        let (Source::Files { .. }, Some((file, index))) = (&self.source, largest.filter(|(f, _)| f.size > 0))
+        let (ModelSource::Files { .. }, Some((file, index))) =
+            (&self.source, largest.filter(|(f, _)| f.size > 0))
         else {
             return Ok(None);
         };
         let mut round_trip = f64::INFINITY;
         for _ in 0..3 {
-            round_trip = round_trip.min(fetch(wire, index, 1).await?);
+            round_trip = round_trip.min(fetch(outbox, index, 1).await?);
         }
         let mut bandwidth = 0.0;
         for part in PROBES {
             let part = part.min(file.size);
-            let seconds = (fetch(wire, index, part).await? - round_trip).max(1e-6);
+            let seconds = (fetch(outbox, index, part).await? - round_trip).max(1e-6);
             bandwidth = part as f64 / seconds;
             if seconds > LONG_ENOUGH || part == file.size {
                 break;
@@ -91,8 +97,8 @@ impl Worker<'_> {
     /// itself.
     fn aside(&self) -> &dyn Fn(&str) {
         match self.source {
-            Source::Here(_) => &|_| (),
-            Source::Files { .. } => self.say,
+            ModelSource::Here(_) => &|_| (),
+            ModelSource::Files { .. } => self.say,
         }
     }
 
@@ -115,11 +121,13 @@ impl Worker<'_> {
         }
     }
 
-    async fn blueprint(&self, wire: &mut Wire<'_>, manifest: &Manifest) -> Result<Blueprint, Outcome> {
+    async fn blueprint(&self, outbox: &mut Outbox<'_>, manifest: &Manifest) -> Result<Blueprint, Outcome> {
         let path = match &self.source {
-            Source::Here(blueprint) => return Ok(blueprint.clone()),
-            Source::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => path.clone(),
-            Source::Files { named: Some((path, hash)), .. } => {
+            ModelSource::Here(blueprint) => return Ok(blueprint.clone()),
+            ModelSource::Files { named: Some((path, hash)), .. } if *hash == manifest.model_hash => {
+                path.clone()
+            }
+            ModelSource::Files { named: Some((path, hash)), .. } => {
                 let (path, model) = (path.display(), &manifest.model);
                 return Err(Outcome::Refused {
                     reason: format!(
@@ -128,7 +136,7 @@ impl Worker<'_> {
                     ),
                 });
             }
-            Source::Files { named: None, cache } => cache.obtain(manifest, wire, self.say).await?,
+            ModelSource::Files { named: None, cache } => cache.obtain(manifest, outbox, self.say).await?,
         };
         Blueprint::open(&path, Shape::of(manifest)).map_err(|e| match e.is_configuration() {
             true => Outcome::Refused { reason: e.to_string() },
@@ -140,27 +148,27 @@ impl Worker<'_> {
     /// kept for the next conversation.
     async fn open(
         &mut self,
-        wire: &mut Wire<'_>,
+        outbox: &mut Outbox<'_>,
         model: &str,
         blueprint: Blueprint,
-    ) -> Result<Crew, Outcome> {
+    ) -> Result<DeviceThreads, Outcome> {
         let (send, mut opened) = tokio::sync::oneshot::channel();
         let (equipment, model) = (self.equipment.clone(), model.to_string());
-        let work = move || drop(send.send(Crew::open(&equipment, &model, blueprint)));
+        let work = move || drop(send.send(DeviceThreads::open(&equipment, &model, blueprint)));
         let failed = |e: &dyn std::fmt::Display| Outcome::Failed { reason: format!("devices: {e}") };
         std::thread::Builder::new().name("open".into()).spawn(work).map_err(|e| failed(&e))?;
         loop {
             tokio::select! {
-                crew = &mut opened => return crew.map_err(|e| failed(&e)),
-                heard = wire.hear() => match heard {
+                threads = &mut opened => return threads.map_err(|e| failed(&e)),
+                heard = outbox.hear() => match heard {
                     Ok(_) => {}
                     Err(Outcome::Left) => return Err(Outcome::Left),
                     Err(outcome) => tokio::select! {
-                        crew = opened => {
-                            self.crew = crew.ok();
+                        threads = opened => {
+                            self.threads = threads.ok();
                             return Err(outcome);
                         }
-                        () = wire.stopped() => return Err(Outcome::Left),
+                        () = outbox.stopped() => return Err(Outcome::Left),
                     },
                 },
             }
@@ -174,11 +182,11 @@ const PROBES: [u64; 3] = [256 << 10, 2 << 20, 16 << 20];
 const LONG_ENOUGH: f64 = 0.02;
 
 /// Seconds until `len` bytes of a file have arrived.
-async fn fetch(wire: &mut Wire<'_>, file: u32, len: u64) -> Result<f64, Outcome> {
+async fn fetch(outbox: &mut Outbox<'_>, file: u32, len: u64) -> Result<f64, Outcome> {
     let (began, mut have) = (Instant::now(), 0);
-    wire.say(ToCoordinator::Fetch { file, offset: 0, len });
+    outbox.say(ToCoordinator::Fetch { file, offset: 0, len });
     while have < len {
-        if let ToWorker::Piece { bytes, .. } = wire.hear().await? {
+        if let ToWorker::Piece { bytes, .. } = outbox.hear().await? {
             have += bytes.len().max(1) as u64;
         }
     }

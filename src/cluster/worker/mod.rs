@@ -3,24 +3,24 @@
 
 mod blueprint;
 mod cache;
-mod crew;
-mod desk;
 mod device;
+mod device_queue;
+mod devices;
 mod join;
-mod life;
 mod limits;
+mod outbox;
 mod parameters;
+mod reconnect;
 mod selftest;
 mod session;
 mod sum;
 mod visit;
-mod wire;
 
 pub use blueprint::{Begin, Blueprint, Candidate, Opener, Shape, Unfit};
 pub use cache::Cache;
-pub use crew::Equipment;
-pub use life::{Ending, Life, Way, identity};
+pub use devices::Equipment;
 pub use parameters::{Parameters, hash};
+pub use reconnect::{Ending, Reconnect, Way, identity};
 pub use selftest::{Deviation, Reference};
 pub use visit::{Visit, visit};
 
@@ -28,10 +28,10 @@ use super::link::WorkerLink;
 use super::message::Hello;
 use crate::train::event::Share;
 use crate::train::stop::Stop;
-use crew::Crew;
+use devices::DeviceThreads;
+use outbox::Outbox;
 use std::cell::Cell;
 use std::path::PathBuf;
-use wire::Wire;
 
 /// How a conversation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub enum Outcome {
 
 /// Where a worker's model comes from.
 #[expect(clippy::large_enum_variant, reason = "a process has one of it")]
-pub enum Source {
+pub enum ModelSource {
     /// From the coordinator, which is in the same process.
     Here(Blueprint),
     /// From this machine's disk, or from the coordinator.
@@ -93,13 +93,13 @@ pub enum Sight<'a> {
 /// The devices of a process, which take part in one conversation after the other.
 pub struct Worker<'a> {
     equipment: Equipment,
-    source: Source,
+    source: ModelSource,
     /// Receives messages for the user, line by line.
     say: &'a dyn Fn(&str),
     /// Receives the work so far.
     see: &'a dyn Fn(Sight<'_>),
     share: Cell<Share>,
-    crew: Option<Crew>,
+    threads: Option<DeviceThreads>,
     before: Option<(String, u64)>,
     /// Whether the last conversation was welcomed by a coordinator that this worker follows.
     welcomed: bool,
@@ -107,9 +107,9 @@ pub struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     /// A worker without opened devices. `say` receives messages for the user, line by line.
-    pub fn new(equipment: Equipment, source: Source, say: &'a dyn Fn(&str)) -> Self {
+    pub fn new(equipment: Equipment, source: ModelSource, say: &'a dyn Fn(&str)) -> Self {
         let (see, share) = (&|_: Sight<'_>| (), Cell::default());
-        Worker { equipment, source, say, see, share, crew: None, before: None, welcomed: false }
+        Worker { equipment, source, say, see, share, threads: None, before: None, welcomed: false }
     }
 
     /// The same worker; `see` receives its work so far whenever it grows.
@@ -126,19 +126,19 @@ impl<'a> Worker<'a> {
         };
         self.welcomed = false;
         // Devices that went down between conversations end the worker as they would have within one.
-        if let Some(reason) = self.crew.as_ref().and_then(Crew::spent) {
+        if let Some(reason) = self.threads.as_ref().and_then(DeviceThreads::spent) {
             return Outcome::Failed { reason };
         }
         runtime.block_on(async {
-            let mut wire = Wire::new(link, stop);
+            let mut outbox = Outbox::new(link, stop);
             let hello = Hello { before: self.before.clone(), ..hello };
-            let outcome = self.converse(&mut wire, hello).await;
+            let outcome = self.converse(&mut outbox, hello).await;
             match &outcome {
-                Outcome::Left => wire.leave("it was told to stop"),
-                Outcome::Refused { reason } | Outcome::Failed { reason } => wire.leave(reason),
+                Outcome::Left => outbox.leave("it was told to stop"),
+                Outcome::Refused { reason } | Outcome::Failed { reason } => outbox.leave(reason),
                 _ => {}
             }
-            wire.finish().await;
+            outbox.finish().await;
             outcome
         })
     }

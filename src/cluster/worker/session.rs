@@ -2,12 +2,12 @@
 //! granted gradients go into the running sum. The session makes no decision of its own: all actions follow from
 //! messages and reports.
 
-use super::crew::Crew;
-use super::desk::Job;
 use super::device::Report;
+use super::device_queue::QueuedLease;
+use super::devices::DeviceThreads;
+use super::outbox::Outbox;
 use super::parameters::{Arriving, Parameters};
 use super::sum::{Finished, Running};
-use super::wire::Wire;
 use super::{Outcome, Sight};
 use crate::cluster::inject::{Inject, What};
 use crate::cluster::message::{Hash, Lease, LeaseId, ToCoordinator, ToWorker, Trouble, Work};
@@ -38,7 +38,7 @@ struct Waiting {
 /// The parts of the worker that a conversation uses.
 #[derive(Clone, Copy)]
 pub(super) struct Holding<'a> {
-    pub crew: &'a Crew,
+    pub threads: &'a DeviceThreads,
     pub inject: &'a Inject,
     /// Receives messages for the user, line by line.
     pub say: &'a dyn Fn(&str),
@@ -48,8 +48,8 @@ pub(super) struct Holding<'a> {
 }
 
 pub(super) struct Session<'a, 'w> {
-    wire: &'a mut Wire<'w>,
-    crew: &'a Crew,
+    outbox: &'a mut Outbox<'w>,
+    threads: &'a DeviceThreads,
     inject: &'a Inject,
     say: &'a dyn Fn(&str),
     see: &'a dyn Fn(Sight<'_>),
@@ -74,12 +74,12 @@ pub(super) struct Session<'a, 'w> {
 
 impl<'a, 'w> Session<'a, 'w> {
     /// Serves leases until the conversation ends, then removes them all from the devices.
-    pub async fn hold(wire: &'a mut Wire<'w>, with: Holding<'a>, len: usize) -> Outcome {
-        let Holding { crew, inject, say, see, share } = with;
+    pub async fn hold(outbox: &'a mut Outbox<'w>, with: Holding<'a>, len: usize) -> Outcome {
+        let Holding { threads, inject, say, see, share } = with;
         let (reply, reports) = mpsc::unbounded_channel();
         let mut session = Session {
-            wire,
-            crew,
+            outbox,
+            threads,
             inject,
             say,
             see,
@@ -91,17 +91,18 @@ impl<'a, 'w> Session<'a, 'w> {
             waiting: BTreeMap::new(),
             running: Running::new(),
             flush: None,
-            up: vec![true; crew.devices.len()],
-            late: vec![None; crew.devices.len()],
+            up: vec![true; threads.devices.len()],
+            late: vec![None; threads.devices.len()],
             reply,
         };
         let outcome = session.converse(reports).await;
-        let held = crew.clear();
+        let held = threads.clear();
         if outcome == Outcome::Left {
-            held.into_iter().for_each(|lease| session.wire.say(ToCoordinator::Stopped { lease, micros: 0 }));
+            held.into_iter()
+                .for_each(|lease| session.outbox.say(ToCoordinator::Stopped { lease, micros: 0 }));
         }
         for (_, waiting) in std::mem::take(&mut session.waiting) {
-            crew.buffers.give_back(waiting.finished.gradient);
+            threads.buffers.give_back(waiting.finished.gradient);
         }
         outcome
     }
@@ -113,7 +114,7 @@ impl<'a, 'w> Session<'a, 'w> {
                 // Reports of a device are handled before the next message for it.
                 biased;
                 Some((device, report)) = reports.recv() => self.reported(device, report),
-                heard = self.wire.hear() => heard.and_then(|message| self.heard(message)),
+                heard = self.outbox.hear() => heard.and_then(|message| self.heard(message)),
                 () = tokio::time::sleep(pause) => Ok(()),
             };
             if let Err(outcome) = went {
@@ -133,7 +134,7 @@ impl<'a, 'w> Session<'a, 'w> {
             ToWorker::Lease(lease) => self.leased(*lease)?,
             ToWorker::Grant { lease } => {
                 if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
-                    let free = self.running.add(lease, finished, self.crew.busy());
+                    let free = self.running.add(lease, finished, self.threads.busy());
                     self.free(free);
                     let (share, tokens) = (self.share.get(), self.tokens.remove(&lease).unwrap_or(0));
                     let (microbatches, tokens) = (share.microbatches + 1, share.tokens + tokens);
@@ -147,8 +148,8 @@ impl<'a, 'w> Session<'a, 'w> {
             }
             ToWorker::Cancel { lease } => {
                 // A running lease reports its own end, and an announced one is denied.
-                if self.crew.take_away(lease) {
-                    self.wire.say(ToCoordinator::Stopped { lease, micros: 0 });
+                if self.threads.take_away(lease) {
+                    self.outbox.say(ToCoordinator::Stopped { lease, micros: 0 });
                 }
             }
             ToWorker::Flush { step } => {
@@ -185,9 +186,9 @@ impl<'a, 'w> Session<'a, 'w> {
         self.shows(Share { step, ..self.share.get() });
         let up = self.up.iter().zip(&mut self.late).zip(0..).filter(|((up, _), _)| **up);
         for ((_, late), device) in up {
-            *late = self.crew.running(device);
+            *late = self.threads.running(device);
             if late.is_none() {
-                self.wire.say(ToCoordinator::Ask { device, room: PREFETCH });
+                self.outbox.say(ToCoordinator::Ask { device, room: PREFETCH });
             }
         }
         Ok(())
@@ -201,19 +202,19 @@ impl<'a, 'w> Session<'a, 'w> {
     /// Sends `Ask` for devices that were late when the step began and are free now.
     fn ask_if_free(&mut self) {
         for (device, late) in (0..).zip(&mut self.late) {
-            if late.is_some() && *late != self.crew.running(device) {
+            if late.is_some() && *late != self.threads.running(device) {
                 *late = None;
-                self.wire.say(ToCoordinator::Ask { device, room: PREFETCH });
+                self.outbox.say(ToCoordinator::Ask { device, room: PREFETCH });
             }
         }
     }
 
     fn leased(&mut self, lease: Lease) -> Result<(), Outcome> {
-        self.crew.limits.check(&lease.work).map_err(|reason| Outcome::Refused { reason })?;
+        self.threads.limits.check(&lease.work).map_err(|reason| Outcome::Refused { reason })?;
         let number = lease.lease;
         let current = self.parameters.as_ref().filter(|p| p.step == lease.after);
         let Some(parameters) = current.cloned() else {
-            self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
+            self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
             return Ok(());
         };
         if let Work::Train(batch) = &lease.work {
@@ -222,8 +223,8 @@ impl<'a, 'w> Session<'a, 'w> {
         let (device, reply) = (lease.device, self.reply.clone());
         let index = usize::from(device);
         let takes = self.up.get(index) == Some(&true) && self.late.get(index) == Some(&None);
-        if !takes || !self.crew.put(device, Job { lease, parameters, reply }) {
-            self.wire.say(ToCoordinator::Stopped { lease: number, micros: 0 });
+        if !takes || !self.threads.put(device, QueuedLease { lease, parameters, reply }) {
+            self.outbox.say(ToCoordinator::Stopped { lease: number, micros: 0 });
         }
         Ok(())
     }
@@ -237,7 +238,7 @@ impl<'a, 'w> Session<'a, 'w> {
                     let waiting = Waiting { finished, after, announced, message: message.clone() };
                     self.waiting.insert(lease, waiting);
                 } else {
-                    self.crew.buffers.give_back(finished.gradient);
+                    self.threads.buffers.give_back(finished.gradient);
                 }
                 message
             }
@@ -262,17 +263,17 @@ impl<'a, 'w> Session<'a, 'w> {
             Report::Fallback { now, reason } => {
                 (self.say)(&format!("{} falls back to {}", now.name, now.class));
                 self.settled(device);
-                self.wire.say(ToCoordinator::Fallback { device, now, reason });
+                self.outbox.say(ToCoordinator::Fallback { device, now, reason });
                 ToCoordinator::Ask { device, room: PREFETCH }
             }
             Report::Down { reason } => return self.down(device, reason),
         };
-        self.wire.say(message);
+        self.outbox.say(message);
         Ok(())
     }
 
     fn name(&self, device: u16) -> &str {
-        self.crew.devices.get(usize::from(device)).map_or("a device", |d| d.name.as_str())
+        self.threads.devices.get(usize::from(device)).map_or("a device", |d| d.name.as_str())
     }
 
     /// Marks a device as down; a worker without any device leaves.
@@ -294,7 +295,7 @@ impl<'a, 'w> Session<'a, 'w> {
 
     fn forget(&mut self, lease: LeaseId) {
         if let Some(Waiting { finished, .. }) = self.waiting.remove(&lease) {
-            self.crew.buffers.give_back(finished.gradient);
+            self.threads.buffers.give_back(finished.gradient);
         }
     }
 
@@ -309,13 +310,13 @@ impl<'a, 'w> Session<'a, 'w> {
         if self.running.is_empty() {
             return;
         }
-        let Session { running, wire, .. } = self;
-        let free = running.flush(&mut |message| wire.say(message.clone()));
+        let Session { running, outbox, .. } = self;
+        let free = running.flush(&mut |message| outbox.say(message.clone()));
         self.free(free);
     }
 
     fn free(&self, gradients: Vec<Vec<f32>>) {
-        gradients.into_iter().for_each(|gradient| self.crew.buffers.give_back(gradient));
+        gradients.into_iter().for_each(|gradient| self.threads.buffers.give_back(gradient));
     }
 
     /// Sends a sum again that was sent completely and is requested again.
@@ -324,8 +325,8 @@ impl<'a, 'w> Session<'a, 'w> {
             return;
         }
         for (sum, messages) in self.running.kept() {
-            if !self.wire.is_sending(sum) {
-                messages.iter().for_each(|message| self.wire.say(message.clone()));
+            if !self.outbox.is_sending(sum) {
+                messages.iter().for_each(|message| self.outbox.say(message.clone()));
             }
         }
     }
@@ -334,7 +335,7 @@ impl<'a, 'w> Session<'a, 'w> {
         let due = self.waiting.values_mut().filter(|w| w.announced.elapsed() >= AGAIN);
         for waiting in due {
             waiting.announced = Instant::now();
-            self.wire.say(waiting.message.clone());
+            self.outbox.say(waiting.message.clone());
         }
     }
 }

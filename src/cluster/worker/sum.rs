@@ -6,7 +6,7 @@
 //! are sent while the rest is being packed: sending waits for at most one pass over memory.
 
 use crate::cluster::message::{Hash, LeaseId, ToCoordinator};
-use crate::cluster::piece;
+use crate::cluster::sum_chunk;
 use crate::model::stage::Traffic;
 use crate::numeric::fixed::{self, CELL};
 use crate::train::sum::{Scalars, Sums};
@@ -136,12 +136,12 @@ impl Running {
         let cells = if folded == 0 { &[][..] } else { self.sums.cells() };
         let len = waiting.first().map_or_else(|| cells.iter().map(Vec::len).sum(), Vec::len);
         let pack = |total: &mut Vec<i64>, index| {
-            let span = span(index, piece::cell_len(len, index));
+            let span = span(index, sum_chunk::cell_len(len, index));
             let mut parts = waiting.iter().map(|gradient| &gradient[span.clone()]);
             let total = &mut total[..span.len()];
             match (cells.get(index), parts.next()) {
-                (None, Some(lone)) if waiting.len() == 1 => return piece::single(sum, index, lone),
-                (Some(cell), None) => return piece::fixed(sum, index, cell),
+                (None, Some(lone)) if waiting.len() == 1 => return sum_chunk::single(sum, index, lone),
+                (Some(cell), None) => return sum_chunk::fixed(sum, index, cell),
                 (Some(cell), Some(first)) => {
                     total.copy_from_slice(cell);
                     fixed::add_checked(total, first);
@@ -150,7 +150,7 @@ impl Running {
                 (None, None) => total.fill(0),
             }
             parts.for_each(|values| fixed::add_checked(total, values));
-            piece::fixed(sum, index, total)
+            sum_chunk::fixed(sum, index, total)
         };
         let mut messages = packed(len.div_ceil(CELL), pack, say);
         let end = ToCoordinator::Sum {
@@ -241,7 +241,7 @@ mod tests {
                 ToCoordinator::SumPiece { offset, len, packed, .. } => {
                     let cell = &mut sums.cells_mut()[*offset as usize / CELL];
                     assert_eq!(cell.len(), *len as usize);
-                    piece::add(packed, cell, i64::MAX).unwrap();
+                    sum_chunk::add(packed, cell, i64::MAX).unwrap();
                 }
                 ToCoordinator::Sum { leases, loss, weight, targets, traffic, .. } => {
                     assert_eq!(traffic.submissions, leases.len() as u64, "what each of them took");
@@ -324,7 +324,7 @@ mod tests {
                 let said = sent.lock().unwrap().recv_timeout(std::time::Duration::from_secs(20));
                 said.expect("the first group was not said");
             }
-            piece::single(1, index, &[])
+            sum_chunk::single(1, index, &[])
         };
         let mut said = Vec::new();
         let messages = packed(2 * group, pack, &mut |message| {

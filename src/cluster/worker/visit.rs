@@ -1,6 +1,6 @@
 //! A visit to a coordinator: the steps of a worker up to its welcome. Used by `finetune doctor`.
 
-use super::life;
+use super::reconnect;
 use crate::cluster::link::connected;
 use crate::cluster::message::{Bye, ToCoordinator, ToWorker};
 use crate::cluster::plain::plain;
@@ -30,8 +30,8 @@ pub enum Visit {
 /// only a refusal or a remark about the version.
 pub fn visit(target: &Endpoint, security: &Security) -> Result<Visit, NetError> {
     let failed = |cause: String| NetError::Local { what: "the network's threads", cause };
-    let runtime = life::runtime().map_err(|e| failed(e.to_string()))?;
-    let hello = life::hello(None, vec![]).map_err(failed)?;
+    let runtime = reconnect::runtime().map_err(|e| failed(e.to_string()))?;
+    let hello = reconnect::hello(None, vec![]).map_err(failed)?;
     let visited = runtime.block_on(async {
         let connection = dial(target, security, DIAL_TIMEOUT).await?;
         let mut link = connected(runtime.handle(), connection, PATIENCE);

@@ -133,8 +133,9 @@ pub fn file_type_of(kind: Encoding) -> u32 {
     }
 }
 
-/// llama.cpp's name of a Hugging Face weight (`model.layers.0.mlp.up_proj.weight`).
-pub fn stored_name(name: &str) -> Option<String> {
+/// llama.cpp's name of a Hugging Face weight (`model.layers.0.mlp.up_proj.weight`). `of_layer` are the tensors of a layer
+/// as (GGUF, Hugging Face).
+pub fn stored_name(name: &str, of_layer: &[(&str, &str)]) -> Option<String> {
     let (stem, suffix) = name.rsplit_once('.').filter(|(_, s)| matches!(*s, "weight" | "bias"))?;
     // A base without a head (`LlamaModel`) has names without the prefix `model.`.
     let inner = stem.strip_prefix("model.").unwrap_or(stem);
@@ -176,6 +177,7 @@ mod tests {
 
     #[test]
     fn names_are_converted_and_converted_back() {
+        let of_layer = families::QWEN3.layer_tensors();
         for name in [
             "model.embed_tokens.weight",
             "model.norm.weight",

@@ -2,7 +2,7 @@
 //! run.
 
 use super::config::{AdapterConfig, TaskType};
-use crate::numeric::say::inline;
+use crate::support::stderr::inline;
 use serde_json::json;
 use std::fmt::Write;
 

@@ -1,7 +1,7 @@
 //! The K types: super-blocks of 256 values with small integer scales (ggml's `ggml-quants.c`). The order of operations
 //! is part of the contract, as in [`super`].
 
-use super::{Bits, Lie, NOTHING, Packed, RUN, Scale, Scales, Split, bits};
+use super::{Bits, CodeLayout, NOTHING, Packed, RUN, Scale, Scales, Split, bits};
 
 /// 16 scales (low nibble) and minima (high nibble), 64 bytes of 2-bit values, d, dmin: y = (d s) q - (dmin m), in runs
 /// of 16.
@@ -96,7 +96,7 @@ impl Packed for Q4K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 144;
     const SCALES: Scales = Scales::SixBits;
-    const LIE: Lie = Lie::Planes { at: 16 };
+    const LAYOUT: CodeLayout = CodeLayout::Planes { at: 16 };
 
     #[inline(always)]
     fn codes(codes: &mut [i8; RUN], b: &[u8], run: usize) {

@@ -7,14 +7,14 @@
 //! random blocks of every type).
 
 mod kquant;
-mod lie;
+mod layout;
 mod nested;
 mod nf4;
 mod plain;
 mod quantise;
 mod quantise_k;
 
-pub use lie::{Bits, Lie, Scales, Split};
+pub use layout::{Bits, CodeLayout, Scales, Split};
 pub use nested::nest;
 pub use nf4::LEVELS as NF4_LEVELS;
 pub use quantise::quantise;
@@ -40,10 +40,10 @@ pub trait Packed {
     /// scale followed by two codes per byte, the first one in the upper bits.
     const LEVELS: Option<[f32; 16]> = None;
     /// Layout of the codes, for kernels that load packed codes.
-    const LIE: Lie = Lie::Split;
+    const LAYOUT: CodeLayout = CodeLayout::Split;
     /// Layout of the scales in a block.
     const SCALES: Scales = Scales::Computed;
-    /// The two parts of a run's codes if [`Packed::LIE`] is [`Lie::Split`].
+    /// The two parts of a run's codes if [`Packed::LAYOUT`] is [`CodeLayout::Split`].
     fn split(_run: usize) -> Split {
         Split::default()
     }

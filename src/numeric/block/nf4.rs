@@ -3,7 +3,7 @@
 //! and magnitudes in two tensors; here a block contains both, so that a matrix row is contiguous. Quantized magnitudes
 //! (nested quantisation) are stored as f32 here.
 
-use super::{Lie, NOTHING, Packed, RUN, Scale, Scales};
+use super::{CodeLayout, NOTHING, Packed, RUN, Scale, Scales};
 
 /// The values of the codes, from bitsandbytes (`get_4bit_type("nf4")`).
 pub const LEVELS: [f32; 16] = [
@@ -32,7 +32,7 @@ impl Packed for Nf4 {
     const NAME: &'static str = "NF4";
     const ELEMENTS: usize = 64;
     const BYTES: usize = 36;
-    const LIE: Lie = Lie::Pairs { at: 4 };
+    const LAYOUT: CodeLayout = CodeLayout::Pairs { at: 4 };
     const SCALES: Scales = Scales::Float;
     const LEVELS: Option<[f32; 16]> = Some(LEVELS);
 

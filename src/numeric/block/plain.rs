@@ -1,6 +1,6 @@
 //! ggml's blocks of 32 values with f16 scales (`ggml-quants.c`).
 
-use super::{Lie, NOTHING, Packed, RUN, Scale, Scales, bits};
+use super::{CodeLayout, NOTHING, Packed, RUN, Scale, Scales, bits};
 
 /// The codes in the low nibbles, then those in the high nibbles.
 #[inline(always)]
@@ -30,7 +30,7 @@ impl Packed for Q8V0 {
     const NAME: &'static str = "Q8_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 34;
-    const LIE: Lie = Lie::Bytes { at: 2 };
+    const LAYOUT: CodeLayout = CodeLayout::Bytes { at: 2 };
     const SCALES: Scales = Scales::Half;
 
     #[inline(always)]
@@ -53,7 +53,7 @@ impl Packed for Q4V0 {
     const NAME: &'static str = "Q4_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;
-    const LIE: Lie = Lie::Halves { at: 2, less: 8 };
+    const LAYOUT: CodeLayout = CodeLayout::Halves { at: 2, less: 8 };
     const SCALES: Scales = Scales::Half;
 
     #[inline(always)]
@@ -74,7 +74,7 @@ impl Packed for Q4V1 {
     const NAME: &'static str = "Q4_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 20;
-    const LIE: Lie = Lie::Halves { at: 4, less: 0 };
+    const LAYOUT: CodeLayout = CodeLayout::Halves { at: 4, less: 0 };
     const SCALES: Scales = Scales::Halves;
 
     #[inline(always)]
@@ -95,7 +95,7 @@ impl Packed for Q5V0 {
     const NAME: &'static str = "Q5_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 22;
-    const LIE: Lie = Lie::Fifths { at: 6, bits: 2, less: 16 };
+    const LAYOUT: CodeLayout = CodeLayout::Fifths { at: 6, bits: 2, less: 16 };
     const SCALES: Scales = Scales::Half;
 
     #[inline(always)]
@@ -117,7 +117,7 @@ impl Packed for Q5V1 {
     const NAME: &'static str = "Q5_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 24;
-    const LIE: Lie = Lie::Fifths { at: 8, bits: 4, less: 0 };
+    const LAYOUT: CodeLayout = CodeLayout::Fifths { at: 8, bits: 4, less: 0 };
     const SCALES: Scales = Scales::Halves;
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! SVG text. All text from outside is escaped here, and nowhere else.
 
 use super::paint;
-use crate::numeric::say::printable;
+use crate::support::stderr::printable;
 use std::fmt::Write;
 
 /// Margin around a picture in a file, in pixels.

@@ -5,7 +5,7 @@
 //! for a while before it sleeps, because the next verb is a few microseconds away. (rayon's `install` hands
 //! the work to other threads and sleeps: 50 microseconds for each of 2,400 verbs of a step.)
 
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};

@@ -11,7 +11,7 @@ use super::super::runtime::isa::{self, Isa};
 use super::block_rows::{Rounded, Rows};
 use super::block_unpack_avx512::widen_half;
 use super::panel_unpack_avx512::put_sums;
-use crate::numeric::block::{Bits, Lie, Packed, RUN, Scales, Split};
+use crate::numeric::block::{Bits, CodeLayout, Packed, RUN, Scales, Split};
 use std::arch::x86_64::*;
 
 /// See [`super::block_unpack::InPlace`].
@@ -126,8 +126,8 @@ unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usiz
     let mut wide = [_mm512_setzero_si512(); 8];
     // SAFETY: the caller's promise, and the table's: a block has the bytes that its row of the table names.
     unsafe {
-        match P::LIE {
-            Lie::Planes { at } => {
+        match P::LAYOUT {
+            CodeLayout::Planes { at } => {
                 let first = at + run / 2 * 32;
                 let [low, high] = [first, first + 16].map(|at| turned(blocks, at));
                 let down = _mm_cvtsi32_si128(4 * (run % 2) as i32);
@@ -136,18 +136,18 @@ unsafe fn codes<P: Packed>(blocks: &[*const u8; 16], offsets: __m512i, run: usiz
                     wide[4 + j] = _mm512_srl_epi32(high[j], down);
                 }
             }
-            Lie::Halves { at, .. } | Lie::Pairs { at } => {
+            CodeLayout::Halves { at, .. } | CodeLayout::Pairs { at } => {
                 wide[..4].copy_from_slice(&turned(blocks, at + 16 * run));
             }
-            Lie::Fifths { at, bits, .. } => {
+            CodeLayout::Fifths { at, bits, .. } => {
                 wide[..4].copy_from_slice(&turned(blocks, at));
                 wide[4] = _mm512_i32gather_epi32::<1>(offsets, blocks[0].add(bits).cast());
             }
-            Lie::Bytes { at } => {
+            CodeLayout::Bytes { at } => {
                 wide[..4].copy_from_slice(&turned(blocks, at + 32 * run));
                 wide[4..].copy_from_slice(&turned(blocks, at + 32 * run + 16));
             }
-            Lie::Split => {
+            CodeLayout::Split => {
                 let split = P::split(run);
                 for half in [0, 1] {
                     let low = turned(blocks, split.low.at + 16 * half);
@@ -257,7 +257,11 @@ fn six_bits([d, s, m, low]: [__m512i; 4], run: usize) -> Scaled {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn levels<P: Packed>() -> (__m512, __m512) {
-    let less = if let Lie::Halves { less, .. } | Lie::Fifths { less, .. } = P::LIE { less } else { 0 };
+    let less = if let CodeLayout::Halves { less, .. } | CodeLayout::Fifths { less, .. } = P::LAYOUT {
+        less
+    } else {
+        0
+    };
     let levels = P::LEVELS.unwrap_or_else(|| std::array::from_fn(|i| i as f32 - f32::from(less)));
     // SAFETY: sixteen levels.
     let levels = unsafe { _mm512_loadu_ps(levels.as_ptr()) };
@@ -282,27 +286,27 @@ unsafe fn chain<P: Packed, B: Become>(
     };
     let (levels, upper) = levels::<P>();
     // A lookup heeds the lowest four bits alone, one of 32 levels five.
-    let level = |codes, down: i32| match P::LIE {
-        Lie::Split | Lie::Bytes { .. } => {
+    let level = |codes, down: i32| match P::LAYOUT {
+        CodeLayout::Split | CodeLayout::Bytes { .. } => {
             let top = _mm512_sll_epi32(codes, _mm_cvtsi32_si128(24 - down));
             _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
         }
         _ => _mm512_permutexvar_ps(_mm512_srl_epi32(codes, _mm_cvtsi32_si128(down)), levels),
     };
-    match P::LIE {
-        Lie::Split | Lie::Bytes { .. } | Lie::Planes { .. } => {
+    match P::LAYOUT {
+        CodeLayout::Split | CodeLayout::Bytes { .. } | CodeLayout::Planes { .. } => {
             for (j, &codes) in codes.iter().enumerate() {
                 (0..4).for_each(|b| add(4 * j + b, level(codes, 8 * b as i32)));
             }
         }
-        Lie::Halves { .. } => {
+        CodeLayout::Halves { .. } => {
             for (half, down) in [0, 4].into_iter().enumerate() {
                 for (j, &codes) in codes[..4].iter().enumerate() {
                     (0..4).for_each(|b| add(16 * half + 4 * j + b, level(codes, 8 * b as i32 + down)));
                 }
             }
         }
-        Lie::Fifths { .. } => {
+        CodeLayout::Fifths { .. } => {
             for k in 0..RUN {
                 let down = _mm_cvtsi32_si128((8 * (k % 4) + k / 16 * 4) as i32);
                 let low = _mm512_srl_epi32(codes[k % 16 / 4], down);
@@ -311,7 +315,7 @@ unsafe fn chain<P: Packed, B: Become>(
                 add(k, _mm512_permutex2var_ps(levels, code, upper));
             }
         }
-        Lie::Pairs { .. } => {
+        CodeLayout::Pairs { .. } => {
             for (j, &codes) in codes[..4].iter().enumerate() {
                 let downs = [4, 0, 12, 8, 20, 16, 28, 24].into_iter().enumerate();
                 downs.for_each(|(i, down)| add(8 * j + i, level(codes, down)));

@@ -1,15 +1,15 @@
 //! What was written is read again before it takes its name: every number, and the ids of texts. Nothing here is within a
 //! bound: it is the same or it is a fault.
 
-use super::super::super::opened::Opened;
-use super::super::super::refusal::Refusal;
-use super::super::Source;
+use super::super::Exported;
+use crate::config::refusal::Refusal;
 use crate::data::tokenizer::Special;
 use crate::format::gguf::{decode, encode};
 use crate::model::merge::Merged;
 use crate::numeric::block::Encoding;
 use crate::numeric::dtype::Dtype;
 use crate::numeric::tensor::{Tensor, Tensors};
+use crate::run::base_model::BaseModel;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -44,7 +44,7 @@ impl Tensors for Rounded<'_> {
 }
 
 /// Every number of the file is the one in memory.
-pub fn same(again: &Opened, rounded: &Rounded, out: &Path) -> Result<(), Refusal> {
+pub fn same(again: &BaseModel, rounded: &Rounded, out: &Path) -> Result<(), Refusal> {
     for name in again.files.tensors.names() {
         let values = |t: &dyn Tensors| -> Result<Option<Vec<f32>>, Refusal> {
             Ok(t.tensor(&name).map_err(Refusal::failure)?.map(|t| t.dtype.widen(&t.bytes)))
@@ -66,7 +66,7 @@ pub fn same(again: &Opened, rounded: &Rounded, out: &Path) -> Result<(), Refusal
 }
 
 /// The file's tokenizer gives the ids of the one that was trained with.
-pub fn same_ids(source: &Source, mut again: Opened, out: &Path) -> Result<(), Refusal> {
+pub fn same_ids(source: &Exported, mut again: BaseModel, out: &Path) -> Result<(), Refusal> {
     let other = again.tokenizer(None)?;
     for text in TEXTS {
         for special in [Special::Add, Special::Omit] {

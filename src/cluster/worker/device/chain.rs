@@ -1,13 +1,13 @@
 //! The backends of a device in turn: if one cannot be opened, or panics while it is opened, the next is tried. Two
 //! causes end the chain: wrong numbers always, and too little memory at the start of a run.
 
-use super::Worker;
+use super::DeviceWorker;
 use crate::cluster::inject::What;
 use crate::cluster::worker::blueprint::Begin;
 use crate::model::memory::{Used, size};
 use crate::model::stage::Model;
 use crate::model::weights::ModelError;
-use crate::numeric::caught::caught;
+use crate::support::panics::caught;
 
 /// The effect of the measurements on a device.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(in super::super) enum Settled {
     Again,
 }
 
-impl Worker {
+impl DeviceWorker {
     /// Decides by the trials, which replace the estimate from shapes: whether the run's longest microbatch fits, and
     /// which activations the blocks keep. The error is why the device cannot take part.
     pub(in super::super) fn settle(&mut self, memory: &Used) -> Result<Settled, String> {
@@ -43,7 +43,7 @@ impl Worker {
         let opened =
             opened.unwrap_or_else(|text| Err(ModelError::Source(format!("an internal error: {text}"))));
         let mut model = opened.map_err(|e| told(self, e))?;
-        model.heed(self.desk.flag());
+        model.heed(self.queue.flag());
         self.model = Some(model);
         Ok(Settled::Again)
     }
@@ -63,7 +63,7 @@ impl Worker {
             });
             match opened.map_err(|wrong| format!("{name}: {wrong}"))? {
                 Ok(mut model) => {
-                    model.heed(self.desk.flag());
+                    model.heed(self.queue.flag());
                     (self.model, self.at) = (Some(model), at);
                     return Ok(lines);
                 }

@@ -2,7 +2,7 @@
 //! because neither depends on the content of rows. Small trials come first, and measuring stops after a time limit,
 //! so that a slow device loses little time.
 
-use super::{Failed, Worker};
+use super::{DeviceWorker, Failed};
 use crate::cluster::message::Trials;
 use crate::model::config::Config;
 use crate::model::stage::{IGNORE, InUse, Microbatch, Targets};
@@ -15,7 +15,7 @@ const ROW: usize = 128;
 /// Time after which no larger trial starts.
 const ENOUGH: Duration = Duration::from_millis(300);
 
-impl Worker {
+impl DeviceWorker {
     /// Measures trial microbatches of a few sizes, the small ones first.
     pub fn measure(&mut self) -> Trials {
         let trials = sizes(self.shared.blueprint.shape.tokens);

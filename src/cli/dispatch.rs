@@ -1,0 +1,181 @@
+//! How a command line finds its verb. The first word decides: a verb, or the MODEL of the default verb, which trains.
+
+use super::invocation::{Invocation, written};
+use super::{
+    bench, contracts, devices, doctor, eval, export, generate, help, import, inspect, plan, predict, report,
+    token, train,
+};
+use crate::config::flags::{self, Parsed};
+use crate::config::groups;
+use crate::config::refusal::Refusal;
+use crate::config::verb::{VERBS, Verb};
+use crate::config::{Origin, Settings, Typed, variables, yaml};
+use crate::run::folder::{RUN_FILE, run_of};
+use std::io::Write;
+use std::path::Path;
+
+/// What a verb does.
+type Act = fn(&mut Invocation) -> Result<(), Refusal>;
+
+/// What every verb of [`VERBS`] does, in the same order.
+const ACTS: &[(&str, Act)] = &[
+    ("train", train::run),
+    ("plan", plan::run),
+    ("generate", generate::run),
+    ("predict", predict::run),
+    ("eval", eval::run),
+    ("export", export::run),
+    ("merge", export::run),
+    ("inspect", inspect::run),
+    ("token", token::run),
+    ("devices", devices::run),
+    ("selftest", devices::selftest),
+    ("bench", bench::run),
+    ("report", report::run),
+    ("contracts", contracts::run),
+    ("doctor", doctor::run),
+    ("import", import::run),
+    ("help", help::run),
+    ("completions", help::completions),
+    ("man", help::man),
+];
+
+/// Words that people try, and what they mean.
+const NO_VERBS: [(&str, &str); 5] = [
+    (
+        "chat",
+        "it is `finetune generate MODEL --adapter OUT --chat`, on a terminal (`finetune help generate`)",
+    ),
+    (
+        "serve",
+        "`finetune export OUT --to ollama` makes files for Ollama, `--to merged` a directory for vLLM; both serve",
+    ),
+    ("dashboard", "add --dashboard to a training command (`finetune help watch`)"),
+    ("worker", "it is `finetune --role worker --coordinator HOST:9000` (`finetune help cluster`)"),
+    (
+        "coordinator",
+        "it is `finetune --role coordinator`, with the options of a run (`finetune help cluster`)",
+    ),
+];
+
+/// Finds the verb and runs it.
+pub fn dispatch(args: &[String]) -> Result<(), Refusal> {
+    let named = args.first().and_then(|a| VERBS.iter().find(|v| v.name == a));
+    if let Some(word) = args.first().filter(|word| !Path::new(word).exists())
+        && let Some((_, way)) = NO_VERBS.iter().find(|(name, _)| name == word)
+    {
+        return Err(Refusal::usage(format!("there is no `finetune {word}`: {way}")));
+    }
+    let (verb, rest) = match named {
+        Some(verb) => (verb, &args[1..]),
+        None => (&VERBS[0], args),
+    };
+    let accepts = verb.accepts();
+    let (positional, typed) = match flags::parse(&accepts, &join_values(rest))? {
+        Parsed::Typed(positional, typed) => (positional, typed),
+        Parsed::Text(text) => {
+            let mut out = std::io::stdout().lock();
+            let coloured = anstream_wanted();
+            let text = if coloured { text.ansi().to_string() } else { text.to_string() };
+            return written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+        }
+    };
+    let (positional, layers) = layers(verb, positional, typed)?;
+    let settings = Settings::resolve(&accepts.options, layers)?;
+    let json = settings.switch("json")?;
+    if let Some(threads) = groups::whole(&settings, "threads", 1)? {
+        // What the floors below do beside the backend. It fails only where a pool exists: never yet.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.min(1024)).build_global();
+    }
+    act(verb)(&mut Invocation { positional, settings, json, out: Box::new(std::io::stdout()) })
+}
+
+/// What a verb does.
+fn act(verb: &Verb) -> Act {
+    let row = ACTS.iter().find(|(name, _)| *name == verb.name);
+    row.map_or(help::run, |(_, act)| *act)
+}
+
+fn anstream_wanted() -> bool {
+    use std::io::IsTerminal;
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}
+
+/// Positional arguments that are options too (MODEL), and the layers in their order.
+fn layers(
+    verb: &Verb,
+    mut positional: Vec<String>,
+    mut flags: Vec<Typed>,
+) -> Result<(Vec<String>, Vec<Vec<Typed>>), Refusal> {
+    if verb.positional == "MODEL" && !positional.is_empty() {
+        flags.push(Typed { key: "model".into(), values: positional.split_off(0), source: Origin::Flag });
+    }
+    if let Some(line) = crate::devices::refused_limit() {
+        return Err(Refusal::configuration(line));
+    }
+    // Verbs without options, such as help, check no variables.
+    if verb.shared.is_none_or(|options| !options.is_empty()) {
+        variables::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
+    }
+    let environment = variables::environment(|v| std::env::var(v).ok());
+    // A verb without --config has no file either, whatever the environment says.
+    let has_config = verb.accepts().options.iter().any(|o| o.name == "config");
+    let spoken = flags.iter().chain(&environment).find(|t| t.key == "config" && has_config);
+    let config = spoken.map(|t| t.values.concat());
+    let file = match config {
+        Some(path) if !Path::new(&path).exists() => {
+            let way = "--config takes a YAML file of options, as a run's run.yaml";
+            return Err(Refusal::failure(format!("{path}: no such file or directory: {way}")));
+        }
+        Some(path) => yaml::read(Path::new(&path))?,
+        None => Vec::new(),
+    };
+    let mut layers = vec![flags, file, environment];
+    if [VERBS[0].name, "plan"].contains(&verb.name) {
+        let more = train::more_layers(&layers)?;
+        layers.extend(more);
+    }
+    Ok((positional, layers))
+}
+
+/// `--resume DIR` and `--dashboard :9080`: their value follows `=`, so that a word after a blank is an argument. A word
+/// that can be nothing else than the value is taken for it.
+fn join_values(args: &[String]) -> Vec<String> {
+    let is_value = |flag: &str, word: &str| match flag {
+        "--resume" => is_run(word),
+        "--dashboard" => is_address(word),
+        _ => false,
+    };
+    let mut joined: Vec<String> = Vec::new();
+    for arg in args {
+        match joined.last_mut() {
+            Some(flag) if is_value(flag, arg) => {
+                flag.push('=');
+                flag.push_str(arg);
+            }
+            _ => joined.push(arg.clone()),
+        }
+    }
+    joined
+}
+
+/// A run's folder or one of its checkpoints, which is no model.
+fn is_run(word: &str) -> bool {
+    Path::new(word).is_dir() && run_of(Path::new(word)).join(RUN_FILE).exists()
+}
+
+/// HOST:PORT, :PORT or PORT, and no file of that name.
+fn is_address(word: &str) -> bool {
+    let port = word.rsplit_once(':').map_or(word, |(_, port)| port);
+    port.parse::<u16>().is_ok() && !Path::new(word).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verb_has_its_act() {
+        assert!(VERBS.iter().map(|v| v.name).eq(ACTS.iter().map(|(name, _)| *name)));
+    }
+}

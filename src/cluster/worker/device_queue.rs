@@ -1,0 +1,158 @@
+//! The work of one device: the lease that it computes, the queue behind it, and the device's current state. The
+//! conversation adds and cancels leases here; the device's thread takes the next one. Devices outlive conversations,
+//! so the device's thread records its state here, where every conversation reads it.
+
+use super::device::Report;
+use super::parameters::Parameters;
+use crate::cluster::message::{Device, Lease, LeaseId};
+use crate::model::stage::Cancel;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// A lease with everything that is needed to compute it, and the receiver of its report.
+pub(super) struct QueuedLease {
+    pub lease: Lease,
+    pub parameters: Arc<Parameters>,
+    /// Belongs to the conversation that the lease came from; closed when that has ended.
+    pub reply: UnboundedSender<(u16, Report)>,
+}
+
+#[derive(Default)]
+pub(super) struct DeviceQueue {
+    state: Mutex<State>,
+    bell: Condvar,
+    cancel: Cancel,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<QueuedLease>,
+    running: Option<LeaseId>,
+    closed: bool,
+    /// The device that computes here; the error is why none does any more.
+    device: Option<Result<Device, String>>,
+    /// The device as the current conversation knows it.
+    told: Option<Device>,
+}
+
+impl DeviceQueue {
+    /// The cancel flag, which the model checks between blocks.
+    pub fn flag(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No update of this state can stop half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the current device.
+    pub fn stands(&self, device: Device) {
+        self.state().device = Some(Ok(device));
+    }
+
+    /// Ends the queue because no device is left: no lease is accepted any more. Returns the queued jobs.
+    pub fn end(&self, reason: String) -> Vec<QueuedLease> {
+        let mut state = self.state();
+        (state.device, state.running) = (Some(Err(reason)), None);
+        state.queue.drain(..).collect()
+    }
+
+    /// The device, for a new conversation; the error is why there is none.
+    pub fn muster(&self) -> Result<Device, String> {
+        let mut state = self.state();
+        let device = state.device.clone().unwrap_or_else(|| Err("its thread has ended".into()))?;
+        state.told = Some(device.clone());
+        Ok(device)
+    }
+
+    /// Why no device is left, or `None` while there is one.
+    pub fn gone(&self) -> Option<String> {
+        self.state().device.clone().and_then(Result::err)
+    }
+
+    /// Records that the conversation knows the current device.
+    pub fn told(&self) {
+        let mut state = self.state();
+        state.told = state.device.clone().and_then(Result::ok);
+    }
+
+    /// Whether the conversation knows the current device.
+    pub fn is_known(&self) -> bool {
+        let state = self.state();
+        state.device.as_ref().and_then(|device| device.as_ref().ok()) == state.told.as_ref()
+    }
+
+    /// The lease that the device computes.
+    pub fn running(&self) -> Option<LeaseId> {
+        self.state().running
+    }
+
+    /// Clears the running lease. Called before its report, so that the receiver of the report finds the device free.
+    pub fn finished(&self) {
+        self.state().running = None;
+    }
+
+    /// Queues a job. Returns false if no thread would take it.
+    pub fn put(&self, job: QueuedLease) -> bool {
+        let mut state = self.state();
+        if state.closed || !matches!(state.device, Some(Ok(_))) {
+            return false;
+        }
+        state.queue.push_back(job);
+        self.bell.notify_one();
+        true
+    }
+
+    /// Waits for the next job. `None` once this queue is closed.
+    pub fn next(&self) -> Option<QueuedLease> {
+        let mut state = self.state();
+        state.running = None;
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(job) = state.queue.pop_front() {
+                state.running = Some(job.lease.lease);
+                self.cancel.lower();
+                return Some(job);
+            }
+            state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Cancels a lease. Returns true if it was queued. If it is running, the device is asked to stop and reports
+    /// that itself.
+    pub fn take_away(&self, lease: LeaseId) -> bool {
+        let mut state = self.state();
+        if state.running == Some(lease) {
+            self.cancel.raise();
+        }
+        let before = state.queue.len();
+        state.queue.retain(|job| job.lease.lease != lease);
+        state.queue.len() < before
+    }
+
+    /// Removes and returns all queued jobs.
+    pub fn empty(&self) -> Vec<QueuedLease> {
+        self.state().queue.drain(..).collect()
+    }
+
+    /// Removes all queued jobs and stops the running one. Returns their numbers.
+    pub fn clear(&self) -> Vec<LeaseId> {
+        let mut state = self.state();
+        if state.running.is_some() {
+            self.cancel.raise();
+        }
+        let queued: Vec<QueuedLease> = state.queue.drain(..).collect();
+        state.running.into_iter().chain(queued.iter().map(|job| job.lease.lease)).collect()
+    }
+
+    /// Stops the running lease; the thread ends after it.
+    pub fn close(&self) {
+        self.clear();
+        self.state().closed = true;
+        self.bell.notify_all();
+    }
+}

@@ -1,0 +1,303 @@
+//! Names that users carry over from other trainers. A name is either another spelling of ours, one that is
+//! computed into ours (the result is printed), one that asks for what happens anyway (explained once), or one
+//! that asks for something that is not supported: an error, because silence would train something else.
+
+use super::refusal::Refusal;
+use super::table::{self, Opt};
+use super::typed::{Typed, place};
+
+/// Other spellings: (theirs, ours), both with underscores.
+pub const ALIASES: &[(&str, &str)] = &[
+    ("model_name_or_path", "model"),
+    ("base_model", "model"),
+    ("max_length", "max_seq_len"),
+    ("max_seq_length", "max_seq_len"),
+    ("sequence_len", "max_seq_len"),
+    ("cutoff_len", "max_seq_len"),
+    ("num_train_epochs", "epochs"),
+    ("num_epochs", "epochs"),
+    ("lr", "learning_rate"),
+    ("lr_scheduler_type", "lr_scheduler"),
+    ("lora_r", "rank"),
+    ("lora_rank", "rank"),
+    ("lora_alpha", "alpha"),
+    ("lora_dropout", "dropout"),
+    ("lora_target_modules", "target_modules"),
+    ("lora_target", "target_modules"),
+    ("use_rslora", "rslora"),
+    ("output_dir", "output"),
+    ("sample_packing", "packing"),
+    ("train_batch_size", "batch_size"),
+    ("val_set_size", "eval_split"),
+    // Ours: what is counted are devices.
+    ("expect_devices", "expect_workers"),
+    ("min_devices", "min_workers"),
+    ("data_files", "data"),
+    ("load_best_model_at_end", "keep_best"),
+    ("metric_for_best_model", "best_metric"),
+    ("early_stopping_patience", "early_stopping"),
+    ("early_stopping_steps", "early_stopping"),
+];
+
+/// Computed: rows per step are the product of these.
+pub const BATCH_FACTORS: &[&str] =
+    &["per_device_train_batch_size", "micro_batch_size", "gradient_accumulation_steps", PROCESSES];
+
+/// A factor only beside another one: alone it says nothing about rows per step.
+pub const PROCESSES: &str = "num_processes";
+
+/// Names that stand bare for true.
+const SWITCHES: &[&str] = &[
+    "use_rslora",
+    "sample_packing",
+    "load_best_model_at_end",
+    "greater_is_better",
+    "train_on_inputs",
+    "completion_only_loss",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+    FOUR_BITS,
+    DOUBLE,
+    "load_in_8bit",
+    "use_dora",
+    "group_by_length",
+];
+
+/// Computed: a fraction becomes a percentage of `warmup_steps`.
+pub const WARMUP_RATIO: &str = "warmup_ratio";
+
+/// Computed: a number of times per epoch, as in Axolotl.
+pub const PER_EPOCH: &[(&str, &str)] =
+    &[("evals_per_epoch", "eval_steps"), ("saves_per_epoch", "save_steps")];
+
+/// Computed: a strategy decides whether the number of steps beside it counts.
+const STRATEGIES: &[(&str, &str)] = &[
+    ("eval_strategy", "eval_steps"),
+    ("evaluation_strategy", "eval_steps"),
+    ("save_strategy", "save_steps"),
+];
+
+/// Computed: where TensorBoard is among the first, the second is its folder.
+const REPORT_TO: &str = "report_to";
+const LOGGING_DIR: &str = "logging_dir";
+
+/// Computed: what transformers calls `quantize: nf4`, and with the second one `nf4-double`.
+const FOUR_BITS: &str = "load_in_4bit";
+const DOUBLE: &str = "bnb_4bit_use_double_quant";
+
+/// What a value of a foreign key means here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meaning {
+    /// Accepted, with a sentence.
+    Explained(&'static str),
+    /// Accepted, with a warning: something that was asked for does not happen.
+    Warned(&'static str),
+    /// Asked for, not built: a sentence with the way out.
+    NotBuilt(&'static str),
+}
+
+use Meaning::{Explained, NotBuilt, Warned};
+
+/// Keys that are accepted for some values: (key, values that fit, meaning then, meaning otherwise). An empty
+/// list fits everything, a star the rest of a word; values are compared in lower case.
+#[rustfmt::skip]
+const FOREIGN: &[(&str, &[&str], Meaning, Meaning)] = &[
+    ("train_on_inputs", &["false", "no"], Explained("prompts are never trained on"), NotBuilt("prompts are never trained on; rows of the form `text` train on everything")),
+    ("completion_only_loss", &["true", "yes"], Explained("only completions are trained on, always"), NotBuilt("only completions are trained on; rows of the form `text` train on everything")),
+    ("gradient_checkpointing", &[], Explained("recomputation is chosen by the available memory (--memory-limit)"), NotBuilt("")),
+    ("bf16", &[], Explained("--dtype says what products are computed in; an adapter's parameters are f32 in any case"), NotBuilt("")),
+    ("fp16", &["false", "no", "auto"], Explained("--dtype says what products are computed in"), NotBuilt("--dtype has no f16: leave it out, --dtype auto takes f16 on cards that are faster in it")),
+    ("optim", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
+    ("optimizer", &["adamw*", "paged_adamw*"], Explained("AdamW in f32"), NotBuilt("AdamW is the only optimizer")),
+    ("logging_steps", &[], Explained("metrics.jsonl has a line for every step"), NotBuilt("")),
+    (REPORT_TO, &["none", "[]", ""], Explained("metrics.jsonl is always written"), Warned("nothing is sent there; metrics.jsonl has every number")),
+    (LOGGING_DIR, &[], Explained("metrics.jsonl is in the output folder; `tensorboard: DIR` writes TensorBoard's files"), NotBuilt("")),
+    ("eval_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("expected one of no, steps, epoch")),
+    ("evaluation_strategy", &["steps"], Explained("eval_steps says how often"), NotBuilt("expected one of no, steps, epoch")),
+    ("save_strategy", &["steps"], Explained("save_steps says how often"), NotBuilt("expected one of no, steps, epoch, best")),
+    ("greater_is_better", &[], Explained("it follows from best_metric"), NotBuilt("")),
+    ("early_stopping_threshold", &["0"], Explained("any improvement counts"), NotBuilt("any improvement counts; leave it out")),
+    ("adapter", &["lora"], Explained("LoRA is trained"), NotBuilt("LoRA is the only kind of adapter")),
+    (FOUR_BITS, &["false", "no"], Explained("weights stay as they are"), NotBuilt("quantize is given as well: leave one out")),
+    (DOUBLE, &["false", "no"], Explained("magnitudes stay f32"), NotBuilt("goes with load_in_4bit; here both are `quantize: nf4-double`")),
+    ("bnb_4bit_quant_type", &["nf4"], Explained("4 bits are NF4"), NotBuilt("only nf4 is supported")),
+    ("bnb_4bit_compute_dtype", &[], Explained("--dtype says what products are computed in"), NotBuilt("")),
+    ("load_in_8bit", &["false", "no"], Explained("weights stay as they are"), NotBuilt("use `quantize: q8_0` instead")),
+    ("neftune_noise_alpha", &["0", "null"], Explained("no noise"), NotBuilt("noise on embeddings is not supported; leave it out")),
+    ("use_dora", &["false", "no"], Explained("plain LoRA"), NotBuilt("DoRA is not supported; leave it out for plain LoRA")),
+    ("bias", &["none"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is supported")),
+    ("lora_bias", &["none", "false"], Explained("biases stay frozen"), NotBuilt("biases stay frozen; only `none` is supported")),
+    ("modules_to_save", &["[]", ""], Explained("a classifier's head is trained in full, nothing else"), NotBuilt("only a classifier's head is trained in full (--task classify)")),
+    ("label_smoothing_factor", &["0"], Explained("no smoothing"), NotBuilt("label smoothing is not supported; leave it out")),
+    ("group_by_length", &["false", "no"], Explained("rows are shuffled; packing fills the microbatches"), NotBuilt("rows are never ordered by length; packing fills the microbatches")),
+];
+
+/// Our key for another spelling.
+pub fn ours(key: &str) -> Option<&'static str> {
+    ALIASES.iter().find(|(theirs, _)| *theirs == key).map(|(_, ours)| *ours)
+}
+
+/// What `key: value` means, None where the key is not a foreign one.
+pub fn foreign(key: &str, value: &str) -> Option<Meaning> {
+    let (_, fits, then, otherwise) = FOREIGN.iter().find(|f| f.0 == key)?;
+    let value = value.to_lowercase();
+    let value = value.trim_end_matches(".0");
+    let fit = |f: &&str| f.strip_suffix('*').map_or(*f == value, |start| value.starts_with(start));
+    Some(if fits.is_empty() || fits.iter().any(fit) { *then } else { *otherwise })
+}
+
+/// Our key for a number of times an epoch.
+pub fn per_epoch(key: &str) -> Option<&'static str> {
+    PER_EPOCH.iter().find(|(theirs, _)| *theirs == key).map(|(_, ours)| *ours)
+}
+
+/// `shuffle` for `no_shuffle`: every switch whose default is true has such a name.
+pub fn negated(key: &str) -> Option<&'static Opt> {
+    let name = key.strip_prefix("no_")?.replace('_', "-");
+    table::find(&name).filter(|o| o.is_on())
+}
+
+/// True where the name without a value means true; any other needs one.
+pub fn is_switch(key: &str) -> bool {
+    SWITCHES.contains(&key)
+}
+
+/// Every foreign key that is understood.
+pub fn all<'a>() -> impl Iterator<Item = &'a str> {
+    let foreign = FOREIGN.iter().map(|f| f.0);
+    let aliases = ALIASES.iter().chain(PER_EPOCH).map(|a| a.0).chain(BATCH_FACTORS.iter().copied());
+    aliases.chain([WARMUP_RATIO]).chain(foreign).map(|k: &'static str| -> &'a str { k })
+}
+
+/// transformers writes both warmup_steps and warmup_ratio: steps count where they are above 0, else the ratio.
+pub(super) fn one_warmup(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let steps = layer.iter().position(|t| t.key == "warmup_steps");
+    if let Some(ratio) = layer.iter().position(|t| t.key == WARMUP_RATIO)
+        && let Some(steps) = steps
+    {
+        let zero = layer[steps].values.concat().parse() == Ok(0.0);
+        let dropped = layer.remove(if zero { steps } else { ratio });
+        if !zero {
+            notes.push(format!("{} ({}): warmup_steps counts instead", dropped.key, dropped.source));
+        }
+    }
+    layer
+}
+
+/// load_in_4bit, and what belongs to it, where it is asked for.
+pub(super) fn four_bits(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let asked = |key: &str| {
+        let is =
+            |t: &Typed| t.key == key && matches!(t.values.concat().to_lowercase().as_str(), "true" | "yes");
+        layer.iter().position(is)
+    };
+    let (Some(four), false) = (asked(FOUR_BITS), layer.iter().any(|t| t.key == "quantize")) else {
+        return layer;
+    };
+    let double = asked(DOUBLE);
+    let name = if double.is_some() { "nf4-double" } else { "nf4" };
+    notes.push(format!("{FOUR_BITS} ({}): quantize {name}", layer[four].source));
+    layer[four] =
+        Typed { key: "quantize".into(), values: vec![name.into()], source: layer[four].source.clone() };
+    double.into_iter().for_each(|at| drop(layer.remove(at)));
+    layer
+}
+
+/// `eval_strategy: epoch` is `eval_steps: epoch`, and `no` is 0: the number beside it counts for `steps` alone.
+pub(super) fn strategies(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let best = layer.iter().any(|t| t.key == "keep_best" || ours(&t.key) == Some("keep_best"));
+    for (theirs, ours) in STRATEGIES {
+        let Some(at) = layer.iter().position(|t| t.key == *theirs) else { continue };
+        let value = layer[at].values.concat().to_lowercase();
+        let steps = match value.as_str() {
+            "epoch" => "epoch",
+            "no" | "false" => "0",
+            "best" if *ours == "save_steps" => "0",
+            _ => continue,
+        };
+        let source = layer[at].source.clone();
+        notes.push(format!("{ours} {steps} = {theirs} {value} ({source})"));
+        layer.retain(|t| {
+            let beside = t.key == *ours;
+            if beside {
+                notes.push(format!("{ours} {} ({}): {theirs} counts instead", t.values.concat(), t.source));
+            }
+            !beside && t.key != *theirs
+        });
+        let mut add = |key: &str, value: &str| {
+            let (key, values) = (key.to_string(), vec![value.to_string()]);
+            layer.push(Typed { key, values, source: source.clone() });
+        };
+        add(ours, steps);
+        if value == "best" && !best {
+            add("keep_best", "true");
+        }
+    }
+    layer
+}
+
+/// `report_to: tensorboard` with a logging_dir is `tensorboard: DIR`; without one, it says how to name it.
+pub(super) fn tensorboard(mut layer: Vec<Typed>, notes: &mut Vec<String>) -> Vec<Typed> {
+    let Some(at) = layer.iter().position(|t| t.key == REPORT_TO) else { return layer };
+    let named = |v: &String| ["tensorboard", "all"].contains(&v.to_lowercase().as_str());
+    if !layer[at].values.iter().any(named) {
+        return layer;
+    }
+    let source = layer[at].source.clone();
+    layer[at].values.retain(|v| v.to_lowercase() != "tensorboard");
+    if layer[at].values.is_empty() {
+        layer.remove(at);
+    }
+    if layer.iter().any(|t| t.key == "tensorboard") {
+        return layer;
+    }
+    match layer.iter_mut().find(|t| t.key == LOGGING_DIR) {
+        Some(dir) => {
+            dir.key = "tensorboard".into();
+            notes.push(format!("tensorboard {} = {LOGGING_DIR} ({})", dir.values.concat(), dir.source));
+        }
+        None => notes.push(format!(
+            "warning: {REPORT_TO} tensorboard ({source}): name a folder for it: tensorboard: DIR (--tensorboard DIR)"
+        )),
+    }
+    layer
+}
+
+/// A number of times per epoch.
+pub(super) fn times(mut t: Typed, ours: &str) -> Result<Typed, Refusal> {
+    let times: u64 = t.values.concat().parse().map_err(|_| place(&t, "expected a whole number"))?;
+    let steps = match times {
+        0 => "0".to_string(),
+        1 => "epoch".into(),
+        n => format!("epoch/{n}"),
+    };
+    (t.key, t.values) = (ours.into(), vec![steps]);
+    Ok(t)
+}
+
+/// `no_shuffle: true` is `shuffle: false`.
+pub(super) fn inverted(mut t: Typed, opt: &Opt) -> Typed {
+    for value in &mut t.values {
+        let other = match value.to_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => "false",
+            "false" | "no" | "off" | "0" => "true",
+            _ => continue, // refused where switches are read
+        };
+        *value = other.into();
+    }
+    t.key = opt.key();
+    t
+}
+
+/// A fraction of all steps is a percentage of warmup_steps.
+pub(super) fn warmup(t: Typed, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
+    let ratio: f64 = t.values.concat().parse().map_err(|_| place(&t, "expected a fraction"))?;
+    if !(0.0..=1.0).contains(&ratio) {
+        return Err(place(&t, "expected a fraction of 0 to 1"));
+    }
+    // Rounded at a billionth, so that 0.07 reads 7% and not 7.000000000000001%.
+    let percent = (ratio * 1e11).round() / 1e9;
+    notes.push(format!("warmup_steps {percent}% = warmup_ratio {ratio}"));
+    Ok(Typed { key: "warmup_steps".into(), values: vec![format!("{percent}%")], source: t.source })
+}

@@ -1,0 +1,44 @@
+//! The user's folder for what can be made or fetched again.
+
+use std::path::PathBuf;
+
+/// The folder, where each system has it; XDG_CACHE_HOME moves it anywhere.
+pub fn folder() -> Option<PathBuf> {
+    folder_by(std::env::consts::OS, |name| std::env::var_os(name).map(PathBuf::from))
+}
+
+fn folder_by(system: &str, read: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    // A relative one means nothing (so the specification of these folders says).
+    let absolute = |name: &str| read(name).filter(|path| path.is_absolute());
+    let of_system = || match system {
+        "windows" => absolute("LOCALAPPDATA"),
+        "macos" => absolute("HOME").map(|home| home.join("Library/Caches")),
+        _ => absolute("HOME").map(|home| home.join(".cache")),
+    };
+    absolute("XDG_CACHE_HOME").or_else(of_system).map(|caches| caches.join("finetune"))
+}
+
+/// The file of what devices were measured to do (`forecast::profile`).
+pub fn profiles() -> Option<PathBuf> {
+    Some(folder()?.join("profiles.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_system_has_its_own_place_for_caches() {
+        let of = |system: &str, set: &[(&str, &str)]| {
+            folder_by(system, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+        };
+        assert_eq!(of("linux", &[("HOME", "/h")]), Some("/h/.cache/finetune".into()));
+        assert_eq!(of("macos", &[("HOME", "/h")]), Some("/h/Library/Caches/finetune".into()));
+        assert_eq!(of("windows", &[("HOME", "/h"), ("LOCALAPPDATA", "/l")]), Some("/l/finetune".into()));
+        for system in ["linux", "macos", "windows"] {
+            let both = [("HOME", "/h"), ("LOCALAPPDATA", "/l"), ("XDG_CACHE_HOME", "/x")];
+            assert_eq!(of(system, &both), Some("/x/finetune".into()));
+            assert_eq!(of(system, &[("XDG_CACHE_HOME", "x")]), None);
+        }
+    }
+}

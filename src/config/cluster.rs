@@ -1,0 +1,243 @@
+//! The `cluster` group. Which options go together depends on the role; a combination that cannot be meant is
+//! refused where it was typed as a flag. A file or the environment may speak of options of another role, so that
+//! one file serves every machine of a run.
+
+use super::refusal::Refusal;
+use super::settings::Settings;
+use super::typed::Origin;
+use super::values::{choice, duration, whole};
+use crate::net::Endpoint;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What this process is in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// All of it.
+    Single,
+    /// Reads the data, hands out work, steps the optimizer.
+    Coordinator,
+    /// Computes.
+    Worker,
+}
+
+/// Where a worker's coordinator is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Coordinator {
+    /// There.
+    At(Endpoint),
+    /// Somewhere in this local network, with the fingerprint of the same token.
+    Auto,
+}
+
+/// `cluster`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterOptions {
+    /// What this process is.
+    pub role: Role,
+    /// Where it listens: a coordinator always does (None: the default port, everywhere), a worker where it is
+    /// to be dialled.
+    pub bind: Option<Endpoint>,
+    /// What a worker dials; Some for every worker without `bind`.
+    pub coordinator: Option<Coordinator>,
+    /// Workers that a coordinator dials.
+    pub nodes: Vec<Endpoint>,
+    /// Devices, local and remote, that a coordinator waits for before the first step.
+    pub expect_workers: Option<usize>,
+    /// Devices below which it pauses.
+    pub min_workers: usize,
+    /// How long devices are waited for, and a coordinator is dialled.
+    pub join_timeout: Duration,
+    /// Where the token is.
+    pub token_file: Option<PathBuf>,
+    /// Plain TCP on this machine, no token.
+    pub insecure: bool,
+    /// Base models by content hash.
+    pub model_cache: Option<PathBuf>,
+    /// A worker waits for the next run.
+    pub stay: bool,
+}
+
+/// Options that only one role has.
+const OF_ONE_ROLE: &[(&str, Role)] = &[
+    ("coordinator", Role::Worker),
+    ("model-cache", Role::Worker),
+    ("stay", Role::Worker),
+    ("nodes", Role::Coordinator),
+    ("expect-workers", Role::Coordinator),
+    ("min-workers", Role::Coordinator),
+];
+
+/// What shows a run, which a worker cannot: it knows its own work alone.
+const OF_WHOEVER_SEES_ALL: [&str; 3] = ["dashboard", "tensorboard", "log-json"];
+
+/// Options that a run in one process has not.
+const OF_TWO_ROLES: [&str; 4] = ["bind", "join-timeout", "token-file", "insecure"];
+
+/// The `cluster` group, whose options fit its role.
+pub fn cluster(s: &Settings) -> Result<ClusterOptions, Refusal> {
+    let role = match choice(
+        s,
+        "role",
+        &["single", "coordinator", "worker"],
+        "expected single, coordinator or worker",
+    )? {
+        "coordinator" => Role::Coordinator,
+        "worker" => Role::Worker,
+        _ => Role::Single,
+    };
+    let endpoint = |name: &str| match s.text(name)? {
+        Some(text) => text.parse::<Endpoint>().map(Some).map_err(|e| s.malformed(name, e.to_string())),
+        None => Ok(None),
+    };
+    let coordinator = match s.text("coordinator")? {
+        Some("auto") => Some(Coordinator::Auto),
+        _ => endpoint("coordinator")?.map(Coordinator::At),
+    };
+    let node = |v: &String| v.parse::<Endpoint>().map_err(|e| s.malformed("nodes", e.to_string()));
+    let options = ClusterOptions {
+        role,
+        bind: endpoint("bind")?,
+        coordinator,
+        nodes: s.list("nodes").iter().map(node).collect::<Result<_, _>>()?,
+        expect_workers: whole(s, "expect-workers", 1)?,
+        min_workers: whole(s, "min-workers", 1)?.unwrap_or(1),
+        join_timeout: duration(s, "join-timeout")?.unwrap_or(Duration::from_secs(600)),
+        token_file: s.text("token-file")?.map(PathBuf::from),
+        insecure: s.switch("insecure")?,
+        model_cache: s.text("model-cache")?.map(PathBuf::from),
+        stay: s.switch("stay")?,
+    };
+    fits_the_role(s, role)?;
+    goes_together(s, &options)?;
+    Ok(options)
+}
+
+fn typed(s: &Settings, name: &str) -> bool {
+    s.get(name).is_some_and(|v| v.source == Origin::Flag)
+}
+
+fn fits_the_role(s: &Settings, role: Role) -> Result<(), Refusal> {
+    for (name, owner) in OF_ONE_ROLE {
+        if typed(s, name) && *owner != role {
+            let owner = if *owner == Role::Worker { "worker" } else { "coordinator" };
+            return Err(s.refuse(name, format!("only for --role {owner}")));
+        }
+    }
+    if let (Role::Worker, Some(name)) = (role, OF_WHOEVER_SEES_ALL.iter().find(|name| typed(s, name))) {
+        return Err(s.refuse(name, "a worker has no run to show; give it to the coordinator"));
+    }
+    match OF_TWO_ROLES.iter().find(|name| typed(s, name)) {
+        Some(name) if role == Role::Single => {
+            Err(s.refuse(name, "only for --role coordinator and --role worker; a single run has no network"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn goes_together(s: &Settings, o: &ClusterOptions) -> Result<(), Refusal> {
+    if o.role == Role::Worker && o.coordinator.is_none() && o.bind.is_none() {
+        let way = "a worker needs --coordinator HOST:PORT (or auto), or --bind :9001 to be dialled";
+        return Err(Refusal::configuration(format!("--role worker: {way}")));
+    }
+    if o.role == Role::Worker && o.coordinator.is_some() && typed(s, "bind") {
+        return Err(
+            s.refuse("bind", "a worker either dials (--coordinator) or is dialled (--bind), not both")
+        );
+    }
+    let far = |e: &Endpoint| !e.is_loopback();
+    let plain = "is not this machine, and --insecure (plain TCP) stays on it; leave --insecure out";
+    match (&o.bind, &o.coordinator) {
+        _ if !o.insecure || o.role == Role::Single => {}
+        (Some(e), _) if far(e) => return Err(s.refuse("bind", format!("{e} {plain}"))),
+        (_, Some(Coordinator::At(e))) if far(e) => {
+            return Err(s.refuse("coordinator", format!("{e} {plain}")));
+        }
+        (_, Some(Coordinator::Auto)) => {
+            return Err(s.refuse("coordinator", "auto finds a token's fingerprint; --insecure has none"));
+        }
+        _ if o.nodes.iter().any(far) => return Err(s.refuse("nodes", format!("one {plain}"))),
+        _ => {}
+    }
+    if let Some(n) = o.coordinator_port_zero() {
+        return Err(s.refuse(n, "port 0 cannot be dialled"));
+    }
+    match o.expect_workers {
+        Some(expected) if expected < o.min_workers => Err(
+            s.refuse("expect-workers", format!("{expected} are fewer than --min-workers {}", o.min_workers))
+        ),
+        _ => Ok(()),
+    }
+}
+
+impl ClusterOptions {
+    fn coordinator_port_zero(&self) -> Option<&'static str> {
+        match &self.coordinator {
+            Some(Coordinator::At(e)) if e.port == 0 => Some("coordinator"),
+            _ => self.nodes.iter().any(|e| e.port == 0).then_some("nodes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Typed, table::TABLE};
+
+    fn of(words: &str, source: Origin) -> Result<ClusterOptions, Refusal> {
+        let typed = words.split_whitespace().map(|w| {
+            let (key, value) = w.split_once('=').unwrap();
+            Typed { key: key.replace('-', "_"), values: vec![value.into()], source: source.clone() }
+        });
+        let options: Vec<_> = TABLE.iter().collect();
+        cluster(&Settings::resolve(&options, vec![typed.collect()])?)
+    }
+
+    /// The exit code of those flags, and a part of the line; 0 for accepted.
+    fn check(words: &str, code: u8, part: &str) {
+        let (c, line) = of(words, Origin::Flag).map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
+        assert_eq!(c, code, "{words}: {line}");
+        assert!(line.contains(part), "{words}: {line}");
+    }
+
+    #[test]
+    fn what_goes_together() {
+        check("role=coordinator expect-workers=3", 0, "");
+        check("role=coordinator nodes=a:9001,b bind=:0", 0, "");
+        check("role=coordinator insecure=true bind=127.0.0.1:0 nodes=localhost:1", 0, "");
+        check("role=worker coordinator=host:9000 stay=true model-cache=c join-timeout=90s", 0, "");
+        check("role=worker coordinator=auto", 0, "");
+        check("role=worker bind=:9001", 0, "");
+        check("role=boss", 78, "expected single, coordinator or worker");
+        check("role=worker", 78, "needs --coordinator HOST:PORT");
+        check("role=worker coordinator=h bind=:1", 78, "not both");
+        check("role=worker coordinator=h nodes=a", 78, "--nodes: only for --role coordinator");
+        check("role=worker coordinator=http://x", 2, "not a host");
+        check("role=worker coordinator=h:0", 78, "port 0");
+        check("role=worker coordinator=h insecure=true", 78, "h:9000 is not this machine");
+        check("role=worker coordinator=auto insecure=true", 78, "--insecure has none");
+        check("role=coordinator insecure=true bind=:9000", 78, "not this machine");
+        check("role=coordinator insecure=true nodes=a", 78, "not this machine");
+        check("role=coordinator nodes=a:b", 2, "not a port");
+        check("role=coordinator stay=true", 78, "--stay: only for --role worker");
+        check("role=worker coordinator=h dashboard=true", 78, "give it to the coordinator");
+        check("role=coordinator expect-workers=0", 78, "at least 1");
+        check("role=coordinator expect-workers=2 min-workers=3", 78, "fewer than --min-workers 3");
+        check("role=coordinator join-timeout=soon", 2, "not a duration");
+        check("expect-workers=3", 78, "only for --role coordinator");
+        check("coordinator=h:9000", 78, "only for --role worker");
+        check("insecure=true", 78, "a single run has no network");
+    }
+
+    #[test]
+    fn a_file_may_speak_to_every_role() {
+        let file = Origin::Variable("X".into());
+        for role in ["single", "coordinator", "worker"] {
+            let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";
+            let o = of(&format!("role={role} {words}"), file.clone()).unwrap();
+            assert_eq!(o.join_timeout, Duration::from_secs(3600));
+            assert_eq!((o.expect_workers, o.min_workers), (Some(3), 2));
+            assert_eq!(o.coordinator, Some(Coordinator::At("h:9000".parse().unwrap())));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The `devices` group: what is to compute in this process. Whether it is there is not asked here
+//! (`devices::choose` does); what cannot be meant on any machine is refused.
+
+use super::refusal::Refusal;
+use super::settings::Settings;
+use super::values::{choice, memory, whole};
+
+/// `devices`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// None: what the process may use.
+    pub threads: Option<usize>,
+    /// Bytes, of each adapter.
+    pub memory_limit: Option<u64>,
+    /// What products are computed in.
+    pub dtype: ComputeDtype,
+    /// Which devices compute.
+    pub gpus: Gpus,
+    /// What drives them.
+    pub backend: Driver,
+}
+
+/// `--gpus`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gpus {
+    /// What this process has, where it computes at all.
+    Auto,
+    /// No GPU: the CPU, where this process has to compute.
+    None,
+    /// The CPU, whatever the role.
+    Cpu,
+    /// These; the same one twice is two devices.
+    Named(Vec<Wanted>),
+}
+
+/// A device that was named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// By its place in the list of its backend.
+    Index(usize),
+    /// By a part of its name.
+    Part(String),
+    /// The CPU, beside others.
+    Cpu,
+}
+
+/// `--gpu-backend`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driver {
+    /// The best one that there is; a device that fails falls back.
+    Auto,
+    /// NVIDIA's own driver, or an error.
+    Cuda,
+    /// Vulkan, Metal or DX12, or an error.
+    Wgpu,
+    /// The CPU; several devices are parts of it.
+    Cpu,
+}
+
+impl Driver {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Driver::Auto => "auto",
+            Driver::Cuda => "cuda",
+            Driver::Wgpu => "wgpu",
+            Driver::Cpu => "cpu",
+        }
+    }
+}
+
+/// Most threads of a process: no machine has as many cores, and threads without a core only wait.
+const MOST_THREADS: usize = 512;
+
+/// Most devices of a process.
+const MOST_DEVICES: usize = 64;
+
+/// `--dtype`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputeDtype {
+    /// bf16, or f16 on a card that has no bf16, where the device is faster in it; else f32.
+    Auto,
+    /// Nothing is rounded.
+    F32,
+    /// Factors of products are rounded to bf16.
+    Bf16,
+}
+
+/// The `devices` group alone: other verbs have it too.
+pub fn devices(s: &Settings) -> Result<DeviceOptions, Refusal> {
+    let backend = backend(s)?;
+    let gpus = gpus(s, backend)?;
+    let dtype = match choice(s, "dtype", &["auto", "f32", "bf16"], "expected auto, f32 or bf16")? {
+        "f32" => ComputeDtype::F32,
+        "bf16" => ComputeDtype::Bf16,
+        _ => ComputeDtype::Auto,
+    };
+    let threads = whole(s, "threads", 1)?;
+    if let Some(n) = threads.filter(|n| *n > MOST_THREADS) {
+        return Err(s.refuse("threads", format!("must be at most {MOST_THREADS}, is {n}")));
+    }
+    Ok(DeviceOptions { threads, memory_limit: memory(s, "memory-limit")?, dtype, gpus, backend })
+}
+
+fn backend(s: &Settings) -> Result<Driver, Refusal> {
+    let name = "gpu-backend";
+    Ok(match choice(s, name, &["auto", "cuda", "wgpu", "cpu"], "expected auto, cuda, wgpu or cpu")? {
+        "cuda" => Driver::Cuda,
+        "wgpu" => Driver::Wgpu,
+        "cpu" => Driver::Cpu,
+        _ => Driver::Auto,
+    })
+}
+
+fn gpus(s: &Settings, backend: Driver) -> Result<Gpus, Refusal> {
+    let refuse = |why: String| Err(s.refuse("gpus", why));
+    let list = s.list("gpus");
+    if list.len() > MOST_DEVICES {
+        return refuse(format!("{} are more than {MOST_DEVICES} devices", list.len()));
+    }
+    if let (true, Some(word)) = (list.len() > 1, list.iter().find(|v| matches!(v.as_str(), "auto" | "none")))
+    {
+        return refuse(format!("{word} cannot be combined with other devices"));
+    }
+    let wanted = match list {
+        [] => return Ok(Gpus::Auto),
+        [one] if one == "auto" => return Ok(Gpus::Auto),
+        [one] if one == "none" => return Ok(Gpus::None),
+        [one] if one == "cpu" && !matches!(backend, Driver::Wgpu | Driver::Cuda) => return Ok(Gpus::Cpu),
+        list => list.iter().map(|v| wanted(v)).collect::<Vec<_>>(),
+    };
+    for wanted in &wanted {
+        match (backend, wanted) {
+            (Driver::Wgpu | Driver::Cuda, Wanted::Cpu) => {
+                let name = backend.name();
+                return refuse(format!("cpu is no device of --gpu-backend {name}: leave --gpu-backend out"));
+            }
+            (Driver::Cpu, Wanted::Part(part)) => {
+                return refuse(format!(
+                    "{part:?}: devices of --gpu-backend cpu have indices below {MOST_DEVICES}, as 0,1"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(Gpus::Named(wanted))
+}
+
+fn wanted(text: &str) -> Wanted {
+    match text.parse() {
+        // A card's name may be a number: 4090.
+        Ok(index) if index < MOST_DEVICES => Wanted::Index(index),
+        Ok(_) => Wanted::Part(text.into()),
+        Err(_) if text == "cpu" => Wanted::Cpu,
+        Err(_) => Wanted::Part(text.into()),
+    }
+}

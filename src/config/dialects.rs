@@ -1,0 +1,345 @@
+//! What keys of other trainers mean here, as data. A key is looked up in its trainer's table, then in [`SHARED`],
+//! which holds what all of them have from transformers; spellings that `--config` understands anyway
+//! (`config::alias`) stand in neither. A value that is empty says nothing, whatever its key.
+
+/// Whose file it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// axolotl
+    Axolotl,
+    /// LLaMA-Factory
+    LlamaFactory,
+    /// TRL's command line
+    Trl,
+}
+
+/// What becomes of a key.
+#[derive(Debug, Clone, Copy)]
+pub enum Rule {
+    /// Our key, with the same value.
+    Key(&'static str),
+    /// By its value (in lower case): the first that fits; else the last part.
+    When(&'static [(&'static str, Becomes)], Becomes),
+    /// A number of times an epoch, of our key.
+    PerEpoch(&'static str),
+    /// Cannot be had here.
+    Lost(&'static str),
+    /// Nothing is lost without it, for this reason: it changes neither what is trained nor what is written.
+    Needless(&'static str),
+}
+
+/// What a value becomes.
+#[derive(Debug, Clone, Copy)]
+pub enum Becomes {
+    /// This key with this value.
+    Set(&'static str, &'static str),
+    /// This key with this value, which is nearest; what is lost is a sentence.
+    Near(&'static str, &'static str, &'static str),
+    /// Nothing: it is so anyway.
+    Same,
+    /// A sentence.
+    Lost(&'static str),
+}
+
+use Becomes::{Lost as No, Near, Same, Set};
+use Rule::{Key, Lost, Needless, PerEpoch, When};
+
+/// (key, rule)
+type Table = &'static [(&'static str, Rule)];
+
+const FULL: &str = "only adapters are trained, never all weights";
+const PREFERENCES: &str = "preference tuning is not supported; supervised rows and classifiers are";
+const TEMPLATE: &str = "the model's own chat template is used; another one: chat_template: FILE";
+const TOKENS: &str = "tokens and their meaning are the model's own";
+const MODULES: &str = "only a classifier's head is trained in full (task: classify)";
+
+const COSINE: &str = "the cosine ends at 0, once";
+#[rustfmt::skip]
+const SCHEDULE: Rule = When(&[("cosine", Set("lr_scheduler", "cosine")), ("linear", Set("lr_scheduler", "linear")), ("constant", Set("lr_scheduler", "constant")), ("constant_with_warmup", Set("lr_scheduler", "constant")), ("cosine_with_restarts", Near("lr_scheduler", "cosine", COSINE)), ("cosine_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("cosine_warmup_with_min_lr", Near("lr_scheduler", "cosine", COSINE)), ("one_cycle", Near("lr_scheduler", "cosine", COSINE))], No("expected one of constant, linear, cosine"));
+
+const EIGHT_BITS: Becomes = No("computed with AdamW in f32, moments too");
+#[rustfmt::skip]
+const OPTIMIZER: Rule = When(&[("adamw", Same), ("adamw_torch", Same), ("adamw_torch_fused", Same), ("adamw_torch_xla", Same), ("adamw_hf", Same), ("adamw_apex_fused", Same), ("paged_adamw", Same), ("paged_adamw_32bit", Same), ("adamw_8bit", EIGHT_BITS), ("adamw_bnb_8bit", EIGHT_BITS), ("paged_adamw_8bit", EIGHT_BITS), ("adamw_torch_8bit", EIGHT_BITS), ("adamw_torch_4bit", EIGHT_BITS), ("adamw_torch_fp8", EIGHT_BITS)], No("computed with AdamW, the only optimizer"));
+
+#[rustfmt::skip]
+const EVALS: Rule = When(&[("epoch", Set("eval_steps", "epoch")), ("no", Set("eval_steps", "0")), ("false", Set("eval_steps", "0")), ("steps", Same)], No("expected one of no, steps, epoch"));
+#[rustfmt::skip]
+const METRIC: Rule = When(&[("loss", Same), ("eval_loss", Same), ("accuracy", Set("best_metric", "accuracy")), ("eval_accuracy", Set("best_metric", "accuracy")), ("macro_f1", Set("best_metric", "macro_f1")), ("eval_macro_f1", Set("best_metric", "macro_f1"))], No("the best eval is that of the lowest loss; a classifier's also by accuracy or macro_f1"));
+
+const SPEED: Rule = Needless("it is about speed: no value depends on it");
+const CACHE: Rule = Needless("every run tokenises its rows, in seconds");
+const EXACT: Rule = Needless("attention is exact, whichever kernel computes it");
+const KERNELS: Rule = Needless("another kernel of the same product");
+const PROCESSES: Rule = Needless("it is about processes of torch, of which there are none");
+const PADDING: Rule = Needless("padding is never computed");
+const SHOWN: Rule = Needless("it is about what the other trainer shows while it runs");
+const MANY: Rule = Lost("several cards and machines share the rows: --gpus, --role");
+const WANDB: Rule = Lost("nothing is sent to Weights & Biases; metrics.jsonl has every number");
+const MLFLOW: Rule = Lost("nothing is sent to MLflow; metrics.jsonl has every number");
+const WATCHDOG: Rule = Lost("a loss that is not finite ends the run with exit code 3; a high one does not");
+const REVISION: Rule = Lost("write it behind the model: owner/name@revision");
+const STREAMING: Rule =
+    When(&[("false", Same)], No("all rows are read before the first step, 4 bytes a token"));
+const DTYPE: Rule = When(
+    &[("auto", Same), ("false", Same)],
+    No("weights keep the dtype of their files; products are computed in what dtype says"),
+);
+const ANSWERS: Rule = When(
+    &[("0", Same), ("false", Same)],
+    No("no texts are generated for a metric; sample_prompt: TEXT shows answers"),
+);
+
+/// What comes from transformers' TrainingArguments.
+#[rustfmt::skip]
+pub const SHARED: Table = &[
+    ("load_in_4bit", When(&[("true", Set("quantize", "nf4"))], Same)),
+    ("load_in_8bit", When(&[("true", Set("quantize", "q8_0"))], Same)),
+    ("lr_scheduler_type", SCHEDULE), ("lr_scheduler", SCHEDULE),
+    ("lr_scheduler_kwargs", Lost("schedules have no settings but their warm-up")),
+    ("optim", OPTIMIZER), ("optimizer", OPTIMIZER),
+    ("optim_args", Lost("AdamW's betas are 0.9 and 0.999, its epsilon 1e-8")),
+    ("fp16", When(&[("true", No("products are computed in what dtype says; sums and parameters are f32"))], Same)),
+    ("lora_target_linear", When(&[("true", Set("target_modules", "all-linear"))], Same)),
+    ("overwrite_output_dir", Key("overwrite")),
+    ("resume_from_checkpoint", Lost("`--resume=OUT` goes on with a run of finetune's own; checkpoints of others are not read")),
+    ("eval_strategy", EVALS), ("evaluation_strategy", EVALS),
+    ("save_strategy", When(&[("epoch", Set("save_steps", "epoch")), ("no", Set("save_steps", "0")), ("false", Set("save_steps", "0")), ("best", Set("keep_best", "true")), ("steps", Same)], No("expected one of no, steps, epoch, best"))),
+    ("evals_per_epoch", PerEpoch("eval_steps")), ("saves_per_epoch", PerEpoch("save_steps")),
+    ("load_best_model_at_end", Key("keep_best")), ("metric_for_best_model", METRIC),
+    ("greater_is_better", Needless("it follows from best_metric")),
+    ("early_stopping_patience", Key("early_stopping")), ("early_stopping_steps", Key("early_stopping")),
+    ("early_stopping_threshold", When(&[("0", Same), ("0.0", Same)], No("any improvement counts"))),
+    ("eval_on_start", When(&[("true", Same)], No("the model is scored before the first step, too"))),
+    ("eval_delay", When(&[("0", Same), ("0.0", Same)], No("the first eval is not delayed"))),
+    ("adam_beta1", When(&[("0.9", Same)], No("AdamW's betas are 0.9 and 0.999"))),
+    ("adam_beta2", When(&[("0.999", Same)], No("AdamW's betas are 0.9 and 0.999"))),
+    ("adam_epsilon", When(&[("1e-8", Same), ("1e-08", Same), ("0.00000001", Same)], No("AdamW's epsilon is 1e-8"))),
+    ("push_to_hub", When(&[("false", Same)], No("nothing is uploaded"))),
+    ("hub_model_id", Lost("nothing is uploaded")), ("hub_strategy", Lost("nothing is uploaded")),
+    ("deepspeed", MANY), ("fsdp", MANY), ("fsdp_config", MANY),
+    ("model_revision", REVISION),
+    ("trust_remote_code", When(&[("false", Same)], No("no code of a model is ever run"))),
+    ("run_name", Lost("the name of a run is its folder: output")),
+    ("save_safetensors", When(&[("true", Same)], No("adapters are always safetensors"))),
+    ("save_only_model", When(&[("false", Same)], No("checkpoints hold the optimizer too, so that a run can go on"))),
+    ("tf32", When(&[("false", Same)], No("products are computed in what dtype says"))),
+    ("do_train", When(&[("true", Same)], No("a run trains; `finetune plan` and `inspect` do not"))),
+    ("do_eval", When(&[("true", Same)], No("rows to evaluate on are scored wherever there are any"))),
+    ("use_cpu", When(&[("true", Set("gpus", "cpu"))], Same)), ("no_cuda", When(&[("true", Set("gpus", "cpu"))], Same)),
+    ("data_seed", Lost("one seed fixes everything: seed")),
+    ("debug", When(&[("false", Same)], No("nothing more is printed for it; `finetune inspect` shows which tokens of a row are trained on"))),
+    ("strict", When(&[("false", Same)], No("weights that are missing are always an error"))),
+    ("gradient_checkpointing_kwargs", Needless("what is computed twice has the same bits")),
+    ("dataloader_num_workers", SPEED), ("dataloader_pin_memory", SPEED), ("dataloader_prefetch_factor", SPEED),
+    ("per_device_eval_batch_size", Needless("the eval loss is an exact sum, however rows are batched")),
+    ("eval_batch_size", Needless("the eval loss is an exact sum, however rows are batched")),
+    ("logging_strategy", Needless("every step is logged")), ("logging_first_step", Needless("every step is logged")),
+    ("disable_tqdm", SHOWN), ("log_level", SHOWN),
+    ("ddp_timeout", PROCESSES), ("ddp_find_unused_parameters", PROCESSES), ("local_rank", PROCESSES),
+    ("torch_compile", KERNELS), ("use_liger_kernel", KERNELS), ("attn_implementation", EXACT),
+    ("remove_unused_columns", Needless("columns that are no field of a row's form are not read")),
+];
+
+#[rustfmt::skip]
+const AXOLOTL: Table = &[
+    ("adapter", When(&[("lora", Same), ("qlora", Set("quantize", "nf4"))], No(FULL))),
+    ("lora_model_dir", Key("init_adapter")),
+    ("peft_use_rslora", Key("rslora")),
+    ("peft_use_dora", When(&[("false", Same)], No("DoRA is not supported; plain LoRA is trained"))),
+    ("lora_modules_to_save", Lost(MODULES)),
+    ("lora_fan_in_fan_out", When(&[("false", Same)], No("weights are read as [out, in], as Llama, Mistral and Qwen store them"))),
+    ("shuffle_merged_datasets", Key("shuffle")),
+    ("chat_template", When(&[("tokenizer_default", Same), ("chatml", Set("chat_template", "chatml"))], No(TEMPLATE))),
+    ("chat_template_jinja", Lost("write it to a file and name that: chat_template: FILE")),
+    ("default_system_message", Lost("put it into the rows")),
+    ("special_tokens", Lost(TOKENS)), ("tokens", Lost(TOKENS)), ("added_tokens_overrides", Lost(TOKENS)),
+    ("rl", Lost(PREFERENCES)), ("reward_model", When(&[("false", Same)], No(PREFERENCES))),
+    ("num_labels", Key("num_classes")),
+    ("gradient_clipping", Key("max_grad_norm")),
+    ("cosine_min_lr_ratio", Lost("the cosine ends at 0")),
+    ("loraplus_lr_ratio", Lost("both matrices learn at one rate")),
+    ("revision_of_model", REVISION),
+    ("dataset_exact_deduplication", When(&[("false", Same)], No("`finetune inspect` counts duplicates; they are trained on"))),
+    ("excess_length_strategy", When(&[("truncate", Same)], No("longer rows are cut, and counted"))),
+    ("unfrozen_parameters", Lost(FULL)),
+    ("plugins", Lost("plugins are code of Axolotl's, and some of them change the loss: none of it is run")),
+    ("loss_watchdog_threshold", WATCHDOG), ("loss_watchdog_patience", WATCHDOG),
+    ("s2_attention", When(&[("false", Same)], No("shifted sparse attention is not supported: every row is attended to in full"))),
+    ("model_type", When(&[("automodelforcausallm", Same), ("llamaforcausallm", Same), ("mistralforcausallm", Same), ("qwen2forcausallm", Same), ("qwen3forcausallm", Same), ("automodelforsequenceclassification", Set("task", "classify"))], No("the architecture is that of the model's config.json"))),
+    ("tokenizer_type", When(&[("autotokenizer", Same), ("pretrainedtokenizerfast", Same), ("llamatokenizer", Same), ("llamatokenizerfast", Same)], No("the tokenizer is the model's tokenizer.json"))),
+    ("is_llama_derived_model", Needless("the model's config.json says what it is")),
+    ("is_mistral_derived_model", Needless("the model's config.json says what it is")),
+    ("is_qwen_derived_model", Needless("the model's config.json says what it is")),
+    ("eval_table_size", ANSWERS), ("eval_max_new_tokens", ANSWERS),
+    ("wandb_mode", When(&[("disabled", Same)], No("nothing is sent to Weights & Biases; metrics.jsonl has every number"))),
+    ("wandb_project", WANDB), ("wandb_entity", WANDB), ("wandb_watch", WANDB), ("wandb_name", WANDB), ("wandb_log_model", WANDB),
+    ("wandb_run_id", WANDB), ("use_wandb", When(&[("false", Same)], No("nothing is sent to Weights & Biases; metrics.jsonl has every number"))),
+    ("mlflow_experiment_name", MLFLOW), ("mlflow_tracking_uri", MLFLOW), ("mlflow_run_name", MLFLOW),
+    ("use_tensorboard", When(&[("false", Same)], No("name a folder for its files: tensorboard: DIR"))),
+    ("gpu_memory_limit", Key("memory_limit")),
+    ("lora_on_cpu", Needless("it is about where weights are merged, not about their values")),
+    ("bfloat16", DTYPE), ("float16", DTYPE),
+    ("dataset_prepared_path", CACHE), ("dataset_processes", SPEED), ("pad_to_sequence_len", PADDING),
+    ("eval_sample_packing", Needless("packed rows do not see each other")),
+    ("flash_attention", EXACT), ("xformers_attention", EXACT), ("sdp_attention", EXACT), ("flex_attention", EXACT),
+    ("lora_mlp_kernel", KERNELS), ("lora_qkv_kernel", KERNELS), ("lora_o_kernel", KERNELS),
+];
+
+#[rustfmt::skip]
+const LLAMA_FACTORY: Table = &[
+    ("stage", When(&[("sft", Same)], No(PREFERENCES))),
+    ("finetuning_type", When(&[("lora", Same)], No(FULL))),
+    ("lora_target", When(&[("all", Set("target_modules", "all-linear"))], Set("target_modules", ""))),
+    ("quantization_bit", When(&[("4", Set("quantize", "nf4")), ("8", Set("quantize", "q8_0"))], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
+    ("quantization_method", When(&[("bnb", Same), ("bitsandbytes", Same)], No("only nf4 (4 bits) and q8_0 (8 bits) are supported"))),
+    ("adapter_name_or_path", Key("init_adapter")),
+    ("additional_target", Lost(MODULES)),
+    ("template", Lost(TEMPLATE)),
+    ("max_samples", Lost("take fewer rows into the file; max_steps bounds the run")),
+    ("val_size", Key("eval_split")),
+    ("train_on_prompt", When(&[("false", Same)], No("prompts are never trained on; rows of the form `text` train on everything"))),
+    ("mask_history", When(&[("false", Same)], No("every assistant turn is trained on"))),
+    ("neat_packing", Key("packing")),
+    ("loraplus_lr_ratio", Lost("both matrices learn at one rate")),
+    ("rope_scaling", Lost("positions are the model's own")),
+    ("resize_vocab", When(&[("false", Same)], No(TOKENS))), ("new_special_tokens", Lost(TOKENS)),
+    ("streaming", STREAMING), ("buffer_size", Lost("all rows are shuffled, not those of a buffer")),
+    ("mix_strategy", When(&[("concat", Same)], No("rows of all files are shuffled together"))),
+    ("tokenized_path", Lost("every run tokenises its rows: name their files under data")),
+    ("predict_with_generate", ANSWERS),
+    ("upcast_layernorm", Needless("norms are computed in f32")),
+    ("pref_loss", Lost(PREFERENCES)), ("pref_beta", Lost(PREFERENCES)), ("reward_model", Lost(PREFERENCES)),
+    ("preprocessing_num_workers", SPEED), ("overwrite_cache", CACHE),
+    ("plot_loss", Needless("loss.svg and report.html are always written")),
+    ("flash_attn", EXACT), ("enable_liger_kernel", KERNELS), ("use_unsloth", KERNELS),
+    ("dataset_dir", Needless("files of the rows are looked up in it")),
+    ("include_num_input_tokens_seen", Needless("metrics.jsonl counts the tokens of every step")),
+    // Looked at with quantization_bit.
+    ("double_quantization", Needless("it decides between nf4 and nf4-double")),
+];
+
+#[rustfmt::skip]
+const TRL: Table = &[
+    ("use_peft", When(&[("true", Same)], No(FULL))),
+    ("lora_modules_to_save", Lost(MODULES)),
+    ("lora_task_type", When(&[("causal_lm", Same), ("seq_cls", Set("task", "classify"))], No("expected one of CAUSAL_LM, SEQ_CLS"))),
+    ("bnb_4bit_quant_type", When(&[("nf4", Same)], No("4 bits are nf4 here"))),
+    ("assistant_only_loss", When(&[("true", Same)], No("only assistant turns are trained on, always"))),
+    ("dataset_config", Lost("rows come from files")),
+    ("dataset_train_split", When(&[("train", Same)], No("rows come from files: name that of the split under data"))),
+    ("dataset_test_split", Lost("rows come from files: name that of the split under eval_data")),
+    ("dataset_streaming", STREAMING), ("dataset_kwargs", Lost("rows are what their fields say")),
+    ("env", Lost("set variables in the shell")),
+    ("eos_token", Lost(TOKENS)), ("pad_token", Lost("padding is never computed, and the tokenizer stays the model's own")),
+    ("chat_template_path", Key("chat_template")),
+    ("packing_strategy", When(&[("bfd", Same)], No("rows are packed whole, and do not see each other"))),
+    ("torch_dtype", DTYPE), ("dtype", DTYPE),
+    ("loss_type", When(&[("nll", Same)], No("the loss is the mean over supervised tokens"))),
+    ("num_labels", Key("num_classes")),
+    // Looked at with load_in_4bit.
+    ("use_bnb_nested_quant", Needless("it decides between nf4 and nf4-double")),
+    ("bnb_4bit_quant_storage", Needless("it decides how torch stores blocks in memory, not their values")),
+    ("dataset_num_proc", SPEED), ("eval_packing", Needless("packed rows do not see each other")),
+    ("padding_free", PADDING), ("pad_to_multiple_of", PADDING),
+    ("activation_offloading", Needless("it is about where activations wait, not about their values")),
+    ("ignore_bias_buffers", PROCESSES),
+];
+
+/// What a trainer means where its file says nothing and ours would mean something else: (our key, value).
+#[rustfmt::skip]
+const DEFAULTS: &[(Dialect, &[(&str, &str)])] = &[
+    (Dialect::Axolotl, &[]),
+    (Dialect::LlamaFactory, &[("rank", "8"), ("learning_rate", "5e-5"), ("lr_scheduler", "linear"), ("warmup_steps", "0"), ("epochs", "3"), ("save_steps", "500")]),
+    (Dialect::Trl, &[("dropout", "0.05"), ("learning_rate", "2e-5"), ("lr_scheduler", "linear"), ("warmup_steps", "0"), ("epochs", "3"), ("save_steps", "500")]),
+];
+
+impl Dialect {
+    /// Every one, by the name that `--from` takes.
+    pub const ALL: [(&'static str, Dialect); 3] =
+        [("axolotl", Dialect::Axolotl), ("llama-factory", Dialect::LlamaFactory), ("trl", Dialect::Trl)];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dialect::Axolotl => "Axolotl",
+            Dialect::LlamaFactory => "LLaMA-Factory",
+            Dialect::Trl => "TRL",
+        }
+    }
+
+    /// What its users write and nobody else's do.
+    fn marks(self) -> &'static [&'static str] {
+        match self {
+            Dialect::Axolotl => {
+                &["base_model", "sequence_len", "micro_batch_size", "datasets", "sample_packing"]
+            }
+            Dialect::LlamaFactory => {
+                &["stage", "finetuning_type", "cutoff_len", "template", "dataset", "lora_rank"]
+            }
+            Dialect::Trl => &["dataset_name", "use_peft", "max_length", "lora_r", "model_name_or_path"],
+        }
+    }
+
+    /// Whose keys these are: the one with most of its own marks; None where there are none.
+    pub fn guess<'a>(keys: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
+        let count = |d: Dialect| keys.clone().filter(|key| d.marks().contains(key)).count();
+        // Of equals the first: all of them know `model_name_or_path`.
+        let counted = Self::ALL.iter().rev().map(|(_, d)| (count(*d), *d));
+        counted.max_by_key(|(n, _)| *n).filter(|(n, _)| *n > 0).map(|(_, d)| d)
+    }
+
+    /// What `key` means.
+    pub fn rule(self, key: &str) -> Option<Rule> {
+        let own = match self {
+            Dialect::Axolotl => AXOLOTL,
+            Dialect::LlamaFactory => LLAMA_FACTORY,
+            Dialect::Trl => TRL,
+        };
+        own.iter().chain(SHARED).find(|(name, _)| *name == key).map(|(_, rule)| *rule)
+    }
+
+    /// Its own defaults.
+    pub fn defaults(self) -> &'static [(&'static str, &'static str)] {
+        DEFAULTS.iter().find(|(d, _)| *d == self).map_or(&[], |(_, all)| all)
+    }
+
+    /// Every table, for a test.
+    #[cfg(test)]
+    pub fn tables() -> [Table; 4] {
+        [SHARED, AXOLOTL, LLAMA_FACTORY, TRL]
+    }
+}
+
+/// Keys of rows, which `finetune import` deals with apart from the tables.
+pub const ROW_KEYS: &[&str] = &[
+    "datasets",
+    "test_datasets",
+    "dataset",
+    "eval_dataset",
+    "dataset_name",
+    "dataset_text_field",
+    "data_files",
+];
+
+/// What the tables say of a key that is none of ours, to who has written it into a configuration of ours.
+pub fn explanation(key: &str, value: &str) -> Option<String> {
+    if ROW_KEYS.contains(&key) {
+        return Some("name the files of the rows under data; `finetune import FILE` looks for them".into());
+    }
+    let rule = Dialect::ALL.iter().find_map(|(_, dialect)| dialect.rule(key))?;
+    let leave = |why: &str| format!("{why}; leave it out");
+    Some(match rule {
+        Rule::Key(ours) | Rule::PerEpoch(ours) => format!("this is {ours} here"),
+        Rule::Lost(why) | Rule::Needless(why) => leave(why),
+        Rule::When(cases, otherwise) => {
+            let word = value.to_lowercase();
+            match cases.iter().find(|(v, _)| *v == word).map_or(otherwise, |(_, b)| *b) {
+                Becomes::Set(ours, "") => format!("this is {ours} here"),
+                Becomes::Set(ours, v) => format!("this is `{ours}: {v}` here"),
+                Becomes::Near(ours, v, why) => format!("{why}; nearest is `{ours}: {v}`"),
+                Becomes::Same => leave("it is so anyway"),
+                Becomes::Lost(why) => leave(why),
+            }
+        }
+    })
+}

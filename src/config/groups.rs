@@ -1,0 +1,321 @@
+//! The groups of options as the floors below want them: one struct per section, no strings where a type says
+//! more. What cannot be meant (rank 0, an alpha that is not finite) is refused here, with its source.
+
+use super::cluster::cluster;
+pub use super::cluster::{ClusterOptions, Coordinator, Role};
+use super::demo;
+pub use super::devices::{ComputeDtype, DeviceOptions, Driver, Gpus, Wanted, devices};
+use super::output::output;
+pub use super::output::{OutputOptions, Resume};
+use super::refusal::Refusal;
+use super::settings::Settings;
+pub use super::values::{Amount, Every, class_weights, field_names, real, size, whole, within};
+use super::values::{amount, choice, paths};
+use crate::data::Task;
+use crate::model::quantised::Recipe;
+use std::path::PathBuf;
+
+/// `model`
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelOptions {
+    /// Directory, file, Hub id, or `demo`.
+    pub model: String,
+    /// A file, or `chatml`.
+    pub chat_template: Option<String>,
+    /// What becomes of the base's weights.
+    pub quantize: Option<Recipe>,
+    /// Goes into the adapter's config.
+    pub base_id: Option<String>,
+}
+
+/// How much of the data is held back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Split {
+    /// That many rows.
+    Rows(usize),
+    /// That part, in (0, 1).
+    Part(f64),
+}
+
+/// `data`
+#[derive(Debug, Clone, PartialEq)]
+pub struct DataOptions {
+    /// What is trained on.
+    pub task: Task,
+    /// Paths; `-` is stdin.
+    pub data: Vec<PathBuf>,
+    /// (field of the form, name in the rows)
+    pub fields: Vec<(String, String)>,
+    /// Rows for eval.
+    pub eval_data: Vec<PathBuf>,
+    /// Or a part of the data.
+    pub eval_split: Option<Split>,
+    /// Tokens; None: by the model.
+    pub max_seq_len: Option<usize>,
+    /// Several rows per microbatch.
+    pub packing: bool,
+    /// A permutation per epoch.
+    pub shuffle: bool,
+    /// Classes, where they are not counted.
+    pub num_classes: Option<usize>,
+    /// One per class.
+    pub class_weights: Option<Vec<f32>>,
+    /// Accepted rows without anything to train on; None: any number.
+    pub max_dropped: Option<Amount>,
+}
+
+/// `lora`
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraOptions {
+    /// At least 1.
+    pub rank: usize,
+    /// Finite, above 0.
+    pub alpha: f32,
+    /// Suffixes or `all-linear`.
+    pub targets: Vec<String>,
+    /// In [0, 1).
+    pub dropout: f32,
+    /// Another scale.
+    pub rslora: bool,
+    /// A PEFT directory.
+    pub init_adapter: Option<PathBuf>,
+}
+
+/// `optim`
+#[derive(Debug, Clone, PartialEq)]
+pub struct OptimOptions {
+    /// At least 1.
+    pub epochs: u64,
+    /// Wins over epochs.
+    pub max_steps: Option<u64>,
+    /// Rows per step.
+    pub batch_size: usize,
+    /// None: by the plan's rule, or measured.
+    pub micro_batch_tokens: Option<usize>,
+    /// By what the devices were measured to need.
+    pub micro_batch_auto: bool,
+    /// Peak.
+    pub learning_rate: f64,
+    /// `constant`, `linear`, `cosine`.
+    pub scheduler: String,
+    /// Rise.
+    pub warmup: Amount,
+    /// Decoupled.
+    pub weight_decay: f64,
+    /// 0: no clipping.
+    pub max_grad_norm: f64,
+    /// Of everything.
+    pub seed: u64,
+}
+
+/// All groups of a training run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// `model`
+    pub model: ModelOptions,
+    /// `data`
+    pub data: DataOptions,
+    /// `lora`
+    pub lora: LoraOptions,
+    /// `optim`
+    pub optim: OptimOptions,
+    /// `devices`
+    pub devices: DeviceOptions,
+    /// `cluster`
+    pub cluster: ClusterOptions,
+    /// `output`
+    pub output: OutputOptions,
+}
+
+impl Options {
+    /// Reads every group.
+    pub fn of(s: &Settings) -> Result<Self, Refusal> {
+        let data = data(s)?;
+        let task = data.task;
+        Ok(Options {
+            model: model(s)?,
+            data,
+            lora: lora(s)?,
+            optim: optim(s)?,
+            devices: devices(s)?,
+            cluster: cluster(s)?,
+            output: output(s, task)?,
+        })
+    }
+}
+
+fn model(s: &Settings) -> Result<ModelOptions, Refusal> {
+    Ok(ModelOptions {
+        model: s.text("model")?.unwrap_or(demo::NAME).to_string(),
+        chat_template: s.text("chat-template")?.map(Into::into),
+        quantize: recipe(s)?,
+        base_id: s.text("base-id")?.map(Into::into),
+    })
+}
+
+/// What --quantize says.
+pub fn recipe(s: &Settings) -> Result<Option<Recipe>, Refusal> {
+    let named = s.text("quantize")?.filter(|name| *name != "none").map(Recipe::named).transpose();
+    named.map_err(|e| s.refuse("quantize", e))
+}
+
+fn data(s: &Settings) -> Result<DataOptions, Refusal> {
+    let task = match choice(s, "task", &["sft", "instruct", "classify"], "expected sft or classify")? {
+        "classify" => Task::Classify,
+        _ => Task::Sft,
+    };
+    let class_weights = class_weights(s)?;
+    if task == Task::Sft && s.is_given("num-classes") {
+        return Err(s.refuse("num-classes", "goes with --task classify"));
+    }
+    if task == Task::Sft && class_weights.is_some() {
+        return Err(s.refuse("class-weights", "goes with --task classify"));
+    }
+    Ok(DataOptions {
+        task,
+        data: paths(s, "data"),
+        fields: field_names(s)?,
+        eval_data: paths(s, "eval-data"),
+        eval_split: eval_split(s)?,
+        max_seq_len: whole(s, "max-seq-len", 2)?,
+        packing: s.switch("packing")?,
+        shuffle: s.switch("shuffle")?,
+        num_classes: whole(s, "num-classes", 2)?,
+        class_weights,
+        max_dropped: amount(s, "max-dropped")?,
+    })
+}
+
+fn eval_split(s: &Settings) -> Result<Option<Split>, Refusal> {
+    let name = "eval-split";
+    let v = match s.text(name)?.and_then(|t| t.strip_suffix('%')) {
+        Some(_) => match amount(s, name)? {
+            Some(Amount::Percent(p)) if p < 100.0 => p / 100.0,
+            _ => return Err(s.refuse(name, "all rows held back leave none to train on")),
+        },
+        None => match s.parse::<f64>(name, "a number of rows, a fraction or a percentage")? {
+            Some(v) => v,
+            None => return Ok(None),
+        },
+    };
+    match v {
+        0.0 => Ok(None),
+        v if v > 0.0 && v < 1.0 => Ok(Some(Split::Part(v))),
+        v if v >= 1.0 && v.fract() == 0.0 && v < 1e15 => Ok(Some(Split::Rows(v as usize))),
+        v => Err(s.refuse(name, format!("{v} is neither a number of rows nor a fraction below 1"))),
+    }
+}
+
+fn lora(s: &Settings) -> Result<LoraOptions, Refusal> {
+    let alpha = real(s, "alpha", |v| v.is_finite() && v > 0.0, "must be finite and above 0")?;
+    let dropout = real(s, "dropout", |v| (0.0..1.0).contains(&v), "must be at least 0 and below 1")?;
+    Ok(LoraOptions {
+        rank: whole(s, "rank", 1)?.unwrap_or(16),
+        alpha: alpha.unwrap_or(32.0) as f32,
+        targets: s.list("target-modules").to_vec(),
+        dropout: dropout.unwrap_or(0.0) as f32,
+        rslora: s.switch("rslora")?,
+        init_adapter: s.text("init-adapter")?.map(PathBuf::from),
+    })
+}
+
+fn optim(s: &Settings) -> Result<OptimOptions, Refusal> {
+    let schedulers = ["constant", "linear", "cosine", "constant_with_warmup"];
+    let scheduler = choice(s, "lr-scheduler", &schedulers, "expected constant, linear or cosine")?;
+    let finite = |v: f64| v.is_finite() && v >= 0.0;
+    let real = |name| real(s, name, finite, "must be finite and at least 0");
+    let auto = s.text("micro-batch-tokens")? == Some("auto");
+    let micro = if auto { None } else { whole(s, "micro-batch-tokens", 1)? };
+    Ok(OptimOptions {
+        epochs: whole(s, "epochs", 1)?.unwrap_or(1) as u64,
+        max_steps: whole(s, "max-steps", 1)?.map(|n| n as u64),
+        batch_size: whole(s, "batch-size", 1)?.unwrap_or(8),
+        micro_batch_tokens: micro,
+        micro_batch_auto: auto,
+        learning_rate: real("learning-rate")?.unwrap_or(2e-4),
+        scheduler: scheduler.trim_end_matches("_with_warmup").to_string(),
+        warmup: amount(s, "warmup-steps")?.unwrap_or(Amount::Count(0)),
+        weight_decay: real("weight-decay")?.unwrap_or(0.0),
+        max_grad_norm: real("max-grad-norm")?.unwrap_or(1.0),
+        seed: s.parse("seed", "a whole number of at most 64 bits")?.unwrap_or(42),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Origin, Typed, table::TABLE};
+
+    /// One flag: the exit code and a part of the line; 0 for accepted.
+    fn check(name: &str, value: &str, code: u8, part: &str) {
+        let typed = Typed { key: name.replace('-', "_"), values: vec![value.into()], source: Origin::Flag };
+        let options: Vec<_> = TABLE.iter().collect();
+        let got = Settings::resolve(&options, vec![vec![typed]]).and_then(|s| Options::of(&s));
+        let (c, line) = got.map_or_else(|e| (e.code(), e.line), |_| (0, String::new()));
+        assert_eq!(c, code, "--{name} {value}: {line}");
+        assert!(line.contains(part), "--{name} {value}: {line}");
+    }
+
+    #[test]
+    fn values() {
+        check("rank", "0", 78, "at least 1");
+        check("rank", "abc", 2, "not a whole number");
+        check("rank", "-1", 78, "at least 1");
+        check("alpha", "inf", 78, "finite");
+        check("alpha", "nan", 78, "finite");
+        check("dropout", "1", 78, "below 1");
+        check("learning-rate", "2e-4", 0, "");
+        check("learning-rate", "1e60", 78, "finite");
+        check("warmup-steps", "5%", 0, "");
+        check("warmup-steps", "101%", 2, "percentage");
+        check("memory-limit", "2GB", 0, "");
+        check("memory-limit", "2 parsecs", 2, "not a size");
+        check("eval-split", "0.1", 0, "");
+        check("eval-split", "5%", 0, "");
+        check("eval-split", "5 %", 2, "percentage");
+        check("eval-split", "1.5", 78, "fraction below 1");
+        check("quantize", "none", 0, "");
+        check("output", "", 78, "is empty");
+        check("threads", "512", 0, "");
+        check("threads", "513", 78, "at most 512");
+        check("batch-size", "99999999999999999999", 78, "at most 9223372036854775807");
+        check("class-weights", "0", 78, "all are 0");
+        check("dashboard", "8080", 0, "");
+        check("dashboard", "::1", 0, "");
+        check("dashboard", "a/b", 2, "not a host");
+        check("gpus", "0,1", 0, "");
+        check("gpus", "0,auto", 78, "cannot be combined");
+        check("gpu-backend", "metal", 78, "auto, cuda, wgpu or cpu");
+        check("role", "worker", 78, "needs --coordinator");
+        check("micro-batch-tokens", "auto", 0, "");
+        check("micro-batch-tokens", "some", 2, "not a whole number");
+        check("num-classes", "3", 78, "--task classify");
+        check("resume", "runs/a", 0, "");
+        check("data-fields", "a", 2, "FIELD=COLUMN");
+        check("seed", "18446744073709551615", 0, "");
+        check("eval-steps", "epoch", 0, "");
+        check("eval-steps", "epoch/4", 0, "");
+        check("save-steps", "25%", 0, "");
+        check("save-steps", "0", 0, "");
+        check("eval-steps", "epoch/0", 2, "epoch/4");
+        check("eval-steps", "epochs", 2, "or epoch");
+        check("eval-steps", "0%", 2, "percentage");
+        check("eval-steps", "-1", 2, "a number of steps");
+        check("keep-best", "true", 78, "--eval-steps");
+        check("early-stopping", "2", 78, "--eval-steps");
+        check("early-stopping", "0", 0, "");
+        check("best-metric", "eval_loss", 0, "");
+        check("best-metric", "accuracy", 78, "--task classify");
+        check("best-metric", "bleu", 78, "loss, accuracy, macro_f1");
+    }
+
+    #[test]
+    fn defaults_are_what_the_table_says() {
+        let options: Vec<_> = TABLE.iter().collect();
+        let o = Options::of(&Settings::resolve(&options, vec![]).unwrap()).unwrap();
+        assert_eq!((o.lora.rank, o.lora.alpha, o.optim.batch_size, o.optim.epochs), (16, 32.0, 8, 1));
+        assert_eq!(o.optim.warmup.of(1000), 30);
+        assert_eq!((o.output.eval_steps, o.output.save_steps), (Every::Never, Every::Steps(100)));
+        assert!(o.data.packing && o.data.shuffle);
+    }
+}

@@ -1,0 +1,243 @@
+//! Every option of a command, resolved: layers are translated by the same rules (`alias`), then the highest layer that
+//! speaks wins.
+
+use super::refusal::{Refusal, nearest};
+use super::table::{self, Opt, TABLE, Takes};
+use super::typed::{Origin, Typed, place};
+use super::{alias, dialects};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// A value and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// One value, or all of a list; empty where the value is to be found out.
+    pub values: Vec<String>,
+    /// Where they came from.
+    pub source: Origin,
+}
+
+/// Every option of a command, resolved.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    values: BTreeMap<&'static str, Setting>,
+    /// Sentences about keys of other trainers; a warning begins with that word.
+    pub notes: Vec<String>,
+}
+
+impl Settings {
+    /// Resolves `layers` (the first one that speaks wins) for the options of a command.
+    pub fn resolve(options: &[&'static Opt], layers: Vec<Vec<Typed>>) -> Result<Self, Refusal> {
+        let mut s = Settings::default();
+        for layer in layers {
+            let mut spoken: BTreeMap<&'static str, (String, Setting)> = BTreeMap::new();
+            for typed in translate(options, layer, &mut s.notes)? {
+                let Some(opt) = options.iter().find(|o| o.key() == typed.key) else {
+                    // The environment and files may speak of options that this verb does not have.
+                    match table::find(&typed.key.replace('_', "-")) {
+                        Some(_) => continue,
+                        None => return Err(unknown(&typed)),
+                    }
+                };
+                let setting = Setting { values: split(opt, typed.values), source: typed.source };
+                if let Some((_, before)) = spoken.get(opt.name) {
+                    let why = format!("{} is given twice (also: {})", opt.key(), before.source);
+                    return Err(setting.refuse(opt.name, why));
+                }
+                spoken.insert(opt.name, (typed.key, setting));
+            }
+            for (name, (_, setting)) in spoken {
+                s.values.entry(name).or_insert(setting);
+            }
+        }
+        for opt in options {
+            let values = match opt.default {
+                "" => Vec::new(),
+                d => split(opt, vec![d.to_string()]),
+            };
+            s.values.entry(opt.name).or_insert(Setting { values, source: Origin::Default });
+        }
+        Ok(s)
+    }
+
+    /// The setting of that name (dashes).
+    pub fn get(&self, name: &str) -> Option<&Setting> {
+        self.values.get(name)
+    }
+
+    /// Puts a value there that was worked out.
+    pub fn put(&mut self, name: &'static str, values: Vec<String>, source: Origin) {
+        self.values.insert(name, Setting { values, source });
+    }
+
+    /// True where somebody said so.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|s| s.source != Origin::Default)
+    }
+
+    /// The values, none where it is not set.
+    pub fn list(&self, name: &str) -> &[String] {
+        self.get(name).map_or(&[], |s| &s.values)
+    }
+
+    /// The only value.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, Refusal> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(s) if s.values.len() > 1 => Err(s.refuse(name, "expected one value")),
+            // `-o "$OUT"` with nothing in OUT means no folder, and must not mean this one.
+            Some(s) if s.values.iter().any(|v| v.trim().is_empty()) && s.source == Origin::Flag => {
+                Err(self.refuse(name, "is empty: give a value, or leave it out"))
+            }
+            Some(s) => Ok(s.values.first().map(String::as_str)),
+        }
+    }
+
+    /// The only value, as a `what`.
+    pub fn parse<T: FromStr>(&self, name: &str, what: &str) -> Result<Option<T>, Refusal> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        match text.replace('_', "").parse() {
+            Ok(v) => Ok(Some(v)),
+            Err(_) => Err(self.malformed(name, format!("{text:?} is not {what}"))),
+        }
+    }
+
+    /// A switch.
+    pub fn switch(&self, name: &str) -> Result<bool, Refusal> {
+        match self.text(name)?.unwrap_or("false").to_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => Ok(true),
+            "false" | "no" | "off" | "0" => Ok(false),
+            other => Err(self.malformed(name, format!("{other:?} is neither true nor false"))),
+        }
+    }
+
+    /// The value does not parse: wrong usage where it was typed as a flag, else a bad configuration.
+    pub fn malformed(&self, name: &str, why: String) -> Refusal {
+        let r = self.refuse(name, why);
+        match self.get(name).map(|s| &s.source) {
+            Some(Origin::Flag) => Refusal::usage(r.line),
+            _ => r,
+        }
+    }
+
+    /// The value parses but cannot be meant.
+    pub fn refuse(&self, name: &str, why: impl std::fmt::Display) -> Refusal {
+        match self.get(name) {
+            Some(s) => s.refuse(name, why),
+            None => Refusal::configuration(format!("--{name}: {why}")),
+        }
+    }
+}
+
+impl Setting {
+    fn refuse(&self, name: &str, why: impl std::fmt::Display) -> Refusal {
+        Refusal::configuration(match &self.source {
+            Origin::File { path, line } => {
+                format!("{}:{line}: {}: {why}", path.display(), name.replace('-', "_"))
+            }
+            Origin::Variable(v) => format!("{v}: {why}"),
+            Origin::Flag | Origin::Computed(_) | Origin::Default => format!("--{name}: {why}"),
+        })
+    }
+}
+
+fn split(opt: &Opt, values: Vec<String>) -> Vec<String> {
+    match opt.takes {
+        Takes::Commas(_) => values
+            .iter()
+            .flat_map(|v| v.split(','))
+            .map(|v| v.trim().to_string())
+            .filter(|v| !v.is_empty())
+            .collect(),
+        _ => values,
+    }
+}
+
+/// One layer into our own keys.
+fn translate(options: &[&Opt], layer: Vec<Typed>, notes: &mut Vec<String>) -> Result<Vec<Typed>, Refusal> {
+    let mut out = Vec::new();
+    let mut factors: Vec<Typed> = Vec::new();
+    let layer = alias::four_bits(alias::one_warmup(layer, notes), notes);
+    for mut t in alias::tensorboard(alias::strategies(layer, notes), notes) {
+        if options.iter().any(|o| o.key() == t.key) {
+            // A verb may have an option of its own by a name that means something else in a file.
+            out.push(t);
+        } else if let Some(ours) = alias::ours(&t.key) {
+            t.key = ours.into();
+            out.push(t);
+        } else if alias::BATCH_FACTORS.contains(&t.key.as_str()) {
+            factors.push(t);
+        } else if let Some(opt) = alias::negated(&t.key) {
+            out.push(alias::inverted(t, opt));
+        } else if let Some(ours) = alias::per_epoch(&t.key) {
+            out.push(alias::times(t, ours)?);
+        } else if t.key == alias::WARMUP_RATIO {
+            out.push(alias::warmup(t, notes)?);
+        } else if let Some(meaning) = alias::foreign(&t.key, &t.values.join(",")) {
+            match meaning {
+                alias::Meaning::Explained(why) => notes.push(format!("{} ({}): {why}", t.key, t.source)),
+                alias::Meaning::Warned(why) => {
+                    notes.push(format!("warning: {} {} ({}): {why}", t.key, t.values.join(","), t.source));
+                }
+                alias::Meaning::NotBuilt(why) => return Err(place(&t, why)),
+            }
+        } else {
+            out.push(t);
+        }
+    }
+    if let [only] = &factors[..]
+        && only.key == alias::PROCESSES
+    {
+        notes.push(format!("{} ({}): batch_size counts the rows of all processes", only.key, only.source));
+        factors.clear();
+    }
+    // Two trainers' names for the same number.
+    let same = |key: &str| factors.iter().find(|f| f.key == key);
+    if let (Some(one), Some(other)) = (same("per_device_train_batch_size"), same("micro_batch_size")) {
+        return Err(place(other, &format!("{} ({}) says the same: leave one out", one.key, one.source)));
+    }
+    if !factors.is_empty() {
+        out.push(batch(factors, notes)?);
+    }
+    Ok(out)
+}
+
+/// per_device_train_batch_size x gradient_accumulation_steps x num_processes = batch_size.
+fn batch(factors: Vec<Typed>, notes: &mut Vec<String>) -> Result<Typed, Refusal> {
+    let mut product: u64 = 1;
+    for f in &factors {
+        let n: u64 = f
+            .values
+            .concat()
+            .parse()
+            .ok()
+            .filter(|n| *n > 0)
+            .ok_or_else(|| place(f, "expected a whole number above 0"))?;
+        product = product.checked_mul(n).ok_or_else(|| place(f, "the batch is too large"))?;
+    }
+    let terms: Vec<String> = factors.iter().map(|f| format!("{} {}", f.key, f.values.concat())).collect();
+    let sentence = terms.join(" x ");
+    notes.push(format!("batch_size {product} = {sentence}"));
+    let source = match factors.into_iter().next_back() {
+        Some(Typed { source: Origin::Flag, .. }) | None => Origin::Computed(format!("flags: {sentence}")),
+        Some(f) => Origin::Computed(format!("{}: {sentence}", f.source)),
+    };
+    Ok(Typed { key: "batch_size".into(), values: vec![product.to_string()], source })
+}
+
+fn unknown(t: &Typed) -> Refusal {
+    let keys: Vec<String> = TABLE.iter().map(Opt::key).collect();
+    let known = keys.iter().map(String::as_str).chain(alias::all());
+    if let Some(why) = dialects::explanation(&t.key, &t.values.join(",")) {
+        return place(t, &why);
+    }
+    let hint = match nearest(&t.key, known) {
+        Some(n) => format!("did you mean {n}?"),
+        None => "`finetune help options` lists them; keys are written with underscores".into(),
+    };
+    let line = match &t.source {
+        Origin::Flag => format!("unknown option --{}: {hint}", t.key.replace('_', "-")),
+        source => format!("{source}: unknown key {}: {hint}", t.key),
+    };
+    Refusal::configuration(line)
+}

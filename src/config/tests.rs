@@ -1,0 +1,147 @@
+//! Layers, aliases and mistakes, each with its line.
+
+use super::table::{Opt, TABLE};
+use super::*;
+use std::path::Path;
+
+fn options() -> Vec<&'static Opt> {
+    TABLE.iter().collect()
+}
+
+fn flag(key: &str, value: &str) -> Typed {
+    Typed { key: key.into(), values: vec![value.into()], source: Origin::Flag }
+}
+
+/// What `key` becomes, or the error, of a YAML file.
+fn check(text: &str, key: &str, expected: &str) {
+    let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
+    let got = match Settings::resolve(&options(), vec![layer]) {
+        Ok(s) => s.list(key).join("|"),
+        Err(e) => e.line,
+    };
+    assert_eq!(got, expected, "{text:?}");
+}
+
+#[test]
+fn names_of_other_trainers() {
+    check("lora_r: 8", "rank", "8");
+    check("num_train_epochs: 3", "epochs", "3");
+    check("warmup_ratio: 0.07", "warmup-steps", "7%");
+    check("per_device_train_batch_size: 4\ngradient_accumulation_steps: 8", "batch-size", "32");
+    check("micro_batch_size: 2\n", "batch-size", "2");
+    check("micro_batch_size: 2\nnum_processes: 4", "batch-size", "8");
+    let both =
+        "c.yaml:2: micro_batch_size: per_device_train_batch_size (c.yaml:1) says the same: leave one out";
+    check("per_device_train_batch_size: 2\nmicro_batch_size: 4", "batch-size", both);
+    check("num_processes: 4", "batch-size", "8");
+    check("num_processes: 4\nbatch_size: 5", "batch-size", "5");
+    check("warmup_steps: 0\nwarmup_ratio: 0.1", "warmup-steps", "10%");
+    check("warmup_ratio: 0.1\nwarmup_steps: 7", "warmup-steps", "7");
+    check("optim: adamw_torch_xla\noptimizer: paged_adamw", "rank", "16");
+    check("bf16: true\nload_in_4bit: false\noptim: adamw_torch", "rank", "16");
+    check("load_in_4bit: true\nbnb_4bit_quant_type: nf4", "quantize", "nf4");
+    check("load_in_4bit: true\nbnb_4bit_use_double_quant: true", "quantize", "nf4-double");
+    check("load_in_4bit: false\nbnb_4bit_use_double_quant: false", "quantize", "");
+    check("quantize: q8_0\nload_in_4bit: false", "quantize", "q8_0");
+    check("lora_target: q_proj, v_proj", "target-modules", "q_proj|v_proj");
+    check("target_modules: [q_proj, v_proj]", "target-modules", "q_proj|v_proj");
+    check("eval_strategy: epoch\neval_steps: 50", "eval-steps", "epoch");
+    check("eval_strategy: steps\neval_steps: 50", "eval-steps", "50");
+    check("evaluation_strategy: 'no'\neval_steps: 50", "eval-steps", "0");
+    check("save_strategy: epoch", "save-steps", "epoch");
+    check("save_strategy: 'no'", "save-steps", "0");
+    check("save_strategy: best", "keep-best", "true");
+    check("save_strategy: best\nload_best_model_at_end: true", "keep-best", "true");
+    check("evals_per_epoch: 4", "eval-steps", "epoch/4");
+    check("saves_per_epoch: 1", "save-steps", "epoch");
+    check("load_best_model_at_end: true", "keep-best", "true");
+    check("metric_for_best_model: eval_loss\ngreater_is_better: false", "best-metric", "eval_loss");
+    check("early_stopping_patience: 3\nearly_stopping_threshold: 0.0", "early-stopping", "3");
+    check("no_shuffle: true", "shuffle", "false");
+    check("no_shuffle: false", "shuffle", "true");
+    check("no_packing: yes", "packing", "false");
+    check("shuffle: false", "shuffle", "false");
+    check("data_files: x.csv", "data", "x.csv");
+    check("report_to: tensorboard\nlogging_dir: tb", "tensorboard", "tb");
+    check("report_to: [wandb, tensorboard]\nlogging_dir: tb", "tensorboard", "tb");
+    check("report_to: wandb\nlogging_dir: tb", "tensorboard", "");
+}
+
+/// What is said of other trainers' names in a file.
+#[test]
+fn what_does_not_happen_is_a_warning() {
+    for (text, part) in [
+        ("report_to: wandb", "warning: report_to wandb (c.yaml:1): nothing is sent there"),
+        ("report_to: tensorboard", "(--tensorboard DIR)"),
+        ("report_to: none", "report_to (c.yaml:1): metrics.jsonl is always written"),
+        ("eval_strategy: epoch\neval_steps: 50", "eval_steps 50 (c.yaml:2): eval_strategy counts instead"),
+    ] {
+        let layer = yaml::parse(text, Path::new("c.yaml")).unwrap();
+        let notes = Settings::resolve(&options(), vec![layer]).unwrap().notes;
+        assert!(notes.iter().any(|note| note.contains(part)), "{text}: {notes:?}");
+    }
+}
+
+#[test]
+fn mistakes() {
+    let twice = "c.yaml:2: load_in_4bit: quantize is given as well: leave one out";
+    check("quantize: q8_0\nload_in_4bit: true", "quantize", twice);
+    check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");
+    check("rnak: 8", "rank", "c.yaml:1: unknown key rnak: did you mean rank?");
+    check("hub_model_id: a/b", "rank", "c.yaml:1: hub_model_id: nothing is uploaded; leave it out");
+    check(
+        "shuffle: true\nno_shuffle: true",
+        "rank",
+        "c.yaml:2: shuffle: shuffle is given twice (also: c.yaml:1)",
+    );
+    check("evals_per_epoch: often", "rank", "c.yaml:1: evals_per_epoch: expected a whole number");
+    check(
+        "x: 1\n",
+        "rank",
+        "c.yaml:1: unknown key x: `finetune help options` lists them; keys are written with underscores",
+    );
+    check(
+        "rank: 1\nneftune_noise_alpha: 5",
+        "rank",
+        "c.yaml:2: neftune_noise_alpha: noise on embeddings is not supported; leave it out",
+    );
+    check("rank: 8\nlora_r: 16", "rank", "c.yaml:2: rank: rank is given twice (also: c.yaml:1)");
+    check(
+        "gradient_accumulation_steps: 0",
+        "rank",
+        "c.yaml:1: gradient_accumulation_steps: expected a whole number above 0",
+    );
+}
+
+#[test]
+fn flag_over_file_over_environment_over_default() {
+    let file = yaml::parse("rank: 4\nalpha: 5\n", Path::new("c.yaml")).unwrap();
+    let env = variables::environment(|v| match v {
+        "FINETUNE_RANK" => Some("1".into()),
+        "FINETUNE_ALPHA" => Some("2".into()),
+        "FINETUNE_SEED" => Some("3".into()),
+        _ => None,
+    });
+    let s = Settings::resolve(&options(), vec![vec![flag("rank", "8")], file, env]).unwrap();
+    let got: Vec<String> = ["rank", "alpha", "seed", "epochs"]
+        .iter()
+        .map(|n| format!("{} # {}", s.list(n).join(","), s.get(n).unwrap().source))
+        .collect();
+    assert_eq!(got, ["8 # flag", "5 # c.yaml:2", "3 # environment FINETUNE_SEED", "1 # default"]);
+}
+
+#[test]
+fn table_aliases_and_flags_agree() {
+    let known: Vec<String> = TABLE.iter().map(Opt::key).collect();
+    for (theirs, ours) in alias::ALIASES {
+        assert!(known.iter().any(|k| k == ours), "{theirs} stands for {ours}, which is no option");
+    }
+    let mut all: Vec<&str> = alias::all().chain(known.iter().map(String::as_str)).collect();
+    let n = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), n, "a name stands in two tables");
+    for o in TABLE {
+        assert!(o.help.ends_with(|c: char| c.is_alphanumeric() || ")'".contains(c)), "{}", o.name);
+    }
+}

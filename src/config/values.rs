@@ -1,0 +1,239 @@
+//! Values out of settings: numbers in their range, sizes, lists. A flag whose value does not parse is wrong usage; a
+//! value that parses and is out of range is a wrong configuration.
+
+use super::refusal::Refusal;
+use super::settings::Settings;
+use crate::data::Counts;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A number of things, absolute or by the number of all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Amount {
+    /// That many.
+    Count(u64),
+    /// That percentage of all, rounded up.
+    Percent(f64),
+}
+
+impl Amount {
+    /// Out of `total`.
+    pub fn of(self, total: u64) -> u64 {
+        match self {
+            Amount::Count(n) => n,
+            Amount::Percent(p) => (total as f64 * p / 100.0).ceil() as u64,
+        }
+    }
+}
+
+/// How often something happens during a run, besides at its end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Every {
+    /// Not at all.
+    Never,
+    /// Every N steps.
+    Steps(u64),
+    /// About this many times per epoch: every so many steps, rounded up. With 1, the last step of each epoch.
+    Epoch(u64),
+    /// After this percentage of all steps, rounded up as transformers does.
+    Percent(f64),
+}
+
+impl Every {
+    /// The steps between two times, in a run of `total` steps, of which an epoch has `epoch`; None for never.
+    pub fn steps(self, total: u64, epoch: u64) -> Option<u64> {
+        match self {
+            Every::Never => None,
+            Every::Steps(n) => Some(n),
+            Every::Epoch(times) => Some(epoch.div_ceil(times).max(1)),
+            Every::Percent(p) => Some(Amount::Percent(p).of(total).max(1)),
+        }
+    }
+}
+
+/// A list of paths.
+pub fn paths(s: &Settings, name: &str) -> Vec<PathBuf> {
+    s.list(name).iter().map(PathBuf::from).collect()
+}
+
+/// A whole number of at least `least`.
+pub fn whole(s: &Settings, name: &str, least: usize) -> Result<Option<usize>, Refusal> {
+    match s.parse::<i128>(name, "a whole number")? {
+        None => Ok(None),
+        Some(n) if n < least as i128 => Err(s.refuse(name, format!("must be at least {least}, is {n}"))),
+        Some(n) if n > i64::MAX as i128 => {
+            Err(s.refuse(name, format!("must be at most {}, is {n}", i64::MAX)))
+        }
+        Some(n) => Ok(Some(n as usize)),
+    }
+}
+
+/// A number for which `fits` holds.
+pub fn real(
+    s: &Settings,
+    name: &str,
+    fits: impl Fn(f64) -> bool,
+    rule: &str,
+) -> Result<Option<f64>, Refusal> {
+    match s.parse::<f64>(name, "a number")? {
+        Some(v) if !fits(v) || (v as f32).is_infinite() => Err(s.refuse(name, format!("{rule}, is {v}"))),
+        v => Ok(v),
+    }
+}
+
+/// One of the `known` words.
+pub fn choice<'a>(s: &'a Settings, name: &str, known: &[&str], rule: &str) -> Result<&'a str, Refusal> {
+    let text = s.text(name)?.unwrap_or_default();
+    match known.contains(&text) {
+        true => Ok(text),
+        false => Err(s.refuse(name, format!("{text:?}: {rule}"))),
+    }
+}
+
+/// A number, or a percentage.
+pub fn amount(s: &Settings, name: &str) -> Result<Option<Amount>, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(None) };
+    let Some(percent) = text.strip_suffix('%') else {
+        return Ok(s.parse(name, "a whole number, or a percentage as 3%")?.map(Amount::Count));
+    };
+    match percent.parse::<f64>() {
+        Ok(p) if (0.0..=100.0).contains(&p) => Ok(Some(Amount::Percent(p))),
+        _ => Err(s.malformed(name, format!("{text:?} is not a percentage of 0 to 100"))),
+    }
+}
+
+/// A number of steps, `epoch`, `epoch/4`, or a part of all steps: `25%`, or 0.25 as transformers has it.
+pub fn every(s: &Settings, name: &str) -> Result<Every, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(Every::Never) };
+    let share = |p: f64| (p > 0.0 && p <= 100.0).then_some(Every::Percent(p));
+    let found = if let Some(percent) = text.strip_suffix('%') {
+        percent.parse().ok().and_then(share)
+    } else if let Some(rest) = text.strip_prefix("epoch") {
+        let times =
+            if rest.is_empty() { Some(1) } else { rest.strip_prefix('/').and_then(|n| n.parse().ok()) };
+        times.filter(|n| *n > 0).map(Every::Epoch)
+    } else if let Ok(n) = text.replace('_', "").parse::<u64>() {
+        Some(if n == 0 { Every::Never } else { Every::Steps(n) })
+    } else {
+        text.parse().ok().filter(|part| *part < 1.0).and_then(|part: f64| share(100.0 * part))
+    };
+    let what =
+        "a number of steps, a percentage of all as 25%, or epoch (epoch/4: about four times per epoch)";
+    found.ok_or_else(|| s.malformed(name, format!("{text:?} is not {what}")))
+}
+
+/// --max-dropped: refuses rows of which more have nothing to train on. A share is of all rows that were read.
+pub fn within(s: &Settings, counts: &Counts) -> Result<(), Refusal> {
+    let (dropped, rows) = (counts.dropped, counts.rows);
+    let allowed = match amount(s, "max-dropped")? {
+        None => return Ok(()),
+        Some(Amount::Count(n)) if dropped <= n => return Ok(()),
+        Some(Amount::Percent(p)) if 100.0 * dropped as f64 <= p * rows as f64 => return Ok(()),
+        Some(Amount::Count(n)) => n.to_string(),
+        Some(Amount::Percent(p)) => format!("{p}%"),
+    };
+    let first = counts.first_dropped.as_ref().map(|p| format!(" (first: {p})")).unwrap_or_default();
+    let what = format!("{dropped} of {rows} rows have nothing to train on{first}");
+    let way = "check the fields and --max-seq-len, or allow more";
+    Err(Refusal::failure(format!("{what}, --max-dropped allows {allowed}: {way}")))
+}
+
+/// Bytes of the option `name`.
+pub fn memory(s: &Settings, name: &str) -> Result<Option<u64>, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(None) };
+    match size(text) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => Err(s.malformed(name, format!("{text:?} is not a size, as 2GB or 1500MiB"))),
+    }
+}
+
+/// A size in bytes: `2GB`, `1500MiB`; above 0.
+pub fn size(text: &str) -> Option<u64> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = match unit.to_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        _ => return None,
+    };
+    number.trim().parse::<f64>().ok().filter(|n| *n > 0.0 && n.is_finite()).map(|n| (n * unit) as u64)
+}
+
+/// A time: `90`, `90s`, `10m`, `1h30m`. Above zero, at most a hundred days.
+pub fn duration(s: &Settings, name: &str) -> Result<Option<Duration>, Refusal> {
+    let Some(text) = s.text(name)? else { return Ok(None) };
+    match read_duration(text) {
+        Some(d) if d.is_zero() => Err(s.refuse(name, "must be longer than 0; leave it out for the default")),
+        Some(d) if d > Duration::from_secs(100 * 86_400) => Err(s.refuse(name, "must be at most 100 days")),
+        Some(d) => Ok(Some(d)),
+        None => Err(s.malformed(name, format!("{text:?} is not a duration, as 90s, 10m or 1h30m"))),
+    }
+}
+
+fn read_duration(text: &str) -> Option<Duration> {
+    let mut total = Duration::ZERO;
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let number: f64 = rest[..end].parse().ok()?;
+        rest = &rest[end..];
+        let end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        let unit = match rest[..end].trim() {
+            "" | "s" => 1.0,
+            "ms" => 1e-3,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(number * unit).ok()?)?;
+        rest = &rest[end..];
+    }
+    (!text.trim().is_empty()).then_some(total)
+}
+
+/// --class-weights, one for each class.
+pub fn class_weights(s: &Settings) -> Result<Option<Vec<f32>>, Refusal> {
+    let weight = |v: &String| match v.parse::<f32>() {
+        Ok(w) if w.is_finite() && w >= 0.0 => Ok(w),
+        Ok(w) => Err(s.refuse("class-weights", format!("{w} is not a weight: finite, 0 or more"))),
+        Err(_) => Err(s.malformed("class-weights", format!("{v:?} is not a number"))),
+    };
+    let weights: Vec<f32> = s.list("class-weights").iter().map(weight).collect::<Result<_, _>>()?;
+    if !weights.is_empty() && weights.iter().all(|w| *w == 0.0) {
+        return Err(s.refuse("class-weights", "all are 0: nothing would be trained on"));
+    }
+    Ok((!weights.is_empty()).then_some(weights))
+}
+
+/// --data-fields, as (field of the form, name in the rows).
+pub fn field_names(s: &Settings) -> Result<Vec<(String, String)>, Refusal> {
+    let field = |v: &String| match v.split_once('=') {
+        Some((form, row)) if !form.is_empty() && !row.is_empty() => Ok((form.to_string(), row.to_string())),
+        _ => Err(s.malformed("data-fields", format!("{v:?} is not FIELD=COLUMN, as prompt=question"))),
+    };
+    s.list("data-fields").iter().map(field).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        let seconds = |t| read_duration(t).map(|d| d.as_secs_f64());
+        let cases = [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("1h30m", 5400.0), ("2d", 172_800.0)];
+        for (text, expected) in cases {
+            assert_eq!(seconds(text), Some(expected), "{text}");
+        }
+        assert_eq!(seconds("250ms"), Some(0.25));
+        for text in ["", " ", "soon", "m", "1x", "-1s", "1..5s", "9e9", "99999999999999999999999999d"] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
+}

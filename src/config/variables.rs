@@ -1,0 +1,108 @@
+//! Environment variables: every option has one, and what else is read from the environment is listed here. One that
+//! begins as ours do and is none of them is a mistake: containers and units are configured by nothing else.
+
+use super::alias::ALIASES;
+use super::refusal::{Refusal, nearest};
+use super::table::{self, Opt, TABLE};
+use super::typed::{Origin, Typed};
+
+/// What all of ours begin with.
+const PREFIX: &str = "FINETUNE_";
+
+/// Variables that are no options: the name, and what reads it.
+#[rustfmt::skip]
+pub const OTHERS: &[(&str, &str)] = &[
+    ("FINETUNE_TOKEN", "the token that the machines of a run share"),
+    ("FINETUNE_CPU", "the best instructions that the CPU backend may use: avx512, avx2, generic; neon"),
+    ("FINETUNE_INJECT", "faults of a worker, for tests"),
+    ("FINETUNE_BINARY", "tests"), ("FINETUNE_CASES", "tests"), ("FINETUNE_CUDA_TOOLS", "tests"),
+    ("FINETUNE_GPU_PARTS", "tests"), ("FINETUNE_GPU_PEER", "tests"), ("FINETUNE_NEED_CHROMIUM", "tests"),
+    ("FINETUNE_CHAOS_BLOWS", "tests"), ("FINETUNE_CHAOS_SECONDS", "tests"), ("FINETUNE_CHAOS_SEED", "tests"),
+    ("FINETUNE_FUZZ_CASE", "tests"), ("FINETUNE_FUZZ_CASES", "tests"), ("FINETUNE_FUZZ_FORMAT", "tests"),
+    ("FINETUNE_FUZZ_SEED", "tests"), ("FINETUNE_NEED_RSVG", "tests"), ("FINETUNE_NEED_PROMETHEUS", "tests"), ("FINETUNE_NEED_TENSORBOARD", "tests"), ("FINETUNE_NEED_VULKAN", "tests"),
+    ("FINETUNE_PICTURES", "tests"), ("FINETUNE_PTX_DEVICE", "tests"), ("FINETUNE_REAL_BLOCKS", "tests"),
+    ("FINETUNE_REQUIRE_PTXAS", "tests"), ("FINETUNE_ROWS", "tests"), ("FINETUNE_SEEDS", "tests"),
+    ("FINETUNE_SMOLLM2", "tests"), ("FINETUNE_TEST_CUT_SHORT", "tests"), ("FINETUNE_SMOLLM2_GGUF", "tests"), ("FINETUNE_TEMPLATE_CASES", "tests"),
+];
+
+/// The options that are set there, as a layer.
+pub fn environment(read: impl Fn(&str) -> Option<String>) -> Vec<Typed> {
+    let typed = |(key, variable): (String, String)| {
+        let value = read(&variable).filter(|v| !v.is_empty())?;
+        Some(Typed { key, values: vec![value], source: Origin::Variable(variable) })
+    };
+    TABLE.iter().flat_map(names).filter_map(typed).collect()
+}
+
+/// Keys of an option with their variables.
+fn names(o: &Opt) -> Vec<(String, String)> {
+    let mut names = vec![(o.key(), o.variable())];
+    if o.is_on() {
+        let key = format!("no_{}", o.key());
+        let variable = table::variable(&key);
+        names.push((key, variable));
+    }
+    let aliases = ALIASES.iter().filter(|(_, ours)| *ours == o.key());
+    names.extend(aliases.map(|(theirs, _)| (theirs.to_string(), table::variable(theirs))));
+    names
+}
+
+/// True of a variable that something of ours reads.
+pub fn is_known(name: &str) -> bool {
+    let other = OTHERS.iter().any(|(other, _)| *other == name);
+    other || TABLE.iter().flat_map(names).any(|(_, variable)| variable == name)
+}
+
+/// Refuses the first of `set` that begins as ours do and is none of them.
+pub fn check(set: impl Iterator<Item = String>) -> Result<(), Refusal> {
+    let mut unknown: Vec<String> =
+        set.filter(|name| name.starts_with(PREFIX) && !is_known(name) && !is_of_a_service(name)).collect();
+    unknown.sort();
+    let Some(name) = unknown.first() else { return Ok(()) };
+    let known: Vec<String> = TABLE.iter().map(Opt::variable).collect();
+    let others = OTHERS.iter().filter(|(_, what)| *what != "tests").map(|(name, _)| *name);
+    // What all of them begin with says nothing about which one was meant.
+    let rest = |name: &'static str| name.trim_start_matches(PREFIX);
+    let typed = name.trim_start_matches(PREFIX);
+    let near = nearest(typed, known.iter().map(|k| k.trim_start_matches(PREFIX)).chain(others.map(rest)));
+    let hint = match near {
+        Some(near) => format!("did you mean {PREFIX}{near}?"),
+        None => "`finetune help options` lists the options; their variables are FINETUNE_ and the key".into(),
+    };
+    Err(Refusal::configuration(format!("unknown environment variable {name}: {hint}")))
+}
+
+/// Kubernetes describes a Service of the name `finetune` (or `finetune-x`) by such variables in every container.
+pub fn is_of_a_service(name: &str) -> bool {
+    let parts = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"];
+    let option = table::find(&name.trim_start_matches(PREFIX).replace('_', "-").to_lowercase());
+    option.is_none() && (name.ends_with("_PORT") || parts.iter().any(|part| name.contains(part)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_variable_is_answered_like_a_misspelt_flag() {
+        let line =
+            |name: &str| check([name.to_string(), "PATH".into()].into_iter()).map_err(|e| (e.code(), e.line));
+        for known in
+            ["FINETUNE_RANK", "FINETUNE_TOKEN", "FINETUNE_NO_SHUFFLE", "FINETUNE_EARLY_STOPPING", "FINETUNES"]
+        {
+            assert_eq!(line(known), Ok(()), "{known}");
+        }
+        for service in ["FINETUNE_PORT", "FINETUNE_SERVICE_HOST", "FINETUNE_COORDINATOR_PORT_9000_TCP_ADDR"] {
+            assert_eq!(line(service), Ok(()), "{service}");
+        }
+        for (name, part) in [
+            ("FINETUNE_RNAK", "FINETUNE_RNAK: did you mean FINETUNE_RANK?"),
+            ("FINETUNE_TOKNE", "did you mean FINETUNE_TOKEN?"),
+            ("FINETUNE_LEARNING-RATE", "did you mean FINETUNE_LEARNING_RATE?"),
+            ("FINETUNE_XYZZY", "`finetune help options`"),
+        ] {
+            let (code, line) = line(name).unwrap_err();
+            assert!(code == 78 && line.contains(part), "{line}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The table of verbs: what each is called, what it is for, and the options that it takes. `cli::dispatch` runs them.
+
+use super::flags::{Accepts, Positional};
+use super::table::{Opt, Section, TABLE, Takes};
+
+/// One verb.
+pub struct Verb {
+    /// What is typed; the first row is the default.
+    pub name: &'static str,
+    /// One sentence.
+    pub about: &'static str,
+    /// Placeholder of its positional arguments; empty for none.
+    pub positional: &'static str,
+    /// Most positional arguments.
+    pub most: usize,
+    /// Options of its own.
+    pub own: &'static [Opt],
+    /// Rows of [`TABLE`] that it takes too; None is all of them.
+    pub shared: Option<&'static [&'static str]>,
+}
+
+const fn own(name: &'static str, takes: Takes, default: &'static str, help: &'static str) -> Opt {
+    Opt { name, section: Section::Verb, takes, default, help }
+}
+
+const JSON: Opt = own("json", Takes::Switch, "false", "print the result as JSON");
+const ADAPTER: Opt =
+    own("adapter", Takes::One("DIR"), "", "folder of a run, of a checkpoint or of a PEFT adapter");
+const DEVICES: [&str; 5] = ["gpus", "gpu-backend", "dtype", "threads", "memory-limit"];
+const SPEAKING: &[&str] =
+    &["model", "quantize", "chat-template", DEVICES[0], DEVICES[1], DEVICES[2], DEVICES[3], DEVICES[4]];
+
+const GENERATE: &[Opt] = &[
+    ADAPTER,
+    own(
+        "prompt",
+        Takes::Many("TEXT"),
+        "",
+        "text to continue; repeatable (default: stdin; with --chat on a terminal, a conversation)",
+    ),
+    own("chat", Takes::Switch, "false", "use the chat template: the prompt is a user's turn"),
+    own("system", Takes::One("TEXT"), "", "system turn before the conversation (with --chat)"),
+    own("max-new-tokens", Takes::One("N"), "256", "longest answer, in tokens"),
+    own("temperature", Takes::One("T"), "0", "0: always the most probable token"),
+    own("top-p", Takes::One("P"), "1", "sample among the most probable tokens whose probabilities sum to P"),
+    own("seed", Takes::One("N"), "42", "seed of sampling"),
+    JSON,
+];
+
+const TOKEN: &[Opt] = &[
+    own(
+        "set",
+        Takes::Switch,
+        "false",
+        "store the token of another machine, pasted (not shown) or from stdin",
+    ),
+    JSON,
+];
+
+const PREDICT: &[Opt] = &[
+    ADAPTER,
+    own("text", Takes::Many("TEXT"), "", "text to classify; repeatable (default: stdin, one text a line)"),
+    JSON,
+];
+
+const EVAL: &[Opt] = &[ADAPTER, JSON];
+
+const EXPORT: &[Opt] = &[
+    own(
+        "to",
+        Takes::One("FORM"),
+        "merged",
+        "peft, gguf-lora: the adapter; merged, merged-gguf: one model; ollama: a Modelfile",
+    ),
+    own("save-dtype", Takes::One("base|f32"), "base", "type in which --to merged stores weights"),
+    // Not --save-dtype: a GGUF has kinds that are no dtypes, and llama.cpp's converters call it so.
+    own("outtype", Takes::One("base|f32|f16|bf16|q8_0"), "base", "type in which a GGUF stores weights"),
+    JSON,
+];
+
+const BENCH: &[Opt] = &[
+    own("rows", Takes::One("N"), "4", "rows of the measured microbatch"),
+    own("length", Takes::One("TOKENS"), "256", "tokens of each row"),
+    own("repeats", Takes::One("N"), "3", "passes; the fastest counts"),
+    JSON,
+];
+
+const HARDWARE: &[Opt] = &[
+    own("check", Takes::Switch, "false", "test that every device computes correctly, and measure it"),
+    JSON,
+];
+const SELFTEST: &[Opt] = &[
+    own("report", Takes::Optional("FILE"), "", "write a report about a card that fails, for maintainers"),
+    JSON,
+];
+const REPORT: &[Opt] = &[
+    own("output", Takes::One("PATH"), "", "folder for the report of one run, file for that of several"),
+    JSON,
+];
+
+const PLAN: &[Opt] = &[
+    own(
+        "link",
+        Takes::One("SPEED"),
+        "",
+        "network to remote devices: 1gbit, 100mbit, 50MB (a second) [1gbit]",
+    ),
+    own(
+        "assume-gpu",
+        Takes::One("SIZE"),
+        "",
+        "whether the run fits on a card of that much memory which is not here (8GB)",
+    ),
+    JSON,
+];
+
+const IMPORT: &[Opt] = &[
+    own(
+        "from",
+        Takes::One("axolotl|llama-factory|trl"),
+        "",
+        "trainer that the file belongs to (default: recognised by its keys)",
+    ),
+    own("output", Takes::One("FILE"), "", "file to write (default: stdout)"),
+];
+
+const MERGE: &[Opt] = &[EXPORT[1], JSON];
+
+/// Every verb.
+#[rustfmt::skip]
+pub const VERBS: &[Verb] = &[
+    Verb { name: "train", about: "train a LoRA adapter (the default verb)", positional: "MODEL", most: 1, own: &[], shared: None },
+    Verb { name: "plan", about: "say what a training command would do, its memory and time, without doing it", positional: "MODEL", most: 1, own: PLAN, shared: None },
+    Verb { name: "generate", about: "continue prompts with a model and its adapter", positional: "MODEL", most: 1, own: GENERATE, shared: Some(SPEAKING) },
+    Verb { name: "predict", about: "label texts or rows with a classifier", positional: "MODEL", most: 1, own: PREDICT, shared: Some(&["model", "quantize", "data", "data-fields", "max-seq-len", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "eval", about: "score a model and its adapter on rows: loss, perplexity, or a classifier's accuracy", positional: "MODEL", most: 1, own: EVAL, shared: Some(&["model", "quantize", "chat-template", "data", "data-fields", "max-seq-len", "class-weights", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "export", about: "write a run's adapter in another format", positional: "OUT", most: 1, own: EXPORT, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "merge", about: "short for export --to merged", positional: "OUT", most: 1, own: MERGE, shared: Some(&["model", "output", "overwrite", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "inspect", about: "describe a model, an adapter or a file of rows", positional: "PATH", most: 1, own: &[own("rows", Takes::One("N"), "3", "number of rows to show"), JSON], shared: Some(&["model", "chat-template", "task", "data-fields", "max-seq-len", "num-classes", "max-dropped", "threads"]) },
+    Verb { name: "token", about: "print the secret that the machines of a run share; make it if there is none", positional: "", most: 0, own: TOKEN, shared: Some(&["token-file"]) },
+    Verb { name: "devices", about: "list the devices of this machine", positional: "", most: 0, own: HARDWARE, shared: Some(&["threads"]) },
+    Verb { name: "selftest", about: "short for devices --check", positional: "", most: 0, own: SELFTEST, shared: Some(&["threads"]) },
+    Verb { name: "bench", about: "measure how fast this machine computes a model, operation by operation", positional: "MODEL", most: 1, own: BENCH, shared: Some(&["model", "quantize", "rank", "gpus", "gpu-backend", "dtype", "threads", "memory-limit"]) },
+    Verb { name: "report", about: "write the page and pictures of a run again, or compare several runs", positional: "OUT", most: 64, own: REPORT, shared: Some(&[]) },
+    Verb { name: "contracts", about: "list what this program guarantees, and the tests of it", positional: "", most: 0, own: &[JSON], shared: Some(&[]) },
+    Verb { name: "doctor", about: "say what this machine lacks, and how to fix it", positional: "FILE", most: 1, own: &[JSON], shared: Some(&["coordinator", "token-file", "model-cache", "output"]) },
+    Verb { name: "import", about: "convert a YAML file of Axolotl, LLaMA-Factory or TRL", positional: "FILE", most: 1, own: IMPORT, shared: Some(&[]) },
+    Verb { name: "help", about: "explain a topic (data, devices, cluster ...), a verb or an option", positional: "TOPIC", most: 1, own: &[], shared: Some(&[]) },
+    Verb { name: "completions", about: "print completions for bash, zsh, fish, elvish or powershell", positional: "SHELL", most: 1, own: &[], shared: Some(&[]) },
+    Verb { name: "man", about: "print the man page, or write all pages into a folder", positional: "DIR", most: 1, own: &[], shared: Some(&[]) },
+];
+
+impl Verb {
+    /// What its command line accepts.
+    pub fn accepts(&self) -> Accepts<'static> {
+        let shared = TABLE.iter().filter(|o| self.shared.is_none_or(|s| s.contains(&o.name)));
+        let own: &'static [Opt] = self.own;
+        let first = std::ptr::eq(self, &VERBS[0]) || self.name == VERBS[0].name;
+        Accepts {
+            name: if first { "finetune".into() } else { format!("finetune {}", self.name) },
+            about: if first { "Fine-tune a language model with LoRA" } else { self.about },
+            positional: self.argument(),
+            options: own.iter().chain(shared).collect(),
+            epilogue: if first { epilogue() } else { String::new() },
+        }
+    }
+
+    /// Its positional arguments.
+    fn argument(&self) -> Option<Positional> {
+        let help = match (self.name, self.positional) {
+            (_, "") => return None,
+            ("export" | "merge", _) => "folder of a run, of a checkpoint or of a PEFT adapter",
+            ("report", _) => "folders of runs",
+            ("inspect", _) => "model, adapter or file of rows",
+            ("doctor", _) => "YAML file of requirements (default: those of finetune itself)",
+            ("import", _) => "YAML file of Axolotl, LLaMA-Factory or TRL",
+            ("help", _) => "topic, verb or option",
+            ("completions", _) => "bash, zsh, fish, elvish or powershell",
+            ("man", _) => "folder for all pages (default: one page to stdout)",
+            _ => "Hugging Face directory, .gguf file or Hub id; `demo` is the demonstration",
+        };
+        Some(Positional { name: self.positional, most: self.most, help })
+    }
+}
+
+fn epilogue() -> String {
+    let keys =
+        "A YAML key is a flag with underscores; flag over YAML over environment (FINETUNE_KEY) over default.";
+    format!(
+        "verbs:\n{}\n{keys}\nfinetune help options lists every option, finetune help the topics.",
+        lines()
+    )
+}
+
+/// A line for every verb.
+pub fn lines() -> String {
+    VERBS.iter().map(|v| format!("  {:<12} {}\n", v.name, v.about)).collect()
+}
+
+/// The verbs, for a sentence.
+pub fn list() -> String {
+    format!("verbs: {}", VERBS.iter().map(|v| v.name).collect::<Vec<_>>().join(", "))
+}

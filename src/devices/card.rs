@@ -1,0 +1,281 @@
+//! A card, under whichever driver opens it: what of its memory may be used, what a model takes on it, how it proves that
+//! it counts right. Drivers differ in how they list and open; nothing outside this file asks which one it is.
+
+use super::building::{self, Whole};
+use super::{cpu, gpu, nvidia, speed};
+use crate::backend::wgpu::adapters::{self, Facts, Kind};
+use crate::backend::wgpu::{self, Breaker};
+use crate::backend::{Backend, Fault, cuda};
+use crate::cluster::inject::Inject;
+use crate::cluster::worker::{Blueprint, Opener, Reference};
+use crate::config::groups::ComputeDtype;
+use crate::model::config::Config;
+use crate::model::decoder::Keep;
+use crate::model::memory::{self, Beside, Fit, Home, Load};
+use crate::model::stage::Model;
+use crate::model::weights::ModelError;
+use crate::numeric::block::Encoding;
+use std::sync::{Mutex, PoisonError};
+
+/// What of a card's free memory is left to its driver and to others, in parts of a hundred.
+const LEFT_ALONE: u64 = 5;
+/// Tokens of a prompt that a device must have room for at least.
+const SPEAKING: usize = 256;
+
+/// A card as its driver lists it.
+#[derive(Debug, Clone, Copy)]
+pub enum FoundCard {
+    /// Through Vulkan, Metal or DX12.
+    Wgpu(&'static adapters::Found),
+    /// Through NVIDIA's own driver.
+    Cuda(&'static nvidia::FoundNvidia),
+}
+
+/// Bytes of memory that may be used.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// On the card, as far as its driver says.
+    pub own: u64,
+    /// Whether they are the machine's.
+    pub shared: bool,
+}
+
+impl Room {
+    /// Where `machine` bytes of the machine's are free.
+    pub fn within(self, machine: u64) -> u64 {
+        if self.shared { self.own.min(machine) } else { self.own }
+    }
+}
+
+impl FoundCard {
+    /// The adapter with that index.
+    pub fn adapter(index: usize) -> Option<FoundCard> {
+        adapters::all().get(index).map(FoundCard::Wgpu)
+    }
+
+    /// The card of NVIDIA's driver with that index.
+    pub fn cuda(index: usize) -> Option<FoundCard> {
+        nvidia::all().ok()?.get(index).map(FoundCard::Cuda)
+    }
+
+    /// What it says of itself.
+    pub fn facts(self) -> &'static Facts {
+        match self {
+            FoundCard::Wgpu(found) => &found.facts,
+            FoundCard::Cuda(found) => &found.facts,
+        }
+    }
+
+    /// All of its memory, where its driver says how much.
+    pub fn total(self) -> Option<u64> {
+        match self {
+            FoundCard::Wgpu(found) => found.memory().map(|memory| memory.total),
+            FoundCard::Cuda(found) => Some(found.device.memory),
+        }
+    }
+
+    /// What is free of it and not left alone, where its driver says; what has no memory of its own takes the
+    /// machine's, of which `machine` bytes are free.
+    pub fn free(self, machine: u64) -> Option<u64> {
+        self.told().map(|own| Room { own, shared: self.shared() }.within(machine))
+    }
+
+    /// What may be used. Where the driver does not tell what is free that is all: opening the card says more, if
+    /// somebody else has it.
+    pub fn room(self) -> Room {
+        let all = match self {
+            FoundCard::Wgpu(_) => u64::MAX,
+            FoundCard::Cuda(found) => usable(found.device.memory),
+        };
+        Room { own: self.told().unwrap_or(all), shared: self.shared() }
+    }
+
+    fn told(self) -> Option<u64> {
+        let free = match self {
+            FoundCard::Wgpu(found) => found.memory().map(|memory| memory.free),
+            FoundCard::Cuda(found) => cuda::free(found.device.ordinal),
+        };
+        free.map(usable)
+    }
+
+    fn shared(self) -> bool {
+        matches!(self.facts().kind, Kind::Software | Kind::Integrated)
+    }
+
+    /// Its numeric class, opened for it.
+    pub fn class(self, dtype: ComputeDtype) -> Result<String, Fault> {
+        match self {
+            FoundCard::Wgpu(found) => gpu::device(found, dtype, None).map(|device| device.class()),
+            FoundCard::Cuda(found) => nvidia::device(found, dtype, None).map(|device| device.class()),
+        }
+    }
+
+    /// How fast it is.
+    pub fn speed(self) -> Result<speed::Speed, Fault> {
+        match self {
+            FoundCard::Wgpu(found) => gpu::device(found, ComputeDtype::Auto, None).and_then(speed::of),
+            FoundCard::Cuda(found) => nvidia::device(found, ComputeDtype::Auto, None).and_then(speed::of),
+        }
+    }
+
+    /// What a model takes on it. What only speaks needs little beside its weights, and keeps nothing.
+    pub fn load<'a>(self, whole: &Whole<'a>, dtype: ComputeDtype) -> Result<Load<'a>, ModelError> {
+        let through = match self {
+            FoundCard::Wgpu(_) => Through::Wgpu,
+            FoundCard::Cuda(found) => Through::Cuda(nvidia::settled(found, dtype)),
+        };
+        through.load(whole, if self.shared() { Home::Shared } else { Home::Own })
+    }
+}
+
+/// What a card is driven through, as far as memory goes.
+#[derive(Debug, Clone, Copy)]
+pub enum Through {
+    /// Vulkan, Metal or DX12.
+    Wgpu,
+    /// NVIDIA's own driver, in that precision.
+    Cuda(ComputeDtype),
+}
+
+impl Through {
+    /// What a model takes on a card of that memory.
+    pub fn load<'a>(self, whole: &Whole<'a>, home: Home) -> Result<Load<'a>, ModelError> {
+        let tokens = if whole.tokens == 0 { SPEAKING } else { whole.tokens };
+        let whole = Whole { tokens, ..*whole };
+        let (packing, number): (fn(Encoding, usize) -> usize, _) = match self {
+            Through::Wgpu => (wgpu::matrix_bytes, 0),
+            Through::Cuda(ComputeDtype::Bf16) => (cuda::matrix_bytes_bf16, 2),
+            Through::Cuda(_) => (cuda::matrix_bytes, 4),
+        };
+        let load = whole.load_as(&packing)?;
+        // On CUDA there is room for a part of a matrix in numbers, beside blocks. What was measured has it in it.
+        let longest = whole.config.vocab.max(whole.config.feed_forward).max(whole.config.hidden);
+        let slab = cuda::slab_bytes(longest, number) as u64;
+        let counted = load.quantised && whole.measured.is_none();
+        let (slab, nf4) = (if counted { slab } else { 0 }, load.nf4.map(|bytes| bytes + slab));
+        let beside = match self {
+            Through::Cuda(ComputeDtype::Bf16) => copied(whole.config),
+            _ => Beside::default(),
+        };
+        Ok(Load { weights: load.weights + slab, nf4, beside, home, ..load })
+    }
+}
+
+/// The copies that the bf16 class of CUDA has at once, for each token: queries, keys, values, attention's output, one more
+/// input of products, and a gradient on its way through one; and the gradient of logits, which is far wider.
+fn copied(config: &Config) -> Beside {
+    let [q, kv] = [config.heads.query, config.heads.kv].map(|heads| heads * config.heads.size);
+    let widest = config.feed_forward.max(config.hidden).max(q);
+    let [token, logits] =
+        [&[q, kv, kv, q, widest, widest][..], &[config.vocab]].map(|cols| cuda::copies_bytes(cols) as u64);
+    Beside { token, logits }
+}
+
+/// What is left of free bytes.
+pub fn usable(free: u64) -> u64 {
+    free - free / 100 * LEFT_ALONE
+}
+
+/// A card with its share of memory.
+pub struct Card {
+    /// What is opened.
+    pub found: FoundCard,
+    /// Bytes that this device may use: measured before any device of the process was opened, because what one has
+    /// uploaded is not free for the next.
+    pub budget: u64,
+    /// What is computed in where the run does not say.
+    dtype: ComputeDtype,
+    /// What was opened last, where tests may take it away.
+    breaker: Mutex<Option<Breaker>>,
+}
+
+impl Card {
+    /// With that many bytes.
+    pub fn new(found: FoundCard, budget: u64, dtype: ComputeDtype) -> Self {
+        Card { found, budget, dtype, breaker: Mutex::default() }
+    }
+
+    /// A dtype that the run's user typed binds every device.
+    fn dtype(&self, blueprint: &Blueprint) -> Result<ComputeDtype, ModelError> {
+        match (blueprint.shape.dtype.as_deref(), self.found) {
+            (None, _) => Ok(self.dtype),
+            (Some("f32"), _) => Ok(ComputeDtype::F32),
+            (Some("bf16"), FoundCard::Cuda(found)) if nvidia::has_bf16(&found.facts) => {
+                Ok(ComputeDtype::Bf16)
+            }
+            (Some(other), _) => {
+                let why = "leave --dtype out on the coordinator, or compute on the CPU here (--gpus cpu)";
+                let line = format!("the run computes in {other}, which this device has not: {why}");
+                Err(ModelError::Source(line))
+            }
+        }
+    }
+
+    /// A whole model on it; whether it fits is asked before the device is opened.
+    fn whole(&self, whole: &Whole, dtype: ComputeDtype) -> Result<Box<dyn Model>, ModelError> {
+        if let FoundCard::Cuda(found) = self.found
+            && let Some(reason) = found.device.unusable()
+        {
+            return Err(Fault::Device { device: found.facts.name.clone(), reason }.into());
+        }
+        self.kept(whole, dtype, self.choose(whole, dtype)?)
+    }
+
+    /// What its blocks keep within this device's bytes.
+    fn choose(&self, whole: &Whole, dtype: ComputeDtype) -> Result<Keep, ModelError> {
+        Ok(memory::choose(self.found.load(whole, dtype)?, self.budget)?.0)
+    }
+
+    fn kept(&self, whole: &Whole, dtype: ComputeDtype, keep: Keep) -> Result<Box<dyn Model>, ModelError> {
+        match self.found {
+            FoundCard::Wgpu(found) => {
+                let device = gpu::device(found, dtype, Some(self.budget))?;
+                *self.breaker.lock().unwrap_or_else(PoisonError::into_inner) = Some(device.breaker());
+                building::built(device, whole, keep)
+            }
+            FoundCard::Cuda(found) => {
+                building::built(nvidia::device(found, dtype, Some(self.budget))?, whole, keep)
+            }
+        }
+    }
+
+    /// A whole model on it, once it has proved that it counts right: nobody compares what it says afterwards.
+    pub fn proved(&self, whole: &Whole) -> Result<Box<dyn Model>, ModelError> {
+        // The first question is whether the model fits: a user waits for nothing else.
+        let keep = self.choose(whole, self.dtype)?;
+        let deviation = Reference::new(&cpu::Twin)?.measure(self, &Inject::default())?;
+        deviation.verdict().map_err(ModelError::Source)?;
+        self.kept(whole, self.dtype, keep)
+    }
+}
+
+impl Opener for Card {
+    fn backend(&self) -> &str {
+        match self.found {
+            FoundCard::Wgpu(_) => "wgpu",
+            FoundCard::Cuda(_) => "cuda",
+        }
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        self.whole(&Whole::of(blueprint), self.dtype(blueprint)?)
+    }
+
+    fn lose(&self) {
+        let opened = self.breaker.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.iter().for_each(Breaker::strike);
+    }
+
+    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
+        let load = self.found.load(&whole, self.dtype(blueprint)?)?;
+        memory::stands(load, self.budget)
+    }
+
+    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
+        self.whole(&Whole { measured: Some(fit), ..Whole::of(blueprint) }, self.dtype(blueprint)?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! Every machine that matters, without one.
+
+use super::*;
+use crate::config::table::TABLE;
+use crate::config::{Origin, Settings, Typed};
+use std::collections::BTreeMap;
+
+const ON_THE_CPU: &str = "cpu /1; note: computes on the CPU: no GPU found (finetune devices says why)";
+const NONE: &[&str] = &[];
+const SOFTWARE: &[&str] = &["software llvmpipe (LLVM 15.0.6, 256 bits)@l"];
+const MANY: &[&str] = &[
+    "discrete NVIDIA GeForce RTX 4090@01:00.0",
+    "discrete NVIDIA GeForce RTX 4090@02:00.0",
+    "integrated AMD Radeon Graphics (RADV)@0a:00.0",
+    "integrated AMD Radeon Graphics (AMDVLK)@0a:00.0",
+    "software llvmpipe (LLVM 15.0.6, 256 bits)@l",
+];
+
+const NVIDIA: &[&str] = &["cuda NVIDIA H200@01:00.0", "cuda-old Tesla V100@02:00.0"];
+
+/// `KIND NAME@CARD`
+fn facts(text: &str) -> Facts {
+    let (kind, rest) = text.split_once(' ').unwrap();
+    let (name, card) = rest.split_once('@').unwrap();
+    let (api, features) = match kind {
+        "cuda" => ("cuda", vec!["bf16".into()]),
+        "cuda-old" => ("cuda", vec![]),
+        _ => ("vulkan", vec![]),
+    };
+    let kind = match kind {
+        "discrete" | "cuda" | "cuda-old" => Kind::Discrete,
+        "integrated" => Kind::Integrated,
+        _ => Kind::Software,
+    };
+    Facts {
+        name: name.into(),
+        kind,
+        api: api.into(),
+        driver: "a driver".into(),
+        pci: card.into(),
+        card: card.into(),
+        features,
+        limits: BTreeMap::new(),
+    }
+}
+
+/// What is chosen of `machine` for the options that were typed, as names, or the line.
+fn chosen(machine: &[&str], typed: &str) -> String {
+    let mut layer: Vec<Typed> = Vec::new();
+    for (key, value) in typed.split(' ').filter_map(|option| option.split_once('=')) {
+        layer.push(Typed { key: key.replace('-', "_"), values: vec![value.into()], source: Origin::Flag });
+    }
+    let options: Vec<_> = TABLE.iter().collect();
+    let settings = Settings::resolve(&options, vec![layer]).unwrap();
+    let facts: Vec<Facts> = machine.iter().map(|text| facts(text)).collect();
+    let facts: Vec<&Facts> = facts.iter().collect();
+    let options = crate::config::groups::devices(&settings);
+    match options.and_then(|o| among(&o, &facts, &|| "install a driver".into())) {
+        Ok(chosen) => {
+            let name = |p: &Picked| format!("{} /{}", p.name, p.sharing);
+            let mut said: Vec<String> = chosen.picks.iter().map(name).collect();
+            said.extend(chosen.notes);
+            said.join("; ")
+        }
+        Err(e) => format!("{}: {}", e.code(), e.line),
+    }
+}
+
+#[track_caller]
+fn check(machine: &[&str], typed: &str, expected: &str) {
+    assert_eq!(chosen(machine, typed), expected, "{typed:?} on {machine:?}");
+}
+
+#[test]
+fn auto_takes_each_card_once_and_no_software() {
+    check(
+        MANY,
+        "",
+        "wgpu 0 NVIDIA GeForce RTX 4090 /1; wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1",
+    );
+    check(NONE, "", ON_THE_CPU);
+    check(SOFTWARE, "", ON_THE_CPU);
+    let said = chosen(SOFTWARE, "gpu-backend=wgpu");
+    assert!(said.starts_with("78: --gpu-backend wgpu: no GPU but llvmpipe"), "{said}");
+    check(NONE, "gpu-backend=wgpu", "78: --gpu-backend wgpu: no GPU: install a driver");
+}
+
+#[test]
+fn devices_are_named_by_index_by_name_and_twice() {
+    check(MANY, "gpus=1,2", "wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1");
+    check(MANY, "gpus=radeon,cpu", "wgpu 2 AMD Radeon Graphics /1; cpu /1");
+    check(MANY, "gpus=amdvlk", "wgpu 3 AMD Radeon Graphics /1");
+    let note = "note: llvmpipe (LLVM 15.0.6, 256 bits) is a software driver: --gpus cpu is faster";
+    check(
+        SOFTWARE,
+        "gpus=0,0 gpu-backend=wgpu",
+        &format!("wgpu 0 llvmpipe /2; wgpu 0 llvmpipe (2) /2; {note}"),
+    );
+    check(SOFTWARE, "gpus=LLVM", &format!("wgpu 0 llvmpipe /1; {note}"));
+    for cpu in ["gpus=cpu", "gpus=none", "gpu-backend=cpu"] {
+        check(MANY, cpu, "cpu /1");
+    }
+    check(MANY, "gpu-backend=cpu gpus=0,0,2", "cpu 0 /3; cpu 0 (2) /3; cpu 2 /3");
+}
+
+#[test]
+fn nvidias_own_driver_is_taken_by_name() {
+    check(NVIDIA, "gpu-backend=cuda", "cuda 0 NVIDIA H200 /1; cuda 1 Tesla V100 /1");
+    check(NVIDIA, "gpu-backend=cuda gpus=0,0 dtype=bf16", "cuda 0 NVIDIA H200 /2; cuda 0 NVIDIA H200 (2) /2");
+    check(NVIDIA, "gpu-backend=cuda gpus=v100", "cuda 1 Tesla V100 /1");
+    let line =
+        "78: --dtype bf16: cuda 1 Tesla V100 has no bf16 arithmetic: leave --dtype out, or use --gpus cpu";
+    check(NVIDIA, "gpu-backend=cuda dtype=bf16", line);
+    check(NONE, "gpu-backend=cuda", "78: --gpu-backend cuda: no GPU: install a driver");
+    let line = "78: --gpus: there is no device 2; what there is: device 0 NVIDIA H200, device 1 Tesla V100";
+    check(NVIDIA, "gpu-backend=cuda gpus=2", line);
+}
+
+#[test]
+fn what_cannot_be_meant_gets_one_line() {
+    check(
+        MANY,
+        "gpus=4090",
+        "78: --gpus: \"4090\" matches 0 NVIDIA GeForce RTX 4090 and 1 NVIDIA GeForce RTX 4090: give the index",
+    );
+    check(
+        SOFTWARE,
+        "gpus=1",
+        "78: --gpus: there is no device 1; what there is: device 0 llvmpipe (LLVM 15.0.6, 256 bits)",
+    );
+    check(
+        SOFTWARE,
+        "gpus=arc",
+        "78: --gpus: no device has \"arc\" in its name; what there is: device 0 llvmpipe (LLVM 15.0.6, 256 bits)",
+    );
+    check(NONE, "gpus=0", "78: --gpus: no GPU: install a driver (the CPU is --gpus cpu)");
+    check(NONE, "gpus=arc gpu-backend=wgpu", "78: --gpus: no GPU: install a driver (the CPU is --gpus cpu)");
+    check(
+        MANY,
+        "gpus=0 dtype=bf16",
+        "78: --dtype bf16: wgpu 0 NVIDIA GeForce RTX 4090 has no bf16 arithmetic: leave --dtype out, or use --gpus cpu",
+    );
+    check(
+        MANY,
+        "gpus=cpu gpu-backend=wgpu",
+        "78: --gpus: cpu is no device of --gpu-backend wgpu: leave --gpu-backend out",
+    );
+    check(
+        MANY,
+        "gpus=radeon gpu-backend=cpu",
+        "78: --gpus: \"radeon\": devices of --gpu-backend cpu have indices below 64, as 0,1",
+    );
+    check(MANY, "gpus=auto,1", "78: --gpus: auto cannot be combined with other devices");
+}

@@ -1,0 +1,52 @@
+//! Where drivers' compiled kernels are kept between runs: one file per adapter in the user's cache folder, its BLAKE3
+//! hash before it, replaced as a whole. Nothing depends on it but time: a file that cannot be read or written, or that
+//! was damaged, is as good as none.
+
+use crate::backend::wgpu::{Adapter, Cache};
+use crate::config::cache;
+use crate::format::atomic;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+const HASH: usize = blake3::OUT_LEN;
+
+/// What is kept for an adapter, and where more goes; None where its driver's kind keeps nothing.
+pub fn of(adapter: &Adapter) -> Option<Cache> {
+    let path = path(adapter)?;
+    let found = std::fs::read(&path).ok().and_then(checked);
+    let keep = move |data: &[u8]| {
+        let folder = path.parent().map(std::fs::create_dir_all);
+        let mut bytes = blake3::hash(data).as_bytes().to_vec();
+        bytes.extend_from_slice(data);
+        if matches!(folder, Some(Ok(()))) {
+            // Without it the next run compiles again.
+            let _ = atomic::write_file(&path, &bytes);
+        }
+    };
+    Some(Cache { found, keep: Arc::new(keep) })
+}
+
+fn path(adapter: &Adapter) -> Option<PathBuf> {
+    let key = adapter.cache_key()?;
+    Some(cache::folder()?.join("kernels").join(key))
+}
+
+fn checked(bytes: Vec<u8>) -> Option<Vec<u8>> {
+    let (hash, data) = bytes.split_at_checked(HASH)?;
+    (blake3::hash(data).as_bytes() == hash).then(|| data.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_damaged_is_as_good_as_none() {
+        let mut bytes = blake3::hash(b"kernels").as_bytes().to_vec();
+        bytes.extend_from_slice(b"kernels");
+        assert_eq!(checked(bytes.clone()), Some(b"kernels".to_vec()));
+        bytes[HASH] ^= 1;
+        assert_eq!(checked(bytes.clone()), None);
+        assert_eq!(checked(bytes[..9].to_vec()), None);
+    }
+}

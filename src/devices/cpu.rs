@@ -1,0 +1,154 @@
+//! The CPU as a device: how it is opened, how much memory it may use, and the slow twin that every device is compared
+//! with.
+
+use super::building::{self, Whole};
+use crate::backend::Cpu;
+use crate::cluster::worker::{Blueprint, Opener};
+use crate::config::groups::ComputeDtype;
+use crate::model::decoder::Keep;
+use crate::model::memory::{self, Fit, Home, Limit, Load};
+use crate::model::stage::Model;
+use crate::model::weights::ModelError;
+
+/// The CPU, or a part of it.
+pub struct Processor {
+    /// What was typed here.
+    pub dtype: ComputeDtype,
+    /// Its threads.
+    pub threads: usize,
+    /// How much memory it may use.
+    pub limit: Limit,
+}
+
+impl Processor {
+    /// A dtype that the run's user typed binds every device.
+    fn cpu(&self, blueprint: &Blueprint) -> Result<Cpu, ModelError> {
+        let dtype = match blueprint.shape.dtype.as_deref() {
+            None => self.dtype,
+            Some("f32") => ComputeDtype::F32,
+            Some("bf16") => ComputeDtype::Bf16,
+            Some(other) => {
+                return Err(ModelError::Source(format!("the run computes in {other}, this device cannot")));
+            }
+        };
+        Ok(cpu(dtype, self.threads))
+    }
+
+    fn whole(&self, blueprint: &Blueprint, measured: Option<Fit>) -> Result<Box<dyn Model>, ModelError> {
+        let cpu = self.cpu(blueprint)?;
+        let whole = Whole { measured, ..Whole::of(blueprint) };
+        let keep = self.limit.choose(in_team(&whole, &cpu)?)?.0;
+        building::built(cpu, &whole, keep)
+    }
+}
+
+impl Opener for Processor {
+    fn backend(&self) -> &str {
+        "cpu"
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        self.whole(blueprint, None)
+    }
+
+    fn stands(&self, blueprint: &Blueprint, fit: Fit) -> Result<bool, ModelError> {
+        let whole = Whole { measured: Some(fit), ..Whole::of(blueprint) };
+        memory::stands(in_team(&whole, &self.cpu(blueprint)?)?, self.limit)
+    }
+
+    fn open_within(&self, blueprint: &Blueprint, fit: Fit) -> Result<Box<dyn Model>, ModelError> {
+        self.whole(blueprint, Some(fit))
+    }
+}
+
+/// What it takes in a process that coordinates, or works for a coordinator.
+pub fn in_team<'a>(whole: &Whole<'a>, cpu: &Cpu) -> Result<Load<'a>, ModelError> {
+    Ok(Load { home: Home::HostInTeam, ..whole.load(cpu)? })
+}
+
+/// The slow twin, which every device is compared with.
+pub struct Twin;
+
+impl Opener for Twin {
+    fn backend(&self) -> &str {
+        "cpu"
+    }
+
+    fn open(&self, blueprint: &Blueprint) -> Result<Box<dyn Model>, ModelError> {
+        building::built(Cpu::twin(1), &Whole::of(blueprint), Keep::Everything)
+    }
+}
+
+/// The CPU in the precision that was asked for, or that is the faster one here.
+pub fn cpu(dtype: ComputeDtype, threads: usize) -> Cpu {
+    match dtype {
+        ComputeDtype::Auto if Cpu::bf16_is_fast() => Cpu::bf16(threads),
+        ComputeDtype::Auto | ComputeDtype::F32 => Cpu::new(threads),
+        ComputeDtype::Bf16 => Cpu::bf16(threads),
+    }
+}
+
+/// Cores that this process may use: affinity and a cgroup's quota count.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Free memory in bytes: the machine's, or what a cgroup or a limit of the process leaves of it. Unknown counts as
+/// plenty.
+pub fn free_memory() -> u64 {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+        Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+    });
+    let group = number("/sys/fs/cgroup/memory.max")
+        .map(|max| max.saturating_sub(number("/sys/fs/cgroup/memory.current").unwrap_or(0)));
+    machine.into_iter().chain(group).chain(allowed()).min().unwrap_or(u64::MAX)
+}
+
+/// What the limits of the process leave of its address space and of its data (`ulimit -v`, `ulimit -d`).
+#[cfg(target_os = "linux")]
+fn allowed() -> Vec<u64> {
+    use rustix::process::{Resource, getrlimit};
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let used = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    let left = |resource, name| {
+        let limit = getrlimit(resource).current?;
+        Some(limit.saturating_sub(used(name)?))
+    };
+    [left(Resource::As, "VmSize:"), left(Resource::Data, "VmData:")].into_iter().flatten().collect()
+}
+
+/// Other systems do not say how much of them is used.
+#[cfg(not(target_os = "linux"))]
+fn allowed() -> Vec<u64> {
+    Vec::new()
+}
+
+/// What the processor calls itself.
+pub fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
+    name.map_or(std::env::consts::ARCH.into(), |(_, n)| n.trim().into())
+}
+
+/// Instruction sets that matter here and that it has.
+#[cfg(target_arch = "x86_64")]
+pub fn features() -> Vec<&'static str> {
+    let known = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+    ];
+    known.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
+}
+
+/// Instruction sets that matter here and that it has.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn features() -> Vec<&'static str> {
+    Vec::new()
+}

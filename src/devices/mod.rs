@@ -1,0 +1,25 @@
+//! The one folder that names concrete backends: what there is ([`list`]), what of it computes ([`choose`]), and how a
+//! whole model gets onto it. Everything outside sees `Model`, `Opener` and strings.
+
+mod building;
+mod card;
+mod chain;
+pub mod choose;
+mod compiled;
+mod cpu;
+pub mod drivers;
+mod gpu;
+mod list;
+mod nvidia;
+mod open;
+mod pretend;
+mod prospect;
+mod speed;
+
+pub use crate::backend::cpu::refused_limit;
+pub use chain::{equipment, hardware};
+pub use choose::{Chosen, choose};
+pub use cpu::{cores, free_memory};
+pub use list::{Listed, check, drivers, list, no_cuda, no_gpu};
+pub use open::{Need, Profiled, cpu_class, fits_by_layers, layer, open, profile, settle, takes};
+pub use prospect::{Opens, Prospect, assumed, prospects};

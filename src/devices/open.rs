@@ -1,0 +1,206 @@
+//! A whole model on the one device that a verb computes on: the first that was chosen.
+
+use super::building::{self, Whole};
+use super::card::Card;
+use super::chain::{self, hardware};
+use super::choose::Chosen;
+use super::cpu::{self, cores};
+use crate::backend::cpu::Peaks;
+use crate::backend::{Backend, Cpu, Notes};
+use crate::config::cache;
+use crate::config::groups::{ComputeDtype, Driver};
+use crate::config::refusal::Refusal;
+use crate::model::config::Config;
+use crate::model::decoder::{Build, Decoder, Keep};
+use crate::model::lora::LoraSpec;
+use crate::model::memory::{self, Estimate, Fit, Limit, Load};
+use crate::model::stage::Model;
+use crate::model::weights::ModelError;
+use crate::numeric::tensor::Tensors;
+use crate::support::stderr::say;
+
+/// What a model is built for.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    /// Longest microbatch, in tokens; 0 where nothing is trained.
+    pub tokens: usize,
+    /// What the device was measured to take, where somebody did.
+    pub measured: Option<Fit>,
+    /// What blocks keep on a CPU, where [`settle`] has chosen.
+    pub keep: Option<Keep>,
+}
+
+impl Need {
+    /// To speak.
+    pub const SPEECH: Need = Need { tokens: 0, measured: None, keep: None };
+}
+
+/// Puts a whole model on the chosen device.
+pub fn open(
+    chosen: &Chosen,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    class_weights: Option<Vec<f32>>,
+    need: Need,
+) -> Result<Box<dyn Model>, Refusal> {
+    let (config, tensors, lora) = model;
+    let Need { tokens, measured, keep } = need;
+    let whole = Whole { config, tensors, lora, class_weights: class_weights.as_deref(), tokens, measured };
+    if let Some(pick) = chosen.picks.first()
+        && let Some(found) = chain::found(pick.device)
+    {
+        let free = || found.room().within(cpu::free_memory());
+        // What is said by one device is said in full precision, where nobody asks for less.
+        let dtype = match chosen.options.dtype {
+            ComputeDtype::Auto => ComputeDtype::F32,
+            typed => typed,
+        };
+        let card = Card::new(found, chosen.options.memory_limit.unwrap_or_else(free), dtype);
+        match card.proved(&whole) {
+            Ok(model) => return Ok(model),
+            Err(e) if chosen.options.backend == Driver::Auto && !matches!(e, ModelError::Memory { .. }) => {
+                say!("warning: {}: {e}; computes on the CPU", pick.name);
+            }
+            Err(e) => {
+                let refusal: Refusal = e.into();
+                return Err(Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal });
+            }
+        }
+    }
+    let cpu = processor(chosen);
+    let keep = match (keep, tokens) {
+        (Some(keep), _) => keep,
+        (None, 0) => Keep::Inputs,
+        (None, _) => within(limit(chosen), whole.load(&cpu)?)?.0,
+    };
+    Ok(building::built(cpu, &whole, keep)?)
+}
+
+/// Chooses what blocks keep on the CPU, by what is free now.
+pub fn settle(
+    chosen: &Chosen,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    need: Need,
+) -> Result<Keep, Refusal> {
+    Ok(within(limit(chosen), load(chosen, model, need)?)?.0)
+}
+
+/// What a model that was settled so should take.
+pub fn takes(
+    chosen: &Chosen,
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    need: Need,
+) -> Result<Estimate, Refusal> {
+    Ok(memory::estimate(load(chosen, model, need)?, need.keep.unwrap_or(Keep::Inputs)))
+}
+
+/// What it takes is asked of one that starts no threads.
+fn load<'a>(
+    chosen: &Chosen,
+    (config, tensors, lora): (&'a Config, &'a dyn Tensors, &'a LoraSpec),
+    Need { tokens, measured, .. }: Need,
+) -> Result<Load<'a>, ModelError> {
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured };
+    whole.load(&cpu::cpu(chosen.options.dtype, 1))
+}
+
+/// The fastest policy within `limit`, and what it takes. What was measured may hold no longer: where that alone
+/// refuses it, the refusal says where it stands.
+pub(super) fn within(limit: Limit, load: Load) -> Result<(Keep, Estimate), ModelError> {
+    limit.choose(load).map_err(|e| match (e, cache::profiles()) {
+        (ModelError::Memory { needed, limit: bytes, way_out }, Some(file))
+            if load.measured.is_some() && limit.choose(Load { measured: None, ..load }).is_ok() =>
+        {
+            let anew = format!("(by what was measured: remove {} to measure anew)", file.display());
+            ModelError::Memory { needed, limit: bytes, way_out: format!("{way_out} {anew}") }
+        }
+        (e, _) => e,
+    })
+}
+
+/// The numeric class of the CPU, as [`open`] opens it.
+pub fn cpu_class(chosen: &Chosen) -> String {
+    cpu::cpu(chosen.options.dtype, 1).class()
+}
+
+/// One layer on the CPU, with the embedding where it is the first and the head where it is the last.
+pub fn layer(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    layer: usize,
+) -> Result<Box<dyn Model>, Refusal> {
+    let cpu = processor(chosen);
+    let build = Build { layers: layer..layer + 1, keep: Keep::Inputs, class_weights: None };
+    Ok(Box::new(Decoder::load(cpu, config, tensors, lora, build)?))
+}
+
+/// Refuses where not even [`layer`] by layer would fit: one with embedding and head, while `tokens` pass.
+pub fn fits_by_layers(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<(), Refusal> {
+    // What it takes is asked of one that starts no threads.
+    let cpu = cpu::cpu(chosen.options.dtype, 1);
+    let one = Config { layers: 1, ..config.clone() };
+    let whole = Whole { config: &one, tensors, lora, class_weights: None, tokens, measured: None };
+    let needed = memory::estimate(whole.load(&cpu)?, Keep::Inputs).total();
+    let limit = limit(chosen).bytes();
+    if needed <= limit {
+        return Ok(());
+    }
+    let way_out = "raise --memory-limit, or export where there is more".to_owned();
+    Err(ModelError::Memory { needed, limit, way_out }.into())
+}
+
+/// The processor with all threads of this process.
+fn processor(chosen: &Chosen) -> Cpu {
+    cpu::cpu(chosen.options.dtype, threads(chosen))
+}
+
+fn threads(chosen: &Chosen) -> usize {
+    chosen.options.threads.unwrap_or_else(cores)
+}
+
+fn limit(chosen: &Chosen) -> Limit {
+    Limit::of(chosen.options.memory_limit, cpu::free_memory)
+}
+
+/// A model whose verbs are timed.
+pub struct Profiled {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// What its verbs took.
+    pub notes: Notes,
+    /// What the device can do at most, and on how many threads; None of a GPU, whose verbs nobody times.
+    pub peaks: Option<(Peaks, usize)>,
+    /// Of which hardware.
+    pub hardware: String,
+}
+
+/// As a run opens the first device that was chosen, and with a clock. A GPU's verbs return before they have computed:
+/// of one, only whole passes are timed.
+pub fn profile(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<Profiled, Refusal> {
+    let hardware = hardware(chosen, 0);
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
+    if let Some(pick) = chosen.picks.first()
+        && let Some(found) = chain::found(pick.device)
+    {
+        let budget = chain::budget(chosen, 0, found, cpu::free_memory());
+        let opened = Card::new(found, budget, chosen.options.dtype).proved(&whole);
+        let model = opened.map_err(|e| {
+            let refusal: Refusal = e.into();
+            Refusal { line: format!("{}: {}", pick.name, refusal.line), ..refusal }
+        })?;
+        return Ok(Profiled { model, notes: Notes::default(), peaks: None, hardware });
+    }
+    let (cpu, threads) = (processor(chosen), threads(chosen));
+    let peaks = cpu.peaks();
+    let keep = memory::choose(whole.load(&cpu)?, limit(chosen))?.0;
+    let (timed, notes) = cpu.timed();
+    let model = Decoder::load(timed, config, tensors, lora, Build { keep, ..Build::whole(config) })?;
+    Ok(Profiled { model: Box::new(model), notes, peaks: Some((peaks, threads)), hardware })
+}

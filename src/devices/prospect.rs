@@ -1,0 +1,152 @@
+//! What the chosen devices would make of a model, before any of it is read: whether it fits, by the very estimate
+//! that decides it when a run opens them, and how fast they are likely to be where nobody has measured them.
+
+use super::building::Whole;
+use super::card::{Through, usable};
+use super::chain::{budget, found, hardware, threads};
+use super::choose::Chosen;
+use super::open::within;
+use super::{cpu, cpu::cores};
+use crate::backend::Backend;
+use crate::backend::wgpu::adapters::Kind;
+use crate::config::groups::{ComputeDtype, DeviceOptions, Driver};
+use crate::model::config::Config;
+use crate::model::decoder::Keep;
+use crate::model::lora::LoraSpec;
+use crate::model::memory::{self, Estimate, Fit, Home, Limit, Load};
+use crate::model::weights::ModelError;
+use crate::numeric::tensor::Tensors;
+
+/// A device, as far as it can be known beforehand.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prospect {
+    /// What the run will call it.
+    pub name: String,
+    /// Its numeric class; the error is why it cannot be opened.
+    pub class: Result<String, String>,
+    /// Which hardware it is, and how much of it.
+    pub hardware: String,
+    /// Bytes that it may use; None where nobody says how many.
+    pub limit: Option<u64>,
+    /// What blocks keep, and what that takes: the most frugal way, where not even that fits.
+    pub takes: Option<(Keep, Estimate)>,
+    /// Why it cannot take part.
+    pub unfit: Option<ModelError>,
+    /// Floating point operations a second that such a device is taken to do: a guess.
+    pub guess: f64,
+}
+
+/// How a run opens its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opens {
+    /// By what was measured in earlier runs, where somebody did: the one CPU of a run alone.
+    Measured,
+    /// By shapes; what its own trials say then can only refuse it: everybody else.
+    Shapes,
+}
+
+/// What a device of that class and hardware was seen to take for a model, where somebody measured it.
+type Seen<'a> = &'a dyn Fn(&str, &str) -> Option<Fit>;
+
+/// Every chosen device, as a run opens it that knows of memory what `measured` says.
+pub fn prospects(
+    chosen: &Chosen,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+    (measured, opens): (Seen<'_>, Opens),
+) -> Result<Vec<Prospect>, ModelError> {
+    let one = |at: usize| -> Result<Prospect, ModelError> {
+        let pick = &chosen.picks[at];
+        let (name, hardware) = (pick.name.clone(), hardware(chosen, at));
+        let whole = |class: &str| {
+            let measured = measured(class, &hardware);
+            Whole { config, tensors, lora, class_weights: None, tokens, measured }
+        };
+        let limit = |bytes: u64| (bytes < u64::MAX / 2).then_some(bytes);
+        if let Some(found) = found(pick.device) {
+            let budget = budget(chosen, at, found, cpu::free_memory());
+            let guess = guess(found.facts().kind) / pick.sharing as f64;
+            let class = found.class(chosen.options.dtype);
+            let (takes, unfit) = match &class {
+                Ok(class) => {
+                    let load = found.load(&whole(class), chosen.options.dtype)?;
+                    fits((load, opens), Limit::Typed(budget))
+                }
+                Err(fault) => (None, Some(fault.clone().into())),
+            };
+            let class = class.map_err(|fault| fault.to_string());
+            return Ok(Prospect { name, class, hardware, limit: limit(budget), takes, unfit, guess });
+        }
+        let threads = threads(chosen, at);
+        let cpu = cpu::cpu(chosen.options.dtype, threads);
+        let budget =
+            Limit::of(chosen.options.memory_limit, cpu::free_memory).among(chosen.picks.len() as u64);
+        let class = cpu.class();
+        let guess = per_thread(&class) * threads as f64;
+        let load = match opens {
+            Opens::Measured => whole(&class).load(&cpu)?,
+            Opens::Shapes => cpu::in_team(&whole(&class), &cpu)?,
+        };
+        let (takes, unfit) = fits((load, opens), budget);
+        let limit = limit(budget.bytes());
+        Ok(Prospect { name, class: Ok(class), hardware, limit, takes, unfit, guess })
+    };
+    (0..chosen.picks.len()).map(one).collect()
+}
+
+/// A card of `bytes` that is not here, with nothing but the run on it: through NVIDIA's own driver, in bf16 where nothing
+/// else was typed, or through wgpu where that was.
+pub fn assumed(
+    bytes: u64,
+    options: &DeviceOptions,
+    (config, tensors, lora): (&Config, &dyn Tensors, &LoraSpec),
+    tokens: usize,
+) -> Result<Prospect, ModelError> {
+    let whole = Whole { config, tensors, lora, class_weights: None, tokens, measured: None };
+    let (through, class) = match (options.backend, options.dtype) {
+        (Driver::Wgpu, _) => (Through::Wgpu, "wgpu"),
+        (_, ComputeDtype::F32) => (Through::Cuda(ComputeDtype::F32), "cuda, f32"),
+        _ => (Through::Cuda(ComputeDtype::Bf16), "cuda, bf16"),
+    };
+    let budget = options.memory_limit.unwrap_or_else(|| usable(bytes));
+    let (takes, unfit) = fits((through.load(&whole, Home::Own)?, Opens::Shapes), Limit::Typed(budget));
+    Ok(Prospect {
+        name: "assumed".into(),
+        class: Ok(class.into()),
+        hardware: format!("a card of {} that is not here", memory::size(bytes)),
+        limit: Some(budget),
+        takes,
+        unfit,
+        guess: 0.0,
+    })
+}
+
+fn fits((load, opens): (Load, Opens), limit: Limit) -> (Option<(Keep, Estimate)>, Option<ModelError>) {
+    let by_shapes = Load { measured: None, ..load };
+    let load = match opens {
+        Opens::Shapes if limit.choose(by_shapes).is_err() => by_shapes,
+        Opens::Shapes | Opens::Measured => load,
+    };
+    match within(limit, load) {
+        Ok(takes) => (Some(takes), None),
+        Err(e) => (Some(memory::least(load)), Some(e)),
+    }
+}
+
+/// Of one thread, in training, everything counted: what machines of that kind reach, rounded down.
+fn per_thread(class: &str) -> f64 {
+    match class {
+        "cpu-avx512-bf16" => 40e9,
+        c if c.contains("avx512") || c.contains("avx2") => 30e9,
+        _ => 4e9,
+    }
+}
+
+/// Of a card that nothing is known of but its kind.
+fn guess(kind: Kind) -> f64 {
+    match kind {
+        Kind::Discrete | Kind::Virtual => 3e12,
+        Kind::Integrated | Kind::Unknown => 0.3e12,
+        Kind::Software => 3e9 * cores() as f64,
+    }
+}

@@ -1,0 +1,104 @@
+//! What a run will do, counted by the very plan that it follows.
+
+use super::time::Load;
+use crate::config::groups::{Every, Options};
+use crate::data::Corpus;
+use crate::data::plan::Plan;
+
+/// Microbatches that a plan looks at one by one; what is beyond is counted by the steps before it.
+pub const ALL: usize = 4_000_000;
+/// The same for who only wants to know how long it takes.
+pub const SOME: usize = 100_000;
+
+/// Counted.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Counts {
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// The first one that this run takes.
+    pub first: u64,
+    /// Of one pass over the rows.
+    pub steps_per_epoch: u64,
+    /// Microbatches of the steps that this run takes.
+    pub microbatches: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Rows that they hold.
+    pub rows: u64,
+    /// Of the smallest and the largest step.
+    pub microbatches_per_step: (usize, usize),
+    /// The longest microbatch that any device must have room for.
+    pub longest: usize,
+    /// False where the run is so long that its last steps were counted by its first ones.
+    pub exact: bool,
+    /// Evaluations.
+    pub evals: u64,
+    /// Tokens of each.
+    pub eval_tokens: u64,
+    /// Checkpoints.
+    pub saves: u64,
+}
+
+/// What a run counts: its plan and rows, and the steps that it has taken.
+#[derive(Clone, Copy)]
+pub struct Ahead<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Rows to train on.
+    pub train: &'a Corpus,
+    /// Rows to evaluate on.
+    pub eval: Option<&'a Corpus>,
+    /// Steps that were taken.
+    pub done: u64,
+    /// Microbatches after which the rest is counted by those before.
+    pub most: usize,
+}
+
+/// Counts the steps after `done`, and what they hold.
+pub fn count(ahead: Ahead, options: &Options) -> (Counts, Load) {
+    let Ahead { plan, train, eval, done, most } = ahead;
+    let total = plan.total_steps();
+    let mut c = Counts {
+        steps: total,
+        first: done + 1,
+        steps_per_epoch: plan.steps_per_epoch(),
+        microbatches_per_step: (usize::MAX, 0),
+        exact: true,
+        ..Counts::default()
+    };
+    let mut load = Load::default();
+    for step in done + 1..=total {
+        let planned = plan.step(step).microbatches;
+        let tokens = |rows: &Vec<usize>| rows.iter().map(|&i| train.samples.tokens(i) as u32).sum::<u32>();
+        c.rows += planned.iter().map(|rows| rows.len() as u64).sum::<u64>();
+        let sizes: Vec<u32> = planned.iter().map(tokens).collect();
+        c.microbatches += sizes.len() as u64;
+        c.tokens += sizes.iter().map(|n| u64::from(*n)).sum::<u64>();
+        let (fewest, largest) = c.microbatches_per_step;
+        c.microbatches_per_step = (fewest.min(sizes.len()), largest.max(sizes.len()));
+        load.steps.push(sizes);
+        if c.microbatches as usize > most && step < total {
+            let by = (total - done) as f64 / (step - done) as f64;
+            let grow = |n: u64| (n as f64 * by).round() as u64;
+            (c.microbatches, c.tokens, c.rows) = (grow(c.microbatches), grow(c.tokens), grow(c.rows));
+            (c.exact, load.times) = (false, Some(by));
+            break;
+        }
+    }
+    let lengths = |c: &Corpus| (0..c.samples.len()).map(|i| c.samples.tokens(i)).max().unwrap_or(0);
+    c.longest = plan.micro_batch_tokens().max(lengths(train)).max(eval.map_or(0, lengths));
+    let steps = |every: Every| every.steps(total, plan.steps_per_epoch());
+    let (evals, saves) = (steps(options.output.eval_steps), steps(options.output.save_steps));
+    let times = |every: Option<u64>| every.map_or(0, |n| total / n - done / n);
+    // At the start, now and then, and at the end, which may be one of those.
+    let ends = |every: Option<u64>| u64::from(every.is_none_or(|n| !total.is_multiple_of(n)));
+    let looks = u64::from(done == 0) + times(evals) + ends(evals);
+    c.eval_tokens = eval.map_or(0, |e| e.counts.tokens);
+    c.evals = if eval.is_some() { looks } else { 0 };
+    c.saves = times(saves) + ends(saves);
+    load.eval = (c.eval_tokens, c.evals);
+    load.saves = c.saves;
+    load.answers =
+        if train.labels.is_some() { 0 } else { looks * options.output.sample_prompts.len() as u64 };
+    (c, load)
+}

@@ -1,0 +1,97 @@
+//! Every device that is expected to take part in a run: those of this process, and those that are waited for.
+
+use super::link;
+use super::profile::{self, Basis, ModelShape, Pace, Profiles};
+use super::time::Participant;
+use crate::config::groups::{Options, Role};
+use crate::config::refusal::Refusal;
+use crate::devices::{self, Chosen, Opens, Prospect};
+use crate::model::config::Config;
+use crate::model::lora::LoraSpec;
+use crate::numeric::tensor::Tensors;
+
+/// A device, and what is expected of it.
+pub struct Expected {
+    /// What it is called.
+    pub name: String,
+    /// What it is, where that is known.
+    pub prospect: Option<Prospect>,
+    /// What it needs; None where it cannot take part, or is not here.
+    pub worker: Option<Participant>,
+    /// Whether its link was measured, said or assumed.
+    pub link: Option<&'static str>,
+}
+
+impl Expected {
+    /// Whether it can take part.
+    pub fn fits(&self) -> bool {
+        match &self.prospect {
+            Some(prospect) => prospect.class.is_ok() && prospect.unfit.is_none(),
+            None => self.worker.is_some(),
+        }
+    }
+}
+
+/// Every device that is expected to take part in a run whose longest microbatch has so many tokens.
+pub fn team(
+    options: &Options,
+    (model, chosen): ((&Config, &dyn Tensors, &LoraSpec), Option<&Chosen>),
+    shape: &ModelShape,
+    (profiles, longest): (&Profiles, usize),
+) -> Result<Vec<Expected>, Refusal> {
+    // As `train::run` tells them apart.
+    let alone = options.cluster.role == Role::Single && chosen.is_some_and(Chosen::is_one_cpu);
+    let opens = if alone { Opens::Measured } else { Opens::Shapes };
+    let mut team = here((chosen, opens), model, shape, (profiles, longest))?;
+    let others = elsewhere(options, &team, shape, profiles);
+    team.extend(others);
+    Ok(team)
+}
+
+/// The devices of this process.
+fn here(
+    (chosen, opens): (Option<&Chosen>, Opens),
+    model: (&Config, &dyn Tensors, &LoraSpec),
+    shape: &ModelShape,
+    (profiles, longest): (&Profiles, usize),
+) -> Result<Vec<Expected>, Refusal> {
+    let Some(chosen) = chosen else { return Ok(vec![]) };
+    let expected = |prospect: Prospect| {
+        let able = prospect.class.as_ref().ok().filter(|_| prospect.unfit.is_none());
+        let worker = able.map(|class| {
+            let measured = profiles.pace("", &profile::device(class, &prospect.hardware), shape);
+            let pace = measured.unwrap_or_else(|| Pace::guess(shape, prospect.guess));
+            Participant { pace, link: None }
+        });
+        Expected { name: prospect.name.clone(), worker, link: None, prospect: Some(prospect) }
+    };
+    let seen = |class: &str, hardware: &str| profiles.memory(&profile::device(class, hardware), shape);
+    Ok(devices::prospects(chosen, model, longest, (&seen, opens))?.into_iter().map(expected).collect())
+}
+
+/// Devices that are waited for: as those that came before, else as a guess.
+fn elsewhere(options: &Options, team: &[Expected], shape: &ModelShape, profiles: &Profiles) -> Vec<Expected> {
+    let here = team.len();
+    let first = team.iter().find_map(|e| e.worker.as_ref()).map(|w| w.pace.clone());
+    let like = first.unwrap_or_else(|| Pace::guess(shape, link::UNKNOWN));
+    if options.cluster.role != Role::Coordinator {
+        return vec![];
+    }
+    let min = options.cluster.min_workers;
+    let all = options.cluster.expect_workers.unwrap_or(min.max(here));
+    let mut known = profiles.elsewhere(shape).into_iter();
+    let one = |at: usize| {
+        let (name, pace) = match known.next() {
+            Some((worker, device, pace)) => (format!("{worker}: {device}"), pace),
+            // Nobody knows anything of it: as fast as the first one here, if there is one.
+            None => (format!("device {} (to come)", at + 1), Pace { basis: Basis::Guess, ..like.clone() }),
+        };
+        let (link, said) = match pace.link {
+            Some(link) => (link, "measured"),
+            None => (link::ASSUMED, "assumed"),
+        };
+        let worker = Some(Participant { pace, link: Some(link) });
+        Expected { name, prospect: None, worker, link: Some(said) }
+    };
+    (here..all).map(one).collect()
+}

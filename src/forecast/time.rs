@@ -1,0 +1,229 @@
+//! How long a run will take, out of what its steps hold and what its devices need: a pure function of both. Work is
+//! dealt as a coordinator deals it, the largest microbatch first and each to the device that would finish it first,
+//! so a slow device takes what it can and nobody waits for it in vain. Nothing here hides sums and parameters behind
+//! computing: the forecast is a little pessimistic where a network is slow.
+
+use super::profile::{Link, Pace};
+
+/// A device that takes part.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Participant {
+    /// What it needs.
+    pub pace: Pace,
+    /// How it is reached; None in the coordinator's own process.
+    pub link: Option<Link>,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Load {
+    /// Tokens of every microbatch of every step.
+    pub steps: Vec<Vec<u32>>,
+    /// Times that all these steps are taken, where only the first ones of a very long run are listed.
+    pub times: Option<f64>,
+    /// Tokens of one evaluation, and how many there are.
+    pub eval: (u64, u64),
+    /// Checkpoints.
+    pub saves: u64,
+    /// Prompts that are answered.
+    pub answers: u64,
+    /// Trained values.
+    pub trained: u64,
+}
+
+/// What it comes to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Forecast {
+    /// Seconds of all steps.
+    pub steps: f64,
+    /// Of them, those in which sums or parameters travel.
+    pub sync: f64,
+    /// Seconds of all evaluations and answers.
+    pub looks: f64,
+    /// Seconds of all checkpoints.
+    pub saves: f64,
+    /// Tokens of all steps by their seconds.
+    pub tokens_per_second: f64,
+    /// Every worker's part of the tokens.
+    pub shares: Vec<f64>,
+    /// Every worker's part of the time in which it does not compute.
+    pub idle: Vec<f64>,
+}
+
+impl Forecast {
+    /// All of it, in seconds.
+    pub fn total(&self) -> f64 {
+        self.steps + self.looks + self.saves
+    }
+}
+
+/// Bytes of a value on its way to a worker, and back in a sum.
+const DOWN: f64 = 4.0;
+const UP: f64 = 4.5;
+/// Times that something is waited for in a step: parameters, a lease, its grant, the sum.
+const WAITS: f64 = 3.0;
+
+impl Participant {
+    /// Seconds that a step's parameters and sum are under way to and from it.
+    pub fn sync(&self, trained: u64) -> f64 {
+        let travels = |link: Link| (DOWN + UP) * trained as f64 / link.bandwidth + WAITS * link.round_trip;
+        self.link.map_or(0.0, travels)
+    }
+}
+
+/// What `team` needs for `load`.
+pub fn forecast(team: &[Participant], load: &Load) -> Forecast {
+    let mut all =
+        Forecast { shares: vec![0.0; team.len()], idle: vec![0.0; team.len()], ..Forecast::default() };
+    let (mut tokens, mut busy) = (0.0, vec![0.0; team.len()]);
+    if team.is_empty() {
+        return all;
+    }
+    // One step after the other goes over the coordinator's own line to everybody, and so do sums.
+    let (mut sync, mut waits): (f64, f64) = (0.0, 0.0);
+    for link in team.iter().filter_map(|w| w.link) {
+        sync += (DOWN + UP) * load.trained as f64 / link.bandwidth;
+        waits = waits.max(WAITS * link.round_trip);
+    }
+    sync += waits;
+    let besides = team.iter().map(|w| w.pace.step).fold(f64::INFINITY, f64::min);
+    for step in &load.steps {
+        let mut sizes = step.clone();
+        sizes.sort_unstable_by_key(|n| std::cmp::Reverse(*n));
+        let mut free = vec![0.0; team.len()];
+        for size in sizes {
+            let size = f64::from(size);
+            let ends =
+                team.iter().zip(&free).map(|(w, free): (&Participant, &f64)| free + w.pace.train.at(size));
+            let Some((at, end)) = ends.enumerate().min_by(|a, b| a.1.total_cmp(&b.1)) else { break };
+            busy[at] += end - free[at];
+            free[at] = end;
+            all.shares[at] += size;
+            tokens += size;
+        }
+        all.steps += free.iter().copied().fold(0.0, f64::max) + besides + sync;
+        all.sync += sync;
+    }
+    let times = load.times.unwrap_or(1.0);
+    all.tokens_per_second = if all.steps > 0.0 { tokens / all.steps } else { 0.0 };
+    all.shares.iter_mut().for_each(|share| *share /= tokens.max(1.0));
+    all.idle = busy.iter().map(|busy| (1.0 - busy / all.steps.max(1e-12)).clamp(0.0, 1.0)).collect();
+    (all.steps, all.sync) = (all.steps * times, all.sync * times);
+    let together: f64 = team.iter().map(|w| 1.0 / w.pace.eval.max(1e-12)).sum();
+    all.looks = (load.eval.0 * load.eval.1) as f64 / together;
+    all.looks += load.answers as f64 * team.iter().map(|w| w.pace.answer).fold(f64::INFINITY, f64::min);
+    all.saves = load.saves as f64 * team.iter().map(|w| w.pace.save).fold(0.0, f64::max);
+    all
+}
+
+/// Of a crowd so many with the slowest processors, and so many with the slowest links, are tried to be left out: each
+/// trial goes through the whole run.
+const TRIED: usize = 8;
+
+fn doubtful(team: &[Participant], left: &[usize]) -> Vec<usize> {
+    let slowest = |cost: fn(&Participant) -> f64| {
+        let mut order = left.to_vec();
+        order.sort_by(|a, b| cost(&team[*b]).total_cmp(&cost(&team[*a])));
+        order.truncate(TRIED);
+        order
+    };
+    let mut found = slowest(|w| w.pace.train.each);
+    found.extend(slowest(|w| w.link.map_or(0.0, |link| 1.0 / link.bandwidth)));
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The workers without which it would take no longer, the most useless first: what each of them costs, in seconds.
+pub fn useless(team: &[Participant], load: &Load) -> Vec<(usize, f64)> {
+    let mut left: Vec<usize> = (0..team.len()).collect();
+    let mut found = Vec::new();
+    while left.len() > 1 {
+        let with = |kept: &[usize]| {
+            let team: Vec<Participant> = kept.iter().map(|&at| team[at].clone()).collect();
+            forecast(&team, load).total()
+        };
+        let now = with(&left);
+        let without = doubtful(team, &left).into_iter().map(|gone| {
+            let kept: Vec<usize> = left.iter().copied().filter(|at| *at != gone).collect();
+            (gone, now - with(&kept))
+        });
+        // A device that wins less than half a percent is not worth the heat.
+        match without.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            Some((gone, gain)) if gain > -0.005 * now => {
+                left.retain(|at| *at != gone);
+                found.push((gone, gain.max(0.0)));
+            }
+            _ => break,
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forecast::profile::Basis;
+    use crate::numeric::line::Line;
+
+    fn worker(fixed: f64, each: f64, link: Option<(f64, f64)>) -> Participant {
+        let train = Line { fixed, each };
+        let pace = Pace {
+            train,
+            eval: each / 2.0,
+            step: 0.5,
+            save: 2.0,
+            answer: 3.0,
+            link: None,
+            basis: Basis::Measured,
+        };
+        let link = link.map(|(bandwidth, round_trip)| Link { bandwidth, round_trip });
+        Participant { pace, link }
+    }
+
+    fn load(steps: &[&[u32]]) -> Load {
+        let steps = steps.iter().map(|s| s.to_vec()).collect();
+        Load { steps, trained: 1000, ..Load::default() }
+    }
+
+    #[test]
+    fn one_device_does_everything() {
+        let load = Load { eval: (100, 2), saves: 1, answers: 2, ..load(&[&[10, 20], &[30]]) };
+        let f = forecast(&[worker(1.0, 0.1, None)], &load);
+        // Three microbatches, 60 tokens, two steps.
+        assert!((f.steps - (3.0 + 6.0 + 1.0)).abs() < 1e-9, "{f:?}");
+        assert!((f.tokens_per_second - 6.0).abs() < 1e-9);
+        assert!((f.looks - (10.0 + 6.0)).abs() < 1e-9 && (f.saves - 2.0).abs() < 1e-9);
+        assert!((f.total() - 28.0).abs() < 1e-9);
+        assert_eq!((f.shares, f.sync), (vec![1.0], 0.0));
+    }
+
+    #[test]
+    fn work_falls_to_whoever_ends_first_and_travels() {
+        let team = [worker(0.0, 0.1, None), worker(0.0, 0.3, Some((1000.0, 0.5)))];
+        let f = forecast(&team, &load(&[&[10, 10, 10, 10]]));
+        // 1, 2, 3 seconds of the fast one; 3 of the slow one.
+        assert!((f.shares[0] - 0.75).abs() < 1e-9, "{f:?}");
+        // 1000 values of 8.5 bytes at 1000 a second, and three round trips.
+        assert!((f.sync - (8.5 + 1.5)).abs() < 1e-9, "{f:?}");
+        assert!((f.steps - (3.0 + 0.5 + 10.0)).abs() < 1e-9, "{f:?}");
+    }
+
+    #[test]
+    fn who_costs_more_than_it_gives_is_named() {
+        let steps: &[&[u32]] = &[&[10, 10, 10, 10]];
+        let (fast, slow) = (worker(0.0, 0.1, None), worker(0.0, 0.3, Some((1000.0, 0.5))));
+        // 13.5 s with it, 4.5 without.
+        let found = useless(&[fast.clone(), slow], &load(steps));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].0 == 1 && (found[0].1 - 9.0).abs() < 1e-9, "{found:?}");
+        assert_eq!(useless(&[fast.clone(), fast.clone()], &load(steps)), vec![]);
+        // One that is never given anything.
+        assert_eq!(useless(&[fast.clone(), worker(0.0, 9.0, None)], &load(steps)), vec![(1, 0.0)]);
+        assert_eq!(useless(std::slice::from_ref(&fast), &load(steps)), vec![]);
+        // Fast, but at the end of a thin wire, among many.
+        let mut crowd = vec![fast; 30];
+        crowd[17] = worker(0.0, 0.1, Some((1.0, 1.0)));
+        assert_eq!(useless(&crowd, &load(&[&[10; 60]])).first().map(|(at, _)| *at), Some(17));
+    }
+}

@@ -1,0 +1,174 @@
+//! Adapters between files and the flat layout: written after training and into checkpoints, read for
+//! generate, predict, export and --init-adapter. Shapes are checked against the base, never trusted.
+
+use super::base_model::{self, BaseModel};
+use super::folder::{RUN_FILE, run_of};
+use super::run_file;
+use crate::config::refusal::{Kind, Refusal, in_file};
+use crate::format::peft::{self, Adapter, AdapterConfig, Extras, TaskType, TensorRef};
+use crate::format::{FormatError, atomic};
+use crate::model::config::Config;
+use crate::model::decoder::initial_parameters;
+use crate::model::layout::{self, Layout};
+use crate::model::lora::{self, LoraSpec, Named};
+use crate::support::stderr::say;
+use crate::train::checkpoint;
+use std::path::Path;
+
+/// An adapter that fits a base.
+pub struct Loaded {
+    /// The base's shape; a classifier's where the adapter has a head.
+    pub config: Config,
+    /// Rank, scale, targets.
+    pub spec: LoraSpec,
+    /// Values in the flat layout.
+    pub flat: Vec<f32>,
+}
+
+/// Reads the adapter in `dir`. The folder of a run that was stopped has none yet: its newest checkpoint is named.
+pub fn read(dir: &Path) -> Result<Adapter, Refusal> {
+    if !dir.join(peft::CONFIG).exists()
+        && let Ok(newest) = checkpoint::find(dir)
+    {
+        return Err(Refusal::configuration(format!(
+            "{}: the run is not complete and has no adapter yet: its newest checkpoint has one: {}",
+            dir.display(),
+            newest.path.display()
+        )));
+    }
+    Ok(peft::read(dir)?)
+}
+
+/// Reads the adapter in `dir` for a base.
+pub fn load(dir: &Path, base: &BaseModel) -> Result<Loaded, Refusal> {
+    let adapter = read(dir)?;
+    let here = |r: Refusal| in_file(dir, r);
+    if let (Some(own), Some(other)) = (&base.files.base_id, &adapter.config.base_model_name_or_path)
+        && own != other
+    {
+        say!("warning: {}: was trained on {other}, the model is {own}", dir.display());
+    }
+    let config = match adapter.config.task {
+        TaskType::CausalLm => base.config.clone(),
+        TaskType::SeqCls => {
+            let head = adapter.tensors.iter().find(|t| t.name == layout::SCORE);
+            let numbered = || (0..head.map_or(0, |t| t.rows)).map(|i| format!("LABEL_{i}")).collect();
+            let labels = adapter.labels.clone().or(base.config.labels.clone()).unwrap_or_else(numbered);
+            base.config.clone().into_classifier(labels).map_err(|e| here(e.into()))?
+        }
+    };
+    let spec = LoraSpec {
+        rank: adapter.config.r,
+        alpha: adapter.config.lora_alpha as f32,
+        rslora: adapter.config.use_rslora,
+        dropout: 0.0,
+        targets: lora::resolve_targets(&adapter.config.target_modules, &config)
+            .map_err(|e| here(e.into()))?,
+        seed: 0,
+    };
+    let layout = layout::of(&config, &spec, 0..config.layers);
+    let flat = flat(&layout, &adapter.tensors).map_err(here)?;
+    Ok(Loaded { config, spec, flat })
+}
+
+/// The adapter in `dir`; without one the base alone, whose values are those of a classifier's head.
+pub fn load_or_base(dir: Option<&Path>, base: &BaseModel) -> Result<Loaded, Refusal> {
+    if let Some(dir) = dir {
+        return load(dir, base);
+    }
+    let (config, spec) = (base.config.clone(), LoraSpec::none());
+    let layout = layout::of(&config, &spec, 0..config.layers);
+    let flat = initial_parameters(&layout, &spec, &*base.files.tensors)?;
+    Ok(Loaded { config, spec, flat })
+}
+
+/// What to say of an adapter whose run.yaml knows other weights than the base has. No error: a GGUF of the model that was
+/// trained on is another file, and the right one.
+pub fn trained_on_another(dir: &Path, base: &BaseModel) -> Result<Option<String>, Refusal> {
+    let Some(trained) = run_file::fact(&run_of(dir).join(RUN_FILE), "model_hash") else { return Ok(None) };
+    if base_model::hash(&base.path)? == trained {
+        return Ok(None);
+    }
+    Ok(Some(format!(
+        "{}: was trained on other files than {}: right for another form of the same model, wrong for any other",
+        dir.display(),
+        base.path.display()
+    )))
+}
+
+fn flat(layout: &Layout, tensors: &[peft::AdapterTensor]) -> Result<Vec<f32>, Refusal> {
+    let named: Vec<Named> = tensors
+        .iter()
+        .map(|t| Named { name: &t.name, rows: t.rows, cols: t.cols, values: &t.values })
+        .collect();
+    Ok(lora::from_adapter(layout, &named)?)
+}
+
+/// Reads only the values of an adapter for a layout that is known.
+pub fn read_flat(dir: &Path, layout: &Layout) -> Result<Vec<f32>, Refusal> {
+    flat(layout, &read(dir)?.tensors).map_err(|r| in_file(dir, r))
+}
+
+/// All that an adapter's folder says besides its values.
+pub struct Writer {
+    /// adapter_config.json.
+    pub config: AdapterConfig,
+    /// Labels, tokenizer.
+    pub extras: Extras,
+    /// The base's kind, for the card.
+    kind: String,
+    /// Names and shapes.
+    pub layout: Layout,
+}
+
+impl Writer {
+    /// For an adapter of `spec` on this base.
+    pub fn new(base: &BaseModel, config: &Config, spec: &LoraSpec, base_id: Option<&str>) -> Self {
+        let adapter = AdapterConfig {
+            task: if config.labels.is_some() { TaskType::SeqCls } else { TaskType::CausalLm },
+            base_model_name_or_path: base_id.map(Into::into).or_else(|| base.files.base_id.clone()),
+            revision: base.files.revision.clone().filter(|_| base_id.is_none()),
+            r: spec.rank,
+            lora_alpha: f64::from(spec.alpha),
+            lora_dropout: f64::from(spec.dropout),
+            target_modules: spec.targets.clone(),
+            use_rslora: spec.rslora,
+        };
+        let extras = Extras { labels: config.labels.clone(), files: base.tokenizer_files() };
+        let (kind, layout) = (base.files.kind.clone(), layout::of(config, spec, 0..config.layers));
+        Writer { config: adapter, extras, kind, layout }
+    }
+
+    /// Writes an adapter of these values, with a card that has the numbers of its run.
+    pub fn write(&self, dir: &Path, flat: &[f32], training: &[(&str, String)]) -> Result<(), FormatError> {
+        let card = peft::card(&self.config, &self.kind, self.extras.labels.as_deref(), training);
+        atomic::write_file(&dir.join(peft::CARD), card.as_bytes())?;
+        let tensor = |e: &layout::Entry| (e.name.clone(), e.rows, e.cols, e.range());
+        let tensors: Vec<_> = self.layout.entries().iter().map(tensor).collect();
+        let refs: Vec<TensorRef> = tensors
+            .iter()
+            .map(|(name, rows, cols, range)| TensorRef {
+                name,
+                rows: *rows,
+                cols: *cols,
+                values: &flat[range.clone()],
+            })
+            .collect();
+        peft::write(dir, &self.config, &refs, &self.extras)
+    }
+}
+
+/// The same logits, bit for bit, from the values in memory and from those on disk.
+pub fn same_logits(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
+    let bits = |x: &[f32]| x.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    match bits(memory) == bits(disk) {
+        true => Ok(()),
+        false => Err(Refusal::of(
+            Kind::Failure,
+            format!(
+                "{}: the adapter as written gives other logits than the one in memory; keep the checkpoint and report this",
+                dir.display()
+            ),
+        )),
+    }
+}

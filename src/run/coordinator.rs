@@ -1,0 +1,388 @@
+//! `--role coordinator`: reads the data, hands out the work, steps the optimizer. Everything that a single run is
+//! besides who computes it is the same code ([`super::job`]). The order of things: what can be refused is refused;
+//! then the folder is locked (one that is there already before anything else) and the run's epoch raised, on the
+//! disk; then the port opens.
+
+use super::auto_micro_batch;
+use super::folder::{self, Claim, RunFolder};
+use super::job::{Job, Steps, Team, Values};
+use super::prepare;
+use super::signals;
+use crate::cluster::coordinator::{
+    Company, Coordinator, Counts, Gate, Lock, Longest, ModelFiles, Port, RunLockError, RunRecord, Setup, call,
+};
+use crate::cluster::inject::Inject;
+use crate::cluster::link::{ROOM, pair};
+use crate::cluster::machine::Config;
+use crate::cluster::message::{Bye, Hello, Manifest, PROTOCOL};
+use crate::cluster::worker::{self, Blueprint, Equipment, ModelSource, Outcome, Shape, Worker};
+use crate::config::groups::{ComputeDtype, Gpus, Options, Role};
+use crate::config::refusal::{Kind, Refusal};
+use crate::config::table::TABLE;
+use crate::config::{Origin, Settings};
+use crate::devices::{self, Chosen};
+use crate::net::{Party, Secured, Wishes, invitation, secure};
+use crate::numeric::REVISION;
+use crate::numeric::fixed::FRACTION_BITS;
+use crate::report::count;
+use crate::support::stderr::say;
+use crate::train::Finished;
+use crate::train::event::{Change, HERE, What};
+use crate::train::stop::Stop;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Who has not been heard for this long is taken for gone.
+const SILENCE: Duration = Duration::from_secs(10);
+/// How long devices of this process may take to end.
+const MOMENT: Duration = Duration::from_millis(500);
+/// Devices of this process end when the run does, and no sooner.
+static NEVER: Stop = Stop::new();
+/// How long the last words to workers may take.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// Trains with whoever comes.
+pub fn run(settings: &mut Settings, options: &Options) -> Result<(), Refusal> {
+    // A coordinator only coordinates, unless devices were named; run.yaml says so too.
+    let named = options.devices.gpus != Gpus::None && settings.is_given("gpus");
+    if !named {
+        settings.put("gpus", vec!["none".into()], Origin::Computed("a coordinator's default".into()));
+    }
+    let chosen = if named { Some(devices::choose(&options.devices)?) } else { None };
+    chosen.iter().flat_map(|c| &c.notes).for_each(|note| say!("{note}"));
+    let (mut place, lock, job) = begin(settings, options, chosen.as_ref())?;
+    let wishes = Wishes {
+        token_file: options.cluster.token_file.as_deref(),
+        insecure: options.cluster.insecure,
+        at: options.cluster.bind.as_ref(),
+        listens: true,
+    };
+    let secured = secure(Party::Coordinator, &wishes)?;
+    let files = ModelFiles::open(&job.prepared.base.path).map_err(Refusal::failure)?;
+    let claim = Claim::locked(&mut place, lock)?;
+    let record = RunRecord::raise(&place.dir, job.identity().values().clone())?;
+    let mut hall = Hall::open(&job, (settings, options), record, files, chosen.as_ref())?;
+    hall.coordinator.recall(job.classes());
+    hall.port = Some(open(&hall, options, &secured)?);
+    let outcome = job.train((settings, options), &place, claim, &mut hall);
+    hall.close(outcome)
+}
+
+/// Trains on several devices of this process, without any network.
+pub fn run_here(settings: &mut Settings, options: &Options, chosen: &Chosen) -> Result<(), Refusal> {
+    let (mut place, lock, job) = begin(settings, options, Some(chosen))?;
+    let record = RunRecord::of_one_process();
+    let mut hall = Hall::open(&job, (settings, options), record, ModelFiles::default(), Some(chosen))?;
+    hall.coordinator.recall(job.classes());
+    let claim = Claim::new(&mut place, lock)?;
+    let outcome = job.train((settings, options), &place, claim, &mut hall);
+    hall.close(outcome)
+}
+
+fn begin(
+    settings: &mut Settings,
+    options: &Options,
+    chosen: Option<&Chosen>,
+) -> Result<(RunFolder, Option<Lock>, Job), Refusal> {
+    let place = folder::place(&options.output, &options.model.model)?;
+    let lock = place.hold()?;
+    let mut prepared = prepare::prepare(settings, options)?;
+    let plan =
+        auto_micro_batch::plan(settings, options, (&mut prepared, chosen), auto_micro_batch::Look::Measure)?;
+    let mut job = Job::new(prepared, plan, options)?;
+    job.resume(&place)?;
+    Ok((place, lock, job))
+}
+
+/// Where everybody who computes comes together.
+struct Hall {
+    runtime: tokio::runtime::Runtime,
+    coordinator: Coordinator<'static>,
+    /// `None` if no other worker may join.
+    port: Option<Port>,
+    local: Option<JoinHandle<Outcome>>,
+    hardware: Vec<(String, String)>,
+}
+
+impl Hall {
+    fn open(
+        job: &Job,
+        (settings, options): (&Settings, &Options),
+        record: RunRecord,
+        files: ModelFiles,
+        chosen: Option<&Chosen>,
+    ) -> Result<Self, Refusal> {
+        let equipment = match chosen {
+            Some(local) => {
+                Some(devices::equipment(local, Inject::from_environment().map_err(Refusal::usage)?))
+            }
+            None => None,
+        };
+        let here = equipment.as_ref().map_or(0, |e| e.candidates.len());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(devices::cores().clamp(1, 4))
+            .thread_name("net")
+            .enable_all()
+            .build()
+            .map_err(|e| Refusal::failure(format!("threads for the network: {e}")))?;
+        let manifest = manifest(job, settings, options, &record, &files);
+        if options.cluster.role == Role::Coordinator {
+            longest(job).fits(&manifest).map_err(Refusal::configuration)?;
+        }
+        let shape = Shape::of(&manifest);
+        let company = if options.cluster.role == Role::Coordinator { Company::Open } else { Company::Closed };
+        let coordinator = Coordinator::new(Setup {
+            layout: job.writer.layout.clone(),
+            machine: machine(options, here),
+            gate: Gate { manifest, options: spoken(settings) },
+            files,
+            runtime: runtime.handle().clone(),
+            threads: devices::cores(),
+            hint: job.hint(options),
+            company,
+            stop: &signals::STOP,
+        });
+        let mut coordinator = coordinator.map_err(|e| Refusal::failure(format!("threads for sums: {e}")))?;
+        coordinator.opens_here(HERE, here);
+        let local = match equipment {
+            Some(equipment) => {
+                let blueprint = Blueprint::open(&job.prepared.base.path, shape);
+                let blueprint = blueprint.map_err(Refusal::configuration)?;
+                Some(work_here(&coordinator, (blueprint, company), equipment)?)
+            }
+            None => None,
+        };
+        let of = |c: &Chosen, at: usize| (c.picks[at].name.clone(), devices::hardware(c, at));
+        let hardware = chosen.map_or(vec![], |c| (0..c.picks.len()).map(|at| of(c, at)).collect());
+        Ok(Hall { runtime, coordinator, port: None, local, hardware })
+    }
+
+    /// Tells everybody how it ended; the port is open until workers that lost their connection have heard it.
+    fn close(self, outcome: Result<(), Refusal>) -> Result<(), Refusal> {
+        self.coordinator.close(&bye(&outcome), LAST_WORDS, self.port);
+        self.runtime.shutdown_background();
+        // Devices of this process that failed are why it ended, and nothing else.
+        match (self.local.and_then(ended), outcome) {
+            (Some(Outcome::Failed { reason }), Err(e)) if e.kind == Kind::Saved => {
+                Err(Refusal::failure(reason))
+            }
+            (Some(Outcome::Refused { reason }), Err(e)) if e.kind == Kind::Saved => {
+                Err(Refusal::configuration(reason))
+            }
+            (_, outcome) => outcome,
+        }
+    }
+}
+
+/// What was rejected, where anything was.
+fn counted(strangers: u64, counts: Counts) -> Option<Change> {
+    let Counts { expelled, refused, ignored, step } = counts;
+    let reason = format!(
+        "rejected: {}, {} (token, version, model or options differ); removed: {}; late or duplicate messages: {ignored}",
+        count(strangers, "connection"),
+        count(refused, "worker"),
+        count(expelled, "worker"),
+    );
+    let change = Change { step, what: What::Note, worker: String::new(), devices: vec![], reason };
+    (strangers + refused + expelled > 0).then_some(change)
+}
+
+/// How the devices of this process ended, if they have, or do in a moment.
+fn ended(local: JoinHandle<Outcome>) -> Option<Outcome> {
+    let began = Instant::now();
+    while !local.is_finished() && began.elapsed() < MOMENT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    local.is_finished().then(|| local.join().ok()).flatten()
+}
+
+/// Devices of this process hold the same conversation as others, over channels.
+fn work_here(
+    coordinator: &Coordinator,
+    (blueprint, company): (Blueprint, Company),
+    equipment: Equipment,
+) -> Result<JoinHandle<Outcome>, Refusal> {
+    // Drawn like everybody's: one that others know could be named by them.
+    let identity = worker::identity().map_err(Refusal::failure)?;
+    let (ours, theirs) = pair(ROOM);
+    coordinator.reception().receive_here(ours);
+    let hello = Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        numerics: REVISION,
+        identity,
+        name: HERE.into(),
+        model: None,
+        options: vec![],
+        before: None,
+    };
+    Ok(std::thread::spawn(move || {
+        let say = |line: &str| say!("{line}");
+        let outcome = Worker::new(equipment, ModelSource::Here(blueprint), &say).serve(theirs, hello, &NEVER);
+        // Where they are alone it is why the run ends, and said there.
+        if let Outcome::Failed { reason } | Outcome::Refused { reason } = &outcome
+            && company == Company::Open
+        {
+            say!("warning: the devices of this process: {reason}");
+        }
+        outcome
+    }))
+}
+
+/// Opens the port, says so, and dials the workers that listen.
+fn open(hall: &Hall, options: &Options, secured: &Secured) -> Result<Port, Refusal> {
+    let (runtime, coordinator) = (hall.runtime.handle(), &hall.coordinator);
+    let say = |line: &str| {
+        if !options.output.quiet {
+            say!("{line}");
+        }
+    };
+    let warn = |line: String| say!("warning: {line}");
+    secured.notes.iter().for_each(|note| say(note));
+    let (reception, at) = (coordinator.reception(), (&secured.at, secured.security.clone()));
+    let port = Port::open(runtime, at, reception)?;
+    let at = match port.address() {
+        at if at.ip().is_unspecified() => format!("port {} of all interfaces", at.port()),
+        at => at.to_string(),
+    };
+    let whose = if port.address().ip().to_canonical().is_loopback() { "this" } else { "the next" };
+    say(&format!("listens on {at}; on {whose} machine type:"));
+    invitation(port.address(), &secured.at, &secured.security)
+        .iter()
+        .for_each(|line| say(&format!("  {line}")));
+    for node in &options.cluster.nodes {
+        call(runtime, node.clone(), secured.security.clone(), coordinator.reception(), warn);
+    }
+    Ok(port)
+}
+
+/// With `here` devices in this process.
+fn machine(options: &Options, here: usize) -> Config {
+    let cluster = &options.cluster;
+    let min = cluster.min_workers;
+    let expect = cluster.expect_workers.unwrap_or(min.max(here));
+    Config { expect, min, join_timeout: cluster.join_timeout, ..Config::default() }
+}
+
+fn manifest(
+    job: &Job,
+    settings: &Settings,
+    options: &Options,
+    record: &RunRecord,
+    files: &ModelFiles,
+) -> Manifest {
+    let p = &job.prepared;
+    let typed = settings.is_given("dtype") && options.devices.dtype != ComputeDtype::Auto;
+    Manifest {
+        run: record.run.clone(),
+        epoch: record.epoch,
+        name: String::new(),
+        model: folder::stem(&options.model.model),
+        model_hash: job.model_hash.clone(),
+        files: files.list(),
+        labels: p.config.labels.clone(),
+        class_weights: options.data.class_weights.clone(),
+        quantize: options.model.quantize.map(|recipe| recipe.name().into()),
+        lora: p.spec.clone(),
+        parameters: job.writer.layout.len() as u64,
+        layout: job.writer.layout.hash(),
+        tokens: job.need().tokens as u64,
+        dtype: settings.text("dtype").ok().flatten().filter(|_| typed).map(str::to_string),
+        fraction_bits: FRACTION_BITS,
+        steps: job.schedule.total,
+        silence_millis: SILENCE.as_millis() as u64,
+    }
+}
+
+/// What the largest leases hold.
+fn longest(job: &Job) -> Longest {
+    let p = &job.prepared;
+    let rows = [Some(&p.train), p.eval.as_ref()].into_iter().flatten();
+    let shortest = rows.flat_map(|c| (0..c.samples.len()).map(|i| c.samples.tokens(i))).min();
+    Longest { tokens: job.need().tokens, shortest: shortest.unwrap_or(1), vocabulary: p.config.vocab }
+}
+
+/// The options that a worker may have been given too: as run.yaml has them, lists joined by commas.
+fn spoken(settings: &Settings) -> BTreeMap<String, String> {
+    let value = |key: &'static str| settings.get(key).map(|s| s.values.join(","));
+    TABLE.iter().filter_map(|opt| Some((opt.key(), value(opt.name)?))).collect()
+}
+
+/// What workers hear when the run ends like that.
+fn bye(outcome: &Result<(), Refusal>) -> Bye {
+    match outcome {
+        Ok(()) => Bye::Done,
+        Err(e) if e.kind == Kind::NonFinite => Bye::Halted { reason: e.line.clone() },
+        Err(e) => Bye::Later { reason: e.line.clone() },
+    }
+}
+
+impl Team for Hall {
+    /// Whoever comes: metrics.jsonl says it.
+    fn classes(&self) -> Vec<String> {
+        vec![]
+    }
+
+    fn train(&mut self, run: Steps) -> Result<Finished, Refusal> {
+        run(&mut self.coordinator)
+    }
+
+    fn hardware(&self) -> Vec<(String, String)> {
+        self.hardware.clone()
+    }
+
+    fn remarks(&self) -> Vec<Change> {
+        let rejected = self.port.as_ref().map_or(0, Port::refused);
+        counted(rejected, self.coordinator.counts()).into_iter().collect()
+    }
+
+    /// Without a model, by the values themselves.
+    fn compare(&mut self, _: &Job, values: Values, dir: &Path) -> Result<(), Refusal> {
+        same_values(values.memory, values.disk, dir)
+    }
+}
+
+fn same_values(memory: &[f32], disk: &[f32], dir: &Path) -> Result<(), Refusal> {
+    let differs = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
+    match memory.len() != disk.len() || memory.iter().zip(disk).any(differs) {
+        false => Ok(()),
+        true => Err(Refusal::failure(format!(
+            "{}: the adapter as written has other values than the one in memory; keep the checkpoint and report this",
+            dir.display()
+        ))),
+    }
+}
+
+impl From<RunLockError> for Refusal {
+    fn from(e: RunLockError) -> Self {
+        match e {
+            RunLockError::Format(e) => e.into(),
+            RunLockError::Random => Refusal::failure(e),
+            RunLockError::Locked(_) | RunLockError::Record { .. } | RunLockError::Other { .. } => {
+                Refusal::configuration(e)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_that_is_damaged_is_refused() {
+        let good = [1.0f32, -0.0, f32::MIN_POSITIVE];
+        let at = Path::new("out");
+        assert_eq!(same_values(&good, &good, at), Ok(()));
+        // Of every value its last bit, a sign that compares equal, and a value that is missing.
+        for (i, bit) in [(0, 0), (1, 31), (2, 0)] {
+            let mut bad = good;
+            bad[i] = f32::from_bits(bad[i].to_bits() ^ 1 << bit);
+            let refused = same_values(&good, &bad, at).unwrap_err();
+            assert!(refused.line.starts_with("out: the adapter as written has other values"), "{refused}");
+        }
+        assert!(same_values(&good, &good[..2], at).is_err());
+    }
+}

@@ -1,0 +1,284 @@
+//! The folder of a run. Where none is named it is `runs/<model>-<n>` with the first free n. It is made at the
+//! last moment, right before the first step, and goes again if that step is never reached, so that a run that
+//! never began leaves nothing. What a run left is touched only by itself (--resume) and with --overwrite, which moves
+//! it aside, and brings it back unless the new run takes its first step.
+
+use crate::cluster::coordinator::{Lock, RunLockError, run_lock};
+use crate::config::groups::{OutputOptions, Resume};
+use crate::config::refusal::{self, Refusal};
+use crate::support::stderr::say;
+use crate::train::TrainError;
+use crate::train::checkpoint::{self, Checkpoint};
+use std::path::{Path, PathBuf};
+
+mod claim;
+
+pub use claim::Claim;
+
+/// Where runs go that were given no folder.
+const RUNS: &str = "runs";
+
+/// The marker of a run's folder.
+pub const RUN_FILE: &str = "run.yaml";
+
+/// What a finished run has.
+const ADAPTER: &str = "adapter_model.safetensors";
+
+/// Where a run will write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFolder {
+    /// The folder.
+    pub dir: PathBuf,
+    /// A checkpoint, or a run's folder whose newest one is meant.
+    pub resume: Option<PathBuf>,
+    /// Whether what stands there is replaced.
+    overwrite: bool,
+    /// The model's name where no folder was named: then another number will do as well.
+    numbered: Option<String>,
+}
+
+impl RunFolder {
+    /// Whether the run goes on in the folder that it resumes from, and not in another one.
+    pub fn goes_on(&self) -> bool {
+        self.resume.as_deref().is_some_and(|from| same(&run_of(from), &self.dir))
+    }
+
+    /// Keeps every other run out of a run's folder before anything in it is read, chosen or cleared away. Where the
+    /// disk knows no locks, a coordinator hears of it later.
+    pub fn hold(&self) -> Result<Option<Lock>, Refusal> {
+        match self.goes_on().then(|| Lock::take(&self.dir)) {
+            Some(Err(e @ RunLockError::Locked(_))) => Err(e.into()),
+            lock => Ok(lock.and_then(Result::ok)),
+        }
+    }
+
+    /// Clears away what a process that died left where the run resumes from: its own folder, which is held, or
+    /// another one that no run has now. What is being written there may look just like it.
+    pub fn recover(&self) -> Result<(), Refusal> {
+        let Some(dir) = self.resume.as_deref().map(run_of) else { return Ok(()) };
+        let held = (!self.goes_on()).then(|| Lock::take(&dir));
+        match &held {
+            Some(Err(_)) => Ok(()),
+            None | Some(Ok(_)) => checkpoint::recover(&dir).map_err(Refusal::failure),
+        }
+    }
+
+    /// Refuses a folder that holds what this run may not touch.
+    fn check(&self) -> Result<(), Refusal> {
+        match (self.goes_on(), holds(&self.dir)?) {
+            (false, Holds::Run) if !self.overwrite => Err(Refusal::configuration(format!(
+                "{}: belongs to another run (it has a run.yaml): choose another --output, go on with --resume, or replace it with --overwrite",
+                self.dir.display()
+            ))),
+            (false, Holds::Other) => Err(not_ours(&self.dir)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The checkpoint that the run goes on from. None where it begins: nothing is resumed, or the run was killed
+    /// before its first checkpoint, which is said.
+    pub fn checkpoint(&self) -> Result<Option<Checkpoint>, Refusal> {
+        let Some(from) = &self.resume else { return Ok(None) };
+        match checkpoint::find(from) {
+            // Who removed the checkpoints of a finished run did not ask for another adapter.
+            Err(TrainError::NoCheckpoint { .. }) if self.goes_on() && !self.dir.join(ADAPTER).exists() => {
+                if holds(&self.dir)? == Holds::Other {
+                    return Err(not_ours(&self.dir));
+                }
+                begins_again(&self.dir, "no checkpoint to resume from");
+                Ok(None)
+            }
+            found => Ok(Some(found?)),
+        }
+    }
+}
+
+/// Where the run goes, refused if something else is there; nothing is written.
+pub fn place(options: &OutputOptions, model: &str) -> Result<RunFolder, Refusal> {
+    let both = "--overwrite: either --resume or --overwrite of the same folder, not both";
+    if options.overwrite && options.resume == Resume::Output {
+        return Err(Refusal::configuration(both));
+    }
+    let resume = resumed(options, model)?;
+    let named = options.output.clone().or_else(|| resume.as_deref().map(run_of));
+    let numbered = named.is_none().then(|| stem(model));
+    let dir = named.unwrap_or_else(|| free(&stem(model)));
+    let place = RunFolder { dir, resume, overwrite: options.overwrite, numbered };
+    if place.goes_on() && place.overwrite {
+        return Err(Refusal::configuration(both));
+    }
+    place.check().map(|()| place)
+}
+
+/// What --resume means, None where the run begins: also where the folder that is to be resumed is not there yet, as a
+/// scheduler that always says --resume finds it at first.
+fn resumed(options: &OutputOptions, model: &str) -> Result<Option<PathBuf>, Refusal> {
+    match (&options.resume, &options.output) {
+        (Resume::No, _) => Ok(None),
+        (Resume::From(dir), _) if dir.is_dir() => Ok(Some(dir.clone())),
+        (Resume::From(dir), _) => {
+            Err(Refusal::failure(format!("{}: nothing to resume there: no such folder", dir.display())))
+        }
+        (Resume::Output, Some(dir)) if dir.exists() => Ok(Some(dir.clone())),
+        (Resume::Output, Some(dir)) => {
+            begins_again(dir, "no such folder to resume from");
+            Ok(None)
+        }
+        (Resume::Output, None) => newest(model).map(Some).ok_or_else(|| {
+            Refusal::failure(format!(
+                "nothing to resume: no run in runs/{}-<n>; name it with --resume=DIR",
+                stem(model)
+            ))
+        }),
+    }
+}
+
+/// The note that nothing is resumed, and why.
+fn begins_again(dir: &Path, fact: &str) {
+    say!("note: {}: {fact}: the run begins again at step 0", dir.display());
+}
+
+fn not_ours(dir: &Path) -> Refusal {
+    Refusal::configuration(format!(
+        "{}: is not empty and holds no run: choose another --output",
+        dir.display()
+    ))
+}
+
+/// Whether both lead to one folder, which is there.
+pub fn same(one: &Path, other: &Path) -> bool {
+    let real = |dir: &Path| std::fs::canonicalize(dir).ok();
+    real(one).is_some_and(|one| real(other) == Some(one))
+}
+
+/// What a folder holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// Nothing, or what a run left that was killed while it took the folder.
+    Nothing,
+    Run,
+    Other,
+}
+
+fn holds(dir: &Path) -> Result<Holds, Refusal> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Holds::Nothing),
+        Err(e) => return Err(refusal::at(dir)(e)),
+    };
+    let names: Vec<String> =
+        entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let marks =
+        |name: &String| [RUN_FILE, claim::PREVIOUS, claim::MOVING, run_lock::FILE].contains(&name.as_str());
+    Ok(match names.iter().any(marks) {
+        true => Holds::Run,
+        false if names.iter().all(|name| name == run_lock::LOCK || claim::is_draft(name)) => Holds::Nothing,
+        false => Holds::Other,
+    })
+}
+
+/// The run that a folder or a checkpoint in it belongs to.
+pub fn run_of(dir: &Path) -> PathBuf {
+    let name = dir.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    match dir.parent() {
+        Some(parent) if name.starts_with("checkpoint-") && !parent.as_os_str().is_empty() => parent.into(),
+        Some(_) if name.starts_with("checkpoint-") => ".".into(),
+        _ => dir.into(),
+    }
+}
+
+/// A model's name without owner, folders and `.gguf`.
+pub fn stem(model: &str) -> String {
+    let model = model.split('@').next().unwrap_or(model).trim_end_matches('/');
+    let name = Path::new(model).file_name().and_then(|n| n.to_str()).unwrap_or("run");
+    name.trim_end_matches(".gguf").to_string()
+}
+
+fn numbered(stem: &str, n: usize) -> PathBuf {
+    Path::new(RUNS).join(format!("{stem}-{n}"))
+}
+
+/// The first number that is not taken. Another run may take it before this one does.
+fn free(stem: &str) -> PathBuf {
+    (1..).map(|n| numbered(stem, n)).find(|p| !p.exists()).unwrap_or_default()
+}
+
+/// The last run of that model in `runs`, by its number.
+pub fn newest(model: &str) -> Option<PathBuf> {
+    let (stem, entries) = (stem(model), std::fs::read_dir(RUNS).ok()?);
+    let number = |name: String| name.strip_prefix(&stem)?.strip_prefix('-')?.parse::<usize>().ok();
+    let mut taken: Vec<usize> =
+        entries.flatten().filter_map(|e| number(e.file_name().to_string_lossy().into())).collect();
+    taken.sort_unstable();
+    taken.into_iter().rev().map(|n| numbered(&stem, n)).find(|dir| dir.join(RUN_FILE).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::groups::Every;
+    use crate::train::best::Choice;
+
+    #[test]
+    fn stems() {
+        for (model, expected) in [
+            ("owner/name", "name"),
+            ("owner/name@main", "name"),
+            ("/models/x-q4.gguf", "x-q4"),
+            ("./dir/", "dir"),
+            ("demo", "demo"),
+        ] {
+            assert_eq!(stem(model), expected, "{model}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_not_kept_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("runs/demo-1");
+        let options = OutputOptions {
+            output: Some(dir.clone()),
+            overwrite: false,
+            resume: Resume::No,
+            eval_steps: Every::Never,
+            save_steps: Every::Never,
+            choice: Choice::default(),
+            save_total_limit: None,
+            sample_prompts: vec![],
+            log_json: None,
+            tensorboard: None,
+            dashboard: None,
+            quiet: false,
+        };
+        let mut p = place(&options, "demo").unwrap();
+        let claim = Claim::new(&mut p, None).unwrap();
+        std::fs::write(dir.join(RUN_FILE), "x").unwrap();
+        drop(claim);
+        assert!(!root.path().join("runs").exists());
+
+        let claim = Claim::new(&mut p, None).unwrap();
+        std::fs::write(dir.join(RUN_FILE), "x").unwrap();
+        claim.keep();
+        drop(claim);
+        let refused = place(&options, "demo").unwrap_err();
+        assert_eq!(refused.code(), 78);
+        assert!(refused.line.contains("belongs to another run"), "{refused}");
+        let mut over = place(&OutputOptions { overwrite: true, ..options.clone() }, "demo").unwrap();
+        std::fs::write(dir.join("notes.txt"), "mine").unwrap();
+        // What cannot be moved aside stays.
+        std::fs::write(dir.join(claim::MOVING), "").unwrap();
+        assert!(Claim::new(&mut over, None).is_err());
+        assert!(dir.join(RUN_FILE).exists() && dir.join("notes.txt").exists());
+        std::fs::remove_file(dir.join(claim::MOVING)).unwrap();
+        // A process died while it moved the run aside: what is moved and what is not belong together.
+        std::fs::write(dir.join("metrics.jsonl"), "m").unwrap();
+        std::fs::create_dir(dir.join(claim::MOVING)).unwrap();
+        std::fs::rename(dir.join(RUN_FILE), dir.join(claim::MOVING).join(RUN_FILE)).unwrap();
+        drop(Claim::new(&mut over, None).unwrap());
+        assert!(dir.join(RUN_FILE).exists() && dir.join("metrics.jsonl").exists());
+        assert!(!dir.join(claim::MOVING).exists() && !dir.join(claim::PREVIOUS).exists());
+        Claim::new(&mut over, None).unwrap().keep();
+        assert!(!dir.join(RUN_FILE).exists() && dir.join("notes.txt").exists());
+        assert!(place(&options, "demo").unwrap_err().line.contains("holds no run"));
+    }
+}

@@ -1,0 +1,376 @@
+//! A training run between its options and its end, whoever computes: the state that it begins with, its folder,
+//! its events, its adapter. The order of things is the promise: everything that can be refused is refused before
+//! a folder appears; the folder stays from the first step on; the adapter is read back before it is called done.
+
+mod best;
+mod expect;
+mod facts;
+mod team;
+
+pub use expect::{need, trials};
+pub use team::{Steps, Team, Values};
+
+use super::adapter::{self, Writer};
+use super::folder::{Claim, RUN_FILE, RunFolder};
+use super::prepare::Prepared;
+use super::prompt::{chat_ids, prompt_ids};
+use super::run_file::RunFile;
+use super::signals;
+use super::watch::Watch;
+use crate::cluster::coordinator::{Hint, prompt_fits};
+use crate::config::Settings;
+use crate::config::groups::{ComputeDtype, Options, Role};
+use crate::config::refusal::{Kind, Refusal};
+use crate::data::plan::Plan;
+use crate::data::tokenizer::{Skip, Special};
+use crate::forecast::counts::Counts;
+use crate::forecast::recorder::Recorder;
+use crate::forecast::time::Load;
+use crate::model::decoder::initial_parameters;
+use crate::model::quantised::Recipe;
+use crate::model::stage::Sampling;
+use crate::report::{Live, Look};
+use crate::support::stderr::say;
+use crate::train::checkpoint::{Identity, Saving, State};
+use crate::train::event::{Done, Event, Halt};
+use crate::train::schedule::Schedule;
+use crate::train::stop::Urgency;
+use crate::train::{self, Batches, Compute, Finished, Run, Sampler, TrainError, Work, optim};
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+
+/// Longest answer to a --sample-prompt.
+const SAMPLE_TOKENS: usize = 128;
+
+/// A run that can begin.
+pub struct Job {
+    /// Model and rows.
+    pub prepared: Prepared,
+    plan: Plan,
+    /// The adapter's names and shapes.
+    pub writer: Writer,
+    /// Learning rates and the number of steps.
+    pub schedule: Schedule,
+    identity: Identity,
+    optim: optim::Options,
+    /// blake3 of the model.
+    pub model_hash: String,
+    state: State,
+    /// The checkpoint that it goes on from.
+    from: Option<PathBuf>,
+    /// What is left to be done, once it was counted.
+    ahead: OnceCell<(Counts, Load)>,
+    /// What was seen of the run so far, for the model card.
+    history: Live,
+}
+
+impl Job {
+    /// Puts together what the options say.
+    pub fn new(mut prepared: Prepared, plan: Plan, options: &Options) -> Result<Self, Refusal> {
+        let o = &options.optim;
+        let total = plan.total_steps();
+        let decay = o.scheduler.parse().map_err(Refusal::configuration)?;
+        let schedule = Schedule { peak: o.learning_rate, decay, warmup: o.warmup.of(total), total };
+        let optim = optim::Options {
+            weight_decay: o.weight_decay,
+            max_grad_norm: o.max_grad_norm,
+            ..optim::Options::default()
+        };
+        let model_hash = prepared.model_hash()?;
+        let p = &prepared;
+        let writer = Writer::new(&p.base, &p.config, &p.spec, options.model.base_id.as_deref());
+        let parameters = match &options.lora.init_adapter {
+            Some(dir) => adapter::read_flat(dir, &writer.layout)?,
+            None => initial_parameters(&writer.layout, &p.spec, &*p.base.files.tensors)?,
+        };
+        let weights = options.data.class_weights.as_ref().map(|w| format!("{w:?}")).unwrap_or_default();
+        // Where nobody named it, every device decides for itself.
+        let dtype = Some(options.devices.dtype).filter(|dtype| *dtype != ComputeDtype::Auto);
+        let dtype = dtype.map(|dtype| format!("{dtype:?}").to_lowercase());
+        let identity = Identity::new(&schedule, &optim, &writer.layout)
+            .with("model", &model_hash)
+            .with("data", &p.train.hash)
+            .with("rank", p.spec.rank)
+            .with("target_modules", p.spec.targets.join(" "))
+            .with("alpha", p.spec.alpha)
+            .with("rslora", p.spec.rslora)
+            .with("dropout", p.spec.dropout)
+            .with("seed", o.seed)
+            .with("batch_size", o.batch_size)
+            .with("micro_batch_tokens", plan.micro_batch_tokens())
+            .with("packing", options.data.packing)
+            .with("no_shuffle", !options.data.shuffle)
+            .with("class_weights", weights)
+            .with_some("dtype", dtype)
+            .with_some("quantize", options.model.quantize.map(Recipe::name))
+            .with_some("eval_data", p.eval.as_ref().map(|eval| &eval.hash));
+        let state = State::new(parameters, optim);
+        let (from, ahead, history) = (None, OnceCell::new(), Live::default());
+        let job = Job {
+            prepared,
+            plan,
+            writer,
+            schedule,
+            identity,
+            optim,
+            model_hash,
+            state,
+            from,
+            ahead,
+            history,
+        };
+        // A prompt that cannot be answered is refused before a folder appears.
+        job.sampler(options, &|_| String::new())?;
+        Ok(job)
+    }
+
+    /// Takes the state of the checkpoint that --resume means, where there is one.
+    pub fn resume(&mut self, place: &RunFolder) -> Result<(), Refusal> {
+        place.recover()?;
+        let Some(checkpoint) = place.checkpoint()? else { return Ok(()) };
+        checkpoint.passed_over.iter().for_each(|line| say!("warning: {line}"));
+        self.state = checkpoint.load(&self.writer.layout, self.optim, &self.identity)?;
+        let (step, total) = (self.state.step, self.schedule.total);
+        if step > total {
+            let path = checkpoint.path.display();
+            let why = format!("is of step {step}, beyond the {total} steps of the run");
+            return Err(Refusal::failure(format!("{path}: {why}: remove it to go on from the one before")));
+        }
+        self.ahead.take();
+        self.find_best(&checkpoint.path);
+        self.from = Some(checkpoint.path);
+        Ok(())
+    }
+
+    /// Numeric classes that took part before a resume.
+    pub fn classes(&self) -> &[String] {
+        &self.state.classes
+    }
+
+    /// What decides the run's numbers, by name.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// For a line about steps with few microbatches.
+    pub fn hint(&self, options: &Options) -> Hint {
+        let micro_batch_tokens = self.plan.micro_batch_tokens();
+        Hint { batch_size: options.optim.batch_size, micro_batch_tokens }
+    }
+
+    /// Trains to the end or to a signal, in a folder that `claim` holds.
+    pub fn train(
+        mut self,
+        (settings, options): (&Settings, &Options),
+        place: &RunFolder,
+        claim: Claim,
+        team: &mut dyn Team,
+    ) -> Result<(), Refusal> {
+        let run_file = place.dir.join(RUN_FILE);
+        // A folder other than the one that is resumed must be one that can be resumed.
+        let mut file = match self.from.is_some() && place.goes_on() && run_file.exists() {
+            true => None,
+            false => Some(RunFile::write(run_file, settings, self.facts(), team.classes())?),
+        };
+        let look = if options.output.quiet { Look::Quiet } else { Look::detect() };
+        let mut watch = Watch::new(options, place, &self.state, look)?;
+        self.history = watch.history();
+        let mut recorder =
+            Recorder::new(self.shape(options), self.counts(options).clone(), (team.hardware(), team.takes()));
+        signals::listen(look).map_err(|e| Refusal::failure(format!("signals: {e}")))?;
+        let finished = {
+            let mut events = |e: &Event| {
+                if matches!(e, Event::Step(_) | Event::Checkpoint(_)) {
+                    claim.keep();
+                }
+                if let Some(file) = file.as_mut().filter(|_| claim.stands()) {
+                    file.see(e);
+                }
+                recorder.before(e).iter().for_each(|said| watch.see(said));
+                watch.see(e);
+                recorder.after(e).iter().for_each(|said| watch.see(said));
+            };
+            team.train(&mut |compute| self.steps(compute, options, (place, &claim), &mut events))
+        };
+        recorder.keep();
+        team.remarks().into_iter().for_each(|change| watch.see(&Event::Device(change)));
+        let finished = match finished {
+            Ok(f) => f,
+            Err(e) => {
+                watch.give_up(report_to(place, &claim));
+                return Err(e);
+            }
+        };
+        let outcome = match claim.stands() {
+            true => self.outcome(team, &finished, (place, options)),
+            false => Err(TrainError::Gone { path: place.dir.clone(), step: finished.state.step }.into()),
+        };
+        let path = match (&outcome, &finished.checkpoint) {
+            (Ok(()), _) | (_, None) => place.dir.clone(),
+            (Err(_), Some(checkpoint)) => checkpoint.clone(),
+        };
+        let (step, complete, seconds) = (finished.state.step, finished.complete, finished.seconds);
+        watch.see(&match &outcome {
+            Err(e) if complete => Event::Fault(Halt { step, code: e.code(), reason: e.line.clone() }),
+            _ => Event::Done(Done { step, complete, path, seconds }),
+        });
+        first(outcome, watch.end(report_to(place, &claim)))
+    }
+
+    /// The end of a run: its adapter, or where it was stopped.
+    fn outcome(
+        &mut self,
+        team: &mut dyn Team,
+        finished: &Finished,
+        (place, options): (&RunFolder, &Options),
+    ) -> Result<(), Refusal> {
+        if !finished.complete {
+            return Err(saved(finished, place, options));
+        }
+        self.finish(team, finished, place).map_err(|e| match signals::STOP.urgency() {
+            // A comparison that a signal cut short proves nothing against the adapter.
+            Urgency::Now => saved(finished, place, options),
+            _ => e,
+        })
+    }
+
+    fn steps(
+        &mut self,
+        compute: &mut dyn Compute,
+        options: &Options,
+        (place, claim): (&RunFolder, &Claim),
+        events: &mut dyn FnMut(&Event),
+    ) -> Result<Finished, Refusal> {
+        self.bring_best(place)?;
+        let p = &self.prepared;
+        let notes = self.notes(options, place);
+        let state = std::mem::replace(&mut self.state, State::new(Vec::new(), self.optim));
+        let work = Batches::new(&p.train.samples, &self.plan, p.eval.as_ref().map(|e| &e.samples));
+        let write = |dir: &Path, flat: &[f32]| self.writer.write(dir, flat, &self.numbers());
+        let decode = |ids: &[u32]| p.tokenizer.decode(ids, Skip::Special).unwrap_or_default();
+        let saving = Saving {
+            output: place.dir.clone(),
+            every: self.every(options.output.save_steps),
+            limit: options.output.save_total_limit,
+            identity: self.identity.clone(),
+            adapter: &write,
+            stands: &|| claim.stands(),
+            // In another folder, the state that it goes on from is saved once more.
+            last: self.from.clone().filter(|_| place.goes_on()).map(|path| (state.step, path)),
+        };
+        let run = Run {
+            compute,
+            work: &work as &dyn Work,
+            state,
+            schedule: self.schedule,
+            eval_steps: self.every(options.output.eval_steps),
+            choice: options.output.choice,
+            saving,
+            sampler: self.sampler(options, &decode)?,
+            stop: &signals::STOP,
+            labels: p.config.labels.clone().unwrap_or_default(),
+            notes,
+        };
+        let mut finished = train::run(run, events)?;
+        // What it ends with is saved: the adapter is read back into the memory of the moments.
+        finished.state.optimizer = optim::AdamW::new(self.optim, 0);
+        Ok(finished)
+    }
+
+    fn sampler<'a>(
+        &self,
+        options: &Options,
+        decode: &'a dyn Fn(&[u32]) -> String,
+    ) -> Result<Option<Sampler<'a>>, Refusal> {
+        let p = &self.prepared;
+        if options.output.sample_prompts.is_empty() || p.config.labels.is_some() {
+            return Ok(None);
+        }
+        let ids = |prompt: &String| {
+            prompt_ids(&p.tokenizer, prompt, |tokenizer| match p.chat {
+                true => chat_ids(tokenizer, None, prompt),
+                false => Ok(tokenizer.encode(prompt, Special::Add)?),
+            })
+        };
+        let room = p.config.max_positions;
+        let with_ids = |prompt: &String| match ids(prompt)? {
+            ids if ids.len() < room => match options.cluster.role {
+                Role::Coordinator => prompt_fits(ids.len(), p.config.vocab)
+                    .map_err(Refusal::configuration)
+                    .map(|()| (prompt.clone(), ids)),
+                Role::Single | Role::Worker => Ok((prompt.clone(), ids)),
+            },
+            ids => Err(Refusal::configuration(format!(
+                "--sample-prompt: {} tokens leave no room for an answer in the model's {room} positions: shorten it",
+                ids.len()
+            ))),
+        };
+        let prompts = options.output.sample_prompts.iter().map(with_ids).collect::<Result<_, Refusal>>()?;
+        let stop = p.base.stop_ids(&p.tokenizer);
+        let seed = options.optim.seed;
+        let sampling = Sampling { max_new_tokens: SAMPLE_TOKENS, temperature: 0.0, top_p: 1.0, seed, stop };
+        Ok(Some(Sampler { prompts, sampling, decode }))
+    }
+
+    /// Writes the adapter, reads it back, and compares the two.
+    fn finish(&mut self, team: &mut dyn Team, finished: &Finished, place: &RunFolder) -> Result<(), Refusal> {
+        let memory = &*self.result(&finished.state, place)?;
+        self.writer.write(&place.dir, memory, &self.numbers())?;
+        let disk = &adapter::read_flat(&place.dir, &self.writer.layout)?;
+        team.compare(self, Values { memory, disk }, &place.dir)
+    }
+
+    /// Lines for people.
+    fn notes(&self, options: &Options, place: &RunFolder) -> Vec<String> {
+        let p = &self.prepared;
+        let c = &p.train.counts;
+        let modules = p.spec.targets.join(" ");
+        let name = format!("{}, {}", p.config.architecture(), p.base.files.kind);
+        let mut rows = format!("rows     {} read, {} tokens, {} supervised", c.rows, c.tokens, c.supervised);
+        if c.dropped > 0 {
+            let first = c.first_dropped.as_ref().map(|f| format!(", first {f}")).unwrap_or_default();
+            rows += &format!("; {} without anything to train on left out{first}", c.dropped);
+        }
+        if c.truncated > 0 {
+            rows += &format!("; {} cut at --max-seq-len", c.truncated);
+        }
+        let mut notes = vec![
+            format!("output   {}", place.dir.display()),
+            format!("model    {} ({name})", options.model.model),
+            rows,
+            format!("adapter  rank {}, alpha {} on {modules}", p.spec.rank, p.spec.alpha),
+        ];
+        notes.extend(self.unnamed_base(options));
+        notes.extend(p.remarks.clone());
+        notes
+    }
+}
+
+/// Where the report goes; None where the run's folder is gone, which nothing makes again.
+fn report_to<'a>(place: &'a RunFolder, claim: &Claim) -> Option<&'a Path> {
+    claim.stands().then_some(&place.dir)
+}
+
+/// How the run ended is what a caller must learn; a log that could not be written is a warning beside it.
+fn first(outcome: Result<(), Refusal>, logged: Result<(), Refusal>) -> Result<(), Refusal> {
+    if let (Err(_), Err(e)) = (&outcome, &logged) {
+        say!("warning: {}", e.line);
+    }
+    outcome.and(logged)
+}
+
+/// The end of a run that a signal stopped.
+fn saved(finished: &Finished, place: &RunFolder, options: &Options) -> Refusal {
+    let (step, dir) = (finished.state.step, place.dir.display());
+    let again = match options.data.data.iter().any(|path| path.as_os_str() == "-") {
+        true => ", and the same rows on stdin",
+        false => "",
+    };
+    let line = match step {
+        0 => "stopped by a signal before the first step: nothing is saved".to_string(),
+        _ => {
+            format!("stopped by a signal after step {step}, which is saved: go on with --resume={dir}{again}")
+        }
+    };
+    Refusal::of(Kind::Saved, line)
+}

@@ -1,0 +1,63 @@
+//! What a run's folder says of the run: facts in run.yaml, numbers in the model card, and what neither can say of the
+//! base.
+
+use super::Job;
+use crate::config::demo;
+use crate::config::groups::Options;
+use crate::numeric::fixed::FRACTION_BITS;
+use crate::report;
+use crate::train::schedule::Decay;
+
+impl Job {
+    /// What run.yaml says besides the options.
+    pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
+        let p = &self.prepared;
+        let c = &p.train.counts;
+        let mut facts = vec![
+            ("fixed_point_exponent", FRACTION_BITS.to_string()),
+            ("architecture", p.config.architecture()),
+            ("weights", p.base.files.kind.clone()),
+            ("model_hash", self.model_hash.clone()),
+            ("data_hash", p.train.hash.clone()),
+            ("total_steps", self.schedule.total.to_string()),
+            ("steps_per_epoch", self.plan.steps_per_epoch().to_string()),
+            ("warmup_steps", self.schedule.warmup.to_string()),
+            ("micro_batch_tokens", self.plan.micro_batch_tokens().to_string()),
+            ("trained_values", self.writer.layout.len().to_string()),
+            ("rows_read", c.rows.to_string()),
+            ("rows_dropped", c.dropped.to_string()),
+            ("rows_truncated", c.truncated.to_string()),
+            ("tokens", c.tokens.to_string()),
+            ("supervised", c.supervised.to_string()),
+            ("eval_rows", p.eval.as_ref().map_or(0, |e| e.samples.len()).to_string()),
+        ];
+        if let Some(labels) = &p.config.labels {
+            facts.push(("labels", labels.join(", ")));
+        }
+        facts
+    }
+
+    /// The numbers of the model card, so far.
+    pub(super) fn numbers(&self) -> Vec<(&'static str, String)> {
+        let mut numbers = report::card(&self.history.now());
+        let s = &self.schedule;
+        let shape = match s.decay {
+            Decay::Cosine => "cosine",
+            Decay::Linear => "linear",
+            Decay::Constant => "constant",
+        };
+        numbers.push(("learning rate", format!("{:e}, {shape}, warm-up steps: {}", s.peak, s.warmup)));
+        numbers
+    }
+
+    /// A note about a base that adapter_config.json cannot name: a path of this machine means nothing on another. The
+    /// demonstration's base is of no use elsewhere.
+    pub(super) fn unnamed_base(&self, options: &Options) -> Option<String> {
+        let named = self.writer.config.base_model_name_or_path.is_some() || options.model.model == demo::NAME;
+        (!named).then(|| {
+            "base     no Hub id is known: for PEFT's AutoPeftModel give --base-id ID, or set \
+             base_model_name_or_path in adapter_config.json"
+                .into()
+        })
+    }
+}

@@ -1,0 +1,18 @@
+//! One run and its roles: from options to a base model with rows ([`prepare`]), to a [`job::Job`] in a [`folder`], and to
+//! its end. Who computes it is [`single`], [`coordinator`] or [`worker`]. Verbs that read what a run left (its adapter,
+//! its run.yaml) do it with the same code.
+
+pub mod adapter;
+pub mod auto_micro_batch;
+pub mod base_model;
+pub mod coordinator;
+pub mod folder;
+pub mod job;
+pub mod prepare;
+pub mod prompt;
+pub mod row_warnings;
+pub mod run_file;
+pub mod signals;
+pub mod single;
+pub mod watch;
+pub mod worker;

@@ -1,0 +1,391 @@
+//! From options to all that a run needs, cheapest refusals first: model files, tokenizer, rows, plan, adapter.
+//! Nothing is written here.
+
+use super::adapter;
+use super::base_model::{self, BaseModel};
+use super::folder;
+use super::row_warnings;
+use crate::config::groups::{DataOptions, Options, Split, within};
+use crate::config::refusal::Refusal;
+use crate::config::{Origin, Settings};
+use crate::data::files::{self, Flow};
+use crate::data::form::{self, Form};
+use crate::data::plan::PlanOptions;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, Corpus, DataError, LabelMap, Task};
+use crate::forecast::profile::ModelShape;
+use crate::format::peft::{self, AdapterConfig, TaskType};
+use crate::model::config::Config;
+use crate::model::lora::{self, LoraSpec};
+use crate::model::quantised::Recipe;
+use crate::numeric::tensor::Tensors;
+use crate::support::stderr::say;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+/// Default of --max-seq-len, in tokens.
+pub const MAX_SEQ_LEN: usize = 2048;
+
+/// A model with rows that fit it.
+pub struct Prepared {
+    /// The base model's files.
+    pub base: BaseModel,
+    /// Its tokens.
+    pub tokenizer: Tokenizer,
+    /// Its shape; a classifier's for --task classify.
+    pub config: Config,
+    /// The adapter.
+    pub spec: LoraSpec,
+    /// Rows.
+    pub train: Corpus,
+    /// Rows held back.
+    pub eval: Option<Corpus>,
+    /// True where the rows are turns of a chat template, so that prompts are too.
+    pub chat: bool,
+    /// Lines about choices that were made, for the run's beginning.
+    pub remarks: Vec<String>,
+    hash: Option<Hashing>,
+}
+
+impl Prepared {
+    /// The model's shape, its weights and its adapter.
+    pub fn model(&self) -> (&Config, &dyn Tensors, &LoraSpec) {
+        (&self.config, &*self.base.files.tensors, &self.spec)
+    }
+
+    /// The model as far as its speed goes.
+    pub fn shape(&self, options: &Options) -> ModelShape {
+        ModelShape::of(&folder::stem(&options.model.model), (&self.config, &self.spec), &self.base.files.kind)
+    }
+
+    /// The model's hash, which was worked out while rows were read.
+    pub fn model_hash(&mut self) -> Result<String, Refusal> {
+        match self.hash.take().map(JoinHandle::join) {
+            Some(Ok(hash)) => hash,
+            _ => base_model::hash(&self.base.path),
+        }
+    }
+}
+
+/// Opens, reads, checks.
+pub fn prepare(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
+    read(settings, options, base_model::open_as, |path| {
+        let path = path.to_path_buf();
+        Some(std::thread::spawn(move || base_model::hash(&path)))
+    })
+}
+
+/// The same without a look at the weights, which nobody waits for who only plans, nor fetches them.
+pub fn prepare_dry(settings: &mut Settings, options: &Options) -> Result<Prepared, Refusal> {
+    read(settings, options, base_model::outline_as, |_| None)
+}
+
+/// Refuses where there are no rows, or where they were typed in the place of the model.
+fn has_rows(options: &Options) -> Result<(), Refusal> {
+    let named = &options.model.model;
+    if files::holds_rows(Path::new(named)) && Path::new(named).is_file() {
+        let line = format!("{named} holds rows, not a model: finetune MODEL --data {named}");
+        return Err(Refusal::usage(line));
+    }
+    if options.data.data.is_empty() {
+        return Err(Refusal::usage(format!(
+            "no rows to train {named} on: give --data FILE (.jsonl, .json, .csv, .tsv, .parquet), a folder, or - for stdin"
+        )));
+    }
+    Ok(())
+}
+
+type Hashing = JoinHandle<Result<String, Refusal>>;
+
+fn read(
+    settings: &mut Settings,
+    options: &Options,
+    open: fn(&str, Option<Recipe>) -> Result<BaseModel, Refusal>,
+    hash: impl FnOnce(&Path) -> Option<Hashing>,
+) -> Result<Prepared, Refusal> {
+    base_model::named(&options.model.model)?;
+    has_rows(options)?;
+    let mut base = open(&options.model.model, options.model.quantize)?;
+    let hash = hash(&base.path);
+    let tokenizer = base.tokenizer(options.model.chat_template.as_deref())?;
+    if let (Some(labels), false) = (&base.config.labels, options.data.task == Task::Classify) {
+        let why = format!(
+            "{} is a classifier ({} labels), which writes no text: give --task classify",
+            options.model.model,
+            labels.len()
+        );
+        return Err(settings.refuse("task", why));
+    }
+    let spec = spec(settings, options, &base.config)?;
+    let max_seq_len = max_seq_len(settings, options, &base.config)?;
+    let (train_paths, eval_paths) = paths(&options.data)?;
+    let read = read_options(options, &base.config, max_seq_len);
+    let chat = tokenizer.template().is_some() && train_paths.first().is_some_and(|p| is_chat(p, &read));
+    let mut train =
+        data::load(&train_paths, &read, &tokenizer).map_err(|e| no_raise(e, &base.config, max_seq_len))?;
+    within(settings, &train.counts)?;
+    check_classes(&train)?;
+    if !options.output.quiet {
+        let stop = base.stop_ids(&tokenizer);
+        row_warnings::of_a_run(&train, &tokenizer, (&stop, max_seq_len))
+            .iter()
+            .for_each(|w| say!("warning: {w}"));
+    }
+    let fraction = match eval_paths.first() {
+        None => held_back(settings, options, train.samples.len())?,
+        Some(first) => {
+            if options.data.eval_split.is_some() && !options.output.quiet {
+                let named = first.display();
+                say!("note: --eval-split is not used: the rows for evaluation come from {named} (eval_data)");
+            }
+            None
+        }
+    };
+    let mut eval = None;
+    if let Some(fraction) = fraction {
+        let (kept, held) = train.split(fraction, options.optim.seed)?;
+        (train, eval) = (kept, Some(held));
+    } else if !eval_paths.is_empty() {
+        let read = data::Options { labels: train.labels.clone(), limit: None, max_dropped: None, ..read };
+        eval = Some(data::load(&eval_paths, &read, &tokenizer)?);
+    }
+    has_eval(settings, options, eval.as_ref())?;
+    let mut config = base.config.clone();
+    if let Some(labels) = &train.labels {
+        config = config.into_classifier(labels.names.clone())?;
+    }
+    check_weights(settings, options.data.class_weights.as_deref(), &config)?;
+    Ok(Prepared { base, tokenizer, config, spec, train, eval, chat, remarks: vec![], hash })
+}
+
+/// Refuses to choose among evaluations where there are none.
+fn has_eval(settings: &Settings, options: &Options, eval: Option<&Corpus>) -> Result<(), Refusal> {
+    let choice = &options.output.choice;
+    let name = match (choice.keep, choice.patience) {
+        _ if eval.is_some_and(|e| !e.samples.is_empty()) => return Ok(()),
+        (true, _) => "keep-best",
+        (_, Some(_)) => "early-stopping",
+        _ => return Ok(()),
+    };
+    Err(settings.refuse(name, "needs rows to evaluate on: --eval-split 5% or --eval-data FILE"))
+}
+
+/// The plan's options.
+pub fn plan_options(options: &Options) -> PlanOptions {
+    PlanOptions {
+        batch_size: options.optim.batch_size,
+        epochs: options.optim.epochs,
+        max_steps: options.optim.max_steps,
+        micro_batch_tokens: options.optim.micro_batch_tokens,
+        packing: options.data.packing,
+        shuffle: options.data.shuffle,
+        seed: options.optim.seed,
+    }
+}
+
+/// The part of `n` rows that --eval-split holds back.
+fn held_back(settings: &Settings, options: &Options, n: usize) -> Result<Option<f64>, Refusal> {
+    match options.data.eval_split {
+        Some(Split::Rows(held)) if held >= n => {
+            let why = format!("{held} of {n} rows held back leave none to train on");
+            Err(settings.refuse("eval-split", why))
+        }
+        Some(Split::Rows(held)) => Ok(Some(held as f64 / n as f64)),
+        Some(Split::Part(p)) => Ok(Some(p)),
+        None => Ok(None),
+    }
+}
+
+/// Nobody is told to raise --max-seq-len where the model's window is what ends the rows.
+fn no_raise(e: DataError, config: &Config, max_seq_len: usize) -> Refusal {
+    match e {
+        DataError::NothingSupervised { files, rows, first } if config.window() == Some(max_seq_len) => {
+            Refusal::failure(format!(
+                "nothing is supervised in {files} (rows: {rows}, the first: {first}): check the fields, or \
+                 shorten the prompts: the model's sliding window allows rows of {max_seq_len} tokens at most"
+            ))
+        }
+        e => e.into(),
+    }
+}
+
+fn max_seq_len(settings: &mut Settings, options: &Options, config: &Config) -> Result<usize, Refusal> {
+    let longest = config.longest_row();
+    let n = match options.data.max_seq_len {
+        Some(n) if n > config.max_positions => {
+            let why = format!("{n} is longer than the model's {} positions", config.max_positions);
+            return Err(settings.refuse("max-seq-len", why));
+        }
+        Some(n) => n,
+        None => {
+            let n = MAX_SEQ_LEN.min(longest);
+            let source =
+                Origin::Computed(format!("default: the smaller of {MAX_SEQ_LEN} and the model's {longest}"));
+            settings.put("max-seq-len", vec![n.to_string()], source);
+            let window = config.window().filter(|w| *w == n && *w < config.max_positions);
+            if let Some(window) = window.filter(|_| !options.output.quiet) {
+                say!("note: rows are cut at the model's sliding window of {window} tokens");
+            }
+            n
+        }
+    };
+    config.check_sequence(n)?;
+    Ok(n)
+}
+
+fn read_options(options: &Options, config: &Config, max_seq_len: usize) -> data::Options {
+    let data = &options.data;
+    let classify = data.task == Task::Classify;
+    data::Options {
+        task: data.task,
+        fields: data.fields.clone(),
+        max_seq_len,
+        num_classes: data.num_classes,
+        labels: config.labels.clone().filter(|_| classify).map(|names| LabelMap { names }),
+        max_dropped: None,
+        limit: plan_options(options).rows_needed().filter(|_| data.eval_split.is_none()),
+        threads: options.devices.threads.unwrap_or(0),
+    }
+}
+
+/// Refuses --class-weights that are not one for each class.
+pub fn check_weights(settings: &Settings, weights: Option<&[f32]>, config: &Config) -> Result<(), Refusal> {
+    match (weights, &config.labels) {
+        (Some(w), Some(l)) if w.len() != l.len() => {
+            let why = format!("{} weights for {} classes ({})", w.len(), l.len(), l.join(", "));
+            Err(settings.refuse("class-weights", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// With one class the loss is 0 from the first step on.
+fn check_classes(train: &Corpus) -> Result<(), Refusal> {
+    match &train.labels {
+        Some(labels) if labels.names.len() < 2 => Err(Refusal::configuration(format!(
+            "a classifier needs at least two classes: every row is labelled {}; add rows of another, or say --num-classes",
+            labels.names.join(", ")
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Files to train on and files for eval; a folder has both.
+pub fn paths(data: &DataOptions) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Refusal> {
+    let (mut train, mut eval) = (Vec::new(), Vec::new());
+    for path in &data.data {
+        match path.is_dir() {
+            true => {
+                let folder = files::folder(path)?;
+                train.extend(folder.train);
+                eval.extend(folder.eval);
+            }
+            false => train.push(path.clone()),
+        }
+    }
+    if !data.eval_data.is_empty() {
+        eval = eval_files(&data.eval_data)?;
+    }
+    Ok((train, eval))
+}
+
+/// Files to evaluate on; of a folder those for eval, else those for tests, else all.
+pub fn eval_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
+    let mut eval = Vec::new();
+    for path in paths {
+        match path.is_dir() {
+            true => {
+                let folder = files::folder(path)?;
+                let named = if folder.eval.is_empty() { folder.test } else { folder.eval };
+                eval.extend(if named.is_empty() { folder.train } else { named });
+            }
+            false => eval.push(path.clone()),
+        }
+    }
+    Ok(eval)
+}
+
+/// True where the first row goes through the chat template. Standard input cannot be looked into twice.
+fn is_chat(path: &Path, read: &data::Options) -> bool {
+    if path.as_os_str() == "-" {
+        return true;
+    }
+    let mut chat = false;
+    let _ = files::read(path, &mut |row| {
+        let form = row.raw.parse().ok().and_then(|v| form::of(&v, read).ok());
+        chat = matches!(form, Some(Form::Alpaca(_) | Form::Chat(_)));
+        Ok(Flow::Stop)
+    });
+    chat
+}
+
+/// The adapter's shape. What --init-adapter says stands unless something else was typed.
+fn spec(settings: &mut Settings, options: &Options, config: &Config) -> Result<LoraSpec, Refusal> {
+    let lora = &options.lora;
+    let mut spec = LoraSpec {
+        rank: lora.rank,
+        alpha: lora.alpha,
+        rslora: lora.rslora,
+        dropout: lora.dropout,
+        targets: lora::resolve_targets(&lora.targets, config)
+            .map_err(|e| settings.refuse("target-modules", e))?,
+        seed: options.optim.seed,
+    };
+    if let Some(dir) = &lora.init_adapter {
+        let from = adapter::read(dir)?.config;
+        check_task(settings, options, &from)?;
+        let mut take = |name, value: Vec<String>| match settings.is_given(name) {
+            true => false,
+            false => {
+                settings.put(name, value, Origin::Computed(dir.join(peft::CONFIG).display().to_string()));
+                true
+            }
+        };
+        if take("rank", vec![from.r.to_string()]) {
+            spec.rank = from.r;
+        }
+        if take("alpha", vec![from.lora_alpha.to_string()]) {
+            spec.alpha = from.lora_alpha as f32;
+        }
+        if take("rslora", vec![from.use_rslora.to_string()]) {
+            spec.rslora = from.use_rslora;
+        }
+        if take("target-modules", from.target_modules.clone()) {
+            spec.targets = lora::resolve_targets(&from.target_modules, config)?;
+        }
+        scale_notes(&from, &spec).iter().filter(|_| !options.output.quiet).for_each(|differs| {
+            say!(
+                "note: --init-adapter {}: {differs}: it begins with another scale than it was trained with",
+                dir.display()
+            );
+        });
+    }
+    spec.check()?;
+    Ok(spec)
+}
+
+/// An adapter to begin with must be for the same task.
+fn check_task(settings: &Settings, options: &Options, from: &AdapterConfig) -> Result<(), Refusal> {
+    match (from.task, options.data.task) {
+        (TaskType::SeqCls, Task::Sft) => Err(settings
+            .refuse("init-adapter", "is a classifier's adapter (task_type SEQ_CLS): give --task classify")),
+        (TaskType::CausalLm, Task::Classify) => {
+            let why =
+                "is an adapter that writes text (task_type CAUSAL_LM), which a classifier cannot begin with";
+            Err(settings.refuse("init-adapter", why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What of the adapter's own scale the options replace.
+fn scale_notes(from: &AdapterConfig, spec: &LoraSpec) -> Vec<String> {
+    let mut notes = Vec::new();
+    if from.lora_alpha as f32 != spec.alpha {
+        notes.push(format!("alpha was {}, is {}", from.lora_alpha, spec.alpha));
+    }
+    if from.use_rslora != spec.rslora {
+        notes.push(format!("rslora was {}, is {}", from.use_rslora, spec.rslora));
+    }
+    notes
+}
