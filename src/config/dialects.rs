@@ -1,4 +1,4 @@
-//! What keys of other trainers mean here, as data. A key is looked up in its trainer's table, then in [`SHARED`],
+//! What keys of other trainers mean here, as data. A key is looked up in its trainer's table, then in `SHARED`,
 //! which holds what all of them have from transformers; spellings that `--config` understands anyway
 //! (`config::alias`) stand in neither. A value that is empty says nothing, whatever its key.
 

@@ -39,9 +39,9 @@ pub struct Contract {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The bits of a result.
+    /// `critical`
     Critical,
-    /// Anything else.
+    /// `major`
     Major,
 }
 
