@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The best evaluation is that of step 2; the run ends after two more.
 #[test]
-fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
+fn early_stopped_run_returns_the_best_adapter() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(240));
     let run = "demo --data many.jsonl --eval-data rows.jsonl --batch-size 24 --rank 4 --learning-rate 0.02 \
@@ -50,7 +50,7 @@ fn evals(b: &Bench, out: &str) -> Vec<u64> {
 
 /// 240 rows are an epoch of ten steps.
 #[test]
-fn evals_and_checkpoints_come_by_epochs_and_shares() {
+fn eval_and_save_steps_accept_epochs_and_shares() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(240));
     let plain = "demo --data many.jsonl --eval-data eval.jsonl --batch-size 24 --rank 4 -q";

@@ -31,7 +31,7 @@ fn threads_and_run_yaml_give_the_same_bytes() {
 }
 
 #[test]
-fn an_adapter_to_go_on_from_is_where_training_starts() {
+fn init_adapter_is_the_start_of_training() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 3 --rank 4 --alpha 6 --target-modules q_proj,v_proj -q -o one");
     b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 --init-adapter one -q -o two");
@@ -78,7 +78,7 @@ fn end(child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_stopped_run_goes_on_to_the_same_bytes() {
+fn stopped_run_resumes_to_the_same_bytes() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(400));
     let run = "demo --data many.jsonl --eval-data eval.jsonl --max-steps 300 --batch-size 3 --dropout 0.1 --save-steps 0";
@@ -104,7 +104,7 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
 }
 
 #[test]
-fn signals_save_go_on_and_stop_at_once() {
+fn signals_save_continue_or_stop() {
     let b = Bench::new();
     let mut child = b.start("demo --data rows.jsonl --max-steps 1000000 --batch-size 24 -o out");
     wait_for_steps(&b, &mut child, 2);
@@ -131,7 +131,7 @@ fn signals_save_go_on_and_stop_at_once() {
 }
 
 #[test]
-fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
+fn demo_learns_and_runs_take_the_next_free_folder() {
     let b = Bench::new();
     let run = |args: &str| {
         let out = b.run(args);
@@ -163,7 +163,7 @@ fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
 }
 
 #[test]
-fn names_of_other_trainers_are_explained() {
+fn foreign_option_names_are_explained() {
     let b = Bench::new();
     b.file(
         "c.yaml",
@@ -188,7 +188,7 @@ fn names_of_other_trainers_are_explained() {
 /// All pools count: the backend's, and the one that optimizer and sums share.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_has_no_more_threads_than_it_was_given() {
+fn run_respects_its_thread_limit() {
     let b = Bench::new();
     let command = "demo --data rows.jsonl --max-steps 1000000 --batch-size 24 --threads 2 -o out";
     let mut child = b.command(command).env("RAYON_NUM_THREADS", "40").stderr(Stdio::piped()).spawn().unwrap();
@@ -201,7 +201,7 @@ fn a_run_has_no_more_threads_than_it_was_given() {
 }
 
 #[test]
-fn an_adapter_speaks_and_merges() {
+fn adapter_generates_and_merges() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 -q -o out");
     let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
@@ -276,7 +276,7 @@ fn exports_replace_only_exports() {
 }
 
 #[test]
-fn an_integer_is_no_index_where_classes_are_integers() {
+fn integer_labels_are_names_and_not_indices() {
     let b = Bench::new();
     let row = |label: u32| format!("{{\"text\": \"text {label}\", \"label\": {label}}}\n");
     b.file("train.jsonl", &(row(1) + &row(2) + &row(3)));
@@ -316,7 +316,7 @@ fn a_classifier_is_trained_scored_and_merged() {
 }
 
 #[test]
-fn things_are_inspected() {
+fn models_adapters_and_rows_are_inspected() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
     for (what, parts) in [
@@ -339,7 +339,7 @@ fn things_are_inspected() {
 }
 
 #[test]
-fn bench_says_where_the_time_goes() {
+fn bench_prints_the_time_of_each_verb() {
     let b = Bench::new();
     for dtype in ["f32", "bf16"] {
         let said = b.ok(&format!("bench --rows 2 --length 40 --repeats 1 --dtype {dtype} --json"));

@@ -69,7 +69,7 @@ fn groupings(m: usize, most: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn values_at_the_cap_fit_in_every_grouping_and_nothing_above() {
+fn sums_accept_values_up_to_the_cap_only() {
     let len = 130;
     for m in [1usize, 2, 3, 5, 8] {
         let cap = fixed::cap(m);
@@ -161,7 +161,7 @@ fn play(bench: &Bench, draws: &mut Stream, scripts: Vec<Script>) -> Vec<u64> {
 }
 
 #[test]
-fn any_interleaving_is_the_plain_sum_of_what_was_taken() {
+fn any_interleaving_gives_the_plain_sum() {
     let gradients: Vec<Vec<f32>> = (0..12).map(|i| gradient(i, LEN)).collect();
     let of = gradients.len() + 8;
     for seed in 0..60u64 {
@@ -200,7 +200,7 @@ fn spoil(piece: &mut ToCoordinator) {
 }
 
 #[test]
-fn a_member_that_dies_half_way_leaves_nothing_and_may_begin_again() {
+fn partial_sum_of_a_dead_member_is_discarded() {
     let (a, b) = (running(&[gradient(1, LEN)], 4), running(&[gradient(2, LEN)], 4));
     let bench = bench(LEN);
     for round in 0..3 {
@@ -220,7 +220,7 @@ fn a_member_that_dies_half_way_leaves_nothing_and_may_begin_again() {
 }
 
 #[test]
-fn what_no_honest_worker_sends_is_refused() {
+fn malformed_pieces_of_sums_are_refused() {
     let good = running(&[gradient(1, LEN), gradient(2, LEN)], 8);
     let pieces: Vec<_> = piece::of_sum(1, &good).collect();
     let single: Vec<_> = piece::of_gradient(1, &gradient(1, LEN)).collect();

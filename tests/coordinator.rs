@@ -305,7 +305,7 @@ fn any_number_of_workers_gives_the_same_bits() {
 }
 
 #[test]
-fn whoever_dies_or_comes_late_changes_no_bit() {
+fn dead_or_late_workers_change_no_bit() {
     // Who gets how much depends on how the threads run: some of these live to the end.
     let mut lost = 0;
     for n in [1, 2, 5, 17] {
@@ -320,7 +320,7 @@ fn whoever_dies_or_comes_late_changes_no_bit() {
 }
 
 #[test]
-fn other_parameters_take_a_worker_out() {
+fn worker_with_other_parameters_is_expelled() {
     for n in [1, 4] {
         let (changes, heard) = check(&[Manner::Damaged(n), Manner::Slow], 2);
         assert!(changes.contains(&What::Expelled), "{changes:?}");
@@ -329,7 +329,7 @@ fn other_parameters_take_a_worker_out() {
 }
 
 #[test]
-fn a_bad_value_halts_with_its_address_and_says_whose_fault_it_is() {
+fn bad_value_halts_and_names_its_rows_and_cause() {
     let cases: [(&[Manner], &str); 3] = [
         (&[Manner::BadRow(19); 2], "the learning rate or the rows"),
         (&[Manner::BadDevice(1), Manner::Slow], "but not on worker w1, cpu 0"),
@@ -360,7 +360,7 @@ fn too_few_devices_end_the_run_with_75() {
 }
 
 #[test]
-fn a_worker_that_is_about_to_dial_again_still_hears_the_end() {
+fn reconnecting_worker_still_receives_the_end() {
     let (runtime, stop) = (runtime(), Stop::new());
     let coordinator = coordinator(config(1), &runtime, &stop);
     let reception = coordinator.reception();

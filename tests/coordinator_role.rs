@@ -41,7 +41,7 @@ fn wait_for(bench: &Bench, file: &str, part: &str) {
 }
 
 #[test]
-fn a_second_coordinator_gets_one_line() {
+fn second_coordinator_is_refused_in_one_line() {
     let bench = Bench::new();
     let mut first = start(&bench, "out", "--gpus 0 --expect-workers 2 --max-steps 4");
     wait_for(&bench, "out.log", "waiting for 2 devices: 1 here, 1 to come");
@@ -60,7 +60,7 @@ fn a_second_coordinator_gets_one_line() {
 }
 
 #[test]
-fn devices_that_do_not_come_end_it_with_75_and_leave_nothing() {
+fn missing_devices_end_it_with_75_and_leave_nothing() {
     let bench = Bench::new();
     let args =
         format!("{RUN} {HERE} --gpus 0,1 --bind 127.0.0.1:0 -o out --expect-workers 3 --join-timeout 10s");
@@ -79,7 +79,7 @@ fn devices_that_do_not_come_end_it_with_75_and_leave_nothing() {
 }
 
 #[test]
-fn it_only_coordinates_unless_devices_are_named_and_resumes_in_a_higher_epoch() {
+fn coordinator_computes_only_on_named_devices_and_resumes() {
     let bench = Bench::new();
     bench.ok(&format!("{RUN} --max-steps 6 --threads 1 -q -o alone"));
     let mut first = start(&bench, "out", "--max-steps 6 --expect-workers 1");
@@ -108,7 +108,7 @@ fn it_only_coordinates_unless_devices_are_named_and_resumes_in_a_higher_epoch() 
 }
 
 #[test]
-fn one_that_was_killed_before_it_made_its_folder_begins() {
+fn resume_without_a_folder_begins_at_step_0() {
     let bench = Bench::new();
     let args = format!("{RUN} {HERE} --gpus 0 --bind 127.0.0.1:0 -o out --max-steps 2 --resume");
     let out = bench.run(&args);
@@ -131,7 +131,7 @@ fn a_port_in_use_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn several_devices_of_one_process_give_the_bytes_of_one() {
+fn several_local_devices_give_the_bytes_of_one() {
     let bench = Bench::new();
     bench.ok(&format!("{RUN} --max-steps 5 --threads 1 -q -o one"));
     let out = bench.run(&format!("{RUN} --max-steps 5 --gpu-backend cpu --gpus 0,0,2 --threads 2 -o three"));

@@ -48,7 +48,7 @@ fn check(tokenizer: &Tokenizer, text: &str, most: usize) -> bool {
 }
 
 #[test]
-fn kept_tokens_are_those_of_the_whole_text() {
+fn kept_tokens_equal_those_of_the_whole_text() {
     for path in [
         demo().join("model/tokenizer.json"),
         "tests/golden/rows/bytes.json".into(),
@@ -110,7 +110,7 @@ fn ends_within(bench: &Bench, kilobytes: u64, command: &str, code: i32, parts: &
 }
 
 #[test]
-fn a_long_row_costs_what_is_kept_of_it() {
+fn long_row_costs_only_its_kept_tokens() {
     let b = Bench::new();
     let small = "{\"prompt\":\"p\",\"completion\":\"c\"}\n";
     for text in ["lorem ipsum ", "a"] {
@@ -150,7 +150,7 @@ fn a_row_without_an_end_is_refused() {
 }
 
 #[test]
-fn chat_templates_have_bounds() {
+fn chat_templates_are_bounded() {
     let b = Bench::new();
     b.file(
         "chat.jsonl",
@@ -178,7 +178,7 @@ fn chat_templates_have_bounds() {
 }
 
 #[test]
-fn tokenizers_have_bounds() {
+fn tokenizers_are_bounded() {
     let b = Bench::new();
     b.file("rows.jsonl", &format!("{{\"text\": \"{}!\"}}\n", "a".repeat(40)));
     b.model_with("pattern", "tokenizer.json", |t| {

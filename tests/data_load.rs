@@ -87,7 +87,7 @@ fn every_kind_of_file_gives_the_same_rows() {
 }
 
 #[test]
-fn threads_change_nothing() {
+fn threads_change_no_row() {
     let dir = tempfile::tempdir().unwrap();
     let path = [write(dir.path(), "rows.jsonl", many(10_000))];
     let one = load(&path, &Options { threads: 1, ..Options::default() }).unwrap();
@@ -132,7 +132,7 @@ fn counts_lengths_and_dropped_rows() {
 
 /// (name, text, options, part of the message, bad configuration?)
 #[test]
-fn bad_input_gets_one_line_with_its_address() {
+fn bad_input_gets_one_line_with_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let sft = Options::default;
     let n = |n| Options { num_classes: Some(n), ..classify() };
@@ -307,7 +307,7 @@ fn tables_hold_conversations_as_json() {
 }
 
 #[test]
-fn a_limit_reads_only_what_it_needs() {
+fn limit_reads_only_the_needed_rows() {
     let dir = tempfile::tempdir().unwrap();
     let whole = load(&[write(dir.path(), "good.jsonl", many(9000))], &Options::default()).unwrap();
     for limit in [1, 3, 5000] {

@@ -84,7 +84,7 @@ proptest! {
 
     /// Whatever people write, the spans hold exactly what the assistant wrote and the end of the turn.
     #[test]
-    fn spans_are_the_assistants_turns(turns in proptest::collection::vec(("\\PC{0,20}", "(?s).{0,20}"), 1..4)) {
+    fn spans_cover_the_assistant_turns(turns in proptest::collection::vec(("\\PC{0,20}", "(?s).{0,20}"), 1..4)) {
         let mut messages = Vec::new();
         for (user, assistant) in &turns {
             messages.push(json!({"role": "user", "content": user}));

@@ -71,7 +71,7 @@ fn written_again(
 
 /// Read and written again, a file of the `gguf` package is the same file.
 #[test]
-fn the_container_is_laid_out_as_the_gguf_package_lays_it_out() {
+fn container_layout_matches_the_gguf_package() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["export/quantised.gguf", "gguf/blocks.gguf", "gguf/tiny.gguf", "export/llama/lora.gguf"] {
         let (from, to) = (golden(name), dir.path().join("again.gguf"));
@@ -84,7 +84,7 @@ fn the_container_is_laid_out_as_the_gguf_package_lays_it_out() {
 
 /// PEFT's tensors through our writer are the converter's, and the converter's file read by us is PEFT's tensors.
 #[test]
-fn an_adapter_is_what_llama_cpps_converter_makes_of_it() {
+fn adapter_matches_the_llama_cpp_converter() {
     let dir = tempfile::tempdir().unwrap();
     for (name, paired) in [("llama", Some((4, 2))), ("qwen2", None)] {
         let from = golden("export").join(name);
@@ -180,7 +180,7 @@ fn sha(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
+fn merged_gguf_matches_the_llama_cpp_converter() {
     let b = Bench::new();
     nothing(&b, "nothing");
     b.ok("export nothing --model demo --to merged-gguf --outtype f16 -o demo.gguf");
@@ -213,7 +213,7 @@ fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
 }
 
 #[test]
-fn every_form_says_what_the_adapter_says() {
+fn every_export_generates_the_text_of_the_adapter() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 --rank 8 --alpha 6 --rslora -q -o out");
     let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
@@ -242,7 +242,7 @@ fn every_form_says_what_the_adapter_says() {
 
 /// Beside a GGUF base: blocks that nothing touched stay, metadata goes along, Ollama gets the adapter.
 #[test]
-fn a_gguf_base_keeps_what_it_has() {
+fn gguf_base_keeps_untouched_blocks_and_metadata() {
     let b = Bench::new();
     nothing(&b, "nothing");
     b.ok("export nothing --model demo --to merged-gguf --outtype q8_0 -o ours.gguf");

@@ -43,7 +43,7 @@ fn refusal(error: &FormatError, configuration: bool, said: &[&str]) {
 }
 
 #[test]
-fn folders_that_cannot_be_used_are_refused_by_name() {
+fn unusable_folders_are_refused_by_name() {
     let pickle = ("pytorch_model.bin", "");
     check(&[CONFIG, TOKENIZER, pickle], true, &["pytorch_model.bin", "save_pretrained"]);
     check(&[CONFIG, TOKENIZER, ("pytorch_model.bin.index.json", "{}")], true, &["pytorch_model.bin"]);
@@ -95,7 +95,7 @@ fn a_folder_opens_with_its_id_and_template() {
 }
 
 #[test]
-fn ids_are_told_from_paths() {
+fn hub_ids_are_distinguished_from_paths() {
     for (text, id) in [
         ("owner/name", true),
         ("Qwen/Qwen2.5-0.5B", true),
@@ -125,7 +125,7 @@ fn config(task: TaskType) -> AdapterConfig {
 }
 
 #[test]
-fn an_adapter_is_read_back_as_it_was_written() {
+fn adapter_round_trips() {
     let dir = tempfile::tempdir().unwrap();
     let a: Vec<f32> = (0..6).map(|i| i as f32 * 0.37 - 1.0).collect();
     let name = |which: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{which}.weight");
@@ -227,7 +227,7 @@ fn foreign_adapters_are_read_or_refused_by_name() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_named() {
+fn non_finite_values_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let tensors =
         [TensorRef { name: "x.lora_A.weight", rows: 2, cols: 2, values: &[0.0, 1.0, f32::NAN, 0.0] }];
@@ -236,7 +236,7 @@ fn values_that_are_not_finite_are_named() {
 }
 
 #[test]
-fn the_card_says_what_the_configuration_says() {
+fn card_describes_the_configuration() {
     let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None, &[]);
     for said in
         ["base_model: owner/base\n", "library_name: peft\n", "gguf Q4_1", "--max-lora-rank 8", "rsLoRA"]
@@ -283,7 +283,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_fails_leaves_the_old_one_and_nothing_else() {
+fn failed_write_leaves_only_the_old_file() {
     let dir = tempfile::tempdir().unwrap();
     let (file, folder) = (dir.path().join("file"), dir.path().join("folder"));
     let write = |text: &'static str| {
@@ -311,7 +311,7 @@ fn what_fails_leaves_the_old_one_and_nothing_else() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_put_right() {
+fn leftovers_of_a_killed_process_are_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     // Killed between the two renames: the old one stands aside, the new one is whole but unnamed.
@@ -327,7 +327,7 @@ fn what_a_killed_process_left_is_put_right() {
 /// /dev/full takes no byte: the system's own full disk.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_says_so() {
+fn full_disk_is_named() {
     use std::io::Write;
     let cause = fs::OpenOptions::new().write(true).open("/dev/full").unwrap().write_all(b"x").unwrap_err();
     let error = FormatError::io(Path::new("out/checkpoint-3"), cause);
@@ -335,7 +335,7 @@ fn a_full_disk_says_so() {
 }
 
 #[test]
-fn adapters_of_a_base_that_was_changed_are_refused_by_name() {
+fn adapters_that_changed_their_base_are_refused_by_name() {
     let read = |init: Value| {
         let v = json!({
             "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": init,

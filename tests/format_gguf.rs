@@ -79,7 +79,7 @@ fn same_weights(a: &dyn Tensors, b: &dyn Tensors) {
 }
 
 #[test]
-fn a_small_llama_comes_back_under_hugging_face_names() {
+fn small_llama_is_read_under_hugging_face_names() {
     let model = format::open(&golden("tiny.gguf")).unwrap();
     let expected = format::safetensors::open(&golden("tiny.safetensors")).unwrap();
     same_weights(&*model.tensors, &expected);
@@ -161,7 +161,7 @@ fn words(all: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn every_pre_tokenizer_cuts_as_the_published_one() {
+fn every_pre_tokenizer_splits_as_published() {
     let expected = golden_tokenizers();
     let texts = strings(&expected["texts"]);
     for (pre, pieces) in expected["pre"].as_object().unwrap() {
@@ -200,7 +200,7 @@ fn sentencepiece(golden: &Value) -> File {
 }
 
 #[test]
-fn sentencepiece_merges_and_ids_are_those_of_transformers() {
+fn sentencepiece_merges_and_ids_match_transformers() {
     let golden = golden_tokenizers();
     let file = sentencepiece(&golden);
     let json: Value = serde_json::from_str(&open(&file).unwrap().tokenizer.tokenizer_json).unwrap();
@@ -220,7 +220,7 @@ fn sentencepiece_merges_and_ids_are_those_of_transformers() {
 }
 
 #[test]
-fn special_tokens_go_around_where_the_file_says() {
+fn special_tokens_are_added_where_the_file_says() {
     let file = llama(&words(&["a", "<s>", "</s>"]))
         .set("tokenizer.ggml.token_type", Meta::Ints(vec![1, 3, 3]))
         .set("tokenizer.ggml.bos_token_id", Meta::U32(1))
@@ -242,7 +242,7 @@ fn check(file: File, configuration: bool, said: &str) {
 }
 
 #[test]
-fn files_that_are_not_supported_are_refused_by_name() {
+fn unsupported_files_are_refused_by_name() {
     let base = || llama(&words(&["a", "b"]));
     let text = |s: &str| Meta::Text(s.into());
     open(&base()).unwrap();
@@ -317,7 +317,7 @@ fn damaged_files_are_named() {
 
 /// Arrays that nothing is made of stay as they are: a file of bytes must not become thirty times as large in memory.
 #[test]
-fn other_arrays_stay_packed() {
+fn unused_arrays_stay_packed() {
     let array = |kind: u32, n: u64, bytes: &[u8]| {
         Meta::Raw(9, [&kind.to_le_bytes()[..], &n.to_le_bytes(), bytes].concat())
     };
@@ -339,7 +339,7 @@ fn other_arrays_stay_packed() {
 
 /// Cut anywhere and with any byte changed: an error or a model, never a panic and no great allocation.
 #[test]
-fn no_damage_is_worse_than_an_error() {
+fn damaged_files_give_an_error_or_a_model() {
     let whole = std::fs::read(golden("tiny.gguf")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");

@@ -215,7 +215,7 @@ fn a_model_arrives_in_the_cache_and_opens() {
 
 /// A plan needs no number of the weights: their headers are fetched, and what opens them finds names and shapes.
 #[test]
-fn an_outline_has_the_shapes_of_the_weights_and_none_of_their_bytes() {
+fn outline_has_shapes_of_the_weights_without_their_bytes() {
     for no_ranges in [false, true] {
         let (site, cache, apart) =
             (Site { no_ranges, ..site() }, tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -273,7 +273,7 @@ fn a_model_of_bitsandbytes_has_no_outline() {
 }
 
 #[test]
-fn many_may_ask_for_an_outline_at_once() {
+fn concurrent_outline_requests_succeed() {
     let (site, cache, apart) = (site(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let hub = hub(&site.serve(), cache.path());
     let ask = || hub.fetch_parts(("owner/tiny", None), Parts::Outline(apart.path()), &mut |_| {});
@@ -295,7 +295,7 @@ fn many_may_ask_for_an_outline_at_once() {
 }
 
 #[test]
-fn a_cut_is_resumed_in_the_same_run_and_in_the_next() {
+fn interrupted_download_resumes_now_and_in_the_next_run() {
     let (site, cache) = (site(), tempfile::tempdir().unwrap());
     let size = site.files["model.safetensors"].len();
     // Popped from the end: 5000 bytes come, then nothing three times, in the first run.
@@ -327,7 +327,7 @@ fn a_server_without_ranges_still_gives_the_right_bytes() {
 }
 
 #[test]
-fn revisions_are_told_apart() {
+fn revisions_are_kept_apart() {
     let (site, cache) = (site(), tempfile::tempdir().unwrap());
     let hub = hub(&site.serve(), cache.path());
     let old = get(&hub, Some("v1")).unwrap();
@@ -375,7 +375,7 @@ fn a_token_opens_a_gated_model() {
 }
 
 #[test]
-fn a_machine_without_a_way_to_the_hub_is_told_soon() {
+fn unreachable_hub_fails_soon() {
     for endpoint in ["http://127.0.0.1:9", "https://no-such-host.invalid", "nonsense://x"] {
         let cache = tempfile::tempdir().unwrap();
         let began = Instant::now();
@@ -388,7 +388,7 @@ fn a_machine_without_a_way_to_the_hub_is_told_soon() {
 }
 
 #[test]
-fn a_hub_that_falls_silent_is_given_up() {
+fn silent_hub_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());

@@ -68,7 +68,7 @@ fn limited(b: &Bench, kilobytes: u64, args: &str) -> (Option<i32>, String) {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_beyond_the_limits_of_its_process_ends_by_a_line() {
+fn run_beyond_process_limits_ends_with_one_line() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --gpus cpu --threads 1 --rank 65536 -q -o out";
     for (typed, code, said) in [
@@ -89,7 +89,7 @@ fn a_run_beyond_the_limits_of_its_process_ends_by_a_line() {
 /// However little memory the process may have, it ends with a result or with one line that is no internal error.
 #[cfg(target_os = "linux")]
 #[test]
-fn any_limit_of_memory_ends_by_a_result_or_a_line() {
+fn any_memory_limit_ends_with_a_result_or_one_line() {
     let b = Bench::new();
     let mut ended = [0; 2];
     for kilobytes in (60_000..=400_000).step_by(20_000) {
@@ -128,7 +128,7 @@ fn replaced(run: &str, way: &str) -> String {
 }
 
 #[test]
-fn every_way_that_a_refusal_advises_fits() {
+fn every_advised_option_of_a_refusal_fits() {
     let b = Bench::new();
     // In a cache of its own nothing was measured: what is advised goes by shapes.
     let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
@@ -186,7 +186,7 @@ fn a_plan_needs_no_weights() {
 }
 
 #[test]
-fn a_card_that_is_not_here_is_planned_by_its_memory() {
+fn absent_card_is_planned_by_its_memory() {
     let b = Bench::new();
     let planned = plan(&b, "demo --data rows.jsonl --assume-gpu 8GB");
     let device = &planned["devices"][0];

@@ -101,7 +101,7 @@ fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
 }
 
 #[test]
-fn the_directory_gives_what_transformers_gives() {
+fn directory_matches_transformers() {
     let Ok(path) = std::env::var("FINETUNE_SMOLLM2") else {
         println!("skipped: FINETUNE_SMOLLM2 names no SmolLM2-135M-Instruct directory");
         return;
@@ -111,7 +111,7 @@ fn the_directory_gives_what_transformers_gives() {
 }
 
 #[test]
-fn the_gguf_gives_the_same_rounded_to_bf16_and_as_it_is() {
+fn gguf_matches_rounded_to_bf16_and_unrounded() {
     let Ok(path) = std::env::var("FINETUNE_SMOLLM2_GGUF") else {
         println!("skipped: FINETUNE_SMOLLM2_GGUF names no SmolLM2-135M-Instruct .gguf file");
         return;

@@ -50,7 +50,7 @@ fn check(args: &str) {
 }
 
 #[test]
-fn what_is_counted_is_what_a_run_does() {
+fn plan_counts_match_a_run() {
     check("demo --data many.jsonl --batch-size 7 --epochs 2 --save-steps 5");
     check("demo --data many.jsonl --eval-split 10% --eval-steps 4 --max-steps 10 --save-steps 0");
     check("demo --data many.jsonl --no-packing --batch-size 16 --no-shuffle --max-steps 3");
@@ -68,7 +68,7 @@ fn names(b: &Bench) -> Vec<String> {
 }
 
 #[test]
-fn what_a_run_refuses_a_plan_refuses_with_the_same_words() {
+fn plan_refuses_what_a_run_refuses_in_the_same_words() {
     let b = Bench::new();
     b.file("taken/run.yaml", "rank: 3\n");
     b.file("c.yaml", "rnak: 8\n");
@@ -99,7 +99,7 @@ fn what_a_run_refuses_a_plan_refuses_with_the_same_words() {
 }
 
 #[test]
-fn who_has_no_room_is_shown_with_the_arithmetic_and_refused() {
+fn plan_rejects_device_without_memory_and_prints_breakdown() {
     let b = Bench::new();
     let out = b.run("plan demo --data rows.jsonl --gpus cpu --memory-limit 4MB");
     let said = String::from_utf8_lossy(&out.stdout);
@@ -113,7 +113,7 @@ fn who_has_no_room_is_shown_with_the_arithmetic_and_refused() {
 
 /// The plan counts blocks as blocks: 34 bytes for 32 numbers, 36 for 64 in the projections, where bf16 has 2 for one.
 #[test]
-fn a_quantised_base_takes_less() {
+fn plan_counts_quantised_weights_as_blocks() {
     let b = Bench::new();
     let weights = |more: &str| {
         let planned = plan(&b, &format!("demo --data rows.jsonl --gpus cpu --dtype f32 {more}"));
@@ -124,7 +124,7 @@ fn a_quantised_base_takes_less() {
 }
 
 #[test]
-fn a_plan_as_json_has_every_part() {
+fn json_plan_has_every_part() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --role coordinator --gpus cpu --expect-workers 3 --link 100mbit";
     let planned = plan(&b, run);
@@ -157,7 +157,7 @@ fn a_plan_as_json_has_every_part() {
 }
 
 #[test]
-fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
+fn plan_uses_measurements_of_earlier_runs() {
     let b = Bench::new();
     // A cache of its own: nobody measured anything yet.
     let own = |args: &str| {
@@ -208,7 +208,7 @@ fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
 const ESTIMATE: std::ops::RangeInclusive<f64> = 0.8..=1.25;
 
 #[test]
-fn memory_is_measured_and_what_was_measured_decides() {
+fn measured_memory_replaces_the_estimate() {
     let b = Bench::new();
     let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
     let memory = |args: &str| -> Value {
@@ -268,7 +268,7 @@ fn memory_is_measured_and_what_was_measured_decides() {
 
 /// One CPU alone goes by what was measured in earlier runs; others are opened by their shapes before they are measured.
 #[test]
-fn a_plan_believes_of_memory_what_the_run_will_believe() {
+fn plan_and_run_use_the_same_memory_figures() {
     let b = Bench::new();
     let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
     let file = b.path("cache/finetune/profiles.json");
@@ -311,7 +311,7 @@ fn a_plan_believes_of_memory_what_the_run_will_believe() {
 }
 
 #[test]
-fn auto_fixes_a_size_and_a_resume_keeps_it() {
+fn auto_chooses_a_size_and_resume_keeps_it() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --gpus cpu --rank 2 --max-steps 3 -q";
     b.ok(&format!("{run} --micro-batch-tokens auto -o one"));
@@ -335,7 +335,7 @@ fn auto_fixes_a_size_and_a_resume_keeps_it() {
 
 /// What is said of memory is said of the size that was chosen, not of one that was looked at after it.
 #[test]
-fn auto_says_how_well_the_memory_of_its_choice_is_known() {
+fn auto_states_the_basis_of_its_memory_figure() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(90));
     let own = |args: &str| {
@@ -365,7 +365,7 @@ fn auto_says_how_well_the_memory_of_its_choice_is_known() {
 
 /// On the demonstration's model, because theirs are not here.
 #[test]
-fn every_recipe_is_planned() {
+fn every_recipe_can_be_planned() {
     let b = Bench::new();
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut planned = 0;

@@ -106,7 +106,7 @@ fn quantised_cases_train_as_in_peft_on_wgpu() {
 }
 
 #[test]
-fn training_from_blocks_is_training_from_what_they_are_worth() {
+fn training_from_blocks_equals_training_from_widened() {
     for (folder, model) in CASES {
         let case = open(folder, model);
         for open in [Cpu::new, Cpu::bf16, Cpu::twin] {
@@ -140,7 +140,7 @@ impl Tensors for OnlyBlocks<'_> {
 }
 
 #[test]
-fn no_matrix_that_has_blocks_is_widened_on_its_way_in() {
+fn matrices_in_blocks_are_not_widened_on_loading() {
     for (folder, model) in CASES {
         let case = open(folder, model);
         for open in [Cpu::new, Cpu::bf16] {
@@ -170,7 +170,7 @@ fn every_family_trains_from_blocks_of_every_type() {
 }
 
 #[test]
-fn every_matrix_of_a_file_stays_in_its_blocks() {
+fn every_quantised_matrix_of_a_file_stays_in_blocks() {
     for (folder, model, blocks) in [("gguf", "model.gguf", 16), ("nf4", "model", 14)] {
         let case = open(folder, model);
         let named = case.tensors.names();
@@ -192,7 +192,7 @@ fn every_matrix_of_a_file_stays_in_its_blocks() {
 }
 
 #[test]
-fn magnitudes_that_were_quantised_are_those_of_bitsandbytes() {
+fn nested_magnitudes_are_read_as_by_bitsandbytes() {
     let case = open("nf4", "model");
     let worth = safetensors::open(&golden("nf4/dequantised.safetensors")).unwrap();
     assert_eq!(worth.names().len(), 2);
@@ -204,7 +204,7 @@ fn magnitudes_that_were_quantised_are_those_of_bitsandbytes() {
 }
 
 #[test]
-fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
+fn nf4_quantisation_matches_bitsandbytes() {
     let theirs = open("nf4", "model");
     let ours = Quantised::new(format::open(&golden("nf4/plain")).unwrap().tensors, Recipe::Nf4).unwrap();
     let layer = |name: &&String| name.contains("layers.0.") && name.contains("proj");
@@ -221,7 +221,7 @@ fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
 
 /// bitsandbytes has quantised the magnitudes of layer 1 once more.
 #[test]
-fn magnitudes_are_quantised_once_more_as_by_bitsandbytes() {
+fn nf4_double_quantisation_matches_bitsandbytes() {
     let theirs = open("nf4", "model");
     let plain = format::open(&golden("nf4/plain")).unwrap().tensors;
     let ours = Quantised::new(plain, Recipe::Nf4Double).unwrap();
@@ -236,7 +236,7 @@ fn magnitudes_are_quantised_once_more_as_by_bitsandbytes() {
 }
 
 #[test]
-fn what_cannot_be_quantised_is_refused_by_name() {
+fn unquantisable_models_are_refused_by_name() {
     let again = Quantised::new(open("nf4", "model").tensors, Recipe::Q8).err().unwrap();
     assert!(matches!(&again, QuantiseError::Already { encoding: "NF4", .. }), "{again}");
     let again = Quantised::new(open("gguf", "model.gguf").tensors, Recipe::Nf4).err().unwrap();

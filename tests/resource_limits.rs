@@ -87,7 +87,7 @@ fn few_open_files_end_a_run_with_one_line() {
 }
 
 #[test]
-fn output_that_nobody_reads_ends_no_run() {
+fn closed_or_full_output_ends_no_run() {
     let b = bench();
     for (index, before) in [
         "exec \"$@\" >&-",
@@ -106,7 +106,7 @@ fn output_that_nobody_reads_ends_no_run() {
 }
 
 #[test]
-fn a_run_without_a_home_succeeds_or_says_what_lacks() {
+fn run_without_a_home_succeeds_or_names_what_is_missing() {
     let b = bench();
     let homes = [
         "unset HOME XDG_CACHE_HOME",
@@ -151,7 +151,7 @@ impl Drop for Small {
 
 /// At sizes at which it fills up in the first checkpoint, a later one, or the last files.
 #[test]
-fn a_full_disk_ends_a_run_that_then_goes_on() {
+fn run_ended_by_a_full_disk_can_be_resumed() {
     let b = bench();
     for kilobytes in [8, 100, 400, 700, 1000, 1300, 1700, 2200] {
         let name = format!("small-{kilobytes}");
@@ -162,7 +162,7 @@ fn a_full_disk_ends_a_run_that_then_goes_on() {
 }
 
 #[test]
-fn a_folder_that_may_not_be_written_is_named() {
+fn unwritable_folder_is_named() {
     let b = bench();
     let Some(fixed) = Small::mount(b.path("fixed"), 1000) else { return };
     fixed.remount("ro");

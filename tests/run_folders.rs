@@ -78,7 +78,7 @@ fn resume_touches_no_other_run() {
 }
 
 #[test]
-fn a_run_goes_on_where_its_folder_lies() {
+fn run_resumes_in_a_moved_or_copied_folder() {
     let b = Bench::new();
     b.model("base");
     b.file("chat.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
@@ -118,7 +118,7 @@ fn a_run_goes_on_where_its_folder_lies() {
 }
 
 #[test]
-fn runs_started_together_take_folders_of_their_own() {
+fn concurrent_runs_take_separate_folders() {
     let b = Bench::new();
     let start = |_| b.start("demo --data rows.jsonl --max-steps 1 --rank 2 --threads 1 -q");
     let runs: Vec<Child> = (0..4).map(start).collect();
@@ -133,7 +133,7 @@ fn runs_started_together_take_folders_of_their_own() {
 }
 
 #[test]
-fn a_run_killed_early_begins_again() {
+fn run_killed_before_a_checkpoint_starts_over() {
     let b = Bench::new();
     let run = format!("{RUN} --max-steps 3");
     b.ok(&format!("{run} -q -o whole"));
@@ -212,7 +212,7 @@ fn a_finished_run_without_checkpoints_is_not_resumed() {
 
 /// A checkpoint whose sums are right and whose step is not.
 #[test]
-fn a_step_that_cannot_be_is_refused_by_name() {
+fn impossible_step_is_refused_by_name() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q -o out"));
     cut(&b, "out", 4);
@@ -237,7 +237,7 @@ fn a_step_that_cannot_be_is_refused_by_name() {
 }
 
 #[test]
-fn a_folder_that_goes_away_is_not_made_again() {
+fn deleted_output_folder_is_not_created_again() {
     for (way, left) in [("remove", 0), ("empty", 0), ("move", 1), ("replace", 1)] {
         let b = Bench::new();
         b.file("many.jsonl", &rows(400));
@@ -278,7 +278,7 @@ fn a_folder_that_goes_away_is_not_made_again() {
 
 /// What the lines of the end are about.
 #[test]
-fn a_resumed_run_is_summed_up_as_a_whole() {
+fn summary_of_a_resumed_run_covers_all_steps() {
     let b = Bench::new();
     let summary = |said: &str| -> Vec<String> {
         let wanted = |l: &&str| l.starts_with("loss  ") || l.starts_with("eval  ");
@@ -297,7 +297,7 @@ fn a_resumed_run_is_summed_up_as_a_whole() {
 }
 
 #[test]
-fn newcomers_are_led_on() {
+fn common_resume_and_output_mistakes_get_hints() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q"));
     // A blank instead of `=`.

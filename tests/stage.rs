@@ -75,7 +75,7 @@ fn each_case(check: impl Fn(&Case)) {
 
 /// The gradient that is lent is the one that is copied.
 #[test]
-fn a_lent_gradient_is_the_copied_one() {
+fn lent_gradient_equals_the_copied_one() {
     let mut cpu = Cpu::new(1);
     let mut memory = cpu.memory(3);
     cpu.upload(view_mut(&mut memory, 1, 3), &[1.0, 2.0, 3.0]);
@@ -166,7 +166,7 @@ fn a_cancelled_pass_leaves_nothing_behind() {
 }
 
 #[test]
-fn two_stages_are_one_for_every_split() {
+fn two_stages_equal_one_for_every_split() {
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(3, 4));
         let layers = case.config.layers;
@@ -223,7 +223,7 @@ fn packed_rows_do_not_see_each_other() {
 /// Central differences along the gradient of each tensor. The loss is f32 per position and f64 in sum, so a
 /// step that moves it by about a hundredth resolves four digits.
 #[test]
-fn gradients_are_those_of_the_loss() {
+fn gradients_match_central_differences_of_the_loss() {
     each_case(|case| {
         for p in [0.0, 0.4] {
             let parameters = case.adapter("adapter_init");
@@ -268,7 +268,7 @@ fn gradients_are_those_of_the_loss() {
 
 /// What is not needed is not computed; what is computed stays the same.
 #[test]
-fn any_subset_of_modules_has_the_gradient_that_all_seven_give_it() {
+fn any_subset_of_modules_has_the_gradient_of_all_seven() {
     each_case(|case| {
         if case.lora.targets.len() < MODULES.len() {
             return;
@@ -322,7 +322,7 @@ fn dropout_is_keyed_by_step_and_row_and_off_in_evaluation() {
 }
 
 #[test]
-fn logits_that_are_not_finite_are_a_fault() {
+fn non_finite_logits_are_a_fault() {
     each_case(|case| {
         let mut stage = Try::new(case).stage();
         let mut parameters = case.adapter("adapter_final");

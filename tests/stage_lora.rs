@@ -53,7 +53,7 @@ fn targets_are_suffixes_lists_or_all() {
 }
 
 #[test]
-fn values_start_where_peft_starts_them_whatever_the_split() {
+fn initial_values_follow_peft_for_any_split() {
     for case in cases() {
         let lora = LoraSpec { seed: 17, ..case.lora.clone() };
         let flat = initial_parameters(&case.layout, &lora, &case.tensors).unwrap();
@@ -92,7 +92,7 @@ fn values_start_where_peft_starts_them_whatever_the_split() {
 }
 
 #[test]
-fn an_adapter_holds_what_the_layout_names_and_nothing_else() {
+fn adapter_has_exactly_the_tensors_of_the_layout() {
     let case = &cases()[0];
     let flat = case.adapter("adapter_final");
     let named = || -> Vec<Named> {
@@ -133,7 +133,7 @@ fn root_mean_square(values: impl ExactSizeIterator<Item = f32>) -> f32 {
 
 /// In f32 only the order of summation differs; in the base's bf16 every weight is rounded to 8 bits.
 #[test]
-fn a_merged_model_speaks_as_base_and_adapter_do() {
+fn merged_model_matches_base_and_adapter() {
     for case in cases() {
         let flat = case.adapter("adapter_final");
         let want = logits(&case, &case.tensors, &case.lora, &flat);
@@ -298,7 +298,7 @@ fn memory_is_estimated_from_shapes() {
 }
 
 #[test]
-fn what_lies_in_16_bits_is_counted_so() {
+fn sixteen_bit_activations_count_two_bytes() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
     let (tokens, weights) = (1024, 2 * 134_515_008);
@@ -317,7 +317,7 @@ fn what_lies_in_16_bits_is_counted_so() {
 }
 
 #[test]
-fn what_was_measured_decides_before_what_shapes_say() {
+fn measured_memory_overrides_the_shape_estimate() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
     let (tokens, weights) = (1024, 2 * 134_515_008);

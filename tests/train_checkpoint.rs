@@ -58,7 +58,7 @@ fn a_resumed_run_gives_the_same_bytes() {
 
 /// The class that computes stands last: what shows one device takes its name from there.
 #[test]
-fn a_run_that_goes_back_to_an_older_class_says_which_computes() {
+fn resumed_run_lists_the_current_class_last() {
     let dir = tempfile::tempdir().unwrap();
     let mut said = Vec::new();
     for (steps, class) in ["a", "b", "a"].into_iter().enumerate() {
@@ -102,7 +102,7 @@ fn parameters_and_moments_move_together() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_cleared_away() {
+fn leftovers_of_a_killed_run_are_removed() {
     let (out, stop) = (tempfile::tempdir().unwrap(), Stop::new());
     let setup = || Setup { every: 4, ..Setup::new(STEPS, &stop, out.path()) };
     setup().run(&mut Fake::new());
@@ -120,7 +120,7 @@ fn what_a_killed_run_left_is_cleared_away() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_named() {
+fn damaged_checkpoint_is_skipped_and_named() {
     let out = tempfile::tempdir().unwrap();
     Setup { every: 4, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
     let at = |step: u64| out.path().join(format!("checkpoint-{step}"));
@@ -160,7 +160,7 @@ fn another_configuration_is_refused_by_name() {
 }
 
 #[test]
-fn the_oldest_go_once_the_new_one_is_safe() {
+fn oldest_checkpoints_are_removed_after_the_new_one() {
     for (limit, want) in [(None, vec![2, 4, 6, 8, 10, 11]), (Some(2), vec![10, 11]), (Some(0), vec![11])] {
         let out = tempfile::tempdir().unwrap();
         Setup { every: 2, limit, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
@@ -175,7 +175,7 @@ fn the_oldest_go_once_the_new_one_is_safe() {
 }
 
 #[test]
-fn a_signal_asks_for_a_checkpoint_and_the_run_goes_on() {
+fn requested_checkpoint_does_not_stop_the_run() {
     let (out, stop) = (tempfile::tempdir().unwrap(), Stop::new());
     let mut model = Fake::new();
     model.plant = Some(Box::new(|n, _, _| {
@@ -273,7 +273,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_best_checkpoint_stays_and_the_run_ends_early() {
+fn best_checkpoint_is_kept_and_the_run_ends_early() {
     let (dir, stop) = (tempfile::tempdir().unwrap(), Stop::new());
     let outcome = keeps_best(&stop, dir.path()).run(&mut judged());
     let want = "run0 eval0 step1 step2 step3 eval3 best3 checkpoint3 step4 checkpoint4 step5 step6 eval6 best6 checkpoint6 \
@@ -331,7 +331,7 @@ fn a_resumed_run_knows_the_best_so_far() {
 }
 
 #[test]
-fn a_run_that_asks_for_no_best_writes_what_it_always_wrote() {
+fn run_without_keep_best_writes_no_best_fields() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = Setup { every: 4, ..Setup::new(8, &Stop::new(), dir.path()) }.run(&mut judged());
     assert!(!outcome.kinds().contains("best"), "{}", outcome.kinds());

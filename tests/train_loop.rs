@@ -34,7 +34,7 @@ fn events_come_in_order() {
 }
 
 #[test]
-fn a_bad_value_names_step_tensor_and_rows_and_changes_nothing() {
+fn bad_value_names_step_tensor_rows_and_changes_nothing() {
     // The second microbatch of step 3: forward pass 10, rows 18 and 19; element 16 lies in B.
     for value in [f32::NAN, f32::INFINITY, -3e6] {
         let mut model = Fake::new();

@@ -152,7 +152,7 @@ fn tolerances() -> [f64; 3] {
 
 /// The bounds of the parity test hold through the loop too, where sums are fixed-point.
 #[test]
-fn the_loop_trains_as_peft_does() {
+fn training_loop_matches_peft() {
     let more = std::env::var_os("FINETUNE_CASES").map_or_else(Vec::new, |dir| case::cases(Path::new(&dir)));
     for dir in case::golden().into_iter().chain(more) {
         let case = Case::open(&dir);
@@ -188,7 +188,7 @@ fn the_loop_trains_as_peft_does() {
 }
 
 #[test]
-fn nothing_but_the_work_decides_the_bits() {
+fn threads_order_and_recomputation_change_no_bit() {
     for dir in case::golden() {
         let mut case = Case::open(&dir);
         case.lora.dropout = 0.1;

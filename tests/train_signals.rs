@@ -94,7 +94,7 @@ fn an_interrupted_run_is_resumed_to_the_same_bytes() {
 
 /// `2>&1 | tee log` and Ctrl-C, which ends tee first; an ssh connection that drops, and its terminal with it.
 #[test]
-fn a_run_is_saved_though_its_reader_went_first() {
+fn run_is_saved_after_its_output_closes() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["INT", "HUP"] {
         let out = dir.path().join(name);
@@ -111,7 +111,7 @@ fn a_run_is_saved_though_its_reader_went_first() {
 
 /// As `nohup` starts it.
 #[test]
-fn a_hang_up_that_was_ignored_at_the_start_stays_ignored() {
+fn hangup_ignored_at_the_start_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let mut child = from_a_shell(&out, "ignore");
@@ -156,7 +156,7 @@ fn sigusr1_before_the_first_step_ends_no_run() {
 
 /// `ulimit -f`: a file that may not grow further is an error with a name, and nothing half-written stays.
 #[test]
-fn a_file_at_its_limit_is_an_error_as_a_full_disk_is() {
+fn file_size_limit_is_an_error_like_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let whole = command(&dir.path().join("whole"), &[]).output().unwrap();
     assert!(whole.status.success(), "the demonstration's files are laid out without a limit");

@@ -209,7 +209,7 @@ const SIZES: [(usize, usize, usize); 6] =
     [(1, 1, 1), (3, 7, 33), (17, 64, 24), (65, 40, 48), (9, 131, 72), (70, 16, 130)];
 
 #[test]
-fn products_of_every_variant() {
+fn every_variant_matches_the_product_formula() {
     for (adapter, offered) in devices() {
         for variant in offered.into_iter().filter(|v| v.is_product()) {
             let name = format!("{} {}", adapter.name(), variant.name());
@@ -230,7 +230,7 @@ fn products_of_every_variant() {
 }
 
 #[test]
-fn blocks_by_every_variant() {
+fn every_variant_multiplies_every_block_type() {
     for (adapter, offered) in devices() {
         for variant in offered.into_iter().filter(|v| v.is_product()) {
             let name = format!("{} {}", adapter.name(), variant.name());
@@ -245,7 +245,7 @@ fn blocks_by_every_variant() {
 }
 
 #[test]
-fn a_variant_that_is_wrong_is_dropped_by_name() {
+fn wrong_variant_is_dropped_by_name() {
     for (adapter, offered) in devices() {
         for wrong in offered.into_iter().chain([Variant::Split]) {
             let name = format!("{} {}", adapter.name(), wrong.name());
@@ -266,7 +266,7 @@ fn a_variant_that_is_wrong_is_dropped_by_name() {
 
 /// Right when the device is opened, wrong for what a model brings: other heads, other encodings, longer sums.
 #[test]
-fn what_is_wrong_only_for_a_model_is_dropped_before_it_is_used() {
+fn variant_wrong_for_a_model_is_dropped_before_use() {
     for (adapter, _) in devices() {
         for wrong in [Variant::Flash, Variant::Tiled] {
             let (variants, spoiled) = (Some(vec![wrong]), Some(wrong));
@@ -294,7 +294,7 @@ fn what_is_wrong_only_for_a_model_is_dropped_before_it_is_used() {
 /// Few outputs of long sums: in parts on cards, in one piece where nothing is cut. Both are right, and do not round
 /// alike, which shows that both were computed.
 #[test]
-fn long_sums_of_few_outputs_are_cut_in_parts() {
+fn long_sums_of_few_outputs_are_split() {
     for (adapter, _) in devices() {
         let mut got = Vec::new();
         for variants in [vec![Variant::Tiled], vec![Variant::Tiled, Variant::Split]] {

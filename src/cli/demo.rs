@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_system_has_its_own_place_for_caches() {
+    fn cache_folder_follows_the_operating_system() {
         let of = |system: &str, set: &[(&str, &str)]| {
             cache_by(system, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
         };

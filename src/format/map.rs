@@ -155,11 +155,11 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    const NAME: &str = "format::map::tests::a_map_that_was_cut_short_ends_with_a_line";
+    const NAME: &str = "format::map::tests::truncated_map_ends_with_one_line";
 
     /// The test starts itself, because its other half ends by a signal handler.
     #[test]
-    fn a_map_that_was_cut_short_ends_with_a_line() {
+    fn truncated_map_ends_with_one_line() {
         let path = std::env::temp_dir().join(format!("map-cut-short-{}", std::process::id()));
         if let Some(path) = std::env::var_os("FINETUNE_TEST_CUT_SHORT") {
             let map = Map::open(Path::new(&path)).unwrap();

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_type() {
+    fn typed_endpoints_are_parsed_or_refused() {
         check("host:9001", "host|9001");
         check("host", "host|9000");
         check(" a.b-c.local:1 ", "a.b-c.local|1");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn printed_endpoint_is_parsed_back() {
         for text in ["host:9001", "[::1]:7", ":9000", "127.0.0.1:0"] {
             let e: Endpoint = text.parse().unwrap();
             assert_eq!(e.to_string(), text);

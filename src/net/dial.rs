@@ -116,7 +116,7 @@ mod tests {
 
     /// A stranger, nobody and the right one, behind one name.
     #[test]
-    fn the_address_where_all_goes_well_is_taken() {
+    fn first_working_address_of_a_name_is_used() {
         let token = Token::random().unwrap();
         let with = |party| Security::with_token(party, &token).unwrap();
         let runtime = Runtime::new().unwrap();

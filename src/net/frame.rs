@@ -183,7 +183,7 @@ mod tests {
     proptest! {
         /// However bytes are cut, the same frames come out.
         #[test]
-        fn any_cut_gives_the_same_frames(
+        fn any_split_of_bytes_gives_the_same_frames(
             frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8),
             cuts in prop::collection::vec(1usize..64, 1..40),
         ) {
@@ -204,7 +204,7 @@ mod tests {
 
         /// Bytes of any kind: never a panic, never a frame beyond the limit, never room for more than one.
         #[test]
-        fn bytes_of_any_kind(bytes in prop::collection::vec(any::<u8>(), 0..4096), limit in 0usize..600) {
+        fn random_bytes_stay_bounded(bytes in prop::collection::vec(any::<u8>(), 0..4096), limit in 0usize..600) {
             let mut decoder = Decoder::new(limit);
             for part in bytes.chunks(97) {
                 match decoder.space() {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_length_is_refused_before_room_is_made() {
+    fn huge_length_is_refused_before_allocation() {
         let mut decoder = Decoder::new(1 << 20);
         decoder.space().unwrap().extend_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(decoder.next_frame(), Err(TooLong { length: u32::MAX.into() }));

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard() {
+    fn greeting_round_trips() {
         let token = Means::Token(Fingerprint([1, 2, 3, 4, 5, 6, 7, 8]));
         for party in [Party::Coordinator, Party::Worker] {
             for means in [Means::Plain, Means::None, token] {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_and_other_builds() {
+    fn strangers_and_other_protocols_are_refused() {
         check(b"HTTP/1.1 400 Bad Req", "x is not finetune (it says \"HTTP/1.1 400 Bad Req\")");
         check(b"SSH-2.0-OpenSSH_9\r\nx", "x is not finetune (it says \"SSH-2.0-OpenSSH_9\")");
         check(b"finetune\x02\0??????????", "protocol 2, this finetune 1: update finetune here");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn only_equals_come_together() {
+    fn only_peers_with_equal_security_connect() {
         let (one, two) = (Means::Token(Fingerprint([1; 8])), Means::Token(Fingerprint([2; 8])));
         let fits =
             |ours, theirs| greeting(Party::Worker, ours).fits(&greeting(Party::Coordinator, theirs), "x");

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_tcp_comes_only_where_no_token_can_be_kept_and_stays_here() {
+    fn plain_tcp_is_local_and_only_where_no_token_can_be_kept() {
         use Party::{Coordinator, Worker};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("finetune/token");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_to_type_on_the_next_machine() {
+    fn invitation_prints_commands_for_the_next_machine() {
         let token = Security::with_token(Party::Coordinator, &Token::random().unwrap()).unwrap();
         let lines = |at: &str, typed: &str, security: &Security| {
             invitation(at.parse().unwrap(), &typed.parse().unwrap(), security)

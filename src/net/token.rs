@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_are_one_token() {
+    fn hex_and_text_forms_are_one_token() {
         let token = Token::parse(HEX).unwrap();
         let shown = token.fingerprint().to_string();
         check(&format!("  {}\n", HEX.to_uppercase()), &shown);
@@ -214,14 +214,14 @@ mod tests {
 
     /// Written down once: a change of any label or form would lock machines of two builds out.
     #[test]
-    fn the_forms_never_change() {
+    fn token_forms_are_stable() {
         let token = Token::parse(HEX).unwrap();
         assert_eq!(token.text(), "ft1-aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypxdr7p6y");
         assert_eq!(token.fingerprint().to_string(), "d8c1-e0e2-9f37-5f43");
     }
 
     #[test]
-    fn every_mistyped_letter_is_noticed() {
+    fn every_mistyped_letter_is_detected() {
         let text = Token::parse(HEX).unwrap().text();
         for at in PREFIX.len()..text.len() {
             let mut wrong = text.clone().into_bytes();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_guessed_is_refused() {
+    fn guessable_token_is_refused() {
         check("", "0 bits");
         check("hunter2", "56 bits at most");
         check("deadbeefdeadbeefdeadbeef", "96 bits at most");

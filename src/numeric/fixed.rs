@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cap_holds_and_nothing_above_it() {
+    fn values_above_the_cap_are_refused() {
         for m in [1usize, 2, 3, 64, 1000] {
             let c = cap(m);
             assert!((0..m).try_fold(0i64, |s, _| s.checked_add(c)).is_some());
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_go_to_even() {
+    fn halves_round_to_even() {
         let unit = 2f64.powi(-40);
         assert_eq!(to_fixed(0.5 * unit, 10), Some(0));
         assert_eq!(to_fixed(1.5 * unit, 10), Some(2));
@@ -175,7 +175,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_fast_path_is_the_formula(bits in any::<u32>(), m in 1usize..5000) {
+        fn fast_path_equals_the_formula(bits in any::<u32>(), m in 1usize..5000) {
             let (v, c) = (f32::from_bits(bits), cap(m));
             let slow = to_fixed(f64::from(v), c);
             prop_assert_eq!(check(&[v], c).is_ok(), slow.is_some());
@@ -192,7 +192,7 @@ mod tests {
 
     /// Values near zero, far from it and both, in any place of any number of them: one by one is the same.
     #[test]
-    fn many_values_are_what_they_are_one_by_one() {
+    fn batch_conversion_equals_single_conversions() {
         let edge =
             [NEAR, NEAR.next_down(), -NEAR, -NEAR.next_down(), 0.0, -0.0, f32::MIN_POSITIVE, 3.7e5, -1e6];
         for len in [1, LOOK - 1, LOOK, LOOK + 1, 5 * LOOK + 3] {

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn least_squares() {
+    fn least_squares_fits_known_lines() {
         check(&[(1.0, 5.0), (2.0, 7.0), (5.0, 13.0)], 3.0, 2.0);
         // By hand: means 2 and 4; slope (1 * 1 + 1 * 2) / 2 = 1.5, and 4 - 3 = 1.
         check(&[(1.0, 3.0), (2.0, 3.0), (3.0, 6.0)], 1.0, 1.5);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_at_rest_is_the_fixed_part_of_one_other() {
+    fn idle_point_gives_the_fixed_part() {
         let mut sums = Points::default();
         sums.rest(7.0);
         assert_eq!(sums.line(), None, "nothing moved yet");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_point() {
+    fn invalid_points_are_ignored() {
         let mut sums = Points::default();
         for (x, y) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, f64::INFINITY), (-1.0, 1.0)] {
             sums.add(x, y);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_gives_way_to_the_new() {
+    fn new_points_outweigh_faded_ones() {
         let of = |y: f64, n: usize| {
             let mut sums = Points::default();
             (0..n).for_each(|i| sums.add((1 + i % 4) as f64, y * (1 + i % 4) as f64));

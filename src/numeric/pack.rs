@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_and_every_length() {
+    fn every_width_and_length_round_trips() {
         let mut draws = crate::numeric::rng::Stream::new(&[3]);
         let mut draw = move |bits: u32| {
             let word = u64::from(draws.below(u32::MAX)) << 32 | u64::from(draws.below(u32::MAX));
@@ -288,7 +288,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packing_is_the_format_and_loses_nothing(
+        fn packing_follows_the_format_and_is_lossless(
             blocks in proptest::collection::vec((0u32..64, proptest::collection::vec(any::<i64>(), 1..=64)), 0..5)
         ) {
             let values: Vec<i64> =
@@ -315,7 +315,7 @@ mod tests {
         }
 
         #[test]
-        fn no_cut_and_no_tail_is_accepted(len in 1usize..200, extra in any::<u8>()) {
+        fn truncated_or_trailing_bytes_are_refused(len in 1usize..200, extra in any::<u8>()) {
             let values: Vec<i64> = (0..len as i64).map(|i| i * i - 300).collect();
             let mut packed = Vec::new();
             pack(&values, &mut packed);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_wherever_the_value_stands() {
+    fn limit_applies_at_every_position() {
         for (len, at) in [(64, 0), (64, 63), (70, 69), (1, 0), (200, 130)] {
             for limit in [0, 1, 127, 128, 129, 1 << 40, i64::MAX - 1] {
                 for sign in [1, -1] {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fills_a_block_up_must_be_zero() {
+    fn padding_of_a_block_must_be_zero() {
         let mut packed = Vec::new();
         pack(&[1, 2, 3, 4], &mut packed);
         assert_eq!(check(&packed, 4, 100), Ok(()));

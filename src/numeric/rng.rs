@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permutation_is_one_and_keyed() {
+    fn permutation_is_complete_and_keyed() {
         for n in [0, 1, 2, 17, 1000] {
             let mut p = permutation(n, &[7, 3]);
             assert_eq!(p, permutation(n, &[7, 3]));
@@ -85,7 +85,7 @@ mod tests {
 
     /// What docs/protocol.md says of a dropout mask: seed, step, row, module, token; then channels.
     #[test]
-    fn the_draws_of_the_protocol() {
+    fn draws_match_the_protocol_document() {
         let base = hash(&[7, 1, 42, 3, 0]);
         assert_eq!(base, 0x3cdc_d1d1);
         assert_eq!([0, 1, 2].map(|channel| mix(base, channel)), [0x2dbd_e9b6, 0xc7e3_f053, 0x4cbc_f2eb]);

@@ -54,7 +54,7 @@ mod tests {
     use crate::train::event::{Eval, Event, RunStart, Step};
 
     #[test]
-    fn a_card_has_the_numbers_that_are_known() {
+    fn card_has_known_numbers_only() {
         let classes = vec!["cpu-avx2-f32".to_string()];
         let run = RunStart {
             total_steps: 6,

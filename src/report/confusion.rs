@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_counts() {
+    fn confusion_matrix_is_printed_as_a_table() {
         let labels = ["safe".to_string(), "dangerous".to_string()];
         let want = [
             "confusion matrix (rows: true label, columns: predicted)",

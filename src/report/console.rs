@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_is_coloured_unless_nobody_wants_it() {
+    fn state_is_coloured_unless_disabled() {
         let line = "  a, cpu  lost";
         assert_eq!(painted(line, State::Lost, Paint::Plain), line);
         assert_eq!(painted(line, State::Lost, Paint::Colours), "  a, cpu  \x1b[31mlost\x1b[0m");

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_will_be_given_again_are_not_said_twice() {
+    fn resumed_log_does_not_repeat_samples() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let sample = |step| Event::Sample(Sample { step, prompt: "p".into(), text: "t".into() });
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_said_at_the_end() {
+    fn full_disk_is_reported_at_the_end() {
         let full = Path::new("/dev/full");
         if !full.exists() {
             eprintln!("skipped: no /dev/full");

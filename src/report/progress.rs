@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_reads_as_lines() {
+    fn run_is_printed_as_lines() {
         let run =
             RunStart { total_steps: 2, steps_per_epoch: 2, first_step: 1, rows: 16, ..RunStart::default() };
         let eval =

@@ -138,7 +138,7 @@ mod tests {
     use crate::train::event::{Event, Part, RunStart, Shared, Step};
 
     #[test]
-    fn a_step_of_two_devices() {
+    fn step_of_two_devices_is_exported() {
         let part = |worker: &str, tokens| Part {
             worker: worker.into(),
             device: "cpu".into(),

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_every_device_and_what_becomes_of_it() {
+    fn every_device_has_a_line_with_its_state() {
         let joined = |w| change(What::Joined, w, &["cpu 0 (cpu-avx512-f32)"]);
         check(&[], &[]);
         check(&[joined("a")], &["  a, cpu 0  ready"]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_is_summed_up() {
+    fn many_devices_are_summed_up() {
         let names: Vec<String> = (0..40).map(|i| format!("host-{i:02}")).collect();
         let parts: Vec<(&str, u64, f64)> = names.iter().map(|n| (n.as_str(), 10, 1.0)).collect();
         let mut roster = Roster::default();

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_workers_part_reads_as_lines() {
+    fn share_of_a_worker_is_printed_as_lines() {
         let share = Share { step: 12, steps: 48, microbatches: 72, tokens: 13_843 };
         assert_eq!(pace(&share, 43.0), "25 %  72 microbatches here  322 tokens/s");
         assert_eq!(sum(&share, 43.0), "72 microbatches, 13843 tokens, 0:43");

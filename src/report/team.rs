@@ -140,7 +140,7 @@ mod tests {
     use crate::train::event::Part;
 
     #[test]
-    fn what_a_team_came_to() {
+    fn team_summary_states_speed_up_and_shares() {
         let part = |worker: &str, tokens, busy| Part {
             worker: worker.into(),
             device: "cpu 0".into(),

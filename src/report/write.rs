@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_stands_alone_and_nothing_in_it_is_taken_for_markup() {
+    fn report_is_self_contained_and_escapes_markup() {
         let dir = tempfile::tempdir().unwrap();
         let mut events = run(&[("a", "gpu 0"), ("<b>", "cpu")]);
         events.push(Event::Done(Done { step: 3, complete: true, path: "runs/x".into(), seconds: 1.5 }));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_its_word_and_a_fault_its_reason() {
+    fn every_state_has_a_word_and_a_fault_its_reason() {
         let word = |events: &[Event]| History::of(events).state().word();
         let mut events = run(&[]);
         assert_eq!((word(&[]), word(&events)), ("waiting", "running"));
@@ -239,7 +239,7 @@ mod tests {
 
     /// Who takes part: neither whoever only knocked, nor whoever was with a process that died and has a successor.
     #[test]
-    fn members_are_those_of_the_process_that_computes() {
+    fn members_exclude_refused_peers_and_earlier_processes() {
         let change = |step, what, worker: &str| {
             let (devices, reason) = (vec![], "because".to_string());
             Event::Device(Change { step, what, worker: worker.into(), devices, reason })
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_keep_little_of_each_step_and_of_who_knocked() {
+    fn long_runs_keep_a_bounded_history() {
         let mut history = History::of(&run(&[]));
         for i in 1..=100 {
             history.see(&step(i, &[("a", "cpu")]));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn contracts_of_devices_that_a_run_has_not_are_not_held_by_it() {
+    fn contracts_of_absent_devices_are_not_claimed() {
         let contract = |id: &str| page::Contract {
             id: id.into(),
             statement: "holds".into(),

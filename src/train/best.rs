@@ -120,7 +120,7 @@ mod tests {
     /// The decisions were made by the methods `check_metric_value`, `on_evaluate` and `_determine_best_metric` of
     /// transformers 5.23.0 themselves, run on these sequences.
     #[test]
-    fn a_run_ends_where_the_callback_of_transformers_ends_it() {
+    fn early_stopping_matches_transformers() {
         let near_two = [2.0, 2.0000000000000004, 1.9999999999999998];
         /// Losses, and for a patience of 1, 2 and 3 the evaluation that ends the run (0: none) and the best one.
         type Case<'a> = (&'a [f64], [(u64, u64); 3]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_best_that_another_rule_chose_is_forgotten() {
+    fn best_of_another_rule_is_discarded() {
         let keep = Choice { keep: true, ..Choice::default() };
         let stops = Choice { patience: Some(2), ..Choice::default() };
         let best = |kept| Some(Best { step: 3, metric: Metric::Loss, value: 1.0, since: 0, kept });

@@ -247,7 +247,7 @@ mod tests {
     use super::{Again, Finding, TrainError, short};
 
     #[test]
-    fn where_factors_are_rounded_to_f16_the_first_advice_is_f32() {
+    fn f16_class_is_advised_to_try_f32_first() {
         let advice = |class: &str, bad| {
             let again = Some(Again { place: "b".into(), bad });
             Finding { place: "a".into(), class: class.into(), again }.advice()

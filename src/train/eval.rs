@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_matrix_of_many_classes_stays_out_of_the_event() {
+    fn large_confusion_matrix_is_left_out_of_the_event() {
         for (classes, shown) in [(SHOWN_CLASSES, true), (SHOWN_CLASSES + 1, false)] {
             let mut c = Confusion::default();
             c.count(classes - 1, 0);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_those_of_scikit_learn() {
+    fn scores_match_scikit_learn() {
         // sklearn.metrics.f1_score([0,0,1,2,2,2], [0,1,1,2,2,0], average="macro") = 0.6555...; class 3 is absent
         let mut c = Confusion::default();
         for (label, prediction) in [(0, 0), (0, 1), (1, 1), (2, 2), (2, 2), (2, 0)] {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn clipping_shortens_and_zero_switches_it_off() {
+    fn clipping_bounds_the_norm_and_zero_disables_it() {
         let g = vec![3.0f32, 4.0];
         for (max, want) in [(0.0, 5.0), (10.0, 5.0), (1.0, 5.0 / (5.0 + 1e-6))] {
             let mut c = g.clone();

@@ -129,7 +129,7 @@ mod tests {
 
     /// On any number of threads the passes give the bits of the four operations that they stand for.
     #[test]
-    fn a_step_in_place_has_the_bits_of_mean_norm_clip_and_update() {
+    fn step_in_place_equals_the_four_operations() {
         for len in
             [0usize, 1, BLOCK - 1, BLOCK, CELL, CELL + BLOCK + 3, 2 * CELL + 5, STRETCH + 1, 2 * STRETCH + 9]
         {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_that_is_not_finite_is_named_and_changes_nothing() {
+    fn non_finite_parameter_is_named_and_changes_nothing() {
         let mut state = State::new(draw(1, 3 * BLOCK), Options::default());
         (state.parameters[BLOCK + 7], state.parameters[2 * BLOCK]) = (f32::INFINITY, f32::NAN);
         let before = state.clone();

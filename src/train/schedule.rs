@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_up_begins_at_zero_and_a_decay_ends_near_it() {
+    fn warmup_starts_at_zero_and_decay_ends_near_zero() {
         let s = |decay| Schedule { peak: 2.0, decay, warmup: 4, total: 12 };
         for decay in [Decay::Cosine, Decay::Linear, Decay::Constant] {
             assert_eq!(s(decay).rate(1), 0.0);

@@ -4,7 +4,7 @@ use crate::check;
 use crate::cli_fixture::{Bench, stderr};
 
 #[test]
-fn devices_that_cannot_be_meant() {
+fn contradictory_device_options_are_refused() {
     let b = Bench::new();
     for (command, code, parts) in [
         ("--gpus 0,auto", 78, "--gpus .. auto cannot be combined"),
@@ -20,7 +20,7 @@ fn devices_that_cannot_be_meant() {
 /// What keeps a GPU from being found has its own line, whatever this machine has.
 #[test]
 #[cfg(target_os = "linux")]
-fn gpus_that_are_not_there() {
+fn missing_gpu_is_explained() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --max-steps 1";
     let said = |command: &str, variables: &[(&str, &str)]| {
@@ -75,7 +75,7 @@ fn gpus_that_are_not_there() {
 /// On a machine with a software driver: an index and a name that are not there, a name that is everybody's, and a
 /// model that does not fit.
 #[test]
-fn adapters_that_cannot_be_used() {
+fn unusable_gpu_selections_are_refused() {
     let b = Bench::new();
     let adapters = finetune::backend::wgpu::adapters();
     if !adapters.iter().any(|a| a.name().contains("llvmpipe")) {

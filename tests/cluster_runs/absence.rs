@@ -20,7 +20,7 @@ fn until_said(fleet: &Fleet, name: &str, part: &str) {
 }
 
 #[test]
-fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
+fn run_paused_without_workers_continues_to_the_same_bytes() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -41,7 +41,7 @@ fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
 }
 
 #[test]
-fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() {
+fn long_pause_is_saved_with_75_and_resumes_to_the_same_bytes() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -64,7 +64,7 @@ fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() 
 /// Somebody starts an old copy of the run where the newer one was: its workers have met a later epoch, and do nothing
 /// for it.
 #[test]
-fn a_coordinator_of_an_older_epoch_gets_nobody() {
+fn coordinator_of_an_older_epoch_gets_no_worker() {
     let run = format!("{RUN} --max-steps 9 --save-steps 1");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -100,7 +100,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// As where the coordinator was killed when all was done and before its workers had heard it.
 #[test]
-fn a_coordinator_with_nothing_left_to_do_tells_workers_that_look_for_it() {
+fn finished_coordinator_releases_searching_workers() {
     let run = format!("{RUN} --max-steps 2 --expect-workers 1");
     let mut fleet = Fleet::new();
     fleet.coordinator(&run);
@@ -148,7 +148,7 @@ fn door(to: String, door: Arc<Door>) -> String {
 
 /// It has connected, and not greeted yet, when the run ends.
 #[test]
-fn a_worker_that_connects_in_the_last_moment_hears_the_end() {
+fn worker_that_connects_last_receives_the_end() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 1"));
     fleet.faulty("worker", "--threads 1", "slow=16");
@@ -169,7 +169,7 @@ fn a_worker_that_connects_in_the_last_moment_hears_the_end() {
 }
 
 #[test]
-fn a_worker_that_froze_and_goes_on_comes_back() {
+fn resumed_frozen_worker_rejoins() {
     let run = format!("{RUN} --max-steps 8");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -187,7 +187,7 @@ fn a_worker_that_froze_and_goes_on_comes_back() {
 }
 
 #[test]
-fn a_worker_that_dies_in_the_middle_of_a_microbatch_changes_no_byte() {
+fn worker_killed_within_a_microbatch_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -201,7 +201,7 @@ fn a_worker_that_dies_in_the_middle_of_a_microbatch_changes_no_byte() {
 
 /// Options that decide what the run does are the coordinator's, also those that say what it writes.
 #[test]
-fn a_worker_that_is_told_what_the_run_saves_is_refused_by_name() {
+fn worker_with_an_option_of_the_run_is_refused_by_name() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 3 --save-steps 2 --expect-workers 1"));
     fleet.worker("other", "--threads 1 --save-steps 7");

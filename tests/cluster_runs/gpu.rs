@@ -55,7 +55,7 @@ fn two_devices_on_one_adapter_give_the_bytes_of_one() {
 }
 
 #[test]
-fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
+fn gpu_and_cpu_together_stay_within_the_loss_bound() {
     let Some(i) = index() else { return };
     let contract: Value = serde_yaml::from_str(include_str!("../../contracts/F-DP-005.yaml")).unwrap();
     let bound = contract["tolerance"]["loss_relative"].as_f64().unwrap();
@@ -84,7 +84,7 @@ fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
 
 /// The specification's two lines, with this program's name in them.
 #[test]
-fn the_two_lines_of_the_specification_end_with_an_adapter() {
+fn two_commands_train_a_classifier_adapter() {
     let Some(i) = index() else { return };
     let mut fleet = Fleet::new();
     fleet.bench.file("classes.jsonl", &classes(24));
@@ -114,7 +114,7 @@ fn the_two_lines_of_the_specification_end_with_an_adapter() {
 
 /// The device is taken away from under a microbatch, as a driver that is reset does.
 #[test]
-fn a_device_that_is_lost_in_the_middle_of_a_run_falls_back_to_the_processor() {
+fn lost_gpu_falls_back_to_the_cpu() {
     let Some(i) = index() else { return };
     let run = format!("{RUN} --max-steps 4 --dtype f32");
     let mut fleet = Fleet::new();
@@ -133,7 +133,7 @@ fn a_device_that_is_lost_in_the_middle_of_a_run_falls_back_to_the_processor() {
 }
 
 #[test]
-fn an_adapter_speaks_and_passes_its_self_test() {
+fn gpu_generates_like_the_cpu_and_passes_its_self_test() {
     let Some(i) = index() else { return };
     let fleet = Fleet::new();
     let speak = "generate demo --prompt 'Show the branch' --max-new-tokens 6 --dtype f32";

@@ -300,7 +300,7 @@ fn flood(enemy: &mut Enemy, kind: usize, times: usize) {
 }
 
 #[test]
-fn who_has_the_token_and_means_harm_changes_no_byte_and_costs_no_memory() {
+fn hostile_peer_with_the_token_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);

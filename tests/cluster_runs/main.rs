@@ -41,7 +41,7 @@ fn any_number_of_workers_gives_the_bytes_of_one_process() {
 }
 
 #[test]
-fn devices_of_one_process_and_others_give_the_bytes_of_one() {
+fn local_and_remote_devices_give_the_bytes_of_one() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -55,7 +55,7 @@ fn devices_of_one_process_and_others_give_the_bytes_of_one() {
 
 /// 20 runs, one of three workers gone at another moment of each.
 #[test]
-fn a_worker_that_is_killed_changes_no_byte() {
+fn killed_worker_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let alone = Fleet::new().alone(&run);
     let mut struck = 0;
@@ -77,7 +77,7 @@ fn a_worker_that_is_killed_changes_no_byte() {
 }
 
 #[test]
-fn a_worker_that_freezes_changes_no_byte() {
+fn frozen_worker_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -95,7 +95,7 @@ fn a_worker_that_freezes_changes_no_byte() {
 }
 
 #[test]
-fn who_joins_half_way_changes_no_byte() {
+fn worker_that_joins_late_changes_no_byte() {
     let run = format!("{RUN} --max-steps 10");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -109,7 +109,7 @@ fn who_joins_half_way_changes_no_byte() {
 }
 
 #[test]
-fn a_worker_that_is_told_to_leave_exits_0_and_changes_no_byte() {
+fn terminated_worker_exits_0_and_changes_no_byte() {
     let run = format!("{RUN} --max-steps 8");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -124,7 +124,7 @@ fn a_worker_that_is_told_to_leave_exits_0_and_changes_no_byte() {
 
 /// Killed at several moments, once before there is any checkpoint; its workers find the one that goes on.
 #[test]
-fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
+fn killed_coordinator_resumes_to_the_same_bytes() {
     let run = format!("{RUN} --max-steps 9 --save-steps 3");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -144,7 +144,7 @@ fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
 }
 
 #[test]
-fn a_nan_in_one_workers_gradient_ends_everybody_with_3() {
+fn nan_gradient_of_one_worker_ends_all_with_3() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 2"));
     fleet.faulty("good", "--threads 1", "slow=8"); // so that something is left for the other
@@ -160,7 +160,7 @@ fn a_nan_in_one_workers_gradient_ends_everybody_with_3() {
 }
 
 #[test]
-fn a_worker_with_damaged_parameters_is_taken_out_and_its_work_done_again() {
+fn worker_with_damaged_parameters_is_expelled_and_replaced() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -173,7 +173,7 @@ fn a_worker_with_damaged_parameters_is_taken_out_and_its_work_done_again() {
 }
 
 #[test]
-fn a_device_error_falls_back_and_the_run_goes_on() {
+fn device_error_falls_back_and_the_run_continues() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -194,7 +194,7 @@ fn losses(fleet: &Fleet, out: &str) -> Vec<f64> {
 }
 
 #[test]
-fn devices_of_two_classes_stay_within_the_bound_of_one() {
+fn two_device_classes_stay_within_the_loss_bound() {
     let contract: serde_json::Value =
         serde_yaml::from_str(include_str!("../../contracts/F-DP-005.yaml")).unwrap();
     let bound = contract["tolerance"]["loss_relative"].as_f64().unwrap();

@@ -31,18 +31,18 @@ fn check(slow: u32, path: Path, struck: &[&str], trouble: impl FnOnce(&Hosts)) {
 }
 
 #[test]
-fn a_network_that_loses_one_frame_in_a_hundred_changes_no_byte() {
+fn one_percent_frame_loss_changes_no_byte() {
     check(20, Path { loss: 0.01, ..GIGABIT }, &[], |_| {});
 }
 
 #[test]
-fn forty_milliseconds_of_distance_change_no_byte() {
+fn forty_milliseconds_of_latency_change_no_byte() {
     let wan = Path { megabits: 91.0, delay: Duration::from_millis(20), loss: 0.0 };
     check(20, wan, &[], |_| {});
 }
 
 #[test]
-fn a_host_that_is_unplugged_changes_no_byte() {
+fn unplugged_host_changes_no_byte() {
     check(150, GIGABIT, &["three", "four"], |hosts| {
         hosts.unplug(4);
         std::thread::sleep(Duration::from_secs(2));
@@ -74,7 +74,7 @@ fn a_worker_finds_the_coordinator_of_another_host() {
 
 /// The first packet already gets no answer, and nothing says why: a firewall that drops.
 #[test]
-fn a_worker_whose_packets_are_dropped_says_what_to_do() {
+fn worker_whose_packets_are_dropped_gives_advice() {
     let Some(mut fleet) = Fleet::on_hosts(2, GIGABIT) else { return };
     fleet.hosts().drop_silently(1, 2);
     fleet.coordinator(&format!("{RUN} --max-steps 3 --expect-workers 1"));
@@ -121,7 +121,7 @@ fn echoes(hosts: &Hosts, count: u32) -> Vec<Duration> {
 
 /// The network of these tests is as bad as they say it is.
 #[test]
-fn the_switch_delays_loses_and_cuts() {
+fn simulated_switch_delays_drops_and_disconnects() {
     let far = Path { megabits: 91.0, delay: Duration::from_millis(20), loss: 0.0 };
     let Some(hosts) = Hosts::new(2, far) else { return };
     let answers = echoes(&hosts, 5);

@@ -46,7 +46,7 @@ fn check(run: &str, field: &str) {
 }
 
 #[test]
-fn the_loss_of_an_evaluation_has_the_same_bits_for_any_workers() {
+fn eval_loss_has_the_same_bits_for_any_workers() {
     check(
         &format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2 --sample-prompt Hello"),
         "eval_loss",
@@ -61,7 +61,7 @@ fn best_adapter_and_early_end_are_equal_for_any_workers() {
 }
 
 #[test]
-fn what_a_classifier_makes_of_its_rows_is_the_same_for_any_workers() {
+fn classifier_scores_are_equal_for_any_workers() {
     let run = "demo --task classify --data classes.jsonl --eval-split 0.3 --batch-size 12 --micro-batch-tokens 64 \
                --rank 4 --max-steps 4 --eval-steps 2";
     check(run, "confusion");

@@ -73,7 +73,7 @@ impl Opener for Swollen {
 }
 
 #[test]
-fn a_device_whose_trials_take_too_much_is_told_so_or_keeps_less() {
+fn device_with_too_large_trials_is_refused_or_keeps_less() {
     let swollen = |room| {
         let inner = OnCpu { name: "cpu", threads: 1, limit: u64::MAX };
         Arc::new(Swollen { inner, room, again: AtomicUsize::new(0) })
@@ -104,7 +104,7 @@ fn one(chain: Vec<Arc<dyn Opener>>, inject: &str) -> Equipment {
 }
 
 #[test]
-fn a_backend_that_panics_while_it_is_opened_leaves_its_turn_to_the_next() {
+fn backend_that_panics_on_open_is_skipped() {
     with(one(vec![Arc::new(Broken::Panics), cpu()], ""), |script| {
         script.welcome(manifest());
         assert_eq!(script.devices.len(), 1, "{:?}", script.refused);
@@ -141,11 +141,11 @@ fn check_falls_to_the_last(chain: Vec<Arc<dyn Opener>>, inject: &str, said: &str
 }
 
 #[test]
-fn in_the_middle_of_a_run_memory_ends_no_chain() {
+fn backend_that_is_too_small_is_skipped_in_a_run() {
     check_falls_to_the_last(vec![cpu(), Arc::new(Broken::TooSmall), cpu()], "error@1", "injected");
 }
 
 #[test]
-fn a_panic_is_the_devices_end_and_keeps_its_reason() {
+fn panic_ends_the_device_and_keeps_its_reason() {
     check_falls_to_the_last(vec![cpu(), Arc::new(Broken::Panics), cpu()], "panic@1", "an injected panic");
 }

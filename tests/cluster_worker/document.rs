@@ -23,7 +23,7 @@ fn documented(text: &str, heading: &str) -> Vec<String> {
 }
 
 #[test]
-fn documented_numbers_are_the_wires() {
+fn documented_numbers_match_the_wire() {
     let source = include_str!("../../src/cluster/message.rs");
     let text = include_str!("../../docs/protocol.md");
     assert_eq!(documented(text, "Worker to coordinator:"), variants(source, "ToCoordinator"));
@@ -101,7 +101,7 @@ fn declared() -> Vec<String> {
 }
 
 #[test]
-fn documented_fields_are_the_wires() {
+fn documented_fields_match_the_wire() {
     let text = include_str!("../../docs/protocol.md");
     let section = text.split("### Every field").nth(1).unwrap();
     let block = section.split("```\n").nth(1).unwrap();

@@ -44,7 +44,7 @@ fn size() -> u64 {
 }
 
 #[test]
-fn a_model_is_fetched_once_and_what_was_cut_or_damaged_again() {
+fn model_is_fetched_once_and_damaged_files_again() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(fetched(dir.path()), size());
     assert_eq!(fetched(dir.path()), 0);
@@ -65,7 +65,7 @@ fn a_model_is_fetched_once_and_what_was_cut_or_damaged_again() {
 }
 
 #[test]
-fn two_workers_of_one_machine_fetch_it_once() {
+fn two_workers_of_one_machine_fetch_the_model_once() {
     let dir = tempfile::tempdir().unwrap();
     let total: u64 = std::thread::scope(|scope| {
         let both = [0, 1].map(|_| scope.spawn(|| fetched(dir.path())));
@@ -75,7 +75,7 @@ fn two_workers_of_one_machine_fetch_it_once() {
 }
 
 #[test]
-fn names_that_are_no_plain_files_and_other_models_are_refused() {
+fn unsafe_file_names_and_other_models_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |source, change: &dyn Fn(&mut finetune::cluster::message::Manifest)| {
         let mut manifest = manifest();

@@ -226,7 +226,7 @@ fn timeout_of(talk: &mut Talk<'_>) -> Option<()> {
 }
 
 #[test]
-fn no_coordinator_makes_a_worker_do_harm() {
+fn hostile_coordinator_cannot_harm_a_worker() {
     let place = Place::new();
     // Fills the cache.
     check(&place, 0, &Case { what: "nothing".into(), welcomed: true, frames: vec![] });

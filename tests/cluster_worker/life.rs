@@ -15,7 +15,7 @@ fn check_alone(line: &str, code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn who_finds_nobody_says_why() {
+fn worker_without_a_coordinator_says_why() {
     check_alone("--coordinator 127.0.0.1:1 --join-timeout 1s", 1, &["nothing listens on 127.0.0.1:1"]);
     check_alone("--coordinator no-such-host.invalid:9000 --join-timeout 1s", 1, &["no-such-host.invalid"]);
     check_alone("--bind 127.0.0.1:0 --join-timeout 1s", 1, &["no coordinator", "--nodes"]);
@@ -36,7 +36,7 @@ fn check_refused(line: &str, parts: &[&str]) {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_for_good() {
+fn mismatched_worker_is_refused_permanently() {
     let other = TOKEN.replace("5f3c", "0000");
     check_refused(&format!("FINETUNE_TOKEN={other}"), &["token"]);
     check_refused("--rank 7", &["--rank 7", "16"]);
@@ -54,7 +54,7 @@ fn what_does_not_fit_is_refused_for_good() {
 }
 
 #[test]
-fn a_worker_that_listens_is_dialled_and_one_that_stays_waits_for_the_next_run() {
+fn listening_worker_is_dialled_and_staying_worker_waits() {
     let place = Place::new();
     let mut listener = place.start("listener", "--role worker --bind 127.0.0.1:0");
     let at = listener.listens();
@@ -77,7 +77,7 @@ fn a_worker_that_listens_is_dialled_and_one_that_stays_waits_for_the_next_run() 
 
 /// What is wrong with a worker that listens is mended there, by somebody who need not know of the coordinator.
 #[test]
-fn a_worker_that_listens_with_another_token_is_dialled_again_once_that_is_mended() {
+fn listening_worker_is_dialled_again_with_the_right_token() {
     let place = Place::new();
     let other = TOKEN.replace("5f3c", "0000");
     let mut wrong = place.start("wrong", &format!("FINETUNE_TOKEN={other} --role worker --bind 127.0.0.1:0"));
@@ -93,7 +93,7 @@ fn a_worker_that_listens_with_another_token_is_dialled_again_once_that_is_mended
 }
 
 #[test]
-fn a_device_that_fails_falls_back_and_the_adapter_is_the_same() {
+fn failed_device_falls_back_and_the_adapter_is_the_same() {
     let place = Place::new();
     assert_eq!(place.start("alone", &format!("{RUN} alone")).ends().0, 0);
     let cases = [
@@ -119,7 +119,7 @@ fn a_device_that_fails_falls_back_and_the_adapter_is_the_same() {
 }
 
 #[test]
-fn who_cannot_take_part_is_named_and_the_run_goes_on() {
+fn refused_worker_is_named_and_the_run_continues() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let worker =
@@ -135,7 +135,7 @@ fn who_cannot_take_part_is_named_and_the_run_goes_on() {
 }
 
 #[test]
-fn told_to_stop_it_leaves_at_once_and_comes_back_later() {
+fn stopped_worker_leaves_at_once_and_can_be_replaced() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let line = format!("--role worker --coordinator {address}");
@@ -151,7 +151,7 @@ fn told_to_stop_it_leaves_at_once_and_comes_back_later() {
 }
 
 #[test]
-fn doctor_shakes_hands_and_leaves_no_trace() {
+fn doctor_handshake_leaves_no_trace() {
     let place = Place::new();
     let (coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let doctor = |name: &str, line: &str| {
@@ -175,7 +175,7 @@ fn doctor_shakes_hands_and_leaves_no_trace() {
 }
 
 #[test]
-fn a_worker_shows_its_part_and_says_what_it_did() {
+fn worker_prints_progress_and_a_summary() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 2 {RUN} out"));
     let mut stranger = std::net::TcpStream::connect(&address).unwrap();

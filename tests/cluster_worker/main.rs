@@ -22,7 +22,7 @@ use script::*;
 use std::time::{Duration, Instant};
 
 #[test]
-fn what_is_granted_adds_up_on_any_number_of_devices() {
+fn granted_leases_add_up_on_any_number_of_devices() {
     let all: Vec<u32> = (0..MICROBATCHES).collect();
     for devices in [1, 2, 3] {
         let outcome = with(equipment(devices, ""), |script| {
@@ -81,7 +81,7 @@ fn evaluation_and_prompts_are_leases_too() {
 }
 
 #[test]
-fn what_is_cancelled_stops_at_once_and_the_rest_goes_on() {
+fn cancelled_lease_stops_at_once_and_others_continue() {
     with(equipment(1, "slow=1000"), |script| {
         script.welcome(manifest());
         script.parameters();
@@ -122,13 +122,13 @@ fn check_bad_value(inject: &str, tensor: &str, test: impl Fn(f64) -> bool) {
 }
 
 #[test]
-fn a_bad_value_has_an_address_and_nothing_falls_back() {
+fn bad_value_names_its_tensor_and_nothing_falls_back() {
     check_bad_value("nan@1", "layers.0.self_attn.q_proj.lora_A", f64::is_nan);
     check_bad_value("huge@1", "mlp.down_proj.lora_B", |v| v > 1e6 && v.is_finite());
 }
 
 #[test]
-fn an_error_falls_back_and_the_work_is_done_again() {
+fn device_error_falls_back_and_repeats_the_work() {
     with(equipment(1, "error@1,slow=20"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
@@ -157,7 +157,7 @@ fn an_error_falls_back_and_the_work_is_done_again() {
 }
 
 #[test]
-fn an_error_at_the_start_takes_the_next_backend_and_without_one_the_worker_leaves() {
+fn error_at_start_takes_the_next_backend_or_ends_the_worker() {
     with(equipment(1, "error@0"), |script| {
         script.welcome(manifest());
         assert_eq!(script.devices.len(), 1);
@@ -192,7 +192,7 @@ fn wear_out(script: &mut Script) {
 }
 
 #[test]
-fn a_device_that_is_down_does_not_come_back_with_the_next_conversation() {
+fn failed_device_stays_out_of_the_next_connection() {
     let comes_back = |script: &mut Script| {
         script.welcome(manifest());
         assert_eq!(script.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["cpu 1"]);
@@ -212,7 +212,7 @@ fn a_device_that_is_down_does_not_come_back_with_the_next_conversation() {
 }
 
 #[test]
-fn a_device_that_is_late_gets_nothing_before_it_is_done() {
+fn late_device_gets_no_work_before_it_finishes() {
     with(equipment(1, "slow=400"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
@@ -230,7 +230,7 @@ fn a_device_that_is_late_gets_nothing_before_it_is_done() {
 }
 
 #[test]
-fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
+fn wrong_or_too_small_device_is_refused_by_name() {
     let refused = |equipment, part: &str| {
         let outcome = with(equipment, |script| {
             script.welcome(manifest());
@@ -267,7 +267,7 @@ fn damaged_parameters_show_in_the_hash() {
 }
 
 #[test]
-fn parameters_that_are_not_those_that_were_sent_end_the_conversation() {
+fn parameters_with_a_wrong_hash_end_the_connection() {
     let outcome = with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let flat = parameters();
@@ -282,7 +282,7 @@ fn parameters_that_are_not_those_that_were_sent_end_the_conversation() {
 }
 
 #[test]
-fn a_flush_that_found_nothing_is_not_remembered() {
+fn empty_flush_is_not_remembered() {
     with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
@@ -300,7 +300,7 @@ fn a_flush_that_found_nothing_is_not_remembered() {
 }
 
 #[test]
-fn told_to_stop_it_hands_back_and_leaves() {
+fn stopped_worker_returns_its_leases_and_leaves() {
     let stop = Stop::new();
     let outcome = from(equipment(2, "slow=1000"), Source::Here(blueprint()), &stop, |script| {
         script.welcome(manifest());
@@ -325,7 +325,7 @@ fn told_to_stop_it_hands_back_and_leaves() {
 }
 
 #[test]
-fn every_ending_means_what_it_says() {
+fn every_bye_gives_its_outcome() {
     // Text of another machine stays on its line.
     let said = || "why\nnot\u{202e}".to_string();
     let heard = || "why\\nnot\\u{202e}".to_string();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 /// The rules of vLLM's `peft_helper` and of its ranks, read from its source, for adapters of every size and a classifier.
 #[test]
-fn vllm_would_take_the_adapter() {
+fn exported_adapter_meets_the_rules_of_vllm() {
     let b = Bench::new();
     b.file("classes.jsonl", &classes(8));
     for (rank, alpha, more, most) in
@@ -118,7 +118,7 @@ fn bad_input_gets_one_line() {
 
 /// Of the same shape, so nothing but run.yaml tells that it is another.
 #[test]
-fn an_adapter_of_another_base_is_told() {
+fn adapter_of_another_base_gives_a_warning() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
     b.model_weights("other", |_, data| data[0] ^= 1);

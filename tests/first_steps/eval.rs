@@ -61,7 +61,7 @@ fn eval_gives_the_scores_of_a_classifier() {
 }
 
 #[test]
-fn eval_asks_for_rows() {
+fn eval_without_rows_is_refused() {
     let bench = Bench::new();
     let out = bench.run("eval demo");
     assert!(out.status.code() == Some(2) && stderr(&out).contains("give --data FILE"), "{}", stderr(&out));

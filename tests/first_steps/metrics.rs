@@ -146,7 +146,7 @@ fn logged(bench: &Bench, run: &str, (event, field): (&str, &str)) -> Vec<(u64, f
 
 /// Two runs of the same name, and the first one again from a checkpoint: each has one folder, which holds its curves.
 #[test]
-fn tensorboard_reads_what_each_run_wrote() {
+fn tensorboard_reads_every_run() {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tensorboard/bin/python");
     if !python.exists() {
         return skipped("tensorboard", "FINETUNE_NEED_TENSORBOARD");

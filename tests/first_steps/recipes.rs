@@ -29,7 +29,7 @@ fn options(path: &Path) -> Result<(Options, Vec<String>), Refusal> {
 }
 
 #[test]
-fn every_recipe_says_command_cost_and_result() {
+fn every_recipe_states_command_cost_and_result() {
     for (name, path) in recipes() {
         let text = std::fs::read_to_string(&path).unwrap();
         let head: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
@@ -46,7 +46,7 @@ fn every_recipe_says_command_cost_and_result() {
 }
 
 #[test]
-fn every_recipe_is_made_of_our_options_and_rows_that_are_there() {
+fn every_recipe_uses_known_options_and_existing_rows() {
     for (name, path) in recipes().into_iter().filter(|(name, _)| name != REQUIREMENTS) {
         let (options, notes) = options(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(notes.is_empty(), "{name} uses names of other trainers: {notes:?}");
@@ -67,14 +67,14 @@ fn every_recipe_is_made_of_our_options_and_rows_that_are_there() {
 }
 
 #[test]
-fn the_unit_of_a_worker_can_reach_a_card() {
+fn worker_unit_can_access_a_gpu() {
     let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
     assert!(unit.lines().any(|line| line == "SupplementaryGroups=render video"));
 }
 
 /// systemd takes a comment behind a value as a part of it.
 #[test]
-fn the_units_environment_has_comments_on_their_own_lines() {
+fn unit_environment_has_comments_on_their_own_lines() {
     let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
     let example = unit.split("<<'END'\n").nth(1).unwrap().split("#   END\n").next().unwrap();
     let lines: Vec<&str> = example.lines().map(|line| line.strip_prefix("#   ").unwrap()).collect();

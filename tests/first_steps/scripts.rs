@@ -40,7 +40,7 @@ fn run(args: &[&str], ci: &str) -> (i32, String, String) {
 }
 
 #[test]
-fn run_sh_installs_only_what_was_asked_for() {
+fn run_sh_installs_only_on_request() {
     // Arguments, CI, what is listed, what is not, whether anything is installed.
     for (args, ci, listed, absent, installs) in [
         (&[][..], "", &["  vulkan ", "  smollm2 ", "nothing is installed"][..], "could not", false),
@@ -62,7 +62,7 @@ fn run_sh_installs_only_what_was_asked_for() {
 }
 
 #[test]
-fn run_sh_takes_the_name_of_a_test() {
+fn run_sh_accepts_the_name_of_a_test() {
     let (code, _, calls) = run(&["--no-install", "tidy", "unsafe"], "");
     let want = "cargo test --release --locked --no-fail-fast --test tidy unsafe\n";
     assert_eq!((code, calls.as_str()), (0, want));

@@ -40,7 +40,7 @@ fn on_terminal(bench: &Bench, (run, typed): (&str, &str), variables: &[(&str, &s
 }
 
 #[test]
-fn a_terminal_is_drawn_over_and_keeps_what_happened() {
+fn terminal_view_is_redrawn_and_keeps_events() {
     let bench = Bench::new();
     let Some(text) = shown(&bench, "a", &[]) else { return };
     for part in [

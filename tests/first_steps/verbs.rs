@@ -48,7 +48,7 @@ fn help_has_topics_and_is_short() {
 }
 
 #[test]
-fn completions_and_man_pages() {
+fn completions_and_man_pages_are_printed() {
     let bench = Bench::new();
     check(&bench, &["completions", "bash"], (0, "--learning-rate", ""));
     check(&bench, &["completions", "zsh"], (0, "#compdef finetune", ""));
@@ -61,7 +61,7 @@ fn completions_and_man_pages() {
 }
 
 #[test]
-fn bash_understands_its_completions() {
+fn bash_loads_its_completions() {
     let bench = Bench::new();
     let (_, script, _) = run(&bench, &["completions", "bash"]);
     bench.file("finetune.bash", &script);
@@ -74,7 +74,7 @@ fn bash_understands_its_completions() {
 }
 
 #[test]
-fn doctor_says_what_is_missing_and_how_to_fix_it() {
+fn doctor_names_problems_and_fixes() {
     let bench = Bench::new();
     let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -128,7 +128,7 @@ fn import_writes_a_configuration_that_runs() {
 }
 
 #[test]
-fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
+fn inspect_warns_of_untrainable_and_endless_rows() {
     let bench = Bench::new();
     let row = |i: usize, answer: &str| {
         format!(
@@ -176,7 +176,7 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
 
 /// A row may name a window or wipe a terminal: it is shown what it would send.
 #[test]
-fn control_characters_of_rows_are_shown_and_not_sent() {
+fn control_characters_of_rows_are_escaped() {
     let bench = Bench::new();
     let row = r#"{"prompt": "a\u001b]0;title\u0007", "completion": "b\u001b[2Jc"}"#;
     bench.file("bad.jsonl", &format!("{row}\n{row}\n"));
@@ -192,7 +192,7 @@ fn control_characters_of_rows_are_shown_and_not_sent() {
 }
 
 #[test]
-fn help_that_could_not_be_written_is_a_failure() {
+fn help_that_cannot_be_written_is_a_failure() {
     let bench = Bench::new();
     let Ok(full) = std::fs::File::create("/dev/full") else { return eprintln!("skipped: no /dev/full") };
     let output = bench.command("--help").stdout(full).output().unwrap();
@@ -202,7 +202,7 @@ fn help_that_could_not_be_written_is_a_failure() {
 
 /// As LLaMA-Factory lays it out and is started: rows and their names in `data`, the YAML elsewhere, {from, value} turns.
 #[test]
-fn what_is_imported_can_be_planned() {
+fn imported_configuration_can_be_planned() {
     let bench = Bench::new();
     let row =
         r#"{"conversations": [{"from": "human", "value": "List files"}, {"from": "gpt", "value": "ls"}]}"#;

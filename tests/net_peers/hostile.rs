@@ -40,7 +40,7 @@ fn check(open: &mut Open, token: &Token, bytes: &[u8], expected: &str) {
 }
 
 #[test]
-fn garbage_of_every_kind() {
+fn garbage_is_refused_in_one_line() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let hello = greeting(&token);
@@ -69,7 +69,7 @@ fn garbage_of_every_kind() {
 }
 
 #[test]
-fn who_drips_or_stays_silent_is_shown_out_after_five_seconds() {
+fn slow_or_silent_peer_is_disconnected_after_five_seconds() {
     let token = Token::random().unwrap();
     let open = Open::new(with(Party::Coordinator, &token));
     let hello = greeting(&token);
@@ -105,7 +105,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn a_thousand_half_open_connections_keep_no_worker_out() {
+fn thousand_half_open_connections_block_no_worker() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let before = resident();
@@ -139,7 +139,7 @@ fn a_thousand_half_open_connections_keep_no_worker_out() {
 
 /// A flood that goes on while workers come.
 #[test]
-fn workers_get_in_during_a_flood() {
+fn workers_connect_during_a_flood() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let address = open.listener.address();
@@ -179,7 +179,7 @@ fn workers_get_in_during_a_flood() {
 
 /// A member whose frames are longer than agreed is cut off before room is made for them.
 #[test]
-fn a_frame_beyond_the_limit() {
+fn frame_beyond_the_limit_ends_the_connection() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let runtime = crate::runtime();
@@ -198,7 +198,7 @@ fn a_frame_beyond_the_limit() {
 
 /// In the plain, bytes of any kind behind the greeting: a frame that is none ends that conversation alone.
 #[test]
-fn huge_lengths_in_the_plain() {
+fn huge_lengths_over_plain_tcp_are_refused() {
     let mut open = Open::new(Security::plain(Party::Coordinator));
     let runtime = crate::runtime();
     let mut socket = connect(&open);

@@ -33,21 +33,21 @@ fn worker() -> Security {
 }
 
 #[test]
-fn an_unknown_name() {
+fn unknown_host_name_is_reported() {
     let at: Endpoint = "no-such-host.invalid:9000".parse().unwrap();
     let e = check(&at, &worker(), false, "no-such-host.invalid: unknown name (");
     assert!(e.to_string().ends_with("check its spelling, or give the address, as 10.0.0.5:9000"), "{e}");
 }
 
 #[test]
-fn nothing_listens() {
+fn refused_connection_is_reported() {
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string().parse().unwrap();
     check(&at, &worker(), false, "nothing listens on AT: start finetune there first, or check the port");
 }
 
 /// A full queue of connections drops what comes next, as a firewall does.
 #[test]
-fn no_answer() {
+fn unanswered_connection_is_reported() {
     let runtime = runtime();
     let _in = runtime.enter();
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -65,7 +65,7 @@ fn no_answer() {
 }
 
 #[test]
-fn no_finetune_at_all() {
+fn foreign_server_is_reported() {
     let http = stranger(|mut s| {
         let _ = s.read(&mut [0; 1000]);
         let _ = s.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
@@ -111,7 +111,7 @@ fn told(open: &Open, expected: &str) {
 }
 
 #[test]
-fn tokens_that_differ_or_miss() {
+fn different_or_missing_tokens_are_reported() {
     let (one, two) = (Token::random().unwrap(), Token::random().unwrap());
     let (a, b) = (one.fingerprint().to_string(), two.fingerprint().to_string());
     let open = Open::new(with(Party::Coordinator, &one));
@@ -132,7 +132,7 @@ fn tokens_that_differ_or_miss() {
 }
 
 #[test]
-fn plain_tcp_takes_nobody_with_a_token_and_goes_nowhere() {
+fn plain_tcp_refuses_tokens_and_remote_addresses() {
     let open = Open::new(Security::plain(Party::Coordinator));
     check(&open.at(), &worker(), true, "AT speaks plain TCP (--insecure) and this side does not");
     told(&open, "PEER has a token and this side speaks plain TCP");
@@ -145,7 +145,7 @@ fn plain_tcp_takes_nobody_with_a_token_and_goes_nowhere() {
 }
 
 #[test]
-fn another_protocol() {
+fn other_protocol_version_is_reported() {
     for (theirs, side) in [(2u8, "here"), (0, "there")] {
         let at = stranger(move |mut s| {
             let _ = s.write_all(&[b"finetune", &[theirs, 0][..], &[7; 10][..]].concat());
@@ -163,7 +163,7 @@ fn another_protocol() {
 }
 
 #[test]
-fn a_port_in_use() {
+fn port_in_use_is_reported() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at: Endpoint = taken.local_addr().unwrap().to_string().parse().unwrap();
     let bind = |at: &Endpoint| runtime().block_on(Listener::bind(at, worker(), |_| ())).map(|_| ());
@@ -183,7 +183,7 @@ fn a_port_in_use() {
 
 /// The directions are reversed where only the other one is open: a worker listens, the coordinator dials.
 #[test]
-fn a_worker_may_listen() {
+fn worker_may_listen_for_the_coordinator() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Worker, &token));
     let near = dialled(&open.at(), &with(Party::Coordinator, &token)).unwrap();
@@ -194,7 +194,7 @@ fn a_worker_may_listen() {
 
 /// A handshake costs little beside what a worker does then.
 #[test]
-fn a_handshake_takes_no_time() {
+fn handshake_takes_under_250_ms() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let (at, security) = (open.at(), with(Party::Worker, &token));

@@ -38,21 +38,21 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes_of_any_kind(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         check::<ToCoordinator>(&bytes);
         check::<ToWorker>(&bytes);
     }
 
     /// A message's number in front, so that every kind is reached.
     #[test]
-    fn every_kind_of_message(kind in 0u8..16, bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+    fn random_messages_are_decoded_or_refused(kind in 0u8..16, bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         let bytes = [&[kind], &bytes[..]].concat();
         check::<ToCoordinator>(&bytes);
         check::<ToWorker>(&bytes);
     }
 
     #[test]
-    fn one_byte_of_a_good_message_is_damaged(which in 0usize..3, at in any::<prop::sample::Index>(), to in any::<u8>()) {
+    fn damaged_byte_is_decoded_or_refused(which in 0usize..3, at in any::<prop::sample::Index>(), to in any::<u8>()) {
         let mut bytes = samples()[which].clone();
         let at = at.index(bytes.len());
         bytes[at] = to;
@@ -62,7 +62,7 @@ proptest! {
 }
 
 #[test]
-fn every_cut_of_a_good_message_is_an_error() {
+fn every_truncated_message_is_an_error() {
     for bytes in samples() {
         for cut in 0..bytes.len() {
             let (to, from) = (
@@ -79,7 +79,7 @@ fn every_cut_of_a_good_message_is_an_error() {
 /// Lists that announce four thousand million entries in five bytes, wherever a message of any kind may hold one; what
 /// is reserved for them would be seen in the memory of this process.
 #[test]
-fn announced_lengths_reserve_nothing() {
+fn announced_lengths_allocate_nothing() {
     let reserved = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let line =

@@ -84,7 +84,7 @@ fn check(home: &Path, args: &str, code: i32, expected: &str) {
 }
 
 #[test]
-fn who_does_not_belong_is_turned_away_and_the_run_goes_on() {
+fn foreign_peer_is_refused_and_the_run_continues() {
     let homes = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let [one, two, three] = homes.each_ref().map(|h| h.path());
     let mut coordinator = Coordinator::begin(one, "--bind 127.0.0.1:0");
@@ -131,7 +131,7 @@ fn who_does_not_belong_is_turned_away_and_the_run_goes_on() {
 
 /// The worker listens, and the coordinator, in the plain and on this machine, dials it.
 #[test]
-fn a_worker_that_listens_is_dialled() {
+fn listening_worker_is_dialled() {
     let homes = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let [one, two] = homes.each_ref().map(|h| h.path());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

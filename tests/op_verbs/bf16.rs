@@ -53,7 +53,7 @@ const SIZES: [(usize, usize, usize); 10] = [
 ];
 
 #[test]
-fn products_are_those_of_rounded_factors_on_every_kernel() {
+fn products_match_rounded_factors_on_every_kernel() {
     for (t, n, k) in SIZES {
         for (write, dtype) in [(Write::Set, Dtype::Bf16), (Write::Add, Dtype::F32)] {
             let name = format!("bf16 {t}x{n}x{k} {write:?} {dtype:?}");
@@ -87,7 +87,7 @@ fn products_are_those_of_rounded_factors_on_every_kernel() {
 }
 
 #[test]
-fn what_is_not_normal_counts_as_zero_and_what_is_not_finite_stays() {
+fn subnormals_count_as_zero_and_non_finite_values_stay() {
     let mut x = Mat::random(3, 40, 1);
     (x.v[0], x.v[41], x.v[82]) = (1e-39, f64::INFINITY, f64::NAN);
     let (dy, mut w) = (Mat::random(3, 33, 2), Mat::random(33, 40, 3));
@@ -162,7 +162,7 @@ impl Adapted<'_> {
 }
 
 #[test]
-fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
+fn adapter_factors_are_rounded_beside_a_bf16_product() {
     for (t, k, r, n) in
         [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
     {
@@ -197,7 +197,7 @@ fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
 }
 
 #[test]
-fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
+fn bf16_head_is_near_f32_and_equal_on_every_kernel() {
     for (n, c, vocab) in [(1, 3, 33), (301, 41, 2999), (13, 800, 300), (600, 31, 2049)] {
         let name = format!("bf16 head {n}x{c}x{vocab}");
         let w = rounded(&Mat::random(vocab, c, 2));
@@ -308,7 +308,7 @@ fn attention(
 }
 
 #[test]
-fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
+fn bf16_attention_is_near_its_formula_on_every_kernel() {
     for (query, kv, size) in [(1, 1, 4), (2, 1, 6), (3, 3, 34), (9, 3, 64), (4, 2, 128), (2, 2, 10)] {
         for t in [1, 2, 3, 17, 97, 129, 200, 650] {
             if t > 100 && query * size > 300 || t > 600 && size != 6 {
@@ -362,7 +362,7 @@ fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
 }
 
 #[test]
-fn a_token_alone_has_the_bits_of_a_token_among_others() {
+fn single_token_has_the_bits_of_a_token_in_a_batch() {
     for (r, n, k) in [(1, 3, 1), (16, 577, 100), (3, 100, 1537), (16, 1536, 576), (385, 40, 33)] {
         let [x, a, b, dy, before, w] = [(5, k), (r, k), (n, r), (5, n), (5, k), (n, k)]
             .map(|(rows, cols)| Mat::random(rows, cols, (rows * 7 + cols) as u64));
@@ -387,7 +387,7 @@ fn a_token_alone_has_the_bits_of_a_token_among_others() {
 }
 
 #[test]
-fn a_class_says_its_precision() {
+fn class_names_its_precision() {
     let class = Cpu::bf16(1).class();
     assert!(class.ends_with("-bf16") && class[..class.len() - 5] == Cpu::new(1).class()[..class.len() - 5]);
     assert_ne!(Cpu::bf16(1).spelled().class(), Cpu::new(1).class());

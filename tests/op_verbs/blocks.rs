@@ -164,7 +164,7 @@ fn blocks_of_every_type_on_wgpu() {
 }
 
 #[test]
-fn blocks_take_the_memory_that_they_take_in_the_file() {
+fn blocks_take_the_same_memory_as_in_the_file() {
     for &block in Block::ALL {
         let bytes = Cpu::new(1).matrix_bytes(Encoding::Blocks(block), 1 << 20);
         assert_eq!(bytes, (1 << 20) / block.elements() * block.bytes(), "{block:?}");

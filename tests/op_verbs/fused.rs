@@ -37,7 +37,7 @@ fn lora_adds_its_product_on_wgpu() {
     each::<Wgpu>(check_lora_adds_its_product);
 }
 
-fn check_lora_grad_gives_a_b_and_x_theirs<B: Rigged>(rig: &Rig<B>) {
+fn check_lora_grad_gives_the_gradients_of_a_b_and_x<B: Rigged>(rig: &Rig<B>) {
     for (t, k, r, n) in [(1, 3, 1, 5), (17, 64, 8, 33), (129, 65, 16, 192)] {
         let name = format!("lora_grad {t}x{k}x{r}x{n}");
         let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
@@ -73,13 +73,13 @@ fn check_lora_grad_gives_a_b_and_x_theirs<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn lora_grad_gives_a_b_and_x_theirs() {
-    each::<Cpu>(check_lora_grad_gives_a_b_and_x_theirs);
+fn lora_grad_gives_the_gradients_of_a_b_and_x() {
+    each::<Cpu>(check_lora_grad_gives_the_gradients_of_a_b_and_x);
 }
 
 #[test]
-fn lora_grad_gives_a_b_and_x_theirs_on_wgpu() {
-    each::<Wgpu>(check_lora_grad_gives_a_b_and_x_theirs);
+fn lora_grad_gives_the_gradients_of_a_b_and_x_on_wgpu() {
+    each::<Wgpu>(check_lora_grad_gives_the_gradients_of_a_b_and_x);
 }
 
 fn check_lm_head_loss_in_chunks<B: Rigged>(rig: &Rig<B>) {
@@ -160,7 +160,7 @@ pub fn projected(cpu: &mut Cpu, m: &[&Mat], dtype: Dtype, write: Write) -> Vec<V
 }
 
 #[test]
-fn a_projection_with_its_adapter_equals_its_spelling_and_its_formula() {
+fn fused_projection_equals_separate_verbs_and_formula() {
     for (t, k, r, n) in
         [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
     {
@@ -201,7 +201,7 @@ fn a_projection_with_its_adapter_equals_its_spelling_and_its_formula() {
 }
 
 #[test]
-fn products_of_our_own_equal_those_of_the_crate() {
+fn own_products_equal_those_of_the_gemm_crate() {
     for (t, n, k) in [(1, 576, 1536), (13, 33, 31), (517, 100, 769), (64, 1537, 40)] {
         let (x, w) = (Mat::random(t, k, 1), Mat::random(n, k, 2).map(|x| (x * 64.0).round() / 64.0));
         let go = |mut cpu: Cpu| {
@@ -240,7 +240,7 @@ pub fn headed(cpu: &mut Cpu, (x, w): (&[f32], &Mat), targets: &[u32]) -> [Vec<f3
 }
 
 #[test]
-fn a_head_in_one_pass_equals_its_spelling_for_any_number_of_threads() {
+fn one_pass_head_equals_separate_verbs_on_any_threads() {
     // Parts and blocks of the vocabulary that are not full, more than one block of rows, more than one slice.
     for (n, c, vocab) in [(1, 3, 33), (301, 40, 2999), (13, 800, 300), (600, 31, 2049)] {
         for size in [1.0, 80.0] {

@@ -106,7 +106,7 @@ fn feed_forward(mut on: Rounded, [x, gain, w, down, a, b]: [&Mat; 6]) -> Vec<Vec
 }
 
 #[test]
-fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
+fn sixteen_bit_memory_holds_rounded_f32_values() {
     if Cpu::bf16(1).short_bytes() == 4 {
         return println!("skipped: numbers are kept in 16 bits where our own kernels multiply");
     }
@@ -141,7 +141,7 @@ fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
 }
 
 #[test]
-fn lent_memory_is_what_a_read_gives() {
+fn lent_memory_equals_a_read() {
     let mut rounded = Rounded { cpu: Cpu::new(1), short: true, t: 3, out: vec![] };
     let wide = rounded.up(&Mat { rows: 3, cols: 5, v: (0..15).map(f64::from).collect() });
     let read = rounded.read(&wide, (3, 5));

@@ -169,12 +169,12 @@ fn every(which: &str, changes: &[(&str, &str, &str)], places: Places) {
 }
 
 #[test]
-fn what_orders_the_gradient_of_queries_is_missed() {
+fn removing_any_ordering_of_the_query_gradient_is_detected() {
     every("q", EVERYWHERE, Places::Each);
 }
 
 #[test]
-fn what_orders_the_gradient_of_keys_is_missed() {
+fn removing_any_ordering_of_the_key_gradient_is_detected() {
     every("kv", EVERYWHERE, Places::Each);
 }
 

@@ -228,22 +228,22 @@ fn once(index: usize) {
 }
 
 #[test]
-fn what_orders_the_forward_product_is_missed() {
+fn removing_any_ordering_of_the_forward_product_is_detected() {
     every(0, EVERYWHERE, Places::Each);
 }
 
 #[test]
-fn what_orders_the_backward_product_is_missed() {
+fn removing_any_ordering_of_the_backward_product_is_detected() {
     every(1, EVERYWHERE, Places::Each);
 }
 
 #[test]
-fn what_orders_the_forward_adapter_is_missed() {
+fn removing_any_ordering_of_the_forward_adapter_is_detected() {
     every(2, EVERYWHERE, Places::Each);
 }
 
 #[test]
-fn what_orders_the_backward_adapter_is_missed() {
+fn removing_any_ordering_of_the_backward_adapter_is_detected() {
     every(3, EVERYWHERE, Places::Each);
 }
 

@@ -33,7 +33,7 @@ pub fn shown(bench: &Bench, address: &str) -> Option<(String, BTreeSet<String>)>
 }
 
 #[test]
-fn a_font_from_elsewhere_would_be_found() {
+fn remote_font_is_detected() {
     let bench = Bench::new();
     let planted = r#"<!doctype html><style>@font-face{font-family:x;src:url(https://fonts.googleapis.com/x)}p{font-family:x}</style><p>x"#;
     let address = format!("file://{}", bench.file("planted.html", planted).display());

@@ -75,7 +75,7 @@ fn kept(name: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn a_run_leaves_a_report_that_a_browser_shows() {
+fn run_writes_a_report_that_a_browser_renders() {
     let bench = trained();
     let pictures = ["loss.svg", "speed.svg", "learning-rate.svg", "grad-norm.svg"];
     for name in pictures.iter().chain(&["report.html"]) {
@@ -215,7 +215,7 @@ fn runs_are_reported_again_and_compared() {
 }
 
 #[test]
-fn a_running_process_shows_its_page_and_its_metrics() {
+fn running_process_serves_its_page_and_metrics() {
     let bench = Bench::new();
     let mut child = bench
         .command("")

@@ -6,7 +6,7 @@ use finetune::model::stage::{Generate, Microbatch, Output, Sampling, Stage, Targ
 use finetune::numeric::rng::Stream;
 
 #[test]
-fn a_cache_decodes_what_whole_passes_decode() {
+fn cached_decoding_equals_full_passes() {
     each_case(|case| {
         if case.config.labels.is_some() {
             return;
@@ -47,7 +47,7 @@ fn a_cache_decodes_what_whole_passes_decode() {
 
 /// A length that nobody reaches takes no memory, and what was cached stays when the cache grows.
 #[test]
-fn a_cache_grows_with_what_is_said() {
+fn cache_grows_with_the_generated_tokens() {
     let mut case = Case::open(&case::golden()[0]);
     case.config.max_positions = 1 << 40;
     case.config.window = None;

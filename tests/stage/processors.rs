@@ -6,7 +6,7 @@ use finetune::backend::cpu::Cpu;
 use finetune::numeric::rng;
 use std::process::Command;
 
-const NAME: &str = "processors::with_fused_multiply_adds_the_length_of_vectors_changes_no_bit";
+const NAME: &str = "processors::vector_length_changes_no_bit_with_fma";
 /// Set where the test is to say what it computes.
 const TELL: &str = "TELL_WHAT_IS_COMPUTED";
 const TOLD: &str = "computed:";
@@ -41,7 +41,7 @@ fn computed_with(limit: &str) -> Vec<String> {
 }
 
 #[test]
-fn with_fused_multiply_adds_the_length_of_vectors_changes_no_bit() {
+fn vector_length_changes_no_bit_with_fma() {
     if std::env::var_os(TELL).is_some() {
         return computed().iter().for_each(|line| println!("{TOLD}{line}"));
     }

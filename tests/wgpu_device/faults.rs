@@ -49,14 +49,14 @@ fn a_lost_device_is_a_fault() {
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_a_fault_that_names_it() {
+fn kernel_that_does_not_compile_is_named_in_a_fault() {
     for (_, fault) in after(Wgpu::refuse) {
         assert!(fault.to_string().contains("broken: ") && fault.to_string().contains("pars"), "{fault}");
     }
 }
 
 #[test]
-fn memory_that_nobody_has_is_a_fault_with_its_size() {
+fn impossible_allocation_is_a_fault_with_its_size() {
     let absurd = 1usize << 40;
     let ask = |gpu: &mut Wgpu| {
         let memory = gpu.memory(absurd);
@@ -68,7 +68,7 @@ fn memory_that_nobody_has_is_a_fault_with_its_size() {
 }
 
 #[test]
-fn a_matrix_that_no_binding_holds_is_a_fault_that_says_what_to_do() {
+fn matrix_beyond_one_binding_is_a_fault_with_advice() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
         // Attention needs a row's keys in one piece.
         let heads = finetune::backend::Heads { query: 1, kv: 1, size: 64 };

@@ -39,7 +39,7 @@ fn microbatch(gpu: &mut Wgpu, tokens: usize, budget: u64) {
 }
 
 #[test]
-fn what_lies_free_is_let_go_before_the_budget_is_passed() {
+fn free_buffers_are_released_before_the_budget_is_exceeded() {
     // The longest takes 100 MB, and as estimates have it a quarter more: half as much again is not there.
     let budget = 4096 * 6144 * 4 / 4 * 5;
     for mut gpu in devices(Options { memory: Some(budget), ..Options::default() }) {
@@ -89,7 +89,7 @@ fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn however_slow_a_device_seems_its_bits_are_the_same() {
+fn estimated_speed_changes_no_bit() {
     // One row of queries is more than such a device is given at once.
     let slow = Options { rate: Some(1.0), ..Options::default() };
     for (mut slow, mut usual) in devices(slow).into_iter().zip(devices(Options::default())) {
@@ -103,7 +103,7 @@ fn however_slow_a_device_seems_its_bits_are_the_same() {
 }
 
 #[test]
-fn a_sum_of_nothing_is_nothing() {
+fn empty_sum_is_zero() {
     for mut gpu in devices(Options { poison: true, ..Options::default() }) {
         for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
             let (a, b, mut out) = (gpu.memory(0), gpu.memory(0), gpu.memory(15));
@@ -120,7 +120,7 @@ fn a_sum_of_nothing_is_nothing() {
 }
 
 #[test]
-fn integers_that_no_binding_holds_are_a_fault() {
+fn integers_beyond_one_binding_are_a_fault() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
         let (t, size) = (1000, 2);
         let (mut x, table) = (gpu.memory(t * size), loaded(&mut gpu, &vec![0.0; t * size]));

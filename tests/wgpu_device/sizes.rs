@@ -66,7 +66,7 @@ fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
 }
 
 #[test]
-fn what_one_binding_does_not_hold_is_computed_in_parts() {
+fn matrix_beyond_one_binding_is_computed_in_parts() {
     let small = Options { binding_limit: Some(16 << 10), poison: true, ..Options::default() };
     let whole = Options { poison: true, ..Options::default() };
     for (mut small, mut whole) in devices(small).into_iter().zip(devices(whole)) {

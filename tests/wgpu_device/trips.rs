@@ -17,7 +17,7 @@ fn tolerance(key: &str) -> f64 {
 }
 
 #[test]
-fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
+fn microbatch_takes_at_most_two_submissions_and_one_read() {
     // A language model and a classifier, whose predictions come back too.
     for name in ["llama", "llamacls"] {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity").join(name);
@@ -77,7 +77,7 @@ fn at_pace(gpu: Wgpu, case: &Case) -> (Vec<f32>, Traffic, u64) {
 }
 
 #[test]
-fn submissions_end_between_blocks_where_blocks_are_short_enough() {
+fn submissions_end_between_blocks_if_blocks_are_short() {
     let case = Case::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity/llama"));
     let (mut whole, mut clean, mut cut) = (None, 0, 0);
     // From a device that does all in no time to one on which a block takes many submissions.
@@ -99,7 +99,7 @@ fn submissions_end_between_blocks_where_blocks_are_short_enough() {
 
 /// Where the rate is known, no submission is estimated at more than the contract allows, whatever a clock says.
 #[test]
-fn no_submission_is_given_more_than_it_may_take() {
+fn no_submission_exceeds_its_time_limit() {
     let (t, n, rate) = (64, 512, 1e8);
     for mut gpu in devices(Options { rate: Some(rate), steady: true, ..Options::default() }) {
         let w =
@@ -127,7 +127,7 @@ fn no_submission_is_given_more_than_it_may_take() {
 /// With what is measured while it computes. How long that takes is the driver's matter and that of whoever else uses
 /// the processor that it computes on: the clock is printed, and judged nowhere.
 #[test]
-fn what_takes_long_is_cut_and_read_once() {
+fn long_work_is_split_and_read_once() {
     let (t, n) = (256, 1024);
     for mut gpu in devices(Options::default()) {
         let bytes = vec![0u8; n * n * 2];

@@ -68,7 +68,7 @@ fn every_kernel_with_every_constant_is_translated() {
 }
 
 #[test]
-fn no_file_of_the_folder_is_left_out() {
+fn every_kernel_file_is_used() {
     let (_, pieces) = catalogue();
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/wgsl");
     let mut missing = Vec::new();
@@ -83,7 +83,7 @@ fn no_file_of_the_folder_is_left_out() {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn invalid_kernels_are_detected() {
     let buffers = |count: u32| -> String {
         (0..count)
             .map(|i| format!("@group(0) @binding({i}) var<storage, read> b{i}: array<f32>;\n"))

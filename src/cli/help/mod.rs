@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_short_and_speak_of_options_that_exist() {
+    fn topics_are_short_and_name_existing_options() {
         for (name, about, text) in TOPICS {
             assert!(text.lines().count() <= 45 && about.len() < 80, "{name}");
             assert!(text.lines().all(|l| l.chars().count() <= 100), "{name}: a line is too long");

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn role_options_are_checked_together() {
         check("role=coordinator expect-workers=3", 0, "");
         check("role=coordinator nodes=a:9001,b bind=:0", 0, "");
         check("role=coordinator insecure=true bind=127.0.0.1:0 nodes=localhost:1", 0, "");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_speak_to_every_role() {
+    fn one_file_may_configure_every_role() {
         let file = Source::Variable("X".into());
         for role in ["single", "coordinator", "worker"] {
             let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_what_was_asked_for_and_nothing_else() {
+    fn pieces_cover_exactly_the_requested_range() {
         let dir = tempfile::tempdir().unwrap();
         let contents: Vec<u8> = (0..PIECE * 2 + 7).map(|i| (i % 251) as u8).collect();
         std::fs::write(dir.path().join("model.safetensors"), &contents).unwrap();

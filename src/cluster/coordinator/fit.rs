@@ -97,7 +97,7 @@ mod tests {
     use crate::model::stage::{IGNORE, Microbatch, Sampling, Targets};
 
     #[test]
-    fn the_longest_lease_that_is_accepted_fits_and_a_longer_one_is_refused() {
+    fn longest_accepted_lease_fits_and_a_longer_one_is_refused() {
         for (vocabulary, shortest) in [(300, 1), (49152, 7), (1 << 17, 4096)] {
             let longest = |tokens| Longest { tokens, shortest, vocabulary };
             let Err(Misfit::Lease { most, .. }) = longest(1 << 30).fits(&manifest()) else { panic!() };
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prompt_that_is_accepted_fits_and_a_longer_one_is_refused() {
+    fn longest_accepted_prompt_fits_and_a_longer_one_is_refused() {
         let Err(Misfit::Prompt { most, .. }) = prompt_fits(1 << 30, 1 << 17) else { panic!() };
         prompt_fits(most, 1 << 17).unwrap();
         assert!(prompt_fits(most + 1, 1 << 17).is_err());

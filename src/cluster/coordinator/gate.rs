@@ -182,14 +182,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_release_of_the_same_numerics_is_remarked_on() {
+    fn other_release_with_the_same_numerics_gives_a_remark() {
         assert_eq!(remark(&hello()), None);
         let said = remark(&Hello { version: "9.9.9\n".into(), ..hello() }).unwrap();
         assert!(said.starts_with("it is finetune 9.9.9\\n, the coordinator finetune "), "{said}");
     }
 
     #[test]
-    fn who_is_let_in() {
+    fn hello_decides_who_is_admitted() {
         check(|_| {}, "");
         check(|h| h.protocol = PROTOCOL + 1, "update the coordinator");
         check(|h| (h.protocol, h.version) = (0, "0.0.1\x1b[2J\n".into()), "update the worker");

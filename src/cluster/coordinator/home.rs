@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_coordinator_is_kept_out() {
+    fn second_coordinator_is_locked_out() {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         let second = Lock::take(dir.path()).unwrap_err().to_string();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_was_replaced_is_not_removed() {
+    fn replaced_lock_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         std::fs::remove_file(dir.path().join(LOCK)).unwrap();

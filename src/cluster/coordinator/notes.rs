@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_microbatches_are_said_with_a_way_out() {
+    fn too_few_microbatches_give_advice() {
         let hint = Hint { batch_size: 8, micro_batch_tokens: 2048 };
         let want = "each step has 2 microbatches for 3 devices, so 1 waits; try --batch-size 40 or --micro-batch-tokens 256";
         assert_eq!(few(2, 3, hint), want);

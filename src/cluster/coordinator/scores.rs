@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_microbatch_cannot_give_is_refused() {
+    fn impossible_scores_are_refused() {
         let (text, classes) = (work(Targets::Tokens(vec![1, IGNORE])), work(Targets::Labels(vec![0, 2])));
         check(&text, 1, &[], "");
         check(&text, 3, &[], "3 targets of 2");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_says_stays_on_its_line() {
+    fn text_of_a_worker_stays_on_its_line() {
         let bad = "cpu\x1b[2J\n".to_string() + &"x".repeat(5000);
         let devices = vec![Device { name: bad.clone(), class: bad.clone() }];
         let messages = [

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_this_process_are_here_before_they_are_ready() {
+    fn own_devices_count_before_they_are_ready() {
         let mut waiting = Waiting::default();
         waiting.opens("here", 2);
         let note = |have, want| Note::Waiting { have, want };

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn bulk_is_not_copied_and_the_encoding_is_the_plain_one() {
+    fn bulk_is_not_copied_and_the_encoding_is_plain() {
         for len in [0, 1, 127, 128, 70_000] {
             let bytes = Bytes::from(vec![7u8; len]);
             for packed in [Packed::Fixed(bytes.clone()), Packed::Single(bytes.clone())] {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_refused() {
+    fn every_truncated_message_is_refused() {
         let message = ToWorker::Piece { file: 1, offset: 2, bytes: vec![1; 40].into() };
         let frame = encode(&message).unwrap().whole();
         for cut in 0..frame.len() {

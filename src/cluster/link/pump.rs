@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_cross_in_order_and_what_was_said_goes_out() {
+    fn messages_arrive_in_order_and_queued_ones_are_sent() {
         let runtime = runtime();
         let ((a, b), (c, d)) = (mpsc::channel(4), mpsc::channel(4));
         let mut worker: WorkerLink = over(runtime.handle(), b, c, Duration::ZERO);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_is_answered_while_nobody_takes_messages() {
+    fn ping_is_answered_while_messages_are_unread() {
         let runtime = runtime();
         let (_worker, (to, mut from)) = worker(&runtime, Duration::ZERO);
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_a_link_and_pings_keep_one() {
+    fn silence_ends_a_link_and_pings_keep_it_open() {
         let runtime = runtime();
         let began = Instant::now();
         let (mut alone, _frames) = worker(&runtime, Duration::from_millis(80));
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_may_take_longer_than_silence_and_both_sides_show_that_they_live() {
+    fn frame_may_take_longer_than_the_silence_limit() {
         let runtime = runtime();
         let ((to, incoming), (out, mut said)) = (mpsc::channel(4), mpsc::channel::<Bytes>(4));
         to.blocking_send(encode(&ToWorker::Flush { step: 1 }).unwrap().whole()).unwrap();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_ends_the_link() {
+    fn invalid_message_ends_the_link() {
         let long = [encode(&ToWorker::Flush { step: 1 }).unwrap().whole().to_vec(), vec![0]].concat();
         for frame in [vec![0xff; 9], long, Vec::new()] {
             let runtime = runtime();

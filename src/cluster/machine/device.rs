@@ -92,7 +92,7 @@ mod tests {
 
     /// Every number of it goes into metrics.jsonl, which has no infinite ones: a run would not be resumed.
     #[test]
-    fn what_is_not_finite_is_not_kept_and_nothing_is_measured_twice() {
+    fn non_finite_measurements_are_dropped_and_repeats_expelled() {
         let fine = Link { bandwidth: 1e9, round_trip: 1e-3 };
         for (link, kept) in [
             (fine, true),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn no_device_falls_back_for_ever() {
+    fn number_of_fallbacks_is_limited() {
         let mut bed = Bed::train(1, 1);
         let back = |class: u8| {
             let now = Named { name: "cpu 0".into(), class: format!("class {class}") };
@@ -140,7 +140,7 @@ mod tests {
 
     /// A member that begins its sum again and again is as mute as one that says nothing.
     #[test]
-    fn what_came_already_does_not_put_off_the_end_of_a_mute_sum() {
+    fn restarted_sum_does_not_extend_its_deadline() {
         let Config { reask, reasks, .. } = Config::default();
         let mut bed = Bed::train(1, 1);
         bed.now += Duration::from_millis(1);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_without_devices_was_refused_once_and_leaves_in_silence() {
+    fn member_without_devices_leaves_without_a_second_note() {
         let mut bed = Bed::train(1, 1);
         let noted =
             |out: &[Action]| out.iter().filter(|a| matches!(a, Action::Note(Note::Left { .. }))).count();

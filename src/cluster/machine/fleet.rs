@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_part_of_its_own_ends_the_waiting() {
+    fn idle_interval_doubles_until_a_device_earns_work() {
         let spans = |parts_after_a_trial: u32, rounds: u32| {
             let (mut idleness, mut spans, mut idle, mut parts) = (Idleness::NONE, vec![], 0, 0);
             for _ in 0..rounds {
@@ -346,7 +346,7 @@ mod tests {
 
     /// Whoever comes and goes under ever new names takes no more memory than so many devices.
     #[test]
-    fn what_is_kept_of_the_gone_is_bounded_and_loses_no_microbatch() {
+    fn reports_of_past_devices_are_bounded_and_complete() {
         let mut fleet = Fleet::default();
         for i in 0..PAST as u64 + 50 {
             let named = message::Device { name: "cpu 0".into(), class: format!("class {i}") };
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_name_are_told_apart() {
+    fn devices_of_one_name_are_numbered() {
         let device = |name: &str| message::Device { name: name.into(), class: "a".into() };
         let named = distinct(&["cpu 0", "cpu 0", "cpu 1", "cpu 0"].map(device));
         let names: Vec<&str> = named.iter().map(|d| d.name.as_str()).collect();

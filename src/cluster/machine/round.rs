@@ -143,7 +143,7 @@ mod tests {
 
     /// It says so when the round is over, and then nobody hears it.
     #[test]
-    fn what_was_doubted_holds_again_where_the_device_was_called_back() {
+    fn recalled_device_regains_its_doubted_speed() {
         let mut bed = Bed::train(1, 1);
         let id = DeviceId { member: MemberId(0), index: 0 };
         let device = bed.machine.fleet.device_mut(id).unwrap();

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_hiccup_moves_nothing_and_a_lasting_change_is_seen() {
+    fn estimate_ignores_one_outlier_and_follows_a_change() {
         let mut e = Estimate::default();
         (0..7).for_each(|_| e.add(1.0));
         e.add(100.0);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn trials_are_an_estimate_to_begin_with() {
+    fn trials_give_the_first_estimate() {
         let mut trials = Points::default();
         [100.0, 200.0, 400.0].iter().for_each(|&t| trials.add(t, 0.01 + 0.0001 * t));
         let mut s = Speed::default();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_measured_is_not_doubted() {
+    fn unmeasured_speed_is_not_doubted() {
         let mut s = Speed::default();
         s.doubt();
         assert!(!s.confirm(), "there is nothing to go back to");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_devices_are_taken_for_others_of_their_class() {
+    fn unknown_devices_are_assumed_as_fast_as_their_class() {
         let of = |micros| {
             let mut s = Speed::default();
             s.measure(Kind::Train, 10, micros);

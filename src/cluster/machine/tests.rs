@@ -96,7 +96,7 @@ fn done(out: &[Action]) -> bool {
 }
 
 #[test]
-fn a_round_of_one_member_is_announced_granted_summed_and_over() {
+fn round_of_one_member_is_granted_summed_and_closed() {
     let mut bed = Bed::train(1, 2);
     bed.now += Duration::from_millis(1);
     let out = bed.announce(0, 1);
@@ -117,7 +117,7 @@ fn a_round_of_one_member_is_announced_granted_summed_and_over() {
 }
 
 #[test]
-fn what_is_said_again_is_answered_again_and_changes_nothing() {
+fn repeated_message_is_answered_and_changes_nothing() {
     let mut bed = Bed::train(2, 4);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -149,7 +149,7 @@ fn what_is_said_again_is_answered_again_and_changes_nothing() {
 }
 
 #[test]
-fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
+fn dishonest_message_expels_only_its_sender() {
     let announce = |lease, parameters| From::Announce { lease, parameters, micros: 1, memory: 0 };
     let sum = |step, leases, parameters| From::Sum {
         sum: 1,
@@ -191,7 +191,7 @@ fn what_no_honest_worker_says_takes_it_out_and_nobody_else() {
 }
 
 #[test]
-fn a_lost_member_takes_its_granted_work_back_to_open() {
+fn granted_work_of_a_lost_member_is_reopened() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -208,7 +208,7 @@ fn a_lost_member_takes_its_granted_work_back_to_open() {
 }
 
 #[test]
-fn an_idle_device_repeats_what_is_late_and_the_first_to_finish_counts() {
+fn idle_device_repeats_late_work_and_the_first_result_counts() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -229,7 +229,7 @@ fn an_idle_device_repeats_what_is_late_and_the_first_to_finish_counts() {
 }
 
 #[test]
-fn a_repeat_stays_in_its_class() {
+fn repeat_stays_in_its_device_class() {
     let mut bed = Bed::train(0, 2);
     bed.join(0, &["a"]);
     bed.join(1, &["b"]);
@@ -241,7 +241,7 @@ fn a_repeat_stays_in_its_class() {
 }
 
 #[test]
-fn a_bad_value_is_looked_at_elsewhere_and_halts_the_run() {
+fn bad_value_is_recomputed_elsewhere_and_halts_the_run() {
     let nan =
         |lease| From::Fault { lease, fault: Trouble::Value { tensor: "q".into(), value: f64::INFINITY } };
     let halt = |out: &[Action]| match out.last() {
@@ -271,7 +271,7 @@ fn a_bad_value_is_looked_at_elsewhere_and_halts_the_run() {
 }
 
 #[test]
-fn a_bad_value_waits_for_another_device_that_is_busy() {
+fn bad_value_waits_for_a_busy_second_device() {
     let nan = From::Fault { lease: 1, fault: Trouble::Value { tensor: "q".into(), value: f64::NAN } };
     let begin = || {
         let mut bed = Bed::train(1, 8);
@@ -300,7 +300,7 @@ fn a_bad_value_waits_for_another_device_that_is_busy() {
 }
 
 #[test]
-fn a_failing_device_gets_nothing_until_it_has_fallen_back() {
+fn failing_device_gets_no_work_before_its_fallback() {
     let mut bed = Bed::train(2, 8);
     let out = bed.said(0, From::Fault { lease: 1, fault: Trouble::Device { reason: "lost".into() } });
     assert_eq!(leased(&out, 0), [] as [LeaseId; 0]);
@@ -313,7 +313,7 @@ fn a_failing_device_gets_nothing_until_it_has_fallen_back() {
 }
 
 #[test]
-fn it_waits_for_those_expected_pauses_below_the_minimum_and_gives_up() {
+fn machine_waits_pauses_below_the_minimum_and_gives_up() {
     let second = Duration::from_secs(1);
     let config = Config { expect: 3, min: 2, join_timeout: 10 * second, ..Config::default() };
     let mut bed = Bed { machine: Machine::new(config), now: Duration::ZERO };
@@ -334,7 +334,7 @@ fn it_waits_for_those_expected_pauses_below_the_minimum_and_gives_up() {
 }
 
 #[test]
-fn few_microbatches_are_mentioned_once() {
+fn too_few_microbatches_are_noted_once() {
     let mut bed = Bed::train(0, 1);
     bed.join(0, &["a", "a"]);
     bed.event(Event::Abandon);
@@ -348,7 +348,7 @@ fn few_microbatches_are_mentioned_once() {
 }
 
 #[test]
-fn a_sum_that_does_not_come_is_asked_for_again() {
+fn missing_sum_is_requested_again() {
     let mut bed = Bed::train(1, 1);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -358,7 +358,7 @@ fn a_sum_that_does_not_come_is_asked_for_again() {
 }
 
 #[test]
-fn what_a_member_without_a_sum_held_is_given_out_at_once() {
+fn work_of_a_member_without_a_sum_is_reassigned_at_once() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);
@@ -374,7 +374,7 @@ fn what_a_member_without_a_sum_held_is_given_out_at_once() {
 }
 
 #[test]
-fn a_loser_that_stops_in_the_next_round_is_given_work_again() {
+fn late_device_gets_work_again_after_it_stops() {
     let mut bed = Bed::train(2, 2);
     bed.now += Duration::from_millis(1);
     bed.announce(0, 1);

@@ -65,7 +65,7 @@ impl Lived {
 }
 
 #[test]
-fn a_card_that_is_four_times_slower_is_respected() {
+fn card_four_times_slower_gets_a_fifth_of_the_work() {
     let fate = fate(&[100.0, 400.0], 500, 32);
     let lived = live(&fate);
     let (used, share) = (lived.used(&fate), lived.share(1));
@@ -78,7 +78,7 @@ fn a_card_that_is_four_times_slower_is_respected() {
 }
 
 #[test]
-fn many_speeds_are_shared_out_by_speed() {
+fn work_is_shared_in_proportion_to_speed() {
     let cases: [(&[f64], f64); 4] = [
         (&[100.0; 3], 0.90),
         (&[100.0, 200.0, 400.0], 0.90),
@@ -105,7 +105,7 @@ fn a_device_never_waits_for_a_round_trip() {
 }
 
 #[test]
-fn a_worker_that_freezes_costs_a_repeat_and_no_wait_for_silence() {
+fn frozen_worker_costs_a_repeat_and_no_timeout() {
     let mut fate = fate(&[100.0, 100.0], 500, 32);
     fate.blows.push((SECOND, Blow::Freeze { worker: 1, length: 60 * SECOND }));
     let lived = live(&fate);
@@ -119,7 +119,7 @@ fn a_worker_that_freezes_costs_a_repeat_and_no_wait_for_silence() {
 /// A worker that was slow for a while and so got nothing any more is tried again; one that stays slow costs little,
 /// also where no other device may repeat what it has, so that the step has to wait for it.
 #[test]
-fn a_device_that_gets_nothing_is_measured_again() {
+fn idle_device_is_measured_again() {
     let mut fate = Fate { steps: 80, ..fate(&[100.0, 100.0], 500, 32) };
     let ideal = fate.ideal();
     fate.blows = [(ideal / 10, 40.0), (ideal / 4, 1.0 / 40.0)].map(|(at, times)| (at, pace(times))).into();

@@ -93,7 +93,7 @@ fn thousands_of_runs_end_with_the_bits_of_one_worker() {
 }
 
 #[test]
-fn workers_that_add_what_they_were_denied_do_not_pass() {
+fn adding_denied_leases_is_detected() {
     let fates = (0..60).map(|seed| Fate { cheats: Cheats::Yes, ..Fate::of(seed) });
     let seen: Vec<String> = fates.filter_map(|fate| live(&fate, Voice::Silent).err()).collect();
     assert!(seen.iter().any(|why| why.contains("sums are one worker's")), "{seen:?}");

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_microbatches_arrives_as_its_sum() {
+    fn sum_of_any_number_of_microbatches_arrives() {
         for len in [1, 63, CELL, CELL + 1, 20 * CELL + 17] {
             [Devices::Busy, Devices::Idle].into_iter().for_each(|devices| sums_of(len, devices));
         }
@@ -302,7 +302,7 @@ mod tests {
     /// What is granted while others compute costs no pass over memory when the sum is asked for; what is granted last
     /// costs none before.
     #[test]
-    fn gradients_are_added_together_and_the_last_ones_while_they_are_packed() {
+    fn gradients_are_added_in_groups_and_the_rest_when_packed() {
         let mut running = Running::new();
         running.begin(1, [7; 32]);
         let mut freed =
@@ -315,7 +315,7 @@ mod tests {
 
     /// The second group is packed when something of the first was said, or never.
     #[test]
-    fn what_is_packed_is_said_before_the_rest_is() {
+    fn packed_group_is_sent_before_the_next_is_packed() {
         let group = GROUP.max(2 * rayon::current_num_threads());
         let (tell, told) = std::sync::mpsc::channel();
         let told = std::sync::Mutex::new(told);

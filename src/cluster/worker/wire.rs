@@ -137,7 +137,7 @@ mod tests {
 
     /// Hashing a large model takes longer than anybody waits for the end of a worker.
     #[test]
-    fn what_takes_long_keeps_nobody_from_stopping() {
+    fn long_work_does_not_delay_stopping() {
         let stop = Stop::new();
         let (link, _other) = pair(4);
         let mut wire = Wire::new(link, &stop);

@@ -98,7 +98,7 @@ mod tests {
 
     /// Against GNU date -u.
     #[test]
-    fn dates() {
+    fn dates_match_gnu_date() {
         for (seconds, expected) in [
             (0, "Thu 01 Jan 1970 001 00:00:00 AM 12"),
             (951_782_399, "Mon 28 Feb 2000 059 23:59:59 PM 11"),

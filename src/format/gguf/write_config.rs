@@ -172,7 +172,7 @@ mod tests {
     use crate::format::gguf::weights::hugging_face_name;
 
     #[test]
-    fn names_go_there_and_back() {
+    fn tensor_names_round_trip() {
         for name in [
             "model.embed_tokens.weight",
             "model.norm.weight",
@@ -191,7 +191,7 @@ mod tests {
 
     /// llama.cpp: `w.reshape(heads, 2, d / 2, in).swapaxes(1, 2).reshape(w.shape)`.
     #[test]
-    fn rows_are_paired_as_llama_cpp_pairs_them() {
+    fn rows_are_paired_as_in_llama_cpp() {
         let (heads, d, size) = (3, 8, 2);
         let values: Vec<f32> = (0..heads * d * size).map(|i| i as f32).collect();
         let paired = pair_rows(&values, heads * d, heads);

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_taken_apart() {
+    fn urls_are_split_into_host_and_port() {
         let check = |url: &str, expected: Option<(&str, u16)>| {
             assert_eq!(host_and_port(url), expected.map(|(h, p)| (h.to_owned(), p)), "{url}");
         };

@@ -40,7 +40,7 @@ fn damaged_files_are_named() {
 }
 
 #[test]
-fn every_cut_of_a_good_file_is_an_error() {
+fn every_truncated_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.safetensors");
     let spec = |name: &str, n| Spec { name: name.into(), dtype: Dtype::F32, shape: vec![n, 2] };
@@ -53,7 +53,7 @@ fn every_cut_of_a_good_file_is_an_error() {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_by_the_reference_crate() {
+fn written_files_are_readable_by_us_and_the_reference_crate() {
     let dir = tempfile::tempdir().unwrap();
     let specs: Vec<Spec> =
         [("a", Dtype::F32, vec![2, 3]), ("b", Dtype::Bf16, vec![5]), ("c", Dtype::F16, vec![0, 4])]

@@ -67,7 +67,7 @@ fn frames_of_many_sizes_go_both_ways_at_once() {
 /// Fingerprints are no secret: whoever shows the right one and holds another token does not get through TLS, from
 /// either side, and neither does the honest end believe it.
 #[test]
-fn a_borrowed_fingerprint_is_no_token() {
+fn fingerprint_alone_does_not_authenticate() {
     let (token, other) = (Token::random().unwrap(), Token::random().unwrap());
     let liar = |party| Security { means: Means::Token(token.fingerprint()), ..with(party, &other) };
     let line = "does not prove that it holds the token";
@@ -77,7 +77,7 @@ fn a_borrowed_fingerprint_is_no_token() {
 
 /// Somebody between who changes the number of the protocol in a greeting gains nothing: TLS agrees on it again.
 #[test]
-fn the_protocol_is_part_of_what_tls_agrees_on() {
+fn tls_binds_the_protocol_version() {
     let token = Token::random().unwrap();
     let other = |party| Security {
         identity: Some(Identity::new(&token, PROTOCOL + 1).unwrap()),

@@ -17,7 +17,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn made_once_kept_for_the_owner_and_replaced_only_when_told() {
+fn token_is_made_once_and_replaced_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b/token");
     let keyring = named(&path);
@@ -40,7 +40,7 @@ fn made_once_kept_for_the_owner_and_replaced_only_when_told() {
 }
 
 #[test]
-fn who_is_slower_takes_what_is_there() {
+fn slower_process_uses_the_existing_token() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("token");
     let first = Keyring::alone(Some(path.clone())).find_or_make().unwrap().token.text();
@@ -51,7 +51,7 @@ fn who_is_slower_takes_what_is_there() {
 }
 
 #[test]
-fn what_is_named_comes_first() {
+fn named_token_file_has_precedence() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let [file, variable, own] = [(); 3].map(|()| Token::random().unwrap().text());
@@ -83,7 +83,7 @@ fn check(text: &str, bits: u32, expected: &str) {
 }
 
 #[test]
-fn files_that_are_no_secret() {
+fn readable_or_invalid_token_files_are_refused() {
     let token = Token::random().unwrap().text();
     for bits in [0o644, 0o640, 0o660, 0o604, 0o666, 0o610] {
         check(&token, bits, &format!("PATH: others may read it (mode {bits:03o}): chmod 600 PATH"));
@@ -97,7 +97,7 @@ fn files_that_are_no_secret() {
 }
 
 #[test]
-fn the_users_own_file() {
+fn own_token_file_follows_home_and_xdg() {
     let of =
         |set: &[(&str, &str)]| own_file(|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()));
     assert_eq!(of(&[("HOME", "/h")]), Some("/h/.config/finetune/token".into()));

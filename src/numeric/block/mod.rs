@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_finite_where_every_number_is() {
+    fn block_is_finite_iff_every_number_is() {
         for &block in Block::ALL {
             for seed in 0..2000usize {
                 let byte = |i: usize| (seed * 7919 + i * 104_729 + (seed * i) % 251) >> 3;
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn every_half_is_what_it_is() {
+    fn every_f16_is_widened_exactly() {
         for bits in 0..=u16::MAX {
             let (got, want) = (widen_half(bits), half::f16::from_bits(bits).to_f32());
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:04x}");
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_whole_or_not_there() {
+    fn partial_blocks_are_refused() {
         let bytes = |n| Bytes::from(vec![0; n]);
         assert!(Blocks::new((3, 64), Block::Q8_0, bytes(3 * 2 * 34)).is_some());
         for (shape, n) in [((3, 64), 3 * 2 * 34 - 1), ((3, 48), 3 * 51), ((usize::MAX, 64), 0)] {

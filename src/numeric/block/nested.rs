@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_256_levels_and_the_nearest_is_taken() {
+    fn nearest_of_256_levels_is_taken() {
         let levels = levels();
         assert_eq!((levels.len(), levels[255]), (256, 1.0));
         assert!((levels[0] + 0.992_968_75).abs() < 1e-6);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_magnitudes_stay_what_they_are() {
+    fn equal_magnitudes_are_unchanged() {
         let mut blocks = [1.5f32.to_le_bytes().as_slice(), &[7; 32]].concat().repeat(300);
         let before = blocks.clone();
         nest(&mut blocks);

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_stays_small_and_keeps_its_spike() {
+    fn chart_of_a_long_run_is_small_and_keeps_its_spike() {
         let mut points: Vec<(f64, f64)> = (1..=100_000).map(|s| (s as f64, 1.0)).collect();
         points[70_123].1 = 9.0;
         let svg = chart(points).draw(720.0, 260.0).inline();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_what_is_not_finite_is_drawn_without_numbers_that_are_none() {
+    fn empty_and_non_finite_series_draw_no_nan() {
         for points in [vec![], vec![(1.0, f64::NAN)], vec![(1.0, f64::INFINITY)]] {
             assert!(chart(points).draw(300.0, 200.0).inline().contains("no data yet"));
         }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_lies_where_its_time_lies() {
+    fn block_is_placed_at_its_time() {
         let block = |from, to| Block { from, to, kind: "compute", tip: "step 1".into() };
         let blocks = vec![block(0.0, 2.0), block(5.0, 10.0)];
         let lane = Lane { name: "gpu 0".into(), blocks, there: (None, None) };
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_one_axis_are_written_alike() {
+    fn times_of_one_axis_share_a_format() {
         for (values, want) in [
             (&[0.0, 5.0, 10.0][..], "0:00 0:05 0:10"),
             (&[15.0, 15.5, 16.0], "0:15.0 0:15.5 0:16.0"),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_not_idle() {
+    fn departed_device_is_not_idle() {
         let block = Block { from: 2.0, to: 4.0, kind: "compute", tip: String::new() };
         let lane = |there| Lane { name: "a".into(), blocks: vec![block.clone()], there };
         assert_eq!(lane((None, None)).presence((0.0, 9.0)), (0.0, 9.0));

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_numbers_at_the_edges() {
+    fn axis_edges_are_round_numbers() {
         for (range, count, want) in [
             ((0.0, 10.0), 5, vec![0.0, 2.0, 4.0, 6.0, 8.0, 10.0]),
             ((1.0, 296.0), 4, vec![100.0, 200.0]),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_in_few_characters() {
+    fn numbers_use_few_characters() {
         for (value, want) in [
             (0.0, "0"),
             (3.0, "3"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_lies_in_the_middle() {
+    fn single_value_is_centred() {
         assert_eq!(Scale::new((2.0, 2.0), (0.0, 100.0)).at(2.0), 50.0);
         assert_eq!(Scale::new((0.0, 0.0), (0.0, 100.0)).at(0.0), 50.0);
         assert_eq!(Scale::new((0.0, 4.0), (100.0, 0.0)).at(1.0), 75.0);

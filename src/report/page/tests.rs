@@ -32,7 +32,7 @@ fn transfers(events: &[Event]) -> Vec<Vec<(f64, f64)>> {
 }
 
 #[test]
-fn a_transfer_is_drawn_where_it_kept_a_link_and_nobody_computing() {
+fn transfer_is_drawn_where_no_computing_hides_it() {
     let two = [HERE, "a"];
     assert_eq!(
         transfers(&[step(1, &two, 0.0)]),
@@ -62,7 +62,7 @@ fn a_transfer_is_drawn_where_it_kept_a_link_and_nobody_computing() {
 
 /// One device in one process: its microbatches, and no network that it has none of.
 #[test]
-fn who_computes_alone_has_a_lane_and_no_topology() {
+fn single_device_has_a_lane_and_no_topology() {
     let run = RunStart { total_steps: 2, classes: vec!["cpu-avx2-f32".into()], ..RunStart::default() };
     let step = |step| {
         let spans = vec![(0.0, 0.4), (0.5, 0.75)];
@@ -80,7 +80,7 @@ fn who_computes_alone_has_a_lane_and_no_topology() {
 }
 
 #[test]
-fn classes_have_their_names_whatever_stands_in_them() {
+fn class_names_are_escaped() {
     let labels = vec!["safe, mostly".to_string(), "<bad>".to_string()];
     let eval = Eval {
         step: 1,
@@ -97,7 +97,7 @@ fn classes_have_their_names_whatever_stands_in_them() {
 }
 
 #[test]
-fn only_the_one_script_of_a_live_page_may_run() {
+fn only_the_live_page_allows_its_one_script() {
     let page = |form| document(&History::default(), &Surroundings::default(), form);
     let (file, live) = (page(Form::File), page(Form::Live));
     for html in [&file, &live] {
@@ -109,7 +109,7 @@ fn only_the_one_script_of_a_live_page_may_run() {
 }
 
 #[test]
-fn a_model_has_the_name_of_its_folder() {
+fn model_name_is_that_of_its_folder() {
     for (note, want) in [
         ("models/tiny (Llama, bf16 safetensors)", "tiny"),
         ("/x/demo-1/model (Llama)", "demo-1"),

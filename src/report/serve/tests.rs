@@ -21,7 +21,7 @@ fn open(key: Option<&str>, history: Live) -> Dashboard {
 }
 
 #[test]
-fn who_may_look_at_what() {
+fn access_depends_on_host_path_and_token() {
     let free = open(None, Live::default());
     let locked = open(Some("secret"), Live::default());
     for (board, method, target, host, want) in [
@@ -56,7 +56,7 @@ fn who_may_look_at_what() {
 }
 
 #[test]
-fn whoever_accepts_gzip_gets_it() {
+fn gzip_is_sent_where_accepted() {
     let history = Live::default();
     let board = open(None, history.clone());
     let fetch = |path: &str, more: &str| {
@@ -84,7 +84,7 @@ fn whoever_accepts_gzip_gets_it() {
 }
 
 #[test]
-fn an_event_is_news_and_stands_in_the_body() {
+fn event_is_streamed_and_appears_in_the_body() {
     let history = Live::default();
     let board = open(None, history.clone());
     let mut stream = std::net::TcpStream::connect(board.address()).unwrap();
@@ -132,7 +132,7 @@ fn wait_for(stream: &mut std::net::TcpStream, text: &str) {
 }
 
 #[test]
-fn open_streams_lock_no_reader_out() {
+fn open_streams_do_not_block_readers() {
     let board = open(None, Live::default());
     let mut streams: Vec<_> = (0..READERS + 6).map(|_| stream_of(&board)).collect();
     let (status, _) = ask(board.address(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -145,7 +145,7 @@ fn open_streams_lock_no_reader_out() {
 }
 
 #[test]
-fn silent_connections_make_room_before_streams() {
+fn silent_connections_are_closed_before_streams() {
     let board = open(None, Live::default());
     let mut stream = stream_of(&board);
     let silent = |_| std::net::TcpStream::connect(board.address()).unwrap();
