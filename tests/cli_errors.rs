@@ -1,5 +1,5 @@
-//! Bad input gets one line that says what, where and what to do, an exit code, and nothing half-written. Each
-//! case is a command on the real binary.
+//! Bad input gives one line that says what, where and what to do, an exit code, and no partly written file. Each case
+//! is a command on the real binary.
 
 mod cli_fixture;
 #[path = "cli_errors/given.rs"]
@@ -329,7 +329,7 @@ fn non_finite_values_halt_with_step_and_rows() {
     b.model_weights("inf", |h, data| {
         let at = h["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
         let end = h["model.norm.weight"]["data_offsets"][1].as_u64().unwrap() as usize;
-        // bfloat16 1e38: finite, but no product of it is.
+        // bfloat16 1e38: the value itself is finite, but its products overflow.
         data[at..end].chunks_exact_mut(2).for_each(|c| c.copy_from_slice(&[0x96, 0x7e]));
     });
     check(&b, "./inf --data rows.jsonl -o out --batch-size 4", 3, "step 1 .. microbatch 0 .. rows");
@@ -367,7 +367,7 @@ fn output_folder_of_another_run_is_refused() {
     ] {
         check(&b, &command, code, parts);
     }
-    // This one is refused when the folder is its own already.
+    // Refused after the run has claimed its own folder: nothing in it changes.
     let log = "--log-json no/such/folder/log.jsonl";
     check(&b, &format!("{same} -o one --overwrite {log}"), 1, "no/such/folder");
     assert_eq!(b.read("one/adapter_model.safetensors"), adapter, "a refused run touches nothing");

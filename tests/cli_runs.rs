@@ -1,5 +1,5 @@
-//! Whole runs of the real binary: the same bytes whatever the threads, after a stop and a resume, and from
-//! run.yaml; what signals do; where runs go; and the verbs that come after training.
+//! Whole runs of the real binary: equal bytes for any number of threads, after a stop and a resume, and from run.yaml;
+//! the effect of signals; the choice of folders; and the verbs that follow training.
 
 mod cli_fixture;
 
@@ -40,7 +40,7 @@ fn init_adapter_is_the_start_of_training() {
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(6.0)));
 }
 
-/// AutoPeftModel needs the id of a base; where adapter_config.json has none, the run says so first and last.
+/// AutoPeftModel needs the id of a base. If adapter_config.json has none, the run warns at its start and at its end.
 #[test]
 fn a_base_without_a_hub_id_is_reported() {
     let b = Bench::new();
@@ -126,7 +126,7 @@ fn signals_save_continue_or_stop() {
     send(&child, "INT");
     send(&child, "INT");
     let (code, text) = end(child);
-    // The first may have ended the run before the second came.
+    // The first signal may end the run before the second one arrives.
     assert!(matches!(code, Some(130 | 75)), "{code:?} {text}");
 }
 
@@ -156,7 +156,7 @@ fn demo_learns_and_runs_take_the_next_free_folder() {
     assert!(said.contains("19 rows, 5 for evaluation"), "{said}");
     run("--max-steps 2 --data rows.jsonl -o runs/demo-1 --overwrite --log-json here.jsonl");
     assert!(b.path("here.jsonl").exists() && !b.path("runs/demo-1/metrics.jsonl").exists());
-    // A pipe is written and never read.
+    // The log is a pipe, which is written and never read.
     let out = b.run("--max-steps 2 --data rows.jsonl -o piped --log-json /dev/stdout");
     let log = String::from_utf8(out.stdout).unwrap();
     assert!(log.lines().last().is_some_and(|line| line.contains(r#""event":"done""#)), "{log}");
@@ -185,7 +185,7 @@ fn foreign_option_names_are_explained() {
     );
 }
 
-/// All pools count: the backend's, and the one that optimizer and sums share.
+/// The limit covers all thread pools: the backend's, and the one shared by optimizer and sums.
 #[cfg(target_os = "linux")]
 #[test]
 fn run_respects_its_thread_limit() {
@@ -196,7 +196,7 @@ fn run_respects_its_thread_limit() {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
     child.kill().unwrap();
     end(child);
-    // Two and two, and those that mostly wait: the caller, the model's, signals, progress, the hash.
+    // Two threads in each of two pools, and threads that mostly wait: caller, model, signals, progress, hash.
     assert!(tasks < 16, "{tasks} threads");
 }
 
@@ -260,7 +260,7 @@ fn exports_replace_only_exports() {
         assert!(b.path(kept).exists(), "{kept}");
     }
     assert!(base.join("model.safetensors").exists());
-    // an adapter that gives no numbers: nothing of it is left, and the earlier export stays
+    // an adapter with non-finite values: the failed export leaves nothing, and the earlier export stays
     let earlier = b.read("fresh/adapter_config.json");
     let mut file = b.read("deep/run/adapter_model.safetensors");
     let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;

@@ -1,5 +1,5 @@
-//! The coordinator's total against a plain sum: every grouping at the ends of the range, members that die or lie
-//! at any point, pieces in any interleaving.
+//! The coordinator's total against a plain sum: every grouping at the limits of the range, members that die or send
+//! false sums at any point, pieces in any interleaving.
 
 use bytes::Bytes;
 use finetune::cluster::message::{Packed, ToCoordinator};
@@ -101,14 +101,15 @@ fn sums_accept_values_up_to_the_cap_only() {
     }
 }
 
-/// A member: microbatches in its sum, what it still has to say (the last first), and whether all of it is true.
+/// A member: the microbatches in its sum, the messages that it still has to send (in reverse order), and whether all of
+/// them are correct.
 struct Script {
     leases: usize,
     pieces: Vec<ToCoordinator>,
     honest: bool,
 }
 
-/// A member for `gradients`: some send f32, some say everything twice, three in eight lie in one way or another.
+/// A member for `gradients`: some send f32, some send every piece twice, three in eight send a false sum.
 fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
     let leases = gradients.len();
     let mut pieces: Vec<_> = match leases == 1 && draws.below(2) == 0 {
@@ -129,7 +130,8 @@ fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
     Script { leases, pieces, honest: lie > 2 }
 }
 
-/// Says everything, members interleaved at random, takes what is reported as complete, and takes back the rest.
+/// Sends all messages, members interleaved at random, takes the sums that are reported complete, and takes back the
+/// others.
 fn play(bench: &Bench, draws: &mut Stream, scripts: Vec<Script>) -> Vec<u64> {
     let mut queues: Vec<_> = (0u64..).zip(scripts).collect();
     let mut due = 0;
@@ -192,7 +194,7 @@ fn any_interleaving_gives_the_plain_sum() {
     }
 }
 
-/// Cuts a byte off.
+/// Removes the last byte.
 fn spoil(piece: &mut ToCoordinator) {
     let ToCoordinator::SumPiece { packed, .. } = piece else { return };
     let (Packed::Fixed(bytes) | Packed::Single(bytes)) = packed;

@@ -1,4 +1,4 @@
-//! Files of every kind into a corpus, and what bad ones get.
+//! Loads files of every kind into a corpus, and checks the errors of bad files.
 #![allow(clippy::unwrap_used)] // what tests call is test code
 
 use finetune::data::{self, Corpus, DataError, LabelMap, Options, Task, Tokenizer, files};
@@ -114,7 +114,7 @@ fn counts_lengths_and_dropped_rows() {
     assert_eq!((corpus.counts.rows, corpus.counts.dropped, corpus.counts.truncated), (4, 2, 3));
     let rows: Vec<u64> = corpus.samples.iter().map(|s| s.row).collect();
     assert_eq!(rows, [0, 3]);
-    // "a" + "b" + EOS: two targets; of eight tokens that are all supervised the first has no predecessor
+    // "a" + "b" + EOS: two targets; of eight supervised tokens the first has no predecessor
     let targets: Vec<usize> = corpus.samples.iter().map(|s| s.supervised_targets()).collect();
     assert_eq!(targets, [2, 7]);
     assert_eq!(corpus.counts.supervised, 9);
@@ -311,7 +311,7 @@ fn limit_reads_only_the_needed_rows() {
     let dir = tempfile::tempdir().unwrap();
     let whole = load(&[write(dir.path(), "good.jsonl", many(9000))], &Options::default()).unwrap();
     for limit in [1, 3, 5000] {
-        // what follows the rows that are needed is not looked at: this file is broken behind them
+        // rows after the limit are not read: this file is broken after them
         let text = format!("{}not json\n", many(limit));
         let path = write(dir.path(), "rows.jsonl", text);
         let corpus =

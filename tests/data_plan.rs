@@ -1,4 +1,4 @@
-//! Properties of the plan: what F-DP-002 rests on (every row exactly once an epoch), whatever the options.
+//! Properties of the plan, the basis of F-DP-002 (every row exactly once an epoch), for any options.
 #![allow(clippy::unwrap_used)] // what tests call is test code
 
 use finetune::data::plan::{Plan, PlanOptions};
@@ -130,7 +130,7 @@ fn default_budget_follows_the_tokens_of_a_step() {
         (1000, 725, 8, 512),    // 362.5 just above
         (1000, 1024, 16, 1024), // 16,384 / 16
         (1000, 2048, 64, 4096),
-        (10, 2048, 64, 1024), // a step has 10 rows, whatever the batch: 1,280
+        (10, 2048, 64, 1024), // a step has 10 rows at most: 1,280
     ] {
         let plan = Plan::of_lengths(vec![tokens; rows], &plain(batch));
         assert_eq!(plan.micro_batch_tokens(), expected, "{rows} rows of {tokens}, {batch} a step");
@@ -156,7 +156,7 @@ fn a_step_of_many_long_rows_is_packed_at_once() {
     let plan = Plan::of_lengths(vec![60; n], &options);
     let began = std::time::Instant::now();
     assert_eq!(plan.step(1).microbatches.len(), n);
-    // Rows times microbatches would be 80 billion comparisons.
+    // Comparing each row with each microbatch would take 80 billion comparisons.
     assert!(began.elapsed().as_secs() < 8, "{:?}", began.elapsed());
 }
 

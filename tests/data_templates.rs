@@ -1,5 +1,5 @@
-//! Chat templates against what transformers makes of the same text: tests/golden/templates/make.py.
-//! Another file of cases of the same shape can be named in FINETUNE_TEMPLATE_CASES.
+//! Chat templates against the text that transformers renders: tests/golden/templates/make.py. FINETUNE_TEMPLATE_CASES
+//! names another file of cases of the same shape.
 
 #![allow(clippy::unwrap_used)] // what tests call is test code
 
@@ -11,7 +11,7 @@ fn specials() -> SpecialTokens {
     SpecialTokens(vec![pair("bos_token", "<s>"), pair("eos_token", "</s>")])
 }
 
-/// What is wrong with our rendering of one case, if anything.
+/// The difference between our rendering of one case and the expected one, if any.
 fn check(golden: &Value, case: &Value) -> Option<String> {
     let source = golden["templates"][case["template"].as_str()?].as_str()?;
     let talk = &golden["conversations"][case["conversation"].as_str()?];
@@ -23,7 +23,7 @@ fn check(golden: &Value, case: &Value) -> Option<String> {
         (Err(_), None) => None,
         (Ok(r), Some(e)) if r.text == e => {
             let blocks = case["blocks"].as_array()?;
-            // Python counts characters, we count bytes
+            // Python counts characters, this code counts bytes
             let byte = |v: &Value| {
                 let n = v.as_u64().unwrap_or(0) as usize;
                 e.char_indices().nth(n).map_or(e.len(), |(at, _)| at)

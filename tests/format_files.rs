@@ -1,5 +1,5 @@
-//! Directories, adapters and writes: what is read back is what was written, and what cannot be used is refused
-//! by name, in one line, with the way out.
+//! Directories, adapters and writes: what is written is read back unchanged, and unusable files are refused by name, in
+//! one line, with a remedy.
 
 use finetune::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use finetune::format::{self, FormatError, atomic};
@@ -28,7 +28,7 @@ const WEIGHTS: (&str, &str) = ("model.safetensors", "@gguf/tiny.safetensors");
 const CONFIG: (&str, &str) = ("config.json", r#"{"model_type": "llama", "_name_or_path": "owner/base"}"#);
 const TOKENIZER: (&str, &str) = ("tokenizer.json", "{}");
 
-/// What opening the folder says; configuration errors are told from failures.
+/// Checks the error of opening the folder, and whether it is a configuration error or a failure.
 fn check(files: &[(&str, &str)], configuration: bool, said: &[&str]) {
     let dir = folder(files);
     let error = format::open(dir.path()).map(drop).unwrap_err();
@@ -170,7 +170,7 @@ fn adapter_round_trips() {
     assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
 }
 
-/// An adapter_config.json as PEFT writes it, with one thing changed.
+/// An adapter_config.json as PEFT writes it, with one entry changed.
 fn foreign(change: (&str, Value)) -> Result<peft::Adapter, FormatError> {
     let mut config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none",
@@ -256,7 +256,7 @@ fn card_describes_the_configuration() {
     }
 }
 
-/// A card's front matter is YAML whatever the base is called, and its numbers are cells of a table whatever they say.
+/// The card's front matter is valid YAML for any name of the base, and its numbers are valid table cells.
 #[test]
 fn the_card_is_yaml_and_a_table() {
     let numbers = [("eval loss", "4.4664 -> 1.8083".to_string()), ("devices", "a|b\nc".to_string())];
@@ -274,7 +274,6 @@ fn the_card_is_yaml_and_a_table() {
     }
 }
 
-/// The names in a folder, sorted.
 fn names(dir: &Path) -> Vec<String> {
     let mut all: Vec<String> =
         fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
@@ -314,7 +313,7 @@ fn failed_write_leaves_only_the_old_file() {
 fn leftovers_of_a_killed_process_are_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    // Killed between the two renames: the old one stands aside, the new one is whole but unnamed.
+    // Killed between the two renames: the old file has its temporary name, the new one is complete but not renamed yet.
     for name in [".out.aaa.tmp.old", ".out.aaa.tmp", ".outer.bbb.tmp"] {
         fs::create_dir(dir.path().join(name)).unwrap();
         fs::write(dir.path().join(name).join("from"), name).unwrap();
@@ -324,7 +323,7 @@ fn leftovers_of_a_killed_process_are_repaired() {
     assert_eq!(fs::read_to_string(out.join("from")).unwrap(), ".out.aaa.tmp.old");
 }
 
-/// /dev/full takes no byte: the system's own full disk.
+/// /dev/full accepts no byte and acts as a full disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn full_disk_is_named() {

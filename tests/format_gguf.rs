@@ -1,5 +1,4 @@
-//! GGUF against what the Python `gguf` package and llama.cpp's own conversion make of it, and what damaged
-//! files are told.
+//! GGUF against the Python `gguf` package and llama.cpp's own conversion, and the errors of damaged files.
 
 #[path = "gguf/build.rs"]
 mod build;
@@ -35,7 +34,8 @@ fn random_blocks_of_every_kind_have_the_reference_bits() {
     }
 }
 
-/// Files that somebody runs, beside what `tests/gguf/real_blocks.py` says of them: SmolLM2's, and whichever else is there.
+/// Published files, with the hashes that `tests/gguf/real_blocks.py` computes: SmolLM2's, and any others that are
+/// there.
 #[test]
 fn real_blocks_have_the_bits_of_the_package() {
     let of = |key: &str| std::env::var_os(key).map(PathBuf::from);
@@ -68,7 +68,7 @@ fn real_blocks(path: &Path, sums: &Path) {
     println!("{}: {kinds:?} have the package's bits", path.display());
 }
 
-/// Every tensor of `a` is in `b` with the same values, and the other way round.
+/// `a` and `b` have the same tensors with the same values.
 fn same_weights(a: &dyn Tensors, b: &dyn Tensors) {
     assert_eq!(a.names(), b.names());
     for name in a.names() {
@@ -210,7 +210,7 @@ fn sentencepiece_merges_and_ids_match_transformers() {
     for (text, ids) in texts.iter().zip(golden["sentencepiece"]["ids"].as_array().unwrap()) {
         let ids: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
         assert_eq!(tokenizer.encode(text.as_str(), false).unwrap().get_ids(), ids, "{text:?}");
-        // BOS by default, and back again without the space that was put in front.
+        // BOS is added by default, and decoding removes the space that encoding puts in front.
         let with = tokenizer.encode(text.as_str(), true).unwrap();
         assert_eq!(with.get_ids()[0], 1);
         assert_eq!(&tokenizer.decode(&ids, false).unwrap(), text);
@@ -233,7 +233,7 @@ fn special_tokens_are_added_where_the_file_says() {
     assert_eq!(ids(&both.set("tokenizer.ggml.add_eos_token", Meta::Bool(true))), [1, 0, 2]);
 }
 
-/// What a file is told: one line with its name; configuration errors are told from damage.
+/// Checks the error of a file: one line with its name, and whether it is a configuration error or damage.
 fn check(file: File, configuration: bool, said: &str) {
     let error = open(&file).map(drop).unwrap_err();
     let text = error.to_string();
@@ -296,7 +296,7 @@ fn damaged_files_are_named() {
     check(base().tensor("x", &[1 << 40, 1 << 40], 0, 0), false, "outside the file");
     check(base().tensor("x", &[4; 5], 0, 0), false, "5 dimensions");
     check(base().tensor("x", &[33], 8, 0), false, "whole blocks of Q8_0");
-    // No numbers, but dimensions that somebody would count up to, or divide by.
+    // Shapes without numbers, but with dimensions that code could iterate over or divide by.
     for dims in [&[][..], &[0], &[0, 1 << 62], &[32, 0]] {
         check(base().tensor("blk.0.attn_q.weight", dims, 8, 64), false, "'blk.0.attn_q.weight': has shape [");
     }
@@ -315,7 +315,7 @@ fn damaged_files_are_named() {
     check(bare, false, "'token_embd.weight': is missing");
 }
 
-/// Arrays that nothing is made of stay as they are: a file of bytes must not become thirty times as large in memory.
+/// Unused arrays keep their packed form: an array of bytes must not become thirty times as large in memory.
 #[test]
 fn unused_arrays_stay_packed() {
     let array = |kind: u32, n: u64, bytes: &[u8]| {
@@ -337,7 +337,7 @@ fn unused_arrays_stay_packed() {
     assert_eq!(read.get("last").and_then(Stored::as_u64), Some(9));
 }
 
-/// Cut anywhere and with any byte changed: an error or a model, never a panic and no great allocation.
+/// Truncated anywhere and with any byte changed: an error or a model, never a panic and no large allocation.
 #[test]
 fn damaged_files_give_an_error_or_a_model() {
     let whole = std::fs::read(golden("tiny.gguf")).unwrap();
@@ -351,7 +351,7 @@ fn damaged_files_give_an_error_or_a_model() {
     let mut opened = 0;
     for _ in 0..600 {
         let mut bytes = whole.clone();
-        // Nearly all that can go wrong is in the first third, before the data.
+        // Nearly everything that can fail is in the first third, before the data.
         let at = stream.below(whole.len() as u32 / 3) as usize;
         bytes[at] = stream.bits() as u8;
         std::fs::write(&path, &bytes).unwrap();

@@ -1,7 +1,7 @@
-//! A real model: SmolLM2-135M-Instruct against transformers in f32: ids, mean negative log-likelihood, top
-//! logits, greedy tokens, with and without a key/value cache. From a Hugging Face directory in bf16
-//! (FINETUNE_SMOLLM2), and from a Q4_1 .gguf file (FINETUNE_SMOLLM2_GGUF), rounded to bf16 as that directory
-//! was, or widened to f32. `tests/golden/make_smollm2_logits.py` writes what is expected.
+//! A real model: SmolLM2-135M-Instruct against transformers in f32: ids, mean negative log-likelihood, top logits,
+//! greedy tokens, with and without a key/value cache. From a Hugging Face directory in bf16 (FINETUNE_SMOLLM2), and
+//! from a Q4_1 .gguf file (FINETUNE_SMOLLM2_GGUF), rounded to bf16 like that directory, or widened to f32.
+//! `tests/golden/make_smollm2_logits.py` writes the expected values.
 
 use finetune::backend::cpu::Cpu;
 use finetune::data::tokenizer::Tokenizer;
@@ -81,7 +81,7 @@ fn check(path: &Path, files: &format::ModelFiles, tensors: &dyn Tensors, golden:
     println!("{}: mean NLL within {worst_nll:.1e}, logits within {worst_logit:.1e}", path.display());
 }
 
-/// The cache gives what whole passes over the growing text give, and both what the reference gave.
+/// Decoding with the cache equals whole passes over the growing text, and both equal the reference.
 fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
     let stop = Vec::new();
     let sampling = Sampling { max_new_tokens: want.len(), temperature: 0.0, top_p: 1.0, seed: 0, stop };

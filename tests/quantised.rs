@@ -1,8 +1,8 @@
-//! Bases in blocks: what is trained on them is, bit for bit, what is trained on the same weights widened to f32, and
-//! within the bound of all cases what PEFT trains on the weights that the blocks' own packages dequantised
+//! Bases in blocks: training on them equals, bit for bit, training on the same weights widened to f32, and equals
+//! PEFT's training on the weights that the blocks' own packages dequantised, within the bound of all cases
 //! (`tests/golden/make_quantised.py`).
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 #[path = "parity/case.rs"]
@@ -33,7 +33,7 @@ fn open(folder: &str, model: &str) -> Case {
     Case::of(&golden(folder), &files.config, files.tensors)
 }
 
-/// The same numbers, one by one.
+/// The same tensors, widened.
 struct Widened<'a>(&'a dyn Tensors);
 
 impl Tensors for Widened<'_> {
@@ -54,7 +54,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Loss and gradient of the first rows, and what is said after them.
+/// Loss and gradient of the first rows, and the tokens generated after the first three ids.
 fn answers(stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
     said(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
 }
@@ -84,8 +84,8 @@ fn quantised_cases_train_as_in_peft() {
     }
 }
 
-/// Every software driver that is installed; a missing one is said, and where FINETUNE_NEED_VULKAN is set (tests/run.sh
-/// does) it is a failure.
+/// Every installed software driver. A missing driver is printed, and is a failure if FINETUNE_NEED_VULKAN is set
+/// (tests/run.sh sets it).
 #[test]
 fn quantised_cases_train_as_in_peft_on_wgpu() {
     let found = adapters();
@@ -117,7 +117,7 @@ fn training_from_blocks_equals_training_from_widened() {
     }
 }
 
-/// Never asked for the numbers of what has blocks.
+/// Fails if the widened values of a matrix in blocks are requested.
 struct OnlyBlocks<'a>(&'a dyn Tensors);
 
 impl Tensors for OnlyBlocks<'_> {
@@ -150,7 +150,7 @@ fn matrices_in_blocks_are_not_widened_on_loading() {
     }
 }
 
-/// What the cases of PEFT leave out: biases, norms of heads and windows over blocks of every type.
+/// Combinations that the PEFT cases leave out: biases, head norms and windows over blocks of every type.
 #[test]
 fn every_family_trains_from_blocks_of_every_type() {
     for family in ["llama", "mistral", "qwen2", "qwen3"] {
@@ -210,7 +210,7 @@ fn nf4_quantisation_matches_bitsandbytes() {
     let layer = |name: &&String| name.contains("layers.0.") && name.contains("proj");
     let names = ours.names();
     assert_eq!(names.iter().filter(layer).count(), 7);
-    // Layer 1 has its magnitudes quantised once more, which changes no code.
+    // The magnitudes of layer 1 are quantised a second time, which changes no code.
     for name in names.iter().filter(layer) {
         let (got, want) =
             (ours.blocks(name).unwrap().unwrap(), theirs.tensors.blocks(name).unwrap().unwrap());
@@ -219,7 +219,7 @@ fn nf4_quantisation_matches_bitsandbytes() {
     assert!(ours.blocks("model.embed_tokens.weight").unwrap().is_none());
 }
 
-/// bitsandbytes has quantised the magnitudes of layer 1 once more.
+/// bitsandbytes quantised the magnitudes of layer 1 a second time.
 #[test]
 fn nf4_double_quantisation_matches_bitsandbytes() {
     let theirs = open("nf4", "model");
@@ -259,7 +259,7 @@ fn q8_0_has_the_bytes_of_ggml() {
     );
 }
 
-/// What a bitsandbytes checkpoint is told in which `from` became `to`, of the same length.
+/// The error of a bitsandbytes checkpoint in which `from` was replaced by `to`, of the same length.
 fn damaged(from: &str, to: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json"] {

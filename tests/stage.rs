@@ -1,6 +1,6 @@
-//! What a stage promises, on every architecture of the golden cases: two stages are one, recomputing is keeping,
-//! packing changes nothing but rounding, threads change nothing, gradients are gradients (with dropout and
-//! class weights too), and a cache decodes what whole passes decode.
+//! Guarantees of a stage, on every architecture of the golden cases: two stages equal one, recomputation equals
+//! keeping, packing changes rounding only, threads change nothing, gradients match differences of the loss (with
+//! dropout and class weights too), and cached decoding equals whole passes.
 
 #[path = "parity/case.rs"]
 mod case;
@@ -17,7 +17,7 @@ use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{Cancel, Fault, LossSums, Microbatch, Output, Stage, Targets, Want};
 
-/// Loss and gradient of one microbatch, and how they came about.
+/// Loss and gradient of one microbatch, and how they are computed.
 struct Try<'a> {
     case: &'a Case,
     lora: LoraSpec,
@@ -73,7 +73,6 @@ fn each_case(check: impl Fn(&Case)) {
     }
 }
 
-/// The gradient that is lent is the one that is copied.
 #[test]
 fn lent_gradient_equals_the_copied_one() {
     let mut cpu = Cpu::new(1);
@@ -114,7 +113,7 @@ fn recomputing_and_threads_do_not_change_a_bit() {
     });
 }
 
-/// Of a whole model: the two bf16 kernels agree to the bit, and both are near f32.
+/// On a whole model, the two bf16 kernels agree to the bit, and both are near f32.
 #[test]
 fn bf16_is_near_f32_on_either_kernel() {
     each_case(|case| {
@@ -220,8 +219,8 @@ fn packed_rows_do_not_see_each_other() {
     });
 }
 
-/// Central differences along the gradient of each tensor. The loss is f32 per position and f64 in sum, so a
-/// step that moves it by about a hundredth resolves four digits.
+/// Central differences along the gradient of each tensor. The loss is f32 per position and f64 in sum, so a step that
+/// changes it by about a hundredth resolves four digits.
 #[test]
 fn gradients_match_central_differences_of_the_loss() {
     each_case(|case| {
@@ -266,7 +265,7 @@ fn gradients_match_central_differences_of_the_loss() {
     });
 }
 
-/// What is not needed is not computed; what is computed stays the same.
+/// Unneeded gradients are not computed, and the computed ones do not change.
 #[test]
 fn any_subset_of_modules_has_the_gradient_of_all_seven() {
     each_case(|case| {
@@ -282,7 +281,7 @@ fn any_subset_of_modules_has_the_gradient_of_all_seven() {
             if subset.count_ones() > 2 && subset % 17 != 0 {
                 continue;
             }
-            // With B = 0 the others add nothing to the output, nor to what flows back.
+            // With B = 0 the other modules add nothing to the output, nor to the gradient.
             let mut all = case.adapter("adapter_init");
             let mut few = Vec::new();
             for entry in case.layout.entries() {

@@ -1,4 +1,4 @@
-//! What the files that are given say against the options: end tokens, adapters to begin with, logs.
+//! Files against options: end tokens, initial adapters, logs.
 
 use super::check;
 use crate::cli_fixture::{Bench, classes, stderr};
@@ -23,7 +23,7 @@ fn invalid_end_tokens_are_refused() {
     b.ok("generate ./lists --prompt x --max-new-tokens 1");
 }
 
-/// A copy of an adapter whose configuration was changed.
+/// A copy of an adapter with a changed configuration.
 fn adapter(b: &Bench, name: &str, change: impl FnOnce(&mut Value)) {
     let mut config: Value = serde_json::from_slice(&b.read("first/adapter_config.json")).unwrap();
     change(&mut config);

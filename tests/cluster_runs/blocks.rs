@@ -1,5 +1,5 @@
-//! Bases in blocks: workers that have no model get the file as it is, at its own size, or quantise for themselves what they
-//! get.
+//! Bases in blocks: workers without a model receive the file unchanged, at its own size, or quantise the received
+//! weights themselves.
 
 use crate::fleet::{Fleet, RUN};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Chains of backends that are broken in other ways than by an error.
+//! Chains of backends with failures other than an error.
 
 use crate::script::*;
 use finetune::cluster::message::{ToCoordinator, Trouble};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A backend that never opens.
 #[derive(Clone, Copy)]
 enum Broken {
-    /// As wgpu's fatal errors do.
+    /// Panics, like wgpu on fatal errors.
     Panics,
     TooSmall,
 }
@@ -32,12 +32,12 @@ impl Opener for Broken {
     }
 }
 
-/// A device that takes more than its shapes say: by what it was measured to take the run has no room on it, or only
-/// where blocks keep less.
+/// A device that takes more memory than its shapes say: by its measurements the run does not fit, or fits only if
+/// blocks keep less.
 struct Swollen {
     inner: OnCpu,
     room: Room,
-    /// How often it was opened in the other way.
+    /// How often it was opened with the smaller policy.
     again: AtomicUsize,
 }
 
@@ -120,7 +120,7 @@ fn backend_that_panics_on_open_is_skipped() {
     });
 }
 
-/// What fails in the middle of a run goes on with whatever of its chain still opens.
+/// After a failure in a run the device uses the next backend of its chain that opens.
 fn check_falls_to_the_last(chain: Vec<Arc<dyn Opener>>, inject: &str, said: &str) {
     with(one(chain, inject), |script| {
         script.welcome(manifest());

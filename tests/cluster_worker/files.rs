@@ -1,4 +1,4 @@
-//! The base model on its way to a worker: whole, cut, damaged, and two workers at once.
+//! Transfer of the base model to a worker: whole, interrupted, damaged, and by two workers at once.
 
 use super::script::*;
 use finetune::cluster::message::{ToCoordinator, ToWorker};
@@ -6,8 +6,8 @@ use finetune::cluster::worker::{Cache, Outcome, Source};
 use finetune::train::stop::Stop;
 use std::path::Path;
 
-/// A worker that keeps models in `dir` joins, and computes; the bytes that it fetched. What it asks for from a single
-/// byte on is thrown away: it measures the way.
+/// A worker with the cache `dir` joins and computes; returns the number of fetched bytes. Requests from a single byte
+/// on are not counted: they measure the link.
 fn fetched(dir: &Path) -> u64 {
     let source = Source::Files { named: None, cache: Cache::new(dir.to_path_buf()) };
     let (mut bytes, mut measures) = (0, false);
@@ -49,13 +49,13 @@ fn model_is_fetched_once_and_damaged_files_again() {
     assert_eq!(fetched(dir.path()), size());
     assert_eq!(fetched(dir.path()), 0);
     let whole = dir.path().join(manifest().model_hash);
-    // Damage: that file alone comes again.
+    // Only the damaged file is fetched again.
     let weights = whole.join("model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&weights, &bytes).unwrap();
     assert_eq!(fetched(dir.path()), bytes.len() as u64);
-    // A process that died on the way: it goes on where that stopped.
+    // After a process died during the transfer, the next one continues at the same byte.
     let partial = dir.path().join(format!("{}.partial", manifest().model_hash));
     std::fs::rename(&whole, &partial).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(partial.join("model.safetensors")).unwrap();

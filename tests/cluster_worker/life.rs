@@ -1,10 +1,10 @@
-//! A worker as its user sees it: what is typed, what it says, how it ends.
+//! A worker from its user's view: command line, output, exit code.
 #![cfg(unix)]
 
 use super::process::*;
 use std::time::{Duration, Instant};
 
-/// A worker that ends within 5 s (and the time that it was told to look) with this code, and this in its last line.
+/// A worker that ends within 5 s (and its join timeout) with this code, and this in its last line.
 fn check_alone(line: &str, code: i32, parts: &[&str]) {
     let place = Place::new();
     let began = Instant::now();
@@ -23,7 +23,7 @@ fn worker_without_a_coordinator_says_why() {
     check_alone("--coordinator 127.0.0.1:1 no/such.gguf", 1, &["no/such.gguf"]);
 }
 
-/// A coordinator that waits, and a worker that it does not want: on both sides, each within 5 s.
+/// A waiting coordinator and a worker that it refuses: both say so, each within 5 s.
 fn check_refused(line: &str, parts: &[&str]) {
     let place = Place::new();
     let (coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
@@ -41,7 +41,7 @@ fn mismatched_worker_is_refused_permanently() {
     check_refused(&format!("FINETUNE_TOKEN={other}"), &["token"]);
     check_refused("--rank 7", &["--rank 7", "16"]);
     check_refused("--data other.jsonl", &["--data other.jsonl"]);
-    // The demonstration's model with another line in its config.json.
+    // The demonstration's model with one more line in its config.json.
     let other = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/demo/model")).unwrap().flatten() {
         std::fs::copy(entry.path(), other.path().join(entry.file_name())).unwrap();
@@ -75,7 +75,7 @@ fn listening_worker_is_dialled_and_staying_worker_waits() {
     assert!(place.adapter("one") == place.adapter("two") && place.adapter("two") == place.adapter("three"));
 }
 
-/// What is wrong with a worker that listens is mended there, by somebody who need not know of the coordinator.
+/// A listening worker with a wrong token is corrected on its own machine, without a restart of the coordinator.
 #[test]
 fn listening_worker_is_dialled_again_with_the_right_token() {
     let place = Place::new();
@@ -193,7 +193,7 @@ fn worker_prints_progress_and_a_summary() {
     assert!(code == 0 && last.starts_with("adapter  "), "{last}");
     let said = coordinator.said();
     assert!(said.contains("note     rejected: 1 connection, 0 workers "), "{said}");
-    // One that leaves says what it did until then.
+    // A worker that leaves prints its share up to then.
     let slow = format!("--expect-workers 1 {RUN} slow --max-steps 400");
     let (_slow, address) = place.coordinator(&slow.replace("--max-steps 4 ", ""));
     let mut leaves = place.start("leaves", &format!("--role worker --coordinator {address}"));

@@ -1,5 +1,5 @@
-//! What a worker says to a coordinator that says what the test wants: the whole conversation, with real models on
-//! real threads, and every fault that can be injected.
+//! A worker against a scripted coordinator: the whole protocol, with real models on real threads, and every fault that
+//! can be injected.
 
 mod chains;
 mod document;
@@ -30,7 +30,7 @@ fn granted_leases_add_up_on_any_number_of_devices() {
             let hash = script.parameters();
             script.train(&all);
             let announced = script.announced(all.len(), hash);
-            // Two are somebody else's, and one is granted only after the flush was asked for.
+            // Two are denied, and one is granted only after the flush was requested.
             let (mine, last) = (&announced[2..], announced[7]);
             announced[..2].iter().for_each(|&lease| script.say(ToWorker::Deny { lease }));
             mine[..5].iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
@@ -40,11 +40,11 @@ fn granted_leases_add_up_on_any_number_of_devices() {
             assert_eq!((sum, leases.as_slice()), (1, mine));
             let which: Vec<u32> = mine.iter().map(|&l| l as u32).collect();
             assert!(sums == expected(&which), "{devices} devices: the exact sum of what was granted");
-            // Asked for again before it was taken: the same again.
+            // Requested again before it was taken: the same sum again.
             script.say(ToWorker::Flush { step: 1 });
             assert!(script.sum() == (1, mine.to_vec(), sums));
             script.say(ToWorker::SumTaken { sum: 1 });
-            // One alone, in f32.
+            // A sum of one microbatch, in f32.
             script.train(&[0]);
             let lease = script.announced(1, hash)[0];
             script.say(ToWorker::Grant { lease });
@@ -132,7 +132,7 @@ fn device_error_falls_back_and_repeats_the_work() {
     with(equipment(1, "error@1,slow=20"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
-        // Something to do first, so that both microbatches lie before the device when it fails.
+        // A first item of work, so that both microbatches are queued when the device fails.
         let sampling = Sampling { max_new_tokens: 64, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
         script.lease(9, 0, Work::Prompt { ids: vec![1, 2, 3], sampling });
         script.train(&[0, 1]);
@@ -187,7 +187,7 @@ fn wear_out(script: &mut Script) {
     assert!(matches!(script.hear(), ToCoordinator::Ask { .. }));
     script.lease(1, 0, Work::Train(microbatch(0)));
     assert!(matches!(script.hear(), ToCoordinator::Fault { .. }));
-    // Nothing says that it is down; leases come back.
+    // The device does not report that it is down; leases come back.
     std::thread::sleep(Duration::from_millis(200));
 }
 
@@ -205,7 +205,7 @@ fn failed_device_stays_out_of_the_next_connection() {
     let (first, second) = twice(equipment(2, "error@1,error@1"), wear_out, comes_back);
     assert!(matches!(first, Outcome::Lost { .. }) && second == Outcome::Done, "{first:?} {second:?}");
 
-    // The only one: it went down while nobody listened, or the moment before.
+    // The only device: it failed while no coordinator was connected, or just before.
     let silent = |script: &mut Script| assert_eq!(script.link.from.blocking_recv(), None);
     let (_, second) = twice(equipment(1, "error@1,error@1"), wear_out, silent);
     assert!(matches!(&second, Outcome::Failed { reason } if reason.contains("injected")), "{second:?}");
@@ -240,7 +240,7 @@ fn wrong_or_too_small_device_is_refused_by_name() {
         assert!(matches!(outcome, Outcome::Refused { .. }), "{outcome:?}");
     };
     refused(equipment(1, "selftest"), "cpu 0: computes wrong numbers");
-    // What the whole microbatch needs, less a little.
+    // Slightly less than the whole microbatch needs.
     let blueprint = blueprint();
     let at = |limit| memory::largest(load(&Cpu::new(1), &blueprint).unwrap(), limit);
     let limit = (0..).map(|i| 1_000_000 + i * 20_000).find(|&limit| at(limit) >= 20).unwrap();
@@ -274,7 +274,7 @@ fn parameters_with_a_wrong_hash_end_the_connection() {
         let bytes = flat.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         script.say(ToWorker::ParametersPiece { step: 0, offset: 0, bytes: bytes.into() });
         script.say(ToWorker::Parameters { step: 0, hash: [7; 32] });
-        // What it measured of itself may be under way; nothing else comes.
+        // Its own measurements may arrive; nothing else does.
         let mut said = std::iter::from_fn(|| script.link.from.blocking_recv());
         assert_eq!(said.find(|message| !matches!(message, ToCoordinator::Measured { .. })), None);
     });
@@ -326,7 +326,7 @@ fn stopped_worker_returns_its_leases_and_leaves() {
 
 #[test]
 fn every_bye_gives_its_outcome() {
-    // Text of another machine stays on its line.
+    // Text from another machine stays on one line.
     let said = || "why\nnot\u{202e}".to_string();
     let heard = || "why\\nnot\\u{202e}".to_string();
     let endings = [

@@ -1,4 +1,4 @@
-//! How long a worker goes on looking for a run.
+//! How long a worker continues to search for a run.
 
 use super::script::{blueprint, equipment};
 use finetune::cluster::link::{MemberLink, connected};
