@@ -1,12 +1,12 @@
-//! Every recipe is what it says: its head names command, cost and expected result, its options are ours, and its rows
-//! are there.
+//! Every recipe is complete: its head states command, cost and expected result, its options are known, and its rows
+//! exist.
 
 use finetune::cli::options::groups::{Options, Role, Task};
 use finetune::cli::options::{Settings, table::TABLE, yaml};
 use finetune::cli::refusal::Refusal;
 use std::path::{Path, PathBuf};
 
-/// What a machine needs; no configuration of a run.
+/// The requirements of a machine, not a configuration of a run.
 const REQUIREMENTS: &str = "gpu-training";
 
 fn recipes() -> Vec<(String, PathBuf)> {
@@ -72,7 +72,7 @@ fn worker_unit_can_access_a_gpu() {
     assert!(unit.lines().any(|line| line == "SupplementaryGroups=render video"));
 }
 
-/// systemd takes a comment behind a value as a part of it.
+/// systemd treats a comment after a value as a part of the value.
 #[test]
 fn unit_environment_has_comments_on_their_own_lines() {
     let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();

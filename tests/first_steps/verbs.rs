@@ -1,4 +1,4 @@
-//! Verbs that explain and look.
+//! Verbs that explain and inspect.
 
 use crate::cli_fixture::Bench;
 use serde_json::Value;
@@ -43,7 +43,7 @@ fn help_has_topics_and_is_short() {
         short.contains("--rank") && !short.contains("--class-weights") && all.contains("--class-weights")
     );
     assert!(short.find("verbs:").is_some() && short.contains("finetune help options"));
-    // What is not shown is still there.
+    // An option that the help does not list still exists.
     check(&bench, &["demo", "--class-weights", "1", "--data", "rows.jsonl"], (78, "", "--task classify"));
 }
 
@@ -159,11 +159,11 @@ fn inspect_warns_of_untrainable_and_endless_rows() {
         ),
     );
     check(&bench, &with(&["--max-dropped", "2"]), (1, "", "--max-dropped allows 2"));
-    // The same limit stops a run, before anything is written.
+    // The same limit stops a training run before anything is written.
     let train = ["demo", "--data", "chat.jsonl", "--gpus", "none", "--max-dropped", "2", "-o", "out"];
     check(&bench, &train, (1, "", "3 of 24 rows have nothing to train on"));
     assert!(!bench.path("out").exists());
-    // A template that never ends a turn teaches nobody to stop.
+    // A template that never ends a turn gives no end token to train on.
     let endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     bench.file("endless.jinja", endless);
     let said = "no end token is trained on in 21 of 21 rows (100 %)";
@@ -174,7 +174,7 @@ fn inspect_warns_of_untrainable_and_endless_rows() {
     assert_eq!(json["rows_shown"][0]["pieces"][1]["supervised"], true, "{json}");
 }
 
-/// A row may name a window or wipe a terminal: it is shown what it would send.
+/// A row may set a window title or clear a terminal: its control characters are printed escaped.
 #[test]
 fn control_characters_of_rows_are_escaped() {
     let bench = Bench::new();
@@ -200,7 +200,7 @@ fn help_that_cannot_be_written_is_a_failure() {
     assert!(output.status.code() == Some(1) && said.starts_with("error: stdout: "), "{said}");
 }
 
-/// As LLaMA-Factory lays it out and is started: rows and their names in `data`, the YAML elsewhere, {from, value} turns.
+/// In the layout of LLaMA-Factory: rows and their names in `data`, the YAML in another folder, {from, value} turns.
 #[test]
 fn imported_configuration_can_be_planned() {
     let bench = Bench::new();

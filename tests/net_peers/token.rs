@@ -1,11 +1,11 @@
-//! `finetune token`, as it is typed.
+//! The command `finetune token`.
 
 use finetune::net::Token;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs it with a home folder of its own.
+/// Runs the binary with a separate home folder.
 fn finetune(home: &Path, args: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_finetune"))
         .args(args)
@@ -17,7 +17,7 @@ fn finetune(home: &Path, args: &[&str], stdin: &str) -> Output {
         .spawn()
         .unwrap();
     let mut input = child.stdin.take().unwrap();
-    // It may not read at all.
+    // The process may not read its stdin at all.
     let _ = input.write_all(stdin.as_bytes());
     drop(input);
     child.wait_with_output().unwrap()

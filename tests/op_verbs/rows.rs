@@ -177,7 +177,7 @@ fn check_rope_rotates_and_rotates_back<B: Rigged>(rig: &Rig<B>) {
             rig.close(&name, &go(1.0)[0], &rope(&x, &table, &bounds, 1.0).v, 1e-6);
             let back = go(-1.0);
             rig.close(&name, &back[0], &rope(&x, &table, &bounds, -1.0).v, 1e-6);
-            // x stands for dy: the gradient of sum(dy * rope(z)) in any z
+            // x is used as dy: the gradient of sum(dy * rope(z)) for any z
             let z = Mat::random(t, heads * size, 5);
             rig.close_grad(&name, &back[0], (&[&z], 0), (&x, &|i| rope(&i[0], &table, &bounds, 1.0)), 1e-5);
         }
@@ -332,7 +332,7 @@ fn rows_are_gathered_and_scattered_on_wgpu() {
 fn check_overflow_gives_a_non_finite_value<B: Rigged>(rig: &Rig<B>) {
     for cols in [5, 16, 40] {
         let mut x = Mat::random(2, cols, 1);
-        x.v[0] = f64::from(1e25f32); // its square is no f32 number
+        x.v[0] = f64::from(1e25f32); // its square exceeds the range of f32
         let (gain, dy) = (Mat::random(1, cols, 2), Mat::random(2, cols, 3));
         let outs = [Out::Poison(2, cols), Out::Poison(2, 1), Out::Holds(Mat::zeros(2, cols))];
         let got = rig.run("rmsnorm", &[&x, &gain, &dy], &outs, |cpu, i, o| {
@@ -374,7 +374,7 @@ fn views_of_rows_address_those_rows() {
     let scalar = format!("cpu-{}-f32", std::env::consts::ARCH);
     let class = cpu.class();
     assert!(["cpu-avx512-f32", "cpu-avx2-f32", "cpu-neon-f32", &scalar].contains(&class.as_str()), "{class}");
-    // The twin's products are summed in another order: its bits are of another class.
+    // The gemm crate sums its products in another order: its results have another class.
     assert_eq!(Cpu::twin(1).class(), class.replace("-f32", "-crate-f32"));
 }
 

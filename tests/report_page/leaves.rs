@@ -1,13 +1,13 @@
-//! Nothing leaves the machine: neither what a browser is shown asks for anything elsewhere, nor does a training process.
-//! Both tests find a request that was planted, so that they can fail.
+//! Nothing is sent from the machine: neither a displayed page nor a training process requests anything elsewhere. Both
+//! tests detect a planted request, which shows that they can fail.
 
 use crate::chromium;
 use crate::cli_fixture::Bench;
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
-/// What the browser asks its maker, whatever it shows: accounts, the time, updates. Exact names: a page that took a font
-/// from another host of theirs is found.
+/// Requests of the browser to its vendor, whatever it shows: accounts, time, updates. Exact names: a page that loads a
+/// font from another host of the vendor is detected.
 const ITS_OWN: [&str; 6] = [
     "accounts.google.com",
     "clients2.google.com",
@@ -17,7 +17,7 @@ const ITS_OWN: [&str; 6] = [
     "content-autofill.googleapis.com",
 ];
 
-/// The document after its scripts ran, and what was asked for on its behalf: host, port and path.
+/// The document after its scripts ran, and the requests made for it: host, port and path.
 pub fn shown(bench: &Bench, address: &str) -> Option<(String, BTreeSet<String>)> {
     let log = bench.path("net.json");
     let dump = format!("--log-net-log={}", log.display());
@@ -41,7 +41,7 @@ fn remote_font_is_detected() {
     assert_eq!(asked, BTreeSet::from(["fonts.googleapis.com/x".to_string()]));
 }
 
-/// In a network of its own, where every packet for anywhere goes through one interface that counts.
+/// Runs in a separate network, in which every packet goes through one interface that counts packets.
 const ALONE: &str = r#"
 ip link set lo up && ip address add 192.0.2.1/32 dev lo && ip route add default dev lo src 192.0.2.1 || exit 9
 sent() { awk '$1 == "lo:" { print $11 }' /proc/net/dev; }

@@ -1,4 +1,4 @@
-//! Decoding from a cache.
+//! Decoding with a cache.
 
 use super::{Case, Try, case, each_case};
 use finetune::model::head::argmax;
@@ -45,7 +45,7 @@ fn cached_decoding_equals_full_passes() {
     });
 }
 
-/// A length that nobody reaches takes no memory, and what was cached stays when the cache grows.
+/// The maximum length takes no memory until it is reached, and the cached values stay when the cache grows.
 #[test]
 fn cache_grows_with_the_generated_tokens() {
     let mut case = Case::open(&case::golden()[0]);

@@ -1,11 +1,11 @@
-//! Every fault names the device, what was done there and what is wrong; it is latched, and nothing panics.
+//! Every fault names the device, the verb and the cause; the first fault is latched, and nothing panics.
 
 use crate::devices;
 use finetune::backend::wgpu::{Options, Wgpu};
 use finetune::backend::{Backend, Fault, Frozen, TokenRows, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
-/// Works a little, and reads.
+/// Computes a little, and reads the result.
 fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
     let mut x = gpu.memory(1000);
     gpu.fill(view_mut(&mut x, 10, 100), 2.0);
@@ -20,7 +20,7 @@ fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
     Ok(out)
 }
 
-/// The fault of a device after `harm`; it stays.
+/// The fault of a device after `harm`; the fault is latched.
 fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
     let mut all = Vec::new();
     for mut gpu in devices(Options::default()) {
@@ -70,7 +70,7 @@ fn impossible_allocation_is_a_fault_with_its_size() {
 #[test]
 fn matrix_beyond_one_binding_is_a_fault_with_advice() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
-        // Attention needs a row's keys in one piece.
+        // Attention needs the keys of a row in one binding.
         let heads = finetune::backend::Heads { query: 1, kv: 1, size: 64 };
         let [q, k, v] = [0; 3].map(|_| gpu.memory(100 * 64));
         let (mut out, mut lse) = (gpu.memory(100 * 64), gpu.memory(100));

@@ -1,5 +1,5 @@
-//! Microbatches of ever other lengths: memory stays within what was allowed, bind groups within their number, and where
-//! work is cut changes no bit.
+//! Microbatches of varying lengths: memory stays within the budget, bind groups within their limit, and splitting the
+//! work changes no bit.
 
 use crate::devices;
 use finetune::backend::wgpu::{Memory, Options, Wgpu};
@@ -27,7 +27,7 @@ fn read(gpu: &mut Wgpu, memory: Memory) -> Vec<f32> {
     out
 }
 
-/// As a decoder would: everything that a block keeps, then all of it back.
+/// As a decoder does: allocates what a block keeps, then frees it.
 fn microbatch(gpu: &mut Wgpu, tokens: usize, budget: u64) {
     // 24 KiB a token, in columns that blocks have.
     let kept: Vec<Memory> = [768, 768, 576, 2048, 1536, 448].map(|cols| gpu.memory(tokens * cols)).into();
@@ -40,7 +40,7 @@ fn microbatch(gpu: &mut Wgpu, tokens: usize, budget: u64) {
 
 #[test]
 fn free_buffers_are_released_before_the_budget_is_exceeded() {
-    // The longest takes 100 MB, and as estimates have it a quarter more: half as much again is not there.
+    // The longest takes 100 MB; the budget has the quarter more that estimates add, not half as much again.
     let budget = 4096 * 6144 * 4 / 4 * 5;
     for mut gpu in devices(Options { memory: Some(budget), ..Options::default() }) {
         for tokens in [4096, 3000, 4096, 2222, 3500, 4000] {
@@ -90,12 +90,12 @@ fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
 
 #[test]
 fn estimated_speed_changes_no_bit() {
-    // One row of queries is more than such a device is given at once.
+    // One row of queries is more work than such a device is given at once.
     let slow = Options { rate: Some(1.0), ..Options::default() };
     for (mut slow, mut usual) in devices(slow).into_iter().zip(devices(Options::default())) {
         let before = slow.traffic().dispatches;
         let got = attention(&mut slow);
-        // Five pieces of 64 rows of the first kernel, before anything was measured, and fewer of the others.
+        // Five pieces of 64 rows of the first kernel, before the first measurement, and fewer of the others.
         let dispatches = slow.traffic().dispatches - before;
         assert!((8..40).contains(&dispatches), "{dispatches} dispatches: pieces of single rows");
         assert!(got == attention(&mut usual), "{}: cutting changed bits", slow.class());

@@ -1,14 +1,14 @@
-//! Every kernel under kernels/wgsl, with every set of constants that a device may be given, goes through naga as wgpu
-//! would take it there: parsed, validated, translated for Vulkan and for Metal. No device is needed.
+//! Every kernel under kernels/wgsl, with every set of constants that a device may get, goes through naga as wgpu does
+//! it: parsed, validated, translated for Vulkan and for Metal. No device is needed.
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 use finetune::backend::wgpu::catalogue;
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
-/// Why a kernel is not what every driver can be given; none where it is.
+/// The reason why some driver would refuse a kernel, if any.
 fn trouble(text: &str) -> Option<String> {
     let module = match naga::front::wgsl::parse_str(text) {
         Ok(module) => module,
@@ -31,14 +31,14 @@ fn trouble(text: &str) -> Option<String> {
     storage_buffers(&module).or_else(|| workgroup_memory(&module))
 }
 
-/// The least that WebGPU promises of these, too.
+/// The number of storage buffers, if it exceeds the 8 that WebGPU guarantees.
 fn storage_buffers(module: &naga::Module) -> Option<String> {
     let storage = |v: &naga::GlobalVariable| matches!(v.space, naga::AddressSpace::Storage { .. });
     let count = module.global_variables.iter().filter(|(_, v)| storage(v)).count();
     (count > 8).then(|| format!("{count} storage buffers"))
 }
 
-/// The least that WebGPU promises; every device that is opened has it.
+/// The workgroup memory, if it exceeds the 16 KiB that WebGPU guarantees.
 fn workgroup_memory(module: &naga::Module) -> Option<String> {
     let mut layouter = naga::proc::Layouter::default();
     layouter.update(module.to_ctx()).unwrap();
