@@ -4,9 +4,9 @@
 //!
 //! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024] [--dtype f32|bf16]
 //! [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536] [--layers 30]
-//! [--heads 9] [--kv-heads 3] [--vocab 49152]`. With --hidden alone, heads have 64 numbers, and there are a third as many key
-//! heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that type (K
-//! types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
+//! [--heads 9] [--kv-heads 3] [--vocab 49152]`. With --hidden alone, heads have 64 numbers, and there are a third as
+//! many key heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that
+//! type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::Backend;
 use finetune::backend::cpu::Cpu;

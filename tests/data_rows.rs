@@ -1,6 +1,6 @@
 //! Ids and masks of every form of row against transformers: tests/golden/rows/make.py.
 
-#![allow(clippy::unwrap_used)] // what tests call is test code
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::{Options, Task, Tokenizer, chat, encode, form};
 use proptest::prelude::*;

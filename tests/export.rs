@@ -125,7 +125,7 @@ fn adapter_matches_the_llama_cpp_converter() {
 }
 
 /// Creates an adapter that changes nothing, for a base.
-fn nothing(b: &Bench, name: &str) {
+fn adapter_without_effect(b: &Bench, name: &str) {
     let config = AdapterConfig {
         task: TaskType::CausalLm,
         base_model_name_or_path: None,
@@ -182,7 +182,7 @@ fn sha(bytes: &[u8]) -> String {
 #[test]
 fn merged_gguf_matches_the_llama_cpp_converter() {
     let b = Bench::new();
-    nothing(&b, "nothing");
+    adapter_without_effect(&b, "nothing");
     b.ok("export nothing --model demo --to merged-gguf --outtype f16 -o demo.gguf");
     let ours = Gguf::open(&b.path("demo.gguf")).unwrap();
     let theirs = read_json(&golden("export/demo.json"));
@@ -244,7 +244,7 @@ fn every_export_generates_the_text_of_the_adapter() {
 #[test]
 fn gguf_base_keeps_untouched_blocks_and_metadata() {
     let b = Bench::new();
-    nothing(&b, "nothing");
+    adapter_without_effect(&b, "nothing");
     b.ok("export nothing --model demo --to merged-gguf --outtype q8_0 -o ours.gguf");
     // As other programs write it: a mix whose name no tensor states, and blocks made with an importance matrix.
     let others = |all: &mut Metadata| {

@@ -56,10 +56,10 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Loss and gradient of the first rows, and the tokens generated after the first three ids.
 fn answers(stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
-    said(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
+    outputs(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
 }
 
-fn said(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
+fn outputs(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
     stage.set_parameters(parameters).unwrap();
     let Output::Loss(sums) = stage.forward(batch, None, Want::Gradient).unwrap() else {
         panic!("a whole model gives a loss");
@@ -161,8 +161,8 @@ fn every_family_trains_from_blocks_of_every_type() {
             Decoder::load(cpu, &model.config, tensors, &lora, Build::whole(&model.config)).unwrap()
         };
         for open in [Cpu::new, Cpu::bf16] {
-            let got = said(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());
-            let want = said(load(open(2), &Widened(&model)), &parameters, &model.batch());
+            let got = outputs(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());
+            let want = outputs(load(open(2), &Widened(&model)), &parameters, &model.batch());
             assert!(got.0.is_finite() && got.1.iter().any(|&g| f32::from_bits(g) != 0.0), "{family}");
             assert!(got == want, "{family}: {} {}", got.0, want.0);
         }

@@ -178,7 +178,7 @@ fn linear(
 }
 
 /// Products of an adapter's own factors, each transpose, with a scale.
-fn own(device: &mut Wgpu, name: &str, (m, n, k): (usize, usize, usize)) {
+fn adapter_products(device: &mut Wgpu, name: &str, (m, n, k): (usize, usize, usize)) {
     for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
         for offset in [4, 5] {
             let (a, b) = (numbers(m * k, 4), numbers(k * n, 5));
@@ -223,7 +223,7 @@ fn every_variant_matches_the_product_formula() {
                 for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
                     linear(&mut device, &name, variant.is_reduced(), size, Encoding::Plain(dtype));
                 }
-                own(&mut device, &name, size);
+                adapter_products(&mut device, &name, size);
             }
         }
     }
@@ -303,7 +303,7 @@ fn long_sums_of_few_outputs_are_split() {
             let name = format!("{} {}", adapter.name(), device.class());
             // A shorter last part, tiles that are not full, a sum that is just long enough.
             for size in [(16, 131, 1_037), (70, 16, 600), (3, 5, 512), (65, 40, 300)] {
-                own(&mut device, &name, size);
+                adapter_products(&mut device, &name, size);
             }
             got.push(long(&mut device));
         }

@@ -20,7 +20,7 @@ const RUNS: [&str; 4] = [
 /// Milliseconds by which a worker delays each microbatch, so that disturbances hit steps and not only starts.
 const SLOW: &str = "slow=4";
 /// Disturbances of one run; after them it ends undisturbed.
-const BLOWS: u64 = 30;
+const DISTURBANCES: u64 = 30;
 /// A run that takes longer is reported as hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -79,7 +79,7 @@ impl Round<'_> {
     }
 
     fn freeze(&mut self, name: &'static str, longest: u64) {
-        if !self.frozen.iter().any(|(n, _)| *n == name) && self.fleet.lives(name) {
+        if !self.frozen.iter().any(|(n, _)| *n == name) && self.fleet.is_running(name) {
             self.fleet.signal(name, Signal::STOP);
             let until = Instant::now() + self.draw.millis(100, longest);
             self.frozen.push((name, until));
@@ -93,13 +93,13 @@ impl Round<'_> {
             self.frozen.drain(..).partition(|(_, until)| now || *until <= Instant::now());
         self.frozen = rest;
         for (name, _) in over {
-            if self.fleet.lives(name) {
+            if self.fleet.is_running(name) {
                 self.fleet.signal(name, Signal::CONT);
             }
         }
     }
 
-    fn blow(&mut self) {
+    fn disturb(&mut self) {
         let worker = WORKERS[self.draw.below(3) as usize];
         let (name, signal, label) = match self.draw.below(100) {
             0..45 => (worker, Signal::KILL, "kill worker"),
@@ -110,7 +110,7 @@ impl Round<'_> {
             90..95 => ("coordinator", Signal::TERM, "terminate coordinator"),
             _ => ("coordinator", Signal::USR1, "ask for a checkpoint"),
         };
-        if self.fleet.lives(name) {
+        if self.fleet.is_running(name) {
             self.fleet.signal(name, signal);
             self.count(label);
         }
@@ -143,17 +143,17 @@ impl Round<'_> {
         for name in WORKERS {
             self.fleet.faulty(name, "--threads 1", SLOW);
         }
-        let mut blows = 0;
+        let mut disturbances = 0;
         loop {
             let pause = self.draw.millis(20, 250);
             std::thread::sleep(pause);
-            self.thaw(blows >= BLOWS);
+            self.thaw(disturbances >= DISTURBANCES);
             if self.restart() {
                 break;
             }
-            if blows < BLOWS {
-                self.blow();
-                blows += 1;
+            if disturbances < DISTURBANCES {
+                self.disturb();
+                disturbances += 1;
             }
         }
         self.thaw(true);
@@ -162,14 +162,14 @@ impl Round<'_> {
     /// One process that trains alone, always started with `--resume`, as a scheduler restarts a job.
     fn single(&mut self) {
         let args = format!("{} --threads 1 -q -o out --resume", self.run);
-        for blow in 0.. {
+        for round in 0.. {
             self.fleet.process("single", &args);
-            if blow < BLOWS / 2 {
+            if round < DISTURBANCES / 2 {
                 // Start and first steps take about 0.3 s: half of the disturbances hit the start, half the training.
                 let pause = self.draw.millis(5, 600);
                 std::thread::sleep(pause);
                 let signal = if self.draw.below(4) == 0 { Signal::TERM } else { Signal::KILL };
-                if self.fleet.lives("single") {
+                if self.fleet.is_running("single") {
                     self.fleet.signal("single", signal);
                     self.count("kill or terminate a single process");
                 }

@@ -54,7 +54,7 @@ impl Fleet {
 
     /// Waits until the coordinator listens.
     #[track_caller]
-    pub fn listens(&self) {
+    pub fn wait_until_listening(&self) {
         let began = Instant::now();
         while !self.said("coordinator").contains("listens on") {
             assert!(began.elapsed() < PATIENCE, "{}", self.all());
@@ -160,7 +160,7 @@ impl Fleet {
     }
 
     /// Whether a process still runs.
-    pub fn lives(&mut self, name: &str) -> bool {
+    pub fn is_running(&mut self, name: &str) -> bool {
         self.ended(name).is_none()
     }
 
@@ -183,7 +183,7 @@ impl Fleet {
     /// Asserts that the run continued without one of these: it was lost, or others repeated its work after `step`, and
     /// it had no part in the last step.
     #[track_caller]
-    pub fn missed(&self, names: &[&str], step: usize) {
+    pub fn assert_excluded(&self, names: &[&str], step: usize) {
         let events = finetune::report::read(&self.bench.path("out/metrics.jsonl")).unwrap();
         let lost = |event: &Event| matches!(event, Event::Device(c) if c.what == What::Lost && names.contains(&c.worker.as_str()));
         let later = |event: &Event| match event {

@@ -307,7 +307,7 @@ fn hostile_peer_with_the_token_changes_no_byte() {
     let alone = fleet.alone(&run);
     // The first peer is the run's only device, so it gets all leases.
     fleet.coordinator(&format!("{run} --expect-workers 1"));
-    fleet.listens();
+    fleet.wait_until_listening();
     for (index, (act, heard)) in CASES.into_iter().enumerate() {
         let mut enemy = Enemy::new(fleet.at());
         act(&mut enemy);

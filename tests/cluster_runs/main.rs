@@ -91,7 +91,7 @@ fn frozen_worker_changes_no_byte() {
     let step = fleet.steps();
     fleet.all_end(&["coordinator", "a"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
-    fleet.missed(&["frozen"], step);
+    fleet.assert_excluded(&["frozen"], step);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn every_message_at_the_wrong_time_changes_no_byte() {
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 1"));
-    fleet.listens();
+    fleet.wait_until_listening();
     let (mut counts, before) = (BTreeMap::new(), fleet.resident("coordinator"));
     for case in cases() {
         let mut enemy = Enemy::new(fleet.at());

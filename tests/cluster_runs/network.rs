@@ -26,7 +26,7 @@ fn check(slow: u32, path: Path, struck: &[&str], trouble: impl FnOnce(&Hosts)) {
     fleet.all_end(&["coordinator"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     if !struck.is_empty() {
-        fleet.missed(struck, step);
+        fleet.assert_excluded(struck, step);
     }
 }
 

@@ -34,7 +34,7 @@ impl Opener for Broken {
 
 /// A device that takes more memory than its shapes say: by its measurements the run does not fit, or fits only if
 /// blocks keep less.
-struct Swollen {
+struct Oversized {
     inner: OnCpu,
     room: Room,
     /// How often it was opened with the smaller policy.
@@ -47,7 +47,7 @@ enum Room {
     Less,
 }
 
-impl Opener for Swollen {
+impl Opener for Oversized {
     fn backend(&self) -> &str {
         "cpu"
     }
@@ -76,7 +76,7 @@ impl Opener for Swollen {
 fn device_with_too_large_trials_is_refused_or_keeps_less() {
     let swollen = |room| {
         let inner = OnCpu { name: "cpu", threads: 1, limit: u64::MAX };
-        Arc::new(Swollen { inner, room, again: AtomicUsize::new(0) })
+        Arc::new(Oversized { inner, room, again: AtomicUsize::new(0) })
     };
     with(one(vec![swollen(Room::None)], ""), |script| {
         script.welcome(manifest());

@@ -6,7 +6,7 @@ mod document;
 #[path = "../every_message/mod.rs"]
 mod every_message;
 mod files;
-mod liar;
+mod hostile;
 mod life;
 mod patience;
 mod process;
@@ -178,7 +178,7 @@ fn error_at_start_takes_the_next_backend_or_ends_the_worker() {
 }
 
 /// A device with a chain of two backends loses both.
-fn wear_out(script: &mut Script) {
+fn lose_both_backends(script: &mut Script) {
     script.welcome(manifest());
     script.parameters();
     script.lease(0, 0, Work::Train(microbatch(0)));
@@ -202,12 +202,12 @@ fn failed_device_stays_out_of_the_next_connection() {
         script.announced(2, hash);
         done(script);
     };
-    let (first, second) = twice(equipment(2, "error@1,error@1"), wear_out, comes_back);
+    let (first, second) = twice(equipment(2, "error@1,error@1"), lose_both_backends, comes_back);
     assert!(matches!(first, Outcome::Lost { .. }) && second == Outcome::Done, "{first:?} {second:?}");
 
     // The only device: it failed while no coordinator was connected, or just before.
     let silent = |script: &mut Script| assert_eq!(script.link.from.blocking_recv(), None);
-    let (_, second) = twice(equipment(1, "error@1,error@1"), wear_out, silent);
+    let (_, second) = twice(equipment(1, "error@1,error@1"), lose_both_backends, silent);
     assert!(matches!(&second, Outcome::Failed { reason } if reason.contains("injected")), "{second:?}");
 }
 

@@ -1,7 +1,7 @@
 //! Exports that no runner accepts and outputs that must not be written: refused in one line before anything is written.
 
 use crate::cli_fixture::{Bench, classes, demo, stderr};
-use crate::{nothing, read_json, written_again};
+use crate::{adapter_without_effect, read_json, written_again};
 use finetune::format::gguf::Metadata;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -68,7 +68,7 @@ const REFUSED: [(&str, &str); 19] = [
 /// Bases, adapters and files, each wrong in one way.
 fn bench() -> Bench {
     let b = Bench::new();
-    nothing(&b, "one");
+    adapter_without_effect(&b, "one");
     b.file("classes.jsonl", &classes(8));
     b.ok("demo --task classify --data classes.jsonl --max-steps 1 --rank 2 -q -o labels");
     b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));

@@ -52,7 +52,7 @@ impl Size {
     }
 
     /// Writes the demonstration's model with these dimensions.
-    fn lay(&self, bench: &Bench) {
+    fn write(&self, bench: &Bench) {
         let Size { family, layers, hidden, feed_forward, heads, vocabulary, positions } = self;
         bench.model_with("base", "config.json", |config| {
             for (key, value) in [
@@ -95,7 +95,7 @@ fn recipes_are_planned_at_the_sizes_of_their_models() {
     ] {
         let size = Size { family, layers, hidden, feed_forward, heads, vocabulary, positions };
         let bench = Bench::new();
-        size.lay(&bench);
+        size.write(&bench);
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let (base, out) = (bench.path("base"), bench.path("out"));
         let args = format!(

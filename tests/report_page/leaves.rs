@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 /// Requests of the browser to its vendor, whatever it shows: accounts, time, updates. Exact names: a page that loads a
 /// font from another host of the vendor is detected.
-const ITS_OWN: [&str; 6] = [
+const VENDOR_HOSTS: [&str; 6] = [
     "accounts.google.com",
     "clients2.google.com",
     "update.googleapis.com",
@@ -27,7 +27,7 @@ pub fn shown(bench: &Bench, address: &str) -> Option<(String, BTreeSet<String>)>
     let urls = asked.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next());
     let urls = urls.filter_map(|url| url.split_once("://").filter(|(scheme, _)| scheme.starts_with("http")));
     let host = |rest: &str| rest.split(['/', ':', '?']).next().unwrap_or_default().to_string();
-    let strangers = urls.map(|(_, rest)| rest).filter(|rest| !ITS_OWN.contains(&host(rest).as_str()));
+    let strangers = urls.map(|(_, rest)| rest).filter(|rest| !VENDOR_HOSTS.contains(&host(rest).as_str()));
     let strangers = strangers.map(|rest| rest.split('?').next().unwrap_or_default().to_string()).collect();
     Some((String::from_utf8_lossy(&shown.stdout).into_owned(), strangers))
 }
@@ -42,7 +42,7 @@ fn remote_font_is_detected() {
 }
 
 /// Runs in a separate network, in which every packet goes through one interface that counts packets.
-const ALONE: &str = r#"
+const ISOLATED: &str = r#"
 ip link set lo up && ip address add 192.0.2.1/32 dev lo && ip route add default dev lo src 192.0.2.1 || exit 9
 sent() { awk '$1 == "lo:" { print $11 }' /proc/net/dev; }
 "$@" || exit 8
@@ -58,7 +58,7 @@ fn a_training_process_sends_no_packet() {
         "demo --data rows.jsonl --max-steps 2 --batch-size 4 --gpus 0,1 --gpu-backend cpu --dashboard=127.0.0.1:0 -o out",
     );
     let mut alone = Command::new("unshare");
-    alone.args(["-n", "bash", "-c", ALONE, "run"]).arg(run.get_program()).args(run.get_args());
+    alone.args(["-n", "bash", "-c", ISOLATED, "run"]).arg(run.get_program()).args(run.get_args());
     for (name, value) in run.get_envs().filter_map(|(name, value)| Some((name, value?))) {
         alone.env(name, value);
     }

@@ -21,7 +21,7 @@ fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
 }
 
 /// The fault of a device after `harm`; the fault is latched.
-fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
+fn fault_after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
     let mut all = Vec::new();
     for mut gpu in devices(Options::default()) {
         assert_eq!(work(&mut gpu), Ok(vec![0.0; 30]), "the device works before");
@@ -42,7 +42,7 @@ fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
 #[test]
 fn a_lost_device_is_a_fault() {
     for harm in [|gpu: &mut Wgpu| gpu.breaker().strike(), |gpu: &mut Wgpu| gpu.breaker().vanish()] {
-        for (_, fault) in after(harm) {
+        for (_, fault) in fault_after(harm) {
             assert!(fault.to_string().contains("the device was lost"), "{fault}");
         }
     }
@@ -50,7 +50,7 @@ fn a_lost_device_is_a_fault() {
 
 #[test]
 fn kernel_that_does_not_compile_is_named_in_a_fault() {
-    for (_, fault) in after(Wgpu::refuse) {
+    for (_, fault) in fault_after(Wgpu::refuse) {
         assert!(fault.to_string().contains("broken: ") && fault.to_string().contains("pars"), "{fault}");
     }
 }
@@ -62,7 +62,7 @@ fn impossible_allocation_is_a_fault_with_its_size() {
         let memory = gpu.memory(absurd);
         gpu.recycle(memory);
     };
-    for (device, fault) in after(ask) {
+    for (device, fault) in fault_after(ask) {
         assert_eq!(fault, Fault::OutOfMemory { device, needed: 4 << 40 });
     }
 }

@@ -9,7 +9,7 @@ use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
 /// The reason why some driver would refuse a kernel, if any.
-fn trouble(text: &str) -> Option<String> {
+fn rejection(text: &str) -> Option<String> {
     let module = match naga::front::wgsl::parse_str(text) {
         Ok(module) => module,
         Err(error) => return Some(error.emit_to_string(text)),
@@ -57,7 +57,7 @@ fn every_kernel_with_every_constant_is_translated() {
             .chunks(entries.len().div_ceil(threads))
             .map(|part| {
                 let look = |e: &finetune::backend::wgpu::Entry| {
-                    trouble(&e.text).map(|why| format!("{}: {why}", e.name))
+                    rejection(&e.text).map(|why| format!("{}: {why}", e.name))
                 };
                 scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())
             })
@@ -99,6 +99,6 @@ fn invalid_kernels_are_detected() {
         (format!("var<workgroup> tile: array<f32, 5000>; {head} {{ tile[lane] = 1.0; }}"), false),
     ];
     for (text, good) in cases {
-        assert_eq!(trouble(&text).is_none(), good, "{text}: {:?}", trouble(&text));
+        assert_eq!(rejection(&text).is_none(), good, "{text}: {:?}", rejection(&text));
     }
 }

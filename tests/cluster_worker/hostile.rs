@@ -21,7 +21,7 @@ const ROOM: u64 = 400 << 20;
 /// One in this many of the messages with a number at a limit is sent.
 const STRIDE: usize = 29;
 
-struct Liar {
+struct HostileCoordinator {
     runtime: Runtime,
     listener: Listener,
 }
@@ -32,14 +32,14 @@ struct Talk<'a> {
     writer: FrameWriter,
 }
 
-impl Liar {
+impl HostileCoordinator {
     fn new() -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let security = Security::with_token(Party::Coordinator, &Token::parse(TOKEN).unwrap()).unwrap();
         let at = "127.0.0.1:0".parse().unwrap();
         let listener = runtime.block_on(Listener::bind(&at, security, |_| ())).unwrap();
-        Liar { runtime, listener }
+        HostileCoordinator { runtime, listener }
     }
 
     /// The next connection within that time.
@@ -174,7 +174,7 @@ fn cases() -> Vec<Case> {
 
 /// Sends the frames of a case to one worker; however often it reconnects, it then receives the end of the run.
 fn check(place: &Place, number: usize, case: &Case) {
-    let mut liar = Liar::new();
+    let mut liar = HostileCoordinator::new();
     let at = liar.listener.address();
     let line = format!(
         "--role worker --coordinator {at} --threads 1 --gpus cpu --join-timeout 20s --model-cache cache"
