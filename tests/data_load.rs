@@ -97,7 +97,7 @@ fn threads_change_no_row() {
 }
 
 #[test]
-fn counts_lengths_and_dropped_rows() {
+fn counts_cover_lengths_and_dropped_rows() {
     let dir = tempfile::tempdir().unwrap();
     let text = concat!(
         r#"{"prompt": "a", "completion": "b"}"#,

@@ -57,12 +57,12 @@ fn run(path: &str) {
 }
 
 #[test]
-fn byte_equal_to_transformers() {
+fn templates_render_the_bytes_of_transformers() {
     run("tests/golden/templates/cases.json");
 }
 
 #[test]
-fn byte_equal_on_further_templates() {
+fn further_templates_render_the_same_bytes() {
     match std::env::var("FINETUNE_TEMPLATE_CASES") {
         Ok(path) => run(&path),
         Err(_) => eprintln!("skipped: FINETUNE_TEMPLATE_CASES names no further cases"),

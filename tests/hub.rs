@@ -350,7 +350,7 @@ fn check(site: &Site, id: &str, configuration: bool, said: &[&str]) {
 }
 
 #[test]
-fn refusals_are_named_before_weights_travel() {
+fn refusals_are_named_before_weights_are_fetched() {
     let gated = Site { gated: true, ..site() };
     let said = ["accept the licence at https://huggingface.co/owner/tiny", "set HF_TOKEN"];
     check(&gated, "owner/tiny", true, &said);

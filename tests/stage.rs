@@ -198,7 +198,7 @@ fn two_stages_equal_one_for_every_split() {
 }
 
 #[test]
-fn packed_rows_do_not_see_each_other() {
+fn packed_rows_do_not_attend_to_each_other() {
     each_case(|case| {
         let parameters = case.adapter("adapter_init");
         let mut stage = Try::new(case).dropout(0.25).stage();

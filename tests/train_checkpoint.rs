@@ -79,7 +79,7 @@ fn resumed_run_lists_the_current_class_last() {
 }
 
 #[test]
-fn parameters_and_moments_move_together() {
+fn parameters_and_moments_change_together() {
     let (whole, parts, stop) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Stop::new());
     let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
     let mut model = Fake::new();

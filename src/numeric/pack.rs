@@ -297,7 +297,7 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_are_refused_or_are_values(
+        fn hostile_bytes_are_refused_or_decoded(
             bytes in proptest::collection::vec(prop_oneof![0u8..70, any::<u8>()], 0..600),
             len in 0usize..300, limit in any::<i64>(),
         ) {

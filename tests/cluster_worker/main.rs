@@ -57,7 +57,7 @@ fn granted_leases_add_up_on_any_number_of_devices() {
 }
 
 #[test]
-fn evaluation_and_prompts_are_leases_too() {
+fn evaluation_and_prompts_are_leased_too() {
     with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let hash = script.parameters();

@@ -51,7 +51,7 @@ fn free_buffers_are_released_before_the_budget_is_exceeded() {
 }
 
 #[test]
-fn bind_groups_do_not_grow_without_end() {
+fn number_of_bind_groups_is_bounded() {
     for mut gpu in devices(Options { bind_groups: Some(20), ..Options::default() }) {
         for tokens in (1..200).map(|i| i * 97) {
             let mut kept: Vec<Memory> = (1..4).map(|i| gpu.memory(tokens * i)).collect();

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_prove_themselves_in_the_dtype_of_the_run() {
+    fn self_test_uses_the_dtype_of_the_run() {
         let blueprint = blueprint().unwrap();
         let answer = Answer { loss: 1.0, gradient: Vec::new() };
         let reference = Reference { blueprint, parameters: Vec::new(), answer };

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_its_own_encoding() {
+    fn every_type_number_has_its_own_encoding() {
         for (number, encoding) in KINDS {
             assert_eq!((of(number), id(encoding)), (Ok(encoding), Some(number)));
         }
