@@ -1,7 +1,7 @@
-//! What a step costs the coordinator beside computing: adding up the sums of 1, 4, 16 and 64 synthetic workers
-//! (canned sums, encoded as on the wire), mean, norm, clipping, AdamW, hash and encoding of the parameters; at the
-//! size of SmolLM2-135M's LoRA r 16. Bytes on the wire stand against 4 per parameter each way, reducing against
-//! the machine's own memory copy, measured on the spot with the same threads.
+//! Cost of a step for the coordinator, besides computing: adding the sums of 1, 4, 16 and 64 synthetic workers
+//! (prepared sums, encoded as on the wire), mean, norm, clipping, AdamW, hash and encoding of the parameters, at the
+//! size of SmolLM2-135M's LoRA r 16. Bytes on the wire are compared with 4 per parameter in each direction, and the
+//! reduction with the machine's own memory copy, measured in the same run with the same threads.
 //!
 //! `cargo bench --bench cluster -- [--parameters 4884480] [--threads N] [--repeat 5]`
 
@@ -30,7 +30,7 @@ fn option(name: &str, default: usize) -> usize {
     value.map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name} takes a number, not `{v}`")))
 }
 
-/// Median seconds of `repeat` calls after one that is not counted.
+/// Median seconds of `repeat` calls, after one warm-up call.
 fn seconds(repeat: usize, mut call: impl FnMut()) -> f64 {
     call();
     let mut times: Vec<f64> = (0..repeat)
@@ -44,7 +44,7 @@ fn seconds(repeat: usize, mut call: impl FnMut()) -> f64 {
     times[times.len() / 2]
 }
 
-/// A gradient of Gaussian values around 1e-2, as those of SmolLM2 are.
+/// A gradient of Gaussian values around 1e-2, the magnitude of SmolLM2's.
 fn gradient(seed: u64, len: usize) -> Vec<f32> {
     let mut draws = Stream::new(&[seed]);
     let mut one = || ((0..12).map(|_| draws.unit()).sum::<f32>() - 6.0) * 1e-2;
@@ -79,8 +79,8 @@ fn decode(frame: &Bytes) -> Piece {
     }
 }
 
-/// Seconds until the sums of that many workers are added and taken. Their pieces come in turn, as they would over
-/// as many connections.
+/// Seconds until the sums of that many workers are added and taken. Their pieces arrive in turn, as over as many
+/// connections.
 fn reduce(workers: u64, canned: &[Vec<Piece>], (len, threads, repeat): (usize, usize, usize)) -> f64 {
     let (send, reports) = channel();
     let reducer = Reducer::new(len, threads, move |r| drop(send.send(r))).unwrap_or_else(|e| panic!("{e}"));
@@ -102,7 +102,7 @@ fn reduce(workers: u64, canned: &[Vec<Piece>], (len, threads, repeat): (usize, u
     })
 }
 
-/// Everything between the total and the parameters on their way, each part with its seconds.
+/// Each operation between the total and the encoded parameters, with its seconds.
 fn rest(len: usize, repeat: usize) -> Vec<(&'static str, f64)> {
     let mut sums = Sums::new(len);
     sums.add_gradient(&gradient(1, len), fixed::cap(8)).unwrap_or_else(|e| panic!("{e}"));

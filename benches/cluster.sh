@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What several workers cost and give on a real model, measured from the runs' own metrics.jsonl:
-#   step    2 workers on loopback: what a step takes beyond the busier device's computing
-#   slow    one worker four times slower than the other (it sleeps three times as long as it computed): throughput
-#           against the sum of what each does alone, the slow one's share, and what an equal split would give
+# Costs and gains of several workers on a real model, measured from the runs' own metrics.jsonl:
+#   step    2 workers on loopback: time of a step beyond the busier device's computing
+#   slow    one worker four times slower than the other (it sleeps three times as long as it computes): throughput
+#           against the sum of both alone, the slow one's share, and the throughput of an equal split
 #   gigabit 3 workers behind links of 1 Gbit/s (network namespaces, tbf; needs root, ip and tc): synchronisation
-#           against the bytes through the coordinator's link over its rate
+#           against the bytes through the coordinator's link divided by its rate
 #   join    a worker with a warm cache: from its launch to its first lease
 #
 # usage: benches/cluster.sh MODEL_DIR [step|slow|gigabit|join ...]
 #   MODEL_DIR  SmolLM2-135M-Instruct as a Hugging Face directory
-# cost: about 4 minutes on 2 quiet cores, 4 GB. Run it on a quiet machine, or not at all.
+# cost: about 4 minutes on 2 quiet cores, 4 GB. Results are valid on a quiet machine only.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '10,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1")
@@ -45,7 +45,7 @@ worker() {
 }
 finished() { wait "$coordinator" || { cat ./*.log >&2; exit 1; }; wait; }
 
-# Steps of a run without the first two, in which speeds are learnt.
+# Steps of a run without the first two, in which speeds are measured.
 table() {
   python3 - "$@" <<'P'
 import json, statistics as s, sys
@@ -83,7 +83,7 @@ for part in "$@"; do
     train step 2 10; worker; worker; finished
     table step ;;
   slow)
-    size=(--batch-size 20 --micro-batch-tokens 64) # about 20 microbatches a step, as the default rule has 16
+    size=(--batch-size 20 --micro-batch-tokens 64) # about 20 microbatches a step; the default rule gives 16
     train fast 1 4; worker; finished
     train slow 1 3; FINETUNE_INJECT=slow=4 worker; finished
     train both 2 7; worker; FINETUNE_INJECT=slow=4 worker; finished

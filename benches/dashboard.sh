@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What being watched costs a run, in processor time (user and system, of the run's process alone): with --dashboard,
-# whose page a client reads as a browser does (the stream of news, and the body after news, twice a second at most,
-# gzip), with /metrics scraped every second and --tensorboard; against the same run with none of it. Pairs in turn,
-# A B B A. Prints every pair, then the median and the spread of the quotients, and whether they resolve 1 %.
+# Cost of observation for a run, in processor time (user and system, of the run's process alone): with --dashboard,
+# whose page a client reads as a browser does (the stream of events, and the body after events, at most twice a second,
+# gzip), with /metrics scraped every second and --tensorboard; against the same run without any of it. Pairs in the
+# order A B B A. Prints every pair, then median and spread of the ratios, and whether they resolve 1 %.
 #
 # usage: benches/dashboard.sh [MODEL [ROWS.jsonl]]     FINETUNE=a release binary     PAIRS=8     STEPS=400
-#        ARGS="--batch-size 8 ..." are given to both
+#        ARGS="--batch-size 8 ..." are passed to both
 set -euo pipefail
 model=${1:+$(realpath "$1")} rows=${2:+$(realpath "$2")}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -94,7 +94,8 @@ for pair in range(int(pairs)):
           f"clock {clock:.1f} and {clock_seen:.1f} s, steps {taken:.1f} s; {bodies} bodies, {scrapes} scrapes", flush=True)
 middle = statistics.median(quotients)
 spread = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else [quotients[0]] * 3
-# One standard error of the median of n: 1.253 sigma / sqrt(n), and quartiles of a normal law lie 1.349 sigma apart.
+# One standard error of the median of n: 1.253 sigma / sqrt(n); quartiles of a normal distribution are 1.349 sigma
+# apart.
 wander = 0.93 * (spread[2] - spread[0]) / len(quotients) ** 0.5
 print(f"watched / alone, processor time, {len(quotients)} pairs of {steps} steps: median x {middle:.4f}, "
       f"quartiles {spread[0]:.4f} and {spread[2]:.4f}, least {min(quotients):.4f}, most {max(quotients):.4f}")

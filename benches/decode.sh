@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Greedy generation with one model, ours and a peer's in turn, A B A B, in one run: tokens a second, processor
-# milliseconds a token, and their ratios. The peer of a .gguf file is llama.cpp, that of a Hugging Face directory
-# transformers in the same dtype. Of several runs the fastest short and the fastest long answer to one prompt are taken,
-# each by itself: their difference is what the tokens took. (The best of several differences would be the one whose
+# Greedy generation with one model, by this program and a peer in turn, A B A B, in one run: tokens a second, processor
+# milliseconds a token, and their ratios. The peer of a .gguf file is llama.cpp; the peer of a Hugging Face directory is
+# transformers in the same dtype. Of several runs the fastest short and the fastest long answer to one prompt are taken
+# separately: their difference is the time of the tokens. (The best of several differences would favour the run whose
 # short answer was disturbed most.) An answer that fails or ends before its last token ends the script.
 #
 # usage: benches/decode.sh MODEL
-#   PYTHON   an interpreter that has llama-cpp-python, or torch and transformers (python3)
+#   PYTHON   an interpreter with llama-cpp-python, or torch and transformers (python3)
 #   FINETUNE a binary (a release build)      THREADS  of both ("2")      DTYPES  ("f32"; of a directory "f32 bf16")
-#   PAIRS    how often (3)      TOKENS  that count (128)      PROMPT  what is continued, and does not end before
-# Where others use the machine, compare processor time: waiting for a core is not in it.
+#   PAIRS    number of pairs (3)      TOKENS  measured tokens (128)      PROMPT  a prompt whose answer is long enough
+# On a shared machine compare processor time: it does not include waiting for a core.
 set -euo pipefail
 [ $# -eq 1 ] || { sed -n '8,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1")
@@ -43,7 +43,7 @@ P
 }
 for threads in ${THREADS:-2}; do
   for dtype in $dtypes; do
-    answer 4 # What comes first reads the file from the disk.
+    answer 4 # The first call reads the file from the disk.
     for _ in $(seq "${PAIRS:-3}"); do
       answer 4
       short=$took

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# For a machine with an NVIDIA GPU: every verb of every tier, and whole models, on the device against the CPU backend, by
-# the same tests that run on the interpreter elsewhere; then memcheck and racecheck, timings, and the peer.
+# For a machine with an NVIDIA GPU: every verb of every tier, and whole models, on the device against the CPU backend,
+# by the tests that run on the interpreter elsewhere; then memcheck and racecheck, timings, and the peer.
 #   benches/gpu.sh            builds here and runs here
-#   benches/gpu.sh PROGRAM    runs the test program `ptx` that was built elsewhere
-# FINETUNE_GPU_PEER: how the peer is called that prints what PyTorch makes of the same work (`--only products`,
-# `attention`, `step`), "python3 benches/gpu_peer.py" where nothing is said; it needs torch, transformers and peft.
-# FINETUNE_PTX_DEVICE: which device, 0 where nothing is said.
-# FINETUNE_GPU_PARTS: which of `tests timings step peer sanitizer`, all where nothing is said; together they may take
-# longer than a machine is lent for.
-# It leaves gpu-report.txt: device, driver, one line per test, per check, per timing. It has run on no card yet; with a driver
-# that computes nothing (tests/ptx/libcuda.c) it goes through from end to end.
+#   benches/gpu.sh PROGRAM    runs the test program `ptx`, built elsewhere
+# FINETUNE_GPU_PEER: the command of the peer, which times the same work in PyTorch (`--only products`, `attention`,
+# `step`); default "python3 benches/gpu_peer.py", which needs torch, transformers and peft.
+# FINETUNE_PTX_DEVICE: the device, default 0.
+# FINETUNE_GPU_PARTS: parts of `tests timings step peer sanitizer`, default all; all parts may take longer than
+# the machine is available.
+# Writes gpu-report.txt: device, driver, one line per test, per check, per timing. Not run on a card yet; with a driver
+# that computes nothing (tests/ptx/libcuda.c) it runs from start to end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v nvidia-smi >/dev/null || { echo "skipped: no nvidia-smi, so no NVIDIA driver here"; exit 0; }
@@ -20,10 +20,10 @@ if [ -z "$program" ]; then
 fi
 export FINETUNE_PTX_DEVICE=${FINETUNE_PTX_DEVICE:-0}
 verbs="products:: rows:: attention:: attention_sm80:: tensor:: fused:: widen:: sm70:: sm90a::"
-# What would run on the interpreter alone.
+# Without the tests that need only the interpreter.
 verbs="$verbs --skip mutations --skip opcodes --skip graphs --skip attention_grad_sm90a --skip sm70::it_is --skip sm70::one_that --skip sm70::a_trial"
 
-# One of the sanitizer's tools over every verb; each goes on after a failure of another, and says how it ended.
+# One of the sanitizer's tools over every verb; a failure does not stop the next tool, and each prints its result.
 sanitized() {
   local tool=$1 sanitizer
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
@@ -38,14 +38,14 @@ sanitized() {
   fi
 }
 
-# Whether a part is asked for.
+# Whether a part is requested.
 part() {
   case " ${FINETUNE_GPU_PARTS:-tests timings step peer sanitizer} " in *" $1 "*) ;; *) return 1 ;; esac
 }
 
 failed=0
 {
-  # Drivers before 510 do not know compute_cap.
+  # Drivers before 510 do not support compute_cap.
   nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv || nvidia-smi -L
   if part tests; then
     # shellcheck disable=SC2086

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The peer of benches/gpu.sh: what PyTorch makes of the work that tests/ptx/timings.rs and step.rs time, on the same card
-in the same run, as JSON lines. It has run on no GPU yet: with `--device cpu --small` it was seen to go through, and what
-it says there is no measurement.
+"""The peer of benches/gpu.sh: PyTorch's times for the work of tests/ptx/timings.rs and step.rs, on the same card in the
+same run, as JSON lines. Not run on a GPU yet: `--device cpu --small` runs from start to end, and its numbers there are no
+measurement.
 
 usage: gpu_peer.py [--only products|attention|step] [--device cuda] [--small]     needs: pip install torch, and for the
        step transformers peft
@@ -9,8 +9,8 @@ products   linear and its input's gradient, in bf16 and f32 (no TF32)
 attention  2 rows of 4096 tokens, causal, 32 heads of 128 numbers that share 8 of keys, bf16, forward and backward; the
            causal half is counted, and backward as 2.5 times that
 step       forward and backward of the shapes of Qwen3-4B and of SmolLM2-135M in bf16 with LoRA of rank 16 on seven
-           projections and gradient checkpointing, 4 rows of 2048 tokens; no optimizer, which is not in ours either
-Numbers are random: a card that is held to a power runs faster on numbers that are all alike.
+           projections and gradient checkpointing, 4 rows of 2048 tokens; no optimizer, as in our timing
+Numbers are random: a power-limited card runs faster on equal numbers.
 """
 import argparse, json, statistics, sys, time
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A model eight times larger: steps of SmolLM2-135M's shape and of Llama 1B's (random weights, LoRA r 16 on seven
-# projections) in turn, A B A B, in one run. Prints what the larger one's tokens a second are of those that the count
-# of arithmetic (model::flops) predicts from the smaller one, by the clock and by processor time.
+# projections) in turn, A B A B, in one run. Prints the larger model's tokens a second relative to the prediction of the
+# arithmetic count (model::flops) from the smaller one, by the clock and by processor time.
 #
 # usage: benches/larger.sh
-#   PAIRS  how often each is run (2)     STEPS  that count, after 2 that warm up (2)     THREADS  (2)
+#   PAIRS  runs of each (2)     STEPS  measured steps, after 2 warm-up steps (2)     THREADS  (2)
 #   ROWS, LENGTH  tokens of a step (1, 512)     DTYPE  f32 or bf16 (f32)     STEP  the built bench `step`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

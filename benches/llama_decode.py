@@ -1,12 +1,12 @@
 """The peer of benches/decode.sh: llama.cpp's greedy decoding, as one JSON line: seconds by the clock and of the
-processor. They are taken from the first token on, so the short answer that is subtracted is nothing.
+processor. Times start at the first token, so the short answer to be subtracted takes none.
 
 usage: llama_decode.py MODEL.gguf PROMPT TOKENS THREADS DTYPE       needs: pip install llama-cpp-python
 """
 import json, sys, time
 from llama_cpp import Llama
 
-# The dtype is that of the other side: llama.cpp chooses its own.
+# The dtype argument belongs to the other peer: llama.cpp chooses its own.
 path, prompt, tokens, threads, dtype = sys.argv[1:]
 tokens, threads = int(tokens), int(threads)
 model = Llama(path, n_threads=threads, n_threads_batch=threads, n_ctx=1024, verbose=False)

@@ -1,7 +1,7 @@
 //! Time, GFLOP/s and GB/s of the verbs at SmolLM2-135M's shapes, 4 rows of 256 tokens.
 //!
 //! `cargo bench --bench ops -- [threads] [f32|bf16|twin] [part of a name]`: twin is the other bf16 kernel. Best of many
-//! short runs, so that a busy machine disturbs little.
+//! short runs, which reduces the effect of a busy machine.
 
 use finetune::backend::cpu::Memory;
 use finetune::backend::*;
@@ -13,7 +13,7 @@ const T: usize = 1024;
 struct Bench {
     cpu: Cpu,
     repeats: usize,
-    /// What is measured has this in its name.
+    /// Only verbs with this in their name are measured.
     only: String,
 }
 
@@ -25,7 +25,7 @@ impl Bench {
         m
     }
 
-    /// Prints a line; flops and bytes are what the verb's definition needs at least.
+    /// Prints a line; flops and bytes are the minimum that the verb's definition requires.
     fn row(&mut self, name: &str, flops: f64, bytes: f64, mut verb: impl FnMut(&mut Cpu)) {
         if !name.contains(&self.only) {
             return;

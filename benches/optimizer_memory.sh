@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Bytes of memory that a run on the CPU takes for each trained value: the difference of the peaks of two runs that differ
-# in nothing but the rank, over the difference of their trained values. Rows are of a few tokens, so that activations,
-# which grow with the rank as well, are small beside it. Prints each peak, and what `plan` expected of it.
+# Bytes of memory of a run on the CPU for each trained value: the difference of the peaks of two runs that differ only
+# in the rank, over the difference of their trained values. Rows have a few tokens, so that activations, which grow with
+# the rank as well, are small in comparison. Prints each peak, and the estimate of `plan`.
 #
 # usage: benches/optimizer_memory.sh [BINARY]      MODEL=demo RANKS="256 1024" OPTIONS="--dtype f32"
 set -euo pipefail
@@ -19,7 +19,7 @@ for rank in ranks:
         planned = json.loads(subprocess.run([binary, "plan", *run, "--json"], check=True, capture_output=True).stdout)
         trained = planned["adapter"]["trained_values"]
         devices = [d["memory_bytes"] for d in planned["devices"] if d.get("memory_bytes")]
-        # The peak of one child, in a process of its own: of several, the largest would be all that is known.
+        # Each run is the only child of a process, because the system reports the largest peak of all children.
         peak = int(subprocess.run([sys.executable, "-c",
             "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=2); "
             "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)",

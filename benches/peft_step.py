@@ -2,8 +2,8 @@
 """The peer of benches/step.rs: transformers + PEFT on the same shape, one JSON line.
 
 --mode f32, bf16 (weights), autocast (f32 weights under bf16 autocast), bf16-autocast (both); --compile for
-torch.compile. cpu_s is the median processor time of a step over all threads: it says more than the clock where others
-use the machine. pip: torch, transformers, peft (measured with 2.15, 5.23, 0.21). Weights are random: only time counts.
+torch.compile. cpu_s is the median processor time of a step over all threads: compare it instead of the clock on a
+shared machine. pip: torch, transformers, peft (measured with 2.15, 5.23, 0.21). Weights are random: only times are compared.
 """
 import argparse, json, resource, sys, time
 

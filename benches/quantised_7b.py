@@ -1,4 +1,4 @@
-"""Writes a GGUF of Llama 2 7B's shape whose matrices are random Q4_K blocks (3.8 GB), and rows of about 512 tokens.
+"""Writes a GGUF of Llama 2 7B's shape with random Q4_K blocks (3.8 GB), and rows of about 512 tokens.
 
 usage: quantised_7b.py OUT.gguf ROWS.jsonl       needs: pip install gguf numpy
 Then, for the peak memory and the time of one step of 512 tokens:
@@ -15,7 +15,7 @@ rng = np.random.default_rng(1)
 
 def blocks(rows, cols):
     raw = rng.integers(0, 256, (rows, cols // 256, 144), dtype=np.uint8)
-    # d and dmin so that weights are about 1 / sqrt(cols) large
+    # d and dmin give weights of about 1 / sqrt(cols)
     for at, scale in [(0, 0.0067), (2, 0.05)]:
         raw[..., at:at + 2] = np.array([scale / np.sqrt(cols)], '<f2').view(np.uint8)
     return raw.reshape(rows, -1)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From the launch of a training run to its first microbatch: everything is read, tokenised and packed by then, and the
-# run says so in its log. Prints seconds by the clock and of the processor, the best and the median.
+# Time from the launch of a training run to its first microbatch, when all rows are read, tokenised and packed, taken
+# from the run's log. Prints seconds by the clock and of the processor, the best and the median.
 #
-# usage: benches/start.sh MODEL [ROWS.jsonl]      FINETUNE=a release binary      TIMES=how often (5)
+# usage: benches/start.sh MODEL [ROWS.jsonl]      FINETUNE=a release binary      TIMES=number of runs (5)
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '5s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1") rows=${2:+$(realpath "$2")}

@@ -1,12 +1,12 @@
 //! Training tokens per second of SmolLM2-135M's shape (random bf16 weights, random ids): LoRA r 16 on the seven
-//! projections, 4 x 256 tokens, every token supervised, forward, backward, exact sums, AdamW. One JSON line, as
-//! benches/peft_step.py prints for the peer; benches/step.sh runs both in turn.
+//! projections, 4 x 256 tokens, every token supervised, forward, backward, exact sums, AdamW. Prints one JSON line in
+//! the format of the peer, benches/peft_step.py; benches/step.sh runs both in turn.
 //!
-//! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024]
-//! [--dtype f32|bf16] [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536]
-//! [--layers 30] [--heads 9] [--kv-heads 3] [--vocab 49152]`. Where --hidden is given alone, heads have 64 numbers, and a
-//! third as many of keys or the next fewer that divide them. With --blocks all matrices are random blocks of that type
-//! (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
+//! `cargo bench --bench step -- [--threads 2] [--steps 5] [--rows 4] [--length 256] [--micro 1024] [--dtype f32|bf16]
+//! [--keep auto|everything|inputs|N|N,N,N] [--blocks Q4_K] [--hidden 576] [--feed-forward 1536] [--layers 30]
+//! [--heads 9] [--kv-heads 3] [--vocab 49152]`. With --hidden alone, heads have 64 numbers, and there are a third as
+//! many key heads, or the next lower number that divides them. With --blocks all matrices are random blocks of that
+//! type (K types need sizes in 256s). cpu_s is the median processor time of a step over all threads.
 
 use finetune::backend::{Backend, Cpu};
 use finetune::model::config::Config;
@@ -26,10 +26,10 @@ use finetune::train::sum::Sums;
 use serde_json::json;
 use std::time::Instant;
 
-/// Weights that no file holds: uniform, of the size that keeps activations of size one.
+/// Generated weights: uniform, of a size that keeps activations of size one.
 struct Random(Config, Option<Block>);
 
-/// Any bits, with scales that keep numbers of that size.
+/// Random bits, with scales that give weights of that size.
 fn random_blocks(block: Block, (rows, cols): (usize, usize), size: f32) -> Blocks {
     let scales: &[(usize, f32)] = match block {
         Block::Q8_0 => &[(0, 1.0 / 127.0)],
@@ -114,7 +114,7 @@ fn peak_rss_mb() -> f64 {
     line.split_whitespace().next().and_then(|n| n.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0
 }
 
-/// Seconds that all threads of this process have computed.
+/// Processor seconds of all threads of this process.
 fn cpu_seconds() -> f64 {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let of = |task: std::fs::DirEntry| {
@@ -137,7 +137,7 @@ impl Arguments {
     }
 }
 
-/// What blocks keep: what a run would choose where memory is free and nobody sets a limit, or as said.
+/// The values that blocks keep: the choice of a run with free memory and without a limit, or the named policy.
 fn keep(said: &str, (config, lora): (&Config, &LoraSpec), tokens: usize, short: u64) -> Keep {
     let number =
         |text: &str| text.parse().unwrap_or_else(|_| panic!("--keep auto, everything, inputs, N or N,N,N"));
@@ -162,7 +162,7 @@ fn main() {
     let cpu = if arguments.get("--dtype", "f32") == "bf16" { Cpu::bf16(threads) } else { Cpu::new(threads) };
     let hidden = arguments.number("--hidden", "576");
     let heads = arguments.number("--heads", &(hidden / 64).max(1).to_string());
-    // A third of the heads, or the next fewer that they can be shared by.
+    // A third of the heads, or the next lower number that divides them.
     let shared = (1..=(heads / 3).max(1)).rev().find(|kv| heads.is_multiple_of(*kv)).unwrap_or(1);
     let size = if arguments.get("--heads", "").is_empty() { 64 } else { hidden / heads };
     let blocks = arguments.get("--blocks", "none");
@@ -224,7 +224,7 @@ struct Trainer {
 }
 
 impl Trainer {
-    /// One optimizer step; returns its seconds, by the clock and of computing.
+    /// One optimizer step; returns its seconds by the clock and of the processor.
     fn step(&mut self, step: usize, batches: &[Microbatch]) -> (f64, f64) {
         let (started, cpu) = (Instant::now(), cpu_seconds());
         self.sums.reset(self.flat.len());

@@ -1,14 +1,14 @@
 #!/bin/sh
-# A training step next to transformers + PEFT: ours and theirs in turn, A B A B, in one run. Prints every line, and
-# for every shape and number of threads a table with the ratios to their best.
+# A training step compared with transformers + PEFT: this program and the peer in turn, A B A B, in one run. Prints
+# every line, and for every shape and number of threads a table with the ratios to the peer's best.
 #
-#   PYTHON   an interpreter that has torch, transformers and peft
-#   PAIRS    how often each is run (2)            STEPS    steps that count, after 2 that warm up (3)
+#   PYTHON   an interpreter with torch, transformers and peft
+#   PAIRS    runs of each (2)                     STEPS    measured steps, after 2 warm-up steps (3)
 #   SHAPES   rows x tokens ("4x256 1x1024")       THREADS  ("2"; "2 1" for both)
-#   DTYPES   ours ("f32 bf16")                    MODES    theirs ("f32 autocast bf16-autocast"; also bf16)
-#   COMPILED=1  theirs under torch.compile too
+#   DTYPES   of this program ("f32 bf16")         MODES    of the peer ("f32 autocast bf16-autocast"; also bf16)
+#   COMPILED=1  the peer under torch.compile too
 #
-# Where others use the machine, compare cpu_s, the processor time of a step over all threads: waiting is not in it.
+# On a shared machine compare cpu_s, the processor time of a step over all threads: it does not include waiting.
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

@@ -1,5 +1,5 @@
 """The peer of benches/decode.sh: greedy `generate` of transformers with its KV cache, as one JSON line: seconds by the
-clock and of the processor of a short and of a long answer, after one that warms up.
+clock and of the processor of a short and of a long answer, after a warm-up.
 
 usage: transformers_decode.py MODEL_DIR PROMPT TOKENS THREADS f32|bf16       needs: pip install torch transformers
 """

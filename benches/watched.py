@@ -1,7 +1,7 @@
-"""What being watched costs a run, by the processor time of its threads: the page and /metrics are answered by threads of
-their own, so their part needs no pair of runs to be told apart. A client asks for the page's body twice a second and for
-/metrics once a second. What the run's own thread does for a page only where there is one, which is to wake those who
-wait for news, is not in the number, nor are TensorBoard's files, which it writes itself: benches/dashboard.sh has both.
+"""Cost of observation for a run, by the processor time of its threads: separate threads serve the page and /metrics, so
+that one run is enough to measure them. A client requests the page's body twice a second and /metrics once a second. Not
+included: the run's own thread, which wakes the clients that wait for events, and writes TensorBoard's files.
+benches/dashboard.sh measures both.
 
 usage: watched.py FINETUNE MODEL ROWS.jsonl [STEPS]
 """
@@ -37,7 +37,7 @@ with tempfile.TemporaryDirectory() as out:
         for task in glob.glob(f"/proc/{run.pid}/task/*"):
             try:
                 name = open(f"{task}/comm").read().strip()
-                # Nanoseconds on a processor; the ticks of `stat` are 10 ms, more than an answer takes.
+                # Processor time in nanoseconds; the ticks of `stat` are 10 ms, longer than a response.
                 spent = int(open(f"{task}/schedstat").read().split()[0])
             except (OSError, IndexError):
                 continue

@@ -1,8 +1,8 @@
 //! GFLOP/s of each verb on an adapter, variant by variant: `cargo bench --bench wgsl -- llvmpipe`. Best of a few
-//! repeats by the clock, and by the processor time of this process, which a busy machine disturbs less.
+//! repeats by the clock, and by the processor time of this process, which a busy machine affects less.
 //!
-//! `-- NAME step` gives what the verbs of one microbatch of the demonstration model take, in their numbers; `-- NAME blocks`
-//! what a product takes from blocks of each type, next to one from bf16.
+//! `-- NAME step` prints the time of the verbs of one microbatch of the demonstration model, each with its count; `--
+//! NAME blocks` prints the time of a product from blocks of each type, compared with bf16.
 
 use finetune::backend::wgpu::{Adapter, Options, Precision, Variant, adapters};
 use finetune::backend::*;
@@ -10,7 +10,7 @@ use finetune::numeric::block::{Block, Blocks, quantise};
 use finetune::numeric::dtype::Dtype;
 use std::time::Instant;
 
-/// Seconds of processor time so far; none where the system does not say.
+/// Processor seconds so far; `None` if the system does not report them.
 fn processor() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
@@ -21,7 +21,7 @@ fn processor() -> Option<f64> {
 struct Bench {
     device: Wgpu,
     repeats: usize,
-    /// Seconds of all rows so far, each times its count.
+    /// Sum of the seconds of all rows, each times its count.
     total: f64,
 }
 
@@ -50,7 +50,7 @@ impl Bench {
         self.device.weight(frozen).unwrap_or_else(|fault| panic!("{fault}"))
     }
 
-    /// Several runs in one submission, so that waiting is not measured; `out` is read a little of.
+    /// Several runs in one submission, so that waiting is not measured; a few values of `out` are read.
     fn row(
         &mut self,
         name: &str,
@@ -120,7 +120,7 @@ fn frozen(b: &mut Bench, (t, n, k): (usize, usize, usize), dtype: Dtype, (forwar
     }
 }
 
-/// The same from blocks.
+/// The same for a product from blocks.
 fn blocks(b: &mut Bench, (t, n, k): (usize, usize, usize), block: Block) {
     let (x, mut out) = (b.memory(t * n.max(k)), b.memory(t * n.max(k)));
     let numbers: Vec<f32> = (0..n * k).map(|i| ((i * 104_729 % 4099) as f32 - 2049.0) / 60_000.0).collect();
@@ -188,7 +188,7 @@ fn cross_entropy(b: &mut Bench, (n, vocab): (usize, usize), count: usize) {
     });
 }
 
-/// The verbs of one microbatch of the demonstration model: 4 blocks, 128 channels, 384 in between, rank 16.
+/// The verbs of one microbatch of the demonstration model: 4 blocks, 128 channels, 384 feed-forward, rank 16.
 fn step(b: &mut Bench) {
     let (t, c, f, vocab, r) = (256, 128, 384, 2048, 16);
     for (n, k, count) in [(c, c, 8), (64, c, 8), (f, c, 8), (c, f, 4)] {

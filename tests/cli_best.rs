@@ -1,13 +1,13 @@
-//! Which of its adapters a run keeps, when it ends early, and how often it looks.
+//! Which adapter a run keeps, when a run ends early, and how often a run evaluates.
 
 mod cli_fixture;
 
 use cli_fixture::{ADAPTER, Bench, rows, stderr};
 use serde_json::Value;
 
-/// The best evaluation is that of step 2; the run ends after two more.
+/// Step 2 has the best evaluation; the run ends after two more evaluations.
 #[test]
-fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
+fn early_stopped_run_returns_the_best_adapter() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(240));
     let run = "demo --data many.jsonl --eval-data rows.jsonl --batch-size 24 --rank 4 --learning-rate 0.02 \
@@ -32,7 +32,7 @@ fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
     ] {
         assert!(text(name).contains(part), "{part} in {name}");
     }
-    // It is finished; in another folder, it takes the best adapter along.
+    // The run is finished; a resume into another folder copies the best adapter.
     let again = b.run("--resume=out");
     assert!(again.status.success() && stderr(&again).contains(early), "{}", stderr(&again));
     b.same_adapter("out", "out/checkpoint-2");
@@ -41,16 +41,16 @@ fn the_best_adapter_is_the_result_of_a_run_that_ends_early() {
     b.same_adapter("moved", "moved/checkpoint-2");
 }
 
-/// Steps after which the model was scored.
+/// Steps after which the model was evaluated.
 fn evals(b: &Bench, out: &str) -> Vec<u64> {
     let text = String::from_utf8(b.read(&format!("{out}/metrics.jsonl"))).unwrap();
     let events = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
     events.filter(|e| e["event"] == "eval").map(|e| e["step"].as_u64().unwrap()).collect()
 }
 
-/// 240 rows are an epoch of ten steps.
+/// An epoch has ten steps: 240 rows, 24 per step.
 #[test]
-fn evals_and_checkpoints_come_by_epochs_and_shares() {
+fn eval_and_save_steps_accept_epochs_and_shares() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(240));
     let plain = "demo --data many.jsonl --eval-data eval.jsonl --batch-size 24 --rank 4 -q";

@@ -1,5 +1,5 @@
-//! Bad input gets one line that says what, where and what to do, an exit code, and nothing half-written. Each
-//! case is a command on the real binary.
+//! Bad input gives one line that says what, where and what to do, an exit code, and no partly written file. Each case
+//! is a command on the real binary.
 
 mod cli_fixture;
 #[path = "cli_errors/given.rs"]
@@ -33,7 +33,7 @@ fn check(bench: &Bench, command: &str, code: i32, parts: &str) {
 }
 
 #[test]
-fn the_command_line() {
+fn invalid_command_lines_are_refused() {
     let b = Bench::new();
     for (command, code, parts) in [
         ("--rnak 8", 2, "unknown option --rnak .. --rank .. --help"),
@@ -95,7 +95,7 @@ fn the_command_line() {
 }
 
 #[test]
-fn what_newcomers_type() {
+fn common_wrong_commands_get_advice() {
     let b = Bench::new();
     for (command, code, parts) in [
         ("worker", 2, "--role worker --coordinator HOST:9000"),
@@ -112,7 +112,7 @@ fn what_newcomers_type() {
 }
 
 #[test]
-fn names_of_other_trainers() {
+fn misused_foreign_option_names_are_refused() {
     let b = Bench::new();
     for (command, code, parts) in [
         ("--lora-alpha", 2, "--lora-alpha .. needs a value"),
@@ -127,7 +127,7 @@ fn names_of_other_trainers() {
 }
 
 #[test]
-fn configuration_files() {
+fn invalid_configuration_files_are_refused() {
     let b = Bench::new();
     for (text, code, parts) in [
         ("rank: 8\nrnak: 9\n", 78, "c.yaml:2: unknown key rnak .. did you mean rank"),
@@ -164,7 +164,7 @@ fn configuration_files() {
 }
 
 #[test]
-fn instructions_that_have_no_such_name() {
+fn unknown_instruction_set_is_refused() {
     let b = Bench::new();
     let out = b.command("demo --data rows.jsonl -o out").env("FINETUNE_CPU", "avx3").output().unwrap();
     assert_eq!(out.status.code(), Some(78), "{}", stderr(&out));
@@ -176,7 +176,7 @@ fn instructions_that_have_no_such_name() {
 }
 
 #[test]
-fn rows_that_cannot_be_used() {
+fn unusable_rows_are_refused() {
     let b = Bench::new();
     let good = rows(2);
     b.file("broken.jsonl", &format!("{good}{{\"prompt\": \n"));
@@ -277,7 +277,7 @@ fn damaged_models(b: &Bench) {
 }
 
 #[test]
-fn models_that_cannot_be_used() {
+fn unusable_models_are_refused() {
     let b = Bench::new();
     damaged_models(&b);
     for (model, code, parts) in [
@@ -308,7 +308,7 @@ fn models_that_cannot_be_used() {
 }
 
 #[test]
-fn a_hub_that_is_out_of_reach() {
+fn unreachable_hub_gives_one_error() {
     let b = Bench::new();
     let out = b
         .command("owner/name --data rows.jsonl -o out")
@@ -324,12 +324,12 @@ fn a_hub_that_is_out_of_reach() {
 }
 
 #[test]
-fn values_that_are_not_finite_halt_with_their_address() {
+fn non_finite_values_halt_with_step_and_rows() {
     let b = Bench::new();
     b.model_weights("inf", |h, data| {
         let at = h["model.norm.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
         let end = h["model.norm.weight"]["data_offsets"][1].as_u64().unwrap() as usize;
-        // bfloat16 1e38: finite, but no product of it is.
+        // bfloat16 1e38: the value itself is finite, but its products overflow.
         data[at..end].chunks_exact_mut(2).for_each(|c| c.copy_from_slice(&[0x96, 0x7e]));
     });
     check(&b, "./inf --data rows.jsonl -o out --batch-size 4", 3, "step 1 .. microbatch 0 .. rows");
@@ -337,7 +337,7 @@ fn values_that_are_not_finite_halt_with_their_address() {
 }
 
 #[test]
-fn runs_that_belong_to_somebody_else() {
+fn output_folder_of_another_run_is_refused() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl -o one --max-steps 4 --save-steps 2 -q");
     let adapter = b.read("one/adapter_model.safetensors");
@@ -367,7 +367,7 @@ fn runs_that_belong_to_somebody_else() {
     ] {
         check(&b, &command, code, parts);
     }
-    // This one is refused when the folder is its own already.
+    // Refused after the run has claimed its own folder: nothing in it changes.
     let log = "--log-json no/such/folder/log.jsonl";
     check(&b, &format!("{same} -o one --overwrite {log}"), 1, "no/such/folder");
     assert_eq!(b.read("one/adapter_model.safetensors"), adapter, "a refused run touches nothing");
@@ -378,7 +378,7 @@ fn runs_that_belong_to_somebody_else() {
 }
 
 #[test]
-fn a_prompt_without_room_for_an_answer() {
+fn prompt_without_room_for_an_answer_is_refused() {
     let b = Bench::new();
     let prompt = "ab,".repeat(600);
     check(

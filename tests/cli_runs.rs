@@ -1,5 +1,5 @@
-//! Whole runs of the real binary: the same bytes whatever the threads, after a stop and a resume, and from
-//! run.yaml; what signals do; where runs go; and the verbs that come after training.
+//! Whole runs of the real binary: equal bytes for any number of threads, after a stop and a resume, and from run.yaml;
+//! the effect of signals; the choice of folders; and the verbs that follow training.
 
 mod cli_fixture;
 
@@ -31,7 +31,7 @@ fn threads_and_run_yaml_give_the_same_bytes() {
 }
 
 #[test]
-fn an_adapter_to_go_on_from_is_where_training_starts() {
+fn init_adapter_is_the_start_of_training() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 3 --rank 4 --alpha 6 --target-modules q_proj,v_proj -q -o one");
     b.ok("demo --data rows.jsonl --max-steps 1 --learning-rate 0 --init-adapter one -q -o two");
@@ -40,7 +40,7 @@ fn an_adapter_to_go_on_from_is_where_training_starts() {
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(4), Some(6.0)));
 }
 
-/// AutoPeftModel needs the id of a base; where adapter_config.json has none, the run says so first and last.
+/// AutoPeftModel needs the id of a base. If adapter_config.json has none, the run warns at its start and at its end.
 #[test]
 fn a_base_without_a_hub_id_is_reported() {
     let b = Bench::new();
@@ -78,7 +78,7 @@ fn end(child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_stopped_run_goes_on_to_the_same_bytes() {
+fn stopped_run_resumes_to_the_same_bytes() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(400));
     let run = "demo --data many.jsonl --eval-data eval.jsonl --max-steps 300 --batch-size 3 --dropout 0.1 --save-steps 0";
@@ -104,7 +104,7 @@ fn a_stopped_run_goes_on_to_the_same_bytes() {
 }
 
 #[test]
-fn signals_save_go_on_and_stop_at_once() {
+fn signals_save_continue_or_stop() {
     let b = Bench::new();
     let mut child = b.start("demo --data rows.jsonl --max-steps 1000000 --batch-size 24 -o out");
     wait_for_steps(&b, &mut child, 2);
@@ -126,12 +126,12 @@ fn signals_save_go_on_and_stop_at_once() {
     send(&child, "INT");
     send(&child, "INT");
     let (code, text) = end(child);
-    // The first may have ended the run before the second came.
+    // The first signal may end the run before the second one arrives.
     assert!(matches!(code, Some(130 | 75)), "{code:?} {text}");
 }
 
 #[test]
-fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
+fn demo_learns_and_runs_take_the_next_free_folder() {
     let b = Bench::new();
     let run = |args: &str| {
         let out = b.run(args);
@@ -156,14 +156,14 @@ fn runs_go_to_the_next_free_folder_and_the_demonstration_learns() {
     assert!(said.contains("19 rows, 5 for evaluation"), "{said}");
     run("--max-steps 2 --data rows.jsonl -o runs/demo-1 --overwrite --log-json here.jsonl");
     assert!(b.path("here.jsonl").exists() && !b.path("runs/demo-1/metrics.jsonl").exists());
-    // A pipe is written and never read.
+    // The log is a pipe, which is written and never read.
     let out = b.run("--max-steps 2 --data rows.jsonl -o piped --log-json /dev/stdout");
     let log = String::from_utf8(out.stdout).unwrap();
     assert!(log.lines().last().is_some_and(|line| line.contains(r#""event":"done""#)), "{log}");
 }
 
 #[test]
-fn names_of_other_trainers_are_explained() {
+fn foreign_option_names_are_explained() {
     let b = Bench::new();
     b.file(
         "c.yaml",
@@ -185,10 +185,10 @@ fn names_of_other_trainers_are_explained() {
     );
 }
 
-/// All pools count: the backend's, and the one that optimizer and sums share.
+/// The limit covers all thread pools: the backend's, and the one shared by optimizer and sums.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_has_no_more_threads_than_it_was_given() {
+fn run_respects_its_thread_limit() {
     let b = Bench::new();
     let command = "demo --data rows.jsonl --max-steps 1000000 --batch-size 24 --threads 2 -o out";
     let mut child = b.command(command).env("RAYON_NUM_THREADS", "40").stderr(Stdio::piped()).spawn().unwrap();
@@ -196,12 +196,12 @@ fn a_run_has_no_more_threads_than_it_was_given() {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
     child.kill().unwrap();
     end(child);
-    // Two and two, and those that mostly wait: the caller, the model's, signals, progress, the hash.
+    // Two threads in each of two pools, and threads that mostly wait: caller, model, signals, progress, hash.
     assert!(tasks < 16, "{tasks} threads");
 }
 
 #[test]
-fn an_adapter_speaks_and_merges() {
+fn adapter_generates_and_merges() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 -q -o out");
     let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
@@ -260,7 +260,7 @@ fn exports_replace_only_exports() {
         assert!(b.path(kept).exists(), "{kept}");
     }
     assert!(base.join("model.safetensors").exists());
-    // an adapter that gives no numbers: nothing of it is left, and the earlier export stays
+    // an adapter with non-finite values: the failed export leaves nothing, and the earlier export stays
     let earlier = b.read("fresh/adapter_config.json");
     let mut file = b.read("deep/run/adapter_model.safetensors");
     let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
@@ -276,7 +276,7 @@ fn exports_replace_only_exports() {
 }
 
 #[test]
-fn an_integer_is_no_index_where_classes_are_integers() {
+fn integer_labels_are_names_and_not_indices() {
     let b = Bench::new();
     let row = |label: u32| format!("{{\"text\": \"text {label}\", \"label\": {label}}}\n");
     b.file("train.jsonl", &(row(1) + &row(2) + &row(3)));
@@ -316,7 +316,7 @@ fn a_classifier_is_trained_scored_and_merged() {
 }
 
 #[test]
-fn things_are_inspected() {
+fn models_adapters_and_rows_are_inspected() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
     for (what, parts) in [
@@ -339,7 +339,7 @@ fn things_are_inspected() {
 }
 
 #[test]
-fn bench_says_where_the_time_goes() {
+fn bench_prints_the_time_of_each_verb() {
     let b = Bench::new();
     for dtype in ["f32", "bf16"] {
         let said = b.ok(&format!("bench --rows 2 --length 40 --repeats 1 --dtype {dtype} --json"));

@@ -1,5 +1,5 @@
-//! The coordinator's total against a plain sum: every grouping at the ends of the range, members that die or lie
-//! at any point, pieces in any interleaving.
+//! The coordinator's total against a plain sum: every grouping at the limits of the range, members that die or send
+//! false sums at any point, pieces in any interleaving.
 
 use bytes::Bytes;
 use finetune::cluster::message::{Packed, ToCoordinator};
@@ -69,7 +69,7 @@ fn groupings(m: usize, most: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn values_at_the_cap_fit_in_every_grouping_and_nothing_above() {
+fn sums_accept_values_up_to_the_cap_only() {
     let len = 130;
     for m in [1usize, 2, 3, 5, 8] {
         let cap = fixed::cap(m);
@@ -101,14 +101,15 @@ fn values_at_the_cap_fit_in_every_grouping_and_nothing_above() {
     }
 }
 
-/// A member: microbatches in its sum, what it still has to say (the last first), and whether all of it is true.
+/// A member: the microbatches in its sum, the messages that it still has to send (in reverse order), and whether all of
+/// them are correct.
 struct Script {
     leases: usize,
     pieces: Vec<ToCoordinator>,
     honest: bool,
 }
 
-/// A member for `gradients`: some send f32, some say everything twice, three in eight lie in one way or another.
+/// A member for `gradients`: some send f32, some send every piece twice, three in eight send a false sum.
 fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
     let leases = gradients.len();
     let mut pieces: Vec<_> = match leases == 1 && draws.below(2) == 0 {
@@ -129,7 +130,8 @@ fn script(draws: &mut Stream, gradients: &[Vec<f32>], of: usize) -> Script {
     Script { leases, pieces, honest: lie > 2 }
 }
 
-/// Says everything, members interleaved at random, takes what is reported as complete, and takes back the rest.
+/// Sends all messages, members interleaved at random, takes the sums that are reported complete, and takes back the
+/// others.
 fn play(bench: &Bench, draws: &mut Stream, scripts: Vec<Script>) -> Vec<u64> {
     let mut queues: Vec<_> = (0u64..).zip(scripts).collect();
     let mut due = 0;
@@ -161,7 +163,7 @@ fn play(bench: &Bench, draws: &mut Stream, scripts: Vec<Script>) -> Vec<u64> {
 }
 
 #[test]
-fn any_interleaving_is_the_plain_sum_of_what_was_taken() {
+fn any_interleaving_gives_the_plain_sum() {
     let gradients: Vec<Vec<f32>> = (0..12).map(|i| gradient(i, LEN)).collect();
     let of = gradients.len() + 8;
     for seed in 0..60u64 {
@@ -192,7 +194,7 @@ fn any_interleaving_is_the_plain_sum_of_what_was_taken() {
     }
 }
 
-/// Cuts a byte off.
+/// Removes the last byte.
 fn spoil(piece: &mut ToCoordinator) {
     let ToCoordinator::SumPiece { packed, .. } = piece else { return };
     let (Packed::Fixed(bytes) | Packed::Single(bytes)) = packed;
@@ -200,7 +202,7 @@ fn spoil(piece: &mut ToCoordinator) {
 }
 
 #[test]
-fn a_member_that_dies_half_way_leaves_nothing_and_may_begin_again() {
+fn partial_sum_of_a_dead_member_is_discarded() {
     let (a, b) = (running(&[gradient(1, LEN)], 4), running(&[gradient(2, LEN)], 4));
     let bench = bench(LEN);
     for round in 0..3 {
@@ -220,7 +222,7 @@ fn a_member_that_dies_half_way_leaves_nothing_and_may_begin_again() {
 }
 
 #[test]
-fn what_no_honest_worker_sends_is_refused() {
+fn malformed_pieces_of_sums_are_refused() {
     let good = running(&[gradient(1, LEN), gradient(2, LEN)], 8);
     let pieces: Vec<_> = sum_chunk::of_sum(1, &good).collect();
     let single: Vec<_> = sum_chunk::of_gradient(1, &gradient(1, LEN)).collect();

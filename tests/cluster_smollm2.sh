@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# On a real model what tests/cluster_runs holds on a small one: whoever computes, however many they are and whoever
-# dies, the adapter has the bytes of one process. Parts, each of which ends with a comparison of bytes:
+# The guarantee of tests/cluster_runs on a real model: the choice, number and death of workers do not change the bytes
+# of the adapter. Each part ends with a comparison of bytes:
 #   workers  2, 3 and 7 workers over TCP, of 1 and 2 threads
-#   kills    KILLS runs (5) with three workers, of which one is killed -9 at a random moment and comes back
-#   frozen   one of two workers is stopped for good
-#   thaws    the same, but it goes on after it was given up, and comes back
-#   joins    a second worker joins half-way
+#   kills    KILLS runs (5) with three workers, of which one is killed -9 at a random moment and restarted
+#   frozen   one of two workers is stopped for the rest of the run
+#   thaws    the same, but the worker continues after its timeout, and rejoins
+#   joins    a second worker joins in the middle of the run
 #   resumes  the coordinator is killed -9 and resumed
-# At the end of `workers` stand the lines with which its last run described itself: time beside computing, bytes each
-# way, idle devices.
+# At the end, `workers` prints the summary of its last run: time besides computing, bytes in each direction, idle
+# devices.
 #
 # usage: [STEPS=4] [KILLS=5] tests/cluster_smollm2.sh MODEL_DIR [PART ...] [-- finetune options ...]
 #   MODEL_DIR  SmolLM2-135M-Instruct (or another model) as a Hugging Face directory
 # cost: all parts about 12 minutes on 2 quiet cores, 7 GB (7 workers: each maps the model, and shares its pages).
-# Not part of CI: the model is not there.
+# Not part of CI, which does not have the model.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '13,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 model=$(realpath "$1")
@@ -51,7 +51,7 @@ worker() {
     >>"worker-$1.log" 2>&1 &
   last=$!
 }
-# finished OUT: it ends well, and has the bytes of one process.
+# finished OUT: the run ends with success and the bytes of one process.
 finished() {
   wait "$c" || ended "$1"
   cmp alone/adapter_model.safetensors "$1/adapter_model.safetensors"
@@ -83,7 +83,7 @@ for part in "${parts[@]}"; do
     done ;;
   frozen | thaws)
     coordinator "$part" 2
-    # Slow, so that the run is not over before the other one is missed.
+    # Slow, so that the run does not end before the other worker times out.
     FINETUNE_INJECT=slow=6 worker a; worker victim; victim=$last
     until_step "$part" 1
     kill -STOP "$victim"

@@ -1,5 +1,5 @@
-//! The coordinator's driver with workers whose mathematics fits in a line, over channels: the same bits as one
-//! model in this process, whoever takes part, comes late, dies or lies.
+//! The coordinator's driver with workers whose model is one line of arithmetic, over channels: the same bits as one
+//! model in this process, even if workers join late, die or send wrong results.
 
 mod train_fake;
 
@@ -24,23 +24,23 @@ use train_fake::{Fake, Outcome, Setup};
 
 const STEPS: u64 = 9;
 
-/// What is wrong with a worker, if anything.
+/// The fault of a worker, if any.
 #[derive(Clone, Copy, PartialEq)]
 enum Manner {
     Honest,
-    /// Takes its time, so that others get their share whatever the threads make of it.
+    /// Computes slowly, so that the other workers get a share whatever the thread scheduling.
     Slow,
-    /// Comes when so many microseconds have passed.
+    /// Joins after this many microseconds.
     Late(u64),
-    /// Vanishes instead of its n-th answer to a lease.
+    /// Disconnects instead of its n-th answer to a lease.
     Vanishes(usize),
-    /// Vanishes between the pieces of its n-th sum and its end.
+    /// Disconnects between the pieces of its n-th sum and the end of that sum.
     Torn(usize),
-    /// Its parameters are others from its n-th lease on.
+    /// Holds other parameters from its n-th lease on.
     Damaged(usize),
-    /// Finds a NaN in this row, as everybody does who looks.
+    /// Finds a NaN in this row; every worker that computes the row finds it.
     BadRow(u64),
-    /// Finds a NaN in its n-th lease, and nobody else does.
+    /// Finds a NaN in its n-th lease; no other worker finds it.
     BadDevice(usize),
 }
 
@@ -116,7 +116,7 @@ impl Toy {
         let _ = self.link.to.blocking_send(message);
     }
 
-    /// The last word that it heard; None where the conversation ended without one.
+    /// The last message that the worker received; `None` if the connection ended without one.
     fn live(mut self, identity: u8) -> Option<Bye> {
         if let Manner::Late(micros) = self.manner {
             std::thread::sleep(Duration::from_micros(micros));
@@ -251,7 +251,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// A run with these workers: what came of it, and what each of them heard last.
+/// Runs these workers: the outcome of the run, and the last message that each worker received.
 fn run(manners: &[Manner], config: Config) -> (Outcome, Vec<Option<Bye>>) {
     let (runtime, stop) = (runtime(), Stop::new());
     let mut coordinator = coordinator(config, &runtime, &stop);
@@ -279,7 +279,7 @@ fn alone() -> Outcome {
     Setup::new(STEPS, &Stop::new(), out.path()).run(&mut Fake::new())
 }
 
-/// The same bits and losses as one model, and the events about workers.
+/// Compares bits and losses with one model; the events about workers.
 fn check(manners: &[Manner], expect: usize) -> (Vec<What>, Vec<Option<Bye>>) {
     let (outcome, heard) = run(manners, config(expect));
     let reference = alone();
@@ -305,8 +305,8 @@ fn any_number_of_workers_gives_the_same_bits() {
 }
 
 #[test]
-fn whoever_dies_or_comes_late_changes_no_bit() {
-    // Who gets how much depends on how the threads run: some of these live to the end.
+fn dead_or_late_workers_change_no_bit() {
+    // Thread scheduling decides the shares: some of these workers survive to the end.
     let mut lost = 0;
     for n in [1, 2, 5, 17] {
         lost += usize::from(check(&[Manner::Vanishes(n), Manner::Honest], 2).0.contains(&What::Lost));
@@ -320,7 +320,7 @@ fn whoever_dies_or_comes_late_changes_no_bit() {
 }
 
 #[test]
-fn other_parameters_take_a_worker_out() {
+fn worker_with_other_parameters_is_expelled() {
     for n in [1, 4] {
         let (changes, heard) = check(&[Manner::Damaged(n), Manner::Slow], 2);
         assert!(changes.contains(&What::Expelled), "{changes:?}");
@@ -329,7 +329,7 @@ fn other_parameters_take_a_worker_out() {
 }
 
 #[test]
-fn a_bad_value_halts_with_its_address_and_says_whose_fault_it_is() {
+fn bad_value_halts_and_names_its_rows_and_cause() {
     let cases: [(&[Manner], &str); 3] = [
         (&[Manner::BadRow(19); 2], "the learning rate or the rows"),
         (&[Manner::BadDevice(1), Manner::Slow], "but not on worker w1, cpu 0"),
@@ -353,14 +353,14 @@ fn too_few_devices_end_the_run_with_75() {
     let error = outcome.end.unwrap_err();
     assert_eq!(error.exit_code(), 75);
     assert!(error.to_string().contains("1 of 2 devices"), "{error}");
-    // Later on it is the minimum that counts, and what was trained is saved.
+    // After the start only the minimum counts, and the trained steps are saved.
     let (outcome, _) = run(&[Manner::Vanishes(20)], Config { join_timeout, ..Config::default() });
     assert!(outcome.kinds().contains("checkpoint"), "{}", outcome.kinds());
     assert_eq!(outcome.end.unwrap_err().exit_code(), 75);
 }
 
 #[test]
-fn a_worker_that_is_about_to_dial_again_still_hears_the_end() {
+fn reconnecting_worker_still_receives_the_end() {
     let (runtime, stop) = (runtime(), Stop::new());
     let coordinator = coordinator(config(1), &runtime, &stop);
     let reception = coordinator.reception();

@@ -1,4 +1,4 @@
-//! `--role coordinator` as a process: what it refuses, what it says, what it leaves behind, and how it ends.
+//! `--role coordinator` as a process: its refusals, its messages, the files that it leaves, and its exit codes.
 #![cfg(unix)]
 
 mod cli_fixture;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const HERE: &str = "--role coordinator --insecure --gpu-backend cpu";
 const RUN: &str = "demo --data rows.jsonl --batch-size 8 --micro-batch-tokens 64 --rank 4";
 
-/// Runs to an end that is no success.
+/// Expects a run that fails.
 #[track_caller]
 fn fails(bench: &Bench, args: &str, code: i32, part: &str) -> String {
     let out = bench.run(args);
@@ -21,7 +21,7 @@ fn fails(bench: &Bench, args: &str, code: i32, part: &str) -> String {
     said
 }
 
-/// A run that writes to `OUT.log`, on a port that the system chooses.
+/// Starts a run that writes to `OUT.log`, on a port that the system chooses.
 fn start(bench: &Bench, out: &str, args: &str) -> Child {
     let log = std::fs::File::create(bench.path(&format!("{out}.log"))).unwrap();
     let mut command = bench.command(&format!("{RUN} {HERE} --bind 127.0.0.1:0 -o {out} {args}"));
@@ -41,11 +41,11 @@ fn wait_for(bench: &Bench, file: &str, part: &str) {
 }
 
 #[test]
-fn a_second_coordinator_gets_one_line() {
+fn second_coordinator_is_refused_in_one_line() {
     let bench = Bench::new();
     let mut first = start(&bench, "out", "--gpus 0 --expect-workers 2 --max-steps 4");
     wait_for(&bench, "out.log", "waiting for 2 devices: 1 here, 1 to come");
-    // What it is writing just now looks like what a dead one left.
+    // A checkpoint that is being written looks like one that a dead process left.
     let half = bench.path("out/.checkpoint-2.x.tmp");
     std::fs::create_dir(&half).unwrap();
     let role = format!("{RUN} {HERE} --bind 127.0.0.1:0 -o out --max-steps 4");
@@ -60,7 +60,7 @@ fn a_second_coordinator_gets_one_line() {
 }
 
 #[test]
-fn devices_that_do_not_come_end_it_with_75_and_leave_nothing() {
+fn missing_devices_end_it_with_75_and_leave_nothing() {
     let bench = Bench::new();
     let args =
         format!("{RUN} {HERE} --gpus 0,1 --bind 127.0.0.1:0 -o out --expect-workers 3 --join-timeout 10s");
@@ -79,14 +79,14 @@ fn devices_that_do_not_come_end_it_with_75_and_leave_nothing() {
 }
 
 #[test]
-fn it_only_coordinates_unless_devices_are_named_and_resumes_in_a_higher_epoch() {
+fn coordinator_computes_only_on_named_devices_and_resumes() {
     let bench = Bench::new();
     bench.ok(&format!("{RUN} --max-steps 6 --threads 1 -q -o alone"));
     let mut first = start(&bench, "out", "--max-steps 6 --expect-workers 1");
     wait_for(&bench, "out.log", "waiting for 1 device: 0 here, 1 to come");
     first.kill().unwrap();
     first.wait().unwrap();
-    // Nothing was trained: it begins again, in the same run, with the devices that are named now.
+    // Nothing was trained: the same run begins again at step 0, with the devices named now.
     let out = bench.run(&format!("{RUN} {HERE} --bind 127.0.0.1:0 -o out --max-steps 6 --gpus 0,1 --resume"));
     let said = stderr(&out);
     assert!(out.status.success(), "{said}");
@@ -102,13 +102,13 @@ fn it_only_coordinates_unless_devices_are_named_and_resumes_in_a_higher_epoch() 
     }
     let yaml = String::from_utf8(bench.read("out/run.yaml")).unwrap();
     assert!(yaml.contains("numeric_class: cpu-"), "{yaml}");
-    // Another configuration is refused by name, even where no checkpoint tells it.
+    // Another configuration is refused by name, even without a checkpoint to compare with.
     let other = format!("{RUN} {HERE} --bind 127.0.0.1:0 -o out --max-steps 6 --resume --learning-rate 0.5");
     fails(&bench, &other, 78, "learning_rate");
 }
 
 #[test]
-fn one_that_was_killed_before_it_made_its_folder_begins() {
+fn resume_without_a_folder_begins_at_step_0() {
     let bench = Bench::new();
     let args = format!("{RUN} {HERE} --gpus 0 --bind 127.0.0.1:0 -o out --max-steps 2 --resume");
     let out = bench.run(&args);
@@ -116,7 +116,7 @@ fn one_that_was_killed_before_it_made_its_folder_begins() {
     assert!(out.status.success(), "{said}");
     let note = "note: out: no such folder to resume from: the run begins again at step 0";
     assert!(said.contains(note) && !said.contains("without --resume"), "{said}");
-    // One device is not compared with itself, and is enough for any number of microbatches.
+    // A single device prints no speed-up and no warning about few microbatches.
     assert!(!said.contains("speed-up") && !said.contains("for 1 device"), "{said}");
 }
 
@@ -131,7 +131,7 @@ fn a_port_in_use_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn several_devices_of_one_process_give_the_bytes_of_one() {
+fn several_local_devices_give_the_bytes_of_one() {
     let bench = Bench::new();
     bench.ok(&format!("{RUN} --max-steps 5 --threads 1 -q -o one"));
     let out = bench.run(&format!("{RUN} --max-steps 5 --gpu-backend cpu --gpus 0,0,2 --threads 2 -o three"));

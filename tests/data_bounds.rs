@@ -1,6 +1,6 @@
-//! What one row, one chat template or one tokenizer.json may cost: the tokens that are kept are those of the whole text,
-//! and what multiplies or never ends gets one line with its address.
-#![allow(clippy::unwrap_used)] // what tests call is test code
+//! Bounds on one row, one chat template and one tokenizer.json: the kept tokens equal those of the whole text, and
+//! input that multiplies or never ends gives one line with its file and line.
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 mod cli_fixture;
 
@@ -20,7 +20,7 @@ fn repeated(text: &str, bytes: usize) -> String {
     text.repeat(bytes.div_ceil(text.len()))
 }
 
-/// A text without a period: words of a seeded generator, with numbers, marks and white space of all lengths.
+/// A text without a period: words of a seeded generator, with numbers, punctuation and white space of all lengths.
 fn mixed(bytes: usize) -> String {
     let words =
         ["don't", "l'été", "12345", "  ", "\n\n", "世界", "🦀", "a", "international", "==", "\t", "ß"];
@@ -33,7 +33,7 @@ fn mixed(bytes: usize) -> String {
     out
 }
 
-/// Whether the first `most` tokens are those of the whole text; true if the text was not tokenised whole.
+/// Checks that the first `most` tokens equal those of the whole text. Returns whether the end was not tokenised.
 fn check(tokenizer: &Tokenizer, text: &str, most: usize) -> bool {
     let whole = tokenizer.encode_with_offsets(text, Special::Add).unwrap();
     let ids = tokenizer.beginning(text, Special::Add, most).unwrap();
@@ -48,7 +48,7 @@ fn check(tokenizer: &Tokenizer, text: &str, most: usize) -> bool {
 }
 
 #[test]
-fn kept_tokens_are_those_of_the_whole_text() {
+fn kept_tokens_equal_those_of_the_whole_text() {
     for path in [
         demo().join("model/tokenizer.json"),
         "tests/golden/rows/bytes.json".into(),
@@ -67,7 +67,7 @@ fn kept_tokens_are_those_of_the_whole_text() {
         {
             cut += usize::from(check(&tokenizer, &mixed(bytes), most));
         }
-        // A tokenizer that makes one token of a whole text shows none of it before the end.
+        // A tokenizer that makes one token of a whole text gives no token before the end of the text.
         assert_eq!(cut > 20, !words, "{}: {cut} texts were cut", path.display());
     }
 }
@@ -79,13 +79,13 @@ fn a_text_without_tokens_at_its_beginning_is_refused() {
     assert!(error.contains("first 512 tokens") && error.contains("split the text"), "{error}");
 }
 
-/// The end of `finetune {command}` under a limit of address space: exit code and parts of the last line.
+/// Runs `finetune {command}` under a limit of address space: exit code and parts of the last line.
 #[track_caller]
 fn ends(bench: &Bench, command: &str, code: i32, parts: &[&str]) -> String {
     ends_within(bench, 3_000_000, command, code, parts)
 }
 
-/// The same under a limit of so many kilobytes.
+/// The same under a limit of this many kilobytes.
 #[track_caller]
 fn ends_within(bench: &Bench, kilobytes: u64, command: &str, code: i32, parts: &[&str]) -> String {
     let inner = bench.command(command);
@@ -110,7 +110,7 @@ fn ends_within(bench: &Bench, kilobytes: u64, command: &str, code: i32, parts: &
 }
 
 #[test]
-fn a_long_row_costs_what_is_kept_of_it() {
+fn long_row_costs_only_its_kept_tokens() {
     let b = Bench::new();
     let small = "{\"prompt\":\"p\",\"completion\":\"c\"}\n";
     for text in ["lorem ipsum ", "a"] {
@@ -130,7 +130,7 @@ fn a_long_row_costs_what_is_kept_of_it() {
         let turn = |i: usize| json!({"role": (["user", "assistant"][i % 2]), "content": format!("turn {i}")});
         (0..n).map(turn).collect()
     };
-    // Turns beyond the kept tokens are not looked for one by one.
+    // Turns beyond the kept tokens are not searched one by one.
     b.file("talk.jsonl", &format!("{}\n", json!({"messages": turns(20_000)})));
     b.file("plain.jinja", "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
     let command = "inspect talk.jsonl --model demo --chat-template plain.jinja --rows 0 --json";
@@ -150,7 +150,7 @@ fn a_row_without_an_end_is_refused() {
 }
 
 #[test]
-fn chat_templates_have_bounds() {
+fn chat_templates_are_bounded() {
     let b = Bench::new();
     b.file(
         "chat.jsonl",
@@ -178,7 +178,7 @@ fn chat_templates_have_bounds() {
 }
 
 #[test]
-fn tokenizers_have_bounds() {
+fn tokenizers_are_bounded() {
     let b = Bench::new();
     b.file("rows.jsonl", &format!("{{\"text\": \"{}!\"}}\n", "a".repeat(40)));
     b.model_with("pattern", "tokenizer.json", |t| {

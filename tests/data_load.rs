@@ -1,5 +1,5 @@
-//! Files of every kind into a corpus, and what bad ones get.
-#![allow(clippy::unwrap_used)] // what tests call is test code
+//! Loads files of every kind into a corpus, and checks the errors of bad files.
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::{self, Corpus, DataError, LabelMap, Options, Task, Tokenizer, files};
 use serde_json::{Value, json};
@@ -87,7 +87,7 @@ fn every_kind_of_file_gives_the_same_rows() {
 }
 
 #[test]
-fn threads_change_nothing() {
+fn threads_change_no_row() {
     let dir = tempfile::tempdir().unwrap();
     let path = [write(dir.path(), "rows.jsonl", many(10_000))];
     let one = load(&path, &Options { threads: 1, ..Options::default() }).unwrap();
@@ -97,7 +97,7 @@ fn threads_change_nothing() {
 }
 
 #[test]
-fn counts_lengths_and_dropped_rows() {
+fn counts_cover_lengths_and_dropped_rows() {
     let dir = tempfile::tempdir().unwrap();
     let text = concat!(
         r#"{"prompt": "a", "completion": "b"}"#,
@@ -114,7 +114,7 @@ fn counts_lengths_and_dropped_rows() {
     assert_eq!((corpus.counts.rows, corpus.counts.dropped, corpus.counts.truncated), (4, 2, 3));
     let rows: Vec<u64> = corpus.samples.iter().map(|s| s.row).collect();
     assert_eq!(rows, [0, 3]);
-    // "a" + "b" + EOS: two targets; of eight tokens that are all supervised the first has no predecessor
+    // "a" + "b" + EOS: two targets; of eight supervised tokens the first has no predecessor
     let targets: Vec<usize> = corpus.samples.iter().map(|s| s.supervised_targets()).collect();
     assert_eq!(targets, [2, 7]);
     assert_eq!(corpus.counts.supervised, 9);
@@ -132,7 +132,7 @@ fn counts_lengths_and_dropped_rows() {
 
 /// (name, text, options, part of the message, bad configuration?)
 #[test]
-fn bad_input_gets_one_line_with_its_address() {
+fn bad_input_gets_one_line_with_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let sft = Options::default;
     let n = |n| Options { num_classes: Some(n), ..classify() };
@@ -307,11 +307,11 @@ fn tables_hold_conversations_as_json() {
 }
 
 #[test]
-fn a_limit_reads_only_what_it_needs() {
+fn limit_reads_only_the_needed_rows() {
     let dir = tempfile::tempdir().unwrap();
     let whole = load(&[write(dir.path(), "good.jsonl", many(9000))], &Options::default()).unwrap();
     for limit in [1, 3, 5000] {
-        // what follows the rows that are needed is not looked at: this file is broken behind them
+        // rows after the limit are not read: this file is broken after them
         let text = format!("{}not json\n", many(limit));
         let path = write(dir.path(), "rows.jsonl", text);
         let corpus =

@@ -1,5 +1,5 @@
-//! Properties of the plan: what F-DP-002 rests on (every row exactly once an epoch), whatever the options.
-#![allow(clippy::unwrap_used)] // what tests call is test code
+//! Properties of the plan, the basis of F-DP-002 (every row exactly once an epoch), for any options.
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::plan::{Plan, PlanOptions};
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn steps_do_not_depend_on_when_they_are_asked_for(lengths in lengths(), options in options()) {
+    fn steps_do_not_depend_on_call_order(lengths in lengths(), options in options()) {
         let forward = Plan::of_lengths(lengths.clone(), &options);
         let backward = Plan::of_lengths(lengths, &options);
         let up: Vec<_> = (1..=30).map(|s| forward.step(s)).collect();
@@ -95,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn a_prefix_is_enough_where_the_plan_says_so(lengths in lengths(), options in options()) {
+    fn rows_needed_gives_a_sufficient_prefix(lengths in lengths(), options in options()) {
         let options = PlanOptions { shuffle: false, ..options };
         if let Some(n) = options.rows_needed() {
             let whole = Plan::of_lengths(lengths.clone(), &options);
@@ -122,7 +122,7 @@ fn plain(batch_size: usize) -> PlanOptions {
 
 /// (rows, tokens in each, rows per step) -> tokens per microbatch.
 #[test]
-fn default_budget() {
+fn default_budget_follows_the_tokens_of_a_step() {
     for (rows, tokens, batch, expected) in [
         (100, 10, 8, 256),      // 80 / 16 = 5
         (1000, 512, 8, 256),    // 4,096 / 16 = 256
@@ -130,7 +130,7 @@ fn default_budget() {
         (1000, 725, 8, 512),    // 362.5 just above
         (1000, 1024, 16, 1024), // 16,384 / 16
         (1000, 2048, 64, 4096),
-        (10, 2048, 64, 1024), // a step has 10 rows, whatever the batch: 1,280
+        (10, 2048, 64, 1024), // a step has 10 rows at most: 1,280
     ] {
         let plan = Plan::of_lengths(vec![tokens; rows], &plain(batch));
         assert_eq!(plan.micro_batch_tokens(), expected, "{rows} rows of {tokens}, {batch} a step");
@@ -138,7 +138,7 @@ fn default_budget() {
 }
 
 #[test]
-fn epochs_and_seeds_have_orders_of_their_own() {
+fn epochs_and_seeds_give_different_orders() {
     let order = |seed, epoch: u64| -> Vec<usize> {
         let plan = Plan::of_lengths(vec![5; 64], &PlanOptions { seed, ..plain(64) });
         plan.step(epoch + 1).rows().collect()
@@ -156,12 +156,12 @@ fn a_step_of_many_long_rows_is_packed_at_once() {
     let plan = Plan::of_lengths(vec![60; n], &options);
     let began = std::time::Instant::now();
     assert_eq!(plan.step(1).microbatches.len(), n);
-    // Rows times microbatches would be 80 billion comparisons.
+    // Comparing each row with each microbatch would take 80 billion comparisons.
     assert!(began.elapsed().as_secs() < 8, "{:?}", began.elapsed());
 }
 
 #[test]
-fn first_fit_by_hand() {
+fn first_fit_matches_a_case_by_hand() {
     let options = PlanOptions { micro_batch_tokens: Some(10), shuffle: false, ..plain(8) };
     let plan = Plan::of_lengths(vec![6, 5, 4, 11, 5, 1, 10, 3], &options);
     assert_eq!(plan.step(1).microbatches, vec![vec![0, 2], vec![1, 4], vec![3], vec![5, 7], vec![6]]);

@@ -1,6 +1,6 @@
 //! Ids and masks of every form of row against transformers: tests/golden/rows/make.py.
 
-#![allow(clippy::unwrap_used)] // what tests call is test code
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::{Options, Task, Tokenizer, chat, encode, form};
 use proptest::prelude::*;
@@ -56,7 +56,7 @@ fn word() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Rows with the names that forms have, and anything in them.
+/// Rows with the field names of all forms, and arbitrary values.
 fn any_row() -> impl Strategy<Value = Value> {
     let names = "text|prompt|completion|instruction|input|output|system|history|label|tools|chosen|rejected";
     let message = proptest::collection::hash_map("role|content|tool_calls|from|value", word(), 0..4);
@@ -82,9 +82,9 @@ proptest! {
         }
     }
 
-    /// Whatever people write, the spans hold exactly what the assistant wrote and the end of the turn.
+    /// For any text, the spans hold exactly the assistant's text and the end of the turn.
     #[test]
-    fn spans_are_the_assistants_turns(turns in proptest::collection::vec(("\\PC{0,20}", "(?s).{0,20}"), 1..4)) {
+    fn spans_cover_the_assistant_turns(turns in proptest::collection::vec(("\\PC{0,20}", "(?s).{0,20}"), 1..4)) {
         let mut messages = Vec::new();
         for (user, assistant) in &turns {
             messages.push(json!({"role": "user", "content": user}));
@@ -99,7 +99,7 @@ proptest! {
     }
 }
 
-/// A template without generation blocks, so that turns are found by rendering prefixes.
+/// A template without generation blocks, so that turns are located by rendering prefixes.
 fn plain() -> &'static Tokenizer {
     static PLAIN: std::sync::OnceLock<Tokenizer> = std::sync::OnceLock::new();
     PLAIN.get_or_init(|| {
@@ -109,7 +109,7 @@ fn plain() -> &'static Tokenizer {
     })
 }
 
-/// Templates whose turns cannot be told apart are refused, and say by which name the way out goes.
+/// Templates whose turns cannot be separated are refused, and the message names the remedy.
 #[test]
 fn templates_that_hide_turns_are_refused() {
     let talk = json!({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]});

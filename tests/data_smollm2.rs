@@ -1,7 +1,6 @@
-//! A real tokenizer with its real template, where there is one: FINETUNE_SMOLLM2 names the directory.
-//! Ids and masks against transformers': tests/golden/make_smollm2.py.
-//! FINETUNE_ROWS=N also times N rows and prints what they cost in memory.
-#![allow(clippy::unwrap_used)] // what tests call is test code
+//! A real tokenizer with its real template: FINETUNE_SMOLLM2 names the directory. Ids and masks are compared with those
+//! of transformers (tests/golden/make_smollm2.py). FINETUNE_ROWS=N also times N rows and prints their memory.
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::plan::{Plan, PlanOptions};
 use finetune::data::tokenizer::Special;
@@ -89,7 +88,7 @@ fn many_rows_fit_into_memory() {
     let first = plan.step(1).rows().count();
     eprintln!("plan and its first step: {:.3} s", start.elapsed().as_secs_f64());
     assert_eq!(first, 8);
-    // 4 bytes and a bit a token, 28 bytes a row, and room for one chunk of rows and the threads' caches
+    // about 4 bytes a token, 28 bytes a row, and space for one chunk of rows and the caches of the threads
     let bound = (tokens as f64 * 4.25 + rows as f64 * 28.0) / 1048576.0 + 200.0;
     assert!(after - before < bound, "{:.0} MB more, bound {bound:.0}", after - before);
 }

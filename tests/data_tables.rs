@@ -1,5 +1,5 @@
 //! Tables of every delimiter and line end; errors of faulty rows name the line, the cause and what to do.
-#![allow(clippy::unwrap_used)] // what tests call is test code
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::{self, Corpus, DataError, Options, Task, Tokenizer, files};
 use serde_json::json;
@@ -59,7 +59,7 @@ fn commas_semicolons_and_tabs_separate_cells() {
 }
 
 #[test]
-fn line_numbers_are_those_of_an_editor() {
+fn line_numbers_match_an_editor() {
     let dir = Folder::new();
     let table = "prompt,completion\n\na,b\n\"two\nlines\",c\n\n\nx,\"\"\n";
     for (end, text) in
@@ -87,7 +87,7 @@ fn line_numbers_are_those_of_an_editor() {
 }
 
 #[test]
-fn rows_with_an_empty_label_are_left_out_and_named() {
+fn rows_with_an_empty_label_are_dropped_and_named() {
     let dir = Folder::new();
     let corpus = dir.load("rows.csv", "text,label\ngood,pos\nbad,\nsad,neg\nworse, \n", &classify()).unwrap();
     assert_eq!(corpus.labels.unwrap().names, ["neg", "pos"]);
@@ -113,7 +113,7 @@ fn check(dir: &Folder, cases: &[Case]) {
 }
 
 #[test]
-fn faulty_lines_say_what_and_what_to_do() {
+fn errors_of_faulty_lines_give_advice() {
     let dir = Folder::new();
     let (sft, clf) = (Task::Sft, Task::Classify);
     check(
@@ -164,7 +164,7 @@ fn faulty_lines_say_what_and_what_to_do() {
 }
 
 #[test]
-fn rows_of_no_form_say_what_and_what_to_do() {
+fn errors_of_unrecognised_rows_give_advice() {
     let dir = Folder::new();
     let talk = |role: &str, content: &str| {
         let user = "{\"role\": \"user\", \"content\": \"q\"}";

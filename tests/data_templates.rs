@@ -1,7 +1,7 @@
-//! Chat templates against what transformers makes of the same text: tests/golden/templates/make.py.
-//! Another file of cases of the same shape can be named in FINETUNE_TEMPLATE_CASES.
+//! Chat templates against the text that transformers renders: tests/golden/templates/make.py. FINETUNE_TEMPLATE_CASES
+//! names another file of cases of the same shape.
 
-#![allow(clippy::unwrap_used)] // what tests call is test code
+#![allow(clippy::unwrap_used)] // helpers of tests are test code
 
 use finetune::data::template::{ChatTemplate, Ending, SpecialTokens};
 use serde_json::Value;
@@ -11,7 +11,7 @@ fn specials() -> SpecialTokens {
     SpecialTokens(vec![pair("bos_token", "<s>"), pair("eos_token", "</s>")])
 }
 
-/// What is wrong with our rendering of one case, if anything.
+/// The difference between our rendering of one case and the expected one, if any.
 fn check(golden: &Value, case: &Value) -> Option<String> {
     let source = golden["templates"][case["template"].as_str()?].as_str()?;
     let talk = &golden["conversations"][case["conversation"].as_str()?];
@@ -23,7 +23,7 @@ fn check(golden: &Value, case: &Value) -> Option<String> {
         (Err(_), None) => None,
         (Ok(r), Some(e)) if r.text == e => {
             let blocks = case["blocks"].as_array()?;
-            // Python counts characters, we count bytes
+            // Python counts characters, this code counts bytes
             let byte = |v: &Value| {
                 let n = v.as_u64().unwrap_or(0) as usize;
                 e.char_indices().nth(n).map_or(e.len(), |(at, _)| at)
@@ -57,12 +57,12 @@ fn run(path: &str) {
 }
 
 #[test]
-fn byte_equal_to_transformers() {
+fn templates_render_the_bytes_of_transformers() {
     run("tests/golden/templates/cases.json");
 }
 
 #[test]
-fn byte_equal_on_further_templates() {
+fn further_templates_render_the_same_bytes() {
     match std::env::var("FINETUNE_TEMPLATE_CASES") {
         Ok(path) => run(&path),
         Err(_) => eprintln!("skipped: FINETUNE_TEMPLATE_CASES names no further cases"),

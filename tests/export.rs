@@ -1,6 +1,6 @@
-//! Exports against code that is not ours: the Python `gguf` package, ggml's reference quantisers, llama.cpp's
-//! converters (their results lie in `tests/golden/export`; `tests/runners.sh` runs the real ones), and the rules of
-//! vLLM's `peft_helper`. And the command itself: every form, and what bad input is told.
+//! Exports against other implementations: the Python `gguf` package, ggml's reference quantisers, llama.cpp's
+//! converters (their results are in `tests/golden/export`; `tests/runners.sh` runs the real ones), and the rules of
+//! vLLM's `peft_helper`. Also the command itself: every form, and the messages for bad input.
 
 mod cli_fixture;
 #[path = "export/refused.rs"]
@@ -47,7 +47,7 @@ fn quantised_blocks_have_the_bits_of_gguf_and_ggml() {
     assert!(encode(Encoding::Blocks(Block::Q8_0), &numbers[..31]).is_err());
 }
 
-/// A GGUF with other metadata, and that many bytes less of every tensor.
+/// Writes a GGUF file again, with changed metadata and without the first `less` bytes of every tensor.
 fn written_again(
     from: &Path,
     to: &Path,
@@ -69,9 +69,9 @@ fn written_again(
     gguf::write(to, &metadata, &plans, |t| Ok(from.bytes(&from.tensors()[&t.name])[less..].to_vec()))
 }
 
-/// Read and written again, a file of the `gguf` package is the same file.
+/// A file of the `gguf` package that is read and written again has the same bytes.
 #[test]
-fn the_container_is_laid_out_as_the_gguf_package_lays_it_out() {
+fn container_layout_matches_the_gguf_package() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["export/quantised.gguf", "gguf/blocks.gguf", "gguf/tiny.gguf", "export/llama/lora.gguf"] {
         let (from, to) = (golden(name), dir.path().join("again.gguf"));
@@ -82,9 +82,9 @@ fn the_container_is_laid_out_as_the_gguf_package_lays_it_out() {
     }
 }
 
-/// PEFT's tensors through our writer are the converter's, and the converter's file read by us is PEFT's tensors.
+/// PEFT's tensors written by us equal the converter's file, and the converter's file read by us gives PEFT's tensors.
 #[test]
-fn an_adapter_is_what_llama_cpps_converter_makes_of_it() {
+fn adapter_matches_the_llama_cpp_converter() {
     let dir = tempfile::tempdir().unwrap();
     for (name, paired) in [("llama", Some((4, 2))), ("qwen2", None)] {
         let from = golden("export").join(name);
@@ -124,8 +124,8 @@ fn an_adapter_is_what_llama_cpps_converter_makes_of_it() {
     assert!(heads.contains("32 rows do not divide into 5 heads"), "{heads}");
 }
 
-/// An adapter that changes nothing, for a base.
-fn nothing(b: &Bench, name: &str) {
+/// Creates an adapter that changes nothing, for a base.
+fn adapter_without_effect(b: &Bench, name: &str) {
     let config = AdapterConfig {
         task: TaskType::CausalLm,
         base_model_name_or_path: None,
@@ -157,7 +157,7 @@ fn nothing(b: &Bench, name: &str) {
     peft::write(&b.path(name), &config, &tensors, &Extras::default()).unwrap();
 }
 
-/// A long list or text as `make.py` writes it down.
+/// A long list or text in the form in which `make.py` writes it.
 fn fact(value: &Stored) -> Value {
     let plain = match value {
         Stored::Int(i) => json!(*i as i64),
@@ -180,23 +180,23 @@ fn sha(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
+fn merged_gguf_matches_the_llama_cpp_converter() {
     let b = Bench::new();
-    nothing(&b, "nothing");
+    adapter_without_effect(&b, "nothing");
     b.ok("export nothing --model demo --to merged-gguf --outtype f16 -o demo.gguf");
     let ours = Gguf::open(&b.path("demo.gguf")).unwrap();
     let theirs = read_json(&golden("export/demo.json"));
     for (key, value) in theirs["metadata"].as_object().unwrap() {
-        // A name is nobody's business, and the label of the size is for leader boards.
+        // The model's name and the label of its size are not compared.
         if !["general.name", "general.size_label"].contains(&key.as_str()) {
             let own = fact(ours.get(key).unwrap_or_else(|| panic!("{key}")));
-            // Reading a decimal may be off in the last bit.
+            // Parsing a decimal may be off in the last bit.
             let near = |a: f64, b: f64| (a - b).abs() <= 1e-12 * b.abs();
             let same = own.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| near(a, b));
             assert!(same || &own == value, "{key}: {own} {value}");
         }
     }
-    // What it leaves to a runner's guess is said: whether tokens are put around a text. And whose file it is.
+    // Keys that only our file has: whether special tokens are added around a text, and the origin of the file.
     for key in ours.metadata().keys().filter(|k| theirs["metadata"].get(k.as_str()).is_none()) {
         assert!(
             ["tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "finetune.export"]
@@ -213,7 +213,7 @@ fn a_merged_gguf_is_what_llama_cpps_converter_makes_of_the_model() {
 }
 
 #[test]
-fn every_form_says_what_the_adapter_says() {
+fn every_export_generates_the_text_of_the_adapter() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 40 --learning-rate 5e-3 --rank 8 --alpha 6 --rslora -q -o out");
     let prompt = "--prompt 'Show the branch ' --max-new-tokens 16";
@@ -240,13 +240,13 @@ fn every_form_says_what_the_adapter_says() {
     assert_eq!(kinds.tensors()["blk.0.attn_q.weight.lora_b"].kind, Encoding::Plain(Dtype::F16));
 }
 
-/// Beside a GGUF base: blocks that nothing touched stay, metadata goes along, Ollama gets the adapter.
+/// On a GGUF base: untouched blocks stay, metadata is copied, Ollama gets the adapter.
 #[test]
-fn a_gguf_base_keeps_what_it_has() {
+fn gguf_base_keeps_untouched_blocks_and_metadata() {
     let b = Bench::new();
-    nothing(&b, "nothing");
+    adapter_without_effect(&b, "nothing");
     b.ok("export nothing --model demo --to merged-gguf --outtype q8_0 -o ours.gguf");
-    // As others write it: a mix whose name no tensor says, and blocks of an importance matrix.
+    // As other programs write it: a mix whose name no tensor states, and blocks made with an importance matrix.
     let others = |all: &mut Metadata| {
         all.set("general.file_type", Meta::U32(14));
         all.set("quantize.imatrix.file", Meta::Text("calibration".into()));
@@ -277,7 +277,7 @@ fn a_gguf_base_keeps_what_it_has() {
     }
     assert!(!modelfile.contains("TEMPLATE"), "the base carries its own: {modelfile}");
     assert_eq!(Gguf::open(&b.path("ollama/adapter.gguf")).unwrap().tensors().len(), 8);
-    // another template than the base's: written for Ollama, where it is of a family
+    // another template than the base's: written for Ollama if it belongs to a known family
     b.file(
         "llama3.jinja",
         "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] + \

@@ -1,5 +1,5 @@
-//! Directories, adapters and writes: what is read back is what was written, and what cannot be used is refused
-//! by name, in one line, with the way out.
+//! Directories, adapters and writes: what is written is read back unchanged, and unusable files are refused by name, in
+//! one line, with a remedy.
 
 use finetune::format::peft::{self, AdapterConfig, Extras, TaskType, TensorRef};
 use finetune::format::{self, FormatError, atomic};
@@ -28,7 +28,7 @@ const WEIGHTS: (&str, &str) = ("model.safetensors", "@gguf/tiny.safetensors");
 const CONFIG: (&str, &str) = ("config.json", r#"{"model_type": "llama", "_name_or_path": "owner/base"}"#);
 const TOKENIZER: (&str, &str) = ("tokenizer.json", "{}");
 
-/// What opening the folder says; configuration errors are told from failures.
+/// Checks the error of opening the folder, and whether it is a configuration error or a failure.
 fn check(files: &[(&str, &str)], configuration: bool, said: &[&str]) {
     let dir = folder(files);
     let error = format::open(dir.path()).map(drop).unwrap_err();
@@ -43,7 +43,7 @@ fn refusal(error: &FormatError, configuration: bool, said: &[&str]) {
 }
 
 #[test]
-fn folders_that_cannot_be_used_are_refused_by_name() {
+fn unusable_folders_are_refused_by_name() {
     let pickle = ("pytorch_model.bin", "");
     check(&[CONFIG, TOKENIZER, pickle], true, &["pytorch_model.bin", "save_pretrained"]);
     check(&[CONFIG, TOKENIZER, ("pytorch_model.bin.index.json", "{}")], true, &["pytorch_model.bin"]);
@@ -95,7 +95,7 @@ fn a_folder_opens_with_its_id_and_template() {
 }
 
 #[test]
-fn ids_are_told_from_paths() {
+fn hub_ids_are_distinguished_from_paths() {
     for (text, id) in [
         ("owner/name", true),
         ("Qwen/Qwen2.5-0.5B", true),
@@ -125,7 +125,7 @@ fn config(task: TaskType) -> AdapterConfig {
 }
 
 #[test]
-fn an_adapter_is_read_back_as_it_was_written() {
+fn adapter_round_trips() {
     let dir = tempfile::tempdir().unwrap();
     let a: Vec<f32> = (0..6).map(|i| i as f32 * 0.37 - 1.0).collect();
     let name = |which: &str| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{which}.weight");
@@ -170,7 +170,7 @@ fn an_adapter_is_read_back_as_it_was_written() {
     assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
 }
 
-/// An adapter_config.json as PEFT writes it, with one thing changed.
+/// An adapter_config.json as PEFT writes it, with one entry changed.
 fn foreign(change: (&str, Value)) -> Result<peft::Adapter, FormatError> {
     let mut config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none",
@@ -227,7 +227,7 @@ fn foreign_adapters_are_read_or_refused_by_name() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_named() {
+fn non_finite_values_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let tensors =
         [TensorRef { name: "x.lora_A.weight", rows: 2, cols: 2, values: &[0.0, 1.0, f32::NAN, 0.0] }];
@@ -236,7 +236,7 @@ fn values_that_are_not_finite_are_named() {
 }
 
 #[test]
-fn the_card_says_what_the_configuration_says() {
+fn card_describes_the_configuration() {
     let card = peft::card(&config(TaskType::CausalLm), "gguf Q4_1", None, &[]);
     for said in
         ["base_model: owner/base\n", "library_name: peft\n", "gguf Q4_1", "--max-lora-rank 8", "rsLoRA"]
@@ -256,7 +256,7 @@ fn the_card_says_what_the_configuration_says() {
     }
 }
 
-/// A card's front matter is YAML whatever the base is called, and its numbers are cells of a table whatever they say.
+/// The card's front matter is valid YAML for any name of the base, and its numbers are valid table cells.
 #[test]
 fn the_card_is_yaml_and_a_table() {
     let numbers = [("eval loss", "4.4664 -> 1.8083".to_string()), ("devices", "a|b\nc".to_string())];
@@ -274,7 +274,6 @@ fn the_card_is_yaml_and_a_table() {
     }
 }
 
-/// The names in a folder, sorted.
 fn names(dir: &Path) -> Vec<String> {
     let mut all: Vec<String> =
         fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
@@ -283,7 +282,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_fails_leaves_the_old_one_and_nothing_else() {
+fn failed_write_leaves_only_the_old_file() {
     let dir = tempfile::tempdir().unwrap();
     let (file, folder) = (dir.path().join("file"), dir.path().join("folder"));
     let write = |text: &'static str| {
@@ -311,10 +310,10 @@ fn what_fails_leaves_the_old_one_and_nothing_else() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_put_right() {
+fn leftovers_of_a_killed_process_are_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
-    // Killed between the two renames: the old one stands aside, the new one is whole but unnamed.
+    // Killed between the two renames: the old file has its temporary name, the new one is complete but not renamed yet.
     for name in [".out.aaa.tmp.old", ".out.aaa.tmp", ".outer.bbb.tmp"] {
         fs::create_dir(dir.path().join(name)).unwrap();
         fs::write(dir.path().join(name).join("from"), name).unwrap();
@@ -324,10 +323,10 @@ fn what_a_killed_process_left_is_put_right() {
     assert_eq!(fs::read_to_string(out.join("from")).unwrap(), ".out.aaa.tmp.old");
 }
 
-/// /dev/full takes no byte: the system's own full disk.
+/// /dev/full accepts no byte and acts as a full disk.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_says_so() {
+fn full_disk_is_named() {
     use std::io::Write;
     let cause = fs::OpenOptions::new().write(true).open("/dev/full").unwrap().write_all(b"x").unwrap_err();
     let error = FormatError::io(Path::new("out/checkpoint-3"), cause);
@@ -335,7 +334,7 @@ fn a_full_disk_says_so() {
 }
 
 #[test]
-fn adapters_of_a_base_that_was_changed_are_refused_by_name() {
+fn adapters_that_changed_their_base_are_refused_by_name() {
     let read = |init: Value| {
         let v = json!({
             "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": init,

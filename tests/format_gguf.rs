@@ -1,5 +1,4 @@
-//! GGUF against what the Python `gguf` package and llama.cpp's own conversion make of it, and what damaged
-//! files are told.
+//! GGUF against the Python `gguf` package and llama.cpp's own conversion, and the errors of damaged files.
 
 #[path = "gguf/build.rs"]
 mod build;
@@ -35,7 +34,8 @@ fn random_blocks_of_every_kind_have_the_reference_bits() {
     }
 }
 
-/// Files that somebody runs, beside what `tests/gguf/real_blocks.py` says of them: SmolLM2's, and whichever else is there.
+/// Published files, with the hashes that `tests/gguf/real_blocks.py` computes: SmolLM2's, and any others that are
+/// there.
 #[test]
 fn real_blocks_have_the_bits_of_the_package() {
     let of = |key: &str| std::env::var_os(key).map(PathBuf::from);
@@ -68,7 +68,7 @@ fn real_blocks(path: &Path, sums: &Path) {
     println!("{}: {kinds:?} have the package's bits", path.display());
 }
 
-/// Every tensor of `a` is in `b` with the same values, and the other way round.
+/// `a` and `b` have the same tensors with the same values.
 fn same_weights(a: &dyn Tensors, b: &dyn Tensors) {
     assert_eq!(a.names(), b.names());
     for name in a.names() {
@@ -79,7 +79,7 @@ fn same_weights(a: &dyn Tensors, b: &dyn Tensors) {
 }
 
 #[test]
-fn a_small_llama_comes_back_under_hugging_face_names() {
+fn small_llama_is_read_under_hugging_face_names() {
     let model = format::open(&golden("tiny.gguf")).unwrap();
     let expected = format::safetensors::open(&golden("tiny.safetensors")).unwrap();
     same_weights(&*model.tensors, &expected);
@@ -161,7 +161,7 @@ fn words(all: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn every_pre_tokenizer_cuts_as_the_published_one() {
+fn every_pre_tokenizer_splits_as_published() {
     let expected = golden_tokenizers();
     let texts = strings(&expected["texts"]);
     for (pre, pieces) in expected["pre"].as_object().unwrap() {
@@ -200,7 +200,7 @@ fn sentencepiece(golden: &Value) -> File {
 }
 
 #[test]
-fn sentencepiece_merges_and_ids_are_those_of_transformers() {
+fn sentencepiece_merges_and_ids_match_transformers() {
     let golden = golden_tokenizers();
     let file = sentencepiece(&golden);
     let json: Value = serde_json::from_str(&open(&file).unwrap().tokenizer.tokenizer_json).unwrap();
@@ -210,7 +210,7 @@ fn sentencepiece_merges_and_ids_are_those_of_transformers() {
     for (text, ids) in texts.iter().zip(golden["sentencepiece"]["ids"].as_array().unwrap()) {
         let ids: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
         assert_eq!(tokenizer.encode(text.as_str(), false).unwrap().get_ids(), ids, "{text:?}");
-        // BOS by default, and back again without the space that was put in front.
+        // BOS is added by default, and decoding removes the space that encoding puts in front.
         let with = tokenizer.encode(text.as_str(), true).unwrap();
         assert_eq!(with.get_ids()[0], 1);
         assert_eq!(&tokenizer.decode(&ids, false).unwrap(), text);
@@ -220,7 +220,7 @@ fn sentencepiece_merges_and_ids_are_those_of_transformers() {
 }
 
 #[test]
-fn special_tokens_go_around_where_the_file_says() {
+fn special_tokens_are_added_where_the_file_says() {
     let file = llama(&words(&["a", "<s>", "</s>"]))
         .set("tokenizer.ggml.token_type", Meta::Ints(vec![1, 3, 3]))
         .set("tokenizer.ggml.bos_token_id", Meta::U32(1))
@@ -233,7 +233,7 @@ fn special_tokens_go_around_where_the_file_says() {
     assert_eq!(ids(&both.set("tokenizer.ggml.add_eos_token", Meta::Bool(true))), [1, 0, 2]);
 }
 
-/// What a file is told: one line with its name; configuration errors are told from damage.
+/// Checks the error of a file: one line with its name, and whether it is a configuration error or damage.
 fn check(file: File, configuration: bool, said: &str) {
     let error = open(&file).map(drop).unwrap_err();
     let text = error.to_string();
@@ -242,7 +242,7 @@ fn check(file: File, configuration: bool, said: &str) {
 }
 
 #[test]
-fn files_that_are_not_supported_are_refused_by_name() {
+fn unsupported_files_are_refused_by_name() {
     let base = || llama(&words(&["a", "b"]));
     let text = |s: &str| Meta::Text(s.into());
     open(&base()).unwrap();
@@ -296,7 +296,7 @@ fn damaged_files_are_named() {
     check(base().tensor("x", &[1 << 40, 1 << 40], 0, 0), false, "outside the file");
     check(base().tensor("x", &[4; 5], 0, 0), false, "5 dimensions");
     check(base().tensor("x", &[33], 8, 0), false, "whole blocks of Q8_0");
-    // No numbers, but dimensions that somebody would count up to, or divide by.
+    // Shapes without numbers, but with dimensions that code could iterate over or divide by.
     for dims in [&[][..], &[0], &[0, 1 << 62], &[32, 0]] {
         check(base().tensor("blk.0.attn_q.weight", dims, 8, 64), false, "'blk.0.attn_q.weight': has shape [");
     }
@@ -315,9 +315,9 @@ fn damaged_files_are_named() {
     check(bare, false, "'token_embd.weight': is missing");
 }
 
-/// Arrays that nothing is made of stay as they are: a file of bytes must not become thirty times as large in memory.
+/// Unused arrays keep their packed form: an array of bytes must not become thirty times as large in memory.
 #[test]
-fn other_arrays_stay_packed() {
+fn unused_arrays_stay_packed() {
     let array = |kind: u32, n: u64, bytes: &[u8]| {
         Meta::Raw(9, [&kind.to_le_bytes()[..], &n.to_le_bytes(), bytes].concat())
     };
@@ -337,9 +337,9 @@ fn other_arrays_stay_packed() {
     assert_eq!(read.get("last").and_then(Stored::as_u64), Some(9));
 }
 
-/// Cut anywhere and with any byte changed: an error or a model, never a panic and no great allocation.
+/// Truncated anywhere and with any byte changed: an error or a model, never a panic and no large allocation.
 #[test]
-fn no_damage_is_worse_than_an_error() {
+fn damaged_files_give_an_error_or_a_model() {
     let whole = std::fs::read(golden("tiny.gguf")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
@@ -351,7 +351,7 @@ fn no_damage_is_worse_than_an_error() {
     let mut opened = 0;
     for _ in 0..600 {
         let mut bytes = whole.clone();
-        // Nearly all that can go wrong is in the first third, before the data.
+        // Nearly everything that can fail is in the first third, before the data.
         let at = stream.below(whole.len() as u32 / 3) as usize;
         bytes[at] = stream.bits() as u8;
         std::fs::write(&path, &bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Models by id, from a server of our own: what is asked for, what lies in the cache, and what a user is told.
+//! Models by id, from a test server: the requests, the contents of the cache, and the messages to the user.
 
 use finetune::format::hub::{Hub, Parts};
 use std::collections::HashMap;
@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const OLD_COMMIT: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
-/// What the server holds, and how it behaves.
+/// The server's files and behaviour.
 #[derive(Clone, Default)]
 struct Site {
     files: HashMap<&'static str, Vec<u8>>,
-    /// Weights end after so many bytes, this many times.
+    /// Each entry ends one response for the weights after this many bytes.
     cuts: Arc<Mutex<Vec<usize>>>,
     /// Resolving is refused without `Bearer secret`.
     gated: bool,
-    /// Ranges are passed over.
+    /// Range requests are ignored.
     no_ranges: bool,
     /// `METHOD path [range]`, in order.
     log: Arc<Mutex<Vec<String>>>,
@@ -201,21 +201,21 @@ fn a_model_arrives_in_the_cache_and_opens() {
     let asked = site.log().join("\n");
     assert!(!asked.contains("README") && !asked.contains("pytorch"), "{asked}");
 
-    // Again: one question whether main moved, and nothing travels.
+    // A second fetch: one request whether main moved, and no file is sent.
     let before = site.log().len();
     assert_eq!(get(&hub, None).unwrap(), folder);
     assert_eq!(site.log()[before..].len(), 1, "{:?}", &site.log()[before..]);
-    // A pinned commit that is here needs nobody.
+    // A pinned commit in the cache needs no server.
     let gone = Hub { endpoint: "http://127.0.0.1:9".into(), ..hub.clone() };
     assert_eq!(get(&gone, Some(COMMIT)).unwrap(), folder);
-    // Out of reach: what is here serves.
+    // Without a server, the cached files are used.
     assert_eq!(get(&gone, None).unwrap(), folder);
     assert_eq!(get(&Hub { offline: true, ..gone }, None).unwrap(), folder);
 }
 
-/// A plan needs no number of the weights: their headers are fetched, and what opens them finds names and shapes.
+/// A plan needs the shapes of the weights only: it fetches their headers, and the opened model has names and shapes.
 #[test]
-fn an_outline_has_the_shapes_of_the_weights_and_none_of_their_bytes() {
+fn outline_has_shapes_of_the_weights_without_their_bytes() {
     for no_ranges in [false, true] {
         let (site, cache, apart) =
             (Site { no_ranges, ..site() }, tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -238,7 +238,7 @@ fn an_outline_has_the_shapes_of_the_weights_and_none_of_their_bytes() {
         assert_eq!(outline(), folder);
         let again = site.log()[before..].join("\n");
         assert!(!again.contains("/resolve/"), "what is here is not asked for again: {again}");
-        // It is no model of the cache, and a whole one takes its place.
+        // The outline is not a model of the cache, and a whole model replaces it.
         let offline = Hub { offline: true, ..hub.clone() };
         assert!(get(&offline, None).is_err());
         let whole = get(&hub, None).unwrap();
@@ -258,7 +258,7 @@ fn shapes(folder: &Path) -> Vec<(String, Vec<usize>)> {
     tensors.names().into_iter().map(shape).collect()
 }
 
-/// bitsandbytes keeps shapes among the numbers: such a model is fetched whole for a plan too.
+/// bitsandbytes stores shapes in the data: a plan fetches such a model whole.
 #[test]
 fn a_model_of_bitsandbytes_has_no_outline() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantised/nf4/model");
@@ -273,7 +273,7 @@ fn a_model_of_bitsandbytes_has_no_outline() {
 }
 
 #[test]
-fn many_may_ask_for_an_outline_at_once() {
+fn concurrent_outline_requests_succeed() {
     let (site, cache, apart) = (site(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let hub = hub(&site.serve(), cache.path());
     let ask = || hub.fetch_parts(("owner/tiny", None), Parts::Outline(apart.path()), &mut |_| {});
@@ -295,16 +295,16 @@ fn many_may_ask_for_an_outline_at_once() {
 }
 
 #[test]
-fn a_cut_is_resumed_in_the_same_run_and_in_the_next() {
+fn interrupted_download_resumes_now_and_in_the_next_run() {
     let (site, cache) = (site(), tempfile::tempdir().unwrap());
     let size = site.files["model.safetensors"].len();
-    // Popped from the end: 5000 bytes come, then nothing three times, in the first run.
+    // Popped from the end: in the first run 5000 bytes arrive, then nothing three times.
     *site.cuts.lock().unwrap() = vec![0, 0, 0, 5000];
     let hub = hub(&site.serve(), cache.path());
     let error = get(&hub, None).unwrap_err();
     assert!(!error.is_configuration());
     assert!(error.to_string().contains("the download goes on where it stopped"), "{error}");
-    // The second run gets 7000 more, is cut, and finishes.
+    // The second run receives 7000 more bytes, is interrupted, and finishes.
     *site.cuts.lock().unwrap() = vec![7000];
     let before = site.log().len();
     let folder = get(&hub, None).unwrap();
@@ -327,7 +327,7 @@ fn a_server_without_ranges_still_gives_the_right_bytes() {
 }
 
 #[test]
-fn revisions_are_told_apart() {
+fn revisions_are_kept_apart() {
     let (site, cache) = (site(), tempfile::tempdir().unwrap());
     let hub = hub(&site.serve(), cache.path());
     let old = get(&hub, Some("v1")).unwrap();
@@ -338,7 +338,7 @@ fn revisions_are_told_apart() {
     assert!(error.to_string().contains("no revision 'v9'"), "{error}");
 }
 
-/// What a user reads; one line, and the kind of failure.
+/// Checks the message to the user: one line, and the kind of failure.
 fn check(site: &Site, id: &str, configuration: bool, said: &[&str]) {
     let cache = tempfile::tempdir().unwrap();
     let error = hub(&site.serve(), cache.path()).fetch(id, None, &mut |_| {}).unwrap_err();
@@ -350,7 +350,7 @@ fn check(site: &Site, id: &str, configuration: bool, said: &[&str]) {
 }
 
 #[test]
-fn refusals_are_named_before_weights_travel() {
+fn refusals_are_named_before_weights_are_fetched() {
     let gated = Site { gated: true, ..site() };
     let said = ["accept the licence at https://huggingface.co/owner/tiny", "set HF_TOKEN"];
     check(&gated, "owner/tiny", true, &said);
@@ -375,7 +375,7 @@ fn a_token_opens_a_gated_model() {
 }
 
 #[test]
-fn a_machine_without_a_way_to_the_hub_is_told_soon() {
+fn unreachable_hub_fails_soon() {
     for endpoint in ["http://127.0.0.1:9", "https://no-such-host.invalid", "nonsense://x"] {
         let cache = tempfile::tempdir().unwrap();
         let began = Instant::now();
@@ -388,7 +388,7 @@ fn a_machine_without_a_way_to_the_hub_is_told_soon() {
 }
 
 #[test]
-fn a_hub_that_falls_silent_is_given_up() {
+fn silent_hub_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || listener.incoming().flatten().collect::<Vec<_>>());

@@ -1,5 +1,5 @@
-//! Memory of the real binary: what a trained value takes, what becomes of a run for which there is none, and what a plan
-//! says of it.
+//! Memory of the real binary: the bytes of a trained value, the end of a run without enough memory, and the figures of
+//! a plan.
 
 mod cli_fixture;
 
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 #[cfg(target_os = "linux")]
 use std::time::Duration;
 
-/// With a cache of its own: what other tests measured would count.
+/// Plans with a separate cache, because measurements of other tests would count.
 fn plan(b: &Bench, args: &str) -> Value {
     let mut command = b.command(&format!("plan {args} --json"));
     let out = command.env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
@@ -18,7 +18,7 @@ fn plan(b: &Bench, args: &str) -> Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// The most that a run had in memory at once, as the system counts it while it lasts.
+/// Peak memory of a run, as the system counts it.
 #[cfg(target_os = "linux")]
 fn peak(b: &Bench, args: &str) -> u64 {
     let mut run = b.command(args).stderr(Stdio::null()).spawn().unwrap();
@@ -49,7 +49,7 @@ fn a_trained_value_takes_28_bytes() {
     assert!((26.0..29.0).contains(&bytes), "{bytes}");
 }
 
-/// Under `ulimit -v`.
+/// Runs under `ulimit -v`.
 #[cfg(target_os = "linux")]
 fn limited(b: &Bench, kilobytes: u64, args: &str) -> (Option<i32>, String) {
     let mut shell = Command::new("sh");
@@ -68,13 +68,13 @@ fn limited(b: &Bench, kilobytes: u64, args: &str) -> (Option<i32>, String) {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_beyond_the_limits_of_its_process_ends_by_a_line() {
+fn run_beyond_process_limits_ends_with_one_line() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --gpus cpu --threads 1 --rank 65536 -q -o out";
     for (typed, code, said) in [
-        // The limit bounds what is free.
+        // The limit reduces the free memory that the run sees.
         ("", 78, "needs about "),
-        // Who types more than there is is believed, until nothing is left.
+        // A typed limit above the real one is trusted until an allocation fails.
         (" --memory-limit 100GB", 1, "error: out of memory: "),
     ] {
         let (ended, text) = limited(&b, 2_000_000, &format!("{run}{typed}"));
@@ -86,10 +86,10 @@ fn a_run_beyond_the_limits_of_its_process_ends_by_a_line() {
     }
 }
 
-/// However little memory the process may have, it ends with a result or with one line that is no internal error.
+/// With any amount of memory the process ends with a result or with one line that is no internal error.
 #[cfg(target_os = "linux")]
 #[test]
-fn any_limit_of_memory_ends_by_a_result_or_a_line() {
+fn any_memory_limit_ends_with_a_result_or_one_line() {
     let b = Bench::new();
     let mut ended = [0; 2];
     for kilobytes in (60_000..=400_000).step_by(20_000) {
@@ -103,7 +103,7 @@ fn any_limit_of_memory_ends_by_a_result_or_a_line() {
     assert!(ended.iter().all(|&n| n > 0), "runs that were refused, and that finished: {ended:?}");
 }
 
-/// What a refusal advises, each by itself: the options, as they replace those of the run.
+/// Each remedy that a refusal advises: the options that replace those of the run.
 fn advised(line: &str) -> Vec<String> {
     let ways = line.rsplit_once(": use ").map_or("", |(_, ways)| ways);
     let plain = |way: &str| {
@@ -128,9 +128,9 @@ fn replaced(run: &str, way: &str) -> String {
 }
 
 #[test]
-fn every_way_that_a_refusal_advises_fits() {
+fn every_advised_option_of_a_refusal_fits() {
     let b = Bench::new();
-    // In a cache of its own nothing was measured: what is advised goes by shapes.
+    // With an empty cache nothing was measured: the advice follows the shapes.
     let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
     for (run, wanted) in [
         ("--rank 512 --memory-limit 60MB", "--rank --target-modules --memory-limit"),
@@ -159,7 +159,7 @@ fn every_way_that_a_refusal_advises_fits() {
             let more = replaced(run, &format!("--rank {}", rank + 1));
             assert!(!own(&format!("{common}{more}")).status.success(), "{rank} is the largest: {line}");
         }
-        // Both totals of it are one.
+        // Its two totals are equal.
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
         let total = said.split_once("DOES NOT FIT: ").and_then(|(_, rest)| rest.split_once(" =")).unwrap().0;
         assert!(line.contains(&format!("about {total} ")), "{total}: {line}");
@@ -182,13 +182,13 @@ fn a_plan_needs_no_weights() {
     let quantised = plan(&b, "bare --data rows.jsonl --gpus cpu --quantize nf4");
     let bytes = |planned: &Value| planned["devices"][0]["memory_bytes"]["weights"].as_u64().unwrap();
     assert!(bytes(&quantised) < bytes(&bare));
-    // A run needs them.
+    // A run needs the weights.
     let out = b.run("bare --data rows.jsonl -o out");
     assert!(stderr(&out).contains("without model.safetensors"), "{}", stderr(&out));
 }
 
 #[test]
-fn a_card_that_is_not_here_is_planned_by_its_memory() {
+fn absent_card_is_planned_by_its_memory() {
     let b = Bench::new();
     let planned = plan(&b, "demo --data rows.jsonl --assume-gpu 8GB");
     let device = &planned["devices"][0];

@@ -1,5 +1,5 @@
-//! Training gives what transformers + PEFT + torch.optim.AdamW give: every loss, every gradient norm, the final
-//! adapter. The reference feeds rows one at a time; here they are packed into microbatches.
+//! Training matches transformers + PEFT + torch.optim.AdamW: every loss, every gradient norm, the final adapter. The
+//! reference takes rows one at a time; here they are packed into microbatches.
 //!
 //! More cases: `FINETUNE_CASES=folder cargo test --test parity` runs every case in a folder.
 
@@ -31,8 +31,8 @@ fn golden_cases_train_as_in_peft() {
     }
 }
 
-/// Every architecture on every software driver that is installed; where one is missing it is said, and where
-/// FINETUNE_NEED_VULKAN is set (tests/run.sh does) it is a failure.
+/// Every architecture on every installed software driver. A missing driver is printed, and is a failure if
+/// FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
 #[test]
 fn golden_cases_train_as_in_peft_on_wgpu() {
     let found = adapters();
@@ -43,7 +43,7 @@ fn golden_cases_train_as_in_peft_on_wgpu() {
             continue;
         };
         for (i, dir) in case::golden().iter().enumerate() {
-            // Poisoned memory: whatever is read before it is written shows.
+            // Poisoned memory: a read before the first write shows in the result.
             let options = Opening { poison: true, ..Opening::default() };
             let wgpu = Wgpu::open(adapter, options).unwrap();
             let keep = if i % 2 == 0 { Keep::Everything } else { Keep::Inputs };

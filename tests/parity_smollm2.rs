@@ -1,7 +1,7 @@
-//! A real model: SmolLM2-135M-Instruct against transformers in f32: ids, mean negative log-likelihood, top
-//! logits, greedy tokens, with and without a key/value cache. From a Hugging Face directory in bf16
-//! (FINETUNE_SMOLLM2), and from a Q4_1 .gguf file (FINETUNE_SMOLLM2_GGUF), rounded to bf16 as that directory
-//! was, or widened to f32. `tests/golden/make_smollm2_logits.py` writes what is expected.
+//! A real model: SmolLM2-135M-Instruct against transformers in f32: ids, mean negative log-likelihood, top logits,
+//! greedy tokens, with and without a key/value cache. From a Hugging Face directory in bf16 (FINETUNE_SMOLLM2), and
+//! from a Q4_1 .gguf file (FINETUNE_SMOLLM2_GGUF), rounded to bf16 like that directory, or widened to f32.
+//! `tests/golden/make_smollm2_logits.py` writes the expected values.
 
 use finetune::backend::Cpu;
 use finetune::data::tokenizer::Tokenizer;
@@ -81,7 +81,7 @@ fn check(path: &Path, files: &format::ModelFiles, tensors: &dyn Tensors, golden:
     println!("{}: mean NLL within {worst_nll:.1e}, logits within {worst_logit:.1e}", path.display());
 }
 
-/// The cache gives what whole passes over the growing text give, and both what the reference gave.
+/// Decoding with the cache equals whole passes over the growing text, and both equal the reference.
 fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
     let stop = Vec::new();
     let sampling = Sampling { max_new_tokens: want.len(), temperature: 0.0, top_p: 1.0, seed: 0, stop };
@@ -101,7 +101,7 @@ fn greedy(model: &mut Decoder<Cpu>, prompt: &[u32], want: &[u32]) {
 }
 
 #[test]
-fn the_directory_gives_what_transformers_gives() {
+fn directory_matches_transformers() {
     let Ok(path) = std::env::var("FINETUNE_SMOLLM2") else {
         println!("skipped: FINETUNE_SMOLLM2 names no SmolLM2-135M-Instruct directory");
         return;
@@ -111,7 +111,7 @@ fn the_directory_gives_what_transformers_gives() {
 }
 
 #[test]
-fn the_gguf_gives_the_same_rounded_to_bf16_and_as_it_is() {
+fn gguf_matches_rounded_to_bf16_and_unrounded() {
     let Ok(path) = std::env::var("FINETUNE_SMOLLM2_GGUF") else {
         println!("skipped: FINETUNE_SMOLLM2_GGUF names no SmolLM2-135M-Instruct .gguf file");
         return;

@@ -1,4 +1,4 @@
-//! `finetune plan`: what it counts is what a run then does, it writes nothing, and it refuses what a run refuses.
+//! `finetune plan`: its counts match the run that follows, it writes nothing, and it refuses what a run refuses.
 
 mod cli_fixture;
 
@@ -50,7 +50,7 @@ fn check(args: &str) {
 }
 
 #[test]
-fn what_is_counted_is_what_a_run_does() {
+fn plan_counts_match_a_run() {
     check("demo --data many.jsonl --batch-size 7 --epochs 2 --save-steps 5");
     check("demo --data many.jsonl --eval-split 10% --eval-steps 4 --max-steps 10 --save-steps 0");
     check("demo --data many.jsonl --no-packing --batch-size 16 --no-shuffle --max-steps 3");
@@ -68,7 +68,7 @@ fn names(b: &Bench) -> Vec<String> {
 }
 
 #[test]
-fn what_a_run_refuses_a_plan_refuses_with_the_same_words() {
+fn plan_refuses_what_a_run_refuses_in_the_same_words() {
     let b = Bench::new();
     b.file("taken/run.yaml", "rank: 3\n");
     b.file("c.yaml", "rnak: 8\n");
@@ -99,7 +99,7 @@ fn what_a_run_refuses_a_plan_refuses_with_the_same_words() {
 }
 
 #[test]
-fn who_has_no_room_is_shown_with_the_arithmetic_and_refused() {
+fn plan_rejects_device_without_memory_and_prints_breakdown() {
     let b = Bench::new();
     let out = b.run("plan demo --data rows.jsonl --gpus cpu --memory-limit 4MB");
     let said = String::from_utf8_lossy(&out.stdout);
@@ -111,9 +111,10 @@ fn who_has_no_room_is_shown_with_the_arithmetic_and_refused() {
     assert_eq!(memory["total"].as_u64(), Some(parts.iter().sum()), "{memory}");
 }
 
-/// The plan counts blocks as blocks: 34 bytes for 32 numbers, 36 for 64 in the projections, where bf16 has 2 for one.
+/// The plan counts blocks as blocks: 34 bytes for 32 numbers, 36 bytes for 64 in the projections; bf16 has 2 bytes a
+/// number.
 #[test]
-fn a_quantised_base_takes_less() {
+fn plan_counts_quantised_weights_as_blocks() {
     let b = Bench::new();
     let weights = |more: &str| {
         let planned = plan(&b, &format!("demo --data rows.jsonl --gpus cpu --dtype f32 {more}"));
@@ -124,7 +125,7 @@ fn a_quantised_base_takes_less() {
 }
 
 #[test]
-fn a_plan_as_json_has_every_part() {
+fn json_plan_has_every_part() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --role coordinator --gpus cpu --expect-workers 3 --link 100mbit";
     let planned = plan(&b, run);
@@ -157,9 +158,9 @@ fn a_plan_as_json_has_every_part() {
 }
 
 #[test]
-fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
+fn plan_uses_measurements_of_earlier_runs() {
     let b = Bench::new();
-    // A cache of its own: nobody measured anything yet.
+    // A separate cache: nothing was measured yet.
     let own = |args: &str| {
         let out = b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
         assert!(out.status.success(), "{}", stderr(&out));
@@ -186,7 +187,7 @@ fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
     assert_eq!(other["devices"][0]["basis"], "scaled by FLOPs");
     let html = String::from_utf8(b.read("out/report.html")).unwrap();
     assert!(html.contains(" expected</em>"), "the report shows what was expected");
-    // As if all that had been measured in an hour a million times as busy: what a run measures now counts for it.
+    // As if all times had been measured a million times slower: the run counts what it measures itself.
     let file = b.path("cache/finetune/profiles.json");
     let mut profiles: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let points = &mut profiles["records"][0]["measured"]["train"];
@@ -202,13 +203,13 @@ fn a_run_teaches_the_next_plan_and_says_what_was_expected() {
     assert!(expected > 100.0 * kept, "{expected} tokens/s where the busy hour says {kept}");
 }
 
-/// Bytes that a run has in use on the demonstration's model, next to what its shapes say. Buffers that are used again may
-/// be larger than what lies in them, and small ones (norms, the table of angles) are not counted: the quarter that an
-/// estimate adds to what is in use has room for both, and no more.
+/// Ratio of a run's measured bytes to the estimate from shapes, on the demonstration's model. Reused buffers may be
+/// larger than their contents, and small buffers (norms, the table of angles) are not counted: the quarter that an
+/// estimate adds covers both.
 const ESTIMATE: std::ops::RangeInclusive<f64> = 0.8..=1.25;
 
 #[test]
-fn memory_is_measured_and_what_was_measured_decides() {
+fn measured_memory_replaces_the_estimate() {
     let b = Bench::new();
     let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
     let memory = |args: &str| -> Value {
@@ -226,12 +227,12 @@ fn memory_is_measured_and_what_was_measured_decides() {
     assert!(said.contains("\nmemory   cpu") && said.contains("(estimated), peak"), "{said}");
     let html = String::from_utf8(b.read("out/report.html")).unwrap();
     assert!(html.contains("peak"), "the report has both");
-    // One device alone has a lane too, and no topology.
+    // A single device has a lane too, and no topology.
     let timeline = String::from_utf8(b.read("out/timeline.svg")).unwrap();
     let blocks = timeline.matches(r#"<rect class="compute""#).count() as u64;
     let spans = |step: &Value| step["spans"].as_array().unwrap().len() as u64;
     let took: u64 = events(&b, "out", "step").iter().map(spans).sum();
-    // One more is in the key.
+    // The legend has one more block.
     assert_eq!((blocks, b.path("out/topology.svg").exists()), (took + 1, false));
     let (most, expected) = (
         events(&b, "out", "speed").last().unwrap()["memory"]["most"].as_f64().unwrap(),
@@ -243,7 +244,8 @@ fn memory_is_measured_and_what_was_measured_decides() {
     let ratio = after["in_use"].as_f64().unwrap() / before["in_use"].as_f64().unwrap();
     assert!(ESTIMATE.contains(&ratio), "{after} {before}");
     assert_eq!(memory(&run.replace("--rank 4", "--rank 5"))["basis"], "estimated", "another shape");
-    // Had it taken a hundred times as much, there would be no room, and a run is told so as the plan is.
+    // With a measurement a hundred times as large there is not enough memory, and plan and run refuse in the same
+    // words.
     let file = b.path("cache/finetune/profiles.json");
     let mut profiles: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let points = &mut profiles["records"][0]["measured"]["memory"]["points"];
@@ -259,16 +261,17 @@ fn memory_is_measured_and_what_was_measured_decides() {
         let named = format!("(by what was measured: remove {} to measure anew)", file.display());
         assert!(stderr(&out).contains(&named), "{}", stderr(&out));
     }
-    // Where shapes refuse it too, there is nothing to be measured anew.
+    // If the shapes refuse it too, a new measurement does not help.
     let out = own(&format!("plan {run} --memory-limit 4MB"));
     assert!(out.status.code() == Some(78) && !stderr(&out).contains("measured"), "{}", stderr(&out));
     std::fs::remove_file(&file).unwrap();
     assert!(own(&format!("plan {limited}")).status.success(), "by its shapes it would fit");
 }
 
-/// One CPU alone goes by what was measured in earlier runs; others are opened by their shapes before they are measured.
+/// A single CPU uses the measurements of earlier runs; other devices are opened by their shapes before they are
+/// measured.
 #[test]
-fn a_plan_believes_of_memory_what_the_run_will_believe() {
+fn plan_and_run_use_the_same_memory_figures() {
     let b = Bench::new();
     let own = |args: &str| b.command(args).env("XDG_CACHE_HOME", b.path("cache")).output().unwrap();
     let file = b.path("cache/finetune/profiles.json");
@@ -279,7 +282,7 @@ fn a_plan_believes_of_memory_what_the_run_will_believe() {
         let out = own(&format!("{args} -q -o {out}"));
         assert!(out.status.success(), "{}", stderr(&out));
     }
-    // As if every device had been measured with microbatches of that size, each token taking so much.
+    // As if every device had been measured with microbatches of that size, each token taking this many bytes.
     let plant = |bytes: f64| {
         let mut profiles: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         for record in profiles["records"].as_array_mut().unwrap() {
@@ -297,13 +300,13 @@ fn a_plan_believes_of_memory_what_the_run_will_believe() {
         (device["fits"].as_bool().unwrap(), device["memory_bytes"]["basis"].as_str().unwrap().to_string())
     };
     let (fits, no) = (|basis: &str| (true, basis.to_string()), |basis: &str| (false, basis.to_string()));
-    // Hardly anything: there is room where its shapes see none.
+    // Very few bytes a token: the run fits although the shapes estimate more.
     plant(100.0);
     assert_eq!(says(run, "8MB"), fits("measured"));
     assert_eq!(says(&team, "8MB"), no("estimated"));
     assert_eq!(says(&two, "16MB"), no("estimated"));
     assert_eq!(says(&team, "200MB"), fits("measured"));
-    // Very much: whoever opens it finds out.
+    // Very many bytes a token: opening the device finds out.
     plant(1e6);
     for (args, limit) in [(run, "100MB"), (&team, "100MB"), (&two, "200MB")] {
         assert!(!says(args, limit).0, "{args}");
@@ -311,7 +314,7 @@ fn a_plan_believes_of_memory_what_the_run_will_believe() {
 }
 
 #[test]
-fn auto_fixes_a_size_and_a_resume_keeps_it() {
+fn auto_chooses_a_size_and_resume_keeps_it() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --gpus cpu --rank 2 --max-steps 3 -q";
     b.ok(&format!("{run} --micro-batch-tokens auto -o one"));
@@ -320,7 +323,7 @@ fn auto_fixes_a_size_and_a_resume_keeps_it() {
     assert!(line.contains("# auto: "), "{line}");
     let notes = events(&b, "one", "run")[0]["notes"].to_string();
     assert!(notes.contains("--micro-batch-tokens"), "{notes}");
-    // The same bytes as with that size typed; and from its run.yaml.
+    // The same bytes as with that size typed, and from its run.yaml.
     let size = line.split_whitespace().nth(1).unwrap();
     b.ok(&format!("{run} --micro-batch-tokens {size} -o two"));
     b.ok("--config one/run.yaml -q -o three");
@@ -328,14 +331,14 @@ fn auto_fixes_a_size_and_a_resume_keeps_it() {
         let adapter = |out: &str| b.read(&format!("{out}/adapter_model.safetensors"));
         assert!(adapter("one") == adapter(other), "{other}");
     }
-    // A size that auto never chooses: another one would be refused as another configuration.
+    // A size that auto never chooses: a different size would be refused as another configuration.
     b.ok(&format!("{run} --micro-batch-tokens 300 -o four"));
     b.ok(&format!("{run} --micro-batch-tokens auto --resume=four"));
 }
 
-/// What is said of memory is said of the size that was chosen, not of one that was looked at after it.
+/// The statement about memory belongs to the chosen size, not to one that was tried after it.
 #[test]
-fn auto_says_how_well_the_memory_of_its_choice_is_known() {
+fn auto_states_the_basis_of_its_memory_figure() {
     let b = Bench::new();
     b.file("many.jsonl", &rows(90));
     let own = |args: &str| {
@@ -345,8 +348,8 @@ fn auto_says_how_well_the_memory_of_its_choice_is_known() {
     };
     let run = "demo --data many.jsonl --gpus cpu --rank 2 --batch-size 60";
     own(&format!("{run} --max-steps 1 --micro-batch-tokens 256 -q -o out"));
-    // As if a microbatch took nothing besides its tokens, so that larger ones save nothing, and memory had been measured
-    // with so many tokens.
+    // As if a microbatch took no time besides its tokens, so that larger ones save nothing, and memory had been
+    // measured with this many tokens.
     for (tokens, word) in [(256, "measured"), (4096, "estimated")] {
         let file = b.path("cache/finetune/profiles.json");
         let mut profiles: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -363,15 +366,15 @@ fn auto_says_how_well_the_memory_of_its_choice_is_known() {
     }
 }
 
-/// On the demonstration's model, because theirs are not here.
+/// On the demonstration's model, because the recipes' models are not available here.
 #[test]
-fn every_recipe_is_planned() {
+fn every_recipe_can_be_planned() {
     let b = Bench::new();
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut planned = 0;
     for entry in std::fs::read_dir(root.join("recipes")).unwrap() {
         let path = entry.unwrap().path();
-        // What a machine needs is no run.
+        // The file of machine requirements is not a run.
         if path.extension().is_none_or(|e| e != "yaml") || path.ends_with("gpu-training.yaml") {
             continue;
         }

@@ -1,8 +1,8 @@
-//! Bases in blocks: what is trained on them is, bit for bit, what is trained on the same weights widened to f32, and
-//! within the bound of all cases what PEFT trains on the weights that the blocks' own packages dequantised
+//! Bases in blocks: training on them equals, bit for bit, training on the same weights widened to f32, and equals
+//! PEFT's training on the weights that the blocks' own packages dequantised, within the bound of all cases
 //! (`tests/golden/make_quantised.py`).
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 #[path = "parity/case.rs"]
@@ -34,7 +34,7 @@ fn open(folder: &str, model: &str) -> Case {
     Case::of(&golden(folder), &files.config, files.tensors)
 }
 
-/// The same numbers, one by one.
+/// The same tensors, widened.
 struct Widened<'a>(&'a dyn Tensors);
 
 impl Tensors for Widened<'_> {
@@ -55,12 +55,12 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Loss and gradient of the first rows, and what is said after them.
+/// Loss and gradient of the first rows, and the tokens generated after the first three ids.
 fn answers(stage: Decoder<Cpu>, case: &Case) -> (f64, Vec<u32>, Vec<u32>) {
-    said(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
+    outputs(stage, &case.adapter("adapter_init"), &case.microbatch(0, 4))
 }
 
-fn said(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
+fn outputs(mut stage: Decoder<Cpu>, parameters: &[f32], batch: &Microbatch) -> (f64, Vec<u32>, Vec<u32>) {
     stage.set_parameters(parameters).unwrap();
     let Output::Loss(sums) = stage.forward(batch, None, Want::Gradient).unwrap() else {
         panic!("a whole model gives a loss");
@@ -85,8 +85,8 @@ fn quantised_cases_train_as_in_peft() {
     }
 }
 
-/// Every software driver that is installed; a missing one is said, and where FINETUNE_NEED_VULKAN is set (tests/run.sh
-/// does) it is a failure.
+/// Every installed software driver. A missing driver is printed, and is a failure if FINETUNE_NEED_VULKAN is set
+/// (tests/run.sh sets it).
 #[test]
 fn quantised_cases_train_as_in_peft_on_wgpu() {
     let found = adapters();
@@ -107,7 +107,7 @@ fn quantised_cases_train_as_in_peft_on_wgpu() {
 }
 
 #[test]
-fn training_from_blocks_is_training_from_what_they_are_worth() {
+fn training_from_blocks_equals_training_from_widened() {
     for (folder, model) in CASES {
         let case = open(folder, model);
         for open in [Cpu::new, Cpu::bf16, Cpu::twin] {
@@ -118,7 +118,7 @@ fn training_from_blocks_is_training_from_what_they_are_worth() {
     }
 }
 
-/// Never asked for the numbers of what has blocks.
+/// Fails if the widened values of a matrix in blocks are requested.
 struct OnlyBlocks<'a>(&'a dyn Tensors);
 
 impl Tensors for OnlyBlocks<'_> {
@@ -141,7 +141,7 @@ impl Tensors for OnlyBlocks<'_> {
 }
 
 #[test]
-fn no_matrix_that_has_blocks_is_widened_on_its_way_in() {
+fn matrices_in_blocks_are_not_widened_on_loading() {
     for (folder, model) in CASES {
         let case = open(folder, model);
         for open in [Cpu::new, Cpu::bf16] {
@@ -151,7 +151,7 @@ fn no_matrix_that_has_blocks_is_widened_on_its_way_in() {
     }
 }
 
-/// What the cases of PEFT leave out: biases, norms of heads and windows over blocks of every type.
+/// Combinations that the PEFT cases leave out: biases, head norms and windows over blocks of every type.
 #[test]
 fn every_family_trains_from_blocks_of_every_type() {
     for family in families::ALL {
@@ -171,7 +171,7 @@ fn every_family_trains_from_blocks_of_every_type() {
 }
 
 #[test]
-fn every_matrix_of_a_file_stays_in_its_blocks() {
+fn every_quantised_matrix_of_a_file_stays_in_blocks() {
     for (folder, model, blocks) in [("gguf", "model.gguf", 16), ("nf4", "model", 14)] {
         let case = open(folder, model);
         let named = case.tensors.names();
@@ -193,7 +193,7 @@ fn every_matrix_of_a_file_stays_in_its_blocks() {
 }
 
 #[test]
-fn magnitudes_that_were_quantised_are_those_of_bitsandbytes() {
+fn nested_magnitudes_are_read_as_by_bitsandbytes() {
     let case = open("nf4", "model");
     let worth = safetensors::open(&golden("nf4/dequantised.safetensors")).unwrap();
     assert_eq!(worth.names().len(), 2);
@@ -205,13 +205,13 @@ fn magnitudes_that_were_quantised_are_those_of_bitsandbytes() {
 }
 
 #[test]
-fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
+fn nf4_quantisation_matches_bitsandbytes() {
     let theirs = open("nf4", "model");
     let ours = Quantised::new(format::open(&golden("nf4/plain")).unwrap().tensors, Recipe::Nf4).unwrap();
     let layer = |name: &&String| name.contains("layers.0.") && name.contains("proj");
     let names = ours.names();
     assert_eq!(names.iter().filter(layer).count(), 7);
-    // Layer 1 has its magnitudes quantised once more, which changes no code.
+    // The magnitudes of layer 1 are quantised a second time, which changes no code.
     for name in names.iter().filter(layer) {
         let (got, want) =
             (ours.blocks(name).unwrap().unwrap(), theirs.tensors.blocks(name).unwrap().unwrap());
@@ -220,9 +220,9 @@ fn quantising_gives_the_codes_and_magnitudes_of_bitsandbytes() {
     assert!(ours.blocks("model.embed_tokens.weight").unwrap().is_none());
 }
 
-/// bitsandbytes has quantised the magnitudes of layer 1 once more.
+/// bitsandbytes quantised the magnitudes of layer 1 a second time.
 #[test]
-fn magnitudes_are_quantised_once_more_as_by_bitsandbytes() {
+fn nf4_double_quantisation_matches_bitsandbytes() {
     let theirs = open("nf4", "model");
     let plain = format::open(&golden("nf4/plain")).unwrap().tensors;
     let ours = Quantised::new(plain, Recipe::Nf4Double).unwrap();
@@ -237,7 +237,7 @@ fn magnitudes_are_quantised_once_more_as_by_bitsandbytes() {
 }
 
 #[test]
-fn what_cannot_be_quantised_is_refused_by_name() {
+fn unquantisable_models_are_refused_by_name() {
     let again = Quantised::new(open("nf4", "model").tensors, Recipe::Q8).err().unwrap();
     assert!(matches!(&again, QuantiseError::Already { encoding: "NF4", .. }), "{again}");
     let again = Quantised::new(open("gguf", "model.gguf").tensors, Recipe::Nf4).err().unwrap();
@@ -260,7 +260,7 @@ fn q8_0_has_the_bytes_of_ggml() {
     );
 }
 
-/// What a bitsandbytes checkpoint is told in which `from` became `to`, of the same length.
+/// The error of a bitsandbytes checkpoint in which `from` was replaced by `to`, of the same length.
 fn damaged(from: &str, to: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json"] {

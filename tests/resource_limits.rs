@@ -1,6 +1,6 @@
-//! Little of what a process needs: few open files, a small or full disk, a folder that may not be written, no home, no
-//! one who reads. Each run succeeds or ends with code 1 and one line, leaves nothing half-written, and goes on with
-//! --resume to the bytes of a run that lacked nothing. (Memory: tests/memory.rs; `ulimit -f`: tests/train_signals.rs.)
+//! Runs with few resources: few open files, a small or full disk, a folder that may not be written, no home, output
+//! that is not read. Each run succeeds or ends with code 1 and one line, leaves no partly written file, and resumes
+//! with --resume to the bytes of an unlimited run. (Memory: tests/memory.rs; `ulimit -f`: tests/train_signals.rs.)
 #![cfg(target_os = "linux")]
 
 mod cli_fixture;
@@ -12,7 +12,7 @@ use std::process::{Command, Output};
 
 const RUN: &str = "demo --data rows.jsonl --max-steps 6 --save-steps 2 --rank 4 --threads 1";
 
-/// The run into `out`, by a shell that does `before` first.
+/// Runs into `out`, in a shell that executes `before` first.
 fn limited(b: &Bench, before: &str, out: &str) -> Output {
     let inner = b.command(&format!("{RUN} -o {out}"));
     let mut shell = Command::new("sh");
@@ -27,7 +27,7 @@ fn limited(b: &Bench, before: &str, out: &str) -> Output {
     shell.output().unwrap()
 }
 
-/// Files below `dir` that no finished write leaves.
+/// Files below `dir` that only an unfinished write leaves.
 fn half_written(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
     let mut found = Vec::new();
@@ -42,15 +42,15 @@ fn half_written(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The end that the run comes to: with code 0 the bytes of `whole`, else code 1, one line that holds `says`, and the
-/// same bytes once `relieve` has given back what lacked.
+/// Checks the end of the run: either code 0 and the bytes of `whole`, or code 1, one line that contains `says`, and the
+/// same bytes after `relieve` has restored the resource.
 #[track_caller]
 fn check(b: &Bench, (before, out): (&str, &str), says: &str, relieve: impl FnOnce()) {
     let ended = limited(b, before, out);
     let said = stderr(&ended);
     let errors = said.lines().filter(|line| line.starts_with("error: ")).count();
     let folder = b.path(out);
-    // To remove a folder takes a file descriptor, too: then the run that goes on removes it.
+    // Removing a folder needs a file descriptor too: then the resumed run removes it.
     if !before.starts_with("ulimit -n") {
         assert_eq!(half_written(&folder), [] as [PathBuf; 0], "{before}\n{said}");
     }
@@ -60,7 +60,7 @@ fn check(b: &Bench, (before, out): (&str, &str), says: &str, relieve: impl FnOnc
             let last = said.lines().last().unwrap_or_default();
             assert!(errors == 1 && last.starts_with("error: ") && last.contains(says), "{before}\n{said}");
             relieve();
-            // Where nothing was begun there is nothing to resume.
+            // Without a folder there is nothing to resume.
             let again = if folder.exists() { " --resume" } else { "" };
             b.ok(&format!("{RUN} -q -o {out}{again}"));
         }
@@ -87,7 +87,7 @@ fn few_open_files_end_a_run_with_one_line() {
 }
 
 #[test]
-fn output_that_nobody_reads_ends_no_run() {
+fn closed_or_full_output_ends_no_run() {
     let b = bench();
     for (index, before) in [
         "exec \"$@\" >&-",
@@ -106,7 +106,7 @@ fn output_that_nobody_reads_ends_no_run() {
 }
 
 #[test]
-fn a_run_without_a_home_succeeds_or_says_what_lacks() {
+fn run_without_a_home_succeeds_or_names_what_is_missing() {
     let b = bench();
     let homes = [
         "unset HOME XDG_CACHE_HOME",
@@ -122,13 +122,13 @@ fn a_run_without_a_home_succeeds_or_says_what_lacks() {
 struct Small(PathBuf);
 
 impl Small {
-    /// None where it may not be mounted.
+    /// `None` if mounting is not permitted.
     fn mount(dir: PathBuf, kilobytes: u32) -> Option<Self> {
         std::fs::create_dir_all(&dir).unwrap();
         let mounted =
             Small::does("mount", &["-t", "tmpfs", "-o", &format!("size={kilobytes}k"), "tmpfs"], &dir);
         if !mounted {
-            // Not by a macro: what those say of a test that passes is kept back.
+            // Not by a macro: the harness captures macro output of tests that pass.
             let _ = writeln!(std::io::stderr(), "SKIPPED: not allowed to mount a tmpfs (run as root)");
         }
         mounted.then_some(Small(dir))
@@ -149,9 +149,9 @@ impl Drop for Small {
     }
 }
 
-/// At sizes at which it fills up in the first checkpoint, a later one, or the last files.
+/// Disk sizes that fill up in the first checkpoint, in a later one, or in the last files.
 #[test]
-fn a_full_disk_ends_a_run_that_then_goes_on() {
+fn run_ended_by_a_full_disk_can_be_resumed() {
     let b = bench();
     for kilobytes in [8, 100, 400, 700, 1000, 1300, 1700, 2200] {
         let name = format!("small-{kilobytes}");
@@ -162,7 +162,7 @@ fn a_full_disk_ends_a_run_that_then_goes_on() {
 }
 
 #[test]
-fn a_folder_that_may_not_be_written_is_named() {
+fn unwritable_folder_is_named() {
     let b = bench();
     let Some(fixed) = Small::mount(b.path("fixed"), 1000) else { return };
     fixed.remount("ro");

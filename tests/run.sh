@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# All tests, or some of them: builds once (release, so that dependencies are compiled for one profile only) and runs them.
+# Runs all tests, or some: one build (release, so that dependencies are compiled for one profile only), then the tests.
 #
 # usage: tests/run.sh [--install | --no-install] [TARGET] [cargo test's arguments]
-#   TARGET is a test of its own (tests/TARGET.rs or tests/TARGET/main.rs), as in tests/run.sh tidy.
+#   TARGET is a test target (tests/TARGET.rs or tests/TARGET/main.rs), as in tests/run.sh tidy.
 #
-# Some tests need other programs; without them they say `skipped`. What is missing is listed first, with the reason and
-# the way it is installed. It is installed with --install, with CI=true, or after a yes on a terminal; else nothing is.
-# With a TARGET only its own programs count; with other arguments alone, none but the C compiler.
-# Optional: FINETUNE_SMOLLM2=DIR, SmolLM2-135M-Instruct as a Hugging Face directory, switches on the tests that need it.
+# Some tests need other programs, and print `skipped` without them. Missing programs are listed first, with the reason
+# and the way of installation. They are installed with --install, with CI=true, or after a yes on a terminal; otherwise
+# nothing is installed. With a TARGET only its own programs count; with other arguments alone, only the C compiler.
+# Optional: FINETUNE_SMOLLM2=DIR, SmolLM2-135M-Instruct as a Hugging Face directory, enables the tests that need it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,8 +25,8 @@ if [ -e "tests/${1:-}.rs" ] || [ -e "tests/${1:-}/main.rs" ]; then
   set -- --test "$target" "$@"
 fi
 
-# A program that tests need: the word in a test's source that says so, how it comes, why. `have_NAME` asks whether it is
-# there, `get_NAME` installs it, `use_NAME`, where there is one, tells the tests that it must be found.
+# A program that tests need: the word in a test's source that names it, its source, the reason. `have_NAME` checks
+# whether it is installed, `get_NAME` installs it, and `use_NAME`, if defined, makes its absence a failure of the tests.
 programs=(
   "cc||apt-get install gcc libc6-dev|C of a dependency (tokenizers)"
   "ip|netns|apt-get install iproute2|hosts of a bad network, as root"
@@ -50,7 +50,7 @@ get_cc() { apt gcc libc6-dev; }
 have_ip() { command -v ip >/dev/null; }
 get_ip() { apt iproute2; }
 
-# NVIDIA's assembler and disassembler out of Python wheels.
+# NVIDIA's assembler and disassembler from Python wheels.
 have_ptxas() { [ -x target/cuda-tools/ptxas ] && [ -x target/cuda-tools/cuobjdump ]; }
 get_ptxas() {
   local into=target/cuda-tools wheels
@@ -65,8 +65,8 @@ get_ptxas() {
 }
 use_ptxas() { export FINETUNE_REQUIRE_PTXAS=1; }
 
-# Two software drivers: Mesa's lavapipe, and SwiftShader out of Debian's package of Chromium. Drivers that are named by
-# VK_DRIVER_FILES are used as they are, and a test that finds none of them says `skipped`.
+# Two software drivers: Mesa's lavapipe, and SwiftShader from Debian's package of Chromium. Drivers in VK_DRIVER_FILES
+# are used as they are, and a test that finds none of the two prints `skipped`.
 swiftshader=${XDG_CACHE_HOME:-$HOME/.cache}/finetune-swiftshader/usr/lib/chromium
 lavapipe() { ls /usr/share/vulkan/icd.d/lvp_icd*.json 2>/dev/null | head -n 1; }
 have_vulkan() { [ -n "${VK_DRIVER_FILES:-}" ] || { [ -n "$(lavapipe)" ] && [ -s "$swiftshader/vk_swiftshader_icd.json" ]; }; }
@@ -97,7 +97,7 @@ have_prometheus() { command -v prometheus >/dev/null; }
 get_prometheus() { apt prometheus; }
 use_prometheus() { export FINETUNE_NEED_PROMETHEUS=1; }
 
-# The package alone, without torch or TensorFlow.
+# Only the tensorboard package, without torch or TensorFlow.
 have_tensorboard() { [ -x target/tensorboard/bin/tensorboard ]; }
 get_tensorboard() {
   python3 -m venv target/tensorboard &&
@@ -113,7 +113,7 @@ get_smollm2() {
 }
 use_smollm2() { export FINETUNE_SMOLLM2_GGUF=$smollm2; }
 
-# needed NAME MARK: by what is about to run.
+# needed NAME MARK: whether the tests to be run need it.
 needed() {
   [ "$1" != cc ] || return 0
   if [ -n "$target" ]; then grep -rqs -e "$2" "tests/$target.rs" "tests/$target"; else [ $arguments = 0 ]; fi
@@ -144,7 +144,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 have_cc || { echo "tests/run.sh: no C compiler (cc): install gcc or clang, then run this again" >&2; exit 1; }
 command -v cargo >/dev/null || { echo "tests/run.sh: no cargo: install Rust from https://rustup.rs, then run this again" >&2; exit 1; }
-# Where everything is to be installed, kernels of GPUs are not left out for want of a driver.
+# If everything is to be installed, a missing driver must not leave out the GPU kernels.
 if [ $install = yes ] && needed vulkan FINETUNE_NEED_VULKAN && ! have_vulkan && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "tests/run.sh: no Vulkan driver could be installed" >&2
   exit 1

@@ -1,5 +1,5 @@
-//! Runs and their folders: what is resumed and where it goes on, what is never touched, what a killed run leaves, and a
-//! folder that goes away while a run writes to it.
+//! Runs and their folders: which run is resumed and where it continues, which files are never touched, the leftovers of
+//! a killed run, and a folder that is removed while a run writes to it.
 #![cfg(unix)]
 
 mod cli_fixture;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const RUN: &str = "demo --data rows.jsonl --batch-size 4 --rank 2 --save-steps 2";
 
-/// Exit code and the last line of `finetune {args}`, whose parts stand between ` .. `.
+/// Exit code and the last line of `finetune {args}`, whose parts are separated by ` .. `.
 #[track_caller]
 fn check(b: &Bench, args: &str, code: i32, parts: &str) {
     let out = b.run(args);
@@ -36,7 +36,7 @@ fn contents(dir: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// As a run that was killed after its checkpoint of that step leaves its folder.
+/// Leaves the folder as a run does that was killed after its checkpoint of that step.
 fn cut(b: &Bench, dir: &str, step: u64) {
     for entry in fs::read_dir(b.path(dir)).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();
@@ -68,7 +68,7 @@ fn resume_touches_no_other_run() {
     {
         check(&b, same, 78, "either --resume or --overwrite");
     }
-    // Refused after the folder was moved aside: it comes back.
+    // Refused after the folder was moved aside: the folder is moved back.
     check(&b, "--resume=a -o b --overwrite --log-json no/log.jsonl", 1, "no/log.jsonl");
     assert!(contents(&b.path("b")) == before, "b was touched");
     b.ok("--resume=a -o b --overwrite -q");
@@ -78,7 +78,7 @@ fn resume_touches_no_other_run() {
 }
 
 #[test]
-fn a_run_goes_on_where_its_folder_lies() {
+fn run_resumes_in_a_moved_or_copied_folder() {
     let b = Bench::new();
     b.model("base");
     b.file("chat.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
@@ -102,7 +102,7 @@ fn a_run_goes_on_where_its_folder_lies() {
     resumed("sub", "--resume=moved -q", "sub/moved");
     resumed("sub", "--resume=../a -o new -q", "sub/new");
     assert!(!b.path("sub/a").exists() && !b.path("sub/log.jsonl").exists() && !b.path("sub/tb").exists());
-    // What went on in a folder of its own has all of the log, and can go on again.
+    // A run resumed in a new folder has the whole log, and can be resumed again.
     let log = String::from_utf8(b.read("sub/new/metrics.jsonl")).unwrap();
     assert_eq!(
         log.matches("\"event\":\"step\"").count(),
@@ -118,7 +118,7 @@ fn a_run_goes_on_where_its_folder_lies() {
 }
 
 #[test]
-fn runs_started_together_take_folders_of_their_own() {
+fn concurrent_runs_take_separate_folders() {
     let b = Bench::new();
     let start = |_| b.start("demo --data rows.jsonl --max-steps 1 --rank 2 --threads 1 -q");
     let runs: Vec<Child> = (0..4).map(start).collect();
@@ -133,7 +133,7 @@ fn runs_started_together_take_folders_of_their_own() {
 }
 
 #[test]
-fn a_run_killed_early_begins_again() {
+fn run_killed_before_a_checkpoint_starts_over() {
     let b = Bench::new();
     let run = format!("{RUN} --max-steps 3");
     b.ok(&format!("{run} -q -o whole"));
@@ -151,7 +151,7 @@ fn a_run_killed_early_begins_again() {
         b.file("out/.run.yaml.x7.tmp", "half");
         resumed(args);
     }
-    // Killed between its first step and its first checkpoint, and while it was about to replace another.
+    // Killed between its first step and its first checkpoint, and while it was about to replace another run.
     b.file("out/run.yaml", "model:\n");
     b.file("out/metrics.jsonl", "");
     resumed("--resume");
@@ -162,7 +162,7 @@ fn a_run_killed_early_begins_again() {
     b.file("full/thesis.tex", "x");
     check(&b, &format!("{run} -o full --resume"), 78, "full: is not empty and holds no run");
     check(&b, &format!("{run} -o rows.jsonl --resume"), 1, "rows.jsonl");
-    // Damage is said, and is no reason to begin again.
+    // Damage is reported, and does not restart the run.
     fs::write(b.path("whole/checkpoint-2/optimizer.safetensors"), "x").unwrap();
     fs::remove_dir_all(b.path("whole/checkpoint-3")).unwrap();
     check(
@@ -173,13 +173,13 @@ fn a_run_killed_early_begins_again() {
     );
 }
 
-/// The run that --overwrite replaces is there again where the new one took no step.
+/// The run that --overwrite replaces is restored if the new one took no step.
 #[test]
 fn a_stop_before_the_first_step_keeps_the_replaced_run() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q -o out"));
     let before = contents(&b.path("out"));
-    // The first evaluation takes long enough to be met.
+    // The first evaluation takes long enough for the signal to arrive within it.
     b.file("long.jsonl", &rows(6000));
     let run = format!("{RUN} --max-steps 9 --eval-data long.jsonl --threads 1 -q -o out --overwrite");
     let child = b.start(&run);
@@ -210,9 +210,9 @@ fn a_finished_run_without_checkpoints_is_not_resumed() {
     assert!(contents(&b.path("out")) == before);
 }
 
-/// A checkpoint whose sums are right and whose step is not.
+/// A checkpoint whose checksums are right and whose step is not.
 #[test]
-fn a_step_that_cannot_be_is_refused_by_name() {
+fn impossible_step_is_refused_by_name() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q -o out"));
     cut(&b, "out", 4);
@@ -237,7 +237,7 @@ fn a_step_that_cannot_be_is_refused_by_name() {
 }
 
 #[test]
-fn a_folder_that_goes_away_is_not_made_again() {
+fn deleted_output_folder_is_not_created_again() {
     for (way, left) in [("remove", 0), ("empty", 0), ("move", 1), ("replace", 1)] {
         let b = Bench::new();
         b.file("many.jsonl", &rows(400));
@@ -251,7 +251,7 @@ fn a_folder_that_goes_away_is_not_made_again() {
         }
         match way {
             "remove" => fs::remove_dir_all(b.path("out")).unwrap(),
-            // As where a checkpoint is being written while all is removed.
+            // As if a checkpoint is being written while all files are removed.
             "empty" => {
                 ["run.yaml", "run.lock"].iter().for_each(|f| fs::remove_file(b.path("out").join(f)).unwrap())
             }
@@ -276,9 +276,9 @@ fn a_folder_that_goes_away_is_not_made_again() {
     }
 }
 
-/// What the lines of the end are about.
+/// The final lines cover the whole run, including the steps before the resume.
 #[test]
-fn a_resumed_run_is_summed_up_as_a_whole() {
+fn summary_of_a_resumed_run_covers_all_steps() {
     let b = Bench::new();
     let summary = |said: &str| -> Vec<String> {
         let wanted = |l: &&str| l.starts_with("loss  ") || l.starts_with("eval  ");
@@ -290,14 +290,14 @@ fn a_resumed_run_is_summed_up_as_a_whole() {
     copy(&b.path("out"), &b.path("from"));
     assert_eq!(summary(&stderr(&b.run("--resume=out"))), whole);
     assert_eq!(summary(&stderr(&b.run("--resume=from -o to"))), whole, "also in another folder");
-    // A pipe has nothing to read, and nothing takes its place.
+    // A pipe cannot be read back, and nothing replaces it.
     let log = b.ok("--resume=from -o piped --log-json /dev/stdout --tensorboard board -q");
     assert!(log.lines().last().is_some_and(|line| line.contains("\"event\":\"done\"")), "{log}");
     b.ok("--resume=piped --tensorboard board -q");
 }
 
 #[test]
-fn newcomers_are_led_on() {
+fn common_resume_and_output_mistakes_get_hints() {
     let b = Bench::new();
     b.ok(&format!("{RUN} --max-steps 4 -q"));
     // A blank instead of `=`.
@@ -310,13 +310,13 @@ fn newcomers_are_led_on() {
         0,
         "page     http://127.0.0.1: .. adapter  runs/demo-2",
     );
-    // Longer than it was.
+    // A resume with more steps than the run had.
     let way = "max_steps (or by epochs) was 4, is 9 .. --init-adapter runs/demo-1/checkpoint-4";
     check(&b, "--resume=runs/demo-1 --max-steps 9", 78, way);
     let way = "max_steps (or by epochs) was 4, is 100 .. warmup_steps was .. --init-adapter runs/demo-1/checkpoint-4";
     check(&b, "--resume=runs/demo-1 --max-steps 100", 78, way);
     b.ok(&format!("{RUN} --max-steps 1 --init-adapter runs/demo-1/checkpoint-4 -q"));
-    // Stopped, and tried nevertheless.
+    // The stopped run is used nevertheless.
     cut(&b, "runs/demo-1", 2);
     for verb in [
         "generate --prompt x --adapter runs/demo-1",
@@ -325,7 +325,7 @@ fn newcomers_are_led_on() {
     ] {
         check(&b, verb, 78, "runs/demo-1: the run is not complete .. runs/demo-1/checkpoint-2");
     }
-    // A page that cannot be had; its flag is remembered.
+    // A page that cannot be served; run.yaml keeps its flag.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = format!("--dashboard=127.0.0.1:{}", taken.local_addr().unwrap().port());
     check(
@@ -336,7 +336,7 @@ fn newcomers_are_led_on() {
     );
     b.file("rufus.gguf", "");
     check(&b, "export paged --to gguf-lora -o rufus.gguf", 78, "rufus.gguf: already exists");
-    // A token is not lost.
+    // Setting a token keeps a copy of the old one.
     let set = |token: &str| {
         let mut command = b.command("token --set --token-file token");
         let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

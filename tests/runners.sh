@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Exports of a real model in the programs that run them: the Python `gguf` package reads every file, llama.cpp's own
-# converters make the same tensors, PEFT and transformers give the same logits, llama.cpp gives the tokens of
-# `finetune generate`: beside an F32 base all of them, beside a quantised one up to the first place where the two best
-# logits are within 0.2 (llama.cpp rounds activations to 8 bits).
+# converters give the same tensors, PEFT and transformers give the same logits, and llama.cpp gives the tokens of
+# `finetune generate`: on an F32 base all of them, on a quantised one up to the first position where the two best logits
+# are within 0.2 (llama.cpp rounds activations to 8 bits).
 #
 # usage: tests/runners.sh PYTHON LLAMA_CPP_DIR MODEL_DIR MODEL_GGUF TRAIN_JSONL WORK
 #   PYTHON         an interpreter with gguf, torch, transformers, peft, sentencepiece, llama-cpp-python
 #   LLAMA_CPP_DIR  llama.cpp's sources (the source package of llama-cpp-python has them in vendor/)
 #   MODEL_DIR      SmolLM2-135M-Instruct as a Hugging Face directory; MODEL_GGUF: the same quantised, a .gguf
-#   WORK           a folder; a run that lies in WORK/run is used again
-# FINETUNE=BINARY takes the place of a release build.
-# cost: about 5 minutes on 2 quiet cores; 6 GB of memory, 3 GB of disk. Not part of CI: none of it is installed there.
+#   WORK           a folder; an existing run in WORK/run is used again
+# FINETUNE=BINARY replaces a release build.
+# cost: about 5 minutes on 2 quiet cores; 6 GB of memory, 3 GB of disk. Not part of CI, which has none of these
+# programs.
 set -euo pipefail
 [ $# -eq 6 ] || { sed -n '7,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 python=$1 llama=$2 model=$3 quantised=$4 rows=$5 work=$6

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two versions of the program train the same adapters, byte for byte. For changes of structure, which may move no bit.
+# Compares the adapters of two versions of the program byte for byte, for changes of structure that must move no bit.
 # Runs: the demonstration in f32, in bf16 and with dropout, alone and with three workers; a classifier; a quantised
 # base; SmolLM2 from its GGUF file (skipped without FINETUNE_SMOLLM2_GGUF or target/smollm2).
 #

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The proof on a real model: 40 steps on SmolLM2-135M-Instruct, ours beside transformers + PEFT, same rows, same
-# starting adapter, same order. Passes where our eval loss is within 1 % of PEFT's, and PEFT, reading the adapter
-# that we wrote, finds the eval loss that we report to 5e-3.
+# Comparison on a real model: 40 steps on SmolLM2-135M-Instruct by this program and by transformers + PEFT, with the
+# same rows, the same initial adapter and the same order. Passes if our eval loss is within 1 % of PEFT's, and if PEFT
+# computes, for the adapter that we wrote, the eval loss that we report, to 5e-3.
 #
 # usage: tests/smollm2.sh PYTHON MODEL_DIR TRAIN_JSONL EVAL_JSONL WORK [finetune options ...]
 #   PYTHON     an interpreter with torch, transformers, peft
 #   MODEL_DIR  SmolLM2-135M-Instruct as a Hugging Face directory
-#   *_JSONL    rows with instruction, input, output (demo/train.jsonl, demo/eval.jsonl will do)
-#   WORK       what PEFT makes of the case stays there and is used again
-# DTYPE: what ours computes in (f32)
-# cost: PEFT's side about 2 minutes on 2 quiet cores, ours about 1; 6 GB. Not part of CI: torch is not installed there.
+#   *_JSONL    rows with instruction, input, output (for example demo/train.jsonl, demo/eval.jsonl)
+#   WORK       PEFT's results stay there and are used again
+# DTYPE: the precision of our side (f32)
+# cost: PEFT's side about 2 minutes on 2 quiet cores, ours about 1; 6 GB. Not part of CI, which does not install torch.
 set -euo pipefail
 [ $# -ge 5 ] || { sed -n '6,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 python=$1 model=$2 train=$3 eval=$4 work=$5

@@ -1,6 +1,6 @@
-//! What a stage promises, on every architecture of the golden cases: two stages are one, recomputing is keeping,
-//! packing changes nothing but rounding, threads change nothing, gradients are gradients (with dropout and
-//! class weights too), and a cache decodes what whole passes decode.
+//! Guarantees of a stage, on every architecture of the golden cases: two stages equal one, recomputation equals
+//! keeping, packing changes rounding only, threads change nothing, gradients match differences of the loss (with
+//! dropout and class weights too), and cached decoding equals whole passes.
 
 #[path = "parity/case.rs"]
 mod case;
@@ -16,7 +16,7 @@ use finetune::model::layout;
 use finetune::model::lora::{LoraSpec, MODULES};
 use finetune::model::stage::{Cancel, Fault, LossSums, Microbatch, Output, Stage, Targets, Want};
 
-/// Loss and gradient of one microbatch, and how they came about.
+/// Loss and gradient of one microbatch, and how they are computed.
 struct Try<'a> {
     case: &'a Case,
     lora: LoraSpec,
@@ -72,9 +72,8 @@ fn each_case(check: impl Fn(&Case)) {
     }
 }
 
-/// The gradient that is lent is the one that is copied.
 #[test]
-fn a_lent_gradient_is_the_copied_one() {
+fn lent_gradient_equals_the_copied_one() {
     let mut cpu = Cpu::new(1);
     let mut memory = cpu.memory(3);
     cpu.upload(view_mut(&mut memory, 1, 3), &[1.0, 2.0, 3.0]);
@@ -113,7 +112,7 @@ fn recomputing_and_threads_do_not_change_a_bit() {
     });
 }
 
-/// Of a whole model: the two bf16 kernels agree to the bit, and both are near f32.
+/// On a whole model, the two bf16 kernels agree to the bit, and both are near f32.
 #[test]
 fn bf16_is_near_f32_on_either_kernel() {
     each_case(|case| {
@@ -165,7 +164,7 @@ fn a_cancelled_pass_leaves_nothing_behind() {
 }
 
 #[test]
-fn two_stages_are_one_for_every_split() {
+fn two_stages_equal_one_for_every_split() {
     each_case(|case| {
         let (parameters, batch) = (case.adapter("adapter_init"), case.microbatch(3, 4));
         let layers = case.config.layers;
@@ -198,7 +197,7 @@ fn two_stages_are_one_for_every_split() {
 }
 
 #[test]
-fn packed_rows_do_not_see_each_other() {
+fn packed_rows_do_not_attend_to_each_other() {
     each_case(|case| {
         let parameters = case.adapter("adapter_init");
         let mut stage = Try::new(case).dropout(0.25).stage();
@@ -219,10 +218,10 @@ fn packed_rows_do_not_see_each_other() {
     });
 }
 
-/// Central differences along the gradient of each tensor. The loss is f32 per position and f64 in sum, so a
-/// step that moves it by about a hundredth resolves four digits.
+/// Central differences along the gradient of each tensor. The loss is f32 per position and f64 in sum, so a step that
+/// changes it by about a hundredth resolves four digits.
 #[test]
-fn gradients_are_those_of_the_loss() {
+fn gradients_match_central_differences_of_the_loss() {
     each_case(|case| {
         for p in [0.0, 0.4] {
             let parameters = case.adapter("adapter_init");
@@ -265,9 +264,9 @@ fn gradients_are_those_of_the_loss() {
     });
 }
 
-/// What is not needed is not computed; what is computed stays the same.
+/// Unneeded gradients are not computed, and the computed ones do not change.
 #[test]
-fn any_subset_of_modules_has_the_gradient_that_all_seven_give_it() {
+fn any_subset_of_modules_has_the_gradient_of_all_seven() {
     each_case(|case| {
         if case.lora.targets.len() < MODULES.len() {
             return;
@@ -281,7 +280,7 @@ fn any_subset_of_modules_has_the_gradient_that_all_seven_give_it() {
             if subset.count_ones() > 2 && subset % 17 != 0 {
                 continue;
             }
-            // With B = 0 the others add nothing to the output, nor to what flows back.
+            // With B = 0 the other modules add nothing to the output, nor to the gradient.
             let mut all = case.adapter("adapter_init");
             let mut few = Vec::new();
             for entry in case.layout.entries() {
@@ -321,7 +320,7 @@ fn dropout_is_keyed_by_step_and_row_and_off_in_evaluation() {
 }
 
 #[test]
-fn logits_that_are_not_finite_are_a_fault() {
+fn non_finite_logits_are_a_fault() {
     each_case(|case| {
         let mut stage = Try::new(case).stage();
         let mut parameters = case.adapter("adapter_final");

@@ -1,5 +1,5 @@
-//! Adapters: what may be targeted, where values start, what an adapter's file must hold; that a merged model
-//! speaks as base and adapter do; that damaged bases are refused by the name of the tensor.
+//! Adapters: possible targets, initial values, the required contents of an adapter's file; a merged model computes the
+//! same as base and adapter; damaged bases are refused by the name of the tensor.
 
 #[path = "parity/case.rs"]
 mod case;
@@ -52,7 +52,7 @@ fn targets_are_suffixes_lists_or_all() {
 }
 
 #[test]
-fn values_start_where_peft_starts_them_whatever_the_split() {
+fn initial_values_follow_peft_for_any_split() {
     for case in cases() {
         let lora = LoraSpec { seed: 17, ..case.lora.clone() };
         let flat = initial_parameters(&case.layout, &lora, &case.tensors).unwrap();
@@ -91,7 +91,7 @@ fn values_start_where_peft_starts_them_whatever_the_split() {
 }
 
 #[test]
-fn an_adapter_holds_what_the_layout_names_and_nothing_else() {
+fn adapter_has_exactly_the_tensors_of_the_layout() {
     let case = &cases()[0];
     let flat = case.adapter("adapter_final");
     let named = || -> Vec<Named> {
@@ -132,7 +132,7 @@ fn root_mean_square(values: impl ExactSizeIterator<Item = f32>) -> f32 {
 
 /// In f32 only the order of summation differs; in the base's bf16 every weight is rounded to 8 bits.
 #[test]
-fn a_merged_model_speaks_as_base_and_adapter_do() {
+fn merged_model_matches_base_and_adapter() {
     for case in cases() {
         let flat = case.adapter("adapter_final");
         let want = logits(&case, &case.tensors, &case.lora, &flat);
@@ -214,7 +214,7 @@ fn damaged_bases_are_refused_by_the_name_of_the_tensor() {
     }
 }
 
-/// Matrices of which nothing but the shape is there.
+/// Matrices that have a shape and no values.
 struct Shapes<'a>(&'a Config, Encoding);
 
 impl Tensors for Shapes<'_> {
@@ -260,12 +260,13 @@ fn memory_is_estimated_from_shapes() {
     }
     assert_eq!(layout::of(&config, &lora, 0..30).len(), 4_884_480, "PEFT prints this number");
     assert_eq!(all.adapter, 28 * 4_884_480);
-    // On a card neither moments nor sums; through a driver on the machine's memory all of it, and copies on the way.
+    // A card holds neither moments nor sums; a driver on the machine's memory holds all of them, and copies for
+    // transfers.
     for (home, bytes) in [(Home::HostInTeam, 48), (Home::Own, 16), (Home::Shared, 66)] {
         let there = memory::estimate(Load { home, ..load }, Keep::Everything);
         assert_eq!((there.adapter, there.kept), (bytes * 4_884_480, all.kept), "{home:?}");
     }
-    // x, mid, q, attended, k, v, gate, up, the small ones, and a quarter that waits to be used again.
+    // x, mid, q, attended, k, v, gate, up, the small ones, and a quarter more for buffers that wait for reuse.
     let values = 1024 * 30 * (2 * 576 + 2 * 576 + 2 * 192 + 2 * 1536 + 9 + 4 + 7 * 16);
     assert_eq!(all.kept, 5 * values);
     let large = Config { vocab: 1_000_000, ..config.clone() };
@@ -279,7 +280,7 @@ fn memory_is_estimated_from_shapes() {
     for parts in [[7, 23, 0], [0, 30, 0], [0, 12, 18], [0, 0, 7]].map(Keep::Parts) {
         assert_eq!(choose(memory::estimate(load, parts).total()), Ok(parts));
     }
-    // Nobody typed a limit: a gigabyte is kept without a thought, and of more what is cheap is dropped.
+    // Without a typed limit: one gigabyte is always kept; beyond that, values that are cheap to recompute are dropped.
     let free = |tokens| memory::Limit::Free(1 << 40).choose(Load { tokens, ..load }).unwrap();
     assert_eq!(free(1024).0, Keep::Everything);
     let (keep, long) = free(4096);
@@ -297,13 +298,14 @@ fn memory_is_estimated_from_shapes() {
 }
 
 #[test]
-fn what_lies_in_16_bits_is_counted_so() {
+fn sixteen_bit_activations_count_two_bytes() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
     let (tokens, weights) = (1024, 2 * 134_515_008);
     let load = Load { short: 2, ..Load::of(&config, &lora, tokens, weights) };
     let kept = |keep, short| memory::estimate(Load { short, ..load }, keep).kept;
-    // Gate, up and what attention reads and writes, a quarter more that waits, of what each way keeps of them.
+    // Gate, up and the inputs and outputs of attention, and a quarter more for waiting buffers, as each policy keeps
+    // them.
     let (narrow, attended) = (2 * 576 + 2 * 192, 576);
     for (keep, numbers) in [
         (Keep::Everything, 2 * 1536 + narrow),
@@ -316,14 +318,14 @@ fn what_lies_in_16_bits_is_counted_so() {
 }
 
 #[test]
-fn what_was_measured_decides_before_what_shapes_say() {
+fn measured_memory_overrides_the_shape_estimate() {
     let config = smollm2();
     let lora = LoraSpec { rank: 16, targets: text(&MODULES), ..LoraSpec::none() };
     let (tokens, weights) = (1024, 2 * 134_515_008);
     let load = Load::of(&config, &lora, tokens, weights);
     let (all, frugal) = (memory::estimate(load, Keep::Everything), memory::estimate(load, Keep::Inputs));
-    // What was measured takes the place of what is counted, in the way that it was measured in; another way is scaled
-    // up where that took more, and left alone where it took less.
+    // The measurement replaces the estimate for the policy that was measured. Another policy is scaled up if the
+    // measurement was larger than the estimate, and left alone if it was smaller.
     let line = |factor: f64| Line {
         fixed: 8.0 * 4_884_480.0,
         each: factor * (all.in_use - 8 * 4_884_480) as f64 / 1024.0,
@@ -337,7 +339,7 @@ fn what_was_measured_decides_before_what_shapes_say() {
         let other = memory::estimate(with(factor), Keep::Inputs);
         assert_eq!((frugal.basis, other.basis), (Basis::Counted, Basis::Scaled));
         close(other.kept, factor.max(1.0) * frugal.kept as f64);
-        // Far from what was measured the line is left: shapes say how it goes on, scaled by what they were off.
+        // Far from the measured sizes the line is not used: the shapes give the growth, scaled by their error.
         for tokens in [128, 8192] {
             let there = Load { tokens, ..load };
             let shapes = memory::estimate(there, Keep::Everything);

@@ -1,5 +1,5 @@
-//! Checkpoints: a resumed run is the uninterrupted one to the bit, a damaged or foreign checkpoint is named,
-//! and whatever fails while saving, the previous one survives.
+//! Checkpoints: a resumed run equals the uninterrupted one to the bit, a damaged or foreign checkpoint is named, and
+//! the previous one survives any failure while saving.
 
 mod train_fake;
 
@@ -16,7 +16,7 @@ use train_fake::{Fake, Setup};
 
 const STEPS: u64 = 11;
 
-/// Interrupts a run in its `at`-th forward pass, resumes it, and compares with one that nobody interrupted.
+/// Interrupts a run in its `at`-th forward pass, resumes it, and compares with an uninterrupted run.
 fn check(at: usize, urgency: Urgency) {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
@@ -59,16 +59,16 @@ fn a_resumed_run_gives_the_same_bytes() {
     }
 }
 
-/// The class that computes stands last: what shows one device takes its name from there.
+/// The class that computes is the last one: displays of a single device take its name from there.
 #[test]
-fn a_run_that_goes_back_to_an_older_class_says_which_computes() {
+fn resumed_run_lists_the_current_class_last() {
     let dir = tempfile::tempdir().unwrap();
     let mut said = Vec::new();
     for (steps, class) in ["a", "b", "a"].into_iter().enumerate() {
         let stop = Stop::new();
         let mut model = Fake::new();
         model.class = class;
-        // Four forward passes a step: it ends with its first.
+        // Four forward passes a step: the run ends with its first step.
         model.plant = Some(Box::new(|_, _, _| {
             stop.ask(Urgency::AfterStep);
         }));
@@ -82,7 +82,7 @@ fn a_run_that_goes_back_to_an_older_class_says_which_computes() {
 }
 
 #[test]
-fn parameters_and_moments_move_together() {
+fn parameters_and_moments_change_together() {
     let (whole, parts, stop) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), Stop::new());
     let reference = Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new());
     let mut model = Fake::new();
@@ -97,7 +97,7 @@ fn parameters_and_moments_move_together() {
         Err(Fault::Device { device: "fake".into(), reason: "planted".into() })
     }));
     let first = Setup::new(STEPS, &stop, parts.path()).run(&mut model);
-    // Step 3 was taken before the model could refuse its parameters.
+    // Step 3 was taken before the model refused its parameters.
     assert_eq!(first.end.unwrap().state.step, 3);
     let resumed =
         Setup { resume: true, ..Setup::new(STEPS, &Stop::new(), parts.path()) }.run(&mut Fake::new());
@@ -105,7 +105,7 @@ fn parameters_and_moments_move_together() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_cleared_away() {
+fn leftovers_of_a_killed_run_are_removed() {
     let (out, stop) = (tempfile::tempdir().unwrap(), Stop::new());
     let setup = || Setup { every: 4, ..Setup::new(STEPS, &stop, out.path()) };
     setup().run(&mut Fake::new());
@@ -113,7 +113,7 @@ fn what_a_killed_run_left_is_cleared_away() {
     fs::rename(at("checkpoint-8"), at(".checkpoint-8.abc.tmp.old")).unwrap();
     fs::create_dir(at(".checkpoint-9.xyz.tmp")).unwrap();
     fs::write(at(".checkpoint-9.xyz.tmp/adapter_model.safetensors"), "half").unwrap();
-    // Another run's write clears it away, too.
+    // The next checkpoint removes them, too.
     fs::remove_dir_all(at("checkpoint-11")).unwrap();
     assert!(Setup { resume: true, ..setup() }.run(&mut Fake::new()).end.unwrap().complete);
     let mut names: Vec<_> =
@@ -123,7 +123,7 @@ fn what_a_killed_run_left_is_cleared_away() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_named() {
+fn damaged_checkpoint_is_skipped_and_named() {
     let out = tempfile::tempdir().unwrap();
     Setup { every: 4, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
     let at = |step: u64| out.path().join(format!("checkpoint-{step}"));
@@ -163,7 +163,7 @@ fn another_configuration_is_refused_by_name() {
 }
 
 #[test]
-fn the_oldest_go_once_the_new_one_is_safe() {
+fn oldest_checkpoints_are_removed_after_the_new_one() {
     for (limit, want) in [(None, vec![2, 4, 6, 8, 10, 11]), (Some(2), vec![10, 11]), (Some(0), vec![11])] {
         let out = tempfile::tempdir().unwrap();
         Setup { every: 2, limit, ..Setup::new(STEPS, &Stop::new(), out.path()) }.run(&mut Fake::new());
@@ -178,7 +178,7 @@ fn the_oldest_go_once_the_new_one_is_safe() {
 }
 
 #[test]
-fn a_signal_asks_for_a_checkpoint_and_the_run_goes_on() {
+fn requested_checkpoint_does_not_stop_the_run() {
     let (out, stop) = (tempfile::tempdir().unwrap(), Stop::new());
     let mut model = Fake::new();
     model.plant = Some(Box::new(|n, _, _| {
@@ -218,7 +218,7 @@ impl Drop for Small {
 fn a_full_disk_leaves_the_previous_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let Some(_small) = Small::mount(dir.path()) else {
-        // Not by a macro: what those say of a test that passes is kept back.
+        // Not by a macro: the harness captures macro output of tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED: not allowed to mount a tmpfs (run as root)");
         return;
     };
@@ -252,7 +252,7 @@ fn a_full_disk_leaves_the_previous_checkpoint() {
     assert_eq!(resumed.bits(), Setup::new(STEPS, &Stop::new(), whole.path()).run(&mut Fake::new()).bits());
 }
 
-/// Falls until step 6; none of those after is better.
+/// The loss falls until step 6; no later one is better.
 fn best_at_six(step: u64) -> f64 {
     [5.0, 3.0, 2.0, 2.5, 2.0, 2.25][step as usize / 3]
 }
@@ -276,7 +276,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_best_checkpoint_stays_and_the_run_ends_early() {
+fn best_checkpoint_is_kept_and_the_run_ends_early() {
     let (dir, stop) = (tempfile::tempdir().unwrap(), Stop::new());
     let outcome = keeps_best(&stop, dir.path()).run(&mut judged());
     let want = "run0 eval0 step1 step2 step3 eval3 best3 checkpoint3 step4 checkpoint4 step5 step6 eval6 best6 checkpoint6 \
@@ -292,17 +292,17 @@ fn the_best_checkpoint_stays_and_the_run_ends_early() {
     let state = fs::read_to_string(dir.path().join("checkpoint-12/trainer_state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
     assert_eq!((state["best_global_step"].as_u64(), state["best_metric"].as_f64()), (Some(6), Some(2.0)));
-    // It is finished, and says so again.
+    // A finished run reports the same end again.
     let again = Setup { resume: true, ..keeps_best(&stop, dir.path()) }.run(&mut judged());
     assert_eq!(again.kinds(), "run12 best6 early12");
     assert!(again.end.unwrap().complete);
-    // With more patience there is more to do.
+    // With more patience the run has more steps to do.
     let choice = Choice { keep: true, patience: Some(3), ..Choice::default() };
     let longer = Setup { resume: true, choice, ..keeps_best(&stop, dir.path()) }.run(&mut judged());
     assert_eq!(longer.end.unwrap().state.step, 15);
 }
 
-/// Wherever it is interrupted, the run that goes on keeps the same adapter and ends after the same step.
+/// Wherever the run is interrupted, the resumed run keeps the same adapter and ends after the same step.
 #[test]
 fn a_resumed_run_knows_the_best_so_far() {
     let whole = tempfile::tempdir().unwrap();
@@ -334,7 +334,7 @@ fn a_resumed_run_knows_the_best_so_far() {
 }
 
 #[test]
-fn a_run_that_asks_for_no_best_writes_what_it_always_wrote() {
+fn run_without_keep_best_writes_no_best_fields() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = Setup { every: 4, ..Setup::new(8, &Stop::new(), dir.path()) }.run(&mut judged());
     assert!(!outcome.kinds().contains("best"), "{}", outcome.kinds());

@@ -1,4 +1,4 @@
-//! The loop on a stage whose mathematics fits in a line: order, faults, signals, events.
+//! The training loop on a model of one line of arithmetic: order, faults, signals, events.
 
 mod train_fake;
 
@@ -34,8 +34,8 @@ fn events_come_in_order() {
 }
 
 #[test]
-fn a_bad_value_names_step_tensor_and_rows_and_changes_nothing() {
-    // The second microbatch of step 3: forward pass 10, rows 18 and 19; element 16 lies in B.
+fn bad_value_names_step_tensor_rows_and_changes_nothing() {
+    // The second microbatch of step 3: forward pass 10, rows 18 and 19; element 16 belongs to B.
     for value in [f32::NAN, f32::INFINITY, -3e6] {
         let mut model = Fake::new();
         model.plant = Some(Box::new(move |n, _, gradient| {

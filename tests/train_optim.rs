@@ -36,7 +36,7 @@ fn check(case: &Value) {
         if let Some(want) = step["norm"].as_f64() {
             assert!((norm - want).abs() <= 1e-6 * want, "{at}: norm {norm}, {want}");
         }
-        // torch sums the norm in f32: its coefficient is off by a few units in the last place.
+        // torch sums the norm in f32: its coefficient differs by a few units in the last place.
         for (a, b) in clipped.iter().zip(&theirs) {
             assert!((a - b).abs() <= 1e-6 * b.abs(), "{at}: clipped {a}, {b}");
         }

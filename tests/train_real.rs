@@ -1,5 +1,5 @@
-//! The loop on real small models: what PEFT and torch make of the same work, and the same bits whatever the
-//! threads, the order of microbatches, what is kept for backward, or where the run was interrupted.
+//! The training loop on real small models: it matches PEFT and torch, and gives the same bits for any number of
+//! threads, any order of microbatches, any choice of values kept for backward, and any interruption.
 
 #[path = "parity/case.rs"]
 mod case;
@@ -17,12 +17,12 @@ use finetune::train::stop::{Stop, Urgency};
 use finetune::train::{Finished, Local, Run, Sampler, Work, run};
 use std::path::Path;
 
-/// The case's rows: `cuts` says how many rows each microbatch of a step has; they are done in that order.
+/// The case's rows: `cuts` gives the number of rows of each microbatch of a step, in the order of computation.
 struct Rows<'a> {
     case: &'a Case,
     cuts: [usize; 2],
     swapped: bool,
-    /// Raised in the middle of this step.
+    /// The stop is raised in the middle of this step.
     interrupt: Option<(u64, &'a Stop)>,
 }
 
@@ -62,7 +62,7 @@ impl Work for Rows<'_> {
     }
 }
 
-/// How one run differs from another that must give the same bits.
+/// The differences between runs that must give the same bits.
 #[derive(Clone, Copy)]
 struct How {
     threads: usize,
@@ -142,7 +142,7 @@ fn bits(finished: &Finished) -> Vec<u32> {
     finished.state.parameters.iter().map(|p| p.to_bits()).collect()
 }
 
-/// What contracts/F-FT-002.yaml allows: loss, gradient norm, adapter.
+/// The bounds of contracts/F-FT-002.yaml: loss, gradient norm, adapter.
 fn tolerances() -> [f64; 3] {
     let text = include_str!("../contracts/F-FT-002.yaml");
     let contract: serde_json::Value = serde_yaml::from_str(text).unwrap();
@@ -152,7 +152,7 @@ fn tolerances() -> [f64; 3] {
 
 /// The bounds of the parity test hold through the loop too, where sums are fixed-point.
 #[test]
-fn the_loop_trains_as_peft_does() {
+fn training_loop_matches_peft() {
     let more = std::env::var_os("FINETUNE_CASES").map_or_else(Vec::new, |dir| case::cases(Path::new(&dir)));
     for dir in case::golden().into_iter().chain(more) {
         let case = Case::open(&dir);
@@ -188,7 +188,7 @@ fn the_loop_trains_as_peft_does() {
 }
 
 #[test]
-fn nothing_but_the_work_decides_the_bits() {
+fn threads_order_and_recomputation_change_no_bit() {
     for dir in case::golden() {
         let mut case = Case::open(&dir);
         case.lora.dropout = 0.1;

@@ -1,6 +1,5 @@
-//! Signals to the real program on the demonstration: SIGUSR1 saves and goes on, SIGINT stops after the step,
-//! SIGTERM at once, SIGHUP too; and the resumed run gives the bytes of one that nobody interrupted. That nobody reads
-//! what it says any more changes nothing.
+//! Signals to the real program on the demonstration: SIGUSR1 saves and continues, SIGINT stops after the step, SIGTERM
+//! and SIGHUP stop at once; the resumed run gives the bytes of an uninterrupted one. A closed output changes nothing.
 #![cfg(unix)]
 
 use finetune::report::read;
@@ -23,7 +22,7 @@ fn events(out: &Path) -> Vec<Event> {
     read(&out.join("metrics.jsonl")).unwrap()
 }
 
-/// Waits until the run has said something of which `seen` is true.
+/// Waits until the run has logged an event for which `seen` is true.
 fn wait(child: &mut Child, out: &Path, seen: impl Fn(&Event) -> bool) {
     let began = Instant::now();
     while !events(out).iter().any(&seen) {
@@ -46,7 +45,7 @@ fn saved(event: &Event) -> Option<u64> {
     if let Event::Checkpoint(checkpoint) = event { Some(checkpoint.step) } else { None }
 }
 
-/// Interrupts a run after its second step, resumes it, and gives back its adapter.
+/// Interrupts a run after its second step, resumes it, and returns its adapter.
 fn check(dir: &Path, name: &str) -> Vec<u8> {
     let out = dir.join(name);
     let mut child = command(&out, &[]).spawn().unwrap();
@@ -82,7 +81,7 @@ fn adapter(out: &Path) -> Vec<u8> {
 #[test]
 fn an_interrupted_run_is_resumed_to_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    // A folder of the demonstration's name, as the repository has one, does not take its place.
+    // A folder named `demo`, as the repository has one, does not replace the built-in demonstration.
     std::fs::create_dir(dir.path().join("demo")).unwrap();
     let whole: PathBuf = dir.path().join("whole");
     let ended = command(&whole, &[]).output().unwrap();
@@ -92,9 +91,9 @@ fn an_interrupted_run_is_resumed_to_the_same_bytes() {
     }
 }
 
-/// `2>&1 | tee log` and Ctrl-C, which ends tee first; an ssh connection that drops, and its terminal with it.
+/// `2>&1 | tee log` and Ctrl-C, which ends tee first; a dropped ssh connection, which closes the terminal.
 #[test]
-fn a_run_is_saved_though_its_reader_went_first() {
+fn run_is_saved_after_its_output_closes() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["INT", "HUP"] {
         let out = dir.path().join(name);
@@ -109,9 +108,9 @@ fn a_run_is_saved_though_its_reader_went_first() {
     }
 }
 
-/// As `nohup` starts it.
+/// `nohup` starts a program so.
 #[test]
-fn a_hang_up_that_was_ignored_at_the_start_stays_ignored() {
+fn hangup_ignored_at_the_start_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let mut child = from_a_shell(&out, "ignore");
@@ -121,7 +120,7 @@ fn a_hang_up_that_was_ignored_at_the_start_stays_ignored() {
     assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
 }
 
-/// The run with SIGHUP as asked, however the tests themselves were started.
+/// The run with this disposition of SIGHUP, however the tests themselves were started.
 fn from_a_shell(out: &Path, hang_up: &str) -> Child {
     let run = command(out, &[]);
     let mut env = Command::new("env");
@@ -129,7 +128,7 @@ fn from_a_shell(out: &Path, hang_up: &str) -> Child {
     env.current_dir(out.parent().unwrap()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A request for a checkpoint while there is nothing to save yet: SLURM's `--signal=USR1` may come while rows are read.
+/// A request for a checkpoint before there is anything to save: SLURM's `--signal=USR1` may arrive while rows are read.
 #[cfg(target_os = "linux")]
 #[test]
 fn sigusr1_before_the_first_step_ends_no_run() {
@@ -154,9 +153,9 @@ fn sigusr1_before_the_first_step_ends_no_run() {
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// `ulimit -f`: a file that may not grow further is an error with a name, and nothing half-written stays.
+/// `ulimit -f`: a file that may not grow further gives an error with its name, and no partly written file stays.
 #[test]
-fn a_file_at_its_limit_is_an_error_as_a_full_disk_is() {
+fn file_size_limit_is_an_error_like_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let whole = command(&dir.path().join("whole"), &[]).output().unwrap();
     assert!(whole.status.success(), "the demonstration's files are laid out without a limit");

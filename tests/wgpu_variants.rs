@@ -1,8 +1,8 @@
-//! Variants of kernels on the drivers that are installed: each against f64, at sizes that fit no tile, at odd offsets,
-//! over NaN, between guard words; what rounds its factors, against products of factors rounded in the same way
-//! and against f32; and a variant that is made wrong on purpose is dropped by name.
+//! Kernel variants on the installed drivers: each against f64, at sizes that fit no tile, at odd offsets, over NaN,
+//! between guard words; variants that round their factors are compared with products of equally rounded factors and
+//! with f32; a deliberately wrong variant is dropped by name.
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 use finetune::backend::wgpu::{Adapter, Options, Variant, Weight, adapters};
@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 const GUARD: f32 = 12_345.0;
 
-/// The software adapters that are installed, each with the variants that it could run.
+/// The installed software adapters, each with the variants that it can run.
 fn devices() -> Vec<(Adapter, Vec<Variant>)> {
     let all: Vec<Adapter> = adapters().into_iter().filter(Adapter::is_software).collect();
     for driver in ["llvmpipe", "SwiftShader"] {
@@ -80,7 +80,7 @@ fn largest(want: &[(f64, f64)]) -> f64 {
     want.iter().fold(0.0, |m: f64, (w, _)| m.max(w.abs()))
 }
 
-/// Every value within `bound` of what is expected, relative to the largest, or to each sum of absolute terms.
+/// Checks every value within `bound` of the expected one, relative to the largest, or to each sum of absolute terms.
 fn compare(name: &str, got: &[f32], want: &[(f64, f64)], (bound, by_terms): (f64, bool)) {
     let scale = largest(want);
     for (i, (got, (want, terms))) in got.iter().zip(want).enumerate() {
@@ -94,7 +94,7 @@ fn round16(x: &[f32]) -> Vec<f32> {
     x.iter().map(|v| f16::from_f32(*v).to_f32()).collect()
 }
 
-/// A frozen matrix in a file's bytes, and what they say.
+/// A frozen matrix as the bytes of a file, and the values that they represent.
 fn frozen(w: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     match dtype {
         Dtype::F32 => (w.iter().flat_map(|v| v.to_le_bytes()).collect(), w.to_vec()),
@@ -111,7 +111,7 @@ fn frozen(w: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
     }
 }
 
-/// A frozen matrix on the device, and its numbers.
+/// A frozen matrix on the device, and its values.
 fn weight(device: &mut Wgpu, (n, k): (usize, usize), encoding: Encoding) -> (Weight, Vec<f32>) {
     let numbers = numbers(n * k, 3);
     match encoding {
@@ -177,8 +177,8 @@ fn linear(
     }
 }
 
-/// An adapter's own products, each transpose, with a scale.
-fn own(device: &mut Wgpu, name: &str, (m, n, k): (usize, usize, usize)) {
+/// Products of an adapter's own factors, each transpose, with a scale.
+fn adapter_products(device: &mut Wgpu, name: &str, (m, n, k): (usize, usize, usize)) {
     for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
         for offset in [4, 5] {
             let (a, b) = (numbers(m * k, 4), numbers(k * n, 5));
@@ -209,7 +209,7 @@ const SIZES: [(usize, usize, usize); 6] =
     [(1, 1, 1), (3, 7, 33), (17, 64, 24), (65, 40, 48), (9, 131, 72), (70, 16, 130)];
 
 #[test]
-fn products_of_every_variant() {
+fn every_variant_matches_the_product_formula() {
     for (adapter, offered) in devices() {
         for variant in offered.into_iter().filter(|v| v.is_product()) {
             let name = format!("{} {}", adapter.name(), variant.name());
@@ -223,21 +223,21 @@ fn products_of_every_variant() {
                 for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
                     linear(&mut device, &name, variant.is_reduced(), size, Encoding::Plain(dtype));
                 }
-                own(&mut device, &name, size);
+                adapter_products(&mut device, &name, size);
             }
         }
     }
 }
 
 #[test]
-fn blocks_by_every_variant() {
+fn every_variant_multiplies_every_block_type() {
     for (adapter, offered) in devices() {
         for variant in offered.into_iter().filter(|v| v.is_product()) {
             let name = format!("{} {}", adapter.name(), variant.name());
             let options = Options { poison: true, variants: Some(vec![variant]), ..Options::default() };
             let mut device = Wgpu::open(&adapter, options).unwrap_or_else(|fault| panic!("{name}: {fault}"));
             for &block in Block::ALL {
-                // A tile and a bit, an odd number of rows of blocks.
+                // One tile and a remainder, an odd number of rows of blocks.
                 linear(&mut device, &name, variant.is_reduced(), (67, 71, 256), Encoding::Blocks(block));
             }
         }
@@ -245,7 +245,7 @@ fn blocks_by_every_variant() {
 }
 
 #[test]
-fn a_variant_that_is_wrong_is_dropped_by_name() {
+fn wrong_variant_is_dropped_by_name() {
     for (adapter, offered) in devices() {
         for wrong in offered.into_iter().chain([Variant::Split]) {
             let name = format!("{} {}", adapter.name(), wrong.name());
@@ -264,9 +264,9 @@ fn a_variant_that_is_wrong_is_dropped_by_name() {
     }
 }
 
-/// Right when the device is opened, wrong for what a model brings: other heads, other encodings, longer sums.
+/// Right when the device is opened, wrong for a model's shapes: other heads, other encodings, longer sums.
 #[test]
-fn what_is_wrong_only_for_a_model_is_dropped_before_it_is_used() {
+fn variant_wrong_for_a_model_is_dropped_before_use() {
     for (adapter, _) in devices() {
         for wrong in [Variant::Flash, Variant::Tiled] {
             let (variants, spoiled) = (Some(vec![wrong]), Some(wrong));
@@ -279,7 +279,7 @@ fn what_is_wrong_only_for_a_model_is_dropped_before_it_is_used() {
             device.prepare(Heads { query: 2, kv: 1, size: 64 }).unwrap();
             linear(&mut device, &name, false, (17, 40, 72), Encoding::Plain(Dtype::F16));
             assert!(device.dropped().is_empty(), "{name}: {:?}", device.dropped());
-            // One read for each matrix that `linear` asked for, twice: trials count nothing.
+            // Two reads for each matrix of `linear`: trials are not counted.
             assert!(device.traffic().submissions - submissions <= 16, "{name}: {:?}", device.traffic());
             device.prepare(Heads { query: 2, kv: 1, size: 128 }).unwrap();
             linear(&mut device, &name, false, (17, 40, 128), Encoding::Plain(Dtype::F32));
@@ -291,25 +291,25 @@ fn what_is_wrong_only_for_a_model_is_dropped_before_it_is_used() {
     }
 }
 
-/// Few outputs of long sums: in parts on cards, in one piece where nothing is cut. Both are right, and do not round
-/// alike, which shows that both were computed.
+/// Few outputs of long sums: split into parts on cards, in one piece without a split. Both are right and round
+/// differently, which shows that both were computed.
 #[test]
-fn long_sums_of_few_outputs_are_cut_in_parts() {
+fn long_sums_of_few_outputs_are_split() {
     for (adapter, _) in devices() {
         let mut got = Vec::new();
         for variants in [vec![Variant::Tiled], vec![Variant::Tiled, Variant::Split]] {
             let options = Options { poison: true, variants: Some(variants), ..Options::default() };
             let mut device = Wgpu::open(&adapter, options).unwrap();
             let name = format!("{} {}", adapter.name(), device.class());
-            // A last part that is shorter, tiles that are not full, a sum that is just long enough.
+            // A shorter last part, tiles that are not full, a sum that is just long enough.
             for size in [(16, 131, 1_037), (70, 16, 600), (3, 5, 512), (65, 40, 300)] {
-                own(&mut device, &name, size);
+                adapter_products(&mut device, &name, size);
             }
             got.push(long(&mut device));
         }
         let [whole, parts] = &got[..] else { panic!("two devices") };
         assert_ne!(whole, parts, "{}: nothing was cut", adapter.name());
-        // The same again, and where dispatches are cut to windows: bits follow from the shape.
+        // The same again, with dispatches split into windows: bits follow from the shape.
         for rate in [None, Some(1e6)] {
             let variants = Some(vec![Variant::Tiled, Variant::Split]);
             let options = Options { rate, steady: rate.is_some(), variants, ..Options::default() };
@@ -319,7 +319,7 @@ fn long_sums_of_few_outputs_are_cut_in_parts() {
     }
 }
 
-/// 40 x 131 sums of 2,000 terms, added to what is there, between guard words.
+/// 40 x 131 sums of 2,000 terms, added to existing values, between guard words.
 fn long(device: &mut Wgpu) -> Vec<f32> {
     let (m, n, k, offset) = (40, 131, 2_000, 5);
     let (a, b) = (numbers(k * m, 4), numbers(k * n, 5));
@@ -343,7 +343,7 @@ fn small_gradients_are_not_lost_in_f16() {
     let (half, without): (Vec<_>, Vec<_>) =
         devices().into_iter().partition(|(_, v)| v.contains(&Variant::Half));
     without.iter().for_each(|(adapter, _)| println!("skipped: no f16 on {}", adapter.name()));
-    // lavapipe has it.
+    // lavapipe supports f16.
     assert!(!half.is_empty() || std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no adapter with f16");
     for (adapter, offered) in half {
         assert!(offered.contains(&Variant::Tiled));
@@ -357,7 +357,7 @@ fn small_gradients_are_not_lost_in_f16() {
         device.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&mdy, t, n), &weight);
         let got = taken(&mut device, dx, t * k, 0);
         let want = formula((&dy, n, 1), (&w, k, 1), (t, k, n));
-        // Without the shift, numbers below 6e-8 are rounded to 0 or 6e-8: off by all of themselves.
+        // Without the shift, numbers below 6e-8 are rounded to 0 or 6e-8: an error of 100 %.
         compare("small gradients", &got, &want, (0.01, true));
     }
 }

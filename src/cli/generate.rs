@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_are_never_cut() {
+    fn characters_are_never_split() {
         // Each id is one byte; the decoder drops a space before the first token, as SentencePiece's does.
         let decode = |ids: &[u32]| {
             let bytes: Vec<u8> = ids.iter().map(|i| *i as u8).collect();

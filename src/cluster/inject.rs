@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_fault_strikes_once_in_its_step() {
+    fn each_fault_is_injected_once_in_its_step() {
         let inject: Inject = "nan@3, slow=4,pretend=wgpu,error@0,selftest".parse().unwrap();
         assert!(!inject.strikes(What::Nan, 2));
         assert!(inject.strikes(What::Nan, 3) && !inject.strikes(What::Nan, 3));

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_reason_of_an_end_stands() {
+    fn first_reason_of_a_closed_link_is_kept() {
         let (a, b) = pair::<ToCoordinator, ToWorker>(4);
         a.end.cut("first");
         b.end.cut("second");

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together() {
+    fn role_options_are_checked_together() {
         check("role=coordinator expect-workers=3", 0, "");
         check("role=coordinator nodes=a:9001,b bind=:0", 0, "");
         check("role=coordinator insecure=true bind=127.0.0.1:0 nodes=localhost:1", 0, "");

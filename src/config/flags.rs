@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_name_of_another_trainer_is_true_or_a_mistake() {
+    fn bare_foreign_flag_is_true_or_an_error() {
         check(&["--sample-packing"], "packing", "true");
         check(&["--sample-packing", "false"], "packing", "false");
         check(&["--use_rslora", "--lora_r", "4"], "rslora", "true");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_stand_bare_exist() {
+    fn bare_aliases_match_switch_options() {
         let all: Vec<&str> = alias::all().collect();
         assert!(all.iter().any(|k| alias::is_switch(k)));
         for (theirs, ours) in alias::ALIASES {

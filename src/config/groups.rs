@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn values() {
+    fn option_values_are_validated() {
         check("rank", "0", 78, "at least 1");
         check("rank", "abc", 2, "not a whole number");
         check("rank", "-1", 78, "at least 1");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_what_the_table_says() {
+    fn defaults_match_the_table() {
         let options: Vec<_> = TABLE.iter().collect();
         let o = Options::of(&Settings::resolve(&options, vec![]).unwrap()).unwrap();
         assert_eq!((o.lora.rank, o.lora.alpha, o.optim.batch_size, o.optim.epochs), (16, 32.0, 8, 1));

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_is_near_or_nothing() {
+    fn suggestion_is_similar_or_absent() {
         let known = ["rank", "alpha", "learning-rate", "max-seq-len"];
         assert_eq!(nearest("rnak", known.into_iter()), Some("rank"));
         assert_eq!(nearest("learning-rte", known.into_iter()), Some("learning-rate"));

@@ -23,7 +23,7 @@ fn check(text: &str, key: &str, expected: &str) {
 }
 
 #[test]
-fn names_of_other_trainers() {
+fn foreign_option_names_set_our_options() {
     check("lora_r: 8", "rank", "8");
     check("num_train_epochs: 3", "epochs", "3");
     check("warmup_ratio: 0.07", "warmup-steps", "7%");
@@ -69,7 +69,7 @@ fn names_of_other_trainers() {
 
 /// What is said of other trainers' names in a file.
 #[test]
-fn what_does_not_happen_is_a_warning() {
+fn foreign_keys_without_effect_give_warnings() {
     for (text, part) in [
         ("report_to: wandb", "warning: report_to wandb (c.yaml:1): nothing is sent there"),
         ("report_to: tensorboard", "(--tensorboard DIR)"),
@@ -83,7 +83,7 @@ fn what_does_not_happen_is_a_warning() {
 }
 
 #[test]
-fn mistakes() {
+fn conflicting_or_unknown_keys_are_refused() {
     let twice = "c.yaml:2: load_in_4bit: quantize is given as well: leave one out";
     check("quantize: q8_0\nload_in_4bit: true", "quantize", twice);
     check("optim: sgd", "rank", "c.yaml:1: optim: AdamW is the only optimizer");

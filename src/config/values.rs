@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn durations_are_parsed() {
         let seconds = |t| read_duration(t).map(|d| d.as_secs_f64());
         let cases = [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("1h30m", 5400.0), ("2d", 172_800.0)];
         for (text, expected) in cases {

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_variable_is_answered_like_a_misspelt_flag() {
+    fn misspelt_variable_gets_a_suggestion() {
         let line =
             |name: &str| check([name.to_string(), "PATH".into()].into_iter()).map_err(|e| (e.code(), e.line));
         for known in

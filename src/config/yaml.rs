@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn files() {
+    fn yaml_files_give_settings_with_line_numbers() {
         check("rank: 8\nlearning_rate: 2e-4\n", "rank=8@1 learning_rate=0.0002@2");
         check("# c\n\npacking: false\ndata: [a.jsonl, b.jsonl]\n", "packing=false@3 data=a.jsonl|b.jsonl@4");
         check(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes() {
+    fn invalid_yaml_is_refused_with_its_line() {
         check("rank: 8\nlora: {rank: [1, {a: 2}]}\n", "c.yaml:2: rank: expected a value");
         check("lora:\n  epochs: 3\n", "c.yaml:2: epochs belongs under optim");
         check("loar:\n  rank: 3\n", "c.yaml:1: unknown section loar; did you mean lora?");

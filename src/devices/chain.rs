@@ -120,7 +120,7 @@ mod tests {
     use super::{Among, Room};
 
     #[test]
-    fn what_is_free_is_divided_once() {
+    fn free_memory_is_divided_among_devices() {
         let (card, host) = (24, 16);
         let (discrete, software) = (Room { own: card, shared: false }, Room { own: card, shared: true });
         let two = Among { adapter: 2, machine: 2 };

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_damaged_is_as_good_as_none() {
+    fn damaged_kernel_cache_is_ignored() {
         let mut bytes = blake3::hash(b"kernels").as_bytes().to_vec();
         bytes.extend_from_slice(b"kernels");
         assert_eq!(checked(bytes.clone()), Some(b"kernels".to_vec()));

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds() {
+    fn link_speeds_are_parsed() {
         for (text, expected) in [
             ("1gbit", Some(110e6)),
             ("2.5Gbit/s", Some(275e6)),

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_that_of_this_device_and_shape_alone() {
+    fn memory_fit_is_per_device_and_shape() {
         let mut all = Profiles::default();
         let mut planted = record("a", shape("small", 1e9), 0.001, 4);
         let seen = |bytes| InUse { bytes, blocks: 3 };
@@ -320,7 +320,7 @@ mod tests {
 
     /// One run of long microbatches, and the line would not be believed for short ones any more.
     #[test]
-    fn memory_is_believed_near_the_sizes_of_the_newest_run() {
+    fn memory_fit_holds_near_sizes_of_the_newest_run() {
         let of = |sizes: &[f64]| {
             let mut new = record("a", shape("small", 1e9), 0.001, 4);
             let seen = |tokens: f64| InUse { bytes: 1000 + 50 * tokens as u64, blocks: 3 };
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_outweighs_what_is_old() {
+    fn new_measurements_outweigh_old_ones() {
         let mut all = Profiles::default();
         all.learn(record("a", shape("m", 1e9), 0.001, 1000));
         all.learn(record("a", shape("m", 1e9), 0.002, 1000));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_are_kept() {
+    fn only_the_newest_records_are_kept() {
         let mut all = Profiles::default();
         (0..MOST + 5).for_each(|i| all.learn(record(&i.to_string(), shape("m", 1e9), 0.1, 2)));
         assert_eq!((all.records.len(), all.records[0].device.as_str()), (MOST, "5"));

@@ -229,7 +229,7 @@ mod tests {
 
     /// What trials took says nothing of microbatches many times as long.
     #[test]
-    fn memory_is_expected_near_the_sizes_that_were_tried() {
+    fn memory_is_predicted_only_near_tried_sizes() {
         let mut memory = Used::default();
         for tokens in [128.0, 256.0] {
             memory.add(tokens, InUse { bytes: 1000 + 10 * tokens as u64, blocks: 3 });
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_the_same_at_every_start() {
+    fn machine_name_drops_run_suffixes() {
         let cases =
             [("box-4711", "box"), ("box-4711 (2)", "box"), ("my-box-1", "my-box"), ("my-box", "my-box")];
         for (worker, expected) in cases {

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn one_device_does_everything() {
+    fn single_device_forecast_adds_up() {
         let load = Load { eval: (100, 2), saves: 1, answers: 2, ..load(&[&[10, 20], &[30]]) };
         let f = forecast(&[worker(1.0, 0.1, None)], &load);
         // Three microbatches, 60 tokens, two steps.
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn work_falls_to_whoever_ends_first_and_travels() {
+    fn work_goes_to_the_first_free_device_and_costs_transfer() {
         let team = [worker(0.0, 0.1, None), worker(0.0, 0.3, Some((1000.0, 0.5)))];
         let f = forecast(&team, &load(&[&[10, 10, 10, 10]]));
         // 1, 2, 3 seconds of the fast one; 3 of the slow one.
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_costs_more_than_it_gives_is_named() {
+    fn device_that_slows_the_run_is_named() {
         let steps: &[&[u32]] = &[&[10, 10, 10, 10]];
         let (fast, slow) = (worker(0.0, 0.1, None), worker(0.0, 0.3, Some((1000.0, 0.5))));
         // 13.5 s with it, 4.5 without.

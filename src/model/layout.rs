@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_follow_each_other_and_are_found() {
+    fn ranges_are_contiguous_and_found_by_name() {
         let mut l = Layout::default();
         l.push("a", 2, 3);
         l.push("b", 3, 1);

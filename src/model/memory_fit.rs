@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fit_recovers_what_was_planted() {
+    fn fit_recovers_the_planted_line() {
         for (fixed, each, sizes) in
             [(4e7, 690e3, vec![128.0, 256.0, 512.0]), (1e6, 1e3, vec![7.0]), (9e9, 4e6, vec![1024.0, 64.0])]
         {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_says_what_blocks_keep() {
+    fn number_of_blocks_encodes_the_keep_policy() {
         let parts = [[4, 1, 0], [1, 4, 0], [0, 5, 0], [0, 1, 4], [0, 0, 5], [0, 0, 2]].map(Keep::Parts);
         let line = Line { fixed: 1.0, each: 1.0 };
         for keep in parts.into_iter().chain([Keep::Everything, Keep::Inputs]) {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_alone_and_nonsense_are_no_fit() {
+    fn one_size_or_invalid_sums_give_no_fit() {
         let mut used = Used::default();
         used.add(128.0, seen(1e6, 2));
         assert_eq!(used.fit(), None);

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_not_finite_is_found_where_it_is() {
+    fn first_non_finite_value_is_located() {
         for (dtype, bad) in [
             (Dtype::F32, f32::NAN.to_le_bytes().to_vec()),
             (Dtype::F32, f32::NEG_INFINITY.to_le_bytes().to_vec()),

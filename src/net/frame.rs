@@ -183,7 +183,7 @@ mod tests {
     proptest! {
         /// The same frames result wherever the bytes are cut.
         #[test]
-        fn any_cut_gives_the_same_frames(
+        fn any_split_of_bytes_gives_the_same_frames(
             frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8),
             cuts in prop::collection::vec(1usize..64, 1..40),
         ) {

@@ -372,7 +372,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_export_that_is_damaged_is_refused() {
+    fn damaged_export_is_refused() {
         let good = [1.0f32, -0.0, f32::MIN_POSITIVE];
         let at = Path::new("out");
         assert_eq!(same_values(&good, &good, at), Ok(()));

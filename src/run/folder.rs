@@ -220,7 +220,7 @@ mod tests {
     use crate::train::best::Choice;
 
     #[test]
-    fn stems() {
+    fn output_name_is_the_stem_of_the_model() {
         for (model, expected) in [
             ("owner/name", "name"),
             ("owner/name@main", "name"),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_not_kept_leaves_nothing() {
+    fn dropped_claim_leaves_no_folder() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("runs/demo-1");
         let options = OutputOptions {

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suspicious() {
+    fn suspicious_rows_give_warnings() {
         let none = Survey::default;
         check(none(), &[]);
         let dropped = Survey { dropped: 6, first_dropped: "a.jsonl:3: its text is empty".into(), ..none() };

@@ -132,7 +132,7 @@ mod tests {
     use crate::config::Typed;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn run_file_round_trips() {
         let flag = |key: &str, values: &[&str]| Typed {
             key: key.into(),
             values: values.iter().map(|v| v.to_string()).collect(),
@@ -162,7 +162,7 @@ mod tests {
         }
     }
     #[test]
-    fn local_files_are_recorded_with_their_whole_path() {
+    fn local_files_are_recorded_by_absolute_path() {
         let here = std::env::current_dir().unwrap().display().to_string();
         for (name, value, expected) in [
             ("data", "Cargo.toml", format!("{here}/Cargo.toml")),

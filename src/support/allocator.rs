@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bound_counts_what_is_held_and_ends_with_the_scope() {
+    fn bound_counts_held_bytes_and_ends_with_its_scope() {
         let used = within(1 << 20, "too much".into(), || {
             for _ in 0..100 {
                 drop(std::hint::black_box(vec![1u8; 100_000]));

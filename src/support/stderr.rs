@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_others_cannot_leave_its_line() {
+    fn foreign_text_cannot_leave_its_line() {
         for (text, line, lines) in [
             ("plain äöü 漢字", "plain äöü 漢字", "plain äöü 漢字"),
             ("a\nnote: all is well\t", "a\\nnote: all is well\\t", "a\nnote: all is well\t"),

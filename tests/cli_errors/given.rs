@@ -1,11 +1,11 @@
-//! What the files that are given say against the options: end tokens, adapters to begin with, logs.
+//! Files against options: end tokens, initial adapters, logs.
 
 use super::check;
 use crate::cli_fixture::{Bench, classes, stderr};
 use serde_json::{Value, json};
 
 #[test]
-fn end_tokens_that_are_no_tokens_are_refused() {
+fn invalid_end_tokens_are_refused() {
     let b = Bench::new();
     for (model, ends) in [
         ("word", json!("x")),
@@ -23,7 +23,7 @@ fn end_tokens_that_are_no_tokens_are_refused() {
     b.ok("generate ./lists --prompt x --max-new-tokens 1");
 }
 
-/// A copy of an adapter whose configuration was changed.
+/// A copy of an adapter with a changed configuration.
 fn adapter(b: &Bench, name: &str, change: impl FnOnce(&mut Value)) {
     let mut config: Value = serde_json::from_slice(&b.read("first/adapter_config.json")).unwrap();
     change(&mut config);
@@ -32,7 +32,7 @@ fn adapter(b: &Bench, name: &str, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn adapters_to_begin_with_say_what_they_are() {
+fn init_adapters_are_validated() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o first");
     for (name, alpha) in
@@ -66,7 +66,7 @@ fn adapters_to_begin_with_say_what_they_are() {
 }
 
 #[test]
-fn options_that_another_one_replaces_are_named() {
+fn overridden_options_are_named() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --eval-data eval.jsonl --eval-split 99999999 --max-steps 1 -o out";
     let said = stderr(&b.run(run));
@@ -76,7 +76,7 @@ fn options_that_another_one_replaces_are_named() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_log_that_takes_nothing_is_refused_before_the_run() {
+fn unwritable_log_is_refused_before_the_run() {
     let b = Bench::new();
     let out = b.run("demo --data rows.jsonl --max-steps 1 --log-json /dev/full -o out");
     let text = stderr(&out);

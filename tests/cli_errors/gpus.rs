@@ -1,10 +1,10 @@
-//! Devices that were asked for and are not there, or cannot do what is wanted: one line each, on the real binary.
+//! Requested devices that are missing or unsuitable: one line each, on the real binary.
 
 use crate::check;
 use crate::cli_fixture::{Bench, stderr};
 
 #[test]
-fn devices_that_cannot_be_meant() {
+fn contradictory_device_options_are_refused() {
     let b = Bench::new();
     for (command, code, parts) in [
         ("--gpus 0,auto", 78, "--gpus .. auto cannot be combined"),
@@ -17,10 +17,10 @@ fn devices_that_cannot_be_meant() {
     }
 }
 
-/// What keeps a GPU from being found has its own line, whatever this machine has.
+/// Each reason why no GPU is found has its own line, on any machine.
 #[test]
 #[cfg(target_os = "linux")]
-fn gpus_that_are_not_there() {
+fn missing_gpu_is_explained() {
     let b = Bench::new();
     let run = "demo --data rows.jsonl --max-steps 1";
     let said = |command: &str, variables: &[(&str, &str)]| {
@@ -36,7 +36,7 @@ fn gpus_that_are_not_there() {
         assert!(std::env::var_os("FINETUNE_NEED_VULKAN").is_none(), "no Vulkan loader");
         return eprintln!("skipped: no Vulkan loader");
     }
-    // A loader that cannot be loaded stands before the system's own.
+    // A Vulkan loader that cannot be loaded comes before the system's own.
     b.bytes("lib/libvulkan.so.1", b"");
     let lib = b.path("lib").display().to_string();
     let no_loader = [("LD_LIBRARY_PATH", lib.as_str())];
@@ -59,7 +59,7 @@ fn gpus_that_are_not_there() {
         let missing: Vec<&str> = parts.split(" .. ").filter(|part| !last.contains(part)).collect();
         assert!(missing.is_empty(), "{missing:?} in {command}: {text}");
     }
-    // `auto` goes on without, and says so; where the CPU was named nobody asks for a GPU.
+    // `auto` continues without a GPU and says so; with the CPU named no GPU is searched for.
     let (code, text) = said("", &nowhere);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("note: computes on the CPU: no GPU found (finetune devices says why)\n"), "{text}");
@@ -72,10 +72,10 @@ fn gpus_that_are_not_there() {
     assert!(!text.contains("GPU"), "{text}");
 }
 
-/// On a machine with a software driver: an index and a name that are not there, a name that is everybody's, and a
-/// model that does not fit.
+/// On a machine with a software driver: a missing index, a missing name, an ambiguous name, and a model that does not
+/// fit.
 #[test]
-fn adapters_that_cannot_be_used() {
+fn unusable_gpu_selections_are_refused() {
     let b = Bench::new();
     let adapters = finetune::backend::wgpu::adapters();
     if !adapters.iter().any(|a| a.name().contains("llvmpipe")) {

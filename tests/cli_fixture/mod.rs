@@ -1,4 +1,4 @@
-//! The real binary in a folder of its own, on the demonstration's model: whole, or damaged in one place.
+//! The real binary in a temporary folder, on the demonstration's model: whole, or damaged in one place.
 #![allow(dead_code)] // Each test file uses a part.
 
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ impl Bench {
         std::fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
-    /// The adapters of two folders have the same bytes.
+    /// Asserts that the adapters of two folders have the same bytes.
     #[track_caller]
     pub fn same_adapter(&self, one: &str, other: &str) {
         let read = |dir: &str| self.read(&format!("{dir}/{ADAPTER}"));
@@ -56,7 +56,7 @@ impl Bench {
         to
     }
 
-    /// A copy whose JSON file was changed.
+    /// A copy with one changed JSON file.
     pub fn model_with(&self, name: &str, file: &str, change: impl FnOnce(&mut Value)) {
         let path = self.model(name).join(file);
         let mut value: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -64,7 +64,7 @@ impl Bench {
         std::fs::write(path, value.to_string()).unwrap();
     }
 
-    /// A copy whose weights were changed: the header, and the bytes behind it.
+    /// A copy with changed weights: the header, and the bytes after it.
     pub fn model_weights(&self, name: &str, change: impl FnOnce(&mut Value, &mut Vec<u8>)) {
         let path = self.model(name).join("model.safetensors");
         let file = std::fs::read(&path).unwrap();
@@ -79,7 +79,7 @@ impl Bench {
         std::fs::write(path, out).unwrap();
     }
 
-    /// The binary, in the bench's folder, with no settings from outside.
+    /// The binary, in the bench's folder, without settings from the environment.
     pub fn command(&self, args: &str) -> Command {
         let mut c = Command::new(env!("CARGO_BIN_EXE_finetune"));
         c.current_dir(self.dir.path()).args(split(args)).stdin(Stdio::null());
@@ -98,7 +98,7 @@ impl Bench {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Runs and must succeed.
+    /// Runs, expects success, and returns stdout.
     #[track_caller]
     pub fn ok(&self, args: &str) -> String {
         let out = self.run(args);
@@ -107,7 +107,7 @@ impl Bench {
     }
 }
 
-/// One cache for all tests of this build, so that the demonstration is laid out once.
+/// One cache for all tests of this build, so that the demonstration is written once.
 fn cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
 }

@@ -1,5 +1,5 @@
-//! Workers and coordinators that are not there, or are there twice: the run waits, ends so that it can go on, or goes
-//! on where it belongs, and no byte changes.
+//! Workers and coordinators that are absent or duplicated: the run waits, ends in a state that can be resumed, or
+//! continues with the right coordinator, and no byte changes.
 
 use crate::fleet::{Fleet, RUN};
 use rustix::process::Signal;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Waits until somebody has said that.
+/// Waits until the process has printed `part`.
 #[track_caller]
 fn until_said(fleet: &Fleet, name: &str, part: &str) {
     let began = Instant::now();
@@ -20,7 +20,7 @@ fn until_said(fleet: &Fleet, name: &str, part: &str) {
 }
 
 #[test]
-fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
+fn run_paused_without_workers_continues_to_the_same_bytes() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -30,7 +30,7 @@ fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
     fleet.wait_for_step(2);
     fleet.kill("dies");
     until_said(&fleet, "coordinator", "at least 2 needed");
-    // What was under way ends.
+    // Running computations finish.
     std::thread::sleep(Duration::from_secs(1));
     let step = fleet.steps();
     std::thread::sleep(Duration::from_secs(1));
@@ -41,7 +41,7 @@ fn a_run_that_pauses_for_want_of_workers_goes_on_to_the_same_bytes() {
 }
 
 #[test]
-fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() {
+fn long_pause_is_saved_with_75_and_resumes_to_the_same_bytes() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -61,10 +61,9 @@ fn a_pause_that_lasts_too_long_is_saved_with_75_and_goes_on_to_the_same_bytes() 
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
 }
 
-/// Somebody starts an old copy of the run where the newer one was: its workers have met a later epoch, and do nothing
-/// for it.
+/// An old copy of the run is started in place of the newer one: its workers have met a later epoch and refuse it.
 #[test]
-fn a_coordinator_of_an_older_epoch_gets_nobody() {
+fn coordinator_of_an_older_epoch_gets_no_worker() {
     let run = format!("{RUN} --max-steps 9 --save-steps 1");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -98,9 +97,9 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.success());
 }
 
-/// As where the coordinator was killed when all was done and before its workers had heard it.
+/// The coordinator was killed after the last step and before its workers received the end.
 #[test]
-fn a_coordinator_with_nothing_left_to_do_tells_workers_that_look_for_it() {
+fn finished_coordinator_releases_searching_workers() {
     let run = format!("{RUN} --max-steps 2 --expect-workers 1");
     let mut fleet = Fleet::new();
     fleet.coordinator(&run);
@@ -108,21 +107,21 @@ fn a_coordinator_with_nothing_left_to_do_tells_workers_that_look_for_it() {
     fleet.all_end(&["coordinator", "worker"], 0);
     fleet.worker("looks", "--threads 1");
     until_said(&fleet, "looks", "trying again");
-    // Until its pauses are as long as they get.
+    // Until the pauses between its attempts have their greatest length.
     std::thread::sleep(Duration::from_secs(4));
     fleet.coordinator(&format!("{run} --resume"));
     fleet.all_end(&["coordinator", "looks"], 0);
     assert_eq!(fleet.steps(), 2, "{}", fleet.all());
 }
 
-/// What a [`door`] has seen, and whether it lets bytes through.
+/// The state of a [`door`]: what it has seen, and whether it lets bytes through.
 #[derive(Default)]
 struct Door {
     connected: AtomicBool,
     opened: AtomicBool,
 }
 
-/// Takes connections, connects each to `to` at once, and passes bytes on when it is opened.
+/// Accepts connections, connects each to `to` at once, and forwards bytes once it is opened.
 fn door(to: String, door: Arc<Door>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
@@ -146,9 +145,9 @@ fn door(to: String, door: Arc<Door>) -> String {
     at
 }
 
-/// It has connected, and not greeted yet, when the run ends.
+/// The late worker has connected, and not sent its greeting yet, when the run ends.
 #[test]
-fn a_worker_that_connects_in_the_last_moment_hears_the_end() {
+fn worker_that_connects_last_receives_the_end() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 1"));
     fleet.faulty("worker", "--threads 1", "slow=16");
@@ -161,7 +160,7 @@ fn a_worker_that_connects_in_the_last_moment_hears_the_end() {
         std::thread::sleep(Duration::from_millis(1));
     }
     fleet.signal("worker", Signal::CONT);
-    // Who took part has heard the end, so nothing else keeps the coordinator.
+    // The other worker has received the end, so nothing else delays the coordinator.
     fleet.all_end(&["worker"], 0);
     std::thread::sleep(Duration::from_millis(150));
     held.opened.store(true, Ordering::Relaxed);
@@ -169,12 +168,12 @@ fn a_worker_that_connects_in_the_last_moment_hears_the_end() {
 }
 
 #[test]
-fn a_worker_that_froze_and_goes_on_comes_back() {
+fn resumed_frozen_worker_rejoins() {
     let run = format!("{RUN} --max-steps 8");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    fleet.faulty("slow", "--threads 1", "slow=500"); // so that the run is not over before
+    fleet.faulty("slow", "--threads 1", "slow=500"); // so that the run does not end first
     fleet.worker("frozen", "--threads 1");
     fleet.wait_for_step(1);
     fleet.signal("frozen", Signal::STOP);
@@ -187,21 +186,21 @@ fn a_worker_that_froze_and_goes_on_comes_back() {
 }
 
 #[test]
-fn a_worker_that_dies_in_the_middle_of_a_microbatch_changes_no_byte() {
+fn worker_killed_within_a_microbatch_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    fleet.faulty("stays", "--threads 1", "slow=8"); // so that something is left for the other
+    fleet.faulty("stays", "--threads 1", "slow=8"); // so that some work is left for the other
     fleet.faulty("dies", "--threads 1", "die@3");
     fleet.all_end(&["coordinator", "stays"], 0);
     assert_ne!(fleet.end("dies"), Some(0));
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
 }
 
-/// Options that decide what the run does are the coordinator's, also those that say what it writes.
+/// The coordinator decides all options of a run, including those for the files that it writes.
 #[test]
-fn a_worker_that_is_told_what_the_run_saves_is_refused_by_name() {
+fn worker_with_an_option_of_the_run_is_refused_by_name() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 3 --save-steps 2 --expect-workers 1"));
     fleet.worker("other", "--threads 1 --save-steps 7");

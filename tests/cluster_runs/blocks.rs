@@ -1,5 +1,5 @@
-//! Bases in blocks: workers that have no model get the file as it is, at its own size, or quantise for themselves what they
-//! get.
+//! Bases in blocks: workers without a model receive the file unchanged, at its own size, or quantise the received
+//! weights themselves.
 
 use crate::fleet::{Fleet, RUN};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_base_in_blocks_travels_as_it_is_and_changes_no_byte() {
+fn quantised_base_is_sent_unchanged_and_changes_no_byte() {
     for (model, more) in [("./base.gguf", ""), ("demo", "--quantize nf4")] {
         let run = format!("{} {more} --max-steps 3", RUN.replace("demo", model));
         let mut fleet = Fleet::new();

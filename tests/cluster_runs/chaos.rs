@@ -1,8 +1,8 @@
-//! Random kills, freezes and restarts of real processes. However a run is disturbed, its adapter has the bytes of one
-//! undisturbed process, nothing panics, and every process ends with an exit code that it promises.
+//! Random kills, freezes and restarts of real processes. Under any disturbance the adapter has the bytes of one
+//! undisturbed process, nothing panics, and every process ends with a documented exit code.
 //!
 //! `FINETUNE_CHAOS_SEED` repeats a sequence, `FINETUNE_CHAOS_BLOWS` and `FINETUNE_CHAOS_SECONDS` bound it (default: 60
-//! seconds). `benches/chaos.sh` runs 1,000 blows.
+//! seconds). `benches/chaos.sh` runs 1,000 disturbances.
 
 use crate::cli_fixture::classes;
 use crate::fleet::{Fleet, RUN};
@@ -10,17 +10,17 @@ use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Options of one kind of run. All of them take about 60 short steps.
+/// Options of each kind of run. Each takes about 60 short steps.
 const RUNS: [&str; 4] = [
     "--max-steps 60 --save-steps 7 --save-total-limit 3",
     "--max-steps 60 --save-steps 9 --rslora --target-modules q_proj,v_proj --no-packing --seed 7",
     "--max-steps 50 --save-steps 11 --quantize q8_0 --eval-data eval.jsonl --eval-steps 13",
     "--max-steps 60 --save-steps 10 --task classify --eval-data classes.eval.jsonl --eval-steps 20",
 ];
-/// Milliseconds by which a worker delays each microbatch, so that blows hit steps and not only starts.
+/// Milliseconds by which a worker delays each microbatch, so that disturbances hit steps and not only starts.
 const SLOW: &str = "slow=4";
-/// Blows to one run; after them it ends undisturbed.
-const BLOWS: u64 = 30;
+/// Disturbances of one run; after them it ends undisturbed.
+const DISTURBANCES: u64 = 30;
 /// A run that takes longer is reported as hanging.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -45,12 +45,12 @@ impl Draw {
     }
 }
 
-/// One run under blows.
+/// One disturbed run.
 struct Round<'a> {
     fleet: Fleet,
     run: String,
     draw: Draw,
-    /// Counts of all rounds by the name of the blow.
+    /// Counts over all rounds, by the name of the disturbance.
     counts: &'a mut BTreeMap<&'static str, u64>,
     /// Frozen processes and when each continues.
     frozen: Vec<(&'static str, Instant)>,
@@ -79,7 +79,7 @@ impl Round<'_> {
     }
 
     fn freeze(&mut self, name: &'static str, longest: u64) {
-        if !self.frozen.iter().any(|(n, _)| *n == name) && self.fleet.lives(name) {
+        if !self.frozen.iter().any(|(n, _)| *n == name) && self.fleet.is_running(name) {
             self.fleet.signal(name, Signal::STOP);
             let until = Instant::now() + self.draw.millis(100, longest);
             self.frozen.push((name, until));
@@ -87,19 +87,19 @@ impl Round<'_> {
         }
     }
 
-    /// Lets processes continue whose time is over; all of them where `now` is set.
+    /// Continues the frozen processes whose time is over, or all of them if `now` is set.
     fn thaw(&mut self, now: bool) {
         let (over, rest): (Vec<_>, Vec<_>) =
             self.frozen.drain(..).partition(|(_, until)| now || *until <= Instant::now());
         self.frozen = rest;
         for (name, _) in over {
-            if self.fleet.lives(name) {
+            if self.fleet.is_running(name) {
                 self.fleet.signal(name, Signal::CONT);
             }
         }
     }
 
-    fn blow(&mut self) {
+    fn disturb(&mut self) {
         let worker = WORKERS[self.draw.below(3) as usize];
         let (name, signal, label) = match self.draw.below(100) {
             0..45 => (worker, Signal::KILL, "kill worker"),
@@ -110,13 +110,13 @@ impl Round<'_> {
             90..95 => ("coordinator", Signal::TERM, "terminate coordinator"),
             _ => ("coordinator", Signal::USR1, "ask for a checkpoint"),
         };
-        if self.fleet.lives(name) {
+        if self.fleet.is_running(name) {
             self.fleet.signal(name, signal);
             self.count(label);
         }
     }
 
-    /// Starts what ended again. Returns whether the run is complete.
+    /// Restarts processes that ended. Returns whether the run is complete.
     fn restart(&mut self) -> bool {
         for name in WORKERS {
             if let Some(code) = self.fleet.ended(name) {
@@ -143,17 +143,17 @@ impl Round<'_> {
         for name in WORKERS {
             self.fleet.faulty(name, "--threads 1", SLOW);
         }
-        let mut blows = 0;
+        let mut disturbances = 0;
         loop {
             let pause = self.draw.millis(20, 250);
             std::thread::sleep(pause);
-            self.thaw(blows >= BLOWS);
+            self.thaw(disturbances >= DISTURBANCES);
             if self.restart() {
                 break;
             }
-            if blows < BLOWS {
-                self.blow();
-                blows += 1;
+            if disturbances < DISTURBANCES {
+                self.disturb();
+                disturbances += 1;
             }
         }
         self.thaw(true);
@@ -162,14 +162,14 @@ impl Round<'_> {
     /// One process that trains alone, always started with `--resume`, as a scheduler restarts a job.
     fn single(&mut self) {
         let args = format!("{} --threads 1 -q -o out --resume", self.run);
-        for blow in 0.. {
+        for round in 0.. {
             self.fleet.process("single", &args);
-            if blow < BLOWS / 2 {
-                // Start and first steps take about 0.3 s: half of the blows hit the start, half the training.
+            if round < DISTURBANCES / 2 {
+                // Start and first steps take about 0.3 s: half of the disturbances hit the start, half the training.
                 let pause = self.draw.millis(5, 600);
                 std::thread::sleep(pause);
                 let signal = if self.draw.below(4) == 0 { Signal::TERM } else { Signal::KILL };
-                if self.fleet.lives("single") {
+                if self.fleet.is_running("single") {
                     self.fleet.signal("single", signal);
                     self.count("kill or terminate a single process");
                 }

@@ -1,4 +1,4 @@
-//! A coordinator and workers as processes of their own, on this machine over TCP with TLS, and what became of them.
+//! A coordinator and workers as separate processes, on this machine over TCP with TLS, and their results.
 
 use crate::cli_fixture::{ADAPTER, Bench, rows};
 use crate::hosts::{Hosts, Path};
@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-/// No run here takes longer, even on a machine that does many other things.
+/// Upper bound on the time of any run here, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Eight microbatches a step; dropout is on, so that who computes what would show.
+/// Eight microbatches a step; dropout is on, so that a dependence on the computing worker would change the result.
 pub const RUN: &str = "demo --data many.jsonl --batch-size 24 --micro-batch-tokens 64 --rank 4 --dropout 0.1";
 
-/// How many fleets there have been in this process.
+/// The number of fleets created in this process.
 static FLEETS: AtomicU32 = AtomicU32::new(0);
 
-/// A folder, a port, and processes that are killed when the test ends, however it ends.
+/// A folder, a port, and processes that are killed when the test ends, even by a panic.
 pub struct Fleet {
     pub bench: Bench,
     address: String,
     children: Vec<(String, Child)>,
-    /// Where every process has a host of its own: the coordinator the first, then workers in their order.
+    /// With one host per process: the coordinator has the first, the workers follow in order.
     hosts: Option<Hosts>,
 }
 
@@ -32,14 +32,14 @@ impl Fleet {
     pub fn new() -> Self {
         let bench = Bench::new();
         bench.file("many.jsonl", &rows(240));
-        // An address of its own: the port is free until the coordinator takes it, whatever other tests do.
+        // A separate loopback address: the port is free until the coordinator binds it, whatever other tests do.
         let number = FLEETS.fetch_add(1, Ordering::Relaxed);
         let free = TcpListener::bind(format!("127.77.{}.{}:0", number / 250, 1 + number % 250)).unwrap();
         let address = free.local_addr().unwrap().to_string();
         Fleet { bench, address, children: Vec::new(), hosts: None }
     }
 
-    /// On hosts of a network; None where there can be none.
+    /// On hosts of a network; `None` if the machine does not permit network namespaces.
     pub fn on_hosts(count: usize, path: Path) -> Option<Self> {
         let hosts = Hosts::new(count, path)?;
         let mut fleet = Fleet::new();
@@ -47,14 +47,14 @@ impl Fleet {
         Some(fleet)
     }
 
-    /// Where the coordinator listens.
+    /// The address on which the coordinator listens.
     pub fn at(&self) -> &str {
         &self.address
     }
 
-    /// Waits until it does.
+    /// Waits until the coordinator listens.
     #[track_caller]
-    pub fn listens(&self) {
+    pub fn wait_until_listening(&self) {
         let began = Instant::now();
         while !self.said("coordinator").contains("listens on") {
             assert!(began.elapsed() < PATIENCE, "{}", self.all());
@@ -74,7 +74,7 @@ impl Fleet {
         self.hosts.as_ref().expect("a fleet on hosts")
     }
 
-    /// The adapter of one process that nobody disturbs.
+    /// The adapter of one undisturbed process.
     pub fn alone(&self, run: &str) -> Vec<u8> {
         self.bench.ok(&format!("{run} --threads 1 -q -o alone"));
         self.adapter("alone")
@@ -93,14 +93,14 @@ impl Fleet {
         self.faulty(name, args, "");
     }
 
-    /// A worker in which something goes wrong on purpose.
+    /// A worker with injected faults.
     pub fn faulty(&mut self, name: &str, args: &str, inject: &str) {
         let address = &self.address;
         let how = format!("--role worker --coordinator {address} --model-cache models --join-timeout 60s");
         self.start(name, &format!("{how} {args}"), inject);
     }
 
-    /// A worker that is told where only in these words, and gives up after `patience`.
+    /// A worker that searches for the coordinator at `at` only, and gives up after `patience`.
     pub fn seeker(&mut self, name: &str, at: &str, patience: &str) {
         let how = format!("--role worker --coordinator {at} --model-cache models --join-timeout {patience}");
         self.start(name, &format!("{how} --threads 1"), "");
@@ -132,7 +132,7 @@ impl Fleet {
         command
     }
 
-    /// What a process says goes into a file, to which a second process of that name adds.
+    /// The file for the output of a process; a second process of the same name appends to it.
     fn log(&self, name: &str) -> std::fs::File {
         let path = self.bench.path(&format!("{name}.log"));
         std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap()
@@ -147,24 +147,24 @@ impl Fleet {
         &mut found.unwrap_or_else(|| panic!("there is no {name}")).1
     }
 
-    /// At once: a process that is started to send it may come too late.
+    /// Sends a signal at once: a separate `kill` process may be too late.
     pub fn signal(&mut self, name: &str, signal: Signal) {
         let id = Pid::from_child(self.child(name));
         kill_process(id, signal).unwrap();
     }
 
-    /// Kills a process so that it can say nothing any more.
+    /// Kills a process without a chance to send anything.
     pub fn kill(&mut self, name: &str) {
         self.signal(name, Signal::KILL);
         self.child(name).wait().unwrap();
     }
 
     /// Whether a process still runs.
-    pub fn lives(&mut self, name: &str) -> bool {
+    pub fn is_running(&mut self, name: &str) -> bool {
         self.ended(name).is_none()
     }
 
-    /// The exit code of a process that ended, itself None where a signal killed it; None while it runs.
+    /// The exit code of a process that ended, `None` inside if a signal killed it; `None` while it runs.
     pub fn ended(&mut self, name: &str) -> Option<Option<i32>> {
         self.child(name).try_wait().unwrap().map(|status| status.code())
     }
@@ -174,16 +174,16 @@ impl Fleet {
         self.start(name, args, "");
     }
 
-    /// Steps that the coordinator has written down.
+    /// Steps in the coordinator's metrics.jsonl.
     pub fn steps(&self) -> usize {
         let text = std::fs::read_to_string(self.bench.path("out/metrics.jsonl")).unwrap_or_default();
         text.matches("\"event\":\"step\"").count()
     }
 
-    /// The run went on without one of these: it was lost, or others repeated after `step` what somebody had, and it
-    /// had no part in the last step.
+    /// Asserts that the run continued without one of these: it was lost, or others repeated its work after `step`, and
+    /// it had no part in the last step.
     #[track_caller]
-    pub fn missed(&self, names: &[&str], step: usize) {
+    pub fn assert_excluded(&self, names: &[&str], step: usize) {
         let events = finetune::report::read(&self.bench.path("out/metrics.jsonl")).unwrap();
         let lost = |event: &Event| matches!(event, Event::Device(c) if c.what == What::Lost && names.contains(&c.worker.as_str()));
         let later = |event: &Event| match event {
@@ -211,7 +211,7 @@ impl Fleet {
         }
     }
 
-    /// The exit code of a process that ends by itself.
+    /// Waits for the end of a process: its exit code.
     #[track_caller]
     pub fn end(&mut self, name: &str) -> Option<i32> {
         let began = Instant::now();
@@ -224,7 +224,7 @@ impl Fleet {
         }
     }
 
-    /// All of these end with that code.
+    /// Asserts that all of these end with that code.
     #[track_caller]
     pub fn all_end(&mut self, names: &[&str], code: i32) {
         for name in names {
@@ -233,7 +233,7 @@ impl Fleet {
         }
     }
 
-    /// What everybody said, for a failure's message.
+    /// The output of all processes, for the message of a failure.
     pub fn all(&self) -> String {
         let mut names: Vec<&str> = self.children.iter().map(|(name, _)| name.as_str()).collect();
         names.sort_unstable();

@@ -1,6 +1,6 @@
-//! Whole runs on an adapter: Mesa's software driver, which is what every machine of CI has. Where it is missing they
-//! say so, and where FINETUNE_NEED_VULKAN is set (tests/run.sh does) they fail. One driver, few steps, small models:
-//! it computes a few GFLOP/s.
+//! Whole runs on a wgpu adapter: Mesa's software driver, which every CI machine has. A missing driver is printed, and
+//! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it). One driver, few steps, small models: the driver
+//! computes a few GFLOP/s.
 
 use crate::cli_fixture::{classes, stderr};
 use crate::fleet::Fleet;
@@ -11,7 +11,7 @@ use finetune::train::event::Event;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// About 4 microbatches a step; dropout is on, so that who computes what would show.
+/// About 4 microbatches a step; dropout is on, so that a dependence on the computing device would change the result.
 const RUN: &str = "demo --data many.jsonl --batch-size 8 --micro-batch-tokens 64 --rank 4 --dropout 0.1";
 
 /// The index of the driver among the adapters.
@@ -24,7 +24,7 @@ fn index() -> Option<usize> {
     found
 }
 
-/// Microbatches by class over a whole run.
+/// Number of microbatches of each class over a whole run.
 fn classes_of(fleet: &Fleet, out: &str) -> BTreeMap<String, u64> {
     let events = finetune::report::read(&fleet.bench.path(&format!("{out}/metrics.jsonl"))).unwrap();
     let mut total = BTreeMap::new();
@@ -55,16 +55,16 @@ fn two_devices_on_one_adapter_give_the_bytes_of_one() {
 }
 
 #[test]
-fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
+fn gpu_and_cpu_together_stay_within_the_loss_bound() {
     let Some(i) = index() else { return };
     let contract: Value = serde_yaml::from_str(include_str!("../../contracts/F-DP-005.yaml")).unwrap();
     let bound = contract["tolerance"]["loss_relative"].as_f64().unwrap();
-    // More microbatches than either of them can be faster than the other: both get some.
+    // Enough microbatches that both devices get some, whichever is faster.
     let run = format!("{RUN} --max-steps 30").replace("--batch-size 8", "--batch-size 16");
     let mut fleet = Fleet::new();
     fleet.bench.ok(&format!("{run} --gpus cpu --dtype f32 --threads 1 -q -o alone"));
     fleet.coordinator(&format!("{run} --expect-workers 2 --gpus {i} --gpu-backend wgpu"));
-    // So slow that something is left for the adapter.
+    // So slow that some work is left for the adapter.
     fleet.faulty("processor", "--gpus cpu --threads 1", "slow=40");
     fleet.all_end(&["coordinator", "processor"], 0);
     let (alone, mixed) = (losses(&fleet, "alone"), losses(&fleet, "out"));
@@ -82,9 +82,9 @@ fn thirty_steps_on_an_adapter_and_a_processor_stay_within_the_bound_of_one() {
     assert_eq!(traffic.map(|t| t.read_backs).sum::<u64>(), on_wgpu, "one read-back for each that counts");
 }
 
-/// The specification's two lines, with this program's name in them.
+/// A coordinator with two devices and a worker, each started by one command.
 #[test]
-fn the_two_lines_of_the_specification_end_with_an_adapter() {
+fn two_commands_train_a_classifier_adapter() {
     let Some(i) = index() else { return };
     let mut fleet = Fleet::new();
     fleet.bench.file("classes.jsonl", &classes(24));
@@ -112,9 +112,9 @@ fn the_two_lines_of_the_specification_end_with_an_adapter() {
     assert!(said.contains("safe"), "{said}");
 }
 
-/// The device is taken away from under a microbatch, as a driver that is reset does.
+/// The device is lost during a microbatch, as after a reset of the driver.
 #[test]
-fn a_device_that_is_lost_in_the_middle_of_a_run_falls_back_to_the_processor() {
+fn lost_gpu_falls_back_to_the_cpu() {
     let Some(i) = index() else { return };
     let run = format!("{RUN} --max-steps 4 --dtype f32");
     let mut fleet = Fleet::new();
@@ -133,7 +133,7 @@ fn a_device_that_is_lost_in_the_middle_of_a_run_falls_back_to_the_processor() {
 }
 
 #[test]
-fn an_adapter_speaks_and_passes_its_self_test() {
+fn gpu_generates_like_the_cpu_and_passes_its_self_test() {
     let Some(i) = index() else { return };
     let fleet = Fleet::new();
     let speak = "generate demo --prompt 'Show the branch' --max-new-tokens 6 --dtype f32";

@@ -1,5 +1,6 @@
-//! Somebody who has the token and means harm. Everything that no honest worker says is said to a real coordinator, over
-//! TLS: it takes him out, says where he was, keeps its memory, and the run ends with the bytes of one process.
+//! A hostile peer with the token. It sends every message that no honest worker sends to a real coordinator, over TLS:
+//! the coordinator expels it, prints its address and keeps its memory bounded, and the run ends with the bytes of one
+//! process.
 
 use crate::fleet::{Fleet, RUN, TOKEN};
 use finetune::cluster::link::{decode, encode};
@@ -17,9 +18,9 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// More than anything here takes.
+/// Upper bound on the time of any step here.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Who is not read from for this long is not read from.
+/// A peer that is not read from for this long is considered blocked.
 const STUCK: Duration = Duration::from_secs(1);
 
 pub struct Enemy {
@@ -27,7 +28,7 @@ pub struct Enemy {
     reader: FrameReader,
     writer: FrameWriter,
     manifest: Option<Manifest>,
-    /// Of the newest parameters, and the step that they are after.
+    /// Hash of the newest parameters, and the step that they follow.
     parameters: (u64, Hash),
 }
 
@@ -42,7 +43,7 @@ impl Enemy {
         Enemy { runtime, reader, writer, manifest: None, parameters: (0, [0; 32]) }
     }
 
-    /// False where nobody takes it.
+    /// Returns false if the frame is not accepted in time.
     pub fn send(&mut self, frame: Vec<u8>) -> bool {
         let sent = self.runtime.block_on(async { timeout(STUCK, self.writer.send(&frame[..])).await });
         sent.is_ok_and(|sent| sent.is_ok())
@@ -52,7 +53,7 @@ impl Enemy {
         self.send(encode(message).unwrap().whole().to_vec())
     }
 
-    /// None at the end of the connection.
+    /// The next message; `None` at the end of the connection.
     fn hear(&mut self) -> Option<ToWorker> {
         let next = self.runtime.block_on(async { timeout(PATIENCE, self.reader.next()).await });
         let frame = next.expect("nothing is said").ok()?;
@@ -81,7 +82,7 @@ impl Enemy {
         }
     }
 
-    /// As far as the first lease.
+    /// Proceeds to the first lease.
     pub fn leased(&mut self) -> Lease {
         self.greets();
         let device = Device { name: "cpu 0".into(), class: "enemy".into() };
@@ -107,7 +108,7 @@ impl Enemy {
         self.say(&ToCoordinator::Announce { lease, parameters, micros: 1, memory: 0 });
     }
 
-    /// As far as something that it may put into a sum.
+    /// Proceeds to a granted lease, which may enter a sum.
     fn granted(&mut self) -> LeaseId {
         let lease = self.leased().lease;
         self.announce(lease);
@@ -115,7 +116,7 @@ impl Enemy {
         lease
     }
 
-    /// A sum of zeros: all of its pieces.
+    /// Sends all pieces of a sum of zeros.
     fn pieces(&mut self, sum: u64) {
         let zeros = Sums::new(self.manifest().parameters as usize);
         for piece in sum_chunk::of_sum(sum, &zeros) {
@@ -137,7 +138,7 @@ impl Enemy {
         self.say(&message);
     }
 
-    /// What it hears in the end: why it was taken out, or nothing.
+    /// The last message: the reason for the expulsion, or nothing.
     pub fn last_word(&mut self) -> String {
         while let Some(message) = self.hear() {
             if let ToWorker::Bye(Bye::Out { reason, again: false }) = message {
@@ -148,7 +149,7 @@ impl Enemy {
     }
 }
 
-/// What is done, and what is heard of it.
+/// The action, and a part of the reply.
 type Case = (fn(&mut Enemy), &'static str);
 
 const CASES: [Case; 16] = [
@@ -272,12 +273,12 @@ const CASES: [Case; 16] = [
     ),
 ];
 
-/// A piece that holds nothing that it says.
+/// A piece whose content does not match its header.
 fn piece_of(sum: u64, offset: u64, len: u32) -> ToCoordinator {
     ToCoordinator::SumPiece { sum, offset, len, packed: Packed::Fixed(vec![255; 70].into()) }
 }
 
-/// Sends the same thing again and again, and reads nothing of what comes back, until nobody takes it any more.
+/// Sends the same message repeatedly without reading replies, until it is no longer accepted.
 fn flood(enemy: &mut Enemy, kind: usize, times: usize) {
     if enemy.manifest.is_none() {
         match kind {
@@ -300,33 +301,33 @@ fn flood(enemy: &mut Enemy, kind: usize, times: usize) {
 }
 
 #[test]
-fn who_has_the_token_and_means_harm_changes_no_byte_and_costs_no_memory() {
+fn hostile_peer_with_the_token_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
-    // Whoever comes first is the run's only device, so it gets whatever it wants.
+    // The first peer is the run's only device, so it gets all leases.
     fleet.coordinator(&format!("{run} --expect-workers 1"));
-    fleet.listens();
+    fleet.wait_until_listening();
     for (index, (act, heard)) in CASES.into_iter().enumerate() {
         let mut enemy = Enemy::new(fleet.at());
         act(&mut enemy);
         let word = enemy.last_word();
         assert!(word.contains(heard), "case {index}: {word:?}\n{}", fleet.all());
     }
-    // Whoever floods is held up himself, and costs no memory: files that he does not read, sums that nobody asked for,
-    // and one that he begins again and again.
+    // A flooding peer is blocked and costs no memory: it requests files without reading them, sends sums without a
+    // request, and begins one sum again and again.
     let mut floods: Vec<Enemy> = (0..3).map(|_| Enemy::new(fleet.at())).collect();
     for (index, enemy) in floods.iter_mut().enumerate() {
         let before = fleet.resident("coordinator");
         flood(enemy, index, 300);
         let grown = fleet.resident("coordinator").saturating_sub(before) >> 20;
-        // Whoever keeps what it sends or asks for holds 300 MB and more.
+        // Keeping what such a peer sends or requests would take 300 MB and more.
         assert!(grown < 250, "flood {index}: {grown} MB more\n{}", fleet.all());
     }
-    // And nobody else notices it.
+    // An honest worker is not affected.
     fleet.worker("honest", "--threads 1");
     floods.iter_mut().enumerate().for_each(|(index, enemy)| flood(enemy, index, 20));
-    // He holds a lease, and is found to be gone.
+    // The peer holds a lease, and its disconnect is noticed.
     floods.truncate(2);
     fleet.all_end(&["coordinator", "honest"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());

@@ -1,8 +1,8 @@
-//! Several hosts on one machine: network namespaces, joined by a switch of our own (the kernels that tests run on have
-//! no netem) with a rate, a delay, random loss, pulled plugs and one direction that drops everything silently.
+//! Several hosts on one machine: network namespaces, joined by a switch in this process (the kernels that run the tests
+//! have no netem) with a rate, a delay, random loss, unplugged hosts, and directions that drop all frames silently.
 //!
-//! A frame that a host sends is taken by its port's reader, which decides when it is due or that it is lost; the
-//! port's other thread waits until then and hands it to whom it is for.
+//! A reader per port takes the frames that a host sends and decides when a frame is due or whether it is lost; the
+//! port's other thread waits until then and delivers the frame.
 
 use crate::tap;
 use finetune::numeric::rng::Stream;
@@ -13,21 +13,21 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What a port buffers before it drops, as time at its rate.
+/// The buffer of a port, as time at its rate.
 const BUFFER: Duration = Duration::from_millis(100);
 
-/// How frames travel.
+/// The properties of a link.
 #[derive(Debug, Clone, Copy)]
 pub struct Path {
     /// Of each port, in each direction.
     pub megabits: f64,
     /// One way.
     pub delay: Duration,
-    /// The part of frames that is lost.
+    /// The fraction of frames that is lost.
     pub loss: f32,
 }
 
-/// Type of a frame that asks who has an address: what a firewall lets pass, unlike a pulled plug.
+/// Frame type of ARP: a firewall lets it pass, an unplugged host does not.
 const ARP: [u8; 2] = [0x08, 0x06];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,19 +36,19 @@ enum Cut {
     Cable,
 }
 
-/// From host, to host.
+/// From host, to host, kind.
 type Cuts = Arc<Mutex<Vec<(usize, usize, Cut)>>>;
 
-/// Hosts 1 to n, at 10.77.0.1 and so on; they are gone when this is dropped.
+/// Hosts 1 to n, at 10.77.0.1 and so on, removed on drop.
 pub struct Hosts {
     prefix: String,
     count: usize,
-    /// (from, to) that hear nothing of each other, in that direction.
+    /// (from, to) pairs without traffic in that direction.
     cuts: Cuts,
 }
 
 impl Hosts {
-    /// None, and a line that says why, where this machine cannot have any.
+    /// `None`, with a line that says why, if this machine does not permit network namespaces.
     pub fn new(count: usize, path: Path) -> Option<Self> {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl Hosts {
         match hosts.open(path) {
             Ok(()) => Some(hosts),
             Err(reason) => {
-                // Not by a macro: what those say of a test that passes is kept back.
+                // Not by a macro: the harness captures macro output of tests that pass.
                 let _ = writeln!(
                     std::io::stderr(),
                     "SKIPPED: no network of several hosts here: {reason} (needs root, `ip` and /dev/net/tun)"
@@ -75,12 +75,12 @@ impl Hosts {
         format!("10.77.0.{host}")
     }
 
-    /// Nothing from `from` reaches `to`, and nobody is told.
+    /// Drops every frame from `from` to `to`, without an error to either.
     pub fn drop_silently(&self, from: usize, to: usize) {
         self.cuts.lock().unwrap().push((from, to, Cut::Firewall));
     }
 
-    /// Pulls a host's plug.
+    /// Disconnects a host.
     pub fn unplug(&self, host: usize) {
         for other in (1..=self.count).filter(|other| *other != host) {
             self.cuts.lock().unwrap().extend([(host, other, Cut::Cable), (other, host, Cut::Cable)]);
@@ -128,7 +128,7 @@ fn ip(args: &str) -> Result<(), String> {
 
 type Frame = (Instant, Vec<u8>);
 
-/// Reads what a host sends until its card is gone.
+/// Reads the frames that a host sends until its card is removed.
 fn take(port: usize, mut card: &File, path: Path, send: &Sender<Frame>) {
     let mut draws = Stream::new(&[port as u64, 77]);
     let (mut busy, mut frame) = (Instant::now(), vec![0; 2048]);
@@ -138,7 +138,7 @@ fn take(port: usize, mut card: &File, path: Path, send: &Sender<Frame>) {
         if draws.unit() < path.loss || begins - now > BUFFER {
             continue;
         }
-        // 24 bytes on the wire that no card shows: preamble, checksum, gap.
+        // 24 bytes on the wire that the card does not show: preamble, checksum, gap.
         busy = begins + Duration::from_secs_f64((length + 24) as f64 * 8e-6 / path.megabits);
         if send.send((busy + path.delay, frame[..length].to_vec())).is_err() {
             return;
@@ -146,7 +146,7 @@ fn take(port: usize, mut card: &File, path: Path, send: &Sender<Frame>) {
     }
 }
 
-/// Hands frames to their destinations, by the last byte of the address or, where that is none of ours, to all.
+/// Delivers frames by the last byte of the address, or to all hosts for any other address.
 fn deliver(port: usize, cards: &[Arc<File>], cuts: &Cuts, due: &Receiver<Frame>) {
     for (at, frame) in due {
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
@@ -157,7 +157,7 @@ fn deliver(port: usize, cards: &[Arc<File>], cuts: &Cuts, due: &Receiver<Frame>)
             let stopped =
                 |(from, to, cut): &(usize, usize, Cut)| (*from, *to) == (port + 1, host) && !passes(*cut);
             if !cuts.lock().unwrap().iter().any(stopped) {
-                // A host that is gone, or has no room: the frame is lost, as frames are.
+                // A removed host or a full buffer: the frame is lost, as on a real network.
                 let _ = (&*cards[host - 1]).write(&frame);
             }
         }

@@ -1,5 +1,5 @@
-//! The sentence that everything hangs on, with real processes: who computed, how many they were and who died changes
-//! no byte of the adapter. And what ends a run ends it for everybody.
+//! The main guarantee, with real processes: the choice, number and death of workers change no byte of the adapter. A
+//! condition that ends the run ends every process.
 #![cfg(target_os = "linux")]
 
 mod absence;
@@ -41,7 +41,7 @@ fn any_number_of_workers_gives_the_bytes_of_one_process() {
 }
 
 #[test]
-fn devices_of_one_process_and_others_give_the_bytes_of_one() {
+fn local_and_remote_devices_give_the_bytes_of_one() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -53,9 +53,9 @@ fn devices_of_one_process_and_others_give_the_bytes_of_one() {
     assert!(fleet.adapter("out") == alone, "two devices here and one elsewhere\n{}", fleet.all());
 }
 
-/// 20 runs, one of three workers gone at another moment of each.
+/// 20 runs, one of three workers killed at a different moment of each.
 #[test]
-fn a_worker_that_is_killed_changes_no_byte() {
+fn killed_worker_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let alone = Fleet::new().alone(&run);
     let mut struck = 0;
@@ -77,12 +77,12 @@ fn a_worker_that_is_killed_changes_no_byte() {
 }
 
 #[test]
-fn a_worker_that_freezes_changes_no_byte() {
+fn frozen_worker_changes_no_byte() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    // Both slow alike, so that half of every step is the frozen one's, and a step lasts longer than a look at it.
+    // Both equally slow, so that half of every step belongs to the frozen one, and a step lasts longer than a poll.
     for name in ["a", "frozen"] {
         fleet.faulty(name, "--threads 1", "slow=20");
     }
@@ -91,11 +91,11 @@ fn a_worker_that_freezes_changes_no_byte() {
     let step = fleet.steps();
     fleet.all_end(&["coordinator", "a"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
-    fleet.missed(&["frozen"], step);
+    fleet.assert_excluded(&["frozen"], step);
 }
 
 #[test]
-fn who_joins_half_way_changes_no_byte() {
+fn worker_that_joins_late_changes_no_byte() {
     let run = format!("{RUN} --max-steps 10");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -109,7 +109,7 @@ fn who_joins_half_way_changes_no_byte() {
 }
 
 #[test]
-fn a_worker_that_is_told_to_leave_exits_0_and_changes_no_byte() {
+fn terminated_worker_exits_0_and_changes_no_byte() {
     let run = format!("{RUN} --max-steps 8");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -122,9 +122,9 @@ fn a_worker_that_is_told_to_leave_exits_0_and_changes_no_byte() {
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
 }
 
-/// Killed at several moments, once before there is any checkpoint; its workers find the one that goes on.
+/// Killed at several moments, once before the first checkpoint; its workers find the resumed one.
 #[test]
-fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
+fn killed_coordinator_resumes_to_the_same_bytes() {
     let run = format!("{RUN} --max-steps 9 --save-steps 3");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
@@ -144,10 +144,10 @@ fn a_coordinator_that_is_killed_resumes_to_the_same_bytes() {
 }
 
 #[test]
-fn a_nan_in_one_workers_gradient_ends_everybody_with_3() {
+fn nan_gradient_of_one_worker_ends_all_with_3() {
     let mut fleet = Fleet::new();
     fleet.coordinator(&format!("{RUN} --max-steps 8 --expect-workers 2"));
-    fleet.faulty("good", "--threads 1", "slow=8"); // so that something is left for the other
+    fleet.faulty("good", "--threads 1", "slow=8"); // so that some work is left for the other
     fleet.faulty("bad", "--threads 1", "nan@4");
     fleet.all_end(&["coordinator", "good", "bad"], 3);
     let line = fleet.said("coordinator").lines().last().unwrap_or_default().to_string();
@@ -160,12 +160,12 @@ fn a_nan_in_one_workers_gradient_ends_everybody_with_3() {
 }
 
 #[test]
-fn a_worker_with_damaged_parameters_is_taken_out_and_its_work_done_again() {
+fn worker_with_damaged_parameters_is_expelled_and_replaced() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 2"));
-    fleet.faulty("good", "--threads 1", "slow=8"); // so that something is left for the other
+    fleet.faulty("good", "--threads 1", "slow=8"); // so that some work is left for the other
     fleet.faulty("damaged", "--threads 1", "hash@3");
     fleet.all_end(&["coordinator", "good"], 0);
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
@@ -173,14 +173,14 @@ fn a_worker_with_damaged_parameters_is_taken_out_and_its_work_done_again() {
 }
 
 #[test]
-fn a_device_error_falls_back_and_the_run_goes_on() {
+fn device_error_falls_back_and_the_run_continues() {
     let run = format!("{RUN} --max-steps 6");
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 1"));
     fleet.faulty("falls", "--threads 1", "error@3,pretend=wgpu");
     fleet.all_end(&["coordinator", "falls"], 0);
-    // The pretended backend computes on the CPU too: the bits say that nothing was lost or counted twice.
+    // The pretended backend computes on the CPU too: equal bits show that nothing was lost or counted twice.
     assert!(fleet.adapter("out") == alone, "{}", fleet.all());
     let metrics = String::from_utf8(fleet.bench.read("out/metrics.jsonl")).unwrap();
     assert!(metrics.contains("fallback") || metrics.contains("falls back"), "{metrics}");
@@ -194,7 +194,7 @@ fn losses(fleet: &Fleet, out: &str) -> Vec<f64> {
 }
 
 #[test]
-fn devices_of_two_classes_stay_within_the_bound_of_one() {
+fn two_device_classes_stay_within_the_loss_bound() {
     let contract: serde_json::Value =
         serde_yaml::from_str(include_str!("../../contracts/F-DP-005.yaml")).unwrap();
     let bound = contract["tolerance"]["loss_relative"].as_f64().unwrap();

@@ -1,6 +1,6 @@
-//! A worker that has the token and says every kind of message at the wrong time, cut short, again and again, and with
-//! numbers at the edges of their types. Each such worker is taken out, the coordinator keeps its memory and says nothing
-//! that a terminal would obey, and the run ends with the bytes of one process.
+//! A worker with the token that sends every kind of message at the wrong time, truncated, repeatedly, and with numbers
+//! at the limits of their types. Each such worker is expelled, the coordinator keeps its memory bounded and prints no
+//! terminal control characters, and the run ends with the bytes of one process.
 
 use crate::every_message::{at_the_edges, from_worker};
 use crate::fleet::{Fleet, RUN};
@@ -9,12 +9,12 @@ use finetune::cluster::link::encode;
 use finetune::cluster::message::ToCoordinator;
 use std::collections::BTreeMap;
 
-/// Of all messages with a number at an edge, one in this many is sent.
+/// One in this many of the messages with a number at a limit is sent.
 const STRIDE: usize = 7;
-/// More memory than this is not needed for any of it.
+/// Upper bound on the growth of the coordinator's memory.
 const ROOM: u64 = 100 << 20;
 
-/// What a worker has done before it says it.
+/// The state of a worker before it sends the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Nothing,
@@ -28,7 +28,7 @@ struct Case {
     frames: Vec<Vec<u8>>,
 }
 
-/// Whether it is an end of the run that a worker may bring about: a bad value in what it holds.
+/// Whether a worker may end the run by this message: a bad value in its lease.
 fn is_a_halt(message: &ToCoordinator) -> bool {
     matches!(message, ToCoordinator::Fault { .. })
 }
@@ -65,7 +65,7 @@ fn every_message_at_the_wrong_time_changes_no_byte() {
     let mut fleet = Fleet::new();
     let alone = fleet.alone(&run);
     fleet.coordinator(&format!("{run} --expect-workers 1"));
-    fleet.listens();
+    fleet.wait_until_listening();
     let (mut counts, before) = (BTreeMap::new(), fleet.resident("coordinator"));
     for case in cases() {
         let mut enemy = Enemy::new(fleet.at());
@@ -75,7 +75,7 @@ fn every_message_at_the_wrong_time_changes_no_byte() {
             Stage::Leased => drop(enemy.leased()),
         }
         let taken = case.frames.into_iter().all(|frame| enemy.send(frame));
-        // Whatever was made of that: this is no message, and ends the conversation.
+        // Whatever the reaction was: these bytes are no message, and end the connection.
         let _ = taken && enemy.send(vec![0xff; 9]);
         enemy.last_word();
         let ended = fleet.ended("coordinator");

@@ -1,12 +1,12 @@
-//! What a run says of itself beside the adapter is a pure function too: losses of evaluations, and for a classifier
-//! what it made of every row, have the same bits whoever computed them; so have the samples of a run with prompts.
+//! The reported results are deterministic as well as the adapter: losses of evaluations, predictions of a classifier
+//! for every row, and samples have the same bits for any workers.
 
 use crate::cli_fixture::classes;
 use crate::fleet::{Fleet, RUN};
 use serde_json::Value;
 
-/// Every evaluation, or every sample, that a run wrote down, without the time that it took; a number is compared as its
-/// text, which metrics.jsonl writes so that it reads back to the same bits.
+/// Every evaluation or sample in a run's metrics.jsonl, without its time. A number is compared as text, which
+/// metrics.jsonl writes so that it parses back to the same bits.
 fn written(fleet: &Fleet, out: &str, kind: &str) -> Vec<Value> {
     let text = String::from_utf8(fleet.bench.read(&format!("{out}/metrics.jsonl"))).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -46,14 +46,14 @@ fn check(run: &str, field: &str) {
 }
 
 #[test]
-fn the_loss_of_an_evaluation_has_the_same_bits_for_any_workers() {
+fn eval_loss_has_the_same_bits_for_any_workers() {
     check(
         &format!("{RUN} --max-steps 4 --eval-data rows.jsonl --eval-steps 2 --sample-prompt Hello"),
         "eval_loss",
     );
 }
 
-/// A learning rate at which the first of three evaluations is the best one.
+/// With this learning rate the first of three evaluations is the best one.
 #[test]
 fn best_adapter_and_early_end_are_equal_for_any_workers() {
     let choice = "--keep-best --early-stopping 2 --save-total-limit 1 --learning-rate 0.02";
@@ -61,7 +61,7 @@ fn best_adapter_and_early_end_are_equal_for_any_workers() {
 }
 
 #[test]
-fn what_a_classifier_makes_of_its_rows_is_the_same_for_any_workers() {
+fn classifier_scores_are_equal_for_any_workers() {
     let run = "demo --task classify --data classes.jsonl --eval-split 0.3 --batch-size 12 --micro-batch-tokens 64 \
                --rank 4 --max-steps 4 --eval-steps 2";
     check(run, "confusion");

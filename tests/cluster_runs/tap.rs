@@ -1,5 +1,5 @@
-//! A network card in another network namespace whose other end is a file here: the two system calls for that have no
-//! safe form. Frames are read and written as they are, without any header.
+//! A network card in another network namespace whose other end is a file in this process: the two system calls for it
+//! have no safe wrapper. Frames are read and written without any header.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const IFF_TAP: i16 = 0x0002;
 const IFF_NO_PI: i16 = 0x1000;
 
-/// `struct ifreq` as TUNSETIFF reads it: a name, flags, and room up to its size.
+/// `struct ifreq` as TUNSETIFF reads it: a name, flags, and padding up to its size.
 #[repr(C)]
 struct Request {
     name: [u8; 16],
@@ -19,7 +19,7 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// Does something in the namespace of that name: on a thread of its own, because a namespace belongs to a thread.
+/// Runs `work` in the namespace of that name, on a separate thread, because a namespace belongs to a thread.
 pub fn within<T: Send + 'static>(
     namespace: &str,
     act: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -27,7 +27,7 @@ pub fn within<T: Send + 'static>(
     let path = Path::new("/run/netns").join(namespace);
     std::thread::spawn(move || {
         let namespace = File::open(path)?;
-        // SAFETY: setns reads nothing of ours; the descriptor is open.
+        // SAFETY: setns takes no pointer; the descriptor is open.
         if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
             return Err(io::Error::last_os_error());
         }

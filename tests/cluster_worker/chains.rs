@@ -1,4 +1,4 @@
-//! Chains of backends that are broken in other ways than by an error.
+//! Chains of backends with failures other than an error.
 
 use crate::script::*;
 use finetune::cluster::message::{ToCoordinator, Trouble};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A backend that never opens.
 #[derive(Clone, Copy)]
 enum Broken {
-    /// As wgpu's fatal errors do.
+    /// Panics, like wgpu on fatal errors.
     Panics,
     TooSmall,
 }
@@ -32,12 +32,12 @@ impl Opener for Broken {
     }
 }
 
-/// A device that takes more than its shapes say: by what it was measured to take the run has no room on it, or only
-/// where blocks keep less.
-struct Swollen {
+/// A device that takes more memory than its shapes say: by its measurements the run does not fit, or fits only if
+/// blocks keep less.
+struct Oversized {
     inner: OnCpu,
     room: Room,
-    /// How often it was opened in the other way.
+    /// How often it was opened with the smaller policy.
     again: AtomicUsize,
 }
 
@@ -47,7 +47,7 @@ enum Room {
     Less,
 }
 
-impl Opener for Swollen {
+impl Opener for Oversized {
     fn backend(&self) -> &str {
         "cpu"
     }
@@ -73,10 +73,10 @@ impl Opener for Swollen {
 }
 
 #[test]
-fn a_device_whose_trials_take_too_much_is_told_so_or_keeps_less() {
+fn device_with_too_large_trials_is_refused_or_keeps_less() {
     let swollen = |room| {
         let inner = OnCpu { name: "cpu", threads: 1, limit: u64::MAX };
-        Arc::new(Swollen { inner, room, again: AtomicUsize::new(0) })
+        Arc::new(Oversized { inner, room, again: AtomicUsize::new(0) })
     };
     with(one(vec![swollen(Room::None)], ""), |script| {
         script.welcome(manifest());
@@ -104,7 +104,7 @@ fn one(chain: Vec<Arc<dyn Opener>>, inject: &str) -> Equipment {
 }
 
 #[test]
-fn a_backend_that_panics_while_it_is_opened_leaves_its_turn_to_the_next() {
+fn backend_that_panics_on_open_is_skipped() {
     with(one(vec![Arc::new(Broken::Panics), cpu()], ""), |script| {
         script.welcome(manifest());
         assert_eq!(script.devices.len(), 1, "{:?}", script.refused);
@@ -120,7 +120,7 @@ fn a_backend_that_panics_while_it_is_opened_leaves_its_turn_to_the_next() {
     });
 }
 
-/// What fails in the middle of a run goes on with whatever of its chain still opens.
+/// After a failure in a run the device uses the next backend of its chain that opens.
 fn check_falls_to_the_last(chain: Vec<Arc<dyn Opener>>, inject: &str, said: &str) {
     with(one(chain, inject), |script| {
         script.welcome(manifest());
@@ -141,11 +141,11 @@ fn check_falls_to_the_last(chain: Vec<Arc<dyn Opener>>, inject: &str, said: &str
 }
 
 #[test]
-fn in_the_middle_of_a_run_memory_ends_no_chain() {
+fn backend_that_is_too_small_is_skipped_in_a_run() {
     check_falls_to_the_last(vec![cpu(), Arc::new(Broken::TooSmall), cpu()], "error@1", "injected");
 }
 
 #[test]
-fn a_panic_is_the_devices_end_and_keeps_its_reason() {
+fn panic_ends_the_device_and_keeps_its_reason() {
     check_falls_to_the_last(vec![cpu(), Arc::new(Broken::Panics), cpu()], "panic@1", "an injected panic");
 }

@@ -1,4 +1,4 @@
-//! docs/protocol.md numbers every message, and has every field of it with its type, as the wire does.
+//! docs/protocol.md numbers every message and lists every field with its type, as on the wire.
 
 /// The variants of an enum in the order of its definition.
 fn variants(source: &str, name: &str) -> Vec<String> {
@@ -10,7 +10,7 @@ fn variants(source: &str, name: &str) -> Vec<String> {
     body.lines().filter(top).map(name).collect()
 }
 
-/// The second column of a table's rows that begin with a number, which has to count up from 0.
+/// The second column of the rows of a table whose first column counts up from 0.
 fn documented(text: &str, heading: &str) -> Vec<String> {
     let part = text.split(heading).nth(1).unwrap();
     let rows = part.lines().skip_while(|l| !l.starts_with("| 0 |")).take_while(|l| l.starts_with('|'));
@@ -23,7 +23,7 @@ fn documented(text: &str, heading: &str) -> Vec<String> {
 }
 
 #[test]
-fn documented_numbers_are_the_wires() {
+fn documented_numbers_match_the_wire() {
     let source = include_str!("../../src/cluster/message.rs");
     let text = include_str!("../../docs/protocol.md");
     assert_eq!(documented(text, "Worker to coordinator:"), variants(source, "ToCoordinator"));
@@ -34,7 +34,7 @@ fn documented_numbers_are_the_wires() {
     assert_eq!(variants(source, "Packed"), ["Fixed", "Single"]);
 }
 
-/// A declaration's body.
+/// The body of a declaration.
 fn body<'a>(source: &'a str, what: &str) -> &'a str {
     let from = source.split(&format!("pub {what} {{\n")).nth(1).unwrap_or_else(|| panic!("no {what}"));
     from.split("\n}\n").next().unwrap()
@@ -73,7 +73,7 @@ fn enumeration(source: &str, name: &str) -> Vec<String> {
     variants(source, name).into_iter().map(one).collect()
 }
 
-/// What the wire carries, line by line, as the section `Every field` has it.
+/// The types on the wire, line by line, as in the section `Every field`.
 fn declared() -> Vec<String> {
     let message = include_str!("../../src/cluster/message.rs");
     let stage = include_str!("../../src/model/stage.rs");
@@ -101,7 +101,7 @@ fn declared() -> Vec<String> {
 }
 
 #[test]
-fn documented_fields_are_the_wires() {
+fn documented_fields_match_the_wire() {
     let text = include_str!("../../docs/protocol.md");
     let section = text.split("### Every field").nth(1).unwrap();
     let block = section.split("```\n").nth(1).unwrap();

@@ -1,4 +1,4 @@
-//! The base model on its way to a worker: whole, cut, damaged, and two workers at once.
+//! Transfer of the base model to a worker: whole, interrupted, damaged, and by two workers at once.
 
 use super::script::*;
 use finetune::cluster::message::{ToCoordinator, ToWorker};
@@ -6,8 +6,8 @@ use finetune::cluster::worker::{Cache, ModelSource, Outcome};
 use finetune::train::stop::Stop;
 use std::path::Path;
 
-/// A worker that keeps models in `dir` joins, and computes; the bytes that it fetched. What it asks for from a single
-/// byte on is thrown away: it measures the way.
+/// A worker with the cache `dir` joins and computes; returns the number of fetched bytes. Requests from a single byte
+/// on are not counted: they measure the link.
 fn fetched(dir: &Path) -> u64 {
     let source = ModelSource::Files { named: None, cache: Cache::new(dir.to_path_buf()) };
     let (mut bytes, mut measures) = (0, false);
@@ -44,18 +44,18 @@ fn size() -> u64 {
 }
 
 #[test]
-fn a_model_is_fetched_once_and_what_was_cut_or_damaged_again() {
+fn model_is_fetched_once_and_damaged_files_again() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(fetched(dir.path()), size());
     assert_eq!(fetched(dir.path()), 0);
     let whole = dir.path().join(manifest().model_hash);
-    // Damage: that file alone comes again.
+    // Only the damaged file is fetched again.
     let weights = whole.join("model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&weights, &bytes).unwrap();
     assert_eq!(fetched(dir.path()), bytes.len() as u64);
-    // A process that died on the way: it goes on where that stopped.
+    // After a process died during the transfer, the next one continues at the same byte.
     let partial = dir.path().join(format!("{}.partial", manifest().model_hash));
     std::fs::rename(&whole, &partial).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(partial.join("model.safetensors")).unwrap();
@@ -65,7 +65,7 @@ fn a_model_is_fetched_once_and_what_was_cut_or_damaged_again() {
 }
 
 #[test]
-fn two_workers_of_one_machine_fetch_it_once() {
+fn two_workers_of_one_machine_fetch_the_model_once() {
     let dir = tempfile::tempdir().unwrap();
     let total: u64 = std::thread::scope(|scope| {
         let both = [0, 1].map(|_| scope.spawn(|| fetched(dir.path())));
@@ -75,7 +75,7 @@ fn two_workers_of_one_machine_fetch_it_once() {
 }
 
 #[test]
-fn names_that_are_no_plain_files_and_other_models_are_refused() {
+fn unsafe_file_names_and_other_models_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |source, change: &dyn Fn(&mut finetune::cluster::message::Manifest)| {
         let mut manifest = manifest();

@@ -1,10 +1,10 @@
-//! A worker as its user sees it: what is typed, what it says, how it ends.
+//! A worker from its user's view: command line, output, exit code.
 #![cfg(unix)]
 
 use super::process::*;
 use std::time::{Duration, Instant};
 
-/// A worker that ends within 5 s (and the time that it was told to look) with this code, and this in its last line.
+/// A worker that ends within 5 s (and its join timeout) with this code, and this in its last line.
 fn check_alone(line: &str, code: i32, parts: &[&str]) {
     let place = Place::new();
     let began = Instant::now();
@@ -15,7 +15,7 @@ fn check_alone(line: &str, code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn who_finds_nobody_says_why() {
+fn worker_without_a_coordinator_says_why() {
     check_alone("--coordinator 127.0.0.1:1 --join-timeout 1s", 1, &["nothing listens on 127.0.0.1:1"]);
     check_alone("--coordinator no-such-host.invalid:9000 --join-timeout 1s", 1, &["no-such-host.invalid"]);
     check_alone("--bind 127.0.0.1:0 --join-timeout 1s", 1, &["no coordinator", "--nodes"]);
@@ -23,7 +23,7 @@ fn who_finds_nobody_says_why() {
     check_alone("--coordinator 127.0.0.1:1 no/such.gguf", 1, &["no/such.gguf"]);
 }
 
-/// A coordinator that waits, and a worker that it does not want: on both sides, each within 5 s.
+/// A waiting coordinator and a worker that it refuses: both say so, each within 5 s.
 fn check_refused(line: &str, parts: &[&str]) {
     let place = Place::new();
     let (coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
@@ -36,12 +36,12 @@ fn check_refused(line: &str, parts: &[&str]) {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_for_good() {
+fn mismatched_worker_is_refused_permanently() {
     let other = TOKEN.replace("5f3c", "0000");
     check_refused(&format!("FINETUNE_TOKEN={other}"), &["token"]);
     check_refused("--rank 7", &["--rank 7", "16"]);
     check_refused("--data other.jsonl", &["--data other.jsonl"]);
-    // The demonstration's model with another line in its config.json.
+    // The demonstration's model with one more line in its config.json.
     let other = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/demo/model")).unwrap().flatten() {
         std::fs::copy(entry.path(), other.path().join(entry.file_name())).unwrap();
@@ -54,7 +54,7 @@ fn what_does_not_fit_is_refused_for_good() {
 }
 
 #[test]
-fn a_worker_that_listens_is_dialled_and_one_that_stays_waits_for_the_next_run() {
+fn listening_worker_is_dialled_and_staying_worker_waits() {
     let place = Place::new();
     let mut listener = place.start("listener", "--role worker --bind 127.0.0.1:0");
     let at = listener.listens();
@@ -75,9 +75,9 @@ fn a_worker_that_listens_is_dialled_and_one_that_stays_waits_for_the_next_run() 
     assert!(place.adapter("one") == place.adapter("two") && place.adapter("two") == place.adapter("three"));
 }
 
-/// What is wrong with a worker that listens is mended there, by somebody who need not know of the coordinator.
+/// A listening worker with a wrong token is corrected on its own machine, without a restart of the coordinator.
 #[test]
-fn a_worker_that_listens_with_another_token_is_dialled_again_once_that_is_mended() {
+fn listening_worker_is_dialled_again_with_the_right_token() {
     let place = Place::new();
     let other = TOKEN.replace("5f3c", "0000");
     let mut wrong = place.start("wrong", &format!("FINETUNE_TOKEN={other} --role worker --bind 127.0.0.1:0"));
@@ -93,7 +93,7 @@ fn a_worker_that_listens_with_another_token_is_dialled_again_once_that_is_mended
 }
 
 #[test]
-fn a_device_that_fails_falls_back_and_the_adapter_is_the_same() {
+fn failed_device_falls_back_and_the_adapter_is_the_same() {
     let place = Place::new();
     assert_eq!(place.start("alone", &format!("{RUN} alone")).ends().0, 0);
     let cases = [
@@ -119,7 +119,7 @@ fn a_device_that_fails_falls_back_and_the_adapter_is_the_same() {
 }
 
 #[test]
-fn who_cannot_take_part_is_named_and_the_run_goes_on() {
+fn refused_worker_is_named_and_the_run_continues() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let worker =
@@ -135,7 +135,7 @@ fn who_cannot_take_part_is_named_and_the_run_goes_on() {
 }
 
 #[test]
-fn told_to_stop_it_leaves_at_once_and_comes_back_later() {
+fn stopped_worker_leaves_at_once_and_can_be_replaced() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let line = format!("--role worker --coordinator {address}");
@@ -151,7 +151,7 @@ fn told_to_stop_it_leaves_at_once_and_comes_back_later() {
 }
 
 #[test]
-fn doctor_shakes_hands_and_leaves_no_trace() {
+fn doctor_handshake_leaves_no_trace() {
     let place = Place::new();
     let (coordinator, address) = place.coordinator(&format!("--expect-workers 1 {RUN} out"));
     let doctor = |name: &str, line: &str| {
@@ -175,7 +175,7 @@ fn doctor_shakes_hands_and_leaves_no_trace() {
 }
 
 #[test]
-fn a_worker_shows_its_part_and_says_what_it_did() {
+fn worker_prints_progress_and_a_summary() {
     let place = Place::new();
     let (mut coordinator, address) = place.coordinator(&format!("--expect-workers 2 {RUN} out"));
     let mut stranger = std::net::TcpStream::connect(&address).unwrap();
@@ -193,7 +193,7 @@ fn a_worker_shows_its_part_and_says_what_it_did() {
     assert!(code == 0 && last.starts_with("adapter  "), "{last}");
     let said = coordinator.said();
     assert!(said.contains("note     rejected: 1 connection, 0 workers "), "{said}");
-    // One that leaves says what it did until then.
+    // A worker that leaves prints its share up to then.
     let slow = format!("--expect-workers 1 {RUN} slow --max-steps 400");
     let (_slow, address) = place.coordinator(&slow.replace("--max-steps 4 ", ""));
     let mut leaves = place.start("leaves", &format!("--role worker --coordinator {address}"));

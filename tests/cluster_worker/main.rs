@@ -1,12 +1,12 @@
-//! What a worker says to a coordinator that says what the test wants: the whole conversation, with real models on
-//! real threads, and every fault that can be injected.
+//! A worker against a scripted coordinator: the whole protocol, with real models on real threads, and every fault that
+//! can be injected.
 
 mod chains;
 mod document;
 #[path = "../every_message/mod.rs"]
 mod every_message;
 mod files;
-mod liar;
+mod hostile;
 mod life;
 mod patience;
 mod process;
@@ -22,7 +22,7 @@ use script::*;
 use std::time::{Duration, Instant};
 
 #[test]
-fn what_is_granted_adds_up_on_any_number_of_devices() {
+fn granted_leases_add_up_on_any_number_of_devices() {
     let all: Vec<u32> = (0..MICROBATCHES).collect();
     for devices in [1, 2, 3] {
         let outcome = with(equipment(devices, ""), |script| {
@@ -30,7 +30,7 @@ fn what_is_granted_adds_up_on_any_number_of_devices() {
             let hash = script.parameters();
             script.train(&all);
             let announced = script.announced(all.len(), hash);
-            // Two are somebody else's, and one is granted only after the flush was asked for.
+            // Two are denied, and one is granted only after the flush was requested.
             let (mine, last) = (&announced[2..], announced[7]);
             announced[..2].iter().for_each(|&lease| script.say(ToWorker::Deny { lease }));
             mine[..5].iter().for_each(|&lease| script.say(ToWorker::Grant { lease }));
@@ -40,11 +40,11 @@ fn what_is_granted_adds_up_on_any_number_of_devices() {
             assert_eq!((sum, leases.as_slice()), (1, mine));
             let which: Vec<u32> = mine.iter().map(|&l| l as u32).collect();
             assert!(sums == expected(&which), "{devices} devices: the exact sum of what was granted");
-            // Asked for again before it was taken: the same again.
+            // Requested again before it was taken: the same sum again.
             script.say(ToWorker::Flush { step: 1 });
             assert!(script.sum() == (1, mine.to_vec(), sums));
             script.say(ToWorker::SumTaken { sum: 1 });
-            // One alone, in f32.
+            // A sum of one microbatch, in f32.
             script.train(&[0]);
             let lease = script.announced(1, hash)[0];
             script.say(ToWorker::Grant { lease });
@@ -57,7 +57,7 @@ fn what_is_granted_adds_up_on_any_number_of_devices() {
 }
 
 #[test]
-fn evaluation_and_prompts_are_leases_too() {
+fn evaluation_and_prompts_are_leased_too() {
     with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
@@ -81,7 +81,7 @@ fn evaluation_and_prompts_are_leases_too() {
 }
 
 #[test]
-fn what_is_cancelled_stops_at_once_and_the_rest_goes_on() {
+fn cancelled_lease_stops_at_once_and_others_continue() {
     with(equipment(1, "slow=1000"), |script| {
         script.welcome(manifest());
         script.parameters();
@@ -122,17 +122,17 @@ fn check_bad_value(inject: &str, tensor: &str, test: impl Fn(f64) -> bool) {
 }
 
 #[test]
-fn a_bad_value_has_an_address_and_nothing_falls_back() {
+fn bad_value_names_its_tensor_and_nothing_falls_back() {
     check_bad_value("nan@1", "layers.0.self_attn.q_proj.lora_A", f64::is_nan);
     check_bad_value("huge@1", "mlp.down_proj.lora_B", |v| v > 1e6 && v.is_finite());
 }
 
 #[test]
-fn an_error_falls_back_and_the_work_is_done_again() {
+fn device_error_falls_back_and_repeats_the_work() {
     with(equipment(1, "error@1,slow=20"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
-        // Something to do first, so that both microbatches lie before the device when it fails.
+        // A first item of work, so that both microbatches are queued when the device fails.
         let sampling = Sampling { max_new_tokens: 64, temperature: 0.0, top_p: 1.0, seed: 1, stop: vec![] };
         script.lease(9, 0, Work::Prompt { ids: vec![1, 2, 3], sampling });
         script.train(&[0, 1]);
@@ -157,7 +157,7 @@ fn an_error_falls_back_and_the_work_is_done_again() {
 }
 
 #[test]
-fn an_error_at_the_start_takes_the_next_backend_and_without_one_the_worker_leaves() {
+fn error_at_start_takes_the_next_backend_or_ends_the_worker() {
     with(equipment(1, "error@0"), |script| {
         script.welcome(manifest());
         assert_eq!(script.devices.len(), 1);
@@ -178,7 +178,7 @@ fn an_error_at_the_start_takes_the_next_backend_and_without_one_the_worker_leave
 }
 
 /// A device with a chain of two backends loses both.
-fn wear_out(script: &mut Script) {
+fn lose_both_backends(script: &mut Script) {
     script.welcome(manifest());
     script.parameters();
     script.lease(0, 0, Work::Train(microbatch(0)));
@@ -187,12 +187,12 @@ fn wear_out(script: &mut Script) {
     assert!(matches!(script.hear(), ToCoordinator::Ask { .. }));
     script.lease(1, 0, Work::Train(microbatch(0)));
     assert!(matches!(script.hear(), ToCoordinator::Fault { .. }));
-    // Nothing says that it is down; leases come back.
+    // The device does not report that it is down; leases come back.
     std::thread::sleep(Duration::from_millis(200));
 }
 
 #[test]
-fn a_device_that_is_down_does_not_come_back_with_the_next_conversation() {
+fn failed_device_stays_out_of_the_next_connection() {
     let comes_back = |script: &mut Script| {
         script.welcome(manifest());
         assert_eq!(script.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["cpu 1"]);
@@ -202,17 +202,17 @@ fn a_device_that_is_down_does_not_come_back_with_the_next_conversation() {
         script.announced(2, hash);
         done(script);
     };
-    let (first, second) = twice(equipment(2, "error@1,error@1"), wear_out, comes_back);
+    let (first, second) = twice(equipment(2, "error@1,error@1"), lose_both_backends, comes_back);
     assert!(matches!(first, Outcome::Lost { .. }) && second == Outcome::Done, "{first:?} {second:?}");
 
-    // The only one: it went down while nobody listened, or the moment before.
+    // The only device: it failed while no coordinator was connected, or just before.
     let silent = |script: &mut Script| assert_eq!(script.link.from.blocking_recv(), None);
-    let (_, second) = twice(equipment(1, "error@1,error@1"), wear_out, silent);
+    let (_, second) = twice(equipment(1, "error@1,error@1"), lose_both_backends, silent);
     assert!(matches!(&second, Outcome::Failed { reason } if reason.contains("injected")), "{second:?}");
 }
 
 #[test]
-fn a_device_that_is_late_gets_nothing_before_it_is_done() {
+fn late_device_gets_no_work_before_it_finishes() {
     with(equipment(1, "slow=400"), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
@@ -230,7 +230,7 @@ fn a_device_that_is_late_gets_nothing_before_it_is_done() {
 }
 
 #[test]
-fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
+fn wrong_or_too_small_device_is_refused_by_name() {
     let refused = |equipment, part: &str| {
         let outcome = with(equipment, |script| {
             script.welcome(manifest());
@@ -240,7 +240,7 @@ fn a_device_that_cannot_count_or_is_too_small_is_refused_by_name() {
         assert!(matches!(outcome, Outcome::Refused { .. }), "{outcome:?}");
     };
     refused(equipment(1, "selftest"), "cpu 0: computes wrong numbers");
-    // What the whole microbatch needs, less a little.
+    // Slightly less than the whole microbatch needs.
     let blueprint = blueprint();
     let at = |limit| memory::largest(load(&Cpu::new(1), &blueprint).unwrap(), limit);
     let limit = (0..).map(|i| 1_000_000 + i * 20_000).find(|&limit| at(limit) >= 20).unwrap();
@@ -267,14 +267,14 @@ fn damaged_parameters_show_in_the_hash() {
 }
 
 #[test]
-fn parameters_that_are_not_those_that_were_sent_end_the_conversation() {
+fn parameters_with_a_wrong_hash_end_the_connection() {
     let outcome = with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let flat = parameters();
         let bytes = flat.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
         script.say(ToWorker::ParametersPiece { step: 0, offset: 0, bytes: bytes.into() });
         script.say(ToWorker::Parameters { step: 0, hash: [7; 32] });
-        // What it measured of itself may be under way; nothing else comes.
+        // Its own measurements may arrive; nothing else does.
         let mut said = std::iter::from_fn(|| script.link.from.blocking_recv());
         assert_eq!(said.find(|message| !matches!(message, ToCoordinator::Measured { .. })), None);
     });
@@ -282,7 +282,7 @@ fn parameters_that_are_not_those_that_were_sent_end_the_conversation() {
 }
 
 #[test]
-fn a_flush_that_found_nothing_is_not_remembered() {
+fn empty_flush_is_not_remembered() {
     with(equipment(1, ""), |script| {
         script.welcome(manifest());
         let hash = script.parameters();
@@ -300,7 +300,7 @@ fn a_flush_that_found_nothing_is_not_remembered() {
 }
 
 #[test]
-fn told_to_stop_it_hands_back_and_leaves() {
+fn stopped_worker_returns_its_leases_and_leaves() {
     let stop = Stop::new();
     let outcome = from(equipment(2, "slow=1000"), ModelSource::Here(blueprint()), &stop, |script| {
         script.welcome(manifest());
@@ -325,8 +325,8 @@ fn told_to_stop_it_hands_back_and_leaves() {
 }
 
 #[test]
-fn every_ending_means_what_it_says() {
-    // Text of another machine stays on its line.
+fn every_bye_gives_its_outcome() {
+    // Text from another machine stays on one line.
     let said = || "why\nnot\u{202e}".to_string();
     let heard = || "why\\nnot\\u{202e}".to_string();
     let endings = [

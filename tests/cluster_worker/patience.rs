@@ -1,4 +1,4 @@
-//! How long a worker goes on looking for a run.
+//! How long a worker continues to search for a run.
 
 use super::script::{blueprint, equipment};
 use finetune::cluster::link::{MemberLink, connected};
@@ -9,7 +9,7 @@ use finetune::train::stop::Stop;
 use std::time::{Duration, Instant};
 
 #[test]
-fn who_is_told_to_come_back_later_every_time_gives_up_in_time() {
+fn worker_deferred_every_time_gives_up_in_time() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let port = "127.0.0.1:0".parse().unwrap();
     let bind = Listener::bind(&port, Security::plain(Party::Coordinator), |_| ());

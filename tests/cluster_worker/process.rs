@@ -1,15 +1,15 @@
-//! Real processes with a home folder of their own, which end with the test.
+//! Real processes with a separate home folder, which are killed at the end of the test.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The token of every process that is not given another.
+/// The token of every process without one of its own.
 pub const TOKEN: &str = "5f3c9a1e7d2b4c6f8091a2b3c4d5e6f70918273645546372819000aabbccddee";
 
-/// A run that is short, and the same however often it is made.
+/// A short deterministic run.
 pub const RUN: &str = "--max-steps 4 --batch-size 4 --eval-steps 100 -o";
 
-/// A folder to work in, which is home too.
+/// A working folder, which is the home folder too.
 pub struct Place(tempfile::TempDir);
 
 impl Place {
@@ -21,7 +21,7 @@ impl Place {
         self.0.path().join(name)
     }
 
-    /// Starts `finetune` with these words (and `NAME=value` before them for its environment).
+    /// Starts `finetune` with these arguments (and `NAME=value` before them for its environment).
     pub fn start(&self, name: &str, line: &str) -> Process {
         let log = self.path(&format!("{name}.log"));
         let file = std::fs::File::create(&log).unwrap();
@@ -45,14 +45,14 @@ impl Place {
         Process { child, log, name: name.into() }
     }
 
-    /// A coordinator on a port of its own, and that port's address.
+    /// A coordinator on a free port, and its address.
     pub fn coordinator(&self, line: &str) -> (Process, String) {
         let process = self.start("coordinator", &format!("--role coordinator --bind 127.0.0.1:0 {line}"));
         let address = process.listens();
         (process, address)
     }
 
-    /// The adapter of a run's folder.
+    /// The adapter in a run's folder.
     pub fn adapter(&self, out: &str) -> Vec<u8> {
         std::fs::read(self.path(out).join("adapter_model.safetensors")).unwrap()
     }
@@ -69,7 +69,7 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until it has said that.
+    /// Waits until the process has printed `part`.
     pub fn says(&self, part: &str) {
         let began = Instant::now();
         while !self.said().contains(part) {
@@ -83,7 +83,7 @@ impl Process {
         }
     }
 
-    /// Where it listens.
+    /// The address on which the process listens.
     pub fn listens(&self) -> String {
         self.says("listens on 127");
         let said = self.said();
@@ -91,7 +91,7 @@ impl Process {
         after.split([';', ' ', '\n']).next().unwrap().to_string()
     }
 
-    /// Whether it has ended, and if not the most bytes of memory that it has held.
+    /// The peak memory of the process in bytes, or `None` once it has ended.
     pub fn most(&mut self) -> Option<u64> {
         if self.child.try_wait().unwrap().is_some() {
             return None;
@@ -101,7 +101,7 @@ impl Process {
         Some(line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10)
     }
 
-    /// Its exit code and last line, once it has ended.
+    /// Waits for the end: exit code and last line.
     pub fn ends(&mut self) -> (i32, String) {
         let began = Instant::now();
         loop {

@@ -1,5 +1,4 @@
-//! A coordinator that says what a test wants, and what a worker needs to talk to it: the demonstration's model on
-//! CPU devices.
+//! A scripted coordinator, and what a worker needs to connect to it: the demonstration's model on CPU devices.
 
 use finetune::backend::{Backend, Cpu};
 use finetune::cluster::inject::Inject;
@@ -28,7 +27,7 @@ use std::sync::Arc;
 
 pub const MICROBATCHES: u32 = 8;
 
-/// Leases that a device asks for beside the one that it works on.
+/// Leases that a device requests beside the one in computation.
 pub const ROOM: u16 = 8;
 
 /// The demonstration's model.
@@ -46,7 +45,7 @@ pub fn blueprint() -> Blueprint {
     Blueprint::open(&model_dir(), shape()).unwrap()
 }
 
-/// The CPU on that many threads and so much memory.
+/// The CPU with this many threads and this much memory.
 pub struct OnCpu {
     pub name: &'static str,
     pub threads: usize,
@@ -77,7 +76,7 @@ pub fn load<'a>(cpu: &Cpu, blueprint: &'a Blueprint) -> Result<Load<'a>, ModelEr
     Ok(Load::of(config, lora, tokens, weights))
 }
 
-/// As many devices, each with a chain of two backends.
+/// This many devices, each with a chain of two backends.
 pub fn equipment(devices: usize, inject: &str) -> Equipment {
     limited(devices, inject, u64::MAX)
 }
@@ -160,7 +159,7 @@ pub fn parameters() -> Vec<f32> {
     flat
 }
 
-/// What microbatches amount to, computed here.
+/// The sum of these microbatches, computed here.
 pub fn expected(which: &[u32]) -> Sums {
     let blueprint = blueprint();
     let mut model = OnCpu { name: "here", threads: 1, limit: u64::MAX }.open(&blueprint).unwrap();
@@ -183,7 +182,7 @@ pub struct Script {
     pub link: MemberLink,
     pub devices: Vec<Device>,
     pub refused: Vec<String>,
-    /// Leases that were announced: after a while without an answer they are again, on a machine that is busy.
+    /// Announced leases: on a busy machine a worker repeats an announcement that was not answered in time.
     heard: BTreeSet<LeaseId>,
 }
 
@@ -192,7 +191,7 @@ impl Script {
         self.link.to.blocking_send(message).unwrap();
     }
 
-    /// What the worker says next; questions about files are answered.
+    /// The worker's next message; requests for files are answered here.
     pub fn hear(&mut self) -> ToCoordinator {
         loop {
             match self.link.from.blocking_recv().expect("the worker is there") {
@@ -204,7 +203,7 @@ impl Script {
                         self.say(ToWorker::Piece { file, offset: at, bytes });
                     }
                 }
-                // What a device needs differs from machine to machine.
+                // A device's measurements differ from machine to machine.
                 ToCoordinator::Measured { .. } => {}
                 ToCoordinator::Announce { lease, .. } if !self.heard.insert(lease) => {}
                 other => return other,
@@ -212,7 +211,7 @@ impl Script {
         }
     }
 
-    /// Hello, welcome, ready.
+    /// Exchanges hello, welcome and ready.
     pub fn welcome(&mut self, manifest: Manifest) {
         assert!(matches!(self.hear(), ToCoordinator::Hello(_)));
         self.say(ToWorker::Welcome(Box::new(manifest)));
@@ -222,7 +221,7 @@ impl Script {
         }
     }
 
-    /// The parameters after no step, which every device answers by asking for work.
+    /// Sends the initial parameters, which every device answers by a request for work.
     pub fn parameters(&mut self) -> Hash {
         let hash = self.say_parameters();
         for device in 0..self.devices.len() as u16 {
@@ -246,14 +245,14 @@ impl Script {
         self.say(ToWorker::Lease(Box::new(Lease { lease, device, after: 0, of: MICROBATCHES, work })));
     }
 
-    /// Microbatches `which`, leased under their own numbers, dealt out to the devices.
+    /// Leases microbatches `which` under their own numbers, distributed over the devices.
     pub fn train(&mut self, which: &[u32]) {
         for (n, &i) in which.iter().enumerate() {
             self.lease(i.into(), (n % self.devices.len()) as u16, Work::Train(microbatch(i)));
         }
     }
 
-    /// All of them announced, in any order.
+    /// Waits until `count` leases are announced, in any order.
     pub fn announced(&mut self, count: usize, hash: Hash) -> Vec<LeaseId> {
         let one = |message| match message {
             ToCoordinator::Announce { lease, parameters, .. } => {
@@ -265,7 +264,7 @@ impl Script {
         (0..count).map(|_| one(self.hear())).collect()
     }
 
-    /// A whole sum: its number, its leases, and what it adds up to.
+    /// Receives a whole sum: its number, its leases, and its values.
     pub fn sum(&mut self) -> (u64, Vec<LeaseId>, Sums) {
         let mut sums = Sums::new(blueprint().layout().len());
         loop {
@@ -291,7 +290,7 @@ impl Script {
     }
 }
 
-/// Lets a worker with that equipment talk to a script; how it ended for the worker.
+/// Connects a worker with that equipment to a script; returns the outcome of the worker.
 pub fn with(equipment: Equipment, script: impl FnOnce(&mut Script)) -> Outcome {
     from(equipment, ModelSource::Here(blueprint()), &Stop::new(), script)
 }
@@ -314,7 +313,7 @@ pub fn from(
     })
 }
 
-/// Lets one worker hold two conversations, one after the other; how they ended for it.
+/// Connects one worker twice, to one script after the other; returns both outcomes.
 pub fn twice(
     equipment: Equipment,
     first: impl FnOnce(&mut Script),
@@ -339,7 +338,7 @@ pub fn twice(
     })
 }
 
-/// The run is over.
+/// Ends the run.
 pub fn done(script: &Script) {
     script.say(ToWorker::Bye(Bye::Done));
 }

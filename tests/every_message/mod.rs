@@ -1,5 +1,5 @@
-//! Every kind of message that coordinators and workers say to each other, and what becomes of each where numbers in it
-//! stand at the edges of their types. A new kind of message does not compile until it is added here.
+//! Every kind of message between coordinator and worker, and its variants with numbers at the limits of their types. A
+//! new kind of message does not compile until it is added here.
 #![allow(dead_code)] // Each test uses a part.
 
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// A lease that was never given.
 const LEASE: u64 = 77_777;
 
-/// Kinds of [`ToCoordinator`]. The match is what makes a new kind a compile error here.
+/// Kinds of [`ToCoordinator`]. The match makes a new kind a compile error here.
 fn kinds_from_worker(message: &ToCoordinator) -> usize {
     use ToCoordinator::*;
     match message {
@@ -76,7 +76,7 @@ fn device(name: &str) -> Device {
     Device { name: name.into(), class: "enemy".into() }
 }
 
-/// At least one of every kind that a worker says.
+/// At least one message of every kind that a worker sends.
 pub fn from_worker() -> Vec<ToCoordinator> {
     let sums = LossSums { loss: 1.0, weight: 1.0, targets: 1, predictions: vec![1, 2] };
     let fixed = Packed::Fixed(vec![255; 70].into());
@@ -162,7 +162,7 @@ fn leased(work: Work) -> ToWorker {
     ToWorker::Lease(Box::new(Lease { lease: LEASE, device: 0, after: 0, of: 2, work }))
 }
 
-/// At least one of every kind that a coordinator says.
+/// At least one message of every kind that a coordinator sends.
 pub fn from_coordinator() -> Vec<ToWorker> {
     let sampling = Sampling { max_new_tokens: 5, temperature: f32::NAN, top_p: -1.0, seed: 1, stop: vec![1] };
     let reason = || "\u{1b}[2J\nerror: fake".to_string();
@@ -201,7 +201,7 @@ pub const EDGES: [&[u8]; 4] = [
     &[0],
 ];
 
-/// The same message with one number in it at an edge: at every place, whatever of that is a message still.
+/// The same message with one number at a limit, at every position, as far as the result is still a message.
 pub fn at_the_edges<M: Serialize + DeserializeOwned + Bulky>(message: &M) -> Vec<Bytes> {
     let whole = encode(message).unwrap().whole();
     let mut out: Vec<Bytes> = Vec::new();

@@ -1,14 +1,15 @@
-//! What no runner takes and what must not be written: said in one line before anything is.
+//! Exports that no runner accepts and outputs that must not be written: refused in one line before anything is written.
 
 use crate::cli_fixture::{Bench, classes, demo, stderr};
-use crate::{nothing, read_json, written_again};
+use crate::{adapter_without_effect, read_json, written_again};
 use finetune::format::gguf::Metadata;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// The rules of vLLM's `peft_helper` and of its ranks, read from its source, for adapters of every size and a classifier.
+/// The rules of vLLM's `peft_helper` and of its ranks, taken from its source, for adapters of every size and a
+/// classifier.
 #[test]
-fn vllm_would_take_the_adapter() {
+fn exported_adapter_meets_the_rules_of_vllm() {
     let b = Bench::new();
     b.file("classes.jsonl", &classes(8));
     for (rank, alpha, more, most) in
@@ -27,7 +28,7 @@ fn vllm_would_take_the_adapter() {
         assert_eq!(targets, BTreeSet::from(["down_proj", "q_proj"]));
         assert!(config["modules_to_save"].is_null() && config["use_rslora"] == json!(!more.is_empty()));
         assert_eq!((&config["use_dora"], &config["bias"]), (&json!(false), &json!("none")));
-        // It takes this one for any rank; the others must be asked for.
+        // vLLM accepts ranks up to 16 by default; larger ones need an option.
         let asked = format!("vLLM needs --max-lora-rank {most} for this rank ({rank})");
         assert_eq!(said.contains(&asked), most > 16, "{said}");
         let card = String::from_utf8(b.read("out/README.md")).unwrap();
@@ -37,12 +38,12 @@ fn vllm_would_take_the_adapter() {
     let said = stderr(&b.run("export labels --to peft -o head"));
     assert!(said.contains("note: vLLM and llama.cpp's converter refuse"), "{said}");
     let config = read_json(&b.path("head/adapter_config.json"));
-    // What its helper refuses: an adapter that says so is refused, and not served without its head.
+    // vLLM's helper refuses `modules_to_save`: a classifier names them, and so is not served without its head.
     assert_eq!(config["modules_to_save"], json!(["classifier", "score"]));
 }
 
-/// Commands, and what each is told; all are mistakes of configuration.
-const TOLD: [(&str, &str); 19] = [
+/// Commands, and parts of the error of each; all are configuration errors.
+const REFUSED: [(&str, &str); 19] = [
     ("export one --model demo --to gguf-lra", "did you mean gguf-lora?"),
     ("export one --model demo --to gguf-lora --outtype q4", "--outtype .. base, f32"),
     ("export one --model demo --to gguf-lora --save-dtype f32", "--save-dtype .. --outtype"),
@@ -67,7 +68,7 @@ const TOLD: [(&str, &str); 19] = [
 /// Bases, adapters and files, each wrong in one way.
 fn bench() -> Bench {
     let b = Bench::new();
-    nothing(&b, "one");
+    adapter_without_effect(&b, "one");
     b.file("classes.jsonl", &classes(8));
     b.ok("demo --task classify --data classes.jsonl --max-steps 1 --rank 2 -q -o labels");
     b.model_with("wide", "config.json", |c| c["num_hidden_layers"] = json!(1));
@@ -77,7 +78,7 @@ fn bench() -> Bench {
     let unmarked = |all: &mut Metadata| all.remove(|key| key == "finetune.export");
     written_again(&b.path("base.gguf"), &b.path("foreign.gguf"), unmarked, 0).unwrap();
     b.model("foreign");
-    // as PEFT writes it: the same, but for the mark
+    // as PEFT writes it: the same without our mark
     b.ok("export one --model demo --to peft -o theirs");
     let weights = b.read("theirs/adapter_model.safetensors");
     let (from, to) = ("written_by_finetune", "written_by_another_");
@@ -99,26 +100,26 @@ fn bench() -> Bench {
 fn bad_input_gets_one_line() {
     let b = bench();
     let before = std::fs::read_dir(b.dir.path()).unwrap().count();
-    for (command, parts) in TOLD {
+    for (command, parts) in REFUSED {
         let out = b.run(command);
         let said = stderr(&out);
         assert_eq!(out.status.code(), Some(78), "{command}: {said}");
-        // Without --output, its name stands above.
+        // Without --output, the line before names the output.
         let lines = said.lines().filter(|line| !line.starts_with("writing one-")).count();
         assert_eq!(lines, 1, "{command}: {said}");
         assert!(parts.split(" .. ").all(|part| said.contains(part)), "{command}: {said}");
     }
     assert_eq!(std::fs::read_dir(b.dir.path()).unwrap().count(), before, "nothing is left behind");
     assert!(demo().join("model").is_dir());
-    // classifiers have other ways out
+    // classifiers have other export forms
     b.ok("export labels --to merged -o whole");
     let out = b.run("export labels --to peft -o head");
     assert!(out.status.success() && stderr(&out).contains("note: vLLM and llama.cpp's converter refuse"));
 }
 
-/// Of the same shape, so nothing but run.yaml tells that it is another.
+/// The adapters have the same shape: only run.yaml shows that the base is another one.
 #[test]
-fn an_adapter_of_another_base_is_told() {
+fn adapter_of_another_base_gives_a_warning() {
     let b = Bench::new();
     b.ok("demo --data rows.jsonl --max-steps 1 --rank 2 -q -o out");
     b.model_weights("other", |_, data| data[0] ^= 1);

@@ -1,4 +1,4 @@
-//! `finetune eval` says of rows what a training run says of them.
+//! `finetune eval` gives the numbers of a training run's evaluation.
 
 use crate::cli_fixture::{Bench, classes, stderr};
 use serde_json::Value;
@@ -10,7 +10,7 @@ fn of_run(bench: &Bench, out: &str) -> Value {
     events.find(|e| e["event"] == "eval").unwrap()
 }
 
-/// Trains with `options`, evaluates the adapter on the run's rows for eval: the same numbers, to the bit.
+/// Trains with `options` and evaluates the adapter on the run's eval rows: the same numbers, to the bit.
 #[track_caller]
 fn check(bench: &Bench, out: &str, (options, eval): (&str, &str)) -> Value {
     let run = format!("demo {options} --eval-data {eval} --learning-rate 2e-3 --gpus none -q -o {out}");
@@ -31,14 +31,14 @@ fn eval_gives_the_loss_of_the_run() {
     let said = check(&bench, "out", ("--data rows.jsonl --max-steps 6", "eval.jsonl"));
     assert!(said["perplexity"].as_f64().unwrap() > 1.0 && said["rows"] == 3, "{said}");
     assert!(said["tokens"].as_u64() > said["supervised"].as_u64(), "{said}");
-    // What decides the number comes from the run: cut rows, renamed fields, microbatches, precision, quantised weights.
+    // The run's settings decide the result: truncation, renamed fields, microbatches, precision, quantised weights.
     let renamed = String::from_utf8(bench.read("rows.jsonl")).unwrap().replace("\"prompt\"", "\"q\"");
     bench.file("renamed.jsonl", &renamed);
     let options = "--data renamed.jsonl --data-fields prompt=q --max-seq-len 20 --micro-batch-tokens 40 --max-steps 4 \
                    --dtype f32 --quantize q8_0 --target-modules q_proj,down_proj";
     let said = check(&bench, "other", (options, "renamed.jsonl"));
     assert!(said["truncated"].as_u64().unwrap() > 0, "{said}");
-    // A model alone, and its lines for people.
+    // A model alone, and the output for a terminal.
     let lines = bench.ok("eval demo --data eval.jsonl --gpus none");
     let names: Vec<&str> = lines.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["rows", "loss", "perplexity"], "{lines}");
@@ -61,7 +61,7 @@ fn eval_gives_the_scores_of_a_classifier() {
 }
 
 #[test]
-fn eval_asks_for_rows() {
+fn eval_without_rows_is_refused() {
     let bench = Bench::new();
     let out = bench.run("eval demo");
     assert!(out.status.code() == Some(2) && stderr(&out).contains("give --data FILE"), "{}", stderr(&out));

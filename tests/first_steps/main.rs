@@ -1,5 +1,5 @@
-//! What a newcomer meets first, by the real binary: recipes, `doctor`, `import`, `help`, `inspect`; and what others
-//! read of a run: Prometheus and TensorBoard.
+//! The first steps of a new user, with the real binary: recipes, `doctor`, `import`, `help`, `inspect`; and other
+//! programs that read a run: Prometheus and TensorBoard.
 
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;

@@ -1,6 +1,6 @@
-//! A run as others read it: Debian's prometheus scrapes a process that trains, and the tensorboard package reads what
-//! `--tensorboard` wrote. Where one of them is missing its test says `skipped`; tests/run.sh installs both and sets
-//! FINETUNE_NEED_PROMETHEUS and FINETUNE_NEED_TENSORBOARD, which makes that a failure.
+//! A run as other programs read it: Debian's prometheus scrapes a process that trains, and the tensorboard package
+//! reads the files of `--tensorboard`. Without one of them its test prints `skipped`; tests/run.sh installs both and
+//! sets FINETUNE_NEED_PROMETHEUS and FINETUNE_NEED_TENSORBOARD, which makes that a failure.
 
 use crate::cli_fixture::Bench;
 use serde_json::Value;
@@ -10,10 +10,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Long enough for a machine that has other things to do.
+/// Long enough for a busy machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Ends with its test.
+/// Kills the process at the end of the test.
 struct Running(Child);
 
 impl Drop for Running {
@@ -38,7 +38,7 @@ fn get(address: &str, path: &str) -> std::io::Result<String> {
     body.ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Asks until the answer is there.
+/// Repeats the request until there is an answer.
 fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -136,7 +136,7 @@ def read(folder):
 print(json.dumps([read(folder) for folder in sys.argv[1:]]))
 ";
 
-/// Steps and values of a run's metrics.jsonl as TensorBoard keeps them, in 32 bits.
+/// Steps and values of a run's metrics.jsonl, in 32 bits, as TensorBoard stores them.
 fn logged(bench: &Bench, run: &str, (event, field): (&str, &str)) -> Vec<(u64, f32)> {
     let log = String::from_utf8(bench.read(&format!("{run}/metrics.jsonl"))).unwrap();
     let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -144,9 +144,9 @@ fn logged(bench: &Bench, run: &str, (event, field): (&str, &str)) -> Vec<(u64, f
     of.map(|e| (e["step"].as_u64().unwrap(), e[field].as_f64().unwrap() as f32)).collect()
 }
 
-/// Two runs of the same name, and the first one again from a checkpoint: each has one folder, which holds its curves.
+/// Two runs of the same name, and the first one resumed from a checkpoint: each has one folder with its curves.
 #[test]
-fn tensorboard_reads_what_each_run_wrote() {
+fn tensorboard_reads_every_run() {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tensorboard/bin/python");
     if !python.exists() {
         return skipped("tensorboard", "FINETUNE_NEED_TENSORBOARD");

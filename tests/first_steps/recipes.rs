@@ -1,5 +1,5 @@
-//! Every recipe is what it says: its head names command, cost and expected result, its options are ours, and its rows
-//! are there.
+//! Every recipe is complete: its head states command, cost and expected result, its options are known, and its rows
+//! exist.
 
 use finetune::config::groups::{Options, Role};
 use finetune::config::refusal::Refusal;
@@ -7,7 +7,7 @@ use finetune::config::{Settings, table::TABLE, yaml};
 use finetune::data::Task;
 use std::path::{Path, PathBuf};
 
-/// What a machine needs; no configuration of a run.
+/// The requirements of a machine, not a configuration of a run.
 const REQUIREMENTS: &str = "gpu-training";
 
 fn recipes() -> Vec<(String, PathBuf)> {
@@ -30,7 +30,7 @@ fn options(path: &Path) -> Result<(Options, Vec<String>), Refusal> {
 }
 
 #[test]
-fn every_recipe_says_command_cost_and_result() {
+fn every_recipe_states_command_cost_and_result() {
     for (name, path) in recipes() {
         let text = std::fs::read_to_string(&path).unwrap();
         let head: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
@@ -47,7 +47,7 @@ fn every_recipe_says_command_cost_and_result() {
 }
 
 #[test]
-fn every_recipe_is_made_of_our_options_and_rows_that_are_there() {
+fn every_recipe_uses_known_options_and_existing_rows() {
     for (name, path) in recipes().into_iter().filter(|(name, _)| name != REQUIREMENTS) {
         let (options, notes) = options(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(notes.is_empty(), "{name} uses names of other trainers: {notes:?}");
@@ -68,14 +68,14 @@ fn every_recipe_is_made_of_our_options_and_rows_that_are_there() {
 }
 
 #[test]
-fn the_unit_of_a_worker_can_reach_a_card() {
+fn worker_unit_can_access_a_gpu() {
     let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
     assert!(unit.lines().any(|line| line == "SupplementaryGroups=render video"));
 }
 
-/// systemd takes a comment behind a value as a part of it.
+/// systemd treats a comment after a value as a part of the value.
 #[test]
-fn the_units_environment_has_comments_on_their_own_lines() {
+fn unit_environment_has_comments_on_their_own_lines() {
     let unit = std::fs::read_to_string(root().join("recipes/finetune-worker.service")).unwrap();
     let example = unit.split("<<'END'\n").nth(1).unwrap().split("#   END\n").next().unwrap();
     let lines: Vec<&str> = example.lines().map(|line| line.strip_prefix("#   ").unwrap()).collect();

@@ -1,11 +1,11 @@
-//! Scripts between stand-ins, which come first in PATH and note how they are called: tests/run.sh installs nothing that it
-//! was not asked to, and recipes/slurm.sbatch puts the job back into the queue only when that helps.
+//! Scripts with stand-ins, which come first in PATH and record their calls: tests/run.sh installs nothing without a
+//! request, and recipes/slurm.sbatch requeues the job only if a resume can succeed.
 
 use crate::cli_fixture::Bench;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// `bash {script}` in the repository, with `stand_ins` (name, body in sh) in PATH; `$CALLS` is where they note a call.
+/// `bash {script}` in the repository, with `stand_ins` (name, body in sh) in PATH; they append their calls to `$CALLS`.
 fn bash(bench: &Bench, script: &str, stand_ins: &[(&str, &str)]) -> Command {
     for (name, body) in stand_ins {
         let text = format!("#!/bin/sh\necho \"{name} $*\" >> \"$CALLS\"\n{body}\n");
@@ -23,7 +23,7 @@ fn calls(bench: &Bench) -> String {
     String::from_utf8(bench.read("calls")).unwrap()
 }
 
-/// Runs tests/run.sh where Vulkan's drivers and the model are missing: its exit code, its stderr, and the calls.
+/// Runs tests/run.sh without Vulkan drivers and without the model: its exit code, its stderr, and the recorded calls.
 fn run(args: &[&str], ci: &str) -> (i32, String, String) {
     let bench = Bench::new();
     let installers = ["apt-get", "pip", "pip3", "python3"].map(|name| (name, "exit 1"));
@@ -40,8 +40,8 @@ fn run(args: &[&str], ci: &str) -> (i32, String, String) {
 }
 
 #[test]
-fn run_sh_installs_only_what_was_asked_for() {
-    // Arguments, CI, what is listed, what is not, whether anything is installed.
+fn run_sh_installs_only_on_request() {
+    // Arguments, CI, listed lines, absent lines, whether anything is installed.
     for (args, ci, listed, absent, installs) in [
         (&[][..], "", &["  vulkan ", "  smollm2 ", "nothing is installed"][..], "could not", false),
         (&["--no-install"], "true", &["  vulkan ", "nothing is installed"], "could not", false),
@@ -62,7 +62,7 @@ fn run_sh_installs_only_what_was_asked_for() {
 }
 
 #[test]
-fn run_sh_takes_the_name_of_a_test() {
+fn run_sh_accepts_the_name_of_a_test() {
     let (code, _, calls) = run(&["--no-install", "tidy", "unsafe"], "");
     let want = "cargo test --release --locked --no-fail-fast --test tidy unsafe\n";
     assert_eq!((code, calls.as_str()), (0, want));
@@ -92,7 +92,7 @@ fn slurm_job_is_requeued_on_exit_75_only() {
             calls.contains("--nodelist=n7 finetune demo --rank 4 --role coordinator --bind :9017"),
             "{calls}"
         );
-        // The script does not wait for workers of a run that failed.
+        // The script does not wait for the workers of a failed run.
         assert!(code != 0 || calls.contains("finetune --role worker --coordinator n7:9017"), "{calls}");
     }
 }

@@ -1,25 +1,25 @@
-//! Recipes planned at the sizes of their models. The weights are a file of holes, as large as the real one, whose
-//! header is right: a plan that read one of them would find zeroes, and take its time.
+//! Recipes planned at the sizes of their models. The weights are a sparse file as large as the real one, with a correct
+//! header: a plan that read the weights would find zeros, and take a long time.
 
 use crate::cli_fixture::{Bench, stderr};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::Path;
 
-/// A model's dimensions, as its config.json on the Hub has them.
+/// A model's dimensions, from its config.json on the Hub.
 struct Size {
     family: (&'static str, &'static str),
     layers: usize,
     hidden: usize,
     feed_forward: usize,
-    /// Queries, keys and values, width of one.
+    /// Number of query heads and key-value heads, and the size of a head.
     heads: (usize, usize, usize),
     vocabulary: usize,
     positions: usize,
 }
 
 impl Size {
-    /// Name, out, in of the products of a layer.
+    /// Name, outputs and inputs of each product of a layer.
     fn products(&self) -> [(&'static str, usize, usize); 7] {
         let (c, f, (q, kv, d)) = (self.hidden, self.feed_forward, self.heads);
         [
@@ -51,8 +51,8 @@ impl Size {
         all
     }
 
-    /// The demonstration's model with these dimensions.
-    fn lay(&self, bench: &Bench) {
+    /// Writes the demonstration's model with these dimensions.
+    fn write(&self, bench: &Bench) {
         let Size { family, layers, hidden, feed_forward, heads, vocabulary, positions } = self;
         bench.model_with("base", "config.json", |config| {
             for (key, value) in [
@@ -95,7 +95,7 @@ fn recipes_are_planned_at_the_sizes_of_their_models() {
     ] {
         let size = Size { family, layers, hidden, feed_forward, heads, vocabulary, positions };
         let bench = Bench::new();
-        size.lay(&bench);
+        size.write(&bench);
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let (base, out) = (bench.path("base"), bench.path("out"));
         let args = format!(

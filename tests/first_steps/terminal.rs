@@ -1,11 +1,11 @@
-//! A run on a terminal, which `script` pretends to be: what is drawn over, what stays, and colours only where they are
-//! wanted. Without `script` (util-linux) it says `skipped`.
+//! A run on a terminal that `script` simulates: redrawn lines, permanent lines, and colours only if enabled. Without
+//! `script` (util-linux) the test prints `skipped`.
 
 use crate::cli_fixture::Bench;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// All that a terminal of 100 columns is sent by a run.
+/// All output of a run on a terminal of 100 columns.
 fn shown(bench: &Bench, out: &str, variables: &[(&str, &str)]) -> Option<String> {
     let run = format!(
         "demo --data rows.jsonl --eval-data eval.jsonl --max-steps 12 --eval-steps 6 --batch-size 8 \
@@ -14,11 +14,11 @@ fn shown(bench: &Bench, out: &str, variables: &[(&str, &str)]) -> Option<String>
     on_terminal(bench, (&run, ""), variables)
 }
 
-/// All that such a terminal is sent by `finetune {run}`, with what is typed into it.
+/// All output of `finetune {run}` on such a terminal, with typed input.
 fn on_terminal(bench: &Bench, (run, typed): (&str, &str), variables: &[(&str, &str)]) -> Option<String> {
     let run = format!("stty cols 100 rows 30; '{}' {run}", env!("CARGO_BIN_EXE_finetune"));
     let mut script = Command::new("script");
-    // Only to take its environment, without settings from outside.
+    // Only for its environment, which has no settings from outside.
     for (name, value) in bench.command("").get_envs() {
         match value {
             Some(value) => script.env(name, value),
@@ -40,7 +40,7 @@ fn on_terminal(bench: &Bench, (run, typed): (&str, &str), variables: &[(&str, &s
 }
 
 #[test]
-fn a_terminal_is_drawn_over_and_keeps_what_happened() {
+fn terminal_view_is_redrawn_and_keeps_events() {
     let bench = Bench::new();
     let Some(text) = shown(&bench, "a", &[]) else { return };
     for part in [
@@ -56,7 +56,7 @@ fn a_terminal_is_drawn_over_and_keeps_what_happened() {
     ] {
         assert!(text.contains(part), "{part:?} in {text}");
     }
-    // Up a line, and the colours of a state and of the bar.
+    // Cursor up one line, and the colours of a state and of the bar.
     for sequence in ["\x1b[1A", "\x1b[32mrunning", "\x1b[36m"] {
         assert!(text.contains(sequence), "{sequence:?} in {text:?}");
     }
@@ -64,7 +64,7 @@ fn a_terminal_is_drawn_over_and_keeps_what_happened() {
     let Some(plain) = shown(&bench, "b", &[("NO_COLOR", "1")]) else { return };
     assert!(plain.contains("\x1b[1A") && plain.contains("running"), "{plain:?}");
     assert!(!plain.contains("\x1b[32m") && !plain.contains("\x1b[36m"), "{plain:?}");
-    // A terminal that cannot move its cursor gets the lines of a pipe.
+    // A terminal that cannot move its cursor gets the same lines as a pipe.
     let Some(dumb) = shown(&bench, "c", &[("TERM", "dumb")]) else { return };
     assert!(dumb.contains("12/12  loss") && !dumb.contains("\x1b["), "{dumb:?}");
 }
@@ -77,7 +77,7 @@ fn chat_on_a_terminal_reads_line_by_line() {
     let Some(text) = on_terminal(&bench, (run, typed), &[]) else { return };
     assert!(text.contains("/reset begins a new conversation"), "{text:?}");
     assert!(text.matches("> ").count() >= 5, "{text:?}");
-    // One prompt at a time where stdin is no terminal: all of it.
+    // If stdin is no terminal, all of it is one prompt.
     let mut child = bench.command(run).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"List files\nMore\n").unwrap();
     let piped = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();

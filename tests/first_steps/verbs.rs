@@ -1,4 +1,4 @@
-//! Verbs that explain and look.
+//! Verbs that explain and inspect.
 
 use crate::cli_fixture::Bench;
 use serde_json::Value;
@@ -43,12 +43,12 @@ fn help_has_topics_and_is_short() {
         short.contains("--rank") && !short.contains("--class-weights") && all.contains("--class-weights")
     );
     assert!(short.find("verbs:").is_some() && short.contains("finetune help options"));
-    // What is not shown is still there.
+    // An option that the help does not list still exists.
     check(&bench, &["demo", "--class-weights", "1", "--data", "rows.jsonl"], (78, "", "--task classify"));
 }
 
 #[test]
-fn completions_and_man_pages() {
+fn completions_and_man_pages_are_printed() {
     let bench = Bench::new();
     check(&bench, &["completions", "bash"], (0, "--learning-rate", ""));
     check(&bench, &["completions", "zsh"], (0, "#compdef finetune", ""));
@@ -61,7 +61,7 @@ fn completions_and_man_pages() {
 }
 
 #[test]
-fn bash_understands_its_completions() {
+fn bash_loads_its_completions() {
     let bench = Bench::new();
     let (_, script, _) = run(&bench, &["completions", "bash"]);
     bench.file("finetune.bash", &script);
@@ -74,7 +74,7 @@ fn bash_understands_its_completions() {
 }
 
 #[test]
-fn doctor_says_what_is_missing_and_how_to_fix_it() {
+fn doctor_names_problems_and_fixes() {
     let bench = Bench::new();
     let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -128,7 +128,7 @@ fn import_writes_a_configuration_that_runs() {
 }
 
 #[test]
-fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
+fn inspect_warns_of_untrainable_and_endless_rows() {
     let bench = Bench::new();
     let row = |i: usize, answer: &str| {
         format!(
@@ -159,11 +159,11 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
         ),
     );
     check(&bench, &with(&["--max-dropped", "2"]), (1, "", "--max-dropped allows 2"));
-    // The same limit stops a run, before anything is written.
+    // The same limit stops a training run before anything is written.
     let train = ["demo", "--data", "chat.jsonl", "--gpus", "none", "--max-dropped", "2", "-o", "out"];
     check(&bench, &train, (1, "", "3 of 24 rows have nothing to train on"));
     assert!(!bench.path("out").exists());
-    // A template that never ends a turn teaches nobody to stop.
+    // A template that never ends a turn gives no end token to train on.
     let endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     bench.file("endless.jinja", endless);
     let said = "no end token is trained on in 21 of 21 rows (100 %)";
@@ -174,9 +174,9 @@ fn inspect_warns_of_rows_that_teach_nothing_or_never_end() {
     assert_eq!(json["rows_shown"][0]["pieces"][1]["supervised"], true, "{json}");
 }
 
-/// A row may name a window or wipe a terminal: it is shown what it would send.
+/// A row may set a window title or clear a terminal: its control characters are printed escaped.
 #[test]
-fn control_characters_of_rows_are_shown_and_not_sent() {
+fn control_characters_of_rows_are_escaped() {
     let bench = Bench::new();
     let row = r#"{"prompt": "a\u001b]0;title\u0007", "completion": "b\u001b[2Jc"}"#;
     bench.file("bad.jsonl", &format!("{row}\n{row}\n"));
@@ -192,7 +192,7 @@ fn control_characters_of_rows_are_shown_and_not_sent() {
 }
 
 #[test]
-fn help_that_could_not_be_written_is_a_failure() {
+fn help_that_cannot_be_written_is_a_failure() {
     let bench = Bench::new();
     let Ok(full) = std::fs::File::create("/dev/full") else { return eprintln!("skipped: no /dev/full") };
     let output = bench.command("--help").stdout(full).output().unwrap();
@@ -200,9 +200,9 @@ fn help_that_could_not_be_written_is_a_failure() {
     assert!(output.status.code() == Some(1) && said.starts_with("error: stdout: "), "{said}");
 }
 
-/// As LLaMA-Factory lays it out and is started: rows and their names in `data`, the YAML elsewhere, {from, value} turns.
+/// In the layout of LLaMA-Factory: rows and their names in `data`, the YAML in another folder, {from, value} turns.
 #[test]
-fn what_is_imported_can_be_planned() {
+fn imported_configuration_can_be_planned() {
     let bench = Bench::new();
     let row =
         r#"{"conversations": [{"from": "human", "value": "List files"}, {"from": "gpt", "value": "ls"}]}"#;

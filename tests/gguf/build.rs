@@ -1,4 +1,4 @@
-//! GGUF files byte by byte, right or wrong: every number that a file says about itself can be set.
+//! GGUF files byte by byte, valid or invalid: every number in a file can be set.
 #![allow(dead_code)] // Each test uses a part.
 
 /// Metadata of the kinds that the tests need.
@@ -11,7 +11,7 @@ pub enum Meta {
     Texts(Vec<String>),
     Floats(Vec<f32>),
     Ints(Vec<i32>),
-    /// Type and bytes as they are.
+    /// Type and raw bytes.
     Raw(u32, Vec<u8>),
 }
 
@@ -111,7 +111,7 @@ impl Meta {
     }
 }
 
-/// The least that is a model: a Llama of one head of 4 over these tokens, of which only the embedding is there.
+/// The smallest valid model: a Llama with one head of 4 over these tokens, which has an embedding only.
 pub fn llama(tokens: &[String]) -> File {
     let v = tokens.len() as u64;
     let number = |key: &str, n| (format!("llama.{key}"), Meta::U32(n));

@@ -1,4 +1,4 @@
-"""What the gguf package makes of every tensor of a file: its name and the SHA-256 of its numbers as f32.
+"""Prints type, SHA-256 of the f32 values and name of every tensor of a file, as the gguf package reads them.
 
 usage: real_blocks.py MODEL.gguf > MODEL.sums      needs: pip install gguf
 Then: FINETUNE_REAL_BLOCKS=MODEL.gguf cargo test --test format_gguf real_blocks -- --nocapture

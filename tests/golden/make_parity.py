@@ -1,5 +1,5 @@
-"""Writes the committed parity cases: for each architecture a tiny random model (weights that bf16 holds exactly),
-rows of token ids, a starting PEFT adapter, and what transformers + PEFT + torch.optim.AdamW make of them.
+"""Writes the committed parity cases: for each architecture a tiny random model (weights that bf16 represents exactly),
+rows of token ids, an initial PEFT adapter, and the training results of transformers + PEFT + torch.optim.AdamW.
 
 usage: make_parity.py OUT [ARCH ...]      (tests/golden/parity was made with torch 2.15.0, transformers 5.23.0, peft 0.21.2)
 ARCH: llama linear llama3 mistral qwen2 qwen3 llamacls qwen3cls (default: all)
@@ -24,7 +24,7 @@ CONFIGS = {
     'mistral': lambda: MistralConfig(**SIZES, head_dim=12, sliding_window=None, tie_word_embeddings=False),
     'qwen2': lambda: Qwen2Config(**SIZES, tie_word_embeddings=True, rope_theta=1000000.0),
     'qwen3': lambda: Qwen3Config(**SIZES, head_dim=10, tie_word_embeddings=True, rope_theta=1000000.0)}
-LORA = {  # rank, alpha, targets, rsLoRA: not the same everywhere
+LORA = {  # rank, alpha, targets, rsLoRA: different for each architecture
     'llama': (3, 6, 'all', False), 'linear': (4, 4, 'all', True), 'llama3': (4, 8, 'all', False),
     'mistral': (4, 8, ['q_proj', 'v_proj'], False), 'qwen2': (4, 8, 'all', False), 'qwen3': (5, 8, 'all', True),
     'llamacls': (4, 8, ['gate_proj', 'down_proj'], False), 'qwen3cls': (4, 8, 'all', False)}
@@ -37,7 +37,7 @@ def make(out, name, seed):
     if classes: config.num_labels = 3
     kind = AutoModelForSequenceClassification if classes else AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32, attn_implementation='eager')
-    for key, w in model.named_parameters():  # biases and norms start trivial in from_config: make them matter
+    for key, w in model.named_parameters():  # biases and norms start trivial in from_config: give them an effect
         if key.endswith('bias'): torch.nn.init.normal_(w, std=0.1)
         elif 'norm' in key: torch.nn.init.normal_(w, mean=1.0, std=0.1)
         elif 'embed' not in key: torch.nn.init.normal_(w, std=1.2 / math.sqrt(w.shape[1]))

@@ -1,13 +1,13 @@
-"""Writes the committed quantised cases: tiny bases in blocks, and what transformers + PEFT + torch.optim.AdamW make of
-the same weights dequantised by the packages that define the blocks.
+"""Writes the committed quantised cases: tiny bases in blocks, and the training results of transformers + PEFT +
+torch.optim.AdamW on the same weights, dequantised by the packages that define the blocks.
 
 usage: make_quantised.py OUT      (tests/golden/quantised was made with gguf 0.19.0, bitsandbytes 0.50.2 and those of
                                    make_parity.py)
-OUT/gguf/model.gguf   every type of block, mixed within layers; embedding and head in types of their own
-OUT/nf4/model         a bitsandbytes checkpoint: layer 0 as it is, layer 1 with its magnitudes quantised once more
-OUT/nf4/dequantised.safetensors  what bitsandbytes makes of the q_proj of both layers in f32
-OUT/nf4/down.q8_0     what gguf makes of the down_proj of layer 0
-OUT/nf4/plain         the same weights before they were quantised, as an ordinary checkpoint
+OUT/gguf/model.gguf   every type of block, mixed within layers; embedding and head in other types
+OUT/nf4/model         a bitsandbytes checkpoint: layer 0 in plain NF4, layer 1 with its magnitudes quantised a second time
+OUT/nf4/dequantised.safetensors  bitsandbytes' f32 values of the q_proj of both layers
+OUT/nf4/down.q8_0     the gguf package's Q8_0 blocks of the down_proj of layer 0
+OUT/nf4/plain         the same weights before quantisation, as a plain checkpoint
 """
 import json, math, os, random, sys
 import bitsandbytes.functional as bnb
@@ -134,7 +134,7 @@ def nf4(out):
     json.dump(config, open(f'{out}/model/config.json', 'w'), indent=2)
     for folder in ('plain', 'model'): tokens.save(f'{out}/{folder}/tokenizer.json')
     if os.path.exists(f'{out}/plain/generation_config.json'): os.remove(f'{out}/plain/generation_config.json')
-    # A new one: a model that was in bf16 once keeps the angles of its positions rounded.
+    # A new model: one that was in bf16 keeps rounded rotary angles.
     model = fresh(model.config)
     model.load_state_dict(state)
     case(out, model)

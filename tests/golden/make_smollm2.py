@@ -1,5 +1,5 @@
-"""Writes smollm2.json: ids and assistant masks that transformers makes of texts and conversations with SmolLM2's own
-tokenizer and template.
+"""Writes smollm2.json: transformers' ids and assistant masks of texts and conversations, with SmolLM2's own tokenizer and
+template.
 
 usage: make_smollm2.py DIRECTORY_OF_SMOLLM2   (pip: transformers, jinja2)
 """

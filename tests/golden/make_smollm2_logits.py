@@ -1,4 +1,5 @@
-"""What transformers makes, in f32, of five texts: ids, mean negative log-likelihood, five largest last logits, 16 greedy tokens.
+"""Writes the results of transformers in f32 for five texts: ids, mean negative log-likelihood, five largest last logits,
+16 greedy tokens.
 
 usage: make_smollm2_logits.py MODEL_DIR OUT.json     (transformers 5.23.0, torch 2.15.0)
 smollm2-135m.json: SmolLM2-135M-Instruct in bf16. smollm2-135m-gguf-f32.json: its Q4_1 .gguf widened to an f32 directory.

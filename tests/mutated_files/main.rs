@@ -1,10 +1,10 @@
-//! Every format that the program reads, damaged by what knows its structure. However a file is damaged, its reader
-//! returns: a value, or an error of one line without control characters but tabs. It does not panic, does not hang, and holds
-//! at most 64 MiB and sixteen times the size of the files.
+//! Every format that the program reads, damaged with knowledge of its structure. Whatever the damage, the reader
+//! returns a value, or an error of one line without control characters except tabs. A reader does not panic or hang,
+//! and holds at most 64 MiB plus sixteen times the size of the files.
 //!
-//! The cases are draws under a seed, so each of them can be had again. Environment: FINETUNE_FUZZ_SEED,
-//! FINETUNE_FUZZ_CASES (of all formats together), FINETUNE_FUZZ_FORMAT (only this one), FINETUNE_FUZZ_CASE (of it, only
-//! this one). By hand, for long: benches/fuzz.sh.
+//! A seed determines the cases, so that each can be repeated. Environment: FINETUNE_FUZZ_SEED, FINETUNE_FUZZ_CASES (of
+//! all formats together), FINETUNE_FUZZ_FORMAT (only this one), FINETUNE_FUZZ_CASE (only this case of that format). For
+//! long manual runs: benches/fuzz.sh.
 
 #[path = "../gguf/build.rs"]
 mod build;
@@ -29,18 +29,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Files of one input, by their path in the folder of the case; None: the file is not there.
+/// Files of one input, by their path in the folder of the case; `None`: the file is missing.
 pub type Files = Vec<(String, Option<Vec<u8>>)>;
 
-/// Something that the program reads.
+/// A format that the program reads.
 pub struct Format {
-    /// In messages and FINETUNE_FUZZ_FORMAT.
+    /// The name in messages and in FINETUNE_FUZZ_FORMAT.
     pub name: &'static str,
-    /// Its part of all cases.
+    /// Its share of all cases.
     pub share: u64,
     /// An input that is read without an error.
     pub whole: fn() -> Files,
-    /// Those of its files that are damaged in a case.
+    /// Returns the files that a case damages.
     pub damage: fn(&mut Dice, &Files) -> Files,
     /// Reads the input in that folder as the program does.
     pub read: fn(&Path) -> Result<(), Refusal>,
@@ -48,20 +48,20 @@ pub struct Format {
 
 /// Cases of a run in CI.
 const CASES: u64 = 30_000;
-/// Bytes that a case may hold beside sixteen times its files.
+/// Bytes that a case may hold in addition to sixteen times its files.
 const ROOM: usize = 64 << 20;
-/// No case takes longer than a part of this, on however busy a machine.
+/// Upper bound on the time of a case, far above the normal one even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Characters of an error line; names out of a file are a part of it.
+/// Characters of an error line, including names from a file.
 const LONGEST_LINE: usize = 4000;
 
-/// The case under way, for the watchdog and the allocator to name: format and number.
+/// Format and number of the current case, for the messages of the watchdog and the allocator.
 static FORMAT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static CASE: AtomicU64 = AtomicU64::new(0);
-/// Whether a reader is at work, whose panics are findings.
+/// True while a reader runs: its panics are failures.
 static READS: AtomicBool = AtomicBool::new(false);
 static CASES_DONE: AtomicU64 = AtomicU64::new(0);
-/// What the newest panic of any thread said.
+/// The message of the last panic of any thread.
 static PANIC: Mutex<String> = Mutex::new(String::new());
 
 fn formats() -> Vec<&'static Format> {
@@ -71,7 +71,7 @@ fn formats() -> Vec<&'static Format> {
         .collect()
 }
 
-/// Says on stderr which case it is; allocates nothing.
+/// Prints the current case on stderr; allocates nothing.
 fn name_the_case(what: &str) {
     let _ = writeln!(
         std::io::stderr(),
@@ -87,7 +87,7 @@ fn number(name: &str) -> Option<u64> {
         .map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
 }
 
-/// A folder in memory where there is one.
+/// A temporary folder, in memory if possible.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -113,7 +113,7 @@ fn size(files: &Files) -> usize {
     files.iter().filter_map(|(_, content)| content.as_ref()).map(Vec::len).sum()
 }
 
-/// Whether it was read; what is wrong with how it was refused.
+/// Whether the input was read, and the peak of memory; an error describes a violation.
 fn verdict(format: &Format, folder: &Path, bytes: usize) -> Result<(bool, usize), String> {
     let before = memory::begin();
     READS.store(true, Relaxed);
@@ -136,7 +136,7 @@ fn verdict(format: &Format, folder: &Path, bytes: usize) -> Result<(bool, usize)
     Ok((read.is_ok(), most))
 }
 
-/// What became of the cases of one format.
+/// The results of the cases of one format.
 #[derive(Default)]
 struct Tally {
     read: u64,
@@ -145,7 +145,7 @@ struct Tally {
     seconds: f64,
     /// The slowest case and its seconds.
     slowest: (f64, u64),
-    /// What is wrong, once of each kind, with where the input was kept.
+    /// Violations, one of each kind, with the path of the saved input.
     wrong: Vec<String>,
 }
 
@@ -198,7 +198,7 @@ fn run(index: usize, format: &Format, seed: u64, cases: std::ops::Range<u64>) ->
     tally
 }
 
-/// Keeps the input of a case that went wrong.
+/// Saves the input of a failed case.
 fn keep(format: &str, case: u64, files: &Files) -> PathBuf {
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutated_files").join(format!("{format}-{case}"));
     std::fs::create_dir_all(&to).unwrap();
@@ -206,7 +206,7 @@ fn keep(format: &str, case: u64, files: &Files) -> PathBuf {
     to
 }
 
-/// Ends the process where one case takes too long, and names it.
+/// Ends the process if a case takes too long, and prints the case.
 fn watch(names: Vec<&'static str>, seed: u64) {
     std::thread::spawn(move || {
         let (mut seen, mut since) = (u64::MAX, Instant::now());
@@ -224,7 +224,7 @@ fn watch(names: Vec<&'static str>, seed: u64) {
     });
 }
 
-/// The harness itself: what it must find, it finds.
+/// Checks the harness itself: it detects planted violations.
 fn checks_itself() {
     let of = |read| Format { name: "itself", share: 1, whole: Vec::new, damage: |_, _| Vec::new(), read };
     let wrong = |read| verdict(&of(read), Path::new("."), 1).unwrap_err();

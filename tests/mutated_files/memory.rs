@@ -1,9 +1,9 @@
-//! Bytes that this process holds, counted by its allocator: now, and the most since [`begin`].
+//! Bytes held by this process, counted by its allocator: the current number, and the peak since [`begin`].
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// More than any case may ask for: such a request fails as it does where memory ends.
+/// More than any case may request: a larger request fails like an exhausted memory.
 const MOST: usize = 4 << 30;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -14,7 +14,7 @@ struct Counting;
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Counts `more` bytes; false where that is too much.
+/// Counts `more` bytes; returns false if the total is too large.
 fn grows(more: usize) -> bool {
     let live = LIVE.fetch_add(more, Relaxed).saturating_add(more);
     PEAK.fetch_max(live, Relaxed);
@@ -25,7 +25,7 @@ fn grows(more: usize) -> bool {
     live <= MOST
 }
 
-// SAFETY: every request goes to the system's allocator as it came, or fails with null; counting allocates nothing.
+// SAFETY: every request goes to the system's allocator unchanged, or fails with null; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match grows(layout.size()) {
@@ -62,14 +62,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Forgets the most; returns what is held now.
+/// Resets the peak; returns the bytes held now.
 pub fn begin() -> usize {
     let live = LIVE.load(Relaxed);
     PEAK.store(live, Relaxed);
     live
 }
 
-/// The most bytes that were held since [`begin`], beyond the `before` that it returned.
+/// The peak since [`begin`], minus the `before` that `begin` returned.
 pub fn most(before: usize) -> usize {
     PEAK.load(Relaxed).saturating_sub(before)
 }

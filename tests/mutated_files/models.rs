@@ -35,7 +35,7 @@ fn tokenizer_config() -> Value {
     })
 }
 
-/// A model of two layers whose every file is there.
+/// A complete model of two layers.
 fn model() -> Files {
     let read = |name: &str| std::fs::read(golden("parity/llamacls/model").join(name)).unwrap();
     let mut small: Value = serde_json::from_slice(&tokenizer_json()).unwrap();
@@ -82,7 +82,7 @@ fn in_the_config(dice: &mut Dice, whole: &Files) -> Files {
     }
 }
 
-/// As far as a model on a CPU.
+/// Loads the model onto a CPU.
 fn read_model(folder: &Path) -> Result<(), Refusal> {
     let files = format::open(folder)?;
     let config = Config::from_json(&files.config)?;
@@ -108,7 +108,7 @@ fn tokens() -> Files {
     ]
 }
 
-/// Parts of tokenizers that this one does not have.
+/// Parts of tokenizers that this tokenizer does not have.
 const PARTS: [(&str, &str); 12] = [
     ("normalizer", r#"{"type":"NFC"}"#),
     (
@@ -144,7 +144,7 @@ fn in_the_tokenizer(dice: &mut Dice, whole: &Files) -> Files {
     if dice.one_in(2) {
         let (key, part) = dice.pick(&PARTS);
         let part: Value = serde_json::from_str(part).unwrap();
-        // Its own damage goes deeper than what is spread over the whole file.
+        // Damage within a part goes deeper than damage spread over the whole file.
         value[*key] = serde_json::from_slice(&mutate::json(dice, &part)).unwrap_or(part);
     }
     vec![file("tokenizer.json", mutate::json(dice, &value))]
@@ -187,7 +187,7 @@ fn template() -> Files {
     vec![file("chat_template.jinja", "{% for m in messages %}{{ m.role }}{{ '\\n' }}{% endfor %}")]
 }
 
-/// Fragments of templates. No number in them is large: how much a template may compute and write is a matter of its own.
+/// Fragments of templates. Numbers in them are small: other tests bound how much a template may compute and write.
 const FRAGMENTS: [&str; 30] = [
     "{% if messages %}",
     "{% endif %}",
@@ -224,7 +224,7 @@ const FRAGMENTS: [&str; 30] = [
 fn in_the_template(dice: &mut Dice, _: &Files) -> Files {
     let mut text = dice.pick(&TEMPLATES).clone();
     for _ in 0..1 + dice.below(3) {
-        // Where a tag or an expression begins or ends.
+        // Positions where a tag or an expression begins or ends.
         let edges: Vec<usize> =
             text.match_indices(['{', '}', '|', '(', ')', '[']).map(|(at, _)| at).collect();
         let at = if edges.is_empty() { 0 } else { *dice.pick(&edges) };

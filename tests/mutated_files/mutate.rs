@@ -1,9 +1,9 @@
-//! Damage that knows what it damages: bytes, JSON, lines of text. Every choice is a draw of one seeded stream.
+//! Structured damage: bytes, JSON, lines of text. Every choice is a draw from one seeded stream.
 
 use finetune::numeric::rng::Stream;
 use serde_json::Value;
 
-/// Numbers at the edges of types, and a little beyond small sizes.
+/// Numbers at the limits of types, and slightly above small sizes.
 pub const EDGES: [u64; 18] = [
     0,
     1,
@@ -25,7 +25,7 @@ pub const EDGES: [u64; 18] = [
     u64::MAX,
 ];
 
-/// JSON that stands where something else was expected.
+/// JSON values of unexpected types.
 const STRANGE: [&str; 34] = [
     "0",
     "-1",
@@ -63,7 +63,7 @@ const STRANGE: [&str; 34] = [
     "\"99999999999\"",
 ];
 
-/// Text that means something to one reader or another.
+/// Text with a special meaning for some reader.
 const WORDS: [&str; 24] = [
     "\0",
     "\n",
@@ -99,7 +99,7 @@ impl Dice {
         Dice(Stream::new(key))
     }
 
-    /// 0..n; 0 where n is 0.
+    /// A number in 0..n; 0 if n is 0.
     pub fn below(&mut self, n: usize) -> usize {
         self.0.below((n as u32).max(1)) as usize
     }
@@ -116,7 +116,7 @@ impl Dice {
         list[self.below(list.len())]
     }
 
-    /// At an edge, small, or anything.
+    /// A number at a limit, a small one, or any.
     pub fn number(&mut self) -> u64 {
         match self.below(4) {
             0 => u64::from(self.0.bits()) << 32 | u64::from(self.0.bits()),
@@ -154,7 +154,7 @@ pub fn bytes(dice: &mut Dice, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Writes an integer of 1, 2, 4 or 8 bytes over what stands there.
+/// Overwrites the bytes at `at` with an integer of 1, 2, 4 or 8 bytes.
 pub fn number(dice: &mut Dice, bytes: &mut [u8], at: usize) {
     let width = (1 << dice.below(4)).min(bytes.len() - at.min(bytes.len()));
     let value = dice.number().to_le_bytes();
@@ -195,7 +195,7 @@ pub fn lines(dice: &mut Dice, whole: &str) -> String {
     lines.join(dice.word(&["\n", "\n", "\n", "\r\n", "\r"])) + "\n"
 }
 
-/// Damages a JSON document in one to three nodes, and seldom its text.
+/// Damages a JSON document in one to three nodes, and rarely its text.
 pub fn json(dice: &mut Dice, whole: &Value) -> Vec<u8> {
     let mut value = whole.clone();
     let mut raws = Vec::new();
@@ -207,7 +207,7 @@ pub fn json(dice: &mut Dice, whole: &Value) -> Vec<u8> {
     for (i, raw) in raws.iter().enumerate() {
         text = text.replace(&format!("\"@raw{i}@\""), raw);
     }
-    // A key that was given such a mark becomes the second of its name.
+    // A key with this mark becomes a duplicate of another key.
     let mut out = text.replace("\"@again@", "\"").into_bytes();
     if dice.one_in(8) {
         bytes(dice, &mut out);
@@ -215,7 +215,7 @@ pub fn json(dice: &mut Dice, whole: &Value) -> Vec<u8> {
     out
 }
 
-/// A node anywhere, those near the root as likely as all below one of them.
+/// A random node: one in four stops at each level, so that shallow and deep nodes are both frequent.
 fn descend<'a>(dice: &mut Dice, value: &'a mut Value) -> &'a mut Value {
     let children = match value {
         Value::Array(list) => list.len(),
@@ -269,7 +269,7 @@ fn change(dice: &mut Dice, node: &mut Value, raws: &mut Vec<String>) {
     }
 }
 
-/// Stands for raw text until the document is written.
+/// A placeholder for raw text until the document is written.
 fn strange(dice: &mut Dice, raws: &mut Vec<String>) -> Value {
     let deep = 1 << dice.below(14);
     raws.push(match dice.below(24) {

@@ -1,4 +1,4 @@
-//! Rows: JSON lines, JSON, CSV, Parquet, to learn to write and to classify.
+//! Rows: JSON lines, JSON, CSV, Parquet, for text generation and classification.
 
 use crate::models::tokenizer_json;
 use crate::mutate::{self, Dice};
@@ -163,7 +163,7 @@ fn in_the_columns(dice: &mut Dice, whole: &Files) -> Files {
         1 => mutate::number(dice, &mut bytes, end),
         2 => (0..1 + dice.below(3)).for_each(|_| bytes[4 + dice.below(end - footer - 4)] = dice.byte()),
         3 => {
-            // A part of the footer goes, and its length is right again.
+            // A part of the footer is removed, and its length is corrected.
             let at = end - footer + dice.below(footer - 8);
             let part = 1 + dice.below(8);
             bytes.drain(at..at + part);
@@ -172,7 +172,7 @@ fn in_the_columns(dice: &mut Dice, whole: &Files) -> Files {
         }
         _ => (0..1 + dice.below(3)).for_each(|_| bytes[end - footer + dice.below(footer)] = dice.byte()),
     }
-    // Only this one is read.
+    // Only this file is read.
     let others = whole.iter().filter(|(other, _)| other != name).map(|(other, _)| (other.clone(), None));
     others.chain([file(name, bytes)]).collect()
 }

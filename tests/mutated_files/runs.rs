@@ -1,4 +1,4 @@
-//! What runs leave: checkpoints with right and wrong sums, metrics.jsonl.
+//! The files of runs: checkpoints with right and wrong checksums, metrics.jsonl.
 
 use crate::mutate::{self, Dice};
 use crate::weights::{file, of, safetensors_file};
@@ -96,7 +96,7 @@ fn in_the_checkpoint(dice: &mut Dice, whole: &Files) -> Files {
         damaged.retain(|(other, _)| *other != name);
         damaged.push((name, content));
     }
-    // Somebody who has changed the files can change their sums.
+    // In most cases the checksums are updated to match the changed files.
     if !damaged.iter().any(|(name, _)| name.ends_with("blake3sums")) && !dice.one_in(4) {
         let now = |name: &str| match damaged.iter().find(|(n, _)| n == name) {
             Some((_, content)) => content.clone(),
@@ -117,7 +117,7 @@ fn read_saved(folder: &Path) -> Result<(), Refusal> {
     let found = checkpoint::find(folder)?;
     let state = found.load(&layout(), optim::Options::default(), &identity())?;
     assert_eq!(state.parameters.len(), layout().len());
-    // Damage of the newer one alone always leaves the older one.
+    // If only the newer checkpoint is damaged, the older one can be used.
     match found.passed_over.first() {
         Some(line) => Err(Refusal::failure(line)),
         None => Ok(()),
@@ -209,7 +209,7 @@ fn metrics() -> Files {
     vec![file("metrics.jsonl", lines)]
 }
 
-/// Some lines as JSON, or the order of lines.
+/// Damages some lines as JSON, or the order of lines.
 pub fn damage_lines(dice: &mut Dice, whole: &str) -> Vec<u8> {
     let mut lines: Vec<Vec<u8>> = whole.lines().map(|line| line.as_bytes().to_vec()).collect();
     for _ in 0..1 + dice.below(3) {
@@ -232,7 +232,7 @@ fn in_the_metrics(dice: &mut Dice, whole: &Files) -> Files {
     vec![file("metrics.jsonl", damage_lines(dice, text))]
 }
 
-/// As `report` does, and as a run that is resumed.
+/// Reads metrics as `report` does, and as a resumed run does.
 fn read_metrics(folder: &Path) -> Result<(), Refusal> {
     let path = folder.join("metrics.jsonl");
     let history = History::of(&report::read(&path)?);

@@ -1,4 +1,4 @@
-//! What a user writes for a run: YAML configurations and the token file.
+//! Files that a user writes for a run: YAML configurations and the token file.
 
 use crate::mutate::{self, Dice};
 use crate::weights::file;
@@ -86,7 +86,7 @@ fn in_the_yaml(dice: &mut Dice, _: &Files) -> Files {
             text = lines.join("\n");
         }
         1 => {
-            // Each of them ten times the one before.
+            // Each list is ten times as large as the one before.
             let deep = 2 + dice.below(9);
             text = (1..=deep).fold("a0: &a0 [x, x]\n".into(), |text, i| {
                 format!("{text}a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(", "))
@@ -94,7 +94,7 @@ fn in_the_yaml(dice: &mut Dice, _: &Files) -> Files {
         }
         2 => text = format!("rank: {}", ["[", "{a: ", "- ", "? "][dice.below(4)].repeat(1 << dice.below(14))),
         3 | 4 => {
-            // Another value for a key that is known.
+            // Another value for a known key.
             let keys: Vec<&str> = RUN_YAML.lines().filter(|line| line.contains(": ")).collect();
             let line = dice.word(&keys);
             let key = line.split(": ").next().unwrap();

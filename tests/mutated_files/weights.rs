@@ -33,7 +33,7 @@ pub fn of<'a>(whole: &'a Files, name: &str) -> &'a [u8] {
     whole.iter().find(|(n, _)| n == name).and_then(|(_, bytes)| bytes.as_deref()).unwrap()
 }
 
-/// A safetensors file of that header.
+/// A safetensors file with that header.
 fn assemble(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
@@ -63,14 +63,14 @@ pub fn safetensors_file(dice: &mut Dice, whole: &[u8]) -> Vec<u8> {
     match dice.below(16) {
         0 => bytes.truncate(8 + n + dice.below(data.len() + 1)),
         1 => bytes.extend([7; 5]),
-        // Numbers that are none.
+        // Data with NaN values.
         2 if bytes.len() > 8 + n + 4 => bytes[8 + n..8 + n + 4].copy_from_slice(&f32::NAN.to_le_bytes()),
         _ => {}
     }
     bytes
 }
 
-/// Damages what a header says of one tensor.
+/// Damages a header's entry of one tensor.
 fn one_tensor(dice: &mut Dice, header: &mut Value) {
     let names: Vec<String> =
         header.as_object().unwrap().keys().filter(|k| *k != "__metadata__").cloned().collect();
@@ -102,7 +102,7 @@ fn one_tensor(dice: &mut Dice, header: &mut Value) {
     }
 }
 
-/// Every tensor, as numbers.
+/// Reads the values of every tensor.
 fn every(tensors: &dyn Tensors) -> Result<(), Refusal> {
     for name in tensors.names() {
         if let Some(tensor) = tensors.tensor(&name).map_err(Refusal::failure)? {
@@ -135,7 +135,7 @@ fn in_the_file(dice: &mut Dice, whole: &Files) -> Files {
 
 fn read_plain(folder: &Path) -> Result<(), Refusal> {
     let path = folder.join("model.safetensors");
-    // Files that may hold bytes take another way.
+    // Shards that may contain raw bytes are read by another function.
     let shards = safetensors::Sharded::open_with_bytes(folder).map(|file| {
         file.raw_names().for_each(|name| drop(std::hint::black_box(file.raw(name).map(<[u8]>::to_vec))));
     });
@@ -225,7 +225,7 @@ fn in_the_fields(dice: &mut Dice, _: &Files) -> Files {
     vec![file("m.gguf", bytes)]
 }
 
-/// A value of metadata that may not be the one that is wanted.
+/// A metadata value, possibly of another type than expected.
 fn value(dice: &mut Dice) -> Meta {
     let array = |kind: u32, n: u64, bytes: &[u8]| {
         Meta::Raw(9, [&kind.to_le_bytes()[..], &n.to_le_bytes(), bytes].concat())
@@ -248,7 +248,7 @@ fn value(dice: &mut Dice) -> Meta {
     }
 }
 
-/// An array of one array.
+/// The head of an array of arrays.
 fn array_head() -> Vec<u8> {
     [&9u32.to_le_bytes()[..], &1u64.to_le_bytes()].concat()
 }
@@ -274,7 +274,7 @@ fn real() -> Files {
     vec![file("m.gguf", read("gguf/tiny.gguf")), file("blocks.gguf", read("gguf/blocks.gguf"))]
 }
 
-/// Bytes of one file, most of them in its head, which is nearly all that can go wrong.
+/// Damages bytes of one file, mostly in its head, where nearly all checks are.
 fn in_the_bytes(dice: &mut Dice, whole: &Files) -> Files {
     let (name, bytes) = dice.pick(whole);
     let mut bytes = bytes.clone().unwrap();

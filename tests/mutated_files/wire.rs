@@ -1,4 +1,4 @@
-//! What a network brings: frames, messages, packed sums. What is understood is, said again, the same.
+//! Data from a network: frames, messages, packed sums. A decoded value encodes to the same bytes again.
 
 use crate::every_message::{self, at_the_edges};
 use crate::mutate::{self, Dice};
@@ -64,7 +64,7 @@ fn read_frames(folder: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Every kind of message, and every one of them with a number at an edge.
+/// Every kind of message, and each of them with a number at a limit.
 static MESSAGES: LazyLock<Vec<Bytes>> = LazyLock::new(|| {
     let mut all: Vec<Bytes> = Vec::new();
     for message in every_message::from_worker() {
@@ -103,7 +103,7 @@ fn in_a_message(dice: &mut Dice, _: &Files) -> Files {
 fn heard<M: Serialize + DeserializeOwned + Bulky>(frame: &Bytes) -> Result<(), String> {
     let message = decode::<M>(frame)?;
     let again = encode(&message).unwrap().whole();
-    // As bytes: a loss that is NaN equals nothing.
+    // Compared as bytes, because a NaN loss equals nothing.
     assert_eq!(encode(&decode::<M>(&again).unwrap()).unwrap().whole(), again);
     Ok(())
 }
@@ -114,7 +114,7 @@ fn read_message(folder: &Path) -> Result<(), Refusal> {
     one.or(other).map_err(Refusal::failure)
 }
 
-/// Values of a sum in these tests, and the largest one.
+/// Number of values in the sums of these tests, and the largest value.
 const VALUES: usize = 200;
 const LARGEST: i64 = 1 << 40;
 
@@ -128,7 +128,7 @@ fn sums() -> Files {
 fn in_the_sums(dice: &mut Dice, whole: &Files) -> Files {
     let mut bytes = whole[0].1.clone().unwrap();
     match dice.below(3) {
-        // The widths of blocks stand in front.
+        // The widths of blocks come first.
         0 => bytes[dice.below(4)] = dice.byte(),
         1 => {
             let values: Vec<i64> = (0..VALUES).map(|_| dice.number() as i64 >> dice.below(60)).collect();

@@ -1,5 +1,5 @@
-//! Peers that want to do harm, or are broken: refused, counted, told with their address; who holds the token gets
-//! in meanwhile, and memory stays bounded.
+//! Hostile or broken peers: refused, counted, and reported with their address; peers with the token connect meanwhile,
+//! and memory stays bounded.
 
 use crate::{Open, dialled, with};
 use bytes::Bytes;
@@ -12,12 +12,12 @@ fn connect(open: &Open) -> TcpStream {
     TcpStream::connect(open.listener.address()).unwrap()
 }
 
-/// The right first twenty bytes for that token: they are no secret.
+/// The correct first twenty bytes for that token: they are not secret.
 fn greeting(token: &Token) -> Vec<u8> {
     [b"finetune\x01\0\x01\x01", &token.fingerprint().0[..]].concat()
 }
 
-/// True where the other side has closed within a time.
+/// True if the other side closes within a time.
 fn closes(mut socket: TcpStream, within: Duration) -> bool {
     socket.set_read_timeout(Some(within)).unwrap();
     let mut rest = Vec::new();
@@ -27,7 +27,7 @@ fn closes(mut socket: TcpStream, within: Duration) -> bool {
     }
 }
 
-/// Sends `bytes` and expects that refusal at once, and that a worker still gets in.
+/// Sends `bytes` and expects that refusal at once, and that a worker still connects.
 #[track_caller]
 fn check(open: &mut Open, token: &Token, bytes: &[u8], expected: &str) {
     let mut socket = connect(open);
@@ -40,7 +40,7 @@ fn check(open: &mut Open, token: &Token, bytes: &[u8], expected: &str) {
 }
 
 #[test]
-fn garbage_of_every_kind() {
+fn garbage_is_refused_in_one_line() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let hello = greeting(&token);
@@ -58,7 +58,7 @@ fn garbage_of_every_kind() {
         // A handshake record of the greatest length, and a message that announces sixteen megabytes.
         (after(&[record(22, 16_384), vec![1, 0xff, 0xff, 0xff], vec![0; 20_000]].concat()), "does not prove"),
         (after(&[record(22, 0xffff), vec![0; 70_000]].concat()), "does not prove"),
-        // An alert in the place of a greeting.
+        // An alert instead of a greeting.
         (after(&[record(21, 2), vec![2, 40]].concat()), "127.0.0.1"),
     ];
     let n = cases.len() as u64;
@@ -69,7 +69,7 @@ fn garbage_of_every_kind() {
 }
 
 #[test]
-fn who_drips_or_stays_silent_is_shown_out_after_five_seconds() {
+fn slow_or_silent_peer_is_disconnected_after_five_seconds() {
     let token = Token::random().unwrap();
     let open = Open::new(with(Party::Coordinator, &token));
     let hello = greeting(&token);
@@ -105,7 +105,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn a_thousand_half_open_connections_keep_no_worker_out() {
+fn thousand_half_open_connections_block_no_worker() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let before = resident();
@@ -113,7 +113,7 @@ fn a_thousand_half_open_connections_keep_no_worker_out() {
     let mut flood = Vec::new();
     for i in 0..1000 {
         let mut socket = connect(&open);
-        // Every third says nothing; the others stop in the middle of TLS, having sent all that they may.
+        // Every third sends nothing; the others stop in the middle of TLS, after all bytes that they may send.
         if i % 3 != 0 {
             let _ =
                 socket.write_all(&[&hello[..], &[22, 3, 3, 0x40, 0, 1, 0, 0x3f, 0xf0], &[0; 3500]].concat());
@@ -137,9 +137,9 @@ fn a_thousand_half_open_connections_keep_no_worker_out() {
     drop((near, far, flood));
 }
 
-/// A flood that goes on while workers come.
+/// A flood that continues while workers connect.
 #[test]
-fn workers_get_in_during_a_flood() {
+fn workers_connect_during_a_flood() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let address = open.listener.address();
@@ -161,7 +161,7 @@ fn workers_get_in_during_a_flood() {
     let (at, worker) = (open.at(), with(Party::Worker, &token));
     let mut again = 0;
     for _ in 0..10 {
-        // As a worker does: what is not final is tried again. How often depends on who gets the processor.
+        // As a worker does: errors that are not final are retried. Scheduling decides how often.
         while let Err(e) = dialled(&at, &worker) {
             let patient = begin.elapsed() < Duration::from_secs(60);
             assert!(!e.is_final() && patient, "{e}, after {again} more attempts");
@@ -177,9 +177,9 @@ fn workers_get_in_during_a_flood() {
     );
 }
 
-/// A member whose frames are longer than agreed is cut off before room is made for them.
+/// A member whose frames are longer than agreed is disconnected before memory is allocated for them.
 #[test]
-fn a_frame_beyond_the_limit() {
+fn frame_beyond_the_limit_ends_the_connection() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let runtime = crate::runtime();
@@ -196,9 +196,9 @@ fn a_frame_beyond_the_limit() {
     assert!(matches!(e, NetError::FrameTooLong { .. }), "we send none either");
 }
 
-/// In the plain, bytes of any kind behind the greeting: a frame that is none ends that conversation alone.
+/// Over plain TCP, arbitrary bytes after the greeting: an invalid frame ends that connection alone.
 #[test]
-fn huge_lengths_in_the_plain() {
+fn huge_lengths_over_plain_tcp_are_refused() {
     let mut open = Open::new(Security::plain(Party::Coordinator));
     let runtime = crate::runtime();
     let mut socket = connect(&open);

@@ -1,5 +1,5 @@
-//! Each way of not coming together: its line on the side that dials, its line on the side that listens, whether
-//! it is final, all within five seconds.
+//! Each failure to connect: its line on the dialling side, its line on the listening side, and whether it is final, all
+//! within five seconds.
 
 use crate::{Open, dialled, runtime, with};
 use finetune::net::{Endpoint, Listener, NetError, Party, Security, Token};
@@ -20,7 +20,7 @@ fn check(at: &Endpoint, security: &Security, is_final: bool, expected: &str) -> 
     e
 }
 
-/// A stranger that does `then` with every connection.
+/// A foreign server that does `then` with every connection.
 fn stranger(then: impl Fn(std::net::TcpStream) + Send + 'static) -> Endpoint {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = socket.local_addr().unwrap().to_string().parse().unwrap();
@@ -33,21 +33,21 @@ fn worker() -> Security {
 }
 
 #[test]
-fn an_unknown_name() {
+fn unknown_host_name_is_reported() {
     let at: Endpoint = "no-such-host.invalid:9000".parse().unwrap();
     let e = check(&at, &worker(), false, "no-such-host.invalid: unknown name (");
     assert!(e.to_string().ends_with("check its spelling, or give the address, as 10.0.0.5:9000"), "{e}");
 }
 
 #[test]
-fn nothing_listens() {
+fn refused_connection_is_reported() {
     let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string().parse().unwrap();
     check(&at, &worker(), false, "nothing listens on AT: start finetune there first, or check the port");
 }
 
-/// A full queue of connections drops what comes next, as a firewall does.
+/// A full queue drops further connections, as a firewall does.
 #[test]
-fn no_answer() {
+fn unanswered_connection_is_reported() {
     let runtime = runtime();
     let _in = runtime.enter();
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -65,7 +65,7 @@ fn no_answer() {
 }
 
 #[test]
-fn no_finetune_at_all() {
+fn foreign_server_is_reported() {
     let http = stranger(|mut s| {
         let _ = s.read(&mut [0; 1000]);
         let _ = s.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
@@ -86,7 +86,7 @@ fn no_finetune_at_all() {
         false,
         "AT took the connection and closed it without a word: it is not finetune",
     );
-    // What it has taken it keeps, without a word.
+    // The server keeps the received bytes and sends nothing.
     let silent = stranger(std::mem::forget);
     check(
         &silent,
@@ -101,9 +101,9 @@ fn no_finetune_at_all() {
     check(&half, &worker(), false, "AT took the connection and says nothing");
 }
 
-/// What a listening side tells of the peer that has just been refused.
+/// Checks the line of the listening side about the peer that was just refused.
 #[track_caller]
-fn told(open: &Open, expected: &str) {
+fn listener_says(open: &Open, expected: &str) {
     let refusal = open.refusal(Duration::from_secs(1));
     let expected = expected.replace("PEER", &refusal.peer.to_string());
     assert!(refusal.to_string().contains(&expected), "wanted {expected:?} in\n{refusal}");
@@ -111,7 +111,7 @@ fn told(open: &Open, expected: &str) {
 }
 
 #[test]
-fn tokens_that_differ_or_miss() {
+fn different_or_missing_tokens_are_reported() {
     let (one, two) = (Token::random().unwrap(), Token::random().unwrap());
     let (a, b) = (one.fingerprint().to_string(), two.fingerprint().to_string());
     let open = Open::new(with(Party::Coordinator, &one));
@@ -119,23 +119,23 @@ fn tokens_that_differ_or_miss() {
     let line =
         format!("AT has another token (fingerprint {a} there, {b} here): `finetune token` there prints it");
     check(&at, &with(Party::Worker, &two), true, &line);
-    told(&open, &format!("PEER has another token (fingerprint {b} there, {a} here)"));
+    listener_says(&open, &format!("PEER has another token (fingerprint {b} there, {a} here)"));
     let none = Security::without_token(Party::Worker);
     check(&at, &none, true, &format!("AT wants a token (fingerprint {a}) and there is none here"));
-    told(&open, &format!("PEER has no token (fingerprint {a} here): `finetune token --set` there"));
+    listener_says(&open, &format!("PEER has no token (fingerprint {a} here): `finetune token --set` there"));
     check(&at, &Security::plain(Party::Worker), true, "AT has a token and this side speaks plain TCP");
-    told(&open, "PEER speaks plain TCP (--insecure) and this side does not");
+    listener_says(&open, "PEER speaks plain TCP (--insecure) and this side does not");
     check(&at, &with(Party::Coordinator, &one), true, "AT is a coordinator too: a run has one");
-    told(&open, "PEER is a coordinator too");
+    listener_says(&open, "PEER is a coordinator too");
     dialled(&at, &with(Party::Worker, &one)).unwrap();
     assert_eq!(open.listener.refused(), 4);
 }
 
 #[test]
-fn plain_tcp_takes_nobody_with_a_token_and_goes_nowhere() {
+fn plain_tcp_refuses_tokens_and_remote_addresses() {
     let open = Open::new(Security::plain(Party::Coordinator));
     check(&open.at(), &worker(), true, "AT speaks plain TCP (--insecure) and this side does not");
-    told(&open, "PEER has a token and this side speaks plain TCP");
+    listener_says(&open, "PEER has a token and this side speaks plain TCP");
     let far: Endpoint = "203.0.113.1:9000".parse().unwrap();
     let plain = Security::plain(Party::Worker);
     check(&far, &plain, true, "AT is not this machine alone, and plain TCP (--insecure) stays on it");
@@ -145,7 +145,7 @@ fn plain_tcp_takes_nobody_with_a_token_and_goes_nowhere() {
 }
 
 #[test]
-fn another_protocol() {
+fn other_protocol_version_is_reported() {
     for (theirs, side) in [(2u8, "here"), (0, "there")] {
         let at = stranger(move |mut s| {
             let _ = s.write_all(&[b"finetune", &[theirs, 0][..], &[7; 10][..]].concat());
@@ -158,12 +158,15 @@ fn another_protocol() {
         let mut heard = [0; 20];
         socket.read_exact(&mut heard).unwrap();
         assert_eq!(&heard[..10], b"finetune\x01\0", "the other side learns our number");
-        told(&open, &format!("PEER speaks protocol {theirs}, this finetune 1: update finetune {side}"));
+        listener_says(
+            &open,
+            &format!("PEER speaks protocol {theirs}, this finetune 1: update finetune {side}"),
+        );
     }
 }
 
 #[test]
-fn a_port_in_use() {
+fn port_in_use_is_reported() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at: Endpoint = taken.local_addr().unwrap().to_string().parse().unwrap();
     let bind = |at: &Endpoint| runtime().block_on(Listener::bind(at, worker(), |_| ())).map(|_| ());
@@ -181,9 +184,9 @@ fn a_port_in_use() {
     assert!(e.is_final());
 }
 
-/// The directions are reversed where only the other one is open: a worker listens, the coordinator dials.
+/// Reversed directions for networks where only the other one is open: a worker listens, the coordinator dials.
 #[test]
-fn a_worker_may_listen() {
+fn worker_may_listen_for_the_coordinator() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Worker, &token));
     let near = dialled(&open.at(), &with(Party::Coordinator, &token)).unwrap();
@@ -192,9 +195,9 @@ fn a_worker_may_listen() {
     check(&open.at(), &with(Party::Worker, &token), true, line);
 }
 
-/// A handshake costs little beside what a worker does then.
+/// A handshake takes little time compared with the work after it.
 #[test]
-fn a_handshake_takes_no_time() {
+fn handshake_takes_under_250_ms() {
     let token = Token::random().unwrap();
     let mut open = Open::new(with(Party::Coordinator, &token));
     let (at, security) = (open.at(), with(Party::Worker, &token));

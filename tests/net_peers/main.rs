@@ -1,5 +1,5 @@
-//! Two ends of a network, with real sockets: who is let in, who is not, and what both sides are told. Peers that
-//! are no `finetune` are played by plain sockets.
+//! Two ends of a network, with real sockets: which peers are admitted, which are refused, and the messages on both
+//! sides. Plain sockets act as peers that are not `finetune`.
 
 mod hostile;
 mod lines;
@@ -52,7 +52,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Dials from a runtime of its own.
+/// Dials on a separate runtime.
 fn dialled(at: &Endpoint, security: &Security) -> Result<Connection, NetError> {
     runtime().block_on(dial(at, security, DIAL_TIMEOUT))
 }

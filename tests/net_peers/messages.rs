@@ -1,5 +1,5 @@
-//! The decoder of messages on bytes of any kind: what `fuzz/` does without end, here for a bounded number of
-//! cases. Damaged bytes are an error or another message, never a panic and never memory beyond their size.
+//! The decoder of messages on arbitrary bytes: the endless fuzzing of `fuzz/`, here for a bounded number of cases.
+//! Damaged bytes give an error or another message, never a panic and never memory beyond their size.
 
 use finetune::cluster::codec::{Bulky, decode, encode};
 use finetune::cluster::message::{Bye, Packed, ToCoordinator, ToWorker};
@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Decodes as a connection does, and where something comes out, encodes and decodes it again: the same. Bytes that are
-/// left over are refused, and bulk is a part of the frame.
+/// Decodes as a connection does, and checks that a decoded message encodes and decodes to the same. Remaining bytes are
+/// refused, and bulk is a part of the frame.
 fn check<M: Serialize + DeserializeOwned + Bulky>(bytes: &[u8]) {
     let frame = bytes.to_vec().into();
     let plain = postcard::take_from_bytes::<M>(bytes);
@@ -20,7 +20,7 @@ fn check<M: Serialize + DeserializeOwned + Bulky>(bytes: &[u8]) {
         assert!(frame.as_ptr_range().contains(&bulk.as_ptr()), "it was copied");
     }
     let again = encode(&message).unwrap().whole();
-    // Compared as bytes: a loss that is NaN equals nothing.
+    // Compared as bytes, because a NaN loss equals nothing.
     assert_eq!(encode(&decode::<M>(&again).unwrap()).unwrap().whole(), again);
 }
 
@@ -38,21 +38,21 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn bytes_of_any_kind(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         check::<ToCoordinator>(&bytes);
         check::<ToWorker>(&bytes);
     }
 
-    /// A message's number in front, so that every kind is reached.
+    /// The kind of the message comes first, so that every kind is tested.
     #[test]
-    fn every_kind_of_message(kind in 0u8..16, bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+    fn random_messages_are_decoded_or_refused(kind in 0u8..16, bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         let bytes = [&[kind], &bytes[..]].concat();
         check::<ToCoordinator>(&bytes);
         check::<ToWorker>(&bytes);
     }
 
     #[test]
-    fn one_byte_of_a_good_message_is_damaged(which in 0usize..3, at in any::<prop::sample::Index>(), to in any::<u8>()) {
+    fn damaged_byte_is_decoded_or_refused(which in 0usize..3, at in any::<prop::sample::Index>(), to in any::<u8>()) {
         let mut bytes = samples()[which].clone();
         let at = at.index(bytes.len());
         bytes[at] = to;
@@ -62,24 +62,24 @@ proptest! {
 }
 
 #[test]
-fn every_cut_of_a_good_message_is_an_error() {
+fn every_truncated_message_is_an_error() {
     for bytes in samples() {
         for cut in 0..bytes.len() {
             let (to, from) = (
                 postcard::from_bytes::<ToCoordinator>(&bytes[..cut]),
                 postcard::from_bytes::<ToWorker>(&bytes[..cut]),
             );
-            // A short message of another kind may come out; never the long one.
+            // The cut may decode as a short message of another kind, never as the long one.
             assert!(!matches!(to, Ok(ToCoordinator::SumPiece { .. })), "{cut}");
             assert!(!matches!(from, Ok(ToWorker::ParametersPiece { .. })), "{cut}");
         }
     }
 }
 
-/// Lists that announce four thousand million entries in five bytes, wherever a message of any kind may hold one; what
-/// is reserved for them would be seen in the memory of this process.
+/// Lists that announce four thousand million entries in five bytes, at every position where a message may hold a list.
+/// An allocation of that size would show in the memory of this process.
 #[test]
-fn announced_lengths_reserve_nothing() {
+fn announced_lengths_allocate_nothing() {
     let reserved = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let line =
@@ -88,7 +88,7 @@ fn announced_lengths_reserve_nothing() {
     };
     let before = reserved();
     lengths();
-    // Other tests of this process run beside it; a list of that length takes 16,000 MB.
+    // Other tests of this process run at the same time; a list of that length takes 16,000 MB.
     let more = reserved() - before;
     assert!(more < 4000, "{more} MB were reserved");
 }

@@ -1,5 +1,5 @@
-//! The roles as they are typed, each a process with a home folder of its own: what a user reads on both sides, how
-//! soon, and the exit code.
+//! The roles as command lines, each a process with a separate home folder: the output on both sides, the time that it
+//! takes, and the exit code.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -16,12 +16,12 @@ fn command(home: &Path, args: &str) -> Command {
 
 fn run(home: &Path, args: &str, stdin: &str) -> Output {
     let mut child = command(home, args).spawn().unwrap();
-    // It may not read at all.
+    // The process may not read its stdin at all.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child.wait_with_output().unwrap()
 }
 
-/// A coordinator of three steps, and what it has said so far.
+/// A coordinator of three steps, and its output up to now.
 struct Coordinator {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -41,7 +41,7 @@ impl Coordinator {
         Coordinator { child, said }
     }
 
-    /// Waits until it has said `part`.
+    /// Waits until the coordinator has printed `part`.
     #[track_caller]
     fn says(&self, part: &str) -> String {
         let end = Instant::now() + Duration::from_secs(30);
@@ -55,7 +55,7 @@ impl Coordinator {
         }
     }
 
-    /// The address that it tells the user to type on the next machine.
+    /// The address in the command that the coordinator prints for the next machine.
     fn address(&self) -> String {
         let said = self.says("--role worker --coordinator ");
         let rest = said.split("--role worker --coordinator ").nth(1).unwrap();
@@ -70,7 +70,7 @@ impl Drop for Coordinator {
     }
 }
 
-/// A worker that does not get in: exit code and line within five seconds.
+/// A refused worker: exit code and line within five seconds.
 #[track_caller]
 fn check(home: &Path, args: &str, code: i32, expected: &str) {
     let begin = Instant::now();
@@ -84,7 +84,7 @@ fn check(home: &Path, args: &str, code: i32, expected: &str) {
 }
 
 #[test]
-fn who_does_not_belong_is_turned_away_and_the_run_goes_on() {
+fn foreign_peer_is_refused_and_the_run_continues() {
     let homes = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let [one, two, three] = homes.each_ref().map(|h| h.path());
     let mut coordinator = Coordinator::begin(one, "--bind 127.0.0.1:0");
@@ -129,9 +129,9 @@ fn who_does_not_belong_is_turned_away_and_the_run_goes_on() {
     assert!(one.join("out/adapter_model.safetensors").exists());
 }
 
-/// The worker listens, and the coordinator, in the plain and on this machine, dials it.
+/// The worker listens, and the coordinator dials it over plain TCP on this machine.
 #[test]
-fn a_worker_that_listens_is_dialled() {
+fn listening_worker_is_dialled() {
     let homes = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let [one, two] = homes.each_ref().map(|h| h.path());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

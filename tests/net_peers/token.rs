@@ -1,11 +1,11 @@
-//! `finetune token`, as it is typed.
+//! The command `finetune token`.
 
 use finetune::net::Token;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs it with a home folder of its own.
+/// Runs the binary with a separate home folder.
 fn finetune(home: &Path, args: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_finetune"))
         .args(args)
@@ -17,7 +17,7 @@ fn finetune(home: &Path, args: &[&str], stdin: &str) -> Output {
         .spawn()
         .unwrap();
     let mut input = child.stdin.take().unwrap();
-    // It may not read at all.
+    // The process may not read its stdin at all.
     let _ = input.write_all(stdin.as_bytes());
     drop(input);
     child.wait_with_output().unwrap()
@@ -28,7 +28,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn one_machine_prints_it_and_another_takes_it() {
+fn token_printed_on_one_machine_is_set_on_another() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let made = finetune(one.path(), &["token"], "");
     assert_eq!(made.status.code(), Some(0), "{}", text(&made.stderr));
@@ -69,7 +69,7 @@ fn check(home: &Path, args: &[&str], stdin: &str, code: i32, expected: &str) {
 }
 
 #[test]
-fn what_is_no_token_is_refused() {
+fn invalid_token_is_refused() {
     let home = tempfile::tempdir().unwrap();
     check(home.path(), &["token", "--set"], "", 78, "stdin: no token");
     check(home.path(), &["token", "--set"], "correct horse battery staple\n", 78, "64 hex digits");
@@ -90,7 +90,7 @@ fn what_is_no_token_is_refused() {
 
 #[cfg(unix)]
 #[test]
-fn a_file_that_others_may_read_is_refused() {
+fn token_file_readable_by_others_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let home = tempfile::tempdir().unwrap();
     finetune(home.path(), &["token"], "");

@@ -46,7 +46,7 @@ fn check_attention_and_its_gradient<B: Rigged>(rig: &Rig<B>) {
             let heads = Heads { query, kv, size };
             let name = format!("attention T={t} {query}/{kv}x{size}");
             let bounds = bounds(t);
-            // scores of some size, so that the softmax is not flat
+            // large scores, so that the softmax is not flat
             let q = Mat::random(t, query * size, 1).map(|v| v * 4.0);
             let (k, v) = (Mat::random(t, kv * size, 2), Mat::random(t, kv * size, 3));
             let all = [q.clone(), k.clone(), v.clone()];

@@ -4,11 +4,11 @@ use crate::rig::Rig;
 use finetune::backend::{Backend, View, ViewMut};
 use finetune::numeric::rng::Stream;
 
-/// Values before and after every matrix; odd, so that nothing is aligned.
+/// Values before and after every matrix; odd, so that matrices are not aligned.
 const GUARD: usize = 19;
 const WORD: f32 = -1234.5;
-/// Expected values smaller than this count as this large: inputs are of size one, and what cancels to nothing
-/// leaves the rounding of what cancelled.
+/// Smaller expected values count as this large: inputs are of size one, and terms that cancel leave their rounding
+/// errors.
 const FLOOR: f64 = 0.02;
 
 /// A matrix of f64 values that are f32 values.
@@ -106,11 +106,11 @@ impl<B: Backend> Guarded<B> {
     }
 }
 
-/// What stands in an output before the verb.
+/// The contents of an output before the verb.
 pub enum Out {
     /// NaN: the verb overwrites.
     Poison(usize, usize),
-    /// Values that the verb adds to or changes in place; the formula gets nothing of it.
+    /// Values that the verb adds to or changes in place; the formula does not see them.
     Holds(Mat),
 }
 
@@ -165,12 +165,12 @@ impl<B: Backend> Rig<B> {
         first.unwrap()
     }
 
-    /// [`close`], under the contract's bound where the backend is not the reference. An exact bound stays exact.
+    /// [`close`], with the contract's bound if the backend is not the reference. An exact bound stays exact.
     pub fn close(&self, name: &str, got: &[f32], want: &[f64], bound: f64) {
         close(&format!("{} {name}", self.name), got, want, self.bound(bound));
     }
 
-    /// [`close_grad`], likewise.
+    /// [`close_grad`], with the same bound.
     pub fn close_grad(&self, name: &str, got: &[f32], at: (&[&Mat], usize), of: (&Mat, Formula), bound: f64) {
         close_grad(&format!("{} {name}", self.name), got, at, of, self.bound(bound));
     }
@@ -180,7 +180,7 @@ impl<B: Backend> Rig<B> {
     }
 }
 
-/// What a verb is held against, in f64.
+/// The reference for a verb, in f64.
 pub type Formula<'a> = &'a dyn Fn(&[Mat]) -> Mat;
 
 /// |got - want| <= bound * (largest |want|, at least FLOOR)

@@ -1,5 +1,6 @@
-//! Products in bf16, frozen ones and those of adapters: against the f64 formula of the rounded factors (only f32 sums are left to err), against
-//! that of the exact ones (each factor is off by 2^-8 at most), and the two kernels against each other, bit for bit.
+//! Products in bf16, frozen ones and those of adapters: against the f64 formula of the rounded factors (the only errors
+//! are f32 sums), against the formula of the exact factors (each is off by 2^-8 at most), and the two kernels against
+//! each other, bit for bit.
 
 use crate::bench::{Mat, close};
 use crate::fused::{headed, projected};
@@ -16,7 +17,7 @@ pub fn bits(x: &[Vec<f32>]) -> Vec<u32> {
     x.iter().flatten().map(|v| v.to_bits()).collect()
 }
 
-/// y and dx of a frozen product, written over what `old` holds.
+/// y and dx of a frozen product, written or added to `old`.
 fn products(mut cpu: Cpu, [x, dy, w]: [&Mat; 3], write: Write, dtype: Dtype) -> Vec<Vec<f32>> {
     let (t, n, k) = (x.rows, w.rows, w.cols);
     let [mut mx, mut mdy, mut y, mut dx] = [t * k, t * n, t * n, t * k].map(|len| cpu.memory(len));
@@ -52,7 +53,7 @@ const SIZES: [(usize, usize, usize); 10] = [
 ];
 
 #[test]
-fn products_are_those_of_rounded_factors_on_every_kernel() {
+fn products_match_rounded_factors_on_every_kernel() {
     for (t, n, k) in SIZES {
         for (write, dtype) in [(Write::Set, Dtype::Bf16), (Write::Add, Dtype::F32)] {
             let name = format!("bf16 {t}x{n}x{k} {write:?} {dtype:?}");
@@ -74,7 +75,7 @@ fn products_are_those_of_rounded_factors_on_every_kernel() {
             let slow = go(Cpu::bf16(1).spelled());
             close(&format!("{name} forward, crate"), &slow[0], &y, 2e-6);
             close(&format!("{name} backward, crate"), &slow[1], &dx, 2e-6);
-            // Two factors off by 2^-8 of themselves at most, 2^-9 in the mean, in k terms of size one: 2^-8 of their sum.
+            // Each factor is off by at most 2^-8 of itself, 2^-9 on average, in k terms of size one: 2^-8 of their sum.
             let (y, dx) = (sum(old(&dy), x.mul(&w.t())), sum(old(&x), dy.mul(&w)));
             for (what, got, want, terms) in [("forward", &got[0], y, k), ("backward", &got[1], dx, n)] {
                 let bound = (terms as f64 + 4.0) / 256.0;
@@ -86,7 +87,7 @@ fn products_are_those_of_rounded_factors_on_every_kernel() {
 }
 
 #[test]
-fn what_is_not_normal_counts_as_zero_and_what_is_not_finite_stays() {
+fn subnormals_count_as_zero_and_non_finite_values_stay() {
     let mut x = Mat::random(3, 40, 1);
     (x.v[0], x.v[41], x.v[82]) = (1e-39, f64::INFINITY, f64::NAN);
     let (dy, mut w) = (Mat::random(3, 33, 2), Mat::random(33, 40, 3));
@@ -100,8 +101,8 @@ fn what_is_not_normal_counts_as_zero_and_what_is_not_finite_stays() {
     }
 }
 
-/// Most of what is off: each of the values is near what is wanted, or, where a factor lay between two bf16 numbers, within
-/// the rounding of all its terms; and most are near.
+/// Each value is near the expected one, or, if a factor was halfway between two bf16 numbers, within the rounding of
+/// all its terms; and most values are near.
 fn near_but_for_ties(name: &str, got: &[f32], want: &Mat, terms: &Mat) {
     let largest = want.v.iter().fold(0.02f64, |m, v| m.max(v.abs()));
     let off = |i: usize| (f64::from(got[i]) - want.v[i]).abs();
@@ -112,7 +113,7 @@ fn near_but_for_ties(name: &str, got: &[f32], want: &Mat, terms: &Mat) {
     }
 }
 
-/// x, A, B, dy, what y and dx are added to, and the frozen matrix: what lora_linear and its gradient make of them.
+/// x, A, B, dy, the matrix that y and dx are added to, and the frozen matrix: operands of lora_linear and its gradient.
 struct Adapted<'a>([&'a Mat; 6], Write);
 
 fn twice(m: Mat) -> Mat {
@@ -120,13 +121,13 @@ fn twice(m: Mat) -> Mat {
 }
 
 impl Adapted<'_> {
-    /// What y or dx is added to, and two products.
+    /// The sum of the old y or dx, if it is kept, and two products.
     fn sum(&self, old: &Mat, a: Mat, b: Mat) -> Vec<f64> {
         let old = |i: usize| if self.1 == Write::Add { old.v[i] } else { 0.0 };
         (0..a.v.len()).map(|i| old(i) + a.v[i] + b.v[i]).collect()
     }
 
-    /// y, h, dx, dA and dB where only the frozen products are rounded.
+    /// y, h, dx, dA and dB if only the frozen products are rounded.
     fn exact(&self) -> [Vec<f64>; 5] {
         let [x, a, b, dy, before, w] = self.0;
         let (h, dh) = (x.mul(&a.t()), twice(dy.mul(b)));
@@ -139,7 +140,7 @@ impl Adapted<'_> {
         ]
     }
 
-    /// What lies between the matrices is rounded too; it is f32 where the rank is too large for one pass.
+    /// Intermediate matrices are rounded too; they are f32 if the rank is too large for one pass.
     fn check_rounded(&self, name: &str, got: &[Vec<f32>]) {
         let [x, a, b, dy, before, w] = self.0;
         let [rx, ra, rb, rdy] = [x, a, b, dy].map(rounded);
@@ -161,7 +162,7 @@ impl Adapted<'_> {
 }
 
 #[test]
-fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
+fn adapter_factors_are_rounded_beside_a_bf16_product() {
     for (t, k, r, n) in
         [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
     {
@@ -180,7 +181,7 @@ fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
                 assert!(bits(&go(twin)) == bits(&got), "{name}: the other kernel");
             }
             let (slow, of) = (go(Cpu::bf16(1).spelled()), Adapted(all, write));
-            // Where the crate multiplies, adapters stay f32.
+            // If the gemm crate multiplies, adapters stay f32.
             let crates = Cpu::bf16(1).short_bytes() == 4;
             for (i, want) in of.exact().iter().enumerate() {
                 close(&format!("{name} output {i} spelled"), &slow[i], want, 4e-6);
@@ -196,7 +197,7 @@ fn an_adapters_factors_are_rounded_beside_a_product_in_bf16() {
 }
 
 #[test]
-fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
+fn bf16_head_is_near_f32_and_equal_on_every_kernel() {
     for (n, c, vocab) in [(1, 3, 33), (301, 41, 2999), (13, 800, 300), (600, 31, 2049)] {
         let name = format!("bf16 head {n}x{c}x{vocab}");
         let w = rounded(&Mat::random(vocab, c, 2));
@@ -206,10 +207,10 @@ fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
         let targets: Vec<u32> = (0..n).map(|i| (i * 977 % vocab) as u32).collect();
         let go = |cpu: Cpu| headed(&mut cpu.poisoning(), (&x, &w), &targets);
         let (got, exact) = (go(Cpu::bf16(2)), go(Cpu::new(2)));
-        // The factors of the logits are bf16 numbers already, so losses are those of f32.
+        // The factors of the logits are bf16 numbers already, so the losses equal those of f32.
         assert_eq!(got[0], exact[0], "{name}: losses");
         assert_eq!(got[0], got[2], "{name}: the loss alone");
-        // Probabilities are rounded, by 2^-9 of each in the mean, so of their sum, times weights of size one.
+        // Probabilities are rounded, by 2^-9 of each on average, so of their sum, times weights of size one.
         for (a, b) in got[1].iter().zip(&exact[1]) {
             assert!((a - b).abs() <= 1.0 / 500.0, "{name}: dx {a}, in f32 {b}");
         }
@@ -222,8 +223,8 @@ fn a_head_in_bf16_is_near_its_f32_and_equal_on_every_kernel() {
     }
 }
 
-/// out, logsumexp, dq, dk, dv of attention by the formula, and the sums of the absolute values of what each of out, dq,
-/// dk and dv is added up of: what rounding one factor of each term is in proportion to.
+/// out, logsumexp, dq, dk, dv of attention by the formula, and the sums of the absolute values of the terms of out, dq,
+/// dk and dv: the error from rounding one factor of each term is proportional to them.
 fn attended([q, k, v, dout]: [&Mat; 4], heads: Heads, bounds: &[u32]) -> ([Mat; 5], [Mat; 4]) {
     let (d, group, scale) = (heads.size, heads.query / heads.kv, 1.0 / (heads.size as f64).sqrt());
     let like = |x: &Mat| Mat::zeros(x.rows, x.cols);
@@ -264,7 +265,8 @@ fn attended([q, k, v, dout]: [&Mat; 4], heads: Heads, bounds: &[u32]) -> ([Mat; 
     ([out, lse, dq, dk, dv], sizes)
 }
 
-/// out, logsumexp, and the gradients beside the out and logsumexp that are given, which, with q, k and v, may be settled.
+/// out, logsumexp, and the gradients for the given out and logsumexp. With `settled`, q, k, v and out are settled
+/// first.
 fn attention(
     mut cpu: Cpu,
     x: [&Mat; 4],
@@ -307,7 +309,7 @@ fn attention(
 }
 
 #[test]
-fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
+fn bf16_attention_is_near_its_formula_on_every_kernel() {
     for (query, kv, size) in [(1, 1, 4), (2, 1, 6), (3, 3, 34), (9, 3, 64), (4, 2, 128), (2, 2, 10)] {
         for t in [1, 2, 3, 17, 97, 129, 200, 650] {
             if t > 100 && query * size > 300 || t > 600 && size != 6 {
@@ -315,7 +317,7 @@ fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
             }
             let heads = Heads { query, kv, size };
             let name = format!("bf16 attention T={t} {query}/{kv}x{size}");
-            // Rows of odd lengths, one after the other: pairs begin anew in each.
+            // Rows of odd lengths, one after the other: pairs start again in each row.
             let bounds = if t > 600 { vec![0, t as u32] } else { bounds(t) };
             let random = |heads: usize, key: u64| rounded(&Mat::random(t, heads * size, key));
             let q = random(query, 1).map(|v| v * 4.0);
@@ -345,9 +347,9 @@ fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
             }
             let slow = go(Cpu::bf16(1).spelled());
             for got in [&got, &slow] {
-                // Scores are of numbers that bf16 has.
+                // Scores are products of numbers that bf16 represents exactly.
                 close(&format!("{name} logsumexp"), &got[1], &want[1].v, 3e-6);
-                // Probabilities, and their gradients, are rounded: 2^-8 of each term at most.
+                // Probabilities and their gradients are rounded: 2^-8 of each term at most.
                 for (which, of) in [("out", 0), ("dq", 2), ("dk", 3), ("dv", 4)] {
                     let size = &sizes[if of == 0 { 0 } else { of - 1 }];
                     for ((&got, want), size) in got[of].iter().zip(&want[of].v).zip(&size.v) {
@@ -361,7 +363,7 @@ fn attention_in_bf16_is_near_its_formula_and_equal_on_every_kernel() {
 }
 
 #[test]
-fn a_token_alone_has_the_bits_of_a_token_among_others() {
+fn single_token_has_the_bits_of_a_token_in_a_batch() {
     for (r, n, k) in [(1, 3, 1), (16, 577, 100), (3, 100, 1537), (16, 1536, 576), (385, 40, 33)] {
         let [x, a, b, dy, before, w] = [(5, k), (r, k), (n, r), (5, n), (5, k), (n, k)]
             .map(|(rows, cols)| Mat::random(rows, cols, (rows * 7 + cols) as u64));
@@ -386,7 +388,7 @@ fn a_token_alone_has_the_bits_of_a_token_among_others() {
 }
 
 #[test]
-fn a_class_says_its_precision() {
+fn class_names_its_precision() {
     let class = Cpu::bf16(1).class();
     assert!(class.ends_with("-bf16") && class[..class.len() - 5] == Cpu::new(1).class()[..class.len() - 5]);
     assert_ne!(Cpu::bf16(1).spelled().class(), Cpu::new(1).class());

@@ -1,6 +1,6 @@
-//! Frozen matrices in blocks: everything that is computed from them is, bit for bit, what the same matrix gives that
-//! was widened to f32 first, on every kernel, of every type, in f32 and in bf16. On a GPU it is what the CPU makes of the
-//! widened matrix, within the bound of every verb.
+//! Frozen matrices in blocks: every result equals, bit for bit, the result for the same matrix widened to f32, on every
+//! kernel, for every type, in f32 and in bf16. On a GPU it equals the CPU's result for the widened matrix, within the
+//! bound of every verb.
 
 use crate::bench::Mat;
 use crate::rig::each;
@@ -11,7 +11,7 @@ use finetune::numeric::block::{Block, Blocks, Encoding};
 use finetune::numeric::dtype::Dtype;
 use finetune::numeric::rng::Stream;
 
-/// Where a block has its scales: bytes of half-precision numbers.
+/// Byte offsets of a block's scales, which are half-precision numbers.
 fn scales(block: Block) -> &'static [usize] {
     match block {
         Block::Q8_0 | Block::Q4_0 | Block::Q5_0 => &[0],
@@ -23,7 +23,7 @@ fn scales(block: Block) -> &'static [usize] {
     }
 }
 
-/// Any bits, with scales of a sensible size.
+/// Random bits, with scales of a sensible size.
 pub fn random(block: Block, rows: usize, cols: usize) -> Blocks {
     let mut draws = Stream::new(&[77, rows as u64, cols as u64]);
     let mut bytes = Vec::new();
@@ -124,7 +124,7 @@ fn blocks_give_the_bits_of_the_widened_matrix() {
     }
 }
 
-/// Few rows, which are multiplied from blocks on every adapter, and more, odd outputs, several blocks in a row.
+/// Few rows, which every adapter multiplies directly from blocks, and more rows, odd outputs, several blocks in a row.
 const ON_GPUS: [(usize, usize, usize); 2] = [(3, 70, 256), (37, 131, 512)];
 
 #[test]
@@ -136,7 +136,7 @@ fn blocks_of_every_type_on_wgpu() {
             let wide = widened(&mut cpu, &blocks);
             let want = everything(&mut cpu, &wide, t, (n, k));
             each::<Wgpu>(|rig| {
-                // The plain kernels are one kernel, whatever the rows; each size costs a driver its time.
+                // The plain variant has one kernel for any number of rows, and each size takes a driver time.
                 if t < 16 && rig.name.contains("plain") {
                     return;
                 }
@@ -147,7 +147,7 @@ fn blocks_of_every_type_on_wgpu() {
                     let got = everything(gpu, &packed, t, (n, k));
                     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                         let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-                        // An embedding is the numbers themselves: one product and one sum.
+                        // An embedding copies the numbers: one product and one sum.
                         let bound = f64::from(scale) * if i == 2 { 2e-7 } else { rig.least };
                         let off = |(g, w): (&f32, &f32)| (f64::from(*g) - f64::from(*w)).abs();
                         let near = |pair| off(pair) <= bound;
@@ -162,7 +162,7 @@ fn blocks_of_every_type_on_wgpu() {
 }
 
 #[test]
-fn blocks_take_the_memory_that_they_take_in_the_file() {
+fn blocks_take_the_same_memory_as_in_the_file() {
     for &block in Block::ALL {
         let bytes = Cpu::new(1).matrix_bytes(Encoding::Blocks(block), 1 << 20);
         assert_eq!(bytes, (1 << 20) / block.elements() * block.bytes(), "{block:?}");

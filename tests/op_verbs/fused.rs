@@ -1,4 +1,4 @@
-//! Each fused operation against its formula; where the CPU overrides one, against its spelling in verbs too.
+//! Each fused operation against its formula; if the CPU overrides one, also against the separate verbs.
 
 use crate::bench::{Mat, Out, close, plus};
 use crate::products::weight;
@@ -37,7 +37,7 @@ fn lora_adds_its_product_on_wgpu() {
     each::<Wgpu>(check_lora_adds_its_product);
 }
 
-fn check_lora_grad_gives_a_b_and_x_theirs<B: Rigged>(rig: &Rig<B>) {
+fn check_lora_grad_gives_the_gradients_of_a_b_and_x<B: Rigged>(rig: &Rig<B>) {
     for (t, k, r, n) in [(1, 3, 1, 5), (17, 64, 8, 33), (129, 65, 16, 192)] {
         let name = format!("lora_grad {t}x{k}x{r}x{n}");
         let (x, a, b) = (Mat::random(t, k, 1), Mat::random(r, k, 2), Mat::random(n, r, 3));
@@ -57,7 +57,7 @@ fn check_lora_grad_gives_a_b_and_x_theirs<B: Rigged>(rig: &Rig<B>) {
                 LoraGrad { dab: dab.view_mut(), dy, x, h, ab, scale },
             );
             cpu.lora_grad(None, LoraGrad { dab: alone.view_mut(), dy, x, h, ab, scale });
-            // The gradients of A and B are written again, to the same bits.
+            // The gradients of A and B are computed a second time, to the same bits.
             let dab = dab.view_mut();
             cpu.lora_grad(Some((onto.view_mut(), Write::Add)), LoraGrad { dab, dy, x, h, ab, scale });
         });
@@ -73,13 +73,13 @@ fn check_lora_grad_gives_a_b_and_x_theirs<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn lora_grad_gives_a_b_and_x_theirs() {
-    each::<Cpu>(check_lora_grad_gives_a_b_and_x_theirs);
+fn lora_grad_gives_the_gradients_of_a_b_and_x() {
+    each::<Cpu>(check_lora_grad_gives_the_gradients_of_a_b_and_x);
 }
 
 #[test]
-fn lora_grad_gives_a_b_and_x_theirs_on_wgpu() {
-    each::<Wgpu>(check_lora_grad_gives_a_b_and_x_theirs);
+fn lora_grad_gives_the_gradients_of_a_b_and_x_on_wgpu() {
+    each::<Wgpu>(check_lora_grad_gives_the_gradients_of_a_b_and_x);
 }
 
 fn check_lm_head_loss_in_chunks<B: Rigged>(rig: &Rig<B>) {
@@ -123,7 +123,7 @@ fn lm_head_loss_in_chunks_on_wgpu() {
     each::<Wgpu>(check_lm_head_loss_in_chunks);
 }
 
-/// What lora_linear and lora_linear_grad write: y, h, dx, dA, dB.
+/// The outputs of lora_linear and lora_linear_grad: y, h, dx, dA, dB.
 pub fn projected(cpu: &mut Cpu, m: &[&Mat], dtype: Dtype, write: Write) -> Vec<Vec<f32>> {
     let mut held = Vec::new();
     for m in m {
@@ -160,7 +160,7 @@ pub fn projected(cpu: &mut Cpu, m: &[&Mat], dtype: Dtype, write: Write) -> Vec<V
 }
 
 #[test]
-fn a_projection_with_its_adapter_equals_its_spelling_and_its_formula() {
+fn fused_projection_equals_separate_verbs_and_formula() {
     for (t, k, r, n) in
         [(1, 3, 1, 5), (17, 64, 8, 33), (129, 577, 16, 192), (600, 100, 3, 800), (9, 40, 800, 50)]
     {
@@ -201,7 +201,7 @@ fn a_projection_with_its_adapter_equals_its_spelling_and_its_formula() {
 }
 
 #[test]
-fn products_of_our_own_equal_those_of_the_crate() {
+fn own_products_equal_those_of_the_gemm_crate() {
     for (t, n, k) in [(1, 576, 1536), (13, 33, 31), (517, 100, 769), (64, 1537, 40)] {
         let (x, w) = (Mat::random(t, k, 1), Mat::random(n, k, 2).map(|x| (x * 64.0).round() / 64.0));
         let go = |mut cpu: Cpu| {
@@ -223,7 +223,7 @@ fn products_of_our_own_equal_those_of_the_crate() {
     }
 }
 
-/// Losses and gradients of a head, and losses asked for alone.
+/// Losses and gradients of a head, and losses without gradients.
 pub fn headed(cpu: &mut Cpu, (x, w): (&[f32], &Mat), targets: &[u32]) -> [Vec<f32>; 3] {
     let (n, c, vocab) = (targets.len(), w.cols, w.rows);
     let head = &weight(cpu, w, Dtype::Bf16);
@@ -240,8 +240,8 @@ pub fn headed(cpu: &mut Cpu, (x, w): (&[f32], &Mat), targets: &[u32]) -> [Vec<f3
 }
 
 #[test]
-fn a_head_in_one_pass_equals_its_spelling_for_any_number_of_threads() {
-    // Parts and blocks of the vocabulary that are not full, more than one block of rows, more than one slice.
+fn one_pass_head_equals_separate_verbs_on_any_threads() {
+    // Partial parts and blocks of the vocabulary, more than one block of rows, more than one slice.
     for (n, c, vocab) in [(1, 3, 33), (301, 40, 2999), (13, 800, 300), (600, 31, 2049)] {
         for size in [1.0, 80.0] {
             let name = format!("head {n}x{c}x{vocab}, logits up to {size}");
@@ -256,7 +256,7 @@ fn a_head_in_one_pass_equals_its_spelling_for_any_number_of_threads() {
             for (a, b) in got[0].iter().zip(&slow[0]) {
                 assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: loss {a}, spelled {b}");
             }
-            // An error of 1e-5 in a logit of 80 is one of 1e-5 in its probability, times weights of size one.
+            // An error of 1e-5 in a logit of 80 gives an error of 1e-5 in its probability, times weights of size one.
             for (a, b) in got[1].iter().zip(&slow[1]) {
                 assert!((a - b).abs() <= 3e-5, "{name}: dx {a}, spelled {b}");
             }

@@ -48,7 +48,7 @@ fn cross_entropy_and_its_gradient_on_wgpu() {
     each::<Wgpu>(check_cross_entropy_and_its_gradient);
 }
 
-fn check_what_is_not_finite_stays_visible<B: Rigged>(rig: &Rig<B>) {
+fn check_non_finite_values_stay_visible<B: Rigged>(rig: &Rig<B>) {
     for bad in [f64::NAN, f64::INFINITY] {
         let mut logits = Mat::random(1, 131, 1);
         logits.v[77] = bad;
@@ -63,11 +63,11 @@ fn check_what_is_not_finite_stays_visible<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn what_is_not_finite_stays_visible() {
-    each::<Cpu>(check_what_is_not_finite_stays_visible);
+fn non_finite_values_stay_visible() {
+    each::<Cpu>(check_non_finite_values_stay_visible);
 }
 
 #[test]
-fn what_is_not_finite_stays_visible_on_wgpu() {
-    each::<Wgpu>(check_what_is_not_finite_stays_visible);
+fn non_finite_values_stay_visible_on_wgpu() {
+    each::<Wgpu>(check_non_finite_values_stay_visible);
 }

@@ -17,7 +17,7 @@ const SIZES: [(usize, usize, usize); 9] = [
     (1, 576, 1536),
 ];
 
-/// The bytes of a file, at an odd address.
+/// The matrix as bytes of a file, at an odd address.
 pub fn frozen(m: &Mat, dtype: Dtype) -> Vec<u8> {
     let mut bytes = vec![0u8];
     for &x in &m.v {

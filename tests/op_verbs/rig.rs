@@ -1,6 +1,6 @@
 //! Backends under test. The CPU runs on 1, 2, 3 and 7 threads, which give the same bits; wgpu runs twice on every
-//! software adapter that is installed, under the bound of contracts/F-WGPU-001.yaml. A driver that is missing is
-//! skipped loudly, and where FINETUNE_NEED_VULKAN is set (as tests/run.sh does) it is a failure.
+//! installed software adapter, with the bound of contracts/F-WGPU-001.yaml. A missing driver is printed as skipped, and
+//! is a failure if FINETUNE_NEED_VULKAN is set (tests/run.sh sets it).
 
 use finetune::backend::wgpu::{Adapter, Options, adapters};
 use finetune::backend::{Backend, Cpu, Fused, Wgpu};
@@ -13,7 +13,7 @@ pub type Lend<B> = Box<dyn Fn(&mut dyn FnMut(&mut B))>;
 pub struct Rig<B> {
     pub name: String,
     pub variants: Vec<Lend<B>>,
-    /// Bounds of the reference that are tighter than this are not asked for.
+    /// The tightest bound that is checked.
     pub least: f64,
 }
 
@@ -22,7 +22,7 @@ pub trait Rigged: Fused + 'static {
     fn rigs() -> Vec<Rig<Self>>;
 }
 
-/// Has every device of a backend checked.
+/// Checks every device of a backend.
 pub fn each<B: Rigged>(check: impl Fn(&Rig<B>)) {
     B::rigs().iter().for_each(check);
 }
@@ -42,7 +42,7 @@ impl Rigged for Wgpu {
             let wgpu = Wgpu::open(adapter, options).unwrap_or_else(|fault| panic!("{fault}"));
             (wgpu.class(), Arc::new(Mutex::new(wgpu)))
         };
-        // The plain kernels, and what the adapter would get.
+        // The plain kernels, and the default selection of the adapter.
         let both = |all: &[Adapter]| -> Vec<_> {
             all.iter().flat_map(|a| [(a, Some(Vec::new())), (a, None)]).map(open).collect()
         };
@@ -60,7 +60,7 @@ impl Rigged for Wgpu {
     }
 }
 
-/// The software adapters that are installed.
+/// The installed software adapters.
 pub fn software() -> Vec<Adapter> {
     let all: Vec<Adapter> = adapters().into_iter().filter(Adapter::is_software).collect();
     for driver in ["llvmpipe", "SwiftShader"] {

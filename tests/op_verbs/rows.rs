@@ -21,7 +21,7 @@ pub fn tokens<B: Backend>(cpu: &mut B, bounds: &[u32]) -> B::Tokens {
     cpu.tokens(TokenRows { ids: &ids, bounds, past: 0 })
 }
 
-fn check_fill_copy_add<B: Rigged>(rig: &Rig<B>) {
+fn check_fill_copy_and_add<B: Rigged>(rig: &Rig<B>) {
     for (t, c) in [(1, 1), (3, 7), (129, 300)] {
         let (x, y) = (Mat::random(t, c, 1), Mat::random(t, c, 2));
         let got = rig.run("fill", &[], &[Out::Poison(t, c)], |cpu, _, o| cpu.fill(o[0].view_mut(), 2.5));
@@ -34,13 +34,13 @@ fn check_fill_copy_add<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn fill_copy_add() {
-    each::<Cpu>(check_fill_copy_add);
+fn fill_copy_and_add() {
+    each::<Cpu>(check_fill_copy_and_add);
 }
 
 #[test]
-fn fill_copy_add_on_wgpu() {
-    each::<Wgpu>(check_fill_copy_add);
+fn fill_copy_and_add_on_wgpu() {
+    each::<Wgpu>(check_fill_copy_and_add);
 }
 
 fn check_embed_reads_rows_of_the_table<B: Rigged>(rig: &Rig<B>) {
@@ -149,7 +149,7 @@ fn rope(x: &Mat, table: &Mat, bounds: &[u32], sign: f64) -> Mat {
     out
 }
 
-fn check_rope_turns_and_turns_back<B: Rigged>(rig: &Rig<B>) {
+fn check_rope_rotates_and_rotates_back<B: Rigged>(rig: &Rig<B>) {
     for t in T {
         for (heads, size) in [(1, 2), (3, 6), (2, 34), (9, 64), (1, 128)] {
             let name = format!("rope {t}x{heads}x{size}");
@@ -175,7 +175,7 @@ fn check_rope_turns_and_turns_back<B: Rigged>(rig: &Rig<B>) {
             rig.close(&name, &go(1.0)[0], &rope(&x, &table, &bounds, 1.0).v, 1e-6);
             let back = go(-1.0);
             rig.close(&name, &back[0], &rope(&x, &table, &bounds, -1.0).v, 1e-6);
-            // x stands for dy: the gradient of sum(dy * rope(z)) in any z
+            // x is used as dy: the gradient of sum(dy * rope(z)) for any z
             let z = Mat::random(t, heads * size, 5);
             rig.close_grad(&name, &back[0], (&[&z], 0), (&x, &|i| rope(&i[0], &table, &bounds, 1.0)), 1e-5);
         }
@@ -183,16 +183,16 @@ fn check_rope_turns_and_turns_back<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn rope_turns_and_turns_back() {
-    each::<Cpu>(check_rope_turns_and_turns_back);
+fn rope_rotates_and_rotates_back() {
+    each::<Cpu>(check_rope_rotates_and_rotates_back);
 }
 
 #[test]
-fn rope_turns_and_turns_back_on_wgpu() {
-    each::<Wgpu>(check_rope_turns_and_turns_back);
+fn rope_rotates_and_rotates_back_on_wgpu() {
+    each::<Wgpu>(check_rope_rotates_and_rotates_back);
 }
 
-fn check_positions_go_on_after_the_past<B: Rigged>(rig: &Rig<B>) {
+fn check_positions_continue_after_the_past<B: Rigged>(rig: &Rig<B>) {
     let table = Mat::random(9, 4, 1);
     let x = Mat::random(2, 4, 2);
     let got = rig.run("rope past", &[&table], &[Out::Holds(x.clone())], |cpu, i, o| {
@@ -204,13 +204,13 @@ fn check_positions_go_on_after_the_past<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn positions_go_on_after_the_past() {
-    each::<Cpu>(check_positions_go_on_after_the_past);
+fn positions_continue_after_the_past() {
+    each::<Cpu>(check_positions_continue_after_the_past);
 }
 
 #[test]
-fn positions_go_on_after_the_past_on_wgpu() {
-    each::<Wgpu>(check_positions_go_on_after_the_past);
+fn positions_continue_after_the_past_on_wgpu() {
+    each::<Wgpu>(check_positions_continue_after_the_past);
 }
 
 fn check_swiglu_and_its_gradient<B: Rigged>(rig: &Rig<B>) {
@@ -327,10 +327,10 @@ fn rows_are_gathered_and_scattered_on_wgpu() {
     each::<Wgpu>(check_rows_are_gathered_and_scattered);
 }
 
-fn check_what_overflows_is_not_finite_afterwards<B: Rigged>(rig: &Rig<B>) {
+fn check_overflow_gives_a_non_finite_value<B: Rigged>(rig: &Rig<B>) {
     for cols in [5, 16, 40] {
         let mut x = Mat::random(2, cols, 1);
-        x.v[0] = f64::from(1e25f32); // its square is no f32 number
+        x.v[0] = f64::from(1e25f32); // its square exceeds the range of f32
         let (gain, dy) = (Mat::random(1, cols, 2), Mat::random(2, cols, 3));
         let outs = [Out::Poison(2, cols), Out::Poison(2, 1), Out::Holds(Mat::zeros(2, cols))];
         let got = rig.run("rmsnorm", &[&x, &gain, &dy], &outs, |cpu, i, o| {
@@ -347,17 +347,17 @@ fn check_what_overflows_is_not_finite_afterwards<B: Rigged>(rig: &Rig<B>) {
 }
 
 #[test]
-fn what_overflows_is_not_finite_afterwards() {
-    each::<Cpu>(check_what_overflows_is_not_finite_afterwards);
+fn overflow_gives_a_non_finite_value() {
+    each::<Cpu>(check_overflow_gives_a_non_finite_value);
 }
 
 #[test]
-fn what_overflows_is_not_finite_afterwards_on_wgpu() {
-    each::<Wgpu>(check_what_overflows_is_not_finite_afterwards);
+fn overflow_gives_a_non_finite_value_on_wgpu() {
+    each::<Wgpu>(check_overflow_gives_a_non_finite_value);
 }
 
 #[test]
-fn views_of_rows_are_where_they_say() {
+fn views_of_rows_address_those_rows() {
     let mut cpu = Cpu::new(2);
     let mut m = cpu.memory(12);
     cpu.fill(view_mut(&mut m, 4, 3), 1.0);

@@ -1,5 +1,5 @@
-//! Memory of 16 bits: what verbs write there is what they write into f32 memory, rounded, and what they read there is
-//! what they read in f32 memory that holds the same numbers.
+//! Memory of 16 bits: verbs write into it the rounded values that they write into f32 memory, and read from it the same
+//! values as from f32 memory with the same numbers.
 
 use crate::bench::Mat;
 use crate::bf16::bits;
@@ -9,12 +9,12 @@ use finetune::backend::cpu::Memory;
 use finetune::backend::{Backend, Cpu, DropoutKey, Fused, LoraGrad, LoraPart, View, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
-/// A backend whose activations lie in 16 bits, or in f32 memory and are rounded on the way through the host.
+/// A backend whose activations have 16 bits, or are in f32 memory and are rounded by the host.
 struct Rounded {
     cpu: Cpu,
     short: bool,
     t: usize,
-    /// All that was read.
+    /// All values that were read.
     out: Vec<Vec<f32>>,
 }
 
@@ -40,7 +40,7 @@ impl Rounded {
         self.out.push(values);
     }
 
-    /// Rounds, where memory does not.
+    /// Rounds the values, if the memory does not.
     fn settle(&mut self, memory: &mut Memory, n: usize) {
         let values = self.read(memory, (self.t, n));
         let kept: Vec<f32> = values.iter().map(|&v| half::bf16::from_f32(v).to_f32()).collect();
@@ -98,7 +98,7 @@ fn feed_forward(mut on: Rounded, [x, gain, w, down, a, b]: [&Mat; 6]) -> Vec<Vec
     let mut masked = on.cpu.memory(t * f);
     on.cpu.dropout(view_mut(&mut masked, t, f), Write::Set, view(&gate, t, f), key, &tokens);
     on.note(&masked, (t, f));
-    // What is settled is what would have been set there.
+    // `settle` gives the values that a write into 16-bit memory gives.
     let settled = if on.short { on.cpu.settle(masked, t, f) } else { masked };
     let values = on.read(&settled, (t, f));
     on.out.push(values.iter().map(|&v| half::bf16::from_f32(v).to_f32()).collect());
@@ -106,7 +106,7 @@ fn feed_forward(mut on: Rounded, [x, gain, w, down, a, b]: [&Mat; 6]) -> Vec<Vec
 }
 
 #[test]
-fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
+fn sixteen_bit_memory_holds_rounded_f32_values() {
     if Cpu::bf16(1).short_bytes() == 4 {
         return println!("skipped: numbers are kept in 16 bits where our own kernels multiply");
     }
@@ -141,14 +141,14 @@ fn memory_of_16_bits_holds_what_f32_memory_holds_rounded() {
 }
 
 #[test]
-fn lent_memory_is_what_a_read_gives() {
+fn lent_memory_equals_a_read() {
     let mut rounded = Rounded { cpu: Cpu::new(1), short: true, t: 3, out: vec![] };
     let wide = rounded.up(&Mat { rows: 3, cols: 5, v: (0..15).map(f64::from).collect() });
     let read = rounded.read(&wide, (3, 5));
     assert_eq!(rounded.cpu.lend(&wide), Some(&read[..]));
     let mut short = Cpu::bf16(1);
     if short.short_bytes() < 4 {
-        // Numbers of 16 bits are not lent: a read widens them.
+        // Memory of 16 bits is not lent: a read widens its numbers.
         let memory = short.short(4, 6);
         assert_eq!(short.lend(&memory), None);
     }

@@ -1,6 +1,6 @@
-//! A parity case: a small model, rows, a starting adapter, and what transformers + PEFT + torch.optim.AdamW
-//! made of them. Written by `tests/golden/make_parity.py` (token ids in `expected.json`), or with text rows and
-//! a tokenizer beside the model.
+//! A parity case: a small model, rows, an initial adapter, and the results of transformers + PEFT + torch.optim.AdamW.
+//! Written by `tests/golden/make_parity.py` (token ids in `expected.json`), or with text rows and a tokenizer beside
+//! the model.
 
 #![allow(dead_code)] // each test file uses its own part
 
@@ -30,7 +30,7 @@ impl Case {
         Case::of(dir, &serde_json::from_str(&text).unwrap(), Box::new(tensors))
     }
 
-    /// Of a model that was opened already.
+    /// A case with a model that is open already.
     pub fn of(dir: &Path, config: &Value, tensors: Box<dyn Tensors>) -> Case {
         let config = Config::from_json(config).unwrap();
         let expected = std::fs::read_to_string(dir.join("expected.json")).unwrap();
@@ -79,7 +79,7 @@ impl Case {
     }
 }
 
-/// Token ids (with the end token, where the model is no classifier) and labels.
+/// Token ids (with the end token, unless the model is a classifier) and labels.
 fn rows(dir: &Path, config: &Config, expected: &Value) -> Vec<(Vec<u32>, Option<u32>)> {
     let label = |row: &Value| config.labels.as_ref().and(row["label"].as_u64()).map(|l| l as u32);
     if let Some(rows) = expected["rows"].as_array() {
@@ -99,7 +99,8 @@ fn rows(dir: &Path, config: &Config, expected: &Value) -> Vec<(Vec<u32>, Option<
     lines.lines().map(parse).collect()
 }
 
-/// The committed cases: where this was built, or where it runs, if it was built elsewhere (benches/gpu.sh).
+/// The committed cases: at the path of the build, or in the current directory if it was built elsewhere
+/// (benches/gpu.sh).
 pub fn golden() -> Vec<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity");
     cases(if built.exists() { &built } else { Path::new("tests/golden/parity") })

@@ -1,11 +1,12 @@
-//! A case, trained: every loss, every gradient norm and the final adapter are compared with what PEFT made of it.
+//! Training of a case: every loss, every gradient norm and the final adapter are compared with PEFT's.
 
 use super::case::Case;
 use finetune::model::stage::{Output, Stage, Want};
 use finetune::train::optim::{self, AdamW, Options};
 use finetune::train::schedule::{Decay, Schedule};
 
-/// How far from PEFT each loss and gradient norm (relative) and each value of the adapter (absolute) may be.
+/// Largest deviations from PEFT: of each loss and gradient norm (relative), and of each value of the adapter
+/// (absolute).
 pub struct Bounds {
     pub loss: f64,
     pub norm: f64,
@@ -13,10 +14,10 @@ pub struct Bounds {
 }
 
 pub const CPU: Bounds = Bounds { loss: 1e-4, norm: 1e-3, adapter: 2e-4 };
-/// Of the issue that asked for it is the loss; the others are the CPU's.
+/// The bound of the loss is wider; the others equal the CPU's.
 pub const WGPU: Bounds = Bounds { loss: 1e-3, norm: 1e-3, adapter: 2e-4 };
 
-/// The worst deviations of one case on a stage that holds its model: loss, norm (relative), adapter (absolute).
+/// The worst deviations of one case on a stage with its model: loss, norm (relative), adapter (absolute).
 pub fn train(case: &Case, stage: &mut dyn Stage, bounds: &Bounds) -> (f64, f64, f32) {
     let dir = &case.dir;
     let mut parameters = case.adapter("adapter_init");

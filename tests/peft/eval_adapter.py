@@ -1,4 +1,4 @@
-"""Prints the eval loss that PEFT finds for an adapter: mean over the completion tokens of prompt / completion rows.
+"""Prints PEFT's eval loss of an adapter: mean over the completion tokens of prompt / completion rows.
 
 usage: eval_adapter.py MODEL_DIR ADAPTER_DIR EVAL_JSONL
 """

@@ -1,8 +1,8 @@
-"""A training run by transformers + PEFT that ours must match: a real model, real rows, everything else fixed.
+"""A training run by transformers + PEFT as the reference for ours: a real model, real rows, all settings fixed.
 
-Rows (Alpaca fields) are written out as prompt / completion with the prompt already rendered, so that nothing but
-tokenising is left to interpret: tokens = tok(prompt) + tok(completion) + eos, the prompt masked; the loss is the mean
-over the completion tokens of the step. Rows in file order, no shuffle; the starting adapter is written beside them.
+Rows (Alpaca fields) are written as prompt / completion with the prompt already rendered, so that both sides only
+tokenize: tokens = tok(prompt) + tok(completion) + eos, the prompt masked; the loss is the mean over the completion
+tokens of the step. Rows in file order, no shuffle; the initial adapter is written beside them.
 
 usage: make_real_case.py MODEL_DIR TRAIN_JSONL EVAL_JSONL OUT [--steps 40] [--batch 8] [--lr 5e-4] [--eval-rows 64]
 writes OUT/{train,eval}.jsonl, OUT/adapter_init, OUT/adapter_final, OUT/expected.json

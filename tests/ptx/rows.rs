@@ -68,7 +68,7 @@ fn rmsnorm_and_its_gradient() {
 }
 
 #[test]
-fn what_overflows_is_not_finite_afterwards() {
+fn overflow_gives_a_non_finite_value() {
     let mut x = Mat::random(2, 40, 1);
     x.v[0] = 1e25; // its square is no f32 number
     let gain = Mat::random(1, 40, 2);
@@ -84,7 +84,7 @@ fn what_overflows_is_not_finite_afterwards() {
 }
 
 #[test]
-fn rope_turns_and_turns_back() {
+fn rope_rotates_and_rotates_back() {
     for (t, heads, size) in [(1, 1, 2), (3, 3, 6), (9, 2, 34), (17, 9, 64)] {
         let (x, table) = (Mat::random(t, heads * size, 1), Mat::random(t + 3, size, 2));
         let bounds = bounds(t);

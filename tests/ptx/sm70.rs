@@ -159,7 +159,7 @@ fn it_is_taken_where_it_agrees_and_is_faster() {
 }
 
 #[test]
-fn a_trial_without_memory_decides_nothing_and_leaves_none_behind() {
+fn a_trial_without_memory_decides_and_leaves_nothing() {
     let mut device = device_of((7, 0), 0).within(600_000).sm70(trial(0.0));
     assert!(device.undecided() && device.below().unwrap().contains("out of memory"), "{:?}", device.below());
     assert_eq!((&device.class()[..], device.driver().held()), ("cuda-sm70-f32", 0));

@@ -101,7 +101,7 @@ fn it_is_taken_where_it_agrees_and_is_faster() {
 }
 
 #[test]
-fn a_trial_without_memory_decides_nothing_and_leaves_none_behind() {
+fn a_trial_without_memory_decides_and_leaves_nothing() {
     // The first operands fit, what is computed of them does not.
     let device = device_of((9, 0), 0).bf16().unwrap().within(600_000);
     let mut device = device.sm90a(trial(0.0));

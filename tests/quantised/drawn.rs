@@ -1,4 +1,4 @@
-//! A model of one layer whose numbers are drawn: its matrices in blocks, each type somewhere, the rest one by one.
+//! A model of one layer with random numbers: its matrices in blocks, each type at least once, the other tensors plain.
 
 use finetune::families::{Family, Windows};
 use finetune::model::config::Config;
@@ -65,7 +65,7 @@ impl Drawn {
         LoraSpec { rank: 3, alpha: 6.0, rslora: false, dropout: 0.0, targets, seed: 0 }
     }
 
-    /// None of them 0, so that every product has a gradient.
+    /// Random values without zeros, so that every product has a gradient.
     pub fn parameters(&self, lora: &LoraSpec) -> Vec<f32> {
         draw(1, layout::of(&self.config, lora, 0..1).len(), 0.1)
     }

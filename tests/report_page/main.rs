@@ -1,6 +1,6 @@
-//! The page of a run, in a real browser: as a file after the run, and live from the running process. The browser is
-//! Debian's chromium, headless; where there is none the tests that need it say `skipped: no chromium`, unless
-//! FINETUNE_NEED_CHROMIUM is set. FINETUNE_PICTURES=DIR keeps the pictures (those of docs/guide.md are of this test).
+//! The page of a run in a real browser: as a file after the run, and live from the running process. The browser is
+//! Debian's chromium, headless; without it the tests that need it print `skipped: no chromium`, unless
+//! FINETUNE_NEED_CHROMIUM is set. FINETUNE_PICTURES=DIR keeps the pictures (this test makes those of docs/guide.md).
 
 #[path = "../cli_fixture/mod.rs"]
 mod cli_fixture;
@@ -18,7 +18,7 @@ fn chromium(arguments: &[&str]) -> Option<std::process::Output> {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"])
-        // Nothing but this machine can be reached, whatever a page asks for.
+        // Only this machine can be reached, whatever a page requests.
         .args(["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking"])
         .args(["--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-pings"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
@@ -75,7 +75,7 @@ fn kept(name: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn a_run_leaves_a_report_that_a_browser_shows() {
+fn run_writes_a_report_that_a_browser_renders() {
     let bench = trained();
     let pictures = ["loss.svg", "speed.svg", "learning-rate.svg", "grad-norm.svg"];
     for name in pictures.iter().chain(&["report.html"]) {
@@ -84,7 +84,7 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
     for name in ["timeline.svg", "topology.svg"] {
         assert!(bench.path("b").join(name).exists(), "{name}: two devices took part");
     }
-    // One device alone has a lane, and nobody to be connected with.
+    // A single device has a lane, and no connections.
     pictures::check(&bench.path("a"), 5);
     pictures::check(&bench.path("b"), 6);
     the_card_has_the_numbers_of(&bench, "b");
@@ -113,7 +113,7 @@ fn a_run_leaves_a_report_that_a_browser_shows() {
     screenshots(&bench, &address);
 }
 
-/// The numbers in metrics.jsonl stand in the model card, of the run and of its last checkpoint.
+/// The model card of the run and of its last checkpoint has the numbers of metrics.jsonl.
 fn the_card_has_the_numbers_of(bench: &Bench, run: &str) {
     let log = String::from_utf8(bench.read(&format!("{run}/metrics.jsonl"))).unwrap();
     let events: Vec<serde_json::Value> =
@@ -134,9 +134,9 @@ fn the_card_has_the_numbers_of(bench: &Bench, run: &str) {
     }
 }
 
-/// Light, dark and narrow: pictures of the sizes that were asked for, none like another.
+/// Light, dark and narrow: pictures of the requested sizes, all different.
 fn screenshots(bench: &Bench, address: &str) {
-    // A window is never narrower than 500 pixels; a frame in it is.
+    // A window is at least 500 pixels wide; a frame in it may be narrower.
     let style = "body{margin:0}iframe{border:0;display:block;width:390px;height:2330px}";
     let frame = format!(r#"<!doctype html><style>{style}</style><iframe src="{address}"></iframe>"#);
     let narrow = format!("file://{}", bench.file("narrow.html", &frame).display());
@@ -155,7 +155,7 @@ fn screenshots(bench: &Bench, address: &str) {
     assert!(all[0] != all[1], "dark looks like light");
 }
 
-/// A picture of what stands at `address`: its name, 1 for light or 0 for dark, and its size.
+/// A picture of the page at `address`: its name, 1 for light or 0 for dark, and its size.
 fn screenshot(
     bench: &Bench,
     (name, scheme, (width, height)): (&str, &str, (u32, u32)),
@@ -215,7 +215,7 @@ fn runs_are_reported_again_and_compared() {
 }
 
 #[test]
-fn a_running_process_shows_its_page_and_its_metrics() {
+fn running_process_serves_its_page_and_metrics() {
     let bench = Bench::new();
     let mut child = bench
         .command("")
@@ -238,7 +238,7 @@ fn a_running_process_shows_its_page_and_its_metrics() {
     let mut child = Running(child);
     let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("http://")).unwrap();
     let address = line.split("http://").nth(1).unwrap().trim_end_matches('/').to_string();
-    // Whoever writes must not stand still because nobody reads.
+    // A thread reads the output, so that the process does not block.
     let reader = std::thread::spawn(move || lines.count());
     let get = |path: &str| {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -261,7 +261,7 @@ fn a_running_process_shows_its_page_and_its_metrics() {
     if let Some((text, asked)) = leaves::shown(&bench, &page) {
         assert!(text.contains("of 1000000") && text.contains("configuration"), "{text}");
         assert!(asked.iter().all(|url| url.starts_with(&address)), "{asked:?}");
-        // Its script may run, or nobody had asked for news.
+        // The page's script may run: otherwise it would not have requested the events.
         assert!(asked.contains(&format!("{address}/news")), "{asked:?}");
         screenshot(&bench, ("live.png", "0", (1200, 1500)), &page);
     }
@@ -272,7 +272,7 @@ fn a_running_process_shows_its_page_and_its_metrics() {
     reader.join().unwrap();
 }
 
-/// Does not outlive a test that fails.
+/// Kills the process if the test fails.
 struct Running(std::process::Child);
 
 impl Drop for Running {
@@ -281,7 +281,7 @@ impl Drop for Running {
     }
 }
 
-/// How large it is on the wire.
+/// The size of the page as sent.
 fn zipped(bytes: &[u8]) -> usize {
     let mut gzip =
         Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

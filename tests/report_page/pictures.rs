@@ -1,17 +1,17 @@
-//! Pictures as files, for programs that are no browsers: what is drawn has literal colours, and librsvg shows it.
-//! `rsvg-convert` is Debian's librsvg2-bin; without it that part says `skipped`, unless FINETUNE_NEED_RSVG is set.
+//! Pictures as files for programs that are not browsers: drawn elements have literal colours, and librsvg renders them.
+//! `rsvg-convert` is Debian's librsvg2-bin; without it that part prints `skipped`, unless FINETUNE_NEED_RSVG is set.
 
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
-/// The light colours of paper, of the training curve and of the evaluation's.
+/// The light colours of the background, of the training curve and of the evaluation's.
 const PAPER: [u8; 3] = [0xfc, 0xfc, 0xfb];
 const TRAINING: [u8; 3] = [0x2a, 0x78, 0xd6];
 const EVALUATION: [u8; 3] = [0xe0, 0x57, 0x2f];
 
-/// Every picture in `dir`; there are `count`.
+/// Checks every picture in `dir`; there are `count`.
 pub fn check(dir: &Path, count: usize) {
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let files: Vec<_> = files.filter(|path| path.extension().is_some_and(|end| end == "svg")).collect();
@@ -23,7 +23,7 @@ pub fn check(dir: &Path, count: usize) {
     rendered(&dir.join("loss.svg"));
 }
 
-/// Each drawn element has a fill and, if it is a line, a stroke that any program knows; each element is closed.
+/// Each drawn element has a fill and, if it is a line, a stroke that any program supports; each element is closed.
 fn literal(name: &str, text: &str) {
     let (mut open, mut drawn) = (Vec::new(), 0);
     for piece in text.split('<').skip(1) {
@@ -52,7 +52,7 @@ fn literal(name: &str, text: &str) {
     assert!(open.is_empty() && drawn > 10, "{name}: {drawn} elements, {open:?} not closed");
 }
 
-/// Names with values of ` a="b" c="d"`.
+/// Names and values of ` a="b" c="d"`.
 fn attributes(text: &str) -> HashMap<&str, &str> {
     let mut parts = text.split('"');
     let mut found = HashMap::new();
@@ -122,7 +122,7 @@ fn pixels(png: &[u8]) -> Vec<[u8; 3]> {
     out
 }
 
-/// Of the three neighbours the one nearest to left + above - corner. (PNG, 9.4)
+/// The neighbour of the three that is nearest to left + above - corner. (PNG, 9.4)
 fn paeth(left: u8, above: u8, corner: u8) -> u8 {
     let [a, b, c] = [left, above, corner].map(i16::from);
     let p = a + b - c;

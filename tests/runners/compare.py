@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What tests/runners.sh compares; each command prints one line, or fails.
+"""The comparisons of tests/runners.sh; each command prints one line, or fails.
 
 same-tensors OURS THEIRS             adapters: the same tensors, bit for bit, and the same alpha
-same-model OURS THEIRS               models: the same tensors, bit for bit, and the same metadata where both speak
-readable OURS BASE                   a merged file in the base's own kinds: names, kinds and shapes are the base's
+same-model OURS THEIRS               models: the same tensors, bit for bit, and the same metadata for keys of both
+readable OURS BASE                   a merged file in the base's kinds: names, kinds and shapes equal the base's
 logits BASE PEFT MERGED              PEFT on the base against transformers on the merged model
                                      (a BASE that is a .gguf is dequantised by transformers and the gguf package)
 tokens BASE RUN GGUF [LORA]          llama.cpp's greedy tokens against `finetune generate`
-close BASE RUN MERGED GGUF [LORA]    the same up to where MERGED's two best logits are within 0.2
+close BASE RUN MERGED GGUF [LORA]    the same up to the position where MERGED's two best logits are within 0.2
 """
 import json
 import os

@@ -1,4 +1,4 @@
-//! Decoding from a cache.
+//! Decoding with a cache.
 
 use super::{Case, Try, case, each_case};
 use finetune::model::head::argmax;
@@ -6,7 +6,7 @@ use finetune::model::stage::{Generate, Microbatch, Output, Sampling, Stage, Targ
 use finetune::numeric::rng::Stream;
 
 #[test]
-fn a_cache_decodes_what_whole_passes_decode() {
+fn cached_decoding_equals_full_passes() {
     each_case(|case| {
         if case.config.labels.is_some() {
             return;
@@ -45,9 +45,9 @@ fn a_cache_decodes_what_whole_passes_decode() {
     });
 }
 
-/// A length that nobody reaches takes no memory, and what was cached stays when the cache grows.
+/// The maximum length takes no memory until it is reached, and the cached values stay when the cache grows.
 #[test]
-fn a_cache_grows_with_what_is_said() {
+fn cache_grows_with_the_generated_tokens() {
     let mut case = Case::open(&case::golden()[0]);
     case.config.max_positions = 1 << 40;
     case.config.windows.fill(None);

@@ -1,16 +1,16 @@
-//! What another processor would compute: this test runs itself again with fewer instructions (`FINETUNE_CPU`).
+//! Results on other processors: this test runs itself again with fewer instructions (`FINETUNE_CPU`).
 
 use super::{Try, bits, each_case};
 use finetune::backend::{Backend, Cpu};
 use finetune::numeric::rng;
 use std::process::Command;
 
-const NAME: &str = "processors::with_fused_multiply_adds_the_length_of_vectors_changes_no_bit";
-/// Set where the test is to say what it computes.
+const NAME: &str = "processors::vector_length_changes_no_bit_with_fma";
+/// Set if the test is to print its results.
 const TELL: &str = "TELL_WHAT_IS_COMPUTED";
-const TOLD: &str = "computed:";
+const MARK: &str = "computed:";
 
-/// Of every golden case, in f32 and bf16: the class, and a hash of the loss's and the gradient's bits.
+/// For every golden case, in f32 and bf16: the class, and a hash of the bits of loss and gradient.
 fn computed() -> Vec<String> {
     let told = std::cell::RefCell::new(Vec::new());
     each_case(|case| {
@@ -27,7 +27,7 @@ fn computed() -> Vec<String> {
     told.into_inner()
 }
 
-/// What this program computes with at most those instructions.
+/// The results of this program with at most those instructions.
 fn computed_with(limit: &str) -> Vec<String> {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
@@ -36,13 +36,13 @@ fn computed_with(limit: &str) -> Vec<String> {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    text.lines().filter_map(|line| line.split_once(TOLD)).map(|(_, told)| told.to_string()).collect()
+    text.lines().filter_map(|line| line.split_once(MARK)).map(|(_, line)| line.to_string()).collect()
 }
 
 #[test]
-fn with_fused_multiply_adds_the_length_of_vectors_changes_no_bit() {
+fn vector_length_changes_no_bit_with_fma() {
     if std::env::var_os(TELL).is_some() {
-        return computed().iter().for_each(|line| println!("{TOLD}{line}"));
+        return computed().iter().for_each(|line| println!("{MARK}{line}"));
     }
     let best = computed();
     if !best[0].contains("avx512") {
@@ -52,7 +52,7 @@ fn with_fused_multiply_adds_the_length_of_vectors_changes_no_bit() {
     let fewer = computed_with("avx2");
     let as_avx2: Vec<_> = best.iter().map(|line| line.replace("avx512", "avx2")).collect();
     assert_eq!(fewer, as_avx2);
-    // Without fused multiply-adds it is another class with other bits, so what is compared can differ.
+    // Without fused multiply-adds the class and the bits differ, which shows that the comparison can fail.
     let none = computed_with("generic");
     assert_eq!(none.len(), best.len());
     let hash = |line: &String| line.split_once(' ').map(|(_, hash)| hash.to_string());

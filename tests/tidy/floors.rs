@@ -84,12 +84,7 @@ pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
         if code[..at].trim_end().ends_with("super::") {
             continue; // in the middle of a chain
         }
-        let mut rest = &code[at..];
-        let mut base = module(&file.path);
-        while let Some(r) = rest.strip_prefix("super::") {
-            base.pop();
-            rest = r;
-        }
+        let (mut base, rest) = rooted(&code[at..], module(&file.path));
         spread(rest, &mut base, &mut |p| out.push((file.line(at), p.to_vec())));
     }
     // `backend::cpu` behind a plain `use crate::backend` has no root of its own.
@@ -101,6 +96,19 @@ pub fn paths(file: &File) -> Vec<(usize, Vec<String>)> {
     out
 }
 
+/// Where a path begins that is written in `module`, and what follows.
+pub fn rooted(mut rest: &str, mut module: Vec<String>) -> (Vec<String>, &str) {
+    if let Some(rest) = rest.strip_prefix("crate::") {
+        return (Vec::new(), rest);
+    }
+    rest = rest.strip_prefix("self::").unwrap_or(rest);
+    while let Some(outer) = rest.strip_prefix("super::") {
+        module.pop();
+        rest = outer;
+    }
+    (module, rest)
+}
+
 /// The module path of a file, from the crate's root.
 pub fn module(path: &str) -> Vec<String> {
     let inner = path.trim_start_matches("src/").trim_end_matches(".rs");
@@ -108,7 +116,7 @@ pub fn module(path: &str) -> Vec<String> {
 }
 
 /// Reads a path or use tree, and gives every path in it; returns what follows it.
-fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMut(&[String])) -> &'a str {
+pub fn spread<'a>(mut rest: &'a str, base: &mut Vec<String>, each: &mut dyn FnMut(&[String])) -> &'a str {
     let depth = base.len();
     loop {
         rest = rest.trim_start();

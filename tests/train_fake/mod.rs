@@ -1,5 +1,5 @@
-//! A stage whose mathematics fits in a line, for tests of the loop: every row pulls the parameters towards a
-//! point of its own, loss = sum over rows of |p - point(row)|² / 2, weight = number of rows.
+//! A model of one line of arithmetic, for tests of the loop: every row pulls the parameters towards its own point, loss
+//! = sum over rows of |p - point(row)|² / 2, weight = number of rows.
 
 #![allow(dead_code)]
 
@@ -17,7 +17,7 @@ use finetune::train::stop::Stop;
 use finetune::train::{self, Compute, Finished, Run, TrainError, Work};
 use std::path::{Path, PathBuf};
 
-/// Faults and signals that a test plants: what happens at the n-th gradient forward pass, from 1.
+/// Faults and signals that a test plants: called at the n-th gradient forward pass, counted from 1.
 pub type Plant<'a> = Box<dyn FnMut(usize, &Microbatch, &mut Vec<f32>) + Send + 'a>;
 
 pub struct Fake<'a> {
@@ -26,11 +26,11 @@ pub struct Fake<'a> {
     pub gradient: Vec<f32>,
     pub forwards: usize,
     pub plant: Option<Plant<'a>>,
-    /// What its bits are of.
+    /// The numeric class of its results.
     pub class: &'static str,
-    /// The eval loss after a number of steps, instead of the one that the parameters give.
+    /// The eval loss after a number of steps, instead of the one of the parameters.
     pub score: Option<fn(u64) -> f64>,
-    /// What setting parameters says, asked each time.
+    /// The result of setting parameters, called each time.
     pub refuse: Option<Box<dyn FnMut() -> Result<(), Fault> + Send + 'a>>,
 }
 
@@ -157,7 +157,7 @@ impl Work for Rows {
     }
 }
 
-/// One run of the fake: what is set up, and what came of it.
+/// The setup of one run of the fake.
 pub struct Setup<'a> {
     pub work: Rows,
     pub stop: &'a Stop,
@@ -185,7 +185,7 @@ impl<'a> Setup<'a> {
         self.run_by(&mut train::Local::new(model, self.stop))
     }
 
-    /// Whoever computes.
+    /// Runs with any `Compute`.
     pub fn run_by(&self, compute: &mut dyn Compute) -> Outcome {
         let mut events = Vec::new();
         let end = self.start(compute, &mut |event| events.push(event.clone()));

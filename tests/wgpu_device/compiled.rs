@@ -1,4 +1,4 @@
-//! What a driver made of the kernels goes from one device to the next, and changes nothing.
+//! A driver's compiled kernels are passed from one device to the next, and change no result.
 
 use crate::devices;
 use finetune::backend::wgpu::{Cache, Options};
@@ -34,7 +34,7 @@ fn compiled_kernels_are_kept_and_found_again() {
             println!("skipped: the driver of {} keeps nothing", first.class());
             continue;
         };
-        // What was kept, and what another driver or version might have left there.
+        // The kept bytes, and bytes that another driver or version might have left.
         let other: Vec<u8> = found.iter().map(|byte| byte ^ 0x55).collect();
         for found in [found, other] {
             assert_eq!(product(&mut open(Some(found)).remove(at)), want, "{}", first.class());

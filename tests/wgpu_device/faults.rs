@@ -1,11 +1,11 @@
-//! Every fault names the device, what was done there and what is wrong; it is latched, and nothing panics.
+//! Every fault names the device, the verb and the cause; the first fault is latched, and nothing panics.
 
 use crate::devices;
 use finetune::backend::wgpu::Options;
 use finetune::backend::{Backend, Fault, Frozen, TokenRows, Wgpu, Write, view, view_mut};
 use finetune::numeric::dtype::Dtype;
 
-/// Works a little, and reads.
+/// Computes a little, and reads the result.
 fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
     let mut x = gpu.memory(1000);
     gpu.fill(view_mut(&mut x, 10, 100), 2.0);
@@ -20,8 +20,8 @@ fn work(gpu: &mut Wgpu) -> Result<Vec<f32>, Fault> {
     Ok(out)
 }
 
-/// The fault of a device after `harm`; it stays.
-fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
+/// The fault of a device after `harm`; the fault is latched.
+fn fault_after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
     let mut all = Vec::new();
     for mut gpu in devices(Options::default()) {
         assert_eq!(work(&mut gpu), Ok(vec![0.0; 30]), "the device works before");
@@ -42,35 +42,35 @@ fn after(harm: impl Fn(&mut Wgpu)) -> Vec<(String, Fault)> {
 #[test]
 fn a_lost_device_is_a_fault() {
     for harm in [|gpu: &mut Wgpu| gpu.breaker().strike(), |gpu: &mut Wgpu| gpu.breaker().vanish()] {
-        for (_, fault) in after(harm) {
+        for (_, fault) in fault_after(harm) {
             assert!(fault.to_string().contains("the device was lost"), "{fault}");
         }
     }
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_a_fault_that_names_it() {
-    for (_, fault) in after(Wgpu::refuse) {
+fn kernel_that_does_not_compile_is_named_in_a_fault() {
+    for (_, fault) in fault_after(Wgpu::refuse) {
         assert!(fault.to_string().contains("broken: ") && fault.to_string().contains("pars"), "{fault}");
     }
 }
 
 #[test]
-fn memory_that_nobody_has_is_a_fault_with_its_size() {
+fn impossible_allocation_is_a_fault_with_its_size() {
     let absurd = 1usize << 40;
     let ask = |gpu: &mut Wgpu| {
         let memory = gpu.memory(absurd);
         gpu.recycle(memory);
     };
-    for (device, fault) in after(ask) {
+    for (device, fault) in fault_after(ask) {
         assert_eq!(fault, Fault::OutOfMemory { device, needed: 4 << 40 });
     }
 }
 
 #[test]
-fn a_matrix_that_no_binding_holds_is_a_fault_that_says_what_to_do() {
+fn matrix_beyond_one_binding_is_a_fault_with_advice() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
-        // Attention needs a row's keys in one piece.
+        // Attention needs the keys of a row in one binding.
         let heads = finetune::backend::Heads { query: 1, kv: 1, size: 64 };
         let [q, k, v] = [0; 3].map(|_| gpu.memory(100 * 64));
         let (mut out, mut lse) = (gpu.memory(100 * 64), gpu.memory(100));

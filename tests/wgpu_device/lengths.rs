@@ -1,5 +1,5 @@
-//! Microbatches of ever other lengths: memory stays within what was allowed, bind groups within their number, and where
-//! work is cut changes no bit.
+//! Microbatches of varying lengths: memory stays within the budget, bind groups within their limit, and splitting the
+//! work changes no bit.
 
 use crate::devices;
 use finetune::backend::wgpu::{Memory, Options};
@@ -27,7 +27,7 @@ fn read(gpu: &mut Wgpu, memory: Memory) -> Vec<f32> {
     out
 }
 
-/// As a decoder would: everything that a block keeps, then all of it back.
+/// As a decoder does: allocates what a block keeps, then frees it.
 fn microbatch(gpu: &mut Wgpu, tokens: usize, budget: u64) {
     // 24 KiB a token, in columns that blocks have.
     let kept: Vec<Memory> = [768, 768, 576, 2048, 1536, 448].map(|cols| gpu.memory(tokens * cols)).into();
@@ -39,8 +39,8 @@ fn microbatch(gpu: &mut Wgpu, tokens: usize, budget: u64) {
 }
 
 #[test]
-fn what_lies_free_is_let_go_before_the_budget_is_passed() {
-    // The longest takes 100 MB, and as estimates have it a quarter more: half as much again is not there.
+fn free_buffers_are_released_before_the_budget_is_exceeded() {
+    // The longest takes 100 MB; the budget has the quarter more that estimates add, not half as much again.
     let budget = 4096 * 6144 * 4 / 4 * 5;
     for mut gpu in devices(Options { memory: Some(budget), ..Options::default() }) {
         for tokens in [4096, 3000, 4096, 2222, 3500, 4000] {
@@ -51,7 +51,7 @@ fn what_lies_free_is_let_go_before_the_budget_is_passed() {
 }
 
 #[test]
-fn bind_groups_do_not_grow_without_end() {
+fn number_of_bind_groups_is_bounded() {
     for mut gpu in devices(Options { bind_groups: Some(20), ..Options::default() }) {
         for tokens in (1..200).map(|i| i * 97) {
             let mut kept: Vec<Memory> = (1..4).map(|i| gpu.memory(tokens * i)).collect();
@@ -89,13 +89,13 @@ fn attention(gpu: &mut Wgpu) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn however_slow_a_device_seems_its_bits_are_the_same() {
-    // One row of queries is more than such a device is given at once.
+fn estimated_speed_changes_no_bit() {
+    // One row of queries is more work than such a device is given at once.
     let slow = Options { rate: Some(1.0), ..Options::default() };
     for (mut slow, mut usual) in devices(slow).into_iter().zip(devices(Options::default())) {
         let before = slow.traffic().dispatches;
         let got = attention(&mut slow);
-        // Five pieces of 64 rows of the first kernel, before anything was measured, and fewer of the others.
+        // Five pieces of 64 rows of the first kernel, before the first measurement, and fewer of the others.
         let dispatches = slow.traffic().dispatches - before;
         assert!((8..40).contains(&dispatches), "{dispatches} dispatches: pieces of single rows");
         assert!(got == attention(&mut usual), "{}: cutting changed bits", slow.class());
@@ -103,7 +103,7 @@ fn however_slow_a_device_seems_its_bits_are_the_same() {
 }
 
 #[test]
-fn a_sum_of_nothing_is_nothing() {
+fn empty_sum_is_zero() {
     for mut gpu in devices(Options { poison: true, ..Options::default() }) {
         for transpose in [Transpose::Neither, Transpose::Right, Transpose::Left] {
             let (a, b, mut out) = (gpu.memory(0), gpu.memory(0), gpu.memory(15));
@@ -120,7 +120,7 @@ fn a_sum_of_nothing_is_nothing() {
 }
 
 #[test]
-fn integers_that_no_binding_holds_are_a_fault() {
+fn integers_beyond_one_binding_are_a_fault() {
     for mut gpu in devices(Options { binding_limit: Some(4096), ..Options::default() }) {
         let (t, size) = (1000, 2);
         let (mut x, table) = (gpu.memory(t * size), loaded(&mut gpu, &vec![0.0; t * size]));

@@ -1,8 +1,8 @@
-//! What a GPU does beside its arithmetic (which tests/op_verbs checks): round trips, sizes that one binding does not
-//! hold, and faults. On every software adapter that is installed; a missing driver is skipped loudly, and fails where
+//! Behaviour of a GPU beside its arithmetic (which tests/op_verbs checks): round trips, sizes beyond one binding, and
+//! faults. On every installed software adapter; a missing driver is printed as skipped, and is a failure if
 //! FINETUNE_NEED_VULKAN is set.
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../parity/case.rs"]

@@ -1,4 +1,4 @@
-//! Matrices that one binding does not hold: the same numbers from a device whose bindings are pretended to be small.
+//! Matrices beyond one binding: a device with artificially small bindings gives the same numbers.
 
 use crate::devices;
 use finetune::backend::wgpu::Options;
@@ -24,7 +24,7 @@ const T: usize = 200;
 const C: usize = 96;
 const N: usize = 130;
 
-/// What many verbs make of matrices of 75 KiB; sums that a small binding cuts come last.
+/// Results of many verbs on matrices of 75 KiB; sums that a small binding splits come last.
 fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
     let [mut x, mut y, mut sum] = [T * C, T * N, T * C].map(|len| gpu.memory(len));
     let upload = |gpu: &mut Wgpu, m: &mut _, cols: usize, key| {
@@ -67,14 +67,15 @@ fn results(gpu: &mut Wgpu) -> [Vec<f32>; 8] {
 }
 
 #[test]
-fn what_one_binding_does_not_hold_is_computed_in_parts() {
+fn matrix_beyond_one_binding_is_computed_in_parts() {
     let small = Options { binding_limit: Some(16 << 10), poison: true, ..Options::default() };
     let whole = Options { poison: true, ..Options::default() };
     for (mut small, mut whole) in devices(small).into_iter().zip(devices(whole)) {
         let (few, all) = (results(&mut small), results(&mut whole));
         for (i, (few, all)) in few.iter().zip(&all).enumerate() {
             let largest = all.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-            // Rows are cut anywhere without a change; a sum over the rows of a weight is cut where its parts end.
+            // Rows are split anywhere without a change; a sum over the rows of a weight is split at the ends of its
+            // parts.
             let bound = if i < 5 { 0.0 } else { 2e-6 * largest };
             let off =
                 few.iter().zip(all).fold(0.0f32, |m, (a, b)| if a == b { m } else { m.max((a - b).abs()) });

@@ -17,8 +17,8 @@ fn tolerance(key: &str) -> f64 {
 }
 
 #[test]
-fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
-    // A language model and a classifier, whose predictions come back too.
+fn microbatch_takes_at_most_two_submissions_and_one_read() {
+    // A language model and a classifier, whose predictions are read back too.
     for name in ["llama", "llamacls"] {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity").join(name);
         let case = Case::open(&dir);
@@ -43,7 +43,7 @@ fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
                     );
                     assert_eq!(taken.made, 0, "{class} {name}: something is made in the steady state");
                 }
-                // Ids, positions and bounds; rows, targets; class weights went before.
+                // Ids, positions and bounds; rows, targets; class weights are uploaded before.
                 let integers = 4 * batch.ids.len() + 2 * batch.ids.len();
                 let most = 4 * (integers + parameters.len());
                 assert!(taken.uploaded as usize <= most, "{class} {name}: {} of {most}", taken.uploaded);
@@ -61,7 +61,7 @@ fn a_microbatch_is_two_submissions_and_one_read_back_at_most() {
     }
 }
 
-/// The gradient of a small model, what it took, and how many of its submissions ended inside a block.
+/// The gradient of a small model, its traffic, and how many of its submissions ended inside a block.
 fn at_pace(gpu: Wgpu, case: &Case) -> (Vec<f32>, Traffic, u64) {
     let inside = gpu.cut_inside();
     let build = Build { keep: Keep::Inputs, ..Build::whole(&case.config) };
@@ -69,7 +69,7 @@ fn at_pace(gpu: Wgpu, case: &Case) -> (Vec<f32>, Traffic, u64) {
     let parameters = case.adapter("adapter_init");
     stage.set_parameters(&parameters).unwrap();
     let (batch, mut gradient) = (case.microbatch(0, 3), vec![f32::NAN; parameters.len()]);
-    // How long a whole pass is estimated at is known after the first.
+    // The estimate of a whole pass is known after the first pass.
     stage.gradient(&batch, &mut gradient).unwrap();
     let before = (stage.traffic(), inside.load(Relaxed));
     stage.gradient(&batch, &mut gradient).unwrap();
@@ -77,13 +77,13 @@ fn at_pace(gpu: Wgpu, case: &Case) -> (Vec<f32>, Traffic, u64) {
 }
 
 #[test]
-fn submissions_end_between_blocks_where_blocks_are_short_enough() {
+fn submissions_end_between_blocks_if_blocks_are_short() {
     let case = Case::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parity/llama"));
     let (mut whole, mut clean, mut cut) = (None, 0, 0);
-    // From a device that does all in no time to one on which a block takes many submissions.
+    // From a device that takes no time to one on which a block takes many submissions.
     for power in [36.0, 26.0, 25.25, 25.0, 24.75, 24.5, 23.0] {
         let options = Options { rate: Some(2f64.powf(power)), steady: true, ..Options::default() };
-        // One driver is enough: where work is cut is decided before any of them sees it.
+        // One driver is enough: work is split before any driver sees it.
         for gpu in devices(options).into_iter().take(1) {
             let (gradient, taken, inside) = at_pace(gpu, &case);
             println!("{power}: {} submissions, {inside} of them ended inside a block", taken.submissions);
@@ -97,9 +97,9 @@ fn submissions_end_between_blocks_where_blocks_are_short_enough() {
     assert!(none || (clean > 0 && cut > 0), "{clean} {cut}");
 }
 
-/// Where the rate is known, no submission is estimated at more than the contract allows, whatever a clock says.
+/// With a known rate, no submission is estimated at more than the contract allows, whatever the clock measures.
 #[test]
-fn no_submission_is_given_more_than_it_may_take() {
+fn no_submission_exceeds_its_time_limit() {
     let (t, n, rate) = (64, 512, 1e8);
     for mut gpu in devices(Options { rate: Some(rate), steady: true, ..Options::default() }) {
         let w =
@@ -124,10 +124,10 @@ fn no_submission_is_given_more_than_it_may_take() {
     }
 }
 
-/// With what is measured while it computes. How long that takes is the driver's matter and that of whoever else uses
-/// the processor that it computes on: the clock is printed, and judged nowhere.
+/// With measurements during the computation. The time depends on the driver and on the load of its processor: the clock
+/// is printed, and not checked.
 #[test]
-fn what_takes_long_is_cut_and_read_once() {
+fn long_work_is_split_and_read_once() {
     let (t, n) = (256, 1024);
     for mut gpu in devices(Options::default()) {
         let bytes = vec![0u8; n * n * 2];
@@ -144,7 +144,7 @@ fn what_takes_long_is_cut_and_read_once() {
         // Until the rate is known.
         (0..3).for_each(|_| round(&mut gpu, 1));
         gpu.heaviest();
-        // 2.1 GFLOP, and twice as much until it takes this driver more than one submission.
+        // 2.1 GFLOP, doubled until it takes this driver more than one submission.
         let cut = (1..12).any(|power| {
             let before = gpu.traffic();
             round(&mut gpu, 1 << power);

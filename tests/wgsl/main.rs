@@ -1,15 +1,15 @@
-//! Every kernel under kernels/wgsl, with every set of constants that a device may be given, goes through naga as wgpu
-//! would take it there: parsed, validated, translated for Vulkan and for Metal. No device is needed.
+//! Every kernel under kernels/wgsl, with every set of constants that a device may get, goes through naga as wgpu does
+//! it: parsed, validated, translated for Vulkan and for Metal. No device is needed.
 
-// A test that cannot go on should stop there.
+// A test that cannot continue stops at once.
 #![allow(clippy::unwrap_used)]
 
 use finetune::backend::wgpu::catalogue;
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
-/// Why a kernel is not what every driver can be given; none where it is.
-fn trouble(text: &str) -> Option<String> {
+/// The reason why some driver would refuse a kernel, if any.
+fn rejection(text: &str) -> Option<String> {
     let module = match naga::front::wgsl::parse_str(text) {
         Ok(module) => module,
         Err(error) => return Some(error.emit_to_string(text)),
@@ -31,14 +31,14 @@ fn trouble(text: &str) -> Option<String> {
     storage_buffers(&module).or_else(|| workgroup_memory(&module))
 }
 
-/// The least that WebGPU promises of these, too.
+/// The number of storage buffers, if it exceeds the 8 that WebGPU guarantees.
 fn storage_buffers(module: &naga::Module) -> Option<String> {
     let storage = |v: &naga::GlobalVariable| matches!(v.space, naga::AddressSpace::Storage { .. });
     let count = module.global_variables.iter().filter(|(_, v)| storage(v)).count();
     (count > 8).then(|| format!("{count} storage buffers"))
 }
 
-/// The least that WebGPU promises; every device that is opened has it.
+/// The workgroup memory, if it exceeds the 16 KiB that WebGPU guarantees.
 fn workgroup_memory(module: &naga::Module) -> Option<String> {
     let mut layouter = naga::proc::Layouter::default();
     layouter.update(module.to_ctx()).unwrap();
@@ -57,7 +57,7 @@ fn every_kernel_with_every_constant_is_translated() {
             .chunks(entries.len().div_ceil(threads))
             .map(|part| {
                 let look = |e: &finetune::backend::wgpu::Entry| {
-                    trouble(&e.text).map(|why| format!("{}: {why}", e.name))
+                    rejection(&e.text).map(|why| format!("{}: {why}", e.name))
                 };
                 scope.spawn(move || part.iter().filter_map(look).collect::<Vec<_>>())
             })
@@ -68,7 +68,7 @@ fn every_kernel_with_every_constant_is_translated() {
 }
 
 #[test]
-fn no_file_of_the_folder_is_left_out() {
+fn every_kernel_file_is_used() {
     let (_, pieces) = catalogue();
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/wgsl");
     let mut missing = Vec::new();
@@ -83,7 +83,7 @@ fn no_file_of_the_folder_is_left_out() {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn invalid_kernels_are_detected() {
     let buffers = |count: u32| -> String {
         (0..count)
             .map(|i| format!("@group(0) @binding({i}) var<storage, read> b{i}: array<f32>;\n"))
@@ -99,6 +99,6 @@ fn what_is_wrong_is_found() {
         (format!("var<workgroup> tile: array<f32, 5000>; {head} {{ tile[lane] = 1.0; }}"), false),
     ];
     for (text, good) in cases {
-        assert_eq!(trouble(&text).is_none(), good, "{text}: {:?}", trouble(&text));
+        assert_eq!(rejection(&text).is_none(), good, "{text}: {:?}", rejection(&text));
     }
 }

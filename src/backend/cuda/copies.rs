@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_of_two_parts_do_not_keep_each_other() {
+    fn copies_are_freed_with_their_memory() {
         let (pool, mut copies) = (Pool::default(), Copies::default());
         let memory = pool.nothing();
         for offset in [0, 4] {

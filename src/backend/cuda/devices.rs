@@ -155,13 +155,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drivers_read_what_they_brought() {
+    fn ptx_version_follows_the_driver_version() {
         let cases = [(8000, 0), (10020, 65), (11000, 70), (11045, 74), (12000, 80), (12060, 85), (13000, 87)];
         cases.iter().for_each(|(driver, ptx)| assert_eq!(ptx_version(*driver), *ptx, "CUDA {driver}"));
     }
 
     #[test]
-    fn an_old_driver_is_told_in_numbers() {
+    fn old_driver_message_names_both_versions() {
         let said = Absent::TooOld { driver: 10020, reads: 65, needed: 70 }.to_string();
         assert!(said.contains("CUDA 10.2, which reads PTX 6.5, and the kernels are PTX 7.0"), "{said}");
     }

@@ -89,7 +89,7 @@ mod tests {
     use crate::backend::{Backend, Cuda, view, view_mut};
 
     #[test]
-    fn what_waits_is_sent_before_its_memory_is_given_back_or_read_or_written() {
+    fn pending_work_is_sent_before_its_memory_is_freed_or_used() {
         let mut device = Cuda::on(Card::of(20 << 20));
         let (mut a, mut b) = (device.memory(1 << 20), device.memory(1 << 20));
         device.fill(view_mut(&mut a, 1, 4), 1.0);

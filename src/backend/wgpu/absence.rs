@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn every_cause_has_its_line_and_its_command() {
+    fn every_cause_gives_a_message_and_a_command() {
         let none = Facts::default();
         let mesa = Facts {
             drivers: vec!["lvp_icd.x86_64.json".into(), "radeon_icd.x86_64.json".into()],
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     #[cfg(unix)]
-    fn a_group_is_named_as_the_system_names_it() {
+    fn device_group_has_its_system_name() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!group_of(dir.path()).is_empty());
         assert_eq!(nodes(dir.path()), Vec::new());

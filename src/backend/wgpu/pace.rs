@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_known_of_a_card_but_that_it_may_be_slow() {
+    fn unknown_card_is_assumed_slow_until_measured() {
         for (rate, most) in [(1e9, 1.0), (1e10, 0.5), (1e12, 0.5), (1e14, 0.5)] {
             let mut pace = Pace::guess(Kind::Hardware);
             for round in 0..5 {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_device_is_cut_finely_and_a_fast_one_once() {
+    fn slow_device_gets_more_submissions_than_a_fast_one() {
         let mut pace = Pace::of(2e11);
         assert_eq!(pace.bound(), SLOW, "nothing is known yet");
         (0..9).for_each(|_| pace.learn(1e10, 0.1));

@@ -226,7 +226,7 @@ mod tests {
     use super::class;
 
     #[test]
-    fn a_class_wastes_a_quarter_at_most() {
+    fn size_class_wastes_at_most_a_quarter() {
         for bytes in (1..100_000).step_by(37) {
             let got = class(bytes, u64::MAX);
             assert!(got >= bytes && got.is_multiple_of(4), "{bytes}: {got}");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_can_make_is_not_refused_for_its_class() {
+    fn size_class_does_not_exceed_the_largest_buffer() {
         let largest = ((1u64 << 31) - 1) / 4 * 4;
         assert_eq!(class(1_900 << 20, largest), largest, "the class would be 2^31");
         assert_eq!(class(largest, largest), largest);

@@ -194,7 +194,7 @@ mod tests {
     use super::expand;
 
     #[test]
-    fn directives_nest_and_mistakes_have_a_line() {
+    fn directives_nest_and_errors_name_a_line() {
         let text = "#for i in 0..N\n#if i % 2 == 0 && N > 1\na$i ${i * 2 + 1};\n#else\n#for j in i..(i + 1)\nb${j};\n#end\n#end\n#end\nz";
         assert_eq!(expand(text, &[("N", 3)]), Ok("a0 1;\nb1;\na2 5;\nz\n".into()));
         assert_eq!(expand("#if 0\n$x\n#end\ny", &[]), Ok("y\n".into()));

@@ -125,7 +125,7 @@ mod tests {
     use crate::numeric::block::Block;
 
     #[test]
-    fn what_is_unpacked_wrong_is_found() {
+    fn wrong_unpacking_is_detected() {
         let want = [1.0, -2.0, 0.0];
         assert_eq!(wrong(Block::Q4_K, &[1.0, -2.000_000_2, 0.0], &want), None);
         for bad in [[1.0, 2.0, 0.0], [1.0, -2.0, f32::NAN], [1.0, -2.0, 1e-3]] {

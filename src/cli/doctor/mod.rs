@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_and_how_to_fix_it() {
+    fn verdict_follows_the_finding_and_names_a_fix() {
         let bad = |fix: Option<&str>| Seen::Bad { found: "3 GB".into(), fix: fix.map(String::from) };
         check("true", Seen::Good("30 GB".into()), Verdict::Ok, None);
         check("true", bad(None), Verdict::Failed, Some("general"));

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts() {
+    fn amounts_are_compared_with_the_minimum() {
         assert_eq!(text(enough(Some(3_000_000_000), 2_000_000_000, " free")), "good 3.0 GB free");
         assert_eq!(
             text(enough(Some(1_000_000_000), 2_000_000_000, " free")),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_not_free() {
+    fn port_in_use_is_not_reported_free() {
         let taken = TcpListener::bind("0.0.0.0:0").unwrap();
         let number = taken.local_addr().unwrap().port();
         assert_eq!(text(port(number)), format!("bad {number} is in use on this machine | "));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coordinator_that_does_not_take_this_machine() {
+    fn coordinator_that_refuses_gives_advice() {
         let at: Endpoint = "gpu7:9555".parse().unwrap();
         let (theirs, ours) = (Fingerprint([1; 8]), Fingerprint([2; 8]));
         for (e, want) in [

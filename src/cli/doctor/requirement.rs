@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn files() {
+    fn requirement_files_are_parsed_or_refused() {
         check("- {check: disk, about: a, fix: b, at_least: 20GB}", "20000000000");
         check("- {check: files, about: a, fix: b, at_least: 4096}", "4096");
         check("- {check: files, about: a, fix: b}", "0");

@@ -319,7 +319,7 @@ mod tests {
     use crate::format::gguf::decode;
 
     #[test]
-    fn the_largest_numbers_of_a_kind_stay_finite() {
+    fn largest_numbers_of_an_encoding_stay_finite() {
         for kind in [F32, Encoding::Plain(Dtype::Bf16), gguf::F16] {
             let most = match kind {
                 F32 => f32::MAX,

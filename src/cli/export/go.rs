@@ -167,7 +167,7 @@ mod tests {
 
     /// Texts by Go, where `go.rs` says the same: `tests/golden/ollama/make.sh`.
     #[test]
-    fn go_says_the_same() {
+    fn golden_texts_of_go_templates_match() {
         let golden: Value =
             serde_json::from_str(include_str!("../../../tests/golden/ollama/go.json")).unwrap();
         for family in &FAMILIES {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_is_known_by_what_its_template_says() {
+    fn family_is_recognised_by_its_template_output() {
         let check = |template: &str, name: Option<&str>, system: Option<&str>| {
             let specials = SpecialTokens(vec![("bos_token".into(), "<s>".into())]);
             let found = family_of(&ChatTemplate::at(0, template, None, specials), Some("<s>"));

@@ -161,7 +161,7 @@ mod tests {
 
     /// Each of the four ways, off by what is no rounding, and not a number.
     #[test]
-    fn a_merge_that_is_off_is_told() {
+    fn inaccurate_merge_is_reported() {
         let good = || Compared {
             adapted: vec![20.0, -3.0],
             unrounded: vec![20.001, -3.0],

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_short_and_speak_of_options_that_exist() {
+    fn topics_are_short_and_name_existing_options() {
         for (name, about, text) in TOPICS {
             let text = complete(text);
             assert!(text.lines().count() <= 45 && about.len() < 80, "{name}");

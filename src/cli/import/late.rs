@@ -191,7 +191,7 @@ wandb_watch:
 
     /// A default length is left to finetune, which knows the model.
     #[test]
-    fn a_default_length_of_trl_is_a_remark() {
+    fn default_length_of_trl_gives_a_remark() {
         let path = Path::new("c.yaml");
         for (length, lines, remarks) in [("", 0, 1), ("max_length: 512\n", 1, 0)] {
             let text = format!("model_name_or_path: m\ndataset_name: a.csv\n{length}");

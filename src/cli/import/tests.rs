@@ -57,7 +57,7 @@ flash_attention: true
 ";
 
 #[test]
-fn axolotl() {
+fn axolotl_configuration_is_converted() {
     check(
         AXOLOTL,
         Dialect::Axolotl,
@@ -161,7 +161,7 @@ eval_strategy: steps
 }
 
 #[test]
-fn llama_factory_has_defaults_of_its_own() {
+fn llama_factory_defaults_are_written_out() {
     check(
         "model_name_or_path: m\nstage: dpo\nfinetuning_type: full\nlora_target: q_proj,v_proj\n",
         Dialect::LlamaFactory,
@@ -177,7 +177,7 @@ fn llama_factory_has_defaults_of_its_own() {
 }
 
 #[test]
-fn trl() {
+fn trl_configuration_is_converted() {
     check(
         "
 model_name_or_path: owner/base-0.5b
@@ -234,7 +234,7 @@ fn an_entry_of_dataset_info_is_looked_up() {
 
 /// Rows of {from, value} under any name, as LLaMA-Factory has them unless tags say otherwise; and of {role, content}.
 #[test]
-fn conversations_become_the_field_that_their_turns_fit() {
+fn conversation_turns_decide_the_data_field() {
     let dir = tempfile::tempdir().unwrap();
     for (entry, field, lost) in [
         (r#""formatting": "sharegpt", "columns": {"messages": "conversations"}"#, "", vec![]),
@@ -281,7 +281,7 @@ datasets:
 }
 
 #[test]
-fn a_key_of_two_lines_stays_in_its_comment() {
+fn multi_line_key_stays_in_its_comment() {
     let path = Path::new("c.yaml");
     let (found, import) = convert("base_model: m\n\"x\\nepochs\": 7\n", path, None).unwrap();
     let result = import.render(path, found);
@@ -289,7 +289,7 @@ fn a_key_of_two_lines_stays_in_its_comment() {
 }
 
 #[test]
-fn what_is_none_of_theirs_is_refused() {
+fn unrecognised_configuration_is_refused() {
     let refused = |text: &str, from| convert(text, Path::new("c.yaml"), from).map(|_| ()).unwrap_err().line;
     assert!(refused("a: 1\n", None).contains("say whose it is with --from"));
     assert!(refused("a: 1\n", Some("unsloth")).contains("axolotl, llama-factory, trl"));
@@ -301,7 +301,7 @@ fn what_is_none_of_theirs_is_refused() {
 }
 
 #[test]
-fn tables_name_options_that_exist_and_no_key_twice() {
+fn tables_name_existing_options_and_unique_keys() {
     for table in Dialect::tables() {
         let mut seen = std::collections::BTreeSet::new();
         for (key, rule) in table {

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_count_every_row() {
+    fn histogram_counts_every_row() {
         let lengths: Vec<usize> = (3..=57).chain([57, 57]).collect();
         let bars = histogram(&lengths);
         assert!(bars.len() <= 10, "{bars:?}");

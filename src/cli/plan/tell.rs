@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checkpointing_is_said_in_blocks() {
+    fn checkpointing_is_printed_in_blocks() {
         for (keep, expected) in [
             (Keep::Parts([0, 3, 29]), "3 blocks partly, 29 almost fully"),
             (Keep::Parts([0, 0, 1]), "1 block almost fully, 31 fully"),

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends_a_link_and_pings_keep_one() {
+    fn silence_ends_a_link_and_pings_keep_it_open() {
         let runtime = runtime();
         let began = Instant::now();
         let (mut alone, _frames) = worker(&runtime, Duration::from_millis(80));

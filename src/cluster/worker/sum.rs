@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_microbatches_arrives_as_its_sum() {
+    fn sum_of_any_number_of_microbatches_arrives() {
         for len in [1, 63, CELL, CELL + 1, 20 * CELL + 17] {
             [Devices::Busy, Devices::Idle].into_iter().for_each(|devices| sums_of(len, devices));
         }

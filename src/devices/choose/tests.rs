@@ -72,7 +72,7 @@ fn check(machine: &[&str], typed: &str, expected: &str) {
 }
 
 #[test]
-fn auto_takes_each_card_once_and_no_software() {
+fn auto_selects_each_gpu_once_and_no_software_driver() {
     check(
         MANY,
         "",
@@ -86,7 +86,7 @@ fn auto_takes_each_card_once_and_no_software() {
 }
 
 #[test]
-fn devices_are_named_by_index_by_name_and_twice() {
+fn devices_are_selected_by_index_by_name_and_twice() {
     check(MANY, "gpus=1,2", "wgpu 1 NVIDIA GeForce RTX 4090 /1; wgpu 2 AMD Radeon Graphics /1");
     check(MANY, "gpus=radeon,cpu", "wgpu 2 AMD Radeon Graphics /1; cpu /1");
     check(MANY, "gpus=amdvlk", "wgpu 3 AMD Radeon Graphics /1");
@@ -104,7 +104,7 @@ fn devices_are_named_by_index_by_name_and_twice() {
 }
 
 #[test]
-fn nvidias_own_driver_is_taken_by_name() {
+fn cuda_is_selected_by_name() {
     check(NVIDIA, "gpu-backend=cuda", "cuda 0 NVIDIA H200 /1; cuda 1 Tesla V100 /1");
     check(NVIDIA, "gpu-backend=cuda gpus=0,0 dtype=bf16", "cuda 0 NVIDIA H200 /2; cuda 0 NVIDIA H200 (2) /2");
     check(NVIDIA, "gpu-backend=cuda gpus=v100", "cuda 1 Tesla V100 /1");
@@ -117,7 +117,7 @@ fn nvidias_own_driver_is_taken_by_name() {
 }
 
 #[test]
-fn what_cannot_be_meant_gets_one_line() {
+fn ambiguous_or_unknown_devices_give_one_line() {
     check(
         MANY,
         "gpus=4090",

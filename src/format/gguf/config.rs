@@ -220,7 +220,7 @@ mod tests {
 
     /// The factors as llama.cpp's converter computes them for Llama 3.2 (theta 500000, factor 32, heads of 64).
     #[test]
-    fn llama3_parameters_come_back() {
+    fn llama3_rope_parameters_are_recovered() {
         let factors = |factor: f64, original: f64| -> Vec<f32> {
             let one = |i: u32| {
                 let freq = 1.0 / 500_000f64.powf(f64::from(2 * i) / 64.0);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn epsilon_is_cleaned() {
+    fn epsilon_is_rounded_to_its_decimal() {
         for x in [1e-5, 1e-6, 1.25e-7, 1e-12] {
             assert_eq!(clean(f64::from(x as f32)), x);
         }

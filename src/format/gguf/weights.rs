@@ -199,7 +199,7 @@ mod tests {
 
     /// llama.cpp: `w.reshape(heads, 2, d / 2, in).swapaxes(1, 2).reshape(w.shape)`, written out.
     #[test]
-    fn rows_come_back_from_where_llama_cpp_put_them() {
+    fn row_order_of_llama_cpp_is_reverted() {
         for (heads, d) in [(1, 2), (3, 4), (2, 6), (5, 64)] {
             let n = heads * d;
             let mut stored = vec![usize::MAX; n];

@@ -30,7 +30,7 @@ fn read(changes: Value) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn both_dialects_mean_the_same() {
+fn both_rope_dialects_give_the_same_config() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                         "original_max_position_embeddings": 8192});
     let linear = json!({"type": "linear", "factor": 2.0});
@@ -51,7 +51,7 @@ fn both_dialects_mean_the_same() {
 }
 
 #[test]
-fn families_differ_where_transformers_lets_them() {
+fn families_differ_as_in_transformers() {
     let family = |name: &str, more: Value| read(with(json!({"architectures": [name]}), more)).unwrap();
     let llama = family("LlamaForCausalLM", json!({"attention_bias": true, "mlp_bias": true}));
     assert!(llama.qkv_bias && llama.o_bias && llama.mlp_bias && !llama.family.head_norms);
@@ -74,7 +74,7 @@ fn families_differ_where_transformers_lets_them() {
 }
 
 #[test]
-fn only_an_active_window_that_is_too_short_is_refused() {
+fn rows_beyond_an_active_window_are_refused() {
     let sliding = vec!["sliding_attention"; 30];
     let cases = [
         ("MistralForCausalLM", json!({}), Some(4096)),
@@ -120,7 +120,7 @@ fn only_an_active_window_that_is_too_short_is_refused() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let cases = [
         (json!({"architectures": ["MixtralForCausalLM"]}), "mixture of experts"),
         (json!({"architectures": ["Qwen3MoeForCausalLM"]}), "mixture of experts"),
@@ -210,7 +210,7 @@ fn the_rotation_table_holds_cosines_and_sines() {
 }
 
 #[test]
-fn two_names_of_the_rotary_embedding_must_agree() {
+fn two_rope_sections_must_agree() {
     let cases = [
         (
             json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),

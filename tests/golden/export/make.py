@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the golden files beside it, with code that is not ours.
+"""Makes the golden files beside it, with other implementations.
 Needs: pip install gguf numpy safetensors torch transformers; a C compiler; a source tree of llama.cpp
 usage: make.py LLAMA_CPP_DIR
 
 numbers.f32      4,096 numbers: normal ones, tiny ones, large ones, all equal, zeros
-quantised.gguf   them in every kind: blocks of 32 by the gguf package's `quantize`, K kinds by ggml-quants.c
-llama, qwen2     a PEFT adapter and its base's config.json, and what llama.cpp's convert_lora_to_gguf.py makes of it
-demo.json        what llama.cpp's convert_hf_to_gguf.py makes of the demonstration's model in F16: metadata (long
+quantised.gguf   these numbers in every kind: blocks of 32 by the gguf package's `quantize`, K kinds by ggml-quants.c
+llama, qwen2     a PEFT adapter, its base's config.json, and the output of llama.cpp's convert_lora_to_gguf.py
+demo.json        the output of llama.cpp's convert_hf_to_gguf.py for the demonstration's model in F16: metadata (long
                  arrays as length and sha256 of their JSON) and the sha256 of each tensor's bytes
 """
 import hashlib
@@ -93,7 +93,7 @@ def fact(field):
 
 def demo():
     model = os.path.join(HERE, "..", "..", "..", "demo", "model")
-    # The converter knows a tokenizer by the ids of a text; nobody has told it of ours.
+    # The converter identifies a tokenizer by the ids of a text, and does not know ours.
     run = ("import sys; sys.path[:0] = [sys.argv[1], sys.argv[1] + '/gguf-py']; import conversion.base as b; "
            "b.TextModel.get_vocab_base_pre = lambda *a: 'gpt-2'; sys.argv = ['convert'] + sys.argv[2:]; "
            "import convert_hf_to_gguf as c; c.main()")
@@ -103,7 +103,7 @@ def demo():
                        stderr=subprocess.DEVNULL)
         r = GGUFReader(out)
         facts = {k: fact(f) for k, f in r.fields.items() if not k.startswith("GGUF.")}
-        # numpy shows shapes as GGUF has them: innermost first
+        # numpy shows shapes as GGUF stores them: innermost first
         tensors = {t.name: [t.tensor_type.name, [int(d) for d in t.shape], hashlib.sha256(t.data.tobytes()).hexdigest()]
                    for t in r.tensors}
     with open(os.path.join(HERE, "demo.json"), "w") as f:

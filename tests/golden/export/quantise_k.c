@@ -1,11 +1,11 @@
-/* Numbers on stdin (f32) to blocks of a K type on stdout, by ggml's reference quantisers: make.py compiles it with
- * ggml-quants.c and -ffp-contract=off, because a compiler that fuses gives bits of its own. */
+/* Quantises numbers on stdin (f32) to blocks of a K type on stdout, with ggml's reference quantisers. make.py compiles
+ * it with ggml-quants.c and -ffp-contract=off, because fused multiply-adds give other bits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "ggml-quants.h"
 
-/* what the linker wants and nothing here calls */
+/* required by the linker, never called */
 size_t ggml_type_size(enum ggml_type t) { (void)t; abort(); }
 size_t ggml_row_size(enum ggml_type t, int64_t n) { (void)t; (void)n; abort(); }
 void ggml_abort(const char *file, int line, const char *fmt, ...) { (void)file; (void)line; (void)fmt; abort(); }

@@ -2,10 +2,10 @@
 """Makes the golden GGUF files beside it. Needs: pip install gguf numpy safetensors
 
 blocks.gguf    one tensor per storage kind, [2, 512], random blocks
-blocks.f32     what the gguf package makes of them: f32, little endian, tensors in order of name
+blocks.f32     their values by the gguf package: f32, little endian, tensors in order of name
 tiny.gguf      a small Llama as llama.cpp stores it (q and k permuted; F32, F16, BF16 and Q8_0)
 tiny.safetensors   its weights under Hugging Face names, never permuted
-tokenizers.json    how transformers and tokenizers cut text for each `pre`, and a sentencepiece vocabulary with the
+tokenizers.json    how transformers and tokenizers split text for each `pre`, and a sentencepiece vocabulary with the
                merges and ids that they derive from it (needs: pip install transformers tokenizers)
 """
 import json
@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 KINDS = [Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K]
-# where the f16 scales lie in a block
+# offsets of the f16 scales in a block
 SCALES = {Q.Q8_0: [0], Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q2_K: [80, 82], Q.Q3_K: [108],
           Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208]}
 
@@ -27,7 +27,7 @@ def blocks(rng):
     expected = {}
     for kind in KINDS:
         size, width = GGML_QUANT_SIZES[kind]
-        if kind in SCALES:                       # every bit random, but for finite scales
+        if kind in SCALES:                       # random bits, with finite scales
             raw = rng.integers(0, 256, (2, 512 // size, width), dtype=np.uint8)
             for at in SCALES[kind]:
                 scale = (rng.standard_normal((2, 512 // size, 1)) * 0.05).astype("<f2")
@@ -87,7 +87,7 @@ def tiny(rng):
             expected[name] = x
             return
         w.add_tensor(gguf, quantize(stored, kind).view(np.uint8), raw_dtype=kind)
-        # rows are coded one by one, so what was never permuted may be coded as it is
+        # rows are encoded separately, so the values that were never permuted can be encoded directly
         expected[name] = np.ascontiguousarray(dequantize(quantize(x, kind), kind).reshape(shape), "<f4")
 
     put("token_embd.weight", "model.embed_tokens.weight", (V, C), Q.Q8_0)
@@ -140,7 +140,7 @@ def sentencepiece(rng):
     longer = [t for t in pieces if len(t) > 1]
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + longer + letters
     types = [2, 3, 3] + [6] * 256 + [1] * (len(longer) + len(letters))
-    # sentencepiece counts down; a few equal scores exercise the order of equals
+    # sentencepiece counts down; a few equal scores test the order of equal ones
     scores = [0.0] * 259 + [-float(i // 3) for i in range(len(longer))] + [-1000.0 - i for i in range(len(letters))]
     special = tokens[:259]
     merges = generate_merges({t: i for i, t in enumerate(tokens)}, dict(zip(tokens, scores)), skip_tokens=special)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes go.json beside it: what Go's text/template makes of the Go templates in src/cli/export/go.rs and of its five
-# conversations, with the values that Ollama gives (.Messages with .Role and .Content, .System). Needs: go, python3.
+# Writes go.json beside this script: the output of Go's text/template for the Go templates in src/cli/export/go.rs and
+# their five conversations, with the values that Ollama passes (.Messages with .Role and .Content, .System). Needs: go,
+# python3.
 # usage: make.sh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,10 +1,10 @@
-"""Writes two small tokenizers and cases.json: rows of every form, and the ids and masks that transformers makes of them.
+"""Writes two small tokenizers and cases.json: rows of every form, with transformers' ids and masks.
 
 usage: make.py   (pip: transformers, tokenizers, jinja2)
 `bytes` is a byte-level BPE (as GPT-2, Llama 3, Qwen), `pieces` a Metaspace BPE with byte fallback whose post-processor
 puts a BOS in front (as Llama 2, Mistral v0.1).
-Masks of conversations come from transformers' own `return_assistant_tokens_mask`, through a twin of each template in
-which a generation block stands around what a turn's author writes: content and end-of-turn token.
+Masks of conversations come from transformers' own `return_assistant_tokens_mask`, with a copy of each template that
+has a generation block around the assistant's text: content and end-of-turn token.
 """
 import json, pathlib, random
 from tokenizers import Tokenizer, AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -19,7 +19,7 @@ b = Tokenizer(models.BPE())
 b.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 b.decoder = decoders.ByteLevel()
 b.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=448, special_tokens=['<|endoftext|>', '<|im_start|>', '<|im_end|>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-b.enable_truncation(8)       # saved into tokenizer.json, and to be ignored
+b.enable_truncation(8)       # saved into tokenizer.json, and ignored by readers
 b.enable_padding(length=8)
 
 p = Tokenizer(models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
@@ -42,7 +42,7 @@ TWIN = {
     'smollm2': "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}" + G + "{{ message['content'] + '<|im_end|>' }}" + E + "{{ '\n' }}{% else %}{{ message['content'] + '<|im_end|>' + '\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     'instruct': "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}" + G + "{{ ' ' + message['content'] | trim + eos_token }}" + E + "{% endif %}{% endfor %}",
     'trimmed': "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\n\n' }}" + G + "{{ message['content'] | trim + '<|im_end|>' }}" + E + "{% else %}{{ '<|im_start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|im_end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n\n' }}{% endif %}",
-    # history loses its thinking, and only the newest turn keeps an empty one, as in Qwen3
+    # earlier turns lose their thinking, and only the newest turn keeps an empty one, as in Qwen3
     'thinking': "{% set ns = namespace(last=-1) %}{% for message in messages %}{% if message['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\n' }}" + G + "{% set content = message['content'].split('</think>')[-1].lstrip('\n') %}{% if loop.index0 > ns.last and loop.last %}{{ '<think>\n' + message['content'].split('</think>')[0].split('<think>')[-1].strip('\n') + '\n</think>\n\n' if '</think>' in message['content'] else '<think>\n\n</think>\n\n' }}{% endif %}{{ content + '<|im_end|>' }}" + E + "{{ '\n' }}{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
 }
 PLAIN = {n: t.replace(G, '').replace(E, '') for n, t in TWIN.items()}

@@ -1,8 +1,8 @@
-"""Writes cases.json: what transformers' apply_chat_template makes of many templates and conversations.
+"""Writes cases.json: the output of transformers' apply_chat_template for many templates and conversations.
 
 usage: make.py [more.jinja ...]   (pip: transformers, tokenizers, jinja2; further template files are added to the run)
-The clock is stopped, so that templates that print the date give the same text on every day.
-A case that transformers refuses holds null: ours must refuse it too.
+The clock is fixed, so that templates with a date always give the same text.
+A case that transformers refuses holds null: this program must refuse it too.
 """
 import datetime, json, pathlib, sys
 from tokenizers import Tokenizer, models

@@ -1,4 +1,4 @@
-"""Writes optim.json: what torch.optim.AdamW, clip_grad_norm_ and transformers' schedules do, for tests/train_optim.rs.
+"""Writes optim.json: results of torch.optim.AdamW, clip_grad_norm_ and transformers' schedules, for tests/train_optim.rs.
 
 Run: ATEN_CPU_CAPABILITY=default python make_optim.py   (torch 2.15.0, transformers 5.23.0)
 Without that variable torch fuses a multiply-add inside lerp, and the last bit differs.
@@ -27,7 +27,7 @@ def case(seed, decay, warmup, weight_decay, magnitude, max_grad_norm):
     }[decay]()
     steps = []
     for _ in range(STEPS):
-        # a few decades within one vector, and exact zeros
+        # several orders of magnitude within one vector, and exact zeros
         gradient = draw() * magnitude * 10 ** (draw() * 1.5)
         gradient[::9] = 0
         p.grad = gradient.clone()

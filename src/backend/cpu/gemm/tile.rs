@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_every_size_are_chains_of_scalars_and_nothing_beside_them_is_written() {
+    fn tiles_equal_scalar_chains_and_write_nothing_outside() {
         let mut draws = Stream::new(&[11]);
         let stride = COLS + 5;
         let (upright, turned) = (Lies::Upright, Lies::Turned);

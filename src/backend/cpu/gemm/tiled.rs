@@ -210,7 +210,7 @@ mod tests {
     use crate::backend::Cpu;
 
     #[test]
-    fn what_is_added_is_as_large_as_tiles_read() {
+    fn short_adapter_factors_are_rejected() {
         let cpu = Cpu::new(1);
         let (t, n, k, rank) = (5, 40, 7, 3);
         let panels = Panels::pack(&cpu.threads, (n, k), |i| i as f32);

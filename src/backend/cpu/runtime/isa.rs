@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_takes_away_and_adds_nothing() {
+    fn limit_only_removes_instruction_sets() {
         for (found, limit, left) in [
             (Isa::Avx512, "", Isa::Avx512),
             (Isa::Avx512, "none of them", Isa::Avx512),

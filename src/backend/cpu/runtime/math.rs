@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_of_what_is_below_has_the_bits_of_exp() {
+    fn exp_below_zero_equals_exp_bit_for_bit() {
         for isa in [best(), Isa::Generic] {
             let below = (0..=f32::INFINITY.to_bits()).step_by(1009).map(|bits| -f32::from_bits(bits));
             for x in below.chain([EXP_MIN, f32::NEG_INFINITY, 1e-5, 0.3]) {

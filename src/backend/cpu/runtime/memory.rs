@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_come_back_and_are_not_hoarded() {
+    fn buffers_are_reused_and_excess_is_freed() {
         let mut pool = Recycling::poisoning();
         let a = pool.take(1000);
         let address = a.values().as_ptr();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn panic_reaches_the_caller_and_the_pool_survives() {
         let threads = Threads::new(3);
         for _ in 0..20 {
             let run = || threads.each(8, |i| assert!(i != 5, "five"));

@@ -67,7 +67,7 @@ impl Driver for Card {
 }
 
 #[test]
-fn microbatches_of_many_lengths_hold_little_more_than_the_largest() {
+fn pool_holds_little_more_than_the_largest_microbatch() {
     let (mut card, mut pool) = (Card::of(usize::MAX / 2), Pool::default());
     let mut largest = 0;
     for i in 0..300usize {
@@ -86,7 +86,7 @@ fn microbatches_of_many_lengths_hold_little_more_than_the_largest() {
 }
 
 #[test]
-fn what_is_spare_goes_back_before_memory_is_out() {
+fn spare_buffers_are_freed_before_out_of_memory() {
     let (mut card, mut pool) = (Card::of(20 << 20), Pool::default());
     let small: Vec<Memory> = (0..8).map(|_| pool.take(&mut card, 2 << 20).unwrap()).collect();
     drop(small);
@@ -114,7 +114,7 @@ fn the_same_work_has_the_same_addresses() {
 }
 
 #[test]
-fn integers_are_not_written_again_before_what_reads_them_is_sent() {
+fn integers_are_not_reused_before_their_readers_are_sent() {
     let (mut card, mut pool) = (Card::of(1 << 30), Pool::default());
     let bytes = class(400, 512);
     let first = pool.make(&mut card, Lasts::List, bytes).unwrap();
@@ -129,7 +129,7 @@ fn integers_are_not_written_again_before_what_reads_them_is_sent() {
 }
 
 #[test]
-fn a_frozen_matrix_takes_what_it_needs_and_counts_for_no_peak() {
+fn frozen_matrix_takes_exact_bytes_and_raises_no_peak() {
     let (mut card, mut pool) = (Card::of(1 << 40), Pool::default());
     let exact = (1 << 30) + 512;
     let frozen: Vec<Memory> = (0..4).map(|_| pool.freeze(&mut card, exact).unwrap()).collect();

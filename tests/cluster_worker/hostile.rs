@@ -1,7 +1,7 @@
-//! A coordinator that has the token and means harm, against real workers over TLS: every kind of message before a
-//! worker was welcomed and after, cut short, and with numbers at the edges of their types; and manifests that hold what
-//! no run needs. Each worker ends with a code of its own and, where that is not 0, one line that says why; it keeps its
-//! memory, obeys no text, and writes nothing outside of its cache.
+//! A hostile coordinator with the token against real workers over TLS: every kind of message before and after the
+//! welcome, truncated, and with numbers at the limits of their types; and manifests with values that no run needs. Each
+//! worker ends with a documented code and, unless the code is 0, one line that says why; it keeps its memory bounded,
+//! prints no control characters, and writes nothing outside of its cache.
 
 use crate::every_message::{self, at_the_edges, from_coordinator};
 use crate::process::{Place, TOKEN};
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// More than anything here takes.
+/// Upper bound on the time of any step here.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a worker of the demonstration's model holds, and as much again.
+/// Twice the memory of a worker of the demonstration's model.
 const ROOM: u64 = 400 << 20;
-/// Of all messages with a number at an edge, one in this many is sent.
+/// One in this many of the messages with a number at a limit is sent.
 const STRIDE: usize = 29;
 
-struct Liar {
+struct HostileCoordinator {
     runtime: Runtime,
     listener: Listener,
 }
@@ -32,14 +32,14 @@ struct Talk<'a> {
     writer: FrameWriter,
 }
 
-impl Liar {
+impl HostileCoordinator {
     fn new() -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let security = Security::with_token(Party::Coordinator, &Token::parse(TOKEN).unwrap()).unwrap();
         let at = "127.0.0.1:0".parse().unwrap();
         let listener = runtime.block_on(Listener::bind(&at, security, |_| ())).unwrap();
-        Liar { runtime, listener }
+        HostileCoordinator { runtime, listener }
     }
 
     /// The next connection within that time.
@@ -52,7 +52,7 @@ impl Liar {
 
 impl Talk<'_> {
     fn send(&mut self, frame: &[u8]) {
-        // The worker may have gone.
+        // The worker may have disconnected.
         let _ = self.runtime.block_on(async { timeout(PATIENCE, self.writer.send(frame)).await });
     }
 
@@ -65,7 +65,7 @@ impl Talk<'_> {
         Some(decode(&next.expect("the worker says something").ok()?).unwrap())
     }
 
-    /// As far as a worker that waits for leases.
+    /// Proceeds to a worker that waits for leases.
     fn welcomes(&mut self, manifest: Manifest) {
         self.say(&ToWorker::Welcome(Box::new(manifest)));
         loop {
@@ -91,7 +91,7 @@ struct Case {
     frames: Vec<Vec<u8>>,
 }
 
-/// Manifests that hold what no run needs.
+/// Manifests with values that no run needs.
 fn manifests() -> Vec<(String, Manifest)> {
     let named = |name: &str| ModelFile { name: name.into(), size: 5, hash: [0; 32] };
     let mut all: Vec<(String, Manifest)> = Vec::new();
@@ -152,7 +152,7 @@ fn cases() -> Vec<Case> {
             }
         }
     }
-    // Leases that do not hold together, for a worker that has its parameters.
+    // Inconsistent leases, for a worker that has its parameters.
     let lease = |change: &dyn Fn(&mut finetune::model::stage::Microbatch)| {
         let mut microbatch = every_message::microbatch();
         change(&mut microbatch);
@@ -172,9 +172,9 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// One worker and what is said to it; then, however often it comes back, that the run is over.
+/// Sends the frames of a case to one worker; however often it reconnects, it then receives the end of the run.
 fn check(place: &Place, number: usize, case: &Case) {
-    let mut liar = Liar::new();
+    let mut liar = HostileCoordinator::new();
     let at = liar.listener.address();
     let line = format!(
         "--role worker --coordinator {at} --threads 1 --gpus cpu --join-timeout 20s --model-cache cache"
@@ -219,14 +219,14 @@ fn check(place: &Place, number: usize, case: &Case) {
     }
 }
 
-/// Reads for a moment; None at the end of the connection.
+/// Reads for a moment; `None` at the end of the connection.
 fn timeout_of(talk: &mut Talk<'_>) -> Option<()> {
     let next = talk.runtime.block_on(async { timeout(Duration::from_millis(50), talk.reader.next()).await });
     next.is_err().then_some(()).or_else(|| next.ok()?.ok().map(drop))
 }
 
 #[test]
-fn no_coordinator_makes_a_worker_do_harm() {
+fn hostile_coordinator_cannot_harm_a_worker() {
     let place = Place::new();
     // Fills the cache.
     check(&place, 0, &Case { what: "nothing".into(), welcomed: true, frames: vec![] });
