@@ -162,8 +162,8 @@ fn every_family_trains_from_blocks_of_every_type() {
             Decoder::load(cpu, &model.config, tensors, &lora, Build::whole(&model.config)).unwrap()
         };
         for open in [Cpu::new, Cpu::bf16] {
-            let got = said(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());
-            let want = said(load(open(2), &Widened(&model)), &parameters, &model.batch());
+            let got = outputs(load(open(2), &OnlyBlocks(&model)), &parameters, &model.batch());
+            let want = outputs(load(open(2), &Widened(&model)), &parameters, &model.batch());
             assert!(got.0.is_finite() && got.1.iter().any(|&g| f32::from_bits(g) != 0.0), "{}", family.name);
             assert!(got == want, "{}: {} {}", family.name, got.0, want.0);
         }
