@@ -61,6 +61,9 @@ pub struct Block<B: Backend> {
     eps: f32,
 }
 
+/// The residual stream after attention, what the norm of attention's output needs, and gate and up of the feed-forward.
+type Middle<M> = (M, Option<Output<M>>, [M; 2]);
+
 impl<B: Fused> Block<B> {
     /// Reads layer `layer`.
     pub fn load(
@@ -214,15 +217,14 @@ impl<B: Fused> Block<B> {
         (attended, logsumexp)
     }
 
-    /// The residual stream after attention, what the norm of attention's output needs, and gate and up of the
-    /// feed-forward.
+    /// The output projection of attention, and the first half of the feed-forward.
     fn after_attention(
         &self,
         backend: &mut B,
         (x, attended): (&B::Memory, &B::Memory),
         (inv_rms, h): (&mut B::Memory, &mut [Option<B::Memory>; 7]),
         batch: &Batch<B>,
-    ) -> (B::Memory, Option<Output<B::Memory>>, [B::Memory; 2]) {
+    ) -> Middle<B::Memory> {
         let (t, c) = (batch.rows, self.hidden);
         let mut mid = backend.memory(t * c);
         backend.copy(view_mut(&mut mid, t, c), view(x, t, c));

@@ -37,6 +37,9 @@ struct Input<'a, M> {
     below: Below,
 }
 
+/// A projection, the gradient of its output, and its h.
+type OutputGrad<'a, M> = (usize, &'a M, &'a Option<M>);
+
 impl<B: Fused> Block<B> {
     /// Adapter gradients into `grads` (=); `residual` goes in as the gradient of the output and comes out as
     /// the gradient of the input, or as nothing of meaning where nothing below is trained.
@@ -117,13 +120,13 @@ impl<B: Fused> Block<B> {
     }
 
     /// The adapters' gradients of the projections that read a half's input; and what they make of its gradient is added
-    /// to the residual, where that is wanted. `dys`: projection, gradient of its output, its h.
+    /// to the residual, where that is wanted.
     fn input_backward(
         &self,
         backend: &mut B,
         streams: &mut Streams<B::Memory>,
         input: Input<B::Memory>,
-        dys: &[(usize, &B::Memory, &Option<B::Memory>)],
+        dys: &[OutputGrad<B::Memory>],
         batch: &Batch<B>,
     ) {
         let (t, c) = (batch.rows, self.hidden);
