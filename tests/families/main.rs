@@ -203,13 +203,13 @@ fn made_up_families_compute_their_formulas() {
             })
             .collect();
         let off = apart(&gradient, &wanted);
-        assert!(off < 2e-6, "{name}: gradients differ by {off:e} of the largest");
+        assert!(off < 2e-5, "{name}: gradients differ by {off:e} of the largest");
         let Output::Logits(logits) = stage.forward(&batch, None, Want::Logits).unwrap() else {
             panic!("logits were asked for");
         };
         let wanted: Vec<f64> = ROWS.iter().flat_map(|row| formula.logits(&flat, row)).collect();
         let off = apart(&logits, &wanted);
-        assert!(off < 2e-6, "{name}: logits differ by {off:e} of the largest");
+        assert!(off < 2e-5, "{name}: logits differ by {off:e} of the largest");
         let sampling =
             Sampling { max_new_tokens: 6, temperature: 0.0, top_p: 1.0, seed: 0, stop: Vec::new() };
         let new = stage.generate(ROWS[2], &sampling, &mut |_| true).unwrap();
