@@ -354,8 +354,11 @@ fn removing_any_barrier_or_wait_is_detected() {
     for (file, entries, exercise) in ORDERED {
         let detects = detects(file, *exercise);
         for entry in *entries {
+            // Attention on tensor cores ends with a wait for a group that is empty.
+            let tensor = file.starts_with("attention") && file.ends_with("_sm80.ptx");
+            let last = marks::of_entry(file, entry).last().filter(|_| tensor);
             missed.extend(match files::is_generated(file) {
-                true => marks::undetected((file, entry), &[], &detects),
+                true => marks::undetected((file, entry), |m| Some(m) == last, &detects),
                 false => undetected_by_hand((file, entry), &detects),
             });
         }
