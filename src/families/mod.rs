@@ -197,7 +197,7 @@ mod tests {
         for (i, family) in ALL.iter().enumerate() {
             assert_eq!(family.not_in_gguf(), None, "{}", family.name);
             let same = |f: &&Family| f.name == family.name || f.model_type == family.model_type;
-            assert!(!ALL[..i].iter().any(|f| same(&f)), "{}", family.name);
+            assert!(!ALL[..i].iter().any(same), "{}", family.name);
         }
     }
 

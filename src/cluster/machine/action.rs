@@ -108,7 +108,7 @@ pub struct Tally {
     pub exposed: Duration,
     /// From the first request for a sum to the last grant: sums that travelled while devices computed.
     pub hidden: Duration,
-    /// When items were computed, from the devices' own compute times; at most [`SPANS`] per round.
+    /// When items were computed, from the devices' own compute times; at most `SPANS` per round.
     pub spans: Vec<(Place, Span)>,
 }
 
