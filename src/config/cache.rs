@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_system_has_its_own_place_for_caches() {
+    fn cache_folder_follows_the_operating_system() {
         let of = |system: &str, set: &[(&str, &str)]| {
             folder_by(system, |name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
         };

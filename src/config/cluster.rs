@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_speak_to_every_role() {
+    fn one_file_may_configure_every_role() {
         let file = Origin::Variable("X".into());
         for role in ["single", "coordinator", "worker"] {
             let words = "coordinator=h:9000 expect-devices=3 min-devices=2 nodes=w:1 stay=true bind=:9000 join-timeout=1h";

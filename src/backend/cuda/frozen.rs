@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "only products of the bf16 class add an adapter's part")]
-    fn an_adapter_is_not_left_out_where_no_kernel_adds_it() {
+    fn adapter_on_an_unsupported_product_panics() {
         let mut device = backend::Cuda::on(Card::of(1 << 20));
         let source = Frozen { rows: 4, cols: 4, dtype: Dtype::F32, bytes: &[0; 64] };
         let (w, x, mut y) = (device.weight(source).unwrap(), device.memory(16), device.memory(16));

@@ -107,7 +107,7 @@ fn axolotls_class_names_of_every_family_are_known() {
 }
 
 #[test]
-fn llama_factory() {
+fn llama_factory_configuration_is_converted() {
     check(
         "
 model_name_or_path: owner/base-4b

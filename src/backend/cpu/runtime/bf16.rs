@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounding_is_that_of_the_type_but_for_what_is_not_normal() {
+    fn rounding_matches_bf16_and_flushes_subnormals_to_zero() {
         let all = (0..u32::MAX).step_by(4099).chain([0x7f80_0000, 0xff80_0000, 0x7f7f_ffff, 0x3f80_8000]);
         for x in all.map(f32::from_bits) {
             let (got, want) = (round(x), half::bf16::from_f32(x).to_f32());
