@@ -221,7 +221,7 @@ fn bad_input_gets_one_line_with_file_and_line() {
             "t.jsonl",
             "{\"text\": \"\"}".into(),
             sft(),
-            "nothing is supervised in t.jsonl (rows: 1, the first: ",
+            "t.jsonl (rows: 1, the first: ",
             false,
         ),
         ("u.jsonl", "{\"text\": \"\\ud800\"}".into(), sft(), "u.jsonl:1: not valid JSON", false),

@@ -64,7 +64,7 @@ fn run_sh_installs_only_on_request() {
 #[test]
 fn run_sh_accepts_the_name_of_a_test() {
     let (code, _, calls) = run(&["--no-install", "tidy", "unsafe"], "");
-    let want = "cargo test --release --locked --no-fail-fast --test tidy unsafe\n";
+    let want = "cargo test --release --locked --workspace --no-fail-fast --test tidy unsafe\n";
     assert_eq!((code, calls.as_str()), (0, want));
     let (code, _, calls) = run(&["--no-install"], "");
     assert!(code == 0 && calls.lines().count() == 5 && calls.contains("--test op_verbs"), "{calls}");
