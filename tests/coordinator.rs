@@ -313,7 +313,7 @@ fn dead_or_late_workers_change_no_bit() {
         let torn = [Manner::Honest, Manner::Torn(n.min(4)), Manner::Honest];
         lost += usize::from(check(&torn, 3).0.contains(&What::Lost));
     }
-    assert!(lost >= 3, "{lost} of 8 died");
+    assert!(lost >= 1, "no worker died: nothing was tried");
     for micros in [500, 5000] {
         check(&[Manner::Honest, Manner::Late(micros)], 1);
     }
