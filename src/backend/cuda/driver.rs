@@ -54,6 +54,7 @@ pub struct Launch<'a> {
     pub file: &'static str,
     /// The entry of the file.
     pub entry: &'a str,
+    /// Blocks in each dimension.
     pub grid: [u32; 3],
     /// Threads per block.
     pub threads: u32,
@@ -94,6 +95,7 @@ pub trait Driver {
     fn variant(&self) -> String {
         String::new()
     }
+    /// Launches a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault>;
     /// Starts the kernels of a list, one by one or all at once. Returns the number of submissions.
     fn start(&mut self, list: &List) -> Result<u64, Fault> {

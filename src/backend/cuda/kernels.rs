@@ -6,6 +6,7 @@
 pub struct Source {
     /// The name in [`Launch::file`](super::Launch::file).
     pub file: &'static str,
+    /// PTX.
     pub text: &'static str,
 }
 
