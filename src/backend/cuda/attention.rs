@@ -4,12 +4,12 @@ use super::memory::{self, BLOCK, Width};
 use super::{Arg, Cuda, Driver, Launch, Memory, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
 
-/// Queries and keys of a tile, by the head size that the kernel is written for: the shared memory that every
-/// device gives without asking is 48 KiB.
+/// Queries and keys of a tile, by the head size of the kernel. A tile fits into the 48 KiB of shared memory that every
+/// device gives by default.
 const FORWARD: [(usize, u32); 3] = [(64, 32), (128, 32), (256, 16)];
 const BACKWARD: [(usize, u32); 3] = [(64, 32), (128, 16), (256, 8)];
 
-/// Where blocks of tokens lie, and keys before the first query.
+/// The address of the token blocks, and the number of keys before the first query.
 pub(super) struct Walk {
     pub list: u64,
     pub blocks: usize,

@@ -1,32 +1,31 @@
-//! Launches of attention on tensor cores: queries, keys, values and the output's gradient are narrowed to bf16 rows,
-//! and tiles of 128 queries, or of 64 rows in the gradient, are read from those. Heads whose size the kernels are not
-//! written for stay with the baseline.
+//! Launches of attention on tensor cores. Queries, keys, values and the output's gradient are narrowed to bf16 rows.
+//! The kernels read tiles of 128 queries, or of 64 rows in the gradient. Other head sizes stay with the baseline.
 
 use super::attention_sm90a::SIZES as SIZES_SM90A;
 use super::memory::Width;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at, at_mut, size};
 use crate::backend::{AttentionSaved, Heads, Qkv, QkvGrad, View, ViewMut};
 
-/// Sizes of heads that kernels are written for.
+/// Head sizes that have kernels.
 const SIZES: [usize; 3] = [64, 96, 128];
 const THREADS: u32 = 128;
 const FORWARD: &str = "attention_sm80.ptx";
 const BACKWARD: &str = "attention_grad_sm80.ptx";
 
-/// The kernel's size for heads of that size: whole pieces of 16 bytes, and no more than it holds.
+/// The kernel size for these heads: the smallest of [`SIZES`] that holds them. Rows must be whole pieces of 16 bytes.
 fn kernel(heads: Heads) -> Option<usize> {
     let fits = heads.size.is_multiple_of(8) && heads.size > 0;
     SIZES.into_iter().find(|d| fits && heads.size <= *d)
 }
 
-/// What is the same for all of a microbatch's attention.
+/// The arguments that all attention launches of a microbatch share.
 pub(super) fn shape(heads: Heads) -> [Arg; 4] {
     let scale = Arg::F32(1.0 / (heads.size as f32).sqrt());
     [size(heads.query), size(heads.kv), size(heads.size), scale]
 }
 
 impl<D: Driver> Cuda<D> {
-    /// The size of the kernel that this device has on tensor cores for such heads.
+    /// The size of this device's tensor-core kernel for these heads, if it has one.
     pub(super) fn tensor_attention(&self, heads: Heads) -> Option<usize> {
         if self.tier == Tier::Sm80 { kernel(heads) } else { None }
     }

@@ -1,5 +1,5 @@
-//! Launches of attention by wgmma, of heads of exactly 64 or 128. They take what those of sm_80 take and give what those
-//! give, so each direction is decided for itself ([`super::trial_attention`]); every other head stays with sm_80.
+//! Launches of attention by wgmma, for heads of exactly 64 or 128. Inputs and outputs are those of the sm_80 kernels,
+//! so each direction is decided separately ([`super::trial_attention`]). All other heads stay with sm_80.
 
 use super::attention_sm80::shape;
 use super::memory::Width;
@@ -7,25 +7,25 @@ use super::sm90a::map;
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, at_mut};
 use crate::backend::{Checked, Heads, QkvGrad, ViewMut};
 
-/// Sizes of heads that kernels are written for.
+/// Head sizes that have kernels.
 pub(super) const SIZES: [usize; 2] = [64, 128];
 /// One producer warpgroup and two that multiply.
 const THREADS: u32 = 384;
-/// Rows that the copy engine brings at a time.
+/// Rows of a box that the copy engine brings.
 const FORWARD: u32 = 128;
 const BACKWARD: u32 = 64;
 
-/// What of attention is computed by wgmma.
+/// The directions of attention that are computed by wgmma.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flash {
-    /// Attention itself.
+    /// The forward pass.
     pub forward: bool,
-    /// Its gradient.
+    /// The backward pass.
     pub backward: bool,
 }
 
 impl Flash {
-    /// As a class has it.
+    /// The part of the class name.
     pub(super) fn name(self) -> &'static str {
         match (self.forward, self.backward) {
             (false, false) => "",
@@ -37,8 +37,8 @@ impl Flash {
 }
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device with attention by wgmma where `flash` says so and it can run it, without a trial: another device on
-    /// the same card was tried, or a test looks at the kernels themselves.
+    /// The same device with attention by wgmma in the directions of `flash`, if the device can run it. There is no
+    /// trial: another device on the same card passed it, or a test examines the kernels themselves.
     pub fn attending(mut self, flash: Flash) -> Self {
         let can = self.driver.sm90a().is_some() && self.tier == Tier::Sm80;
         self.flash = if can { flash } else { Flash::default() };
@@ -47,12 +47,12 @@ impl<D: Driver> Checked<Cuda<D>> {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// What of attention is computed by wgmma.
+    /// The directions of attention that are computed by wgmma.
     pub fn flash(&self) -> Flash {
         self.flash
     }
 
-    /// As [`Cuda::attend_sm80`], of narrowed q, k and v in heads of [`SIZES`].
+    /// Like [`Cuda::attend_sm80`], for narrowed q, k and v in heads of [`SIZES`].
     pub(super) fn attend_sm90a(
         &mut self,
         (out, logsumexp): (&ViewMut<Memory>, &ViewMut<Memory>),
@@ -76,7 +76,7 @@ impl<D: Driver> Cuda<D> {
         });
     }
 
-    /// dq, then dk and dv, as [`Cuda::attend_grad_sm80`] after its delta, of narrowed q, k, v and dout.
+    /// Computes dq, then dk and dv, like [`Cuda::attend_grad_sm80`] after its delta, from narrowed q, k, v and dout.
     pub(super) fn attend_grad_sm90a(
         &mut self,
         grad: &QkvGrad<Memory>,
@@ -101,7 +101,7 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
-/// Matrices of so many heads each as the copy engine reads them, boxes of so many rows.
+/// Tensor maps of matrices with `heads` heads each, in boxes of `box_rows` rows.
 fn tiles<const N: usize>(
     at: [Arg; N],
     (heads, size): ([usize; N], usize),

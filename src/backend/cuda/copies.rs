@@ -1,8 +1,7 @@
-//! bf16 copies of what products on tensor cores read, kept while somebody may read the same again: q, k and v read one
-//! normed stream, gate and up another, and the gradient of attention reads what attention read. A copy is that of one
-//! memory at one moment: whoever gets a view to write moves the memory's stamp on ([`super::at_mut`], which all
-//! that is written passes), and a copy of an earlier moment is not found any more. Gradients of outputs are read once
-//! and not kept.
+//! bf16 copies of the inputs of products on tensor cores. Several products read the same input: q, k and v share one
+//! normed stream, gate and up share another, and the gradient of attention reads the inputs of attention. A copy
+//! belongs to one memory at one moment. Every view for writing increments the memory's stamp ([`super::at_mut`]), so an
+//! outdated copy is never found. Gradients of outputs are read once and not kept.
 
 use super::memory::Memory;
 use super::tensor::padded;
@@ -20,22 +19,23 @@ pub fn copies_bytes(cols: &[usize]) -> usize {
     cols.iter().map(|&cols| 2 * padded(cols)).sum()
 }
 
-/// What memory holds, told by how often somebody was about to write it. While somebody compares with it, no other memory's
-/// lies in its place, also when the memory is gone.
+/// The version of a memory's contents: a count of its views for writing. While a reference to the stamp exists, no
+/// other memory's stamp takes its address, even after the memory is freed.
 #[derive(Debug, Default)]
 pub(super) struct Stamp(Arc<AtomicU64>);
 
 impl Stamp {
-    /// Somebody is about to write.
+    /// Marks the contents as changed.
     pub fn move_on(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A copy, and of what.
+/// A copy and its origin.
 #[derive(Debug)]
 struct Copy {
-    /// Of the memory, which alone keeps it: copies of two parts of it do not keep each other.
+    /// The stamp of the copied memory, which alone owns it: copies of two parts of one memory do not keep each other
+    /// alive.
     stamp: Weak<AtomicU64>,
     moment: u64,
     /// First element, rows, columns.
@@ -44,7 +44,7 @@ struct Copy {
 }
 
 impl Copy {
-    /// Whether somebody could still ask for it: what it was made of is there, and nobody wrote it.
+    /// Whether the copy is still valid: the original exists and was not written since.
     fn fresh(&self) -> bool {
         self.stamp.upgrade().is_some_and(|stamp| self.moment == stamp.load(Ordering::Relaxed))
     }
@@ -55,7 +55,7 @@ impl Copy {
     }
 }
 
-/// The copies of a device; the one that was read last is the last one.
+/// The copies of a device, ordered by use: the most recent is last.
 #[derive(Debug, Default)]
 pub(super) struct Copies(VecDeque<Copy>);
 
@@ -77,7 +77,7 @@ impl Copies {
         }
     }
 
-    /// Made of what x holds now.
+    /// Keeps `memory` as the copy of x's present contents.
     fn keep(&mut self, x: &View<Memory>, memory: Arc<Memory>) {
         let Stamp(held) = x.memory.stamp();
         let (moment, place) = (held.load(Ordering::Relaxed), (x.offset, x.rows, x.cols));
@@ -85,14 +85,14 @@ impl Copies {
         self.0.push_back(Copy { stamp, moment, place, memory });
     }
 
-    /// Forgets all: the next microbatch begins as this one did.
+    /// Drops all copies, so that every microbatch starts in the same state.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 }
 
 impl<D: Driver> Cuda<D> {
-    /// x as bf16, rows [`padded`]; where it was made before and nobody wrote x since, the same copy.
+    /// x as bf16 in rows of [`padded`] numbers. Returns the existing copy if x was not written since.
     pub(super) fn narrowed(&mut self, x: View<Memory>) -> Arc<Memory> {
         if self.spelled {
             return Arc::new(self.narrow(x));
@@ -106,14 +106,14 @@ impl<D: Driver> Cuda<D> {
         memory
     }
 
-    /// Room for a copy that a kernel makes on its way, and from row to row of it.
+    /// Memory for a copy that a kernel makes in passing, and the distance between its rows.
     pub(super) fn room_for_copy(&mut self, (rows, cols): (usize, usize)) -> (Memory, usize) {
         self.copies.make_room();
         let stride = padded(cols);
         (self.take(2 * rows * stride), stride)
     }
 
-    /// A kernel has made it of what was written there: no view to write it was given since.
+    /// Registers the copy that a kernel made of `out`. No view for writing `out` was handed out since.
     pub(super) fn copied(&mut self, out: &ViewMut<Memory>, copy: Memory) {
         let ViewMut { memory, offset, rows, cols } = out;
         let out = View { memory: &**memory, offset: *offset, rows: *rows, cols: *cols };

@@ -1,4 +1,4 @@
-//! Which NVIDIA devices there are, and in one line why there are none.
+//! Lists NVIDIA devices, or says in one line why there are none.
 
 use super::kernels::SOURCES;
 use super::libcuda;
@@ -8,20 +8,20 @@ use super::libcuda;
 pub struct Device {
     /// The driver's number, after CUDA_VISIBLE_DEVICES.
     pub ordinal: usize,
-    /// As `NVIDIA H200`.
+    /// For example `NVIDIA H200`.
     pub name: String,
     /// Domain, bus, device, function: the physical card.
     pub pci: String,
     /// Bytes.
     pub memory: u64,
-    /// As (9, 0).
+    /// For example (9, 0).
     pub capability: (u32, u32),
-    /// Its memory is the machine's, as in Jetson and GB10.
+    /// The device shares the machine's memory, as in Jetson and GB10.
     pub integrated: bool,
 }
 
 impl Device {
-    /// Why the kernels do not run on it, in words.
+    /// Why the kernels cannot run on the device, in words.
     pub fn unusable(&self) -> Option<String> {
         let (major, minor) = self.capability;
         let needed = SOURCES.iter().map(|s| s.target()).min().unwrap_or(0);
@@ -35,11 +35,11 @@ impl Device {
 /// A driver and its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// CUDA version of the driver, as 12080 for 12.8.
+    /// CUDA version of the driver: 12080 means 12.8.
     pub driver: u32,
     /// In the driver's order.
     pub devices: Vec<Device>,
-    /// Devices that the driver counts and cannot describe, and why.
+    /// Devices that the driver counts but cannot describe, and why.
     pub broken: Vec<(usize, Absent)>,
 }
 
@@ -49,13 +49,13 @@ pub enum Absent {
     /// libcuda cannot be loaded.
     #[error("no NVIDIA driver: libcuda is not there; install the driver, no toolkit is needed")]
     Driver,
-    /// The driver is there and will not start.
+    /// The driver is present but does not start.
     #[error("the NVIDIA driver does not start: {reason}; `nvidia-smi` says more")]
     Start {
         /// The driver's name for it.
         reason: String,
     },
-    /// The driver counts a device and says nothing else of it.
+    /// The driver counts a device but does not describe it.
     #[error("the NVIDIA driver does not describe device {ordinal}: {reason}; `nvidia-smi` says more")]
     Card {
         /// The driver's number.
@@ -67,9 +67,9 @@ pub enum Absent {
     #[error("the NVIDIA driver is too old: CUDA {}, which reads PTX {}, and the kernels are PTX {}; CUDA 11.0 (driver 450) is enough",
         dotted(.driver / 1000 * 10 + .driver % 1000 / 10), dotted(*.reads), dotted(*.needed))]
     TooOld {
-        /// CUDA version, as 10020.
+        /// CUDA version: 10020 means 10.2.
         driver: u32,
-        /// PTX version that it reads, as 65.
+        /// Latest PTX version that the driver reads: 65 means 6.5.
         reads: u32,
         /// PTX version of the kernels.
         needed: u32,
@@ -79,7 +79,7 @@ pub enum Absent {
     Device,
 }
 
-/// 65 as 6.5.
+/// Formats 65 as "6.5".
 fn dotted(tenths: u32) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
@@ -110,15 +110,15 @@ const PTX: [(u32, u32); 22] = [
     (12080, 87),
 ];
 
-/// The latest PTX that a driver of this CUDA version reads.
+/// The latest PTX version that a driver of this CUDA version reads.
 pub fn ptx_version(driver: u32) -> u32 {
     PTX.iter().rev().find(|(cuda, _)| *cuda <= driver).map_or(0, |(_, ptx)| *ptx)
 }
 
-/// All devices that the driver counts, or the one reason why it counts none.
+/// All devices that the driver counts, or the reason why it counts none.
 pub fn devices() -> Result<Found, Absent> {
     let driver = u32::try_from(libcuda::start()?).unwrap_or(0);
-    // What runs on one capability alone is left aside by other devices, and by a driver that cannot read it.
+    // Files for exactly one capability are optional: other devices and older drivers skip them.
     let needed = SOURCES.iter().filter(|s| !s.exact()).map(|s| s.version()).max().unwrap_or(0);
     let reads = ptx_version(driver);
     if reads < needed {
@@ -137,13 +137,13 @@ pub fn devices() -> Result<Found, Absent> {
     Ok(Found { driver, devices, broken })
 }
 
-/// Bytes that are free on a device; None where the driver does not tell.
+/// Free bytes of a device, or `None` if the driver does not report them.
 pub fn free(ordinal: usize) -> Option<u64> {
     libcuda::start().ok()?;
     libcuda::free(ordinal)
 }
 
-/// The driver's own version, as `550.54.14`, where the system tells it; else that of its CUDA.
+/// The version of the driver, for example `550.54.14`, if the system reports it; otherwise its CUDA version.
 pub fn build(cuda: u32) -> String {
     let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let number = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');

@@ -1,5 +1,5 @@
-//! What the backend needs of a driver: memory, copies, modules, launches in order. libcuda is one; tests have an
-//! interpreter of PTX behind the same seam, so that every verb is tested from its shape checks to its last store
+//! The part of a driver that the backend needs: memory, copies, modules, launches in order. libcuda implements it;
+//! tests implement it with an interpreter of PTX, which checks every verb from its shape checks to its last store
 //! without a GPU.
 
 use super::List;
@@ -14,14 +14,14 @@ pub enum Arg {
     U32(u32),
     /// A factor.
     F32(f32),
-    /// A matrix of which the kernel copies boxes.
+    /// A matrix that the kernel copies in boxes.
     Tensor(TensorMap),
-    /// A number that no kernel takes: it is told before the launch, and never reaches a driver.
+    /// A number too large for any kernel. It is reported before the launch and never reaches a driver.
     Beyond(usize),
 }
 
 impl Arg {
-    /// The number that is too large.
+    /// The number, if it is too large.
     pub(super) fn beyond(&self) -> Option<usize> {
         match self {
             Arg::Beyond(n) => Some(*n),
@@ -30,15 +30,16 @@ impl Arg {
     }
 }
 
-/// A matrix of bf16 numbers of which a kernel copies boxes to shared memory: 64 columns, which are 128 bytes, and so many
-/// rows; pieces of 16 bytes change places within 1024 bytes (the swizzle of 128 bytes), zero beyond the matrix.
+/// A bf16 matrix from which a kernel copies boxes to shared memory. A box has 64 columns (128 bytes) and `box_rows`
+/// rows. Pieces of 16 bytes are permuted within 1024 bytes (the 128-byte swizzle); elements outside the matrix are
+/// zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Where it begins, a multiple of 16.
+    /// Address of the first element, a multiple of 16.
     pub address: u64,
     /// Rows of the matrix.
     pub rows: u32,
-    /// Numbers of a row.
+    /// Numbers in a row.
     pub cols: u32,
     /// Bytes from row to row, a multiple of 16.
     pub stride: u64,
@@ -46,57 +47,57 @@ pub struct TensorMap {
     pub box_rows: u32,
 }
 
-/// One kernel launch; everything launched runs in order.
+/// One kernel launch. Launches run in order.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// The file of kernels/ptx, for the driver that loads modules when they are first used.
+    /// The file in kernels/ptx. The driver loads its module at the first use.
     pub file: &'static str,
-    /// Its entry.
+    /// The entry of the file.
     pub entry: &'a str,
-    /// Blocks.
+    /// Blocks in each dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// In the order of the entry's parameters.
+    /// Arguments in the order of the entry's parameters.
     pub args: &'a [Arg],
 }
 
-/// A device behind a driver. Work is in order: a copy or launch sees all before it.
+/// A device behind a driver. Work runs in order: a copy or launch sees all earlier work.
 pub trait Driver {
     /// The device's name, for faults.
     fn name(&self) -> &str;
-    /// Compute capability, as (8, 0).
+    /// Compute capability, for example (8, 0).
     fn capability(&self) -> (u32, u32);
-    /// Its multiprocessors, where it runs the kernels of sm_90a and takes [`Arg::Tensor`].
+    /// The number of multiprocessors, if the device runs the kernels of sm_90a and takes [`Arg::Tensor`].
     fn sm90a(&self) -> Option<u32> {
         None
     }
-    /// Sizes are rounded up to multiples of this, so that buffers can be used again.
+    /// Sizes are rounded up to multiples of this number, so that buffers can be reused.
     fn granularity(&self) -> usize;
-    /// So many bytes of unspecified contents.
+    /// Allocates `bytes` bytes with unspecified contents.
     fn alloc(&mut self, bytes: usize) -> Result<u64, Fault>;
-    /// Gives them back.
+    /// Frees memory of [`Driver::alloc`].
     fn free(&mut self, address: u64);
-    /// A buffer is used anew: its contents mean nothing any more.
+    /// Marks the contents of a reused buffer as undefined.
     fn forget(&mut self, address: u64, bytes: usize) {
         let _ = (address, bytes);
     }
-    /// Host to device; `bytes` may be changed as soon as this returns.
+    /// Copies host to device. `bytes` may change as soon as this returns.
     fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Fault>;
-    /// Device to host; waits for everything before it.
+    /// Copies device to host, after waiting for all earlier work.
     fn read(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault>;
-    /// Several of them, waiting once.
+    /// Reads several parts and waits once.
     fn read_all(&mut self, parts: &mut [(u64, &mut [u8])]) -> Result<(), Fault> {
         parts.iter_mut().try_for_each(|(from, out)| self.read(*from, out))
     }
-    /// What tells this device's arithmetic from that of another with the same capability: the model, and the driver,
+    /// Distinguishes this device's arithmetic from another device's of the same capability: the model, and the driver,
     /// which compiles the kernels.
     fn variant(&self) -> String {
         String::new()
     }
-    /// Starts a kernel.
+    /// Launches a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), Fault>;
-    /// Starts kernels, one after the other or all at once; how often something was sent.
+    /// Starts the kernels of a list, one by one or all at once. Returns the number of submissions.
     fn start(&mut self, list: &List) -> Result<u64, Fault> {
         list.one_by_one(self)
     }

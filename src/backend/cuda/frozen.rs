@@ -1,6 +1,6 @@
-//! Products of frozen weights, in whichever way those are stored and the tier computes. Blocks stay blocks: a part of a
-//! matrix at a time is widened into a slab that every part uses again, and multiplied from there. Parts lie side by side
-//! in the output and never along the sum, so they give the bits of the whole matrix widened.
+//! Products of frozen weights, for every storage format and tier. Blocks are not expanded as a whole: a part of the
+//! matrix at a time is widened into a slab, which all parts share, and multiplied from there. Parts are adjacent in the
+//! output and never split the sum, so the result has the bits of the whole widened matrix.
 
 use super::launches::Shape;
 use super::memory::{Memory, Stored, Weight};
@@ -11,32 +11,32 @@ use crate::numeric::block::{Block, Blocks};
 use half::bf16;
 use std::sync::Arc;
 
-/// Numbers of a slab, where a strip as wide as a tile is not more.
+/// Numbers in a slab, unless a strip as wide as a tile is larger.
 pub(super) const SLAB: usize = 4 << 20;
 /// Edge of the largest tile.
 const EDGE: usize = 128;
-/// Threads of the kernels that widen; each makes four numbers.
+/// Threads of the widening kernels; each makes four numbers.
 const THREADS: usize = 128;
-/// Rows that a device widens to show that it can.
+/// Rows that a device widens in the check of a block type.
 const SHOWN: usize = 4;
 
-/// Bytes that the largest slab takes on a card, for matrices whose longer side is `longest`, in numbers of so many
-/// bytes: those of its class, which is what the pool gives for it.
+/// Bytes of the largest slab on a card, for matrices whose longer side is `longest`, with `number` bytes per number.
+/// The size is that of the pool's class.
 pub fn slab_bytes(longest: usize, number: usize) -> usize {
     pool::class(SLAB.max(longest * EDGE) * number, libcuda::GRANULARITY)
 }
 
-/// Which product of a frozen weight.
+/// The direction of a product with a frozen weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// x w^T, sums over the weight's columns.
+    /// x w^T, summed over the weight's columns.
     Forward,
-    /// dy w, sums over its rows.
+    /// dy w, summed over the weight's rows.
     Backward,
 }
 
-/// An adapter's part, by * left[T, R] right, which is added in the same pass: right [N, R] on the way forward, [R, K]
-/// on the way back.
+/// An adapter's part, by * left[T, R] right, added in the same pass. right is [N, R] in the forward direction and [R,
+/// K] in the backward direction.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Added {
     pub left: Arg,
@@ -48,7 +48,7 @@ pub(super) struct Added {
 }
 
 impl Added {
-    /// What is added to the outputs from `first` on.
+    /// The part that belongs to the outputs from `first` on.
     fn from(self, first: usize, direction: Direction) -> Added {
         let apart = if direction == Direction::Forward { self.between } else { 1 };
         let ahead = |arg| match arg {
@@ -59,7 +59,7 @@ impl Added {
     }
 }
 
-/// Rows and columns of a matrix, each as the first and how many.
+/// Rows and columns of a matrix, each as (first, count).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Part {
     rows: (usize, usize),
@@ -83,12 +83,12 @@ fn parts(w: &Weight, direction: Direction, slab: usize) -> Vec<Part> {
     (0..outputs).step_by(step).map(part).collect()
 }
 
-/// Blocks and what is to be made of them.
+/// Blocks and the rows to widen.
 struct Widening<'a> {
     weight: &'a Weight,
     block: Block,
     part: Part,
-    /// Where the rows' numbers lie that come instead of the first ones; 0 for none.
+    /// Address of the row numbers that replace 0, 1, 2 ...; 0 for none.
     ids: u64,
     tier: Tier,
 }
@@ -140,7 +140,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Of a matrix that is stored so, in f32 arithmetic.
+    /// The product in f32 arithmetic, for a matrix of this storage format.
     pub(super) fn product_f32(
         &mut self,
         out: (Arg, Write),
@@ -168,8 +168,8 @@ impl<D: Driver> Cuda<D> {
         self.widen(at_mut(&out), &widening);
     }
 
-    /// A matrix goes to the device in its blocks. Before the first of a type is used, the device shows that it widens
-    /// the type right: no kernel has a slower one beside it there.
+    /// Uploads a matrix in its blocks. Before the first use of a block type, the device must widen it correctly,
+    /// because the device has no slower kernel to compare with.
     pub(super) fn pack_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
         let Blocks { rows, cols, block, .. } = *source;
         let memory = self.uploaded(&source.bytes)?;
@@ -199,7 +199,7 @@ impl<D: Driver> Cuda<D> {
                 (Tier::F32 | Tier::Sm70, &[a, b, c, d]) => want.to_le_bytes() == [a, b, c, d],
                 _ => false,
             });
-            // A damaged file's own infinities are told where the file is read.
+            // Infinities of a damaged file are reported by the file reader.
             if !same && want.iter().all(|x| x.is_finite()) {
                 let reason = format!("widens {} wrong: check its driver", block.name());
                 return Err(Fault::Device { device: self.driver.name().into(), reason });
@@ -208,7 +208,7 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
-    /// A part of a matrix as numbers of this tier, rows without room between them.
+    /// A part of a matrix as numbers of this tier, in contiguous rows.
     fn widened(&mut self, weight: &Weight, block: Block, part: Part) -> Memory {
         let tier = self.tier;
         let size = if tier == Tier::Sm80 { 2 } else { 4 };

@@ -1,6 +1,6 @@
-//! Fused verbs: on tensor cores an adapter's part is added in the epilogue of its projection's product, so that the
-//! output is written once and not read again; and what makes the input of tensor cores writes their bf16 copy of it in
-//! the same pass. Beside it stays the composition, which the f32 class computes with.
+//! Fused verbs. On tensor cores the epilogue of a projection's product adds the adapter's part, so that the output is
+//! written once and not read again. Kernels that produce inputs of tensor cores also write the bf16 copy in the same
+//! pass. The composition remains, and the f32 class computes with it.
 
 use super::frozen::{Added, Direction};
 use super::{Arg, Cuda, Driver, Launch, Memory, Tier, Tokens, Weight, at, at_mut, blocks, size};
@@ -10,7 +10,7 @@ use crate::backend::{
 };
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device, with what it has fused spelled in verbs: the slow twin that tests compare with.
+    /// The same device with its fused verbs as compositions of verbs: the slow reference for tests.
     pub fn spelled(mut self) -> Self {
         self.spelled = true;
         self

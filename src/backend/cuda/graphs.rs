@@ -1,10 +1,10 @@
-//! Lists of launches that a device has seen before are graphs: a chain of kernel nodes, started by one call of the
-//! driver. A list of the same kernels on other numbers (another length, other addresses) is the same graph, of which
-//! the nodes that differ are told so; what was started before keeps its own numbers (CUDA driver API,
-//! cuGraphExecKernelNodeSetParams). The first time a list comes it is launched kernel by kernel: that compiles what it
-//! needs, and what comes only once costs nothing. Where more lists take turns than graphs are kept, the others go kernel
-//! by kernel, but for a few. Whatever a driver refuses here, the caller launches kernel by kernel.
-//! What the device did wrong before is told as it is, and not taken for a refusal.
+//! CUDA graphs of repeated lists of launches: a chain of kernel nodes, started by one call of the driver. A list with
+//! the same kernels but other arguments (another length, other addresses) reuses the graph: only the nodes that differ
+//! are updated. Starts that are already queued keep their arguments (CUDA driver API, cuGraphExecKernelNodeSetParams).
+//! The first occurrence of a list is launched kernel by kernel: this compiles its kernels, and a list that occurs once
+//! costs nothing. If more lists alternate than graphs are kept, most of the others are launched kernel by kernel. If
+//! the driver refuses a graph, the caller launches kernel by kernel. An earlier error of the device is reported as such
+//! and not as a refusal.
 
 use super::list::Waiting;
 use super::tensor_map::{Arguments, Sm90a};
@@ -13,9 +13,9 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ptr::null_mut;
 
-/// The driver whose calls these are, CUDA 12.0: an older one launches kernel by kernel.
+/// The first driver with all these calls, CUDA 12.0. Older drivers launch kernel by kernel.
 const SINCE: u32 = 12_000;
-/// What is called. A driver that lacks one of them would end the process at its first call.
+/// The driver calls in use. A driver without one of them would end the process at its first call.
 const CALLS: [&str; 7] = [
     "cuGraphCreate",
     "cuGraphAddKernelNode_v2",
@@ -25,58 +25,58 @@ const CALLS: [&str; 7] = [
     "cuGraphExecDestroy",
     "cuGraphDestroy",
 ];
-/// Shorter lists are as fast without.
+/// Shorter lists gain nothing from a graph.
 const LEAST: usize = 8;
-/// Graphs that are kept: a microbatch whose losses are computed in more parts is a list of its own, and so is an evaluation.
-/// No more, because each takes memory of the device for every node, which nobody counts beforehand.
+/// Graphs that are kept. An evaluation, or a microbatch whose losses are computed in more parts, needs a list of its
+/// own. The limit is low because every node takes device memory that is not counted in advance.
 const KEPT: usize = 8;
-/// Lists that go kernel by kernel, though they are known, before one takes the place of a graph: where more of them take
-/// turns than graphs are kept, one in so many is built, and not each for a single start.
+/// Known lists that are launched kernel by kernel before one of them replaces a graph. If more lists alternate than
+/// graphs are kept, this avoids building a graph for a single start.
 const PATIENCE: u32 = 16;
-/// Lists that are known again.
+/// Hashes of lists that are remembered.
 const SEEN: usize = 64;
 
-/// What launches need of a device beside their numbers.
+/// The driver's handles that launches need in addition to their arguments.
 pub(super) struct Functions {
-    /// By entry: the function, and the bytes of shared memory that a launch gives it.
+    /// By entry: the function, and its bytes of dynamic shared memory.
     pub entries: HashMap<String, (sys::CUfunction, u32)>,
-    /// What encodes tensor maps, where it runs the kernels of sm_90a.
+    /// The encoder of tensor maps, if the device runs the kernels of sm_90a.
     pub sm90a: Option<Sm90a>,
 }
 
-/// A list that can be started at once.
+/// A list that one call starts.
 struct Graph {
     graph: sys::CUgraph,
     started: sys::CUgraphExec,
     nodes: Vec<sys::CUgraphNode>,
-    /// What its nodes do now.
+    /// The launches that its nodes hold now.
     list: Vec<Waiting>,
 }
 
 /// The graphs of one device.
 pub(super) struct Graphs {
-    /// The one that was used last is the last one.
+    /// In order of use, the most recent last.
     kept: Vec<Graph>,
     /// Hashes of lists, the latest last.
     seen: VecDeque<u64>,
-    /// Lists that were known and went without, since one was built in the place of another.
+    /// Known lists launched without a graph since the last replacement.
     without: u32,
     state: State,
 }
 
-/// Whether there may be graphs.
+/// Whether graphs are in use.
 enum State {
     On,
-    /// Not, for a reason that nobody has heard yet.
+    /// Off, for a reason that is not yet reported.
     Refused(String),
     Off,
 }
 
 /// Why a list was not started.
 pub(super) enum Unstarted {
-    /// Graphs are refused, in words: kernel by kernel it may go on.
+    /// The driver refuses graphs, for this reason. Launches kernel by kernel may continue.
     Refused(String),
-    /// The device has failed before: the call that told, and how.
+    /// The device failed earlier: the call that reported the error, and the error.
     Failed(&'static str, CUresult),
 }
 
@@ -86,7 +86,7 @@ impl From<String> for Unstarted {
     }
 }
 
-/// Whether it is an error of the device, which every later call tells again, whatever it asks (CUDA driver API, CUresult).
+/// Whether this is a sticky error of the device, which every later call returns again (CUDA driver API, CUresult).
 pub(super) fn lasts(code: CUresult) -> bool {
     use CUresult::*;
     matches!(
@@ -114,7 +114,7 @@ fn check(call: &'static str, code: CUresult) -> Result<(), Unstarted> {
 }
 
 impl Graphs {
-    /// Of a driver of that CUDA version, which is loaded.
+    /// The graphs of a loaded driver with this CUDA version.
     pub fn new(cuda: u32) -> Self {
         // SAFETY: only looks a name up; nothing of that type is called.
         let missing =
@@ -130,8 +130,9 @@ impl Graphs {
         Graphs { kept: Vec::new(), seen: VecDeque::new(), without: 0, state }
     }
 
-    /// Starts a list on `stream` where it is or becomes a graph. False where it has to be launched kernel by kernel;
-    /// an error where from now on all have to be, for that reason, which is said once, or where the device has failed.
+    /// Starts a list on `stream` if a graph exists or is built for it. Returns false if the caller must launch it
+    /// kernel by kernel. Returns an error if the device failed, or, once, with the reason why all later lists are
+    /// launched kernel by kernel.
     pub fn start(
         &mut self,
         list: &[Waiting],
@@ -175,7 +176,7 @@ impl Graphs {
         done.map(|()| true)
     }
 
-    /// Whether a list comes for the second time, at least.
+    /// Whether the list occurred before; remembers it if not.
     fn again(&mut self, list: &[Waiting]) -> bool {
         let mut hasher = DefaultHasher::new();
         list.iter().for_each(|waiting| waiting.launch().entry.hash(&mut hasher));
@@ -190,7 +191,7 @@ impl Graphs {
         known
     }
 
-    /// Makes room for one more, where it is time for it.
+    /// Makes room for one more graph. Returns false if it is too early to replace one.
     fn room(&mut self) -> bool {
         if self.kept.len() < KEPT {
             return true;
@@ -204,19 +205,18 @@ impl Graphs {
         time
     }
 
-    /// Whether there are any.
     pub fn any(&self) -> bool {
         !self.kept.is_empty()
     }
 
-    /// Gives all back; the context that they were made in is current.
+    /// Frees all graphs. Their context must be current.
     pub fn free(&mut self) {
         self.kept.drain(..).for_each(Graph::free);
     }
 }
 
 impl Graph {
-    /// A chain of nodes, each behind the one before it.
+    /// Builds a chain of nodes, each after the one before it.
     fn new(list: &[Waiting], functions: &Functions) -> Result<Self, Unstarted> {
         let mut it = Graph { graph: null_mut(), started: null_mut(), nodes: Vec::new(), list: list.to_vec() };
         match it.build(functions) {
@@ -248,7 +248,7 @@ impl Graph {
         check("cuGraphInstantiate", made)
     }
 
-    /// Tells nodes that differ what they do from now on.
+    /// Updates the nodes that differ.
     fn become_like(&mut self, list: &[Waiting], functions: &Functions) -> Result<(), Unstarted> {
         for ((node, old), new) in self.nodes.iter().zip(&mut self.list).zip(list) {
             if old == new {
@@ -265,7 +265,7 @@ impl Graph {
     }
 
     fn free(self) {
-        // SAFETY: each is given back once; what has been started goes on.
+        // SAFETY: each handle is freed once; work that was started continues.
         unsafe {
             if !self.started.is_null() {
                 sys::cuGraphExecDestroy(self.started);
@@ -277,7 +277,7 @@ impl Graph {
     }
 }
 
-/// A launch as a node has it, for the length of a call.
+/// Calls `f` with the node parameters of a launch.
 fn with_params(
     waiting: &Waiting,
     functions: &Functions,
@@ -301,7 +301,7 @@ fn with_params(
         kernelParams: arguments.pointers(),
         extra: null_mut(),
         kern: null_mut(),
-        // The current one.
+        // The current context.
         ctx: null_mut(),
     }))
 }

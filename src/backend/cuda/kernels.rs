@@ -1,10 +1,10 @@
-//! The kernels that travel in the binary: PTX text by file name. The driver compiles a file for its device when an
-//! entry of it is first launched.
+//! The kernels in the binary: PTX text by file name. The driver compiles a file for its device at the first launch of
+//! one of its entries.
 
 /// Name and text of a file of kernels/ptx, by hand or generated.
 #[derive(Debug, Clone, Copy)]
 pub struct Source {
-    /// As [`Launch::file`](super::Launch::file) names it.
+    /// The name in [`Launch::file`](super::Launch::file).
     pub file: &'static str,
     /// PTX.
     pub text: &'static str,
@@ -19,7 +19,7 @@ macro_rules! sources {
     };
 }
 
-/// All of them.
+/// All files.
 pub const SOURCES: &[Source] = sources![
     by_hand "add.ptx",
     generated "attention.ptx",
@@ -66,30 +66,30 @@ pub fn find(file: &str) -> Option<&'static Source> {
 }
 
 impl Source {
-    /// The PTX version that the text asks for, as 70 for 7.0: a driver takes no later one than its own.
+    /// The PTX version of the text, 70 for 7.0. A driver accepts versions up to its own.
     pub fn version(&self) -> u32 {
         let line = self.line(".version ").unwrap_or("0.0");
         let (major, minor) = line.trim().split_once('.').unwrap_or(("0", "0"));
         major.parse().unwrap_or(0) * 10 + minor.parse().unwrap_or(0)
     }
 
-    /// The lowest compute capability that it runs on, as 70 for 7.0.
+    /// The lowest compute capability of the file, 70 for 7.0.
     pub fn target(&self) -> u32 {
         self.line(".target sm_").and_then(|n| n.trim().trim_end_matches('a').parse().ok()).unwrap_or(0)
     }
 
-    /// Whether it runs on no other capability than its target, as sm_90a says.
+    /// Whether it runs on its target's capability alone, as sm_90a does.
     pub fn exact(&self) -> bool {
         self.line(".target sm_").is_some_and(|n| n.trim().ends_with('a'))
     }
 
-    /// Whether a device of this compute capability takes it, behind a driver that reads PTX up to `reads`.
+    /// Whether a device of this compute capability accepts it, with a driver that reads PTX up to `reads`.
     pub fn runs_on(&self, (major, minor): (u32, u32), reads: u32) -> bool {
         let (has, wants) = (10 * major + minor, self.target());
         reads >= self.version() && if self.exact() { has == wants } else { has >= wants }
     }
 
-    /// Bytes of shared memory that a launch gives it, which its head states as its budget.
+    /// Bytes of dynamic shared memory per launch, from the budget in the file's head.
     pub fn dynamic(&self) -> u32 {
         if self.line(".extern .shared").is_none() {
             return 0;
@@ -98,7 +98,7 @@ impl Source {
         budget.split([' ', ',']).filter_map(|word| word.parse().ok()).nth(1).unwrap_or(0)
     }
 
-    /// Registers of a thread that its warpgroups divide anew (setmaxnreg), which its head states as its budget.
+    /// Registers per thread that its warpgroups redistribute (setmaxnreg), from the budget in the file's head.
     pub fn divided(&self) -> Option<u32> {
         let budget = self.line("// budget: ").filter(|_| self.text.contains("setmaxnreg"))?;
         budget.split(' ').find_map(|word| word.parse().ok())

@@ -1,4 +1,4 @@
-//! What the verbs have in common: launches of one form.
+//! Launches of the forms that several verbs share.
 
 use super::{Arg, Cuda, Driver, Launch, Memory, Tokens, at, at_mut, blocks, size};
 use crate::backend::{View, ViewMut, Write};
@@ -12,7 +12,7 @@ pub(super) fn adds(write: Write) -> Arg {
     Arg::U32(u32::from(write == Write::Add))
 }
 
-/// A product as kernels take it: out[m, n], sums over k.
+/// The sizes and strides of a product out[m, n], summed over k.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub m: usize,
@@ -24,7 +24,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// What every kernel of products takes.
+    /// The arguments that every kernel of products takes.
     pub fn args(&self, (out, write): (Arg, Write), (a, b): (Arg, Arg), scale: f32) -> [Arg; 11] {
         let [m, n, k, lda, ldb, ldo] = [self.m, self.n, self.k, self.lda, self.ldb, self.ldo].map(size);
         [out, a, b, m, n, k, lda, ldb, ldo, Arg::F32(scale), adds(write)]
@@ -32,13 +32,13 @@ impl Shape {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// A thread per value.
+    /// Launches one thread per value.
     pub(super) fn each(&mut self, file: &'static str, n: usize, args: &[Arg]) {
         let entry = file.trim_end_matches(".ptx");
         self.launch(Launch { file, entry, grid: [blocks(n, THREADS), 1, 1], threads: THREADS as u32, args });
     }
 
-    /// A block of threads per part of a row.
+    /// Launches blocks of threads per row, each for a part of the row.
     pub(super) fn rows(
         &mut self,
         file: &'static str,
@@ -63,7 +63,7 @@ impl<D: Driver> Cuda<D> {
         self.launch(Launch { file: at_entry.0, entry: at_entry.1, grid, threads: 256, args: &args });
     }
 
-    /// Whether the table has the positions of all tokens; else that is a fault.
+    /// Whether the table has the positions of all tokens. If not, records a fault.
     pub(super) fn turns(&mut self, table: &View<Memory>, tokens: &Tokens) -> bool {
         let there = tokens.count == 0 || (tokens.largest.1 as usize) < table.rows;
         if !there {

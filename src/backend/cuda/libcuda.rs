@@ -1,6 +1,6 @@
-//! The driver, libcuda, loaded when it is first asked for; nothing of a toolkit. Every failure has a name: no driver,
-//! one that is too old for the kernels, no device, memory, a module that does not compile (with the driver's log), a
-//! launch, an address. `unsafe` stands here alone: the calls are C's.
+//! The driver, libcuda, loaded at its first use; no toolkit is needed. Every failure has a name: no driver, a driver
+//! too old for the kernels, no device, memory, a module that does not compile (with the driver's log), a launch, an
+//! address. `unsafe` is limited to the calls of the C API.
 
 use super::devices::{self, Absent};
 use super::graphs::{self, Functions, Graphs, Unstarted};
@@ -16,16 +16,16 @@ use std::ptr::{null_mut, without_provenance_mut};
 
 /// Bytes of the compiler's log that are kept.
 const LOG: usize = 4096;
-/// The driver's own: smaller buffers take as much.
+/// The allocation granularity of the driver: smaller buffers take as much.
 pub(super) const GRANULARITY: usize = 512;
 
 fn check(code: CUresult) -> Result<(), CUresult> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
 }
 
-/// Version of the driver's CUDA, as 12080, once it is there and has started.
+/// Starts the driver. Returns its CUDA version: 12080 means 12.8.
 pub(super) fn start() -> Result<i32, Absent> {
-    // SAFETY: only looks whether the library can be loaded; without this every other call would panic.
+    // SAFETY: only tests whether the library can be loaded; without it every other call would panic.
     if !unsafe { sys::is_culib_present() } {
         return Err(Absent::Driver);
     }
@@ -44,7 +44,7 @@ fn refused(code: CUresult) -> Absent {
     Absent::Start { reason: format!("{code:?}") }
 }
 
-/// How many devices CUDA_VISIBLE_DEVICES leaves.
+/// The number of devices that CUDA_VISIBLE_DEVICES leaves.
 pub(super) fn count() -> Result<usize, Absent> {
     let mut n = 0;
     // SAFETY: writes one integer, after cuInit.
@@ -52,7 +52,7 @@ pub(super) fn count() -> Result<usize, Absent> {
     Ok(usize::try_from(n).unwrap_or(0))
 }
 
-/// Name, compute capability, bytes of memory and whose they are, PCI address.
+/// Describes a device: name, compute capability, bytes of memory, whether the memory is the machine's, PCI address.
 pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
     let refused = |code: CUresult| Absent::Card { ordinal, reason: format!("{code:?}") };
     let device = handle(ordinal).map_err(refused)?;
@@ -87,7 +87,7 @@ pub(super) fn describe(ordinal: usize) -> Result<devices::Device, Absent> {
     })
 }
 
-/// Bytes that are free on a device.
+/// Free bytes of a device.
 pub(super) fn free(ordinal: usize) -> Option<u64> {
     let device = handle(ordinal).ok()?;
     let (mut context, mut free, mut total) = (null_mut(), 0, 0);
@@ -107,7 +107,7 @@ pub(super) fn free(ordinal: usize) -> Option<u64> {
 
 fn handle(ordinal: usize) -> Result<sys::CUdevice, CUresult> {
     let mut device = 0;
-    // SAFETY: writes one integer; an ordinal that is not there is an error of the driver.
+    // SAFETY: writes one integer; the driver returns an error for an invalid ordinal.
     check(unsafe { sys::cuDeviceGet(&mut device, ordinal as i32) })?;
     Ok(device)
 }
@@ -124,9 +124,9 @@ pub struct Libcuda {
     modules: HashMap<&'static str, sys::CUmodule>,
     graphs: Graphs,
     staging: Staging,
-    /// What is allocated: the context is the process's, so what is left would stay when this goes.
+    /// Allocated addresses, freed in drop: the context belongs to the process, so they would outlive this value.
     held: HashSet<u64>,
-    /// The last entry, or the last list, that was launched: what an error of the device is near to.
+    /// The last entry or list that was launched, for the messages of device errors.
     last: String,
 }
 
@@ -134,14 +134,14 @@ pub struct Libcuda {
 unsafe impl Send for Libcuda {}
 
 impl Checked<Cuda<Libcuda>> {
-    /// The device with this ordinal, in the f32 class.
+    /// Opens the device with this ordinal, in the f32 class.
     pub fn open(ordinal: usize) -> Result<Self, Fault> {
         Libcuda::open(ordinal).map(Self::on)
     }
 }
 
 impl Libcuda {
-    /// The device with this ordinal: its primary context and a stream.
+    /// Opens the device with this ordinal: its primary context and a stream.
     pub fn open(ordinal: usize) -> Result<Self, Fault> {
         let fault = |reason: String| Fault::Device { device: format!("cuda:{ordinal}"), reason };
         let all = devices::devices().map_err(|e| fault(e.to_string()))?;
@@ -161,8 +161,8 @@ impl Libcuda {
         let (mut context, mut stream) = (null_mut(), null_mut());
         // SAFETY: outputs are handles, the device is valid; the context is released once, here or in drop.
         let staging = unsafe {
-            // A thread that waits sleeps, and leaves its core to a CPU device (CU_CTX_SCHED_BLOCKING_SYNC). Where
-            // somebody made the context before, it stays as it is.
+            // A waiting thread sleeps and leaves its core to a CPU device (CU_CTX_SCHED_BLOCKING_SYNC). An existing
+            // context keeps its flags.
             sys::cuDevicePrimaryCtxSetFlags_v2(device, 4);
             check(sys::cuDevicePrimaryCtxRetain(&mut context, device)).map_err(fault)?;
             let made = check(sys::cuCtxSetCurrent(context))
@@ -210,7 +210,7 @@ impl Libcuda {
         check(unsafe { sys::cuCtxSetCurrent(self.context) }).map_err(|code| self.fault("context", code))
     }
 
-    /// The entry, its file compiled for this device when it is first asked for.
+    /// The function of an entry. Compiles its file for this device at the first use.
     fn function(&mut self, file: &'static str, entry: &str) -> Result<(sys::CUfunction, u32), Fault> {
         if let Some(f) = self.functions.entries.get(entry) {
             return Ok(*f);
@@ -245,10 +245,10 @@ impl Libcuda {
         let mut log = vec![0u8; LOG];
         let mut options =
             [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The driver takes a size where a pointer stands.
+        // The driver takes a size in place of a pointer.
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), without_provenance_mut(LOG)];
         let mut module = null_mut();
-        // SAFETY: the text ends with 0; the log outlives the call and has the length that is said.
+        // SAFETY: the text ends with 0; the log outlives the call and has the length that is passed.
         let code = unsafe {
             let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
             sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options, values)
@@ -286,7 +286,7 @@ impl Driver for Libcuda {
         let mut asked = || unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
         let mut code = asked();
         if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY && self.graphs.any() {
-            // What graphs take was promised to nobody. Those that run end first.
+            // The memory of graphs is in no budget, so graphs are freed first, after those that run have ended.
             // SAFETY: the stream lives.
             unsafe { sys::cuStreamSynchronize(self.stream) };
             self.graphs.free();
@@ -306,7 +306,7 @@ impl Driver for Libcuda {
 
     fn free(&mut self, address: u64) {
         if self.held.remove(&address) && self.current().is_ok() {
-            // SAFETY: the address is one of alloc, given back once; cuMemFree waits for what uses it.
+            // SAFETY: the address is one of alloc and is freed once; cuMemFree waits for its users.
             unsafe { sys::cuMemFree_v2(address) };
         }
     }
@@ -340,7 +340,7 @@ impl Driver for Libcuda {
             let (args, none) = (arguments.pointers(), null_mut());
             sys::cuLaunchKernel(function, x, y, z, launch.threads, 1, 1, shared, self.stream, args, none)
         };
-        // What failed is something before this, which is named.
+        // An earlier call failed, and its error is named.
         if !graphs::lasts(code) {
             self.last = launch.entry.into();
         }
@@ -367,7 +367,7 @@ impl Driver for Libcuda {
     }
 }
 
-/// As a class names it.
+/// A text as part of a class name.
 fn slug(text: &str) -> String {
     let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { ' ' };
     text.chars().map(word).collect::<String>().split_whitespace().collect::<Vec<_>>().join("-")
@@ -376,7 +376,7 @@ fn slug(text: &str) -> String {
 impl Drop for Libcuda {
     fn drop(&mut self) {
         if self.current().is_ok() {
-            // SAFETY: each handle is given back once, after all that uses it.
+            // SAFETY: each handle is freed once, after all its users.
             unsafe {
                 sys::cuStreamSynchronize(self.stream);
                 self.held.iter().for_each(|address| {
@@ -390,7 +390,7 @@ impl Drop for Libcuda {
                 sys::cuStreamDestroy_v2(self.stream);
             }
         }
-        // SAFETY: retained once, when it was opened; needs no current context.
+        // SAFETY: retained once, in open; needs no current context.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

@@ -1,13 +1,13 @@
-//! Launches that wait. What verbs launch is written down here and sent when somebody needs it: before a read, before
-//! an upload into memory that a kernel may have to do with, before the device is asked for memory that nothing spare can
-//! serve, or where 65,536 wait. So a microbatch is one list where the pool has what it needs, which a driver may know
-//! again ([`super::graphs`]). Integers go ahead of the list: their memory is used by nothing else until it is sent
-//! ([`super::pool`]).
+//! Launches that wait. The launches of verbs are collected here and sent when a result is needed: before a read, before
+//! an upload into memory that a kernel may use, before the pool asks the device for memory that it must free other
+//! memory for, or when 65,536 wait. If the pool has all the memory, a microbatch is one list, which a driver may
+//! recognize ([`super::graphs`]). Integers are written ahead of the list: no other launch uses their memory until it is
+//! sent ([`super::pool`]).
 
 use super::{Arg, Driver, Launch};
 use crate::backend::Fault;
 
-/// Launches that wait at most: whoever never reads sends now and then.
+/// Most launches that wait: a caller that never reads sends now and then.
 pub(super) const MOST: usize = 1 << 16;
 
 /// A launch that waits.
@@ -32,17 +32,17 @@ impl Waiting {
         Launch { file, entry, grid: *grid, threads: *threads, args }
     }
 
-    /// Whether that is the same kernel, on whatever it works.
+    /// Whether both launch the same kernel, whatever their arguments.
     pub(super) fn like(&self, other: &Waiting) -> bool {
         (self.file, &self.entry) == (other.file, &other.entry)
     }
 }
 
-/// Launches in order, and memory that is used anew among them.
+/// Launches in order, and the buffers that are reused between them.
 #[derive(Debug, Default)]
 pub struct List {
     launches: Vec<Waiting>,
-    /// Before which launch, address, bytes.
+    /// Launch before which a buffer is reused, its address, its bytes.
     forgotten: Vec<(usize, u64, usize)>,
 }
 
@@ -52,7 +52,7 @@ impl List {
         &self.launches
     }
 
-    /// One after the other; how many there were.
+    /// Launches one by one. Returns their number.
     pub fn one_by_one<D: Driver + ?Sized>(&self, driver: &mut D) -> Result<u64, Fault> {
         let mut forgotten = self.forgotten.iter().peekable();
         for (i, waiting) in self.launches.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! What lies on the device: frozen matrices and the integers of a microbatch.
+//! Contents of device memory: frozen matrices and the integers of a microbatch.
 
 pub use super::pool::Memory;
 use crate::numeric::block::Block;
 
-/// How the numbers of a frozen matrix are stored.
+/// The storage format of a frozen matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stored {
     /// 4 bytes.
@@ -12,12 +12,12 @@ pub(super) enum Stored {
     Bf16,
     /// 2 bytes.
     F16,
-    /// As a file has it.
+    /// As in the file.
     Blocks(Block),
 }
 
 impl Stored {
-    /// As entries are named that read it, or what it was widened to.
+    /// The part of an entry's name for kernels that read this format, or the format it is widened to.
     pub fn name(self) -> &'static str {
         match self {
             Stored::F32 | Stored::Blocks(_) => "f32",
@@ -37,8 +37,8 @@ pub struct Weight {
     pub(super) stored: Stored,
 }
 
-/// The integers of a microbatch, one after the other in one buffer: of every token its id, its position, its row of
-/// the microbatch and its place in that row; then blocks of queries for attention.
+/// The integers of a microbatch, concatenated in one buffer: for every token its id, its position, its row of the
+/// microbatch and its place in that row; then blocks of queries for attention.
 #[derive(Debug)]
 pub struct Tokens {
     pub(super) memory: Memory,
@@ -46,16 +46,16 @@ pub struct Tokens {
     pub(super) count: usize,
     /// Rows of the microbatch.
     pub(super) rows: usize,
-    /// Blocks of each [`Width`] that this device walks: where their list begins, and how many there are.
+    /// For each [`Width`] on this device: where its list of blocks begins, and how many blocks it has.
     pub(super) lists: [(usize, usize); 3],
-    /// Largest id and position: what a table must have.
+    /// Largest id and largest position, which tables must hold.
     pub(super) largest: (u32, u32),
 }
 
 /// Tokens of an attention block; kernels with smaller tiles split it.
 pub(super) const BLOCK: usize = 32;
 
-/// Whose blocks of tokens.
+/// The kernels that a list of blocks serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
     /// [`BLOCK`] tokens, for the baseline's attention.
@@ -67,7 +67,7 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// In the order that a microbatch's lists have.
+    /// In the order of the lists of a microbatch.
     pub const ALL: [Width; 3] = [Width::Baseline, Width::Queries, Width::Gradient];
 
     /// Tokens of a block.
@@ -93,7 +93,7 @@ impl Tokens {
     pub(super) fn place_in_row(&self) -> u64 {
         self.memory.at(3 * self.count)
     }
-    /// Where the list of those blocks lies, and how many there are.
+    /// Address and length of the list of these blocks.
     pub(super) fn blocks(&self, width: Width) -> (u64, usize) {
         let (at, blocks) = self.lists[width as usize];
         (self.memory.at(at), blocks)

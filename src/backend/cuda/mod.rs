@@ -1,7 +1,7 @@
-//! NVIDIA through PTX: the driver is all that is needed, no compiler and no toolkit. Kernels lie in kernels/ptx, one file
-//! per verb, 16 of them by hand and 16 from our own generator, each with its pseudo-code, register plan and launch shape
-//! at its head; launches are put together here, and sent when a result is
-//! waited for. The first fault stays: nothing is launched after it, and the next read tells it.
+//! NVIDIA through PTX: only the driver is needed, no compiler and no toolkit. kernels/ptx holds one file per verb, 16
+//! by hand and 16 from the generator in kernels/ptx/gen, each with its pseudo-code, register plan and launch shape in
+//! its head. Launches are collected here and sent when a result is needed. The first fault is kept: nothing is launched
+//! after it, and the next read returns it.
 
 mod attention;
 mod attention_sm80;
@@ -47,30 +47,30 @@ pub use weight::{matrix_bytes, matrix_bytes_bf16};
 pub struct Cuda<D: Driver> {
     driver: D,
     pool: pool::Pool,
-    /// What is not sent yet.
+    /// Launches that are not sent yet.
     list: List,
     copies: copies::Copies,
     fault: Option<Fault>,
     traffic: Traffic,
     tier: Tier,
-    /// Large products of the tier [`Tier::Sm80`] are those of sm_90a instead, on so many multiprocessors.
+    /// The number of multiprocessors for products of sm_90a, which replace large products of [`Tier::Sm80`].
     sm90a: Option<u32>,
-    /// Why products are not those of a higher tier, where that was tried.
+    /// Why products do not use a higher tier, if one was tried.
     below: Option<String>,
-    /// What of attention is computed by wgmma, and why not all, where it was tried.
+    /// The directions of attention that are computed by wgmma, and why not both, if they were tried.
     flash: Flash,
     attention_below: Option<String>,
     /// Memory was short for a trial.
     undecided: bool,
-    /// Numbers of a part of a matrix that lies in blocks.
+    /// Numbers in a part of a matrix that is stored in blocks.
     slab: usize,
-    /// Types of blocks that it has widened right.
+    /// Block types that the device has widened correctly.
     unpacked: Vec<Block>,
-    /// Nothing is fused, and nothing is kept that was narrowed.
+    /// No verb is fused, and no narrowed copy is kept.
     spelled: bool,
 }
 
-/// What products of frozen weights are computed with.
+/// The arithmetic of products with frozen weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tier {
     /// f32 arithmetic.
@@ -82,7 +82,7 @@ enum Tier {
 }
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// On a driver that has opened its device.
+    /// A backend on a driver that has opened its device.
     pub fn on(driver: D) -> Self {
         Checked::around(Cuda {
             driver,
@@ -103,19 +103,19 @@ impl<D: Driver> Checked<Cuda<D>> {
         })
     }
 
-    /// The same device, which holds at most that many bytes.
+    /// The same device with at most this many bytes.
     pub fn within(mut self, bytes: u64) -> Self {
         self.pool.within(bytes);
         self
     }
 
-    /// The same device, which widens that many numbers of blocks at a time: tests have small matrices.
+    /// The same device with slabs of this many numbers: tests have small matrices.
     pub fn slab(mut self, numbers: usize) -> Self {
         self.slab = numbers;
         self
     }
 
-    /// The same device in the bf16 class, where it has tensor cores for bf16 (sm_80 and later).
+    /// The same device in the bf16 class, if it has tensor cores for bf16 (sm_80 and later).
     pub fn bf16(mut self) -> Result<Self, Fault> {
         let (major, minor) = self.driver.capability();
         if major < 8 {
@@ -130,7 +130,7 @@ impl<D: Driver> Checked<Cuda<D>> {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// The driver, for what only it knows.
+    /// The driver, for queries outside the trait.
     pub fn driver(&mut self) -> &mut D {
         &mut self.driver
     }
@@ -145,7 +145,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// What the caller got wrong in a way that only the data shows.
+    /// Records an error of the caller that only the data shows.
     fn refuse(&mut self, reason: String) {
         let device = self.driver.name().to_string();
         self.fault.get_or_insert(Fault::Device { device, reason });
@@ -165,7 +165,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Sends what waits.
+    /// Sends the waiting launches.
     fn send(&mut self) {
         if self.fault.is_none() && !self.list.is_empty() {
             let result = self.driver.start(&self.list);
@@ -197,7 +197,7 @@ impl<D: Driver> Cuda<D> {
                 if let Some(memory) = self.pool.add(&mut self.driver, lasts, bytes) {
                     return memory;
                 }
-                // What is let go of for it may be something that a launch has to do with.
+                // A waiting launch may use the memory that is freed here.
                 self.send();
                 let result = self.pool.make(&mut self.driver, lasts, bytes);
                 self.note(result).unwrap_or_else(|| self.pool.nothing())
@@ -205,13 +205,13 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// After all that waits.
+    /// Writes after the waiting launches.
     fn write(&mut self, to: u64, bytes: &[u8]) {
         self.send();
         self.write_ahead(to, bytes);
     }
 
-    /// Before all that waits, which has nothing to do with what lies there.
+    /// Writes before the waiting launches, which do not use this memory.
     fn write_ahead(&mut self, to: u64, bytes: &[u8]) {
         if self.fault.is_none() && !bytes.is_empty() {
             self.traffic.uploaded += bytes.len() as u64;
@@ -220,7 +220,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Bytes from the device, after all that waits.
+    /// Reads bytes from the device, after the waiting launches.
     fn fetch(&mut self, from: u64, out: &mut [u8]) -> Result<(), Fault> {
         self.send();
         match &self.fault {
@@ -229,7 +229,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// They go ahead of what waits: nothing of it has to do with their memory.
+    /// Uploads integers ahead of the waiting launches, none of which uses their memory.
     fn integers(&mut self, values: &[u32]) -> Memory {
         let memory = self.take_for(Lasts::List, 4 * values.len());
         self.write_ahead(memory.at(0), bytemuck::cast_slice(values));
@@ -237,25 +237,25 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
-/// Where a view begins on the device.
+/// The address of a view.
 fn at(x: &View<Memory>) -> Arg {
     assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
     Arg::Address(x.memory.at(x.offset))
 }
 
-/// The same of one that is written: all that is written passes here, so copies of it are known to be old.
+/// The address of a view for writing. All writes pass here, so their copies become outdated.
 fn at_mut(x: &ViewMut<Memory>) -> Arg {
     assert!(x.memory.reaches(x.offset + x.len()), "a view lies in its memory");
     x.memory.stamp().move_on();
     Arg::Address(x.memory.at(x.offset))
 }
 
-/// A size as kernels take it.
+/// A size as an argument of a kernel.
 fn size(n: usize) -> Arg {
     u32::try_from(n).map_or(Arg::Beyond(n), Arg::U32)
 }
 
-/// Blocks of `per` that cover `n`.
+/// The number of blocks of `per` that cover `n`.
 fn blocks(n: usize, per: usize) -> u32 {
     u32::try_from(n.div_ceil(per)).unwrap_or(u32::MAX)
 }

@@ -1,12 +1,11 @@
-//! Device memory. A buffer that is dropped or recycled goes to a list of its size and is used again by whoever next
-//! asks for that size: in the steady state nothing is allocated, and because it is the one with the lowest address, the
-//! same work has the same addresses. Everything runs in order on one stream, so a buffer
-//! may be written again before what reads it has run; those of integers, which are written ahead of launches that wait,
-//! are apart, and used again once those are sent. Sizes are rounded to classes, four to a doubling; on a miss spare
-//! buffers are given back, the largest first, until what is held is within half as much again as the most that was ever
-//! in use at once, and a little more: microbatches of many lengths must not fill the card; nor may they fill more of it
-//! than its budget, because another device of the same process may be on the same card. Frozen matrices have exactly
-//! the size that they need, and are in no class: they stay.
+//! Device memory. A buffer that is dropped or recycled goes to a list of its size and is reused for the next request of
+//! that size, so that the steady state allocates nothing. The buffer with the lowest address is reused first, so that
+//! the same work has the same addresses. All work runs in order on one stream, so a buffer may be written again before
+//! its earlier readers have run. Buffers of integers are written ahead of the waiting launches; they are pooled
+//! separately and reused once those launches are sent. Sizes are rounded to classes, four per doubling. On a miss,
+//! spare buffers are freed, the largest first, until at most 1.5 times the peak use plus [`SPARE`] is held, so that
+//! microbatches of many lengths do not fill the card. The budget is a further limit, because another device of the same
+//! process may use the same card. Frozen matrices have their exact size and no class: they stay.
 
 use super::Driver;
 use super::copies::Stamp;
@@ -14,7 +13,7 @@ use crate::backend::Fault;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that may always lie spare: classes peak at different moments.
+/// Bytes that may always be spare: classes peak at different moments.
 const SPARE: usize = 64 << 20;
 /// The smallest class of a driver that has classes.
 const LEAST: usize = 512;
@@ -29,14 +28,14 @@ pub struct Memory {
     home: Arc<Mutex<Held>>,
 }
 
-/// What becomes of memory that nobody needs any more.
+/// What happens to released memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lasts {
-    /// It is used again.
+    /// It is reused at once.
     Verb,
-    /// It is used again once all that waits is sent.
+    /// It is reused after the waiting launches are sent.
     List,
-    /// It goes back to the device.
+    /// It is freed.
     Model,
 }
 
@@ -46,13 +45,13 @@ impl Memory {
         self.address + 4 * offset as u64
     }
 
-    /// What it holds.
+    /// The version of its contents.
     pub(super) fn stamp(&self) -> &Stamp {
         &self.stamp
     }
 
-    /// Whether values of four bytes up to `end` are in it. What stands for memory after a fault has room for all:
-    /// nothing is launched with it.
+    /// Whether it holds values of four bytes up to `end`. The placeholder after a fault holds any number, because no
+    /// launch uses it.
     pub(super) fn reaches(&self, end: usize) -> bool {
         self.address == 0 || 4 * end <= self.bytes
     }
@@ -64,25 +63,25 @@ impl Drop for Memory {
     }
 }
 
-/// What the device holds for one owner.
+/// The device memory of one owner.
 #[derive(Debug)]
 struct Held {
-    /// Addresses that nobody uses, by size.
+    /// Free addresses by size.
     spare: BTreeMap<usize, BTreeSet<u64>>,
-    /// The same of integers.
+    /// Free addresses of integers by size.
     integers: BTreeMap<usize, BTreeSet<u64>>,
-    /// Integers that nobody needs any more, once all that waits is sent.
+    /// Integers that become free when the waiting launches are sent.
     waiting: Vec<(u64, usize)>,
     spare_bytes: usize,
     live: usize,
     peak: usize,
-    /// The most that was in use since somebody asked.
+    /// The peak use since it was last read.
     since: usize,
     /// Bytes of frozen matrices.
     frozen: usize,
-    /// Frozen matrices that nobody needs any more, until somebody has the driver at hand.
+    /// Released frozen matrices, freed at the next call with a driver.
     over: Vec<(u64, usize)>,
-    /// Bytes that may be held, whatever for.
+    /// Most bytes that may be held in total.
     budget: usize,
 }
 
@@ -116,7 +115,7 @@ impl Held {
         self.spare_bytes += bytes;
     }
 
-    /// The one with the lowest address.
+    /// Takes the free buffer with the lowest address.
     fn pop(&mut self, lasts: Lasts, bytes: usize) -> Option<u64> {
         let all = if lasts == Lasts::List { &mut self.integers } else { &mut self.spare };
         let same = all.get_mut(&bytes)?;
@@ -138,7 +137,7 @@ impl Held {
         (peak + peak / 2 + SPARE).saturating_add(self.frozen).min(self.budget)
     }
 
-    /// Gives spare buffers back, the largest first, until at most `most` bytes are held once `wanted` come.
+    /// Frees spare buffers, the largest first, until at most `most` bytes are held after `wanted` more.
     fn shrink(&mut self, driver: &mut impl Driver, most: usize, wanted: usize) {
         for (address, bytes) in std::mem::take(&mut self.over) {
             self.frozen -= bytes;
@@ -154,7 +153,7 @@ impl Held {
         }
     }
 
-    /// New memory, within the budget. Where the device has no more, everything spare is given back first.
+    /// Allocates within the budget. If the device is full, frees all spare buffers and retries.
     fn make(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<u64, Fault> {
         if self.all().saturating_add(bytes) > self.budget {
             return Err(Fault::OutOfMemory { device: driver.name().into(), needed: bytes as u64 });
@@ -179,8 +178,8 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The size that a request gets. A driver whose sizes are exact (a test's) keeps them, so that one byte beyond a matrix
-/// is found.
+/// The rounded size of a request. A driver with exact sizes (a test's) keeps them, so that an access one byte beyond a
+/// matrix is found.
 pub(super) fn class(bytes: usize, granularity: usize) -> usize {
     match granularity {
         1 => bytes.max(4),
@@ -195,12 +194,12 @@ pub(super) fn class(bytes: usize, granularity: usize) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     held: Arc<Mutex<Held>>,
-    /// Buffers made so far.
+    /// Number of buffers allocated.
     pub made: u64,
 }
 
 impl Pool {
-    /// A buffer of a class that lies spare. What it holds means nothing.
+    /// A spare buffer of a class, with undefined contents.
     pub fn again(&mut self, lasts: Lasts, bytes: usize) -> Option<Memory> {
         let mut held = lock(&self.held);
         let address = held.pop(lasts, bytes)?;
@@ -208,7 +207,7 @@ impl Pool {
         Some(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
-    /// A new buffer of a class, where nothing has to be let go of for it.
+    /// A new buffer of a class, if no other memory must be freed for it.
     pub fn add(&mut self, driver: &mut impl Driver, lasts: Lasts, bytes: usize) -> Option<Memory> {
         let mut held = lock(&self.held);
         if !held.over.is_empty() || held.all().saturating_add(bytes) > held.most(bytes) {
@@ -220,8 +219,7 @@ impl Pool {
         Some(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
-    /// A new buffer of a class. Where the device has no more, everything spare is given back first: nothing waits that
-    /// has to do with it.
+    /// A new buffer of a class. If the device is full, frees all spare buffers first: no waiting launch uses them.
     pub fn make(&mut self, driver: &mut impl Driver, lasts: Lasts, bytes: usize) -> Result<Memory, Fault> {
         let mut held = lock(&self.held);
         let most = held.most(bytes);
@@ -232,7 +230,7 @@ impl Pool {
         Ok(Memory { address, bytes, lasts, stamp: Stamp::default(), home: self.held.clone() })
     }
 
-    /// All that waited is sent.
+    /// Marks the waiting launches as sent.
     pub fn sent(&mut self) {
         let mut held = lock(&self.held);
         for (address, bytes) in std::mem::take(&mut held.waiting) {
@@ -240,7 +238,7 @@ impl Pool {
         }
     }
 
-    /// Memory of exactly so many bytes, for a frozen matrix.
+    /// Memory of exactly `bytes` bytes, for a frozen matrix.
     pub fn freeze(&mut self, driver: &mut impl Driver, bytes: usize) -> Result<Memory, Fault> {
         let bytes = bytes.max(4);
         let mut held = lock(&self.held);
@@ -252,32 +250,32 @@ impl Pool {
         Ok(Memory { address, bytes, lasts: Lasts::Model, stamp: Stamp::default(), home: self.held.clone() })
     }
 
-    /// So many bytes may be held from now on.
+    /// Limits the memory held from now on.
     pub fn within(&mut self, bytes: u64) {
         lock(&self.held).budget = usize::try_from(bytes).unwrap_or(usize::MAX);
     }
 
-    /// The most bytes that were in use at once since this was last asked, frozen matrices apart.
+    /// Peak use in bytes since the last call, without frozen matrices.
     pub fn peak(&mut self) -> u64 {
         let mut held = lock(&self.held);
         let live = held.live;
         std::mem::replace(&mut held.since, live) as u64
     }
 
-    /// Buffers made, the most that was ever in use, the most since somebody asked.
+    /// Buffers allocated, peak use, peak use since it was last read.
     pub fn counts(&self) -> (u64, usize, usize) {
         let held = lock(&self.held);
         (self.made, held.peak, held.since)
     }
 
-    /// As if nothing had been asked of it since those counts: what lies spare goes back. Nothing waits that has to do with it.
+    /// Restores earlier counts and frees spare buffers. No waiting launch uses them.
     pub fn restore(&mut self, driver: &mut impl Driver, (made, peak, since): (u64, usize, usize)) {
         let mut held = lock(&self.held);
         held.shrink(driver, 0, 0);
         (self.made, held.peak, held.since) = (made, peak, since);
     }
 
-    /// What stands for memory after a fault: nothing is launched any more, so nobody looks at it.
+    /// A placeholder for memory after a fault, when nothing is launched.
     pub fn nothing(&self) -> Memory {
         Memory { address: 0, bytes: 0, lasts: Lasts::Verb, stamp: Stamp::default(), home: Arc::default() }
     }

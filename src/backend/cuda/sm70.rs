@@ -1,7 +1,7 @@
-//! The tier sm_70: products of frozen matrices on the f16 tensor cores of Volta and Turing, which have none for bf16 and
-//! compute f32 on ordinary ones. Factors are rounded to f16 on their way to shared memory, sums are f32; all else, an
-//! adapter's own products with it, stays what the f32 class has. It is taken where no dtype was typed, on capability 7.x,
-//! once it was tried on the very device: some cards of 7.5 have no tensor cores. No card has been asked yet.
+//! The tier sm_70: products of frozen matrices on the f16 tensor cores of Volta and Turing, which have none for bf16.
+//! Factors are rounded to f16 on their way to shared memory, sums are f32. All else stays in the f32 class, including
+//! an adapter's own products. The tier is used on capability 7.x, if no dtype was typed and a trial on the device
+//! itself succeeds: some cards of 7.5 have no tensor cores. The tier has not run on a card yet.
 
 use super::frozen::Direction;
 use super::launches::Shape;
@@ -13,15 +13,15 @@ use half::{bf16, f16};
 
 /// Edge of the tile.
 const TILE: usize = 128;
-/// What gradients are multiplied by before they are rounded, as wgpu's f16 variants do: 2^8 leaves room for values up to
+/// Gradients are multiplied by this factor before rounding, as in wgpu's f16 variants: 2^8 leaves room for values up to
 /// 255, and numbers down to 2.3e-10 are not lost.
 const LIFT: f32 = 256.0;
 /// Products that are compared: no multiples of anything, more than a tile each way, and eleven steps.
 const COMPARED: (usize, usize, usize) = (133, 270, 331);
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device in the f16 class, where its tensor cores have f16 and no bf16, without a trial: another device on
-    /// the same card was tried, or a test looks at the kernels themselves. Others stay as they are.
+    /// The same device in the f16 class, if its tensor cores have f16 and no bf16; otherwise unchanged. There is no
+    /// trial: another device on the same card passed it, or a test examines the kernels themselves.
     pub fn f16(mut self) -> Self {
         if self.may_round() {
             self.tier = Tier::Sm70;
@@ -29,8 +29,8 @@ impl<D: Driver> Checked<Cuda<D>> {
         self
     }
 
-    /// The same device in the f16 class, where products agree with those of the f32 class and are faster; else as it
-    /// was, and [`Cuda::below`] says why. On another capability than 7.x, or in another class, nothing is tried.
+    /// The same device in the f16 class, if products agree with those of the f32 class and are faster; otherwise
+    /// unchanged, and [`Cuda::below`] says why. On other capabilities than 7.x, or in another class, there is no trial.
     pub fn sm70(mut self, trial: Trial) -> Self {
         if !self.may_round() || self.fault.is_some() {
             return self;
@@ -48,7 +48,7 @@ impl<D: Driver> Cuda<D> {
         self.driver.capability().0 == 7 && self.tier == Tier::F32
     }
 
-    /// Of an f32 operand and a matrix that is stored so.
+    /// The product of an f32 operand and a matrix of this storage format.
     pub(super) fn product_f16(
         &mut self,
         out: (Arg, Write),
@@ -67,7 +67,7 @@ impl<D: Driver> Cuda<D> {
         self.launch(Launch { file: "product_sm70.ptx", entry: &entry, grid, threads: 256, args: &args });
     }
 
-    /// Both directions, of every way that a matrix is stored.
+    /// Compares both directions for every storage format.
     fn agrees_in_f16(&mut self) -> Result<(), String> {
         let (m, n, _) = COMPARED;
         for stored in [Stored::F32, Stored::Bf16, Stored::F16] {
@@ -103,7 +103,7 @@ impl<D: Driver> Cuda<D> {
         }
     }
 
-    /// Operands that are numbers of f16, and b of bf16 as well, so that both classes multiply the same ones exactly.
+    /// Operands that f16 represents exactly, and b bf16 as well, so that both classes multiply the same numbers.
     fn of_f16(&mut self, (m, n, k): (usize, usize, usize), (direction, stored): (Direction, Stored)) -> Case {
         let ldb = if direction == Direction::Forward { k } else { n };
         let s = Shape { m, n, k, lda: k, ldb, ldo: n };

@@ -1,6 +1,6 @@
-//! The tier sm_90a: large products of the bf16 class by wgmma, operands brought by the copy engine. No other capability
-//! than 9.0 runs it. It is taken where it was tried on the very device ([`super::trial`]). Which kernel computes a product
-//! then follows from its shape alone, and the class says that it is so.
+//! The tier sm_90a: large products of the bf16 class by wgmma, with operands brought by the copy engine. Only
+//! capability 9.0 runs it. It is used after a trial on the device itself ([`super::trial`]). The kernel of a product
+//! then follows from its shape alone, and the class name states the tier.
 
 use super::frozen::{Added, Direction};
 use super::launches::{Shape, adds};
@@ -9,13 +9,13 @@ use crate::backend::{Checked, Write};
 
 /// Rows and columns of a tile of the output.
 const TILE: (usize, usize) = (128, 256);
-/// Terms of a step; the copy engine brings boxes of so many columns.
+/// Terms of a step, which are also the columns of a box of the copy engine.
 const STEP: usize = 64;
 /// One producer warpgroup and two that multiply.
 const THREADS: u32 = 384;
 
-/// Whether a product is worth such tiles, and lies as the copy engine wants it. A part of the outputs (`s.n` of `s.ldo`)
-/// goes where the whole goes, so that parts have the bits of the whole.
+/// Whether a product is large enough for these tiles and aligned for the copy engine. A part of the outputs (`s.n` of
+/// `s.ldo`) takes the same tier as the whole, so that parts have the bits of the whole.
 pub(super) fn takes(s: &Shape, (a, b): (Arg, Arg)) -> bool {
     let aligned = |x: &Arg| matches!(x, Arg::Address(at) if at.is_multiple_of(16));
     (s.m >= TILE.0 && s.ldo >= TILE.1 && s.k >= STEP)
@@ -33,8 +33,8 @@ pub(super) fn map(at: Arg, (rows, cols): (usize, usize), between: usize, box_row
 }
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device with large products by wgmma, where it can run them, without a trial: another device on the same
-    /// card was tried, or a test looks at the kernels themselves.
+    /// The same device with large products by wgmma, if it can run them. There is no trial: another device on the same
+    /// card passed it, or a test examines the kernels themselves.
     pub fn untried(mut self) -> Self {
         self.sm90a = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80);
         self
@@ -42,7 +42,7 @@ impl<D: Driver> Checked<Cuda<D>> {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// As [`Cuda::product_bf16`](super::tensor), of shapes that [`takes`] takes.
+    /// Like [`Cuda::product_bf16`](super::tensor), for shapes that [`takes`] accepts.
     pub(super) fn product_sm90a(
         &mut self,
         processors: u32,

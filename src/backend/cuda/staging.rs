@@ -1,6 +1,6 @@
-//! Pinned host memory between callers and the device: two halves, used in turn. A copy from memory that is not pinned
-//! may still read it after the driver's call has returned (CUDA driver API, "API synchronization behavior"), so bytes
-//! are taken here first; a half is written again once the copies out of it are done.
+//! Pinned host memory between callers and the device: two halves, used alternately. The driver may read a source that
+//! is not pinned after its copy call has returned (CUDA driver API, "API synchronization behavior"), so bytes are
+//! copied here first. A half is reused once the copies out of it are done.
 
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::c_void;
@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 /// Bytes of a half.
 const HALF: usize = 4 << 20;
 
-/// Both halves, and an event behind the last copy out of each.
+/// Both halves, and an event after the last copy out of each.
 pub(super) struct Staging {
     memory: *mut c_void,
     events: [sys::CUevent; 2],
@@ -22,13 +22,13 @@ fn check(code: CUresult) -> Result<(), CUresult> {
 }
 
 impl Staging {
-    /// In the current context.
+    /// Allocates in the current context.
     pub fn new() -> Result<Self, CUresult> {
         let mut it = Staging { memory: null_mut(), events: [null_mut(); 2], side: 0, used: 0 };
-        // SAFETY: outputs are handles of this value, which gives back what it has in `free`.
+        // SAFETY: outputs are handles of this value, which frees them in `free`.
         let made = unsafe {
             check(sys::cuMemHostAlloc(&mut it.memory, 2 * HALF, 0)).and_then(|()| {
-                // 2: without times, which cost.
+                // 2: without timing, which costs time.
                 it.events.iter_mut().try_for_each(|event| check(sys::cuEventCreate(event, 2)))
             })
         };
@@ -39,8 +39,8 @@ impl Staging {
         Ok(it)
     }
 
-    /// Queues a copy of `bytes` to the device on `stream`; they may change as soon as this returns. The context that
-    /// it was made in is current.
+    /// Queues a copy of `bytes` to the device on `stream`. `bytes` may change as soon as this returns. The context of
+    /// [`Staging::new`] must be current.
     pub fn write(&mut self, mut to: u64, mut bytes: &[u8], stream: sys::CUstream) -> Result<(), CUresult> {
         while !bytes.is_empty() {
             if self.used == HALF {
@@ -60,7 +60,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Goes to the other half, once the copies out of it are done.
+    /// Switches to the other half, once the copies out of it are done.
     fn turn(&mut self, stream: sys::CUstream) -> Result<(), CUresult> {
         // SAFETY: events and stream live; an event that was never recorded is done.
         unsafe {
@@ -72,13 +72,13 @@ impl Staging {
         Ok(())
     }
 
-    /// Reads parts of the device's memory, after all that is queued on `stream`; waits for it even after an error.
+    /// Reads parts of device memory after all queued work of `stream`. Waits for that work even after an error.
     pub fn read(&mut self, parts: &mut [(u64, &mut [u8])], stream: sys::CUstream) -> Result<(), CUresult> {
         let pieces = parts.iter_mut().flat_map(|(from, out)| {
             let from = *from;
             out.chunks_mut(HALF).enumerate().map(move |(i, piece)| (from + (i * HALF) as u64, piece))
         });
-        // Copies out of these halves are before those into them, on the same stream.
+        // Copies out of these halves precede those into them, on the same stream.
         let mut filling: [Option<&mut [u8]>; 2] = [None, None];
         let mut queued = Ok(());
         for (i, (from, piece)) in pieces.enumerate() {
@@ -101,14 +101,14 @@ impl Staging {
         Ok(())
     }
 
-    /// Queues a copy into a half, and an event behind it.
+    /// Queues a copy into a half, and an event after it.
     fn fill(
         &mut self,
         side: usize,
         (from, len): (u64, usize),
         stream: sys::CUstream,
     ) -> Result<(), CUresult> {
-        // SAFETY: a piece is no longer than a half, which nobody reads any more.
+        // SAFETY: a piece is no longer than a half, and the half has no reader any more.
         unsafe {
             let at = self.memory.cast::<u8>().add(side * HALF);
             check(sys::cuMemcpyDtoHAsync_v2(at.cast(), from, len, stream))?;
@@ -116,7 +116,7 @@ impl Staging {
         }
     }
 
-    /// Waits until a half is filled, and empties it.
+    /// Waits until a half is filled, and copies it out.
     fn emptied(&mut self, side: usize, out: Option<&mut [u8]>) -> Result<(), CUresult> {
         if out.is_some() {
             // SAFETY: the event lives.
@@ -135,17 +135,17 @@ impl Staging {
         }
     }
 
-    /// Gives all back; nothing is under way and the context is current.
+    /// Frees all. No copy is under way and the context is current.
     pub fn free(&mut self) {
         for event in &mut self.events {
             if !event.is_null() {
-                // SAFETY: given back once.
+                // SAFETY: destroyed once.
                 unsafe { sys::cuEventDestroy_v2(*event) };
                 *event = null_mut();
             }
         }
         if !self.memory.is_null() {
-            // SAFETY: given back once.
+            // SAFETY: freed once.
             unsafe { sys::cuMemFreeHost(self.memory) };
             self.memory = null_mut();
         }

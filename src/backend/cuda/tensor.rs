@@ -1,5 +1,5 @@
-//! Products of frozen weights on tensor cores: activations are narrowed to bf16 rows that begin at multiples of 16
-//! bytes, then one kernel for every way that operands lie. LoRA's own products stay in f32.
+//! Products of frozen weights on tensor cores. Activations are narrowed to bf16 rows that begin at multiples of 16
+//! bytes; each operand layout has its kernel. LoRA's own products stay in f32.
 
 use super::frozen::{Added, Direction};
 use super::launches::Shape;
@@ -12,13 +12,13 @@ const FILE: &str = "product_sm80.ptx";
 /// Edge of the tile.
 const TILE: usize = 128;
 
-/// Numbers of a row as tensor cores want it.
+/// The length of a row in numbers, padded for tensor cores.
 pub(super) fn padded(cols: usize) -> usize {
     cols.next_multiple_of(8)
 }
 
 impl<D: Driver> Cuda<D> {
-    /// x as bf16, rows [`padded`].
+    /// x as bf16, in rows of [`padded`] numbers.
     pub(super) fn narrow(&mut self, x: View<Memory>) -> Memory {
         let stride = padded(x.cols);
         let out = self.take(2 * x.rows * stride);
@@ -28,7 +28,7 @@ impl<D: Driver> Cuda<D> {
         out
     }
 
-    /// Of operands that are bf16 both, in rows of [`padded`] numbers.
+    /// The product of two bf16 operands in rows of [`padded`] numbers.
     pub(super) fn product_bf16(
         &mut self,
         out: (Arg, Write),

@@ -1,5 +1,5 @@
-//! Arguments of a launch as the driver reads them; tensor maps, as it encodes them for the copy engine. CUDA 12.0 brought the call: it is looked up by name, so
-//! that a driver without it is told, not a panic.
+//! Arguments of a launch in the driver's form, and tensor maps for the copy engine. CUDA 12.0 introduced the encoding
+//! call: it is looked up by name, so that an older driver is detected instead of causing a panic.
 
 use super::{Arg, TensorMap, kernels};
 use cudarc::driver::sys::{
@@ -25,7 +25,7 @@ type Encode = unsafe extern "C" fn(
     CUtensorMapFloatOOBfill,
 ) -> CUresult;
 
-/// What a device has that runs the kernels of sm_90a.
+/// Properties of a device that runs the kernels of sm_90a.
 #[derive(Clone, Copy)]
 pub(super) struct Sm90a {
     encode: Encode,
@@ -33,14 +33,14 @@ pub(super) struct Sm90a {
     pub processors: u32,
 }
 
-/// What a device of this capability has, behind a driver that reads PTX up to `reads`. After cuInit alone.
+/// The properties of a device of this capability, with a driver that reads PTX up to `reads`. Needs cuInit only.
 pub(super) fn sm90a(device: sys::CUdevice, capability: (u32, u32), reads: u32) -> Option<Sm90a> {
     if !kernels::find("product_sm90a.ptx")?.runs_on(capability, reads) {
         return None;
     }
     let (mut n, asked) = (0, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    // SAFETY: writes one integer, the device is one of cuDeviceGet. The library is loaded and never unloaded; the type of
-    // the symbol, which may not be there, is that of cuda.h.
+    // SAFETY: writes one integer, the device is one of cuDeviceGet. The library is loaded and never unloaded; the type
+    // of the symbol, which may be missing, is that of cuda.h.
     let (code, encode) = unsafe {
         let code = sys::cuDeviceGetAttribute(&mut n, asked, device);
         (code, sys::culib().get::<Encode>(b"cuTensorMapEncodeTiled").ok().map(|f| *f))
@@ -49,8 +49,8 @@ pub(super) fn sm90a(device: sys::CUdevice, capability: (u32, u32), reads: u32) -
     Some(Sm90a { encode: encode?, processors })
 }
 
-/// Why a function cannot be run whose warpgroups divide its registers anew: compiled for another number than its head
-/// states, they would wait for registers for ever.
+/// Checks that a function whose warpgroups redistribute registers was compiled for the number in its head. With another
+/// number the warpgroups would wait for registers for ever.
 pub(super) fn divides(file: &str, function: sys::CUfunction) -> Result<(), String> {
     let Some(wanted) = kernels::find(file).and_then(kernels::Source::divided) else { return Ok(()) };
     let (mut has, asked) = (0, sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
@@ -62,7 +62,7 @@ pub(super) fn divides(file: &str, function: sys::CUfunction) -> Result<(), Strin
     }
 }
 
-/// The arguments of a launch where the driver reads them, and a pointer to each.
+/// The arguments of a launch in the driver's form, and a pointer to each.
 pub(super) struct Arguments {
     pointers: Vec<*mut c_void>,
     _words: Vec<u64>,
@@ -70,7 +70,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Maps are encoded; the error is the driver's about one.
+    /// Encodes the maps. The error is the driver's.
     pub fn of(sm90a: Option<Sm90a>, args: &[Arg]) -> Result<Self, CUresult> {
         let map = |arg: &Arg| if let Arg::Tensor(map) = arg { Some(*map) } else { None };
         let device = || sm90a.ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -85,7 +85,7 @@ impl Arguments {
         Ok(Arguments { pointers, _words: words, _maps: maps })
     }
 
-    /// One for every parameter, to at least its bytes (low bytes first), as long as this lives.
+    /// One pointer per parameter, to at least its bytes (low bytes first), valid as long as this value.
     pub fn pointers(&mut self) -> *mut *mut c_void {
         self.pointers.as_mut_ptr()
     }
@@ -97,19 +97,19 @@ fn bits(arg: Arg) -> u64 {
         Arg::Address(x) => x,
         Arg::U32(x) => u64::from(x).to_le(),
         Arg::F32(x) => u64::from(x.to_bits()).to_le(),
-        // Refused before a launch comes here; passed as a map.
+        // `Beyond` is refused before the launch; a tensor is passed as a map.
         Arg::Beyond(_) | Arg::Tensor(_) => 0,
     }
 }
 
-/// A map as kernels take it; 16 bytes of alignment of address and rows are the driver's to check.
+/// A map as kernels take it. The driver checks that address and row stride are multiples of 16 bytes.
 fn encoded(encode: Encode, map: &TensorMap) -> Result<CUtensorMap, CUresult> {
     let mut out = CUtensorMap { opaque: [0; 16] };
     let (sizes, strides) = ([u64::from(map.cols), u64::from(map.rows)], [map.stride]);
     let (part, steps) = ([64, map.box_rows], [1, 1]);
     let address = usize::try_from(map.address).map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: two dimensions, so two sizes, one stride and two edges; the driver reads them and writes `out`, which is
-    // aligned as its type says. The address is only written down.
+    // aligned as its type says. The address is stored and not read.
     let code = unsafe {
         encode(
             &mut out,

@@ -1,5 +1,5 @@
-//! Whether a device takes a higher tier of products, sm_90a or (`sm70.rs`) f16: they must agree with those of the tier
-//! below, on the very device, and be faster. No card has been asked yet; tests ask the interpreter.
+//! Trials of a higher tier of products, sm_90a or f16 (`sm70.rs`): on the device itself, its products must agree with
+//! those of the tier below and be faster. The trials have not run on a card yet; tests run them on the interpreter.
 
 use super::frozen::{Added, Direction};
 use super::launches::Shape;
@@ -10,12 +10,12 @@ use crate::numeric::rng::Stream;
 use half::bf16;
 use std::time::Instant;
 
-/// What is asked of it.
+/// The requirements of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trial {
     /// M, N and K of the product that is timed.
     pub timed: (usize, usize, usize),
-    /// How many times as fast as the tier below it must be there.
+    /// The required speed relative to the tier below.
     pub faster: f64,
 }
 
@@ -25,25 +25,25 @@ impl Default for Trial {
     }
 }
 
-/// Products that are compared: no multiples of anything, more than a tile each way, and ten steps: the ring of four stages
-/// turns twice, and the second tile of a block begins in its middle.
+/// Products that are compared: no multiples of anything, more than a tile each way, and ten steps, so that the ring of
+/// four stages wraps twice and the second tile of a block begins in its middle.
 const COMPARED: (usize, usize, usize) = (133, 270, 587);
-/// So few blocks that each of them has two tiles.
+/// Few enough blocks that each has two tiles.
 const FEW: u32 = 2;
-/// Rank of their adapter's part, which is read in parts of 16.
+/// Rank of the adapter's part, which is read in parts of 16.
 const RANK: usize = 17;
-/// Of the sum of the magnitudes of a sum's terms: both tiers multiply the same numbers exactly.
+/// Tolerance relative to the sum of the magnitudes of a sum's terms: both tiers multiply the same numbers exactly.
 const BOUND: f64 = 1e-4;
-/// Products that are timed at a time, and how often each tier's turn comes.
+/// Products timed at a time, and rounds per tier.
 const TIMES: (u32, usize) = (4, 3);
 
-/// The operands of a product, on the device and here.
+/// The operands of a product, on the device and on the host.
 pub(super) struct Case {
     pub s: Shape,
     pub direction: Direction,
     pub device: [Memory; 2],
     pub host: [Vec<f32>; 2],
-    /// What is tried, and what it is compared with.
+    /// The tier on trial and the tier it is compared with.
     pub names: [&'static str; 2],
 }
 
@@ -53,17 +53,18 @@ impl Case {
         (Arg::Address(a.at(0)), Arg::Address(b.at(0)))
     }
 
-    /// The lengths of a's rows and, on the way forward, of b's: two of them multiplied are no less than the sum of |a| |b|.
+    /// The lengths of the rows of a and, in the forward direction, of b. The product of two lengths is at least the sum
+    /// of |a| |b|.
     fn lengths(&self) -> [Vec<f64>; 2] {
         let length = |row: &[f32]| row.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
         self.host.each_ref().map(|x| x.chunks(self.s.k).map(length).collect())
     }
 
-    /// The first output of two tiers that are further apart than [`BOUND`] of its terms.
+    /// The first output at which two tiers differ by more than [`BOUND`] of its terms.
     pub fn same(&self, [old, new]: [&[f32]; 2], terms: impl Fn(usize, usize) -> f64) -> Result<(), String> {
         let Shape { n, k, .. } = self.s;
         let off = |i: usize| f64::from((old[i] - new[i]).abs()) / terms(i / n, i % n);
-        // NaN is told as well.
+        // NaN is reported as well.
         let Some(i) = (0..old.len()).find(|&i| off(i).is_nan() || off(i) > BOUND) else { return Ok(()) };
         let (row, col, off, direction, [new, _]) = (i / n, i % n, off(i), self.direction, self.names);
         Err(format!("{new}: output {row}, {col} is off by {off:.1e} ({direction:?}, {k} terms)"))
@@ -81,8 +82,8 @@ impl Case {
 }
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device with large products by wgmma, where they agree and are faster; else as it was, and
-    /// [`Cuda::below`] says why. Without the bf16 class, or on another capability than 9.0, nothing is tried.
+    /// The same device with large products by wgmma, if they agree and are faster; otherwise unchanged, and
+    /// [`Cuda::below`] says why. Without the bf16 class, or on another capability than 9.0, there is no trial.
     pub fn sm90a(mut self, trial: Trial) -> Self {
         let may = self.driver.sm90a().filter(|_| self.tier == Tier::Sm80 && self.fault.is_none());
         let Some(processors) = may else { return self };
@@ -102,17 +103,17 @@ impl<D: Driver> Checked<Cuda<D>> {
 }
 
 impl<D: Driver> Cuda<D> {
-    /// What a trial says. Nobody counts it, nor what it needed, which goes back.
+    /// Runs a trial. Its traffic and memory are not counted, and its memory is freed.
     pub(super) fn tried(
         &mut self,
         trial: impl FnOnce(&mut Self) -> Result<(), String>,
     ) -> Result<(), String> {
         let (traffic, counts) = (self.traffic, self.pool.counts());
         let result = trial(self);
-        // After a fault nothing of what waits is launched.
+        // After a fault the waiting launches are dropped.
         self.send();
         self.copies.clear();
-        // What the device cannot do for other kernels either, it tells again.
+        // A fault of the device itself occurs again at the next use.
         let fault = self.fault.take();
         self.undecided |= matches!(fault, Some(Fault::OutOfMemory { .. }));
         self.traffic = traffic;
@@ -120,7 +121,8 @@ impl<D: Driver> Cuda<D> {
         fault.map_or(result, |fault| Err(fault.to_string()))
     }
 
-    /// Whether the last trial ended for want of memory, which says nothing of the kernels: another may end otherwise.
+    /// Whether the last trial ended for lack of memory. This says nothing about the kernels, so another trial may
+    /// succeed.
     pub fn undecided(&self) -> bool {
         self.undecided
     }
@@ -130,7 +132,7 @@ impl<D: Driver> Cuda<D> {
         self.below.as_deref()
     }
 
-    /// Both directions, with and without an adapter's part, on all multiprocessors and on few.
+    /// Compares both directions, with and without an adapter's part, on all multiprocessors and on few.
     fn agrees(&mut self, processors: u32) -> Result<(), String> {
         let (m, n, _) = COMPARED;
         for direction in [Direction::Forward, Direction::Backward] {
@@ -156,8 +158,8 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
-    /// Of one large product, all of whose outputs are compared as well: rows of tiles are in groups there.
-    /// `product`: by what is tried, or by what it is compared with.
+    /// Times one large product and compares all its outputs, because rows of tiles are in groups at this size.
+    /// `product` takes true for the tier on trial, false for the tier below.
     pub(super) fn gains(
         &mut self,
         case: &Case,
@@ -165,7 +167,7 @@ impl<D: Driver> Cuda<D> {
         product: impl Fn(&mut Self, bool, Arg),
     ) -> Result<(), String> {
         let Shape { m, n, k, .. } = case.s;
-        // An output that one of them does not write stays a number that is not the other's.
+        // The outputs start as random numbers, so that an unwritten output differs from a computed one.
         let outs = [5, 5].map(|key| self.numbers(m * n, key));
         let mut least = [f64::INFINITY; 2];
         for turn in 0..2 * TIMES.1 {
@@ -184,7 +186,7 @@ impl<D: Driver> Cuda<D> {
         Err(format!("{new}: {gain:.2} times as fast as {old} at {m} x {n} x {k}, and {faster:.2} is asked"))
     }
 
-    /// Of some products, after one that compiles and wakes the device.
+    /// Times some products, after one that compiles and wakes the device.
     fn seconds(&mut self, out: &Memory, product: impl Fn(&mut Self, Arg)) -> Result<f64, Fault> {
         let at = Arg::Address(out.at(0));
         product(self, at);
@@ -202,7 +204,7 @@ impl<D: Driver> Cuda<D> {
         Case { s, direction, device: [a, b], host: [x, y], names: ["wgmma", "mma"] }
     }
 
-    /// In -1 .. 1, keyed; rows [`padded`].
+    /// Numbers in -1 .. 1 by key, in rows of [`padded`] numbers.
     fn rows_of_bf16(&mut self, (rows, cols): (usize, usize), key: u64) -> (Memory, Vec<f32>) {
         let numbers: Vec<bf16> = uniform(rows * cols, key).into_iter().map(bf16::from_f32).collect();
         let mut all = vec![bf16::ZERO; rows * padded(cols)];
@@ -220,7 +222,7 @@ impl<D: Driver> Cuda<D> {
         memory
     }
 
-    /// Waits for everything before.
+    /// Reads memory, after all earlier work.
     pub(super) fn fetched(&mut self, from: &Memory, len: usize) -> Result<Vec<f32>, Fault> {
         let mut out = vec![0.0f32; len];
         self.fetch(from.at(0), bytemuck::cast_slice_mut(&mut out))?;
@@ -228,7 +230,7 @@ impl<D: Driver> Cuda<D> {
     }
 }
 
-/// Where there are many, over and over; a prime number of them, so that no two rows of a tile's edge are the same.
+/// Uniform numbers; long lists repeat a prime number of them, so that no two rows at a tile's edge are equal.
 pub(super) fn uniform(len: usize, key: u64) -> Vec<f32> {
     let mut s = Stream::new(&[key]);
     let some: Vec<f32> = (0..len.min(65_521)).map(|_| 2.0 * s.unit() - 1.0).collect();

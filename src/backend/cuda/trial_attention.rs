@@ -1,6 +1,6 @@
-//! Whether a device takes attention by wgmma: it must agree with that of sm_80, on the very device, and be faster. Both
-//! directions are decided apart, each for heads of 64 and of 128 together. No card has been asked yet; tests ask the
-//! interpreter.
+//! Trials of attention by wgmma: on the device itself, it must agree with attention of sm_80 and be faster. The two
+//! directions are decided separately, each for heads of 64 and of 128 together. The trials have not run on a card yet;
+//! tests run them on the interpreter.
 
 use super::attention_sm90a::{Flash, SIZES};
 use super::trial::uniform;
@@ -10,14 +10,14 @@ use crate::backend::{
 };
 use std::time::Instant;
 
-/// What is asked of it.
+/// The requirements of a trial.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionTrial {
     /// Tokens of the row that is timed.
     pub timed: usize,
-    /// Its heads of queries, and those of keys that they share: as many blocks as fill a card.
+    /// Its query heads, and the key heads that they share: enough blocks to fill a card.
     pub heads: (usize, usize),
-    /// How many times as fast as attention of sm_80 it must be there.
+    /// The required speed relative to attention of sm_80.
     pub faster: f64,
 }
 
@@ -27,18 +27,18 @@ impl Default for AttentionTrial {
     }
 }
 
-/// Packed rows that are compared: less than a tile, one token, and three tiles of which the last is almost nothing (all
-/// rings turn but that of queries in heads of 64, which does in what is timed, and is compared, too); and so few tokens
-/// that boxes are larger than the tensor.
+/// Packed rows that are compared. The first set has a row below a tile, a row of one token, and a row of three tiles
+/// with an almost empty last one; all rings wrap except that of queries in heads of 64, which wraps in the timed row,
+/// which is compared as well. The second set has fewer tokens than a box.
 const COMPARED: [[u32; 4]; 2] = [[0, 3, 4, 263], [0, 3, 4, 40]];
-/// Their heads of queries and of keys.
+/// Heads of queries and of keys.
 const HEADS: (usize, usize) = (2, 1);
-/// Of a row's length in one head: probabilities are rounded to bf16, 2^-9, under other maxima; and of the mean length of
-/// all rows, where a gradient is all but nothing.
+/// Tolerances relative to a row's length in one head (probabilities are rounded to bf16, 2^-9, under different maxima)
+/// and to the mean length of all rows, for gradients close to zero.
 const ROUNDED: [f64; 2] = [1.0 / 128.0, 1e-3];
-/// Of a logsumexp and one: nothing of it is rounded to bf16.
+/// Tolerance of logsumexp, relative to its magnitude plus one: no part of it is rounded to bf16.
 const EXACT: f64 = 1e-4;
-/// How often each is computed at a time, and how often its turn comes.
+/// Computations at a time, and rounds.
 const TIMES: (u32, usize) = (4, 3);
 
 /// A direction.
@@ -48,7 +48,7 @@ enum Way {
     Backward,
 }
 
-/// Whose kernels compute it.
+/// The kernels that compute a direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum By {
     Mma,
@@ -56,7 +56,7 @@ enum By {
 }
 
 impl Way {
-    /// By wgmma in this direction alone, or not at all.
+    /// Wgmma in this direction alone, or nowhere.
     fn flash(self, by: By) -> Flash {
         let takes = |way| by == By::Wgmma && self == way;
         Flash { forward: takes(Way::Forward), backward: takes(Way::Backward) }
@@ -89,14 +89,14 @@ impl Case {
         Qkv { q: self.input(0), k: self.input(1), v: self.input(2) }
     }
 
-    /// Numbers of what a direction computes: out, logsumexp; dq, dk, dv.
+    /// The lengths of a direction's outputs: out, logsumexp; dq, dk, dv.
     fn lengths(&self, way: Way) -> Vec<usize> {
         let [q, k, v, _] = self.cols();
         let cols = if way == Way::Forward { vec![q, self.heads.query] } else { vec![q, k, v] };
         cols.into_iter().map(|c| c * self.rows).collect()
     }
 
-    /// Whether two tiers computed the same, as far as their roundings allow.
+    /// Checks that two tiers computed the same, within the bounds of their roundings.
     fn same(&self, way: Way, old: &[Vec<f32>], new: &[Vec<f32>]) -> Result<(), String> {
         for (i, (old, new)) in old.iter().zip(new).enumerate() {
             let (exact, per) = ((way, i) == (Way::Forward, 1), self.heads.size);
@@ -111,13 +111,13 @@ impl Case {
     }
 }
 
-/// The first number that is further off than [`EXACT`]; NaN is told as well.
+/// The first number that differs by more than [`EXACT`]; NaN is reported as well.
 fn apart(old: &[f32], new: &[f32]) -> Option<usize> {
     let off = |(a, b): (&f32, &f32)| f64::from((a - b).abs()) / (1.0 + f64::from(a.abs()));
     old.iter().zip(new).position(|x| !off(x).le(&EXACT))
 }
 
-/// The first row of `per` numbers that is further off than [`ROUNDED`]; NaN is told as well.
+/// The first row of `per` numbers that differs by more than [`ROUNDED`]; NaN is reported as well.
 fn apart_by_rows(per: usize, old: &[f32], new: &[f32]) -> Option<usize> {
     let length = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let mean = length(&mut old.iter().copied()) / ((old.len() / per) as f64).sqrt();
@@ -130,8 +130,9 @@ fn apart_by_rows(per: usize, old: &[f32], new: &[f32]) -> Option<usize> {
 }
 
 impl<D: Driver> Checked<Cuda<D>> {
-    /// The same device with attention by wgmma, in each direction in which it agrees and is faster; else as it was, and
-    /// [`Cuda::attention_below`] says why. Without the bf16 class, or on another capability than 9.0, nothing is tried.
+    /// The same device with attention by wgmma, in each direction that agrees and is faster; otherwise unchanged, and
+    /// [`Cuda::attention_below`] says why. Without the bf16 class, or on another capability than 9.0, there is no
+    /// trial.
     pub fn attention_sm90a(mut self, trial: AttentionTrial) -> Self {
         if self.driver.sm90a().is_none() || self.tier != Tier::Sm80 || self.fault.is_some() {
             return self;
@@ -145,7 +146,7 @@ impl<D: Driver> Checked<Cuda<D>> {
         };
         let forward = takes(&mut self, Way::Forward, "forward");
         let backward = takes(&mut self, Way::Backward, "gradient");
-        // For want of memory nothing is decided, of either direction: another device on the card would have other kernels.
+        // Without enough memory neither direction is decided: another device on the card would use other kernels.
         self.flash = if self.undecided { Flash::default() } else { Flash { forward, backward } };
         self.attention_below = (!why.is_empty()).then(|| why.join("; "));
         self
@@ -196,21 +197,21 @@ impl<D: Driver> Cuda<D> {
         Ok(())
     }
 
-    /// Of some, after one that compiles and wakes the device.
+    /// Times some calls, after one that compiles and wakes the device.
     fn seconds_of(&mut self, case: &Case, way: Way, (by, outs): (By, &mut [Memory])) -> Result<f64, Fault> {
         self.attended(case, way, (by, outs));
         self.fetched(&outs[0], 1)?;
         let began = Instant::now();
         for _ in 0..TIMES.0 {
             self.attended(case, way, (by, outs));
-            // A list so short that no graph is made of it: that would be timed, and kept.
+            // The list is too short to become a graph, which would be timed and kept.
             self.send();
         }
         self.fetched(&outs[0], 1)?;
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// One direction, by wgmma or not.
+    /// Computes one direction, by wgmma or not.
     fn attended(&mut self, case: &Case, way: Way, (by, outs): (By, &mut [Memory])) {
         self.flash = way.flash(by);
         let (rows, [wide, narrow, ..]) = (case.rows, case.cols());
@@ -236,7 +237,7 @@ impl<D: Driver> Cuda<D> {
         all.map(|(out, len)| self.fetched(out, len)).collect::<Result<_, _>>().map_err(|e| e.to_string())
     }
 
-    /// Room for what a direction computes: a number that it does not write stays one that is nobody's.
+    /// Memory for a direction's outputs. It starts as random numbers, so that an unwritten output is detected.
     fn attention_outs(&mut self, case: &Case, way: Way) -> Vec<Memory> {
         case.lengths(way).into_iter().map(|len| self.numbers(len, 5)).collect()
     }
@@ -246,7 +247,7 @@ impl<D: Driver> Cuda<D> {
         let tokens = self.tokens(TokenRows { ids: &vec![0; rows], bounds, past: 0 });
         let lengths = [query, kv, kv, query].map(|heads| rows * heads * size);
         let inputs = [1, 2, 3, 4].map(|key| {
-            // Scores of some size, so that the softmax is not flat.
+            // Larger scores, so that the softmax is not flat.
             let by = if key == 1 { 4.0 } else { 1.0 };
             let numbers: Vec<f32> = uniform(lengths[key as usize - 1], key).iter().map(|x| by * x).collect();
             let memory = self.take(4 * numbers.len());

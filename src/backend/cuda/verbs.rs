@@ -1,4 +1,4 @@
-//! The verbs: one kernel (seldom two) is launched. Files and entries carry the verb's stem.
+//! The verbs. Each launches one kernel, rarely two. Files and entries carry the verb's stem.
 
 use super::frozen::Direction;
 use super::launches::{Shape, THREADS, adds};
@@ -295,7 +295,7 @@ impl<D: Driver> Backend for Cuda<D> {
         key: DropoutKey,
         tokens: &Tokens,
     ) {
-        // The rest of the hash, over the token in its row and the channel, is the kernel's.
+        // The kernel mixes in the token's place in its row and the channel.
         let of_row = |&id| rng::hash(&[key.seed, key.step, id, key.module]);
         let bases = self.integers(&key.rows.iter().map(of_row).collect::<Vec<_>>());
         let args = [

@@ -1,6 +1,6 @@
-//! Frozen matrices go to the device as the file has them; f32 numbers that are all bf16 numbers go as such, which is
-//! exact and takes half the memory. For tensor cores everything is rounded to bf16, and rows are padded so that each
-//! begins at a multiple of 16 bytes. Blocks stay blocks in every tier ([`super::frozen`]).
+//! Upload of frozen matrices in their file's format. An f32 matrix whose numbers are all bf16 numbers is stored as
+//! bf16, which is exact and halves the memory. For tensor cores everything is rounded to bf16, and rows are padded so
+//! that each begins at a multiple of 16 bytes. Blocks stay blocks in every tier ([`super::frozen`]).
 
 use super::memory::{Memory, Stored, Weight};
 use super::tensor::padded;
@@ -11,12 +11,12 @@ use crate::numeric::dtype::Dtype;
 use half::bf16;
 use std::num::NonZero;
 
-/// Bytes that a frozen matrix of that many numbers takes on any device of the f32 class.
+/// Bytes of a frozen matrix with this many numbers, on any device of the f32 class.
 pub fn matrix_bytes(encoding: Encoding, numbers: usize) -> usize {
     encoding.size_of(numbers)
 }
 
-/// The same of the bf16 class, rows that are padded left aside.
+/// Bytes of the same matrix in the bf16 class, without the padding of rows.
 pub fn matrix_bytes_bf16(encoding: Encoding, numbers: usize) -> usize {
     match encoding {
         Encoding::Plain(_) => 2 * numbers,

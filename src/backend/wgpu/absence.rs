@@ -1,74 +1,74 @@
-//! Why no GPU is found, in one line with the command that helps. wgpu only says that there is none, so the system is
-//! asked: is there a loader, a driver, a device file, and may this user open it. The choice among the reasons is a
-//! pure function of those facts.
+//! Why no GPU is found, in one line with the command that helps. wgpu reports only that there is none, so the system is
+//! examined: loader, drivers, device files, and the permission to open them. The choice among the reasons is a pure
+//! function of these facts.
 
 use std::path::{Path, PathBuf};
 
-/// What the system says.
+/// Facts about the system.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Why the Vulkan loader does not load; None where it does, or where the system has no need of one.
+    /// Why the Vulkan loader does not load; `None` if it loads or the system needs none.
     pub loader: Option<String>,
-    /// The variable that names driver files, and what it names, where it is set.
+    /// The environment variable that names driver files, and its value, if it is set.
     pub variable: Option<(&'static str, String)>,
-    /// Driver manifests that are there.
+    /// Driver manifests that exist.
     pub drivers: Vec<String>,
     /// Device files of cards.
     pub nodes: Vec<Node>,
-    /// Whether an NVIDIA kernel driver is there.
+    /// Whether an NVIDIA kernel driver is loaded.
     pub nvidia: bool,
     /// Windows Subsystem for Linux.
     pub wsl: bool,
-    /// A container.
+    /// The process runs in a container.
     pub container: bool,
 }
 
 /// A device file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Where.
+    /// Path.
     pub path: PathBuf,
-    /// Who could open it, where this process cannot.
+    /// The group that may open the file, if this process may not.
     pub denied_to_all_but: Option<String>,
 }
 
 /// Why there is no GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
-    /// Vulkan's own library.
+    /// The Vulkan loader does not load, for this reason.
     Loader(String),
-    /// The environment points elsewhere.
+    /// The environment variable names no existing driver.
     Variable {
-        /// Which.
+        /// Its name.
         variable: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
     },
-    /// No manifest anywhere.
+    /// No driver manifest exists.
     NoDriver,
-    /// WSL needs a driver of its own kind.
+    /// WSL needs Mesa's dzn driver.
     Wsl,
-    /// The files are there and closed.
+    /// A device file exists but cannot be opened.
     Permission {
-        /// Which file.
+        /// The file.
         node: PathBuf,
-        /// Who may.
+        /// The group that may open it.
         group: String,
     },
-    /// A container that was given no card.
+    /// The container has no card.
     Container,
-    /// NVIDIA's kernel part without its Vulkan part.
+    /// The NVIDIA kernel driver is loaded, but its Vulkan driver is missing.
     Nvidia,
-    /// A card, drivers, and no adapter.
+    /// A card and drivers exist, but no driver offers an adapter.
     OtherDriver {
-        /// The card's file.
+        /// The card's device file.
         node: PathBuf,
-        /// Their manifests.
+        /// Names of the driver manifests.
         drivers: String,
     },
-    /// Nothing to be found.
+    /// No card was found.
     NoCard,
-    /// Windows and others, where drivers bring everything.
+    /// No adapter on Windows and other systems, where drivers bring everything.
     NoAdapter,
 }
 
@@ -93,7 +93,7 @@ impl Absence {
         }
     }
 
-    /// What to do about it, in one line.
+    /// The remedy, in one line.
     pub fn fix(&self) -> String {
         let fix = match self {
             Absence::Loader(_) => {
@@ -133,7 +133,7 @@ impl std::fmt::Display for Absence {
     }
 }
 
-/// The first thing that stands in the way.
+/// The first applicable reason.
 pub fn of(facts: &Facts) -> Absence {
     if !cfg!(target_os = "linux") && facts.loader.is_none() && facts.drivers.is_empty() {
         return Absence::NoAdapter;
@@ -164,7 +164,7 @@ pub fn of(facts: &Facts) -> Absence {
 }
 
 impl Facts {
-    /// Asks this system.
+    /// Examines this system.
     pub fn gather() -> Self {
         let variable = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"]
             .into_iter()
@@ -196,7 +196,7 @@ fn loader() -> Option<String> {
     None
 }
 
-/// Where the loader looks for manifests.
+/// The folders in which the loader looks for manifests.
 fn folders() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = Vec::new();
     for (variable, otherwise) in [
@@ -217,7 +217,7 @@ fn folders() -> Vec<PathBuf> {
     roots.into_iter().map(|root| root.join("vulkan/icd.d")).collect()
 }
 
-/// The file, or the manifests in the folder; their names.
+/// The names of a manifest, or of the manifests in a folder.
 fn manifests(path: &Path) -> Vec<String> {
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_string());
     if path.is_file() {
@@ -231,7 +231,7 @@ fn manifests(path: &Path) -> Vec<String> {
     found
 }
 
-/// Render nodes, and who may open those that this process may not.
+/// Render nodes, each with the group that may open it if this process may not.
 fn nodes(folder: &Path) -> Vec<Node> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let render = |path: &PathBuf| path.to_string_lossy().contains("renderD");
@@ -245,7 +245,7 @@ fn nodes(folder: &Path) -> Vec<Node> {
     paths.into_iter().map(node).collect()
 }
 
-/// The name of a file's group; its number where it has none.
+/// The name of a file's group, or its number if it has no name.
 fn group_of(path: &Path) -> String {
     #[cfg(unix)]
     {
@@ -274,7 +274,7 @@ mod tests {
         vec![Node { path: "/dev/dri/renderD128".into(), denied_to_all_but: denied.map(String::from) }]
     }
 
-    /// The line for what the system says.
+    /// Checks the line for these facts.
     #[track_caller]
     fn check(facts: Facts, parts: &[&str]) {
         let line = of(&facts).to_string();
@@ -284,7 +284,7 @@ mod tests {
         assert!(!line.contains('\n'), "{line}");
     }
 
-    /// What the system says may hold colons; the fix is a field of its own.
+    /// Facts may contain colons; the fix is a separate field.
     #[test]
     fn a_finding_is_not_cut_at_a_colon() {
         let why = Absence::Loader("a.so: cannot open: No such file".into());

@@ -1,6 +1,6 @@
-//! What there is of GPUs, as people and the choice of devices see it: facts, in an order that does not change from
-//! run to run ([`super::instance`] sorts), with one key per physical card, because a card may have several drivers.
-//! Asked once per process: an adapter that comes or goes while a run goes on is not looked for.
+//! The GPUs of this machine as facts for users and for the choice of devices, in an order that is the same in every run
+//! ([`super::instance`] sorts). All drivers of one physical card share a key. The list is made once per process, so
+//! adapters that appear or disappear during a run are not noticed.
 
 use super::absence::{self, Absence};
 use super::instance::{self, Adapter};
@@ -11,59 +11,59 @@ use wgpu::{DeviceType, Features};
 /// Bytes of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Memory {
-    /// All of it.
+    /// All bytes.
     pub total: u64,
-    /// What nobody uses at the moment, as far as the driver says.
+    /// Free bytes, as reported by the driver.
     pub free: u64,
 }
 
-/// What kind of thing computes.
+/// Kinds of adapters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A card with memory of its own.
+    /// A card with its own memory.
     Discrete,
-    /// A part of the processor, on the machine's memory.
+    /// A part of the processor that uses the machine's memory.
     Integrated,
     /// A part of a card, given to a virtual machine.
     Virtual,
-    /// A driver that does not say.
+    /// The driver does not say.
     Unknown,
     /// A driver that computes on the processor: slower than the CPU backend.
     Software,
 }
 
-/// An adapter.
+/// An adapter with its facts.
 #[derive(Debug)]
 pub struct Found {
-    /// What it says of itself.
+    /// Facts about the adapter.
     pub facts: Facts,
-    /// To open it with.
+    /// The handle for opening it.
     pub adapter: Adapter,
 }
 
-/// What an adapter says of itself.
+/// Facts about an adapter.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Facts {
-    /// As its driver spells it.
+    /// The driver's spelling.
     pub name: String,
-    /// What it is.
+    /// The kind of adapter.
     pub kind: Kind,
     /// `vulkan`, `metal`, `dx12`.
     pub api: String,
     /// Driver and its version.
     pub driver: String,
-    /// Where it is plugged in; empty where that is unknown.
+    /// PCI address; empty if unknown.
     pub pci: String,
-    /// The same for all drivers of one card.
+    /// The key of the physical card, equal for all its drivers.
     pub card: String,
-    /// What kernels may use.
+    /// Features that kernels may use.
     pub features: Vec<String>,
-    /// What bounds them.
+    /// Limits for kernels.
     pub limits: BTreeMap<&'static str, u64>,
 }
 
-/// All of them, software last.
+/// All adapters, software last.
 pub fn all() -> &'static [Found] {
     static ALL: OnceLock<Vec<Found>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -73,13 +73,13 @@ pub fn all() -> &'static [Found] {
     })
 }
 
-/// Why there is none, or no real one.
+/// Why there is no adapter, or no hardware adapter.
 pub fn why_none() -> Absence {
     absence::of(&absence::Facts::gather())
 }
 
 impl Found {
-    /// How much it has and how much of that is free now; None where its driver does not say.
+    /// Total and free memory now; `None` if the driver does not report it.
     pub fn memory(&self) -> Option<Memory> {
         #[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
         return super::vulkan::memory(self.adapter.handle());
@@ -88,7 +88,7 @@ impl Found {
     }
 }
 
-/// `twins` counts adapters that nothing but their order tells apart, per API.
+/// `twins` counts adapters of the same API and model, which only their order distinguishes.
 fn facts(adapter: &Adapter, twins: &mut BTreeMap<String, usize>) -> Facts {
     let info = &adapter.info;
     let drivers = [info.driver.trim(), info.driver_info.trim()];
@@ -99,7 +99,7 @@ fn facts(adapter: &Adapter, twins: &mut BTreeMap<String, usize>) -> Facts {
     let card = match (info.device_pci_bus_id.as_str(), uuid(adapter)) {
         ("", Some(uuid)) => uuid,
         ("", None) => format!("{model} {nth}"),
-        // Without a domain, as DX12 says it.
+        // Without the PCI domain, as DX12 reports it.
         (pci, _) => pci.trim_start_matches("0000:").to_string(),
     };
     Facts {
@@ -132,7 +132,7 @@ fn kind(adapter: &Adapter) -> Kind {
     }
 }
 
-/// Those that a kernel of ours may use, with the sizes of subgroups and cooperative matrices.
+/// The features that kernels here may use, with the sizes of subgroups and cooperative matrices.
 fn features(adapter: &Adapter) -> Vec<String> {
     let has = adapter.features();
     let named = [

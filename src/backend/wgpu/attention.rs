@@ -1,5 +1,5 @@
-//! Attention: blocked over keys, softmax on the fly, nothing of size T x T. Queries (for dk and dv: keys) are cut
-//! where a dispatch would take too long.
+//! Attention: blocked over keys, with an online softmax and nothing of size T x T. Queries (for dk and dv: keys) are
+//! split if a dispatch would take too long.
 
 use super::device::Call;
 use super::kernel::Access::{Read, Write as Written};
@@ -28,10 +28,10 @@ pub(super) const KERNELS: &[&Kernel] =
 /// The largest head whose sums flash attention keeps in registers.
 pub(super) const FLASH_SIZE: usize = 256;
 
-/// Over scalar loops: what an operation costs beside one of a tiled product.
+/// Cost of an operation in scalar loops relative to one in a tiled product.
 const SCALAR: f64 = 4.0;
 
-/// For heads of that size, and for subgroups of `lanes` that share what they load; 0 where they do not.
+/// Constants for this head size and for subgroups of `lanes` that share their loads; 0 if they do not.
 pub(super) fn constants_of(size: u32, lanes: u32) -> [Constant; 4] {
     [("SIZE", size), ("PER_LANE", size.div_ceil(64)), ("CHUNKS", size.div_ceil(32)), ("LANES", lanes)]
 }
@@ -55,7 +55,7 @@ impl Wgpu {
             _ => None,
         };
         let fast = fast.filter(|_| self.variants.flash && part.heads.size <= FLASH_SIZE);
-        // A flash kernel takes 32 queries or keys a workgroup, the plain one a single one.
+        // A workgroup of a flash kernel takes 32 queries or keys, one of the plain kernel takes one.
         let blocks = if fast.is_some() { count.div_ceil(32) } else { count };
         let lanes = if fast.is_some() { self.variants.lanes } else { 0 };
         let constants = constants_of(part.heads.size as u32, lanes);
@@ -75,7 +75,7 @@ impl Wgpu {
         ((heads.size as f32).sqrt().recip() * spoil).to_bits()
     }
 
-    /// Work of a query: pairs of it with every key that it may see, on average.
+    /// The work of a query: `products` products over its share of the `pairs`.
     fn per_query(pairs: f64, queries: usize, heads: Heads, products: f64) -> f64 {
         SCALAR * products * 2.0 * pairs / queries.max(1) as f64 * (heads.query * heads.size) as f64
     }
@@ -175,7 +175,7 @@ impl Wgpu {
 }
 
 impl Tokens {
-    /// Pairs of a query with a key that it sees.
+    /// The number of (query, visible key) pairs.
     pub(super) fn pairs(&self) -> f64 {
         let of_row = |w: &[u32]| f64::from(w[1] - w[0]) * (f64::from(w[1] - w[0]) + 1.0) / 2.0;
         self.bounds.windows(2).map(of_row).sum()

@@ -1,5 +1,5 @@
-//! A device that is lost on purpose. Drivers reset cards that hang, laptops unplug them; tests do it through here, and
-//! everything after it takes the way of the real thing: handlers, latch, fault.
+//! Simulates the loss of a device. Drivers reset cards that hang, and laptops unplug them. Everything after the
+//! simulated loss takes the same path as after a real one: handlers, latch, fault.
 
 use super::Wgpu;
 use super::device::Call;
@@ -8,7 +8,7 @@ use crate::backend::Checked;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Takes a device away.
+/// Disables a device.
 #[derive(Debug, Clone)]
 pub struct Breaker(wgpu::Device, Arc<AtomicBool>);
 
@@ -18,13 +18,13 @@ impl Breaker {
         self.0.destroy();
     }
 
-    /// The same as most drivers do it: wgpu knows no way to say it but a panic.
+    /// Makes polling panic, which is how wgpu reports the loss for most drivers.
     pub fn vanish(&self) {
         self.1.store(true, Ordering::Relaxed);
     }
 }
 
-/// Text that no compiler takes.
+/// A kernel that no compiler accepts.
 static BROKEN: Kernel = Kernel { name: "broken", source: &["fn main( {"], buffers: &[] };
 
 impl Checked<Wgpu> {
@@ -36,7 +36,7 @@ impl Checked<Wgpu> {
 }
 
 impl Wgpu {
-    /// What could take this device away.
+    /// The breaker of this device.
     pub fn breaker(&self) -> Breaker {
         Breaker(self.gpu.device.clone(), self.gpu.gone.clone())
     }

@@ -1,18 +1,18 @@
-//! What a driver made of the kernels, kept from run to run where it allows that. Files are not this floor's business:
-//! whoever opens a device brings what was kept, and is called when there is more.
+//! The driver's compiled kernels, kept across runs if the driver allows it. This module does no file access: the caller
+//! of `open` supplies the stored bytes and a callback that stores new ones.
 
 use super::Wgpu;
 use std::sync::Arc;
 
-/// Takes bytes to keep.
+/// Stores bytes.
 pub type Keep = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
-/// A driver's cache between runs.
+/// A driver's cache across runs.
 #[derive(Clone)]
 pub struct Cache {
-    /// What was kept, of the same adapter.
+    /// Stored bytes of the same adapter.
     pub found: Option<Vec<u8>>,
-    /// Called after a read, where kernels were compiled before it.
+    /// Called after a read that compiled new kernels.
     pub keep: Keep,
 }
 
@@ -22,16 +22,16 @@ impl std::fmt::Debug for Cache {
     }
 }
 
-/// The driver's cache, begun with what was kept.
+/// The driver's cache, initialized with stored bytes.
 pub(super) fn begin(device: &wgpu::Device, data: Option<&[u8]>) -> wgpu::PipelineCache {
     let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
-    // SAFETY: the bytes are those that `get_data` gave for this adapter: whoever keeps them checks their hash, and
-    // wgpu that they are of this driver; what does not fit is left out (`fallback`).
+    // SAFETY: the bytes come from `get_data` for this adapter: their hash is checked where they are stored, and wgpu
+    // checks that they belong to this driver; bytes that do not fit are ignored (`fallback`).
     unsafe { device.create_pipeline_cache(&descriptor) }
 }
 
 impl Wgpu {
-    /// Hands over what was compiled since the last time; nothing in the steady state.
+    /// Passes newly compiled kernels to the callback; does nothing in the steady state.
     pub(super) fn keep_compiled(&mut self) {
         let compiled = self.gpu.pipelines.compiled();
         if self.kept == compiled {

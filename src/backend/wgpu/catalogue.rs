@@ -1,4 +1,4 @@
-//! Every kernel text that any device may be asked to compile: for tests that translate them all without a device.
+//! Every kernel text that a device may compile, for tests that translate all of them without a device.
 
 use super::kernel::{Constant, Kernel, PRELUDE};
 use super::{attention, encodings, loss, products, rows, variants};
@@ -9,11 +9,11 @@ use crate::numeric::block::Block;
 pub struct Entry {
     /// Kernel and constants.
     pub name: String,
-    /// What a driver gets.
+    /// The text for the driver.
     pub text: String,
 }
 
-/// All of them, and the pieces that they are made of, each as its file has it.
+/// All kernels, and their source pieces as their files have them.
 pub fn catalogue() -> (Vec<Entry>, Vec<&'static str>) {
     let lists = [rows::KERNELS, loss::KERNELS, attention::KERNELS, products::KERNELS, variants::KERNELS];
     let kernels: Vec<&Kernel> = lists.concat();
@@ -42,7 +42,7 @@ fn product(axes: &[(&'static str, &[u32])]) -> Vec<Vec<Constant>> {
 
 const ACROSS: [(&str, &[u32]); 2] = [("LEFT_ACROSS", &[0, 1]), ("RIGHT_ACROSS", &[0, 1])];
 
-/// The constants that a kernel is given, by its name.
+/// The sets of constants for a kernel, by its name.
 fn sets(kernel: &Kernel) -> Vec<Vec<Constant>> {
     let every = encodings::all();
     let encoding = ("ENCODING", &every[..]);

@@ -1,7 +1,7 @@
-//! A variant is used on a device only after it was right there: products and rows against formulas in f64 on the host,
-//! flash attention against the plain kernels. What is wrong, or does not compile, is dropped by name, and what comes
-//! after it in the list has its turn; the plain kernels are always left. What a model brings (its heads, how its matrices are
-//! encoded) makes other kernels, so a variant is tried once more on that before anything is computed with it.
+//! A variant is used on a device only after its results were correct there: products and rows against formulas in f64
+//! on the host, flash attention against the plain kernels. A variant that is wrong or does not compile is dropped by
+//! name, and the next one in the list is tried; the plain kernels always remain. A model's head sizes and encodings
+//! need other kernels, so a variant is tried again on them before anything is computed.
 
 use super::variants::{LIFT, Variant, Variants};
 use super::weight::Part;
@@ -13,16 +13,16 @@ use half::{bf16, f16};
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// F-WGPU-001: of the largest expected value; of the sum of absolute terms where factors are rounded.
+/// F-WGPU-001: relative to the largest expected value, or to the sum of absolute terms if factors are rounded.
 const BOUND: f64 = 1e-4;
 
-/// What a variant is tried on.
+/// The input of a trial.
 enum Trial<'a> {
-    /// What every device is asked when it is opened.
+    /// The trials of every device when it is opened.
     Usual,
-    /// Heads of the size that a model has.
+    /// Heads of the model's size.
     Heads(usize),
-    /// The first rows of a matrix of a model, and the numbers in them.
+    /// The first rows of a matrix of the model, and their numbers.
     Matrix(&'a Weight, &'a [f32]),
 }
 
@@ -36,14 +36,14 @@ impl Trial<'_> {
     }
 }
 
-/// What was right in this process: card and driver, variant, trial. A driver may take seconds to compile it.
+/// Successful trials of this process: card and driver, variant, trial. A driver may take seconds to compile a variant.
 fn right() -> MutexGuard<'static, HashSet<String>> {
     static RIGHT: OnceLock<Mutex<HashSet<String>>> = OnceLock::new();
     RIGHT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Wgpu {
-    /// Takes into use what is right of what is offered, and names the class.
+    /// Enables the offered variants that are correct, and names the class.
     pub(super) fn choose(&mut self) -> Result<(), Fault> {
         for variant in self.origin.offered.clone() {
             if !self.variants.covers(variant) && self.is_right(variant, &Trial::Usual) {
@@ -51,7 +51,7 @@ impl Wgpu {
             }
         }
         if !self.variants.dropped.is_empty() {
-            // A device that is lost says so here.
+            // A lost device fails here.
             let mut one = self.memory(1);
             self.fill(view_mut(&mut one, 1, 1), 1.0);
             self.read(view(&one, 1, 1), &mut [0.0])?;
@@ -63,7 +63,7 @@ impl Wgpu {
         Ok(())
     }
 
-    /// Tries flash attention on the heads that a model has: other sizes are other kernels.
+    /// Tries flash attention on a model's head size: other sizes need other kernels.
     pub(super) fn try_heads(&mut self, size: usize) -> Result<(), Fault> {
         let flash = self.variants.flash && size <= super::attention::FLASH_SIZE;
         if flash && !self.is_right(Variant::Flash, &Trial::Heads(size)) {
@@ -72,7 +72,7 @@ impl Wgpu {
         Ok(())
     }
 
-    /// Tries what computes products with frozen matrices on the first one of an encoding: others are other kernels.
+    /// Tries the products with frozen matrices on the first matrix of an encoding: other encodings need other kernels.
     pub(super) fn try_matrix(&mut self, w: &Weight, bytes: &[u8]) -> Result<(), Fault> {
         const ENOUGH: usize = 1 << 17;
         let Some(part) = w.parts.first().filter(|_| w.cols > 0 && !self.tried.contains(&w.encoding)) else {
@@ -87,14 +87,14 @@ impl Wgpu {
             if self.is_right(variant, &Trial::Matrix(&first, &values)) {
                 break;
             }
-            // The next one has its turn, and has proved nothing yet on what the one before was tried on.
+            // The next variant is tried; it has not yet passed on the encodings of the one before.
             self.tried.retain(|encoding| *encoding == w.encoding);
             self.choose()?;
         }
         Ok(())
     }
 
-    /// Whether it is; else it is dropped by name. What it took is not counted.
+    /// Whether the variant is correct; if not, it is dropped by name. Its time and traffic are not counted.
     fn is_right(&mut self, variant: Variant, trial: &Trial) -> bool {
         let known = format!("{} {} {}", self.origin.card, variant.name(), trial.name());
         if self.variants.spoiled.is_none() && right().contains(&known) {
@@ -117,7 +117,7 @@ impl Wgpu {
         };
         self.variants = used;
         if let Err(seen) = &verdict {
-            // What was recorded is let go.
+            // Drops the recorded work.
             self.gpu.submit();
             self.gpu.faults.forgive();
             self.variants.drop_one(variant, seen.clone());
@@ -134,7 +134,7 @@ impl Wgpu {
         memory
     }
 
-    /// What is in a memory, which then goes back.
+    /// Reads a memory and recycles it.
     fn taken(&mut self, memory: Memory) -> Result<Vec<f32>, String> {
         let mut out = vec![0.0; memory.len];
         let read = self.read(view(&memory, 1, memory.len), &mut out);
@@ -143,7 +143,7 @@ impl Wgpu {
     }
 
     fn judge_products(&mut self, variant: Variant) -> Result<(), String> {
-        // Rows that vectors fit, rows that they do not, and tiles for few rows or columns.
+        // Rows that fit vectors, rows that do not, and tiles for few rows or columns.
         for (t, n, k) in [(33, 96, 72), (19, 35, 21), (40, 70, 12), (9, 12, 40)] {
             let (x, dy, w) = (numbers(t * k, 1), numbers(t * n, 2), numbers(n * k, 3));
             let bytes: Vec<u8> = w.iter().flat_map(|v| bf16::from_f32(*v).to_bits().to_le_bytes()).collect();
@@ -161,7 +161,7 @@ impl Wgpu {
         Ok(())
     }
 
-    /// `t` rows by a frozen matrix whose numbers are `w`, and back.
+    /// Multiplies `t` rows by a frozen matrix with the numbers `w`, in both directions.
     fn judge_frozen(&mut self, t: usize, frozen: &Weight, w: &[f32], variant: Variant) -> Result<(), String> {
         let (n, k, reduced) = (frozen.rows, frozen.cols, variant.is_reduced());
         let (x, dy) = (numbers(t * k, 1), numbers(t * n, 2));
@@ -169,7 +169,7 @@ impl Wgpu {
         let (mut y, mut dx) = (self.memory(t * n), self.memory(t * k));
         self.linear(view_mut(&mut y, t, n), Write::Set, view(&mx, t, k), frozen);
         self.linear_grad(view_mut(&mut dx, t, k), Write::Set, view(&mdy, t, n), frozen);
-        // Everything is read, and its memory given back, before anything is compared.
+        // Everything is read and its memory recycled before the comparison.
         let (y, dx) = (self.taken(y), self.taken(dx));
         self.recycle(mx);
         self.recycle(mdy);
@@ -180,7 +180,7 @@ impl Wgpu {
         near("linear_grad", &dx, &Host { a: (&round(&dy, LIFT), n, 1), b: (&rw, k, 1), sizes: (t, k, n) })
     }
 
-    /// An adapter's gradient over so many tokens that its sums are cut, the last part shorter than the others.
+    /// An adapter's gradient over enough tokens that its sums are split, with a shorter last part.
     fn judge_split(&mut self) -> Result<(), String> {
         let (r, n, t) = (12, 70, 1100);
         self.variants.take(Variant::Tiled);
@@ -198,7 +198,7 @@ impl Wgpu {
         near("matmul aT b in parts", &out?, &Host { a: (&dy, 1, r), b: (&x, n, 1), sizes: (r, n, t) })
     }
 
-    /// Products of two f32 matrices, each transpose: x [T, K] and dy [T, N].
+    /// Products of two f32 matrices, for each transpose: x [T, K] and dy [T, N].
     fn judge_own(
         &mut self,
         (t, n, k): (usize, usize, usize),
@@ -268,7 +268,7 @@ impl Wgpu {
         Ok(())
     }
 
-    /// Two rows over more than one tile, grouped heads; every output and gradient.
+    /// Two rows over more than one tile, with grouped heads. Returns every output and gradient.
     fn attention_case(&mut self, size: usize) -> Result<Vec<(&'static str, Vec<f32>)>, String> {
         let (t, heads) = (45, Heads { query: 2, kv: 1, size });
         let (wide, narrow) = (heads.query * heads.size, heads.kv * heads.size);
@@ -295,7 +295,7 @@ impl Wgpu {
     }
 }
 
-/// Numbers between -1 and 1 that are the same everywhere.
+/// Reproducible numbers between -1 and 1.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9);
     let mut next = || {
@@ -309,14 +309,14 @@ fn rounded(x: &[f32], lift: f32) -> Vec<f32> {
     x.iter().map(|v| f16::from_f32(v * lift).to_f32() / lift).collect()
 }
 
-/// A product on the host: factors with the distances of their rows and columns; m, n, k.
+/// A product on the host: factors with the strides of their rows and columns; m, n, k.
 struct Host<'a> {
     a: (&'a [f32], usize, usize),
     b: (&'a [f32], usize, usize),
     sizes: (usize, usize, usize),
 }
 
-/// Every output within [`BOUND`] of its sum of absolute terms.
+/// Checks that every output is within [`BOUND`] of its sum of absolute terms.
 fn near(name: &str, got: &[f32], host: &Host) -> Result<(), String> {
     let (m, n, k) = host.sizes;
     for (at, got) in got.iter().enumerate().take(m * n) {
@@ -337,7 +337,7 @@ fn near(name: &str, got: &[f32], host: &Host) -> Result<(), String> {
     Ok(())
 }
 
-/// Every value within [`BOUND`] of the largest that is expected.
+/// Checks that every value is within [`BOUND`] of the largest expected value.
 fn close(name: &str, got: &[f32], want: &[f64]) -> Result<(), String> {
     let scale = want.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     for (i, (got, want)) in got.iter().zip(want).enumerate() {

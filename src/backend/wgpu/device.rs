@@ -1,10 +1,9 @@
-//! One opened device: it records operations, submits them, waits, and reads back. Nothing is encoded before it is
-//! submitted, so that whatever the operations read (parameters, uploads) is written to the device once per
-//! submission, in one piece.
+//! One opened device: it records operations, submits them, waits, and reads back. Operations are encoded at submission,
+//! so that everything that they read (parameters, uploads) is written to the device once per submission, in one piece.
 //!
-//! At most one submission is in flight, so that each is measured by itself: operating systems reset a GPU that
-//! hangs for two seconds. What is recorded is submitted at the border of a block before its estimate passes
-//! what [`Pace::ends`] allows, and anywhere before it passes [`Pace::bound`].
+//! At most one submission is in flight, so that each is measured alone: operating systems reset a GPU that hangs for
+//! two seconds. The recorded work is submitted at the border of a block before its estimate exceeds [`Pace::ends`], and
+//! anywhere before it exceeds [`Pace::bound`].
 
 mod transfer;
 
@@ -20,14 +19,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wgpu::{BufferUsages, PollError, PollStatus, PollType, SubmissionIndex};
 
-/// Dispatches whose parameters one submission holds.
+/// Most dispatches whose parameters one submission holds.
 const DISPATCHES: u64 = 16_384;
-/// Without an answer for so long, a device is given up.
+/// The time without an answer after which a device counts as lost.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A dispatch that is asked for.
+/// A dispatch to record.
 pub struct Call<'a> {
-    /// What runs.
+    /// The kernel.
     pub kernel: &'static Kernel,
     /// Its constants.
     pub constants: &'a [Constant],
@@ -35,9 +34,9 @@ pub struct Call<'a> {
     pub params: &'a [u32],
     /// Its buffers.
     pub slots: &'a [Slot],
-    /// Workgroups.
+    /// Number of workgroups.
     pub groups: u64,
-    /// What it costs, in multiplications and additions or what takes as long.
+    /// Estimated cost in multiplications and additions, or in operations that take as long.
     pub work: f64,
 }
 
@@ -49,7 +48,7 @@ enum Op {
         at: u32,
         grid: (u32, u32),
     },
-    /// From the staged bytes of this submission.
+    /// A copy from the staged bytes of this submission.
     Stage {
         from: u64,
         to: wgpu::Buffer,
@@ -65,24 +64,24 @@ enum Op {
     },
 }
 
-/// A device and what is recorded for it.
+/// A device and its recorded operations.
 pub struct Gpu {
     /// wgpu's device.
     pub device: wgpu::Device,
     queue: wgpu::Queue,
-    /// Of the device.
+    /// Limits of the device.
     pub limits: wgpu::Limits,
-    /// Latched here.
+    /// The first fault is latched here.
     pub faults: Faults,
-    /// Where buffers come from.
+    /// The pool of buffers.
     pub pool: Pool,
     /// Compiled kernels.
     pub pipelines: Pipelines,
-    /// How fast it is, and how much may be submitted at a time.
+    /// The measured rate, and the limit of a submission.
     pub pace: Pace,
-    /// Counted since it was opened.
+    /// Counts since the device was opened.
     pub traffic: Traffic,
-    /// The most work of one submission since somebody asked.
+    /// The most work of one submission since the last query.
     pub heaviest: f64,
     ops: Vec<Op>,
     params: Vec<u8>,
@@ -91,28 +90,29 @@ pub struct Gpu {
     stage_buffer: wgpu::Buffer,
     read_buffer: wgpu::Buffer,
     work: f64,
-    /// Work that was recorded since the last read, and how much of it before the last border.
+    /// Work recorded since the last read, and how much of it before the last border.
     passed: f64,
     border_at: f64,
-    /// The work of each block since the last read, and of each before that.
+    /// The work of each block since the last read, and of each block before that read.
     blocks: Vec<f64>,
     before: Vec<f64>,
     /// Submissions that ended inside a block because they had grown too long.
     pub inside: Arc<AtomicU64>,
     in_flight: Option<Flight>,
     pending: usize,
-    /// Kernels that were compiled when something was sent last.
+    /// Number of kernels compiled before the last submission.
     known: usize,
-    /// Says nothing but that it is gone from now on: for tests.
+    /// Makes every poll report the loss of the device: for tests.
     pub(super) gone: Arc<AtomicBool>,
 }
 
-/// What was sent and has not been waited for.
+/// A submission that is not yet awaited.
 struct Flight {
     index: SubmissionIndex,
     started: Instant,
     work: f64,
-    /// Whether a kernel runs for the first time: some drivers compile it only then, which says nothing of the device.
+    /// Whether a kernel runs for the first time: some drivers compile it only then, so its time does not measure the
+    /// device.
     first: bool,
 }
 
@@ -124,7 +124,7 @@ const STAGE: BufferUsages = BufferUsages::COPY_SRC.union(BufferUsages::COPY_DST)
 const READ: BufferUsages = BufferUsages::MAP_READ.union(BufferUsages::COPY_DST);
 
 impl Gpu {
-    /// Around what was opened, with `budget` bytes for its buffers; `limits` may be tighter than the device's own.
+    /// Wraps an opened device, with `budget` bytes for its buffers; `limits` may be tighter than the device's own.
     pub fn new(
         (device, queue): (wgpu::Device, wgpu::Queue),
         (limits, budget): (wgpu::Limits, u64),
@@ -166,7 +166,7 @@ impl Gpu {
         }
     }
 
-    /// A buffer of at least that many bytes.
+    /// A buffer of at least this many bytes.
     pub fn take(&mut self, bytes: u64) -> Storage {
         if bytes == 0 || self.faults.raised() {
             return self.pool.take(&self.device, &self.faults, bytes);
@@ -177,7 +177,7 @@ impl Gpu {
             self.settle();
         }
         let storage = self.pool.take(&self.device, &self.faults, bytes);
-        // What lies free here may be what the driver lacks.
+        // Free buffers of the pool may be the memory that the driver lacks.
         if storage.id == 0 && self.faults.is_memory() && self.pool.let_go() {
             self.faults.forgive();
             self.forget();
@@ -187,19 +187,19 @@ impl Gpu {
         storage
     }
 
-    /// Such a buffer that goes back by itself.
+    /// A buffer that is returned to the pool on drop.
     pub fn lease(&mut self, bytes: u64) -> Leased {
         let storage = self.take(bytes);
         self.pool.lease(storage, bytes)
     }
 
-    /// Bind groups of buffers that were let go are let go too.
+    /// Drops the bind groups of dropped buffers.
     fn forget(&mut self) {
         let dropped = std::mem::take(&mut self.pool.dropped);
         self.pipelines.forget(&dropped);
     }
 
-    /// A buffer exists as long as something recorded or sent uses it: nothing does after this.
+    /// Submits the recorded work and waits for it: a buffer exists as long as such work uses it.
     fn settle(&mut self) {
         self.submit();
         self.finish();
@@ -238,8 +238,8 @@ impl Gpu {
         self.ops.push(Op::Dispatch { verb, pipeline: built.pipeline, group, at: at as u32, grid });
     }
 
-    /// A block ends: what is recorded is sent where the next one would make it too much. That one is taken to be what
-    /// it was in the last microbatch, beside the block that ends here.
+    /// Marks the end of a block. Submits the recorded work if the next block would make it too much. The next block is
+    /// estimated by its work in the last microbatch, scaled by the block that ends here.
     pub fn border(&mut self) {
         let block = self.passed - std::mem::replace(&mut self.border_at, self.passed);
         let at = self.blocks.len();
@@ -253,7 +253,7 @@ impl Gpu {
         }
     }
 
-    /// A microbatch has come back.
+    /// Marks the end of a microbatch, after its read.
     pub fn lap(&mut self) {
         self.pace.lap();
         (self.passed, self.border_at) = (0.0, 0.0);
@@ -261,7 +261,7 @@ impl Gpu {
         self.blocks.clear();
     }
 
-    /// Sends what is recorded.
+    /// Submits the recorded work.
     pub fn submit(&mut self) {
         self.finish();
         let (ops, params, staged) = (
@@ -293,7 +293,7 @@ impl Gpu {
         let first = self.pipelines.compiled() != self.known;
         self.known = self.pipelines.compiled();
         self.in_flight = Some(Flight { index, started, work, first });
-        // Kept, so that recording the next one allocates nothing.
+        // The vectors are kept, so that the next recording allocates nothing.
         (self.ops, self.params, self.staged) = (ops, params, staged);
         self.ops.clear();
         self.params.clear();
@@ -340,18 +340,18 @@ impl Gpu {
             Some(Err(PollError::Timeout)) => {
                 self.faults.raise(&format!("no answer within {} s", PATIENCE.as_secs()))
             }
-            // What it was given it has not taken.
+            // The device did not accept the submission.
             Some(Err(error)) => self.faults.raise(&format!("the device is lost: {error}")),
             Some(Ok(_)) | None => {}
         }
     }
 
-    /// Whether everything that was sent is done; handlers are called.
+    /// Whether all submitted work is done. Calls handlers.
     fn look(&self) -> bool {
         matches!(self.poll(PollType::Poll), Some(Ok(status)) if status.is_queue_empty())
     }
 
-    /// A device that its driver has given up makes wgpu panic here, and nowhere says it otherwise: None.
+    /// Polls the device. Returns `None` if the driver has lost it: wgpu reports this only by a panic.
     fn poll(&self, kind: PollType) -> Option<Result<PollStatus, PollError>> {
         let polled = caught(|| match self.gone.load(Ordering::Relaxed) {
             true => panic!("Error in Device::poll: Parent device is lost"),
@@ -360,10 +360,10 @@ impl Gpu {
         polled.map_err(|text| self.faults.lost(&text)).ok()
     }
 
-    /// Waits for what was sent, and learns from it.
+    /// Waits for the submission, and updates the measured rate.
     pub fn finish(&mut self) {
         let Some(flight) = self.in_flight.take() else { return };
-        // What was done before anybody looked took some part of the time, and nobody knows which.
+        // If the work was already done, the elapsed time is only an upper bound.
         let looked_late = self.look();
         self.wait(Some(flight.index));
         let seconds = flight.started.elapsed().as_secs_f64();
@@ -377,7 +377,7 @@ impl Gpu {
         }
     }
 
-    /// The first fault. A device that is gone says so when it is asked, perhaps after what that led to.
+    /// The first fault. A lost device reports the loss when polled, perhaps after a consequence of it.
     pub fn check(&self) -> Result<(), Fault> {
         if self.faults.raised() {
             self.look();

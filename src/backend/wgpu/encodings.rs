@@ -1,14 +1,14 @@
-//! How kernels know the encodings of frozen matrices: by a number, and of a type of block by a piece of WGSL that
-//! unpacks it. One row per type; every kernel that reads frozen numbers is made for all of them from one text.
+//! The encodings of frozen matrices in kernels: each has a number, and a block type also has a piece of WGSL that
+//! unpacks it. One row per type. Every kernel that reads frozen numbers is generated for all encodings from one text.
 
 use super::kernel::Constant;
 use crate::numeric::block::{Block, Encoding};
 use crate::numeric::dtype::Dtype;
 
-/// The number of the first type of block.
+/// The number of the first block type.
 const BLOCKS: u32 = 3;
 
-/// The constant by which kernels know an encoding.
+/// The constant that identifies an encoding in kernels.
 pub fn number(encoding: Encoding) -> u32 {
     match encoding {
         Encoding::Plain(Dtype::F32) => 0,
@@ -25,12 +25,12 @@ pub fn all() -> Vec<u32> {
     (0..BLOCKS + Block::ALL.len() as u32).collect()
 }
 
-/// Whether a number stands for a type of block.
+/// Whether a number identifies a block type.
 pub fn is_block(number: u32) -> bool {
     number >= BLOCKS
 }
 
-/// The type of block that a kernel with these constants reads.
+/// The block type that a kernel with these constants reads.
 pub fn block(constants: &[Constant]) -> Option<Block> {
     let number = constants.iter().find(|(name, _)| *name == "ENCODING")?.1;
     Block::ALL.get(number.checked_sub(BLOCKS)? as usize).copied()
@@ -42,7 +42,7 @@ macro_rules! piece {
     };
 }
 
-/// What unpacks it.
+/// The WGSL that unpacks a block type.
 pub fn pieces(block: Block) -> &'static [&'static str] {
     match block {
         Block::Q8_0 => &[piece!("q8_0")],

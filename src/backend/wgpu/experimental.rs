@@ -1,14 +1,14 @@
-//! wgpu asks for a signature before it hands out what is not finished: matrix units. Only tests on real cards can
-//! say how good they are there, so a variant that uses them is checked like any other.
+//! wgpu requires explicit consent for experimental features; the one in use is matrix units. Their results on real
+//! cards are unknown in advance, so a variant that uses them is checked like any other.
 
 use wgpu::{ExperimentalFeatures, Features};
 
-/// The signature, where an experimental feature is asked for.
+/// The consent, if an experimental feature is requested.
 pub fn consent(features: Features) -> ExperimentalFeatures {
     if !features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
         return ExperimentalFeatures::disabled();
     }
-    // SAFETY: the one experimental feature that is used is the cooperative matrix; what it computes is checked
-    // against the CPU before anything depends on it.
+    // SAFETY: the one experimental feature in use is the cooperative matrix; its results are checked against the CPU
+    // before anything depends on them.
     unsafe { ExperimentalFeatures::enabled() }
 }

@@ -1,12 +1,12 @@
-//! What went wrong first. wgpu reports errors through handlers, some of them on other threads; the first one is
-//! latched with the verb that was being recorded or encoded, everything after it is a consequence. A device with a
-//! latched fault records nothing more, and every read of it returns that fault.
+//! The first error of a device. wgpu reports errors through handlers, some of them on other threads. The first error is
+//! latched with the verb that was being recorded or encoded; all later errors are consequences. A device with a latched
+//! fault records nothing more, and every read of it returns that fault.
 
 use crate::backend::Fault;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Shared with the handlers of a device.
+/// The latch, shared with the handlers of a device.
 #[derive(Debug, Clone)]
 pub struct Faults(Arc<Inner>);
 
@@ -20,7 +20,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     first: Option<Fault>,
-    /// Where the device is gone, everything else is a consequence, whenever it was said.
+    /// The loss of the device, which takes precedence over faults reported before it.
     lost: Option<Fault>,
     verb: &'static str,
     /// Bytes of the buffer that is being made.
@@ -28,7 +28,7 @@ struct State {
 }
 
 impl Faults {
-    /// None yet, of the device with that name.
+    /// An empty latch of the device with this name.
     pub fn new(device: String) -> Faults {
         Faults(Arc::new(Inner { device, raised: AtomicBool::new(false), state: Mutex::default() }))
     }
@@ -38,7 +38,7 @@ impl Faults {
         &self.0.device
     }
 
-    /// Handlers of `device` latch here.
+    /// Makes the handlers of `device` latch here.
     pub fn watch(&self, device: &wgpu::Device) {
         let own = self.clone();
         device.on_uncaptured_error(Arc::new(move |error| match error {
@@ -48,12 +48,12 @@ impl Faults {
         }));
         let own = self.clone();
         device.set_device_lost_callback(move |reason, message| {
-            // Dropping a device says `destroyed` too; nobody asks it for results any more.
+            // Dropping a device reports `destroyed` too, but then no reader remains.
             own.lost(&format!("({reason:?}): {message}"));
         });
     }
 
-    /// Latches that the device is gone.
+    /// Latches the loss of the device.
     pub fn lost(&self, why: &str) {
         let reason = format!("the device was lost: {}", one_line(why));
         let device = self.0.device.clone();
@@ -65,17 +65,17 @@ impl Faults {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is being done from now on.
+    /// Sets the verb that is named in later faults.
     pub fn doing(&self, verb: &'static str) {
         self.state().verb = verb;
     }
 
-    /// A buffer of that size is being made.
+    /// Sets the size of the buffer that is being made.
     pub fn wanting(&self, bytes: u64) {
         self.state().wanted = bytes;
     }
 
-    /// Latches a reason, unless something was latched before.
+    /// Latches a reason, unless a fault is already latched.
     pub fn raise(&self, reason: &str) {
         let mut state = self.state();
         let reason = match state.verb {
@@ -87,7 +87,7 @@ impl Faults {
         self.0.raised.store(true, Ordering::Release);
     }
 
-    /// Latches that the buffer that is being made could not be had.
+    /// Latches that memory for the buffer is not available.
     pub fn out_of_memory(&self) {
         let mut state = self.state();
         let fault = Fault::OutOfMemory { device: self.0.device.clone(), needed: state.wanted };
@@ -95,26 +95,26 @@ impl Faults {
         self.0.raised.store(true, Ordering::Release);
     }
 
-    /// Takes back what is latched: a variant that a driver refuses is no fault of the device. A device that is lost
-    /// stays so.
+    /// Clears and returns the latched fault: a variant that a driver refuses is no fault of the device. The loss of a
+    /// device is not cleared.
     pub fn forgive(&self) -> Option<Fault> {
         let mut state = self.state();
         self.0.raised.store(state.lost.is_some(), Ordering::Release);
         state.first.take()
     }
 
-    /// Whether what is latched is that memory could not be had.
+    /// Whether the latched fault is a lack of memory.
     pub fn is_memory(&self) -> bool {
         let state = self.state();
         state.lost.is_none() && matches!(state.first, Some(Fault::OutOfMemory { .. }))
     }
 
-    /// Whether anything is latched.
+    /// Whether a fault is latched.
     pub fn raised(&self) -> bool {
         self.0.raised.load(Ordering::Acquire)
     }
 
-    /// What is latched.
+    /// Returns the latched fault as an error.
     pub fn check(&self) -> Result<(), Fault> {
         if !self.raised() {
             return Ok(());
@@ -124,7 +124,7 @@ impl Faults {
     }
 }
 
-/// A driver's message, without its line breaks and not without end.
+/// A driver's message on one line of limited length.
 fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");

@@ -1,4 +1,4 @@
-//! Fused operations. The loss over the vocabulary takes as many rows at a time as a binding holds logits of.
+//! Fused operations. The loss over the vocabulary processes as many rows at a time as fit the logits of one binding.
 
 use super::{Memory, Weight, Wgpu};
 use crate::backend::fused::lm_head_loss_in_chunks;

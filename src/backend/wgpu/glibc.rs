@@ -1,8 +1,8 @@
-//! `hypot` and `hypotf` for programs that are linked to glibc. glibc's have symbol version 2.35: with them the
-//! program would not start on RHEL 9 and its relatives (2.34). Only `naga` needs them: it evaluates `asinh` of a constant through
-//! the standard library. No kernel of this folder has one, so no result depends on these.
+//! `hypot` and `hypotf` for programs linked to glibc. glibc's own have symbol version 2.35, so the program would not
+//! start on RHEL 9 and its relatives (2.34). Only `naga` needs them: it evaluates `asinh` of a constant through the
+//! standard library. No kernel of this folder has such a constant, so no result depends on these functions.
 
-/// sqrt(x^2 + y^2), as C's.
+/// sqrt(x^2 + y^2), as in C.
 #[unsafe(no_mangle)]
 pub extern "C" fn hypot(x: f64, y: f64) -> f64 {
     libm::hypot(x, y)

@@ -1,40 +1,40 @@
-//! Adapters: what wgpu finds on this machine, in an order that does not change from run to run.
+//! The adapters that wgpu finds on this machine, in an order that is the same in every run.
 //!
-//! Drivers enumerate in an order of their own (a software adapter may come first), so adapters are sorted:
-//! discrete, integrated, virtual, unknown, software; then by PCI address, backend and name.
+//! Drivers enumerate adapters in arbitrary order (a software adapter may come first), so they are sorted: discrete,
+//! integrated, virtual, unknown, software; then by PCI address, backend and name.
 
 use wgpu::{Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
-/// An adapter, not yet opened.
+/// An adapter that is not opened.
 #[derive(Debug, Clone)]
 pub struct Adapter {
     pub(super) inner: wgpu::Adapter,
-    /// What its driver says of it.
+    /// The driver's description.
     pub info: wgpu::AdapterInfo,
 }
 
 impl Adapter {
-    /// The adapter's name, as its driver spells it.
+    /// The adapter's name, in the driver's spelling.
     pub fn name(&self) -> &str {
         &self.info.name
     }
 
-    /// True of drivers that compute on the CPU.
+    /// Whether the driver computes on the CPU.
     pub fn is_software(&self) -> bool {
         self.info.device_type == DeviceType::Cpu
     }
 
-    /// What it offers.
+    /// Its features.
     pub fn features(&self) -> wgpu::Features {
         self.inner.features()
     }
 
-    /// What it allows.
+    /// Its limits.
     pub fn limits(&self) -> wgpu::Limits {
         self.inner.limits()
     }
 
-    /// What compiled kernels of this adapter and driver are kept under; None where they cannot be kept.
+    /// The key under which compiled kernels of this adapter and driver are stored; `None` if they cannot be stored.
     pub fn cache_key(&self) -> Option<String> {
         let key = wgpu::util::pipeline_cache_key(&self.info)?;
         let allowed = self.features().contains(wgpu::Features::PIPELINE_CACHE);
@@ -50,7 +50,7 @@ impl Adapter {
 
 /// Every adapter that can compute, of the native backends of this system (Vulkan, Metal, DX12).
 pub fn adapters() -> Vec<Adapter> {
-    // A driver that does not conform (Mesa's on top of DX12, under WSL) is judged by the self-test, not by its claim.
+    // The self-test decides about a nonconforming driver (Mesa's on top of DX12, under WSL), not the driver's claim.
     let flags = InstanceFlags::ALLOW_UNDERLYING_NONCOMPLIANT_ADAPTER;
     let instance =
         Instance::new(InstanceDescriptor { flags, ..InstanceDescriptor::new_without_display_handle() });

@@ -1,10 +1,10 @@
-//! What a kernel is: WGSL text, the constants that are put before it, and how it uses its buffers.
+//! A kernel: WGSL text, the constants that precede it, and how it uses its buffers.
 //!
-//! Interface of every kernel: entry point `main`; `@group(0) @binding(0) var<uniform> p: Params` (a struct of u32
-//! and f32 scalars, at most [`PARAMS`] bytes); storage buffers at bindings 1..n in the order of `buffers`; its
-//! workgroup's number is `flat(group, groups)` of the prelude, because a dimension ends at 65,535. Sizes that
-//! change the code (tiles, head sizes, encodings) are constants: `const NAME: u32 = value;` lines before the text,
-//! and numbers of its template. What reads a frozen matrix in blocks is given what unpacks them.
+//! Interface of every kernel: entry point `main`; `@group(0) @binding(0) var<uniform> p: Params` (a struct of u32 and
+//! f32 scalars, at most [`PARAMS`] bytes); storage buffers at bindings 1..n in the order of `buffers`. The number of
+//! its workgroup is `flat(group, groups)` of the prelude, because a dimension is limited to 65,535. Sizes that change
+//! the code (tiles, head sizes, encodings) are constants: `const NAME: u32 = value;` lines before the text, and numbers
+//! of its template. A kernel that reads a frozen matrix in blocks gets the code that unpacks them.
 
 /// How a kernel uses a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,15 +15,15 @@ pub enum Access {
     Write,
 }
 
-/// The most bytes of a kernel's parameters.
+/// Most bytes of a kernel's parameters.
 pub const PARAMS: usize = 128;
 
 /// A compute kernel's source.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Verb and variant, as errors name it.
+    /// Verb and variant, as named in errors.
     pub name: &'static str,
-    /// Pieces of WGSL, in the order in which they are joined after the prelude.
+    /// Pieces of WGSL, in the order in which they follow the prelude.
     pub source: &'static [&'static str],
     /// Storage buffers from binding 1 on.
     pub buffers: &'static [Access],
@@ -35,8 +35,8 @@ pub type Constant = (&'static str, u32);
 pub(super) const PRELUDE: &str = include_str!("../../../kernels/wgsl/prelude.wgsl");
 
 impl Kernel {
-    /// The whole text that a driver compiles. Extensions are asked for before anything else, by what the constants
-    /// say. A template that does not expand stays as it is, which no driver compiles: the fault names the kernel.
+    /// The whole text for the driver. Requests for extensions come first; the constants determine them. A template that
+    /// does not expand is returned unchanged, and no driver compiles it: the fault names the kernel.
     pub fn text(&self, constants: &[Constant]) -> String {
         let mut text = String::new();
         let says = |name: &str| constants.iter().any(|(n, value)| *n == name && *value > 0);

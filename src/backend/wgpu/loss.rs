@@ -48,7 +48,7 @@ impl Wgpu {
             "cross_entropy" => &CROSS_ENTROPY_FAST,
             _ => kernel,
         };
-        // Pipelines are found by name and constants, and the two have one name. A lane of a single subgroup never
+        // Pipelines are found by name and constants, and both kernels have one name. A lane of a single subgroup never
         // waits for another.
         let fold = self.variants.subgroups;
         let width = if fold && self.variants.lanes > 0 { self.variants.lanes } else { 256 };
@@ -68,7 +68,7 @@ impl Wgpu {
         for (from, rows) in self.pieces(x.rows, x.cols, ELEMENT * x.cols as f64) {
             let [o, i] = [&mut out, &mut inv].map(|m| self.at_mut(&m.again().rows(from, rows)));
             let (xs, count) = (self.at(x.rows(from, rows)), rows * per_row);
-            // Far enough off to be seen, where a test spoils it.
+            // A spoiled result differs by enough to be detected.
             let spoil = self.variants.spoil(Variant::Subgroups, usize::MAX) - 1.0;
             let (eps, nan) = ((eps + 10.0 * spoil).to_bits(), f32::NAN.to_bits());
             let params = [o.base, i.base, xs.base, g.base, count as u32, size as u32, eps, nan];
@@ -115,7 +115,7 @@ impl Wgpu {
     ) {
         let (vocab, ids) = (logits.cols, Place { slot: self.integers(&targets.integers), base: 0 });
         let weighted = u32::from(class_weights.is_some());
-        // Something has to be bound; what is weighted by one reads nothing of it.
+        // The binding must exist; it is not read if all weights are one.
         let weights = class_weights.map_or(ids.clone(), |w| self.at(w));
         for (from, rows) in self.pieces(logits.rows, vocab, 3.0 * ELEMENT * vocab as f64) {
             let [l, x] = [&mut losses, &mut logits].map(|m| self.at_mut(&m.again().rows(from, rows)));

@@ -1,5 +1,5 @@
-//! Memory, frozen weights and integers of a device, and how a view of them becomes a binding. A buffer that fits
-//! is bound whole, so that its bind groups are few; of a larger one the window is bound that a view needs.
+//! Memory, frozen weights and integers of a device, and how a view of them becomes a binding. A buffer that fits is
+//! bound whole, so that it needs few bind groups. For a larger buffer, the window that the view needs is bound.
 
 use super::Wgpu;
 use super::pipelines::Slot;
@@ -7,7 +7,7 @@ use super::pool::{Leased, Storage};
 use crate::backend::{View, ViewMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// f32 values on the device: one buffer.
+/// f32 values on the device, in one buffer.
 #[derive(Debug)]
 pub struct Memory {
     pub(super) storage: Storage,
@@ -15,12 +15,12 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// How many values.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -30,9 +30,9 @@ impl Memory {
 #[derive(Debug)]
 pub struct Tokens {
     pub(super) integers: Leased,
-    /// Where rows begin, then T.
+    /// The first tokens of the rows, then T.
     pub(super) bounds: Vec<u32>,
-    /// Never used twice, so that what was made for these tokens is known again.
+    /// A unique number, which identifies data that was derived from these tokens.
     pub(super) number: u64,
 }
 
@@ -54,17 +54,17 @@ pub struct Ids {
     pub(super) len: usize,
 }
 
-/// Where a view lies: a binding, and its first element in there.
+/// The location of a view: a binding, and the view's first element in it.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// What is bound.
+    /// The binding.
     pub slot: Slot,
     /// First element of the view in the binding.
     pub base: u32,
 }
 
 impl Place {
-    /// That many elements further on.
+    /// The place `by` elements later.
     pub(super) fn on(self, by: usize) -> Place {
         Place { base: self.base + by as u32, ..self }
     }
@@ -93,7 +93,7 @@ impl Wgpu {
         self.place(&x.memory.storage, x.offset, x.len())
     }
 
-    /// Binds a view that is written.
+    /// Binds a view for writing.
     pub(super) fn at_mut(&self, x: &ViewMut<Memory>) -> Place {
         self.place(&x.memory.storage, x.offset, x.len())
     }
@@ -103,13 +103,13 @@ impl Wgpu {
         self.place(&leased.storage, 0, (leased.bytes / 4) as usize).slot
     }
 
-    /// `rows` in pieces (first row, rows) that can be bound where a row has `cols` values at most, and that take
-    /// no longer than one dispatch may where a row costs `work`.
+    /// Splits `rows` into pieces (first row, rows). A piece can be bound if a row has at most `cols` values, and takes
+    /// no longer than a dispatch may if a row costs `work`.
     pub(super) fn pieces(&self, rows: usize, cols: usize, work: f64) -> Vec<(usize, usize)> {
         let align = u64::from(self.gpu.limits.min_storage_buffer_offset_alignment);
         let bound = (self.binding_limit.saturating_sub(align) / 4) as usize / cols.max(1);
         let paced = (self.gpu.pace.most() / work.max(1.0)) as usize;
-        // Never less than a tile of what is blocked over rows: where pieces begin may not change a bit.
+        // At least a tile of the kernels that are blocked over rows: where pieces begin must not change a bit.
         let step = bound.min(paced.max(1).next_multiple_of(64)).max(1);
         (0..rows).step_by(step).map(|from| (from, step.min(rows - from))).collect()
     }

@@ -1,8 +1,8 @@
 //! Any GPU through wgpu (Vulkan, Metal, DX12): kernels in hand-written WGSL under `kernels/wgsl`, one file per verb.
 //!
-//! Verbs record; [`Backend::read`](super::Backend::read) submits, waits and reads back once. A verb that takes too
-//! long for one submission is cut into windows of its output, so that no sum depends on where it was cut: results
-//! depend on the shapes, the kernels and the driver alone. A fault is latched and surfaces at the next read.
+//! Verbs record; [`Backend::read`](super::Backend::read) submits, waits and reads back once. A verb that takes too long
+//! for one submission is split into windows of its output, so that no sum depends on the split: results depend on the
+//! shapes, the kernels and the driver alone. A fault is latched and returned by the next read.
 
 pub mod absence;
 pub mod adapters;
@@ -52,32 +52,32 @@ pub use weight::{Weight, matrix_bytes};
 pub struct Wgpu {
     gpu: Gpu,
     class: String,
-    /// What computes faster than the plain kernels.
+    /// The variants in use.
     variants: Variants,
     origin: Origin,
-    /// Bytes that one binding holds.
+    /// Most bytes of one binding.
     binding_limit: u64,
     poison: bool,
-    /// How the numbers of matrices are encoded that its products were tried on.
+    /// Matrix encodings on which the products were tried.
     tried: Vec<Encoding>,
-    /// Hashes of the rows of the tokens that dropout came for last.
+    /// Row hashes of the tokens of the last dropout.
     masks: Option<Masks>,
     keep: Option<Keep>,
-    /// Kernels that were compiled when they were kept last.
+    /// Number of compiled kernels at the last call of the cache's callback.
     kept: usize,
 }
 
-/// What is known of a device before anything is computed on it.
+/// Facts about a device that are known before it computes.
 struct Origin {
-    /// Which card and driver it is.
+    /// The card and its driver.
     card: String,
-    /// The same, as a class names it.
+    /// The same as part of a class name.
     slug: String,
-    /// Variants that it could run, the best first.
+    /// Variants that the device could run, the best first.
     offered: Vec<Variant>,
 }
 
-/// What keys masks before module, token and channel.
+/// The inputs of a mask before module, token and channel.
 struct Masks {
     key: (u64, u64, u64),
     bases: Leased,

@@ -12,38 +12,38 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use wgpu::Features;
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Bytes that its buffers may take, used or free.
+    /// Most bytes of its buffers, used or free.
     pub memory: Option<u64>,
-    /// Pretends that this is how much it does in a second, until it was measured: for tests.
+    /// Initial rate in work per second, used until a measurement: for tests.
     pub rate: Option<f64>,
-    /// Goes on pretending so, whatever is measured: for tests.
+    /// Keeps the initial rate despite measurements: for tests.
     pub steady: bool,
-    /// Keeps no more bind groups than this: for tests.
+    /// Most bind groups that are kept: for tests.
     pub bind_groups: Option<usize>,
-    /// Pretends that a binding holds no more bytes than this: for tests.
+    /// Most bytes of a binding: for tests.
     pub binding_limit: Option<u64>,
-    /// Hands out memory that is full of NaN: for tests.
+    /// Fills new memory with NaN: for tests.
     pub poison: bool,
     /// How products with frozen matrices may be rounded.
     pub precision: Precision,
-    /// Uses these variants, as far as they are right, instead of what the adapter offers.
+    /// Tries these variants instead of those that the adapter offers.
     pub variants: Option<Vec<Variant>>,
-    /// A variant that is made wrong on purpose: for tests.
+    /// A variant that computes wrong results: for tests.
     pub spoiled: Option<Variant>,
-    /// And only for heads, or sums, that are longer than this.
+    /// Head size or sum length above which the spoiled variant is wrong.
     pub spoiled_beyond: usize,
-    /// The driver's compiled kernels, from run to run.
+    /// The driver's compiled kernels, across runs.
     pub cache: Option<Cache>,
 }
 
-/// What kernels may use of what an adapter offers.
+/// The optional features that kernels use.
 const WELCOME: Features = Features::SHADER_F16.union(Features::SUBGROUP).union(Features::PIPELINE_CACHE);
 
 impl Checked<Wgpu> {
-    /// Opens a device on an adapter; several may be open on one.
+    /// Opens a device on an adapter. Several devices may be open on one adapter.
     pub fn open(adapter: &Adapter, options: Options) -> Result<Self, Fault> {
         let name = adapter.name().to_string();
         let fault = |reason: String| Fault::Device { device: name.clone(), reason };
@@ -103,7 +103,7 @@ impl Checked<Wgpu> {
 }
 
 impl Wgpu {
-    /// The most work of one submission since this was asked last.
+    /// The most work of one submission since the last call.
     pub fn heaviest(&mut self) -> f64 {
         std::mem::take(&mut self.gpu.heaviest)
     }
@@ -113,28 +113,28 @@ impl Wgpu {
         self.gpu.pool.held()
     }
 
-    /// Bytes of those that are in use and not frozen.
+    /// Bytes of the buffers in use, without frozen ones.
     pub fn used(&self) -> u64 {
         self.gpu.pool.used()
     }
 
-    /// Bind groups that it keeps.
+    /// Number of bind groups that it keeps.
     pub fn bind_groups(&self) -> usize {
         self.gpu.pipelines.groups_kept()
     }
 
-    /// Submissions that had to end inside a block of a model, counted on.
+    /// The counter of submissions that ended inside a block of a model.
     pub fn cut_inside(&self) -> Arc<AtomicU64> {
         self.gpu.inside.clone()
     }
 
-    /// Variants that this device got wrong, each with what was seen.
+    /// Variants that were wrong on this device, each with the observed difference.
     pub fn dropped(&self) -> &[(Variant, String)] {
         &self.variants.dropped
     }
 }
 
-/// Goes on with what was kept of compiled kernels; what another driver kept is as good as nothing.
+/// Loads stored compiled kernels. Those of another driver are ignored.
 fn begin(gpu: &mut Gpu, kept: Option<&Cache>) {
     let Some(cache) = kept else { return };
     gpu.pipelines.cache = Some(cache::begin(&gpu.device, cache.found.as_deref()));
@@ -143,13 +143,13 @@ fn begin(gpu: &mut Gpu, kept: Option<&Cache>) {
     }
 }
 
-/// Bytes that a kernel can be given at a time. It counts them in 32 bits, and where a driver allows more (Metal does)
-/// what it is told ends at the last of those.
+/// Most bytes of a kernel's binding. A kernel counts bytes in 32 bits, so a larger limit of the driver (as on Metal) is
+/// reduced to that.
 fn binding(limits: &wgpu::Limits) -> u64 {
     limits.max_storage_buffer_binding_size.min(u64::from(u32::MAX - 3))
 }
 
-/// Device model and driver, as a class names them.
+/// Device model and driver as part of a class name.
 fn slug(adapter: &Adapter) -> String {
     let text = format!("{} {}", adapter.info.name, adapter.info.driver_info);
     let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { ' ' };

@@ -1,19 +1,19 @@
-//! How much may be submitted at a time. A submission's cost is estimated by its arithmetic and the rate that was
-//! measured on earlier ones, so nothing has to be known of a device beforehand.
+//! Limits the work of a submission. Its time is estimated from its arithmetic and the rate of earlier submissions, so
+//! that nothing must be known about a device in advance.
 //!
-//! Where a whole pass over a microbatch takes under a second, it is cut once at most; where it takes longer, what
-//! is submitted is cut so that it should take [`SLOW`], well under the half second that nothing may exceed. Borders of
-//! blocks are the better places to cut, so inside a block it is done only where much more would come together.
+//! If a whole pass over a microbatch takes under a second, it is split once at most. If it takes longer, each
+//! submission is planned to take [`SLOW`], well below the limit of half a second. Borders of blocks are the preferred
+//! places to split, so a submission ends inside a block only if it would become much longer.
 
 /// Seconds of a submission on a device that needs many of them.
 const SLOW: f64 = 0.2;
-/// Seconds at which one of those ends even inside a block.
+/// Seconds after which such a submission ends even inside a block.
 const INSIDE: f64 = 0.35;
-/// Seconds of a submission where a microbatch takes few of them.
+/// Seconds of a submission if a microbatch needs few of them.
 const FAST: f64 = 0.48;
-/// A microbatch that takes less is cut in two at most.
+/// A shorter microbatch is split in two at most.
 const SHORT: f64 = 0.95;
-/// Under this a measurement is mostly overhead.
+/// A shorter measurement is mostly overhead.
 const LEAST: f64 = 0.002;
 
 /// A device's measured rate.
@@ -21,69 +21,69 @@ const LEAST: f64 = 0.002;
 pub struct Pace {
     /// Work per second.
     rate: f64,
-    /// No rate is believed below this: dispatches are not cut to crumbs.
+    /// Lower limit of the rate, so that dispatches do not become too small.
     least: f64,
-    /// Work since the last read-back, and of the one before.
+    /// Work since the last read, and between the two reads before.
     since: f64,
     last: f64,
-    /// Believes what it was told, whatever is measured: for tests.
+    /// Keeps the initial rate despite measurements: for tests.
     pub steady: bool,
 }
 
 impl Pace {
-    /// A guess, until something was measured.
+    /// The initial rate, until the first measurement.
     pub fn guess(kind: Kind) -> Pace {
         let rate = match kind {
             Kind::Software => 1e9,
-            // Far under what a card does: what a slow one was given too much of, its system resets. A fast one has
-            // shown what it is after three submissions.
+            // Far below the rate of a card: the system resets a slow card that gets too much work. A fast card reaches
+            // its rate after three submissions.
             Kind::Hardware => 5e9,
         };
         Pace::of(rate)
     }
 
-    /// A guess of that much work in a second.
+    /// An initial rate of `rate` work per second.
     pub fn of(rate: f64) -> Pace {
         Pace { rate, least: rate / 20.0, since: 0.0, last: f64::INFINITY, steady: false }
     }
 
-    /// What `work` should take.
+    /// Estimated seconds of `work`.
     pub fn seconds(&self, work: f64) -> f64 {
         work / self.rate
     }
 
-    /// The most work of one dispatch, where a verb can be cut.
+    /// Most work of one dispatch, if the verb can be split.
     pub fn most(&self) -> f64 {
         SLOW * self.rate
     }
 
-    /// Whether a microbatch is cut in two at most.
+    /// Whether a microbatch is split in two at most.
     fn is_short(&self) -> bool {
         self.seconds(self.last) < SHORT
     }
 
-    /// Seconds at which a submission is cut where it stands. What nobody has measured yet cannot be left to blocks.
+    /// Seconds after which a submission ends, even inside a block. Before the first measurement the limit is tight.
     pub fn bound(&self) -> f64 {
         match self.last.is_finite() {
-            // A little more than the half, so that the rest is not left over.
+            // A little more than half, so that no small rest remains.
             true if self.is_short() => (0.52 * self.seconds(self.last)).max(FAST),
             true => INSIDE,
             false => SLOW,
         }
     }
 
-    /// Whether a submission of that much work ends at the border of a block, where the next block takes `next` more
-    /// and `passed` was recorded of the microbatch so far.
+    /// Whether a submission with `work` ends at the border of a block, if the next block adds `next` and the microbatch
+    /// so far has `passed`.
     pub fn ends(&self, work: f64, next: f64, passed: f64) -> bool {
         let more = self.seconds(work + next);
         match self.is_short() {
-            // Not so early that the rest would be too much for one.
+            // Not so early that the rest would be too much for one submission.
             true => more > self.bound() && self.seconds(self.last - passed) <= self.bound(),
             false => more > SLOW,
         }
     }
 
-    /// A submission was measured.
+    /// Updates the rate after a submission.
     pub fn learn(&mut self, work: f64, seconds: f64) {
         self.since += work;
         if work <= 0.0 || self.steady {
@@ -91,15 +91,15 @@ impl Pace {
         }
         let measured = work / seconds.max(LEAST);
         if measured < self.rate && seconds >= LEAST {
-            // Slower is believed at once, but one hiccup is not the whole truth.
+            // A lower rate is adopted at once, but one outlier at most halves the rate.
             self.rate = measured.max(0.5 * self.rate).max(self.least);
         } else if measured > self.rate {
-            // Faster by and by: the price of a wrong guess is not the same.
+            // A higher rate is adopted gradually, because an overestimate costs more.
             self.rate = 0.7 * self.rate + 0.3 * measured;
         }
     }
 
-    /// A submission took that long or less.
+    /// Updates the rate from an upper bound of a submission's time.
     pub fn learn_at_most(&mut self, work: f64, seconds: f64) {
         if work / seconds.max(LEAST) > self.rate {
             self.learn(work, seconds);
@@ -108,7 +108,7 @@ impl Pace {
         }
     }
 
-    /// A microbatch has come back.
+    /// Marks the end of a microbatch.
     pub fn lap(&mut self) {
         self.last = std::mem::take(&mut self.since);
     }
@@ -135,7 +135,7 @@ mod tests {
                 let work = pace.most();
                 let seconds = work / rate;
                 assert!(seconds <= most, "{rate}: {seconds} s in round {round}");
-                // Every kernel of the first round is compiled, which takes a while and says nothing.
+                // Every kernel of the first round is compiled, which takes time and does not measure the device.
                 if round == 0 { pace.learn_at_most(work, seconds + 0.05) } else { pace.learn(work, seconds) }
             }
             assert!(pace.rate >= 0.1 * rate.min(1e13) && pace.rate <= 2.0 * rate, "{rate}: {}", pace.rate);

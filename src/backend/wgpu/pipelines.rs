@@ -1,5 +1,5 @@
-//! Kernels that were compiled, and the bind groups that were made for them. Both are found again by value: a kernel
-//! by its name and constants, a bind group by its kernel and what lies in its bindings.
+//! Compiled kernels and their bind groups. Both are looked up by value: a kernel by its name and constants, a bind
+//! group by its kernel and its bindings.
 
 use super::faults::Faults;
 use super::kernel::{Access, Constant, Kernel, PARAMS};
@@ -23,7 +23,7 @@ pub struct Slot {
 /// A compiled kernel.
 #[derive(Debug, Clone)]
 pub struct Built {
-    /// What runs.
+    /// The pipeline.
     pub pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
     number: u64,
@@ -32,17 +32,17 @@ pub struct Built {
 /// The bindings of a group: the kernel's number, then buffer, offset and size of each.
 type GroupKey = (u64, Vec<(u64, u64, u64)>);
 
-/// Bind groups that are kept at most: of microbatches of one length there are some thousands.
+/// Most bind groups that are kept: microbatches of one length need some thousands.
 const GROUPS: usize = 32_768;
 
-/// All of them.
+/// Compiled kernels and bind groups.
 #[derive(Debug)]
 pub struct Pipelines {
-    /// Bind groups that are kept at most.
+    /// Most bind groups that are kept.
     pub most: usize,
     built: HashMap<(&'static str, Vec<Constant>), Built>,
     groups: HashMap<GroupKey, wgpu::BindGroup>,
-    /// The driver's own cache, where it has one.
+    /// The driver's own cache, if it has one.
     pub cache: Option<wgpu::PipelineCache>,
     /// Bind groups made so far.
     pub groups_made: u64,
@@ -56,12 +56,12 @@ impl Default for Pipelines {
 }
 
 impl Pipelines {
-    /// Bind groups that are kept now.
+    /// Number of bind groups that are kept now.
     pub fn groups_kept(&self) -> usize {
         self.groups.len()
     }
 
-    /// Compiles a kernel, or finds it.
+    /// Finds or compiles a kernel.
     pub fn kernel(
         &mut self,
         device: &wgpu::Device,
@@ -81,12 +81,12 @@ impl Pipelines {
         Some(built)
     }
 
-    /// Kernels compiled so far.
+    /// Number of kernels compiled so far.
     pub fn compiled(&self) -> usize {
         self.built.len()
     }
 
-    /// The bind group of a kernel over these slots.
+    /// The bind group of a kernel with these slots.
     pub fn group(
         &mut self,
         device: &wgpu::Device,
@@ -111,7 +111,7 @@ impl Pipelines {
         let group =
             device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries });
         self.groups_made += 1;
-        // Microbatches of ever other lengths leave theirs behind; which are used still, the next ones show.
+        // Microbatches of ever different lengths leave bind groups behind; those still in use are made again.
         if self.groups.len() >= self.most {
             self.groups.clear();
         }
@@ -119,7 +119,7 @@ impl Pipelines {
         group
     }
 
-    /// Lets the bind groups of buffers go that no longer exist.
+    /// Drops the bind groups of buffers that no longer exist.
     pub fn forget(&mut self, dropped: &[u64]) {
         if !dropped.is_empty() {
             self.groups.retain(|(_, slots), _| !slots.iter().any(|(id, ..)| dropped.contains(id)));

@@ -1,16 +1,15 @@
-//! Buffers by size class, four classes to a doubling. Of a class the oldest buffer is handed out first, whatever the
-//! order in which they came back, so that one microbatch after another of the same shape gets the same buffers for the
-//! same verbs: nothing is allocated and every bind group is found again. On a miss free buffers are let go, the largest
-//! first, until what is held is within half as much again as the most that was ever in use at once, and a little more;
-//! and within what the device may hold, where somebody said how much that is.
+//! Buffers by size class, four classes per doubling. The oldest buffer of a class is handed out first, regardless of
+//! the order of return, so that microbatches of the same shape get the same buffers for the same verbs: nothing is
+//! allocated and every bind group is found again. On a miss, free buffers are dropped, the largest first, until at most
+//! 1.5 times the peak use plus [`SPARE`] is held, and no more than the budget, if there is one.
 
 use super::faults::Faults;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::BufferUsages;
 
-/// Bytes that may always lie free: classes peak at different moments, and what is let go for one of them is missed by
-/// the next, over and over.
+/// Bytes that may always be free: classes peak at different moments, and without this margin buffers would be dropped
+/// and allocated repeatedly.
 const SPARE: u64 = 64 << 20;
 /// The smallest class, in bytes.
 const LEAST: u64 = 256;
@@ -20,13 +19,13 @@ const LEAST: u64 = 256;
 pub struct Storage {
     /// wgpu's handle.
     pub buffer: wgpu::Buffer,
-    /// Never used twice; 0 stands for a buffer that could not be had.
+    /// A unique number; 0 is the placeholder of a failed allocation.
     pub id: u64,
     /// Its size.
     pub bytes: u64,
 }
 
-/// Free buffers and what is in use.
+/// Free buffers, and counts of those in use.
 #[derive(Debug)]
 pub struct Pool {
     /// By size, then by number.
@@ -34,17 +33,17 @@ pub struct Pool {
     free_bytes: u64,
     live_bytes: u64,
     peak_bytes: u64,
-    /// The most that was in use since somebody asked.
+    /// The peak use since the last query.
     since_bytes: u64,
     frozen_bytes: u64,
-    /// Bytes that may be held, whether they are used or lie free.
+    /// Most bytes that may be held, used or free.
     budget: u64,
     /// Bytes of the largest buffer that the device makes.
     largest: u64,
     last_id: u64,
     /// Buffers made so far.
     pub made: u64,
-    /// Ids that no longer exist, for whoever remembers them.
+    /// Ids of dropped buffers, for the cache of bind groups.
     pub dropped: Vec<u64>,
     returned: Returned,
     nothing: Storage,
@@ -52,12 +51,12 @@ pub struct Pool {
 
 type Returned = Arc<Mutex<Vec<Storage>>>;
 
-/// A buffer that goes back by itself.
+/// A buffer that is returned to the pool on drop.
 #[derive(Debug)]
 pub struct Leased {
     /// The buffer.
     pub storage: Storage,
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     pub bytes: u64,
     home: Returned,
 }
@@ -68,12 +67,12 @@ impl Drop for Leased {
     }
 }
 
-/// The size that a request of `bytes` gets, of a device whose buffers have `largest` bytes at most.
+/// The rounded size of a request, on a device whose buffers have at most `largest` bytes.
 fn class(bytes: u64, largest: u64) -> u64 {
     let bytes = bytes.max(LEAST);
     let step = (bytes.checked_next_power_of_two().unwrap_or(bytes) / 8).max(LEAST / 4);
     let class = bytes.checked_next_multiple_of(step).unwrap_or(bytes);
-    // What fits is not refused because its class does not.
+    // A request that fits is not refused because its class does not fit.
     if bytes <= largest { class.min(largest) } else { class }
 }
 
@@ -89,7 +88,7 @@ fn make(device: &wgpu::Device, bytes: u64, usage: BufferUsages) -> wgpu::Buffer 
 const USAGE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 impl Pool {
-    /// Nothing yet, and `budget` bytes at most.
+    /// An empty pool with a budget of `budget` bytes.
     pub fn new(device: &wgpu::Device, budget: u64) -> Pool {
         let nothing = Storage { buffer: make(device, LEAST, USAGE), id: 0, bytes: LEAST };
         Pool {
@@ -109,8 +108,8 @@ impl Pool {
         }
     }
 
-    /// Makes room for a buffer of that size, where none lies free: lets others go. Says whether the budget asked for
-    /// it, so that they have to be gone before the new one is made.
+    /// Makes room for a buffer of this size by dropping free buffers, unless a free one fits. Returns true if the
+    /// budget required it: then the dropped buffers must be gone before the new one is made.
     pub fn make_room(&mut self, bytes: u64) -> bool {
         let returned = std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner));
         returned.into_iter().for_each(|s| self.give(s));
@@ -125,7 +124,7 @@ impl Pool {
         tight && !self.dropped.is_empty()
     }
 
-    /// A buffer of at least that size; a stand-in where the device has none, or has a fault.
+    /// A buffer of at least this size. Returns a placeholder if the device has no memory or has a fault.
     pub fn take(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Storage {
         if bytes == 0 || faults.raised() {
             return self.nothing.clone();
@@ -141,12 +140,12 @@ impl Pool {
         storage
     }
 
-    /// That buffer, as one that comes back when it is dropped.
+    /// Wraps a buffer so that it is returned on drop.
     pub fn lease(&self, storage: Storage, bytes: u64) -> Leased {
         Leased { storage, bytes, home: self.returned.clone() }
     }
 
-    /// A new buffer of exactly that size (a multiple of four) that never comes back.
+    /// A new buffer of exactly this size (a multiple of four) that is never returned.
     pub fn freeze(&mut self, device: &wgpu::Device, faults: &Faults, bytes: u64) -> Option<Storage> {
         let made = self.make(device, faults, bytes);
         self.frozen_bytes += made.as_ref().map_or(0, |s| s.bytes);
@@ -165,7 +164,7 @@ impl Pool {
         (!faults.raised()).then_some(Storage { buffer, id: self.last_id, bytes })
     }
 
-    /// The size that a buffer for `bytes` gets.
+    /// The size of the buffer for `bytes`.
     pub fn class(&self, bytes: u64) -> u64 {
         class(bytes, self.largest)
     }
@@ -175,23 +174,23 @@ impl Pool {
         self.frozen_bytes + self.live_bytes + self.free_bytes
     }
 
-    /// Bytes of those that are in use and will come back.
+    /// Bytes of the buffers in use, without frozen ones.
     pub fn used(&self) -> u64 {
         self.live_bytes
     }
 
-    /// The most bytes that were in use at once since this was last asked.
+    /// Peak use in bytes since the last call.
     pub fn peak(&mut self) -> u64 {
         std::mem::replace(&mut self.since_bytes, self.live_bytes)
     }
 
-    /// Lets everything go that lies free; says whether there was anything.
+    /// Drops all free buffers. Returns whether any buffer was dropped.
     pub fn let_go(&mut self) -> bool {
         self.shrink(0);
         !self.dropped.is_empty()
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     pub fn give(&mut self, storage: Storage) {
         if storage.id == 0 {
             return;
@@ -211,7 +210,7 @@ impl Pool {
         found
     }
 
-    /// Until no more than `most` bytes are in use or lie free.
+    /// Drops free buffers until at most `most` bytes are in use or free.
     fn shrink(&mut self, most: u64) {
         while self.live_bytes + self.free_bytes > most {
             let Some((&bytes, _)) = self.free.last_key_value() else { break };

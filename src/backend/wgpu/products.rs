@@ -1,6 +1,6 @@
-//! Products. An output is cut into windows of whole tiles where one dispatch would take too long or a matrix does not
-//! fit a binding; the sum over k is never cut for time, so where it is cut changes no bit. It is cut only where what
-//! lies along it exceeds what a binding holds.
+//! Products. An output is split into windows of whole tiles if one dispatch would take too long or a matrix does not
+//! fit a binding. The sum over k is never split for time, so the split changes no bit. The sum is split only if the
+//! data along k exceeds a binding.
 
 use super::device::Call;
 use super::encodings;
@@ -22,15 +22,15 @@ kernel!(FOLD, "fold", [], [Written, Read]);
 /// The plain kernels.
 pub(super) const KERNELS: &[&Kernel] = &[&LINEAR, &LINEAR_GRAD, &MATMUL, &FOLD];
 
-/// Rows and columns of the output that a workgroup makes.
+/// Rows and columns of the output per workgroup.
 const TILE: usize = 64;
 
 /// Numbers of a matrix in blocks that are widened at a time.
 const SLAB: usize = 4 << 20;
-/// Rows for which that pays.
+/// Minimum number of rows for which widening pays.
 const MANY: usize = 16;
 
-/// The rows of a matrix that are multiplied at a time: part, first row in it, how many.
+/// The parts of a matrix that are multiplied at a time: part, its first row, number of rows.
 fn slabs<'a>(w: &'a Weight, slab: Option<&Memory>) -> Vec<(&'a Part, usize, usize)> {
     let most = slab.map_or(usize::MAX, |slab| slab.len / w.cols.max(1)).max(1);
     let of = |part: &'a Part| {
@@ -40,7 +40,7 @@ fn slabs<'a>(w: &'a Weight, slab: Option<&Memory>) -> Vec<(&'a Part, usize, usiz
     w.parts.iter().flat_map(of).collect()
 }
 
-/// One factor: a binding, and the distances between neighbours along the output and along the sum.
+/// One factor: a binding, and the strides along the output and along the sum.
 #[derive(Clone)]
 struct Factor {
     place: Place,
@@ -50,7 +50,7 @@ struct Factor {
     k: usize,
 }
 
-/// What a product kernel is asked for.
+/// The arguments of a product kernel.
 struct Window {
     kernel: &'static Kernel,
     constants: [Constant; 2],
@@ -78,7 +78,7 @@ impl Wgpu {
         all
     }
 
-    /// All windows of one product; parameters as the three kernels share them.
+    /// Computes all windows of one product. The three kernels share the parameters.
     fn product(&mut self, window: &Window, left: &Factor, right: &Factor) {
         let (m, n, k) = window.sizes;
         let matmul = std::ptr::eq(window.kernel, &MATMUL);
@@ -109,7 +109,7 @@ impl Wgpu {
         }
     }
 
-    /// One window by a variant, where one fits; says whether.
+    /// Computes one window by a variant, if one fits. Returns whether it did.
     fn fast(
         &mut self,
         (rows, cols): (usize, usize),
@@ -126,7 +126,7 @@ impl Wgpu {
             left_across: left.out == 1 && left.k != 1,
             right_across: right.out == 1 && right.k != 1,
             encoding: if role == Role::Own { 0 } else { window.constants[0].1 },
-            // Of the whole product: where it is cut depends on what was measured, and a kernel's bits may not.
+            // Sizes of the whole product: the split depends on measurements, but the bits of a kernel must not.
             sizes: window.sizes,
             b_at: right.place.base as usize,
             b_stride: right.out.max(right.k),
@@ -158,7 +158,7 @@ impl Wgpu {
         true
     }
 
-    /// Parts of a product's sums and terms of a part, where it is cut and one binding holds all parts.
+    /// The number of parts and the terms per part, if the product's sums are split and one binding holds all parts.
     fn cut(&self, asked: &Asked, (variant, chosen): (Variant, &mut Chosen)) -> Option<(usize, usize)> {
         let (m, n, _) = asked.sizes;
         let (parts, terms) = self.variants.parts(asked, (variant, chosen))?;
@@ -169,7 +169,7 @@ impl Wgpu {
         Some((parts, terms))
     }
 
-    /// The parts of a window's sums, in their order.
+    /// Adds up the parts of a window's sums, in order.
     fn fold(
         &mut self,
         window: &Window,
@@ -235,7 +235,7 @@ impl Wgpu {
         slab.into_iter().for_each(|slab| self.recycle(slab));
     }
 
-    /// Room for rows of a matrix in blocks, where they are widened before they are multiplied.
+    /// Memory for widened rows of a matrix in blocks, if widening before the product pays.
     fn slab(&mut self, w: &Weight, rows: usize) -> Option<Memory> {
         let blocks = matches!(w.encoding, Encoding::Blocks(_));
         if !blocks || rows < MANY || w.rows * w.cols == 0 || !self.variants.unpacks_slowly() {
@@ -245,7 +245,7 @@ impl Wgpu {
         Some(self.memory(w.cols * fit.clamp(1, w.rows)))
     }
 
-    /// Those rows of a part as a kernel reads them, and their encoding.
+    /// These rows of a part in a form that a kernel reads, and their encoding.
     fn readable(
         &mut self,
         w: &Weight,
@@ -279,7 +279,7 @@ impl Wgpu {
             write,
         };
         let k = if transpose == Transpose::Left { a.rows } else { a.cols };
-        // What is summed over is cut only along the rows of an operand, where those are it.
+        // The dimension of the sum is split only along the rows of an operand, if it is those rows.
         let sums = match transpose {
             _ if k == 0 => vec![(0, 0)],
             Transpose::Right => vec![(0, k)],

@@ -1,4 +1,4 @@
-//! Verbs over rows: every output depends on one row of the inputs, so that rows may be cut anywhere.
+//! Verbs over rows: every output depends on one row of the inputs, so rows may be split anywhere.
 
 use super::encodings;
 use super::kernel::Access::{Read, Write as Written};
@@ -38,7 +38,7 @@ kernel!(DROPOUT, "dropout", [], [Written, Read, Read, Read]);
 pub(super) const KERNELS: &[&Kernel] =
     &[&FILL, &COPY, &ADD, &BIAS, &WIDEN, &EMBED, &ROPE, &SWIGLU, &SWIGLU_GRAD, &DROPOUT];
 
-/// What an element of a simple verb costs, in multiplications and additions of a product.
+/// Cost of an element of a simple verb, in multiplications and additions of a product.
 pub(super) const ELEMENT: f64 = 16.0;
 
 impl Wgpu {
@@ -56,7 +56,7 @@ impl Wgpu {
         });
     }
 
-    /// `len` elements in pieces that can be bound and take no longer than a submission may.
+    /// Splits `len` elements into pieces that can be bound and take no longer than a submission may.
     fn runs(&self, len: usize) -> Vec<(usize, usize)> {
         self.pieces(len, 1, ELEMENT)
     }
@@ -113,7 +113,7 @@ impl Wgpu {
         }
     }
 
-    /// out = numbers of blocks, the first of which begins a block; how many is a multiple of four.
+    /// Widens blocks from the start of a block on. The count of numbers is a multiple of four.
     pub(super) fn widen_rows(
         &mut self,
         [out, blocks]: [&Place; 2],

@@ -1,16 +1,15 @@
-//! Kernels are written once and unrolled by text: a few lines of preprocessor stand between a file of
-//! kernels/wgsl and the driver. Nothing is left to a driver's own unrolling, which differs between drivers and
-//! stops at the loop bounds that wgpu adds. Only integers are substituted, so a kernel's text never comes from
-//! input.
+//! A preprocessor that unrolls the kernels in kernels/wgsl before the driver compiles them. Unrolling by a driver
+//! differs between drivers and stops at the loop bounds that wgpu adds. Only integers are substituted, so a kernel's
+//! text never comes from input.
 //!
-//! `#for i in A..B` ... `#end` repeats lines; `#if E` ... `#else` ... `#end` chooses them; `$name` and `${E}`
-//! put a number. E: integers, names, + - * / %, == != < > <= >=, && ||, parentheses. `#piece NAME A B` ... `#end` keeps
-//! lines without directives, and each `#use NAME a b` after it puts them with `a` for `A` and `b` for `B`.
+//! `#for i in A..B` ... `#end` repeats lines; `#if E` ... `#else` ... `#end` chooses them; `$name` and `${E}` insert a
+//! number. E: integers, names, + - * / %, == != < > <= >=, && ||, parentheses. `#piece NAME A B` ... `#end` defines
+//! lines without directives, and each later `#use NAME a b` inserts them with `a` for `A` and `b` for `B`.
 
 /// Names and their numbers, innermost last.
 pub type Numbers<'a> = Vec<(&'a str, i64)>;
 
-/// A template that does not expand: a mistake in a kernel's file, found by the tests of all kernels.
+/// A template that does not expand: an error in a kernel's file, found by the tests of all kernels.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of a kernel: {reason}: `{text}`")]
 pub struct TemplateError {
@@ -18,11 +17,11 @@ pub struct TemplateError {
     pub line: usize,
     /// What is wrong.
     pub reason: &'static str,
-    /// The piece that is wrong.
+    /// The text that caused the error.
     pub text: String,
 }
 
-/// The text of a kernel with every directive carried out.
+/// Expands all directives in a kernel's text.
 pub fn expand(text: &str, numbers: &[(&str, i64)]) -> Result<String, TemplateError> {
     let text = &with_pieces(text)?;
     let lines: Vec<&str> = text.lines().collect();
@@ -39,7 +38,7 @@ pub fn expand(text: &str, numbers: &[(&str, i64)]) -> Result<String, TemplateErr
     Ok(out)
 }
 
-/// The text with every piece where it is used.
+/// Replaces every `#use` by its piece.
 fn with_pieces(text: &str) -> Result<String, TemplateError> {
     let (mut pieces, mut out) = (Vec::<(Vec<&str>, String)>::new(), String::with_capacity(text.len()));
     let mut lines = text.lines().enumerate();
@@ -64,8 +63,8 @@ fn with_pieces(text: &str) -> Result<String, TemplateError> {
     Ok(out)
 }
 
-/// Carries out lines from `at` to the directive that closes the block, and returns that line; without `out`
-/// only looks for it.
+/// Expands lines from `at` to the directive that closes the block, and returns that directive's line. Without `out`,
+/// only finds that line.
 fn block<'a>(
     lines: &[&'a str],
     mut at: usize,
@@ -114,7 +113,7 @@ fn closed(lines: &[&str], at: usize, by: &str) -> Option<usize> {
     lines.get(at).filter(|l| l.trim() == by).map(|_| at)
 }
 
-/// A line with its numbers put in.
+/// Substitutes the numbers in a line.
 fn put(line: &str, numbers: &Numbers, out: &mut String) -> Result<(), &'static str> {
     let mut rest = line;
     while let Some(at) = rest.find('$') {
@@ -142,7 +141,7 @@ fn value(text: &str, numbers: &Numbers) -> Result<i64, &'static str> {
     if rest.trim().is_empty() { Ok(value) } else { Err("an expression goes on after its end") }
 }
 
-/// Operators by how tightly they bind; longer ones first.
+/// Operators by precedence, lowest first; longer ones first within a level.
 const LEVELS: [&[&str]; 5] =
     [&["||"], &["&&"], &["==", "!=", "<=", ">=", "<", ">"], &["+", "-"], &["*", "/", "%"]];
 

@@ -1,6 +1,6 @@
-//! Faster kernels than the plain ones, and which of them an operation gets. What is offered follows from the device
-//! alone; what is used has been checked on it ([`super::check`]). For every operation that no variant fits, the plain
-//! kernel remains.
+//! Faster alternatives to the plain kernels, and the choice among them. The variants that a device offers follow from
+//! the device alone; each is checked on the device before use ([`super::check`]). The plain kernel computes operations
+//! that no variant fits.
 
 use super::encodings;
 use super::instance::Adapter;
@@ -15,32 +15,32 @@ pub enum Precision {
     /// f32 throughout.
     #[default]
     F32,
-    /// Factors may be rounded to f16, where that is faster; sums are f32.
+    /// Factors may be rounded to f16 if that is faster; sums are f32.
     F16,
 }
 
 /// A faster way to compute some verbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// Products on the device's matrix units, in fragments of that side: factors in f16.
+    /// Products on the device's matrix units, in square fragments of this side: factors in f16.
     Cooperative(u32),
     /// Products in register tiles, factors in f16.
     Half,
     /// Products in register tiles.
     Tiled,
-    /// Products by broadcasts within subgroups of that size: for software adapters.
+    /// Products by broadcasts within subgroups of this size: for software adapters.
     Lanes(u32),
     /// Flash attention in tiles of 32 x 32.
     Flash,
     /// Rows folded by subgroups of any size.
     Subgroups,
-    /// Long sums of few outputs, as an adapter's gradients are, in parts that are added up in order: beside
-    /// [`Variant::Tiled`], whose tiles of so few outputs would leave most of a card idle.
+    /// Long sums of few outputs, as in an adapter's gradients, in parts that are added up in order. Used with
+    /// [`Variant::Tiled`], whose tiles for so small outputs would leave most of a card idle.
     Split,
 }
 
 impl Variant {
-    /// As classes, messages and tables name it.
+    /// The name in classes, messages and tables.
     pub fn name(self) -> &'static str {
         match self {
             Variant::Cooperative(8) => "coop8",
@@ -65,7 +65,7 @@ impl Variant {
         !matches!(self, Variant::Flash | Variant::Subgroups | Variant::Split)
     }
 
-    /// What an adapter could run, the best first.
+    /// The variants that an adapter could run, the best first.
     pub fn offered(adapter: &Adapter, precision: Precision) -> Vec<Variant> {
         let (features, info) = (adapter.features(), &adapter.info);
         let subgroups = features.contains(Features::SUBGROUP);
@@ -86,7 +86,7 @@ impl Variant {
     }
 }
 
-/// Lanes of the subgroups of a software adapter, where all have the same: a workgroup is to be one of them.
+/// Lanes of a software adapter's subgroups if their size is fixed, else 0. A workgroup is one such subgroup.
 pub(super) fn lanes(adapter: &Adapter) -> u32 {
     let sizes = (adapter.info.subgroup_min_size, adapter.info.subgroup_max_size);
     match sizes {
@@ -99,7 +99,7 @@ pub(super) fn lanes(adapter: &Adapter) -> u32 {
     }
 }
 
-/// The side of the fragments that multiply f16 and add up f32, the larger first.
+/// The side of the fragments that multiply f16 and add f32; the larger one if there are two.
 fn fragments(adapter: &Adapter) -> Option<u32> {
     use wgpu::CooperativeScalarType::{F16, F32};
     let all = adapter.handle().cooperative_matrix_properties();
@@ -117,16 +117,16 @@ kernel!(COOPERATIVE, "product_coop", ["product_params", "packed"], [Written, Rea
 /// The kernels of this file.
 pub(super) const KERNELS: &[&Kernel] = &[&LANES, &TILED, &COOPERATIVE];
 
-/// The greatest shift of gradients before they are rounded to f16: 2^8 leaves room for values up to 255, and numbers
+/// The largest factor for gradients before they are rounded to f16: 2^8 leaves room for values up to 255, and numbers
 /// down to 2.3e-10 are not lost.
 pub(super) const LIFT: f32 = 256.0;
 
-/// A product as a variant sees it.
+/// The properties of a product on which the choice of a variant depends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
-    /// The left factor lies as [k, m].
+    /// The left factor is stored as [k, m].
     pub left_across: bool,
-    /// The right factor lies as [k, n].
+    /// The right factor is stored as [k, n].
     pub right_across: bool,
     /// Encoding of the right factor.
     pub encoding: u32,
@@ -134,27 +134,27 @@ pub(super) struct Asked {
     pub sizes: (usize, usize, usize),
     /// First number of the right factor in its binding.
     pub b_at: usize,
-    /// Distance of its rows, as it lies.
+    /// Distance of its rows as stored.
     pub b_stride: usize,
-    /// What kind of product it is.
+    /// The kind of product.
     pub role: Role,
 }
 
 /// Workgroups that keep a large card busy.
 const BUSY: usize = 256;
-/// Terms of a part of a sum at least.
+/// Least terms in a part of a sum.
 const TERMS: usize = 256;
 /// Terms that a tile stages at a time.
 const BK: u32 = 16;
 
-/// What may be rounded, and what is a gradient.
+/// The kind of a product, which decides what may be rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// With a frozen matrix.
+    /// A product with a frozen matrix.
     Frozen,
-    /// The gradient of that.
+    /// The gradient of such a product.
     FrozenGrad,
-    /// Of two f32 matrices: an adapter's own mathematics, never rounded.
+    /// A product of two f32 matrices: an adapter's own mathematics, never rounded.
     Own,
 }
 
@@ -163,13 +163,13 @@ pub(super) enum Role {
 pub(super) struct Chosen {
     pub kernel: &'static Kernel,
     pub constants: Vec<Constant>,
-    /// Rows and columns of the output that a workgroup makes.
+    /// Rows and columns of the output per workgroup.
     pub tile: (usize, usize),
-    /// What the left factor is multiplied by before it is rounded.
+    /// The factor on the left operand before it is rounded.
     pub lift: f32,
 }
 
-/// What a device uses.
+/// The variants that a device uses.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Variants {
     /// For products, the best first.
@@ -177,18 +177,18 @@ pub(super) struct Variants {
     pub flash: bool,
     pub subgroups: bool,
     pub split: bool,
-    /// Dropped because they were wrong, each with what was seen.
+    /// Variants dropped because they were wrong, each with the observed difference.
     pub dropped: Vec<(Variant, String)>,
-    /// Lanes of every subgroup of a software adapter; 0 of a card, which loads for all lanes at once.
+    /// Lanes of every subgroup of a software adapter; 0 for a card, which loads for all lanes at once.
     pub lanes: u32,
-    /// Made wrong on purpose: for tests.
+    /// A variant that computes wrong results: for tests.
     pub spoiled: Option<Variant>,
-    /// Only for heads, or sums, that are longer.
+    /// Head size or sum length above which the spoiled variant is wrong.
     pub spoiled_beyond: usize,
 }
 
 impl Variants {
-    /// Takes a variant into use.
+    /// Enables a variant.
     pub fn take(&mut self, variant: Variant) {
         match variant {
             Variant::Flash => self.flash = true,
@@ -198,7 +198,7 @@ impl Variants {
         }
     }
 
-    /// Takes it out of use by name.
+    /// Disables a variant by name.
     pub fn drop_one(&mut self, variant: Variant, seen: String) {
         match variant {
             Variant::Flash => self.flash = false,
@@ -209,7 +209,7 @@ impl Variants {
         self.dropped.push((variant, seen));
     }
 
-    /// Whether there is nothing for this variant to do: it was wrong, or what is used leaves nothing.
+    /// Whether this variant has no work: it was wrong, or the enabled variants cover it.
     pub fn covers(&self, variant: Variant) -> bool {
         if self.dropped.iter().any(|(v, _)| *v == variant) {
             return true;
@@ -225,7 +225,8 @@ impl Variants {
         exact || (any && variant.is_reduced())
     }
 
-    /// The names of what is used, as the class says them: of products what may round, and what does the others.
+    /// The names of the enabled variants in a class: of products, the first that rounds and the first that does not;
+    /// then the others.
     pub fn names(&self) -> String {
         let reduced = self.products.iter().find(|v| v.is_reduced());
         let exact = self.products.iter().find(|v| !v.is_reduced());
@@ -236,13 +237,13 @@ impl Variants {
         if names.is_empty() { "plain".into() } else { names.join("+") }
     }
 
-    /// What multiplies the scale of what this variant computes with heads or sums of that length: one, unless a test
-    /// spoiled it.
+    /// The factor on this variant's scale for heads or sums of this length: one, unless a test spoils it.
     pub fn spoil(&self, variant: Variant, length: usize) -> f32 {
         if self.spoiled == Some(variant) && length > self.spoiled_beyond { 1.01 } else { 1.0 }
     }
 
-    /// Into how many parts of how many terms the sums of a product are cut, where that pays: by its shape alone.
+    /// The number of parts and the terms per part of a product's sums, if splitting them pays. Depends on the shape
+    /// alone.
     pub fn parts(&self, asked: &Asked, (variant, chosen): (Variant, &Chosen)) -> Option<(usize, usize)> {
         let (m, n, k) = asked.sizes;
         let tiles = m.div_ceil(chosen.tile.0) * n.div_ceil(chosen.tile.1);
@@ -255,13 +256,13 @@ impl Variants {
         Some((k.div_ceil(terms), terms))
     }
 
-    /// Whether what computes products with a frozen matrix would unpack each number many times, lane by lane: then
-    /// blocks are widened first, once for all the rows that are multiplied.
+    /// Whether the products with a frozen matrix would unpack each number many times, lane by lane. In that case blocks
+    /// are widened first, once for all rows of the product.
     pub fn unpacks_slowly(&self) -> bool {
         matches!(self.products.first(), Some(Variant::Lanes(_)))
     }
 
-    /// The kernel for a product; none where the plain one has to do it.
+    /// The kernel for a product; `None` selects the plain kernel.
     pub fn product(&self, asked: &Asked) -> Option<(Variant, Chosen)> {
         let fits = |v: &&Variant| asked.role != Role::Own || !v.is_reduced();
         let variant = *self.products.iter().find(fits)?;
@@ -282,7 +283,7 @@ fn basics(asked: &Asked) -> Vec<Constant> {
     ]
 }
 
-/// Tiles were measured: more columns a lane is faster, until a shader takes longer to compile than to run.
+/// Tile sizes were measured: more columns per lane are faster, until compilation takes longer than execution.
 fn lanes_kernel(asked: &Asked, lanes: u32) -> Chosen {
     let (_, n, k) = asked.sizes;
     let per: u32 = if asked.encoding == 0 { 4 } else { 8 };
@@ -306,7 +307,7 @@ fn lift(asked: &Asked) -> f32 {
     if asked.role == Role::FrozenGrad { LIFT } else { 1.0 }
 }
 
-/// 64 x 64 by 128 lanes; 16 rows or columns where there are no more, as in an adapter's own products.
+/// 64 x 64 by 128 lanes; 16 rows or columns if the output has no more, as in an adapter's own products.
 fn tiled_kernel(asked: &Asked, variant: Variant) -> Chosen {
     let half = variant == Variant::Half;
     let (m, n, _) = asked.sizes;
@@ -325,7 +326,7 @@ fn cooperative_kernel(asked: &Asked, side: u32) -> Chosen {
     Chosen { kernel: &COOPERATIVE, constants, tile: (64, 64), lift: lift(asked) }
 }
 
-/// Every set of constants that a product by broadcasts may get.
+/// Every set of constants of the product by broadcasts.
 pub(super) fn lanes_sets() -> Vec<Vec<Constant>> {
     let mut sets: Vec<Vec<Constant>> = Vec::new();
     for lanes in [4, 8] {

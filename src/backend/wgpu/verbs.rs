@@ -1,4 +1,4 @@
-//! The verbs: the work is recorded in the file of the verb's kind.
+//! The verbs: each records its work through the file of its kind.
 
 use super::pool::Leased;
 use super::{Ids, Memory, Tokens, Weight, Wgpu};
@@ -6,7 +6,7 @@ use crate::backend::shapes::shaped;
 use crate::backend::*;
 
 impl Wgpu {
-    /// Integers in a buffer that goes back by itself.
+    /// Uploads integers to a buffer that is returned on drop.
     pub(super) fn lease(&mut self, values: &[u32]) -> Leased {
         let leased = self.gpu.lease(values.len() as u64 * 4);
         self.gpu.upload(&leased.storage, 0, bytemuck::cast_slice(values));

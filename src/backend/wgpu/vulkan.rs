@@ -1,21 +1,21 @@
-//! What wgpu does not pass on of Vulkan: whether there is a loader at all, a card's UUID, and how much of its memory
-//! is free. Nothing here is needed to compute: an answer that cannot be had is None.
+//! Facts of Vulkan that wgpu does not expose: whether a loader exists, a card's UUID, and its free memory. None of them
+//! is needed to compute: an unavailable answer is `None`.
 //!
-//! Unsafe, because Vulkan is C: handles are asked for no longer than the adapter that they come from lives, structures
-//! are ash's own, and nothing is created, destroyed or written but those structures.
+//! Unsafe, because Vulkan is a C API: handles are used only while their adapter lives, structures are ash's own, and
+//! nothing but those structures is created, destroyed or written.
 
 use super::adapters::Memory;
 use ash::vk;
 
-/// Why the loader cannot be used, in its own words; None where it can.
+/// Why the loader cannot be used, in its own words; `None` if it can.
 pub fn loader_missing() -> Option<String> {
-    // SAFETY: loads a system library, as wgpu does, and calls nothing of it.
+    // SAFETY: loads a system library, as wgpu does, and calls nothing in it.
     unsafe { ash::Entry::load() }.err().map(|e| e.to_string())
 }
 
-/// The card's UUID, which two drivers of one card give alike.
+/// The card's UUID, which is equal for two drivers of one card.
 pub fn uuid(adapter: &wgpu::Adapter) -> Option<[u8; 16]> {
-    // SAFETY: the guard keeps the adapter and its instance alive while they are asked.
+    // SAFETY: the guard keeps the adapter and its instance alive during the query.
     let hal = unsafe { adapter.as_hal::<wgpu::hal::vulkan::Api>() }?;
     if hal.shared_instance().instance_api_version() < vk::API_VERSION_1_1
         || hal.physical_device_capabilities().properties().api_version < vk::API_VERSION_1_1
@@ -33,7 +33,7 @@ pub fn uuid(adapter: &wgpu::Adapter) -> Option<[u8; 16]> {
     (id.device_uuid != [0; 16]).then_some(id.device_uuid)
 }
 
-/// Of the largest heap that the device calls its own.
+/// Memory of the largest device-local heap.
 pub fn memory(adapter: &wgpu::Adapter) -> Option<Memory> {
     // SAFETY: as above.
     let hal = unsafe { adapter.as_hal::<wgpu::hal::vulkan::Api>() }?;

@@ -1,6 +1,6 @@
-//! Frozen matrices as their file has them, row-major without gaps: f32 numbers, pairs of bf16 or f16 numbers in 32-bit
-//! words, or the bytes of blocks. A matrix that one binding cannot hold is kept in parts of whole rows; verbs go
-//! through the parts.
+//! Frozen matrices in their file's format, row-major without gaps: f32 numbers, pairs of bf16 or f16 numbers in 32-bit
+//! words, or the bytes of blocks. A matrix that exceeds one binding is stored in parts of whole rows; verbs iterate
+//! over the parts.
 
 use super::Wgpu;
 use super::pool::Storage;
@@ -14,9 +14,9 @@ pub struct Weight {
     pub rows: usize,
     /// K.
     pub cols: usize,
-    /// How numbers are encoded.
+    /// The encoding of the numbers.
     pub encoding: Encoding,
-    /// From the first row on.
+    /// In the order of the rows.
     pub parts: Vec<Part>,
 }
 
@@ -30,13 +30,13 @@ pub struct Part {
     pub rows: usize,
 }
 
-/// Bytes that a frozen matrix of that many numbers takes on any device.
+/// Bytes of a frozen matrix with this many numbers, on any device.
 pub fn matrix_bytes(encoding: Encoding, numbers: usize) -> usize {
     encoding.size_of(numbers)
 }
 
 impl Wgpu {
-    /// Sends a frozen matrix to the device.
+    /// Uploads a frozen matrix.
     pub(super) fn freeze(&mut self, source: Frozen) -> Result<Weight, Fault> {
         let Frozen { rows, cols, dtype, bytes } = source;
         if bytes.len() != rows * cols * dtype.size() {
@@ -49,7 +49,7 @@ impl Wgpu {
         Ok(weight)
     }
 
-    /// The same of blocks. Before the first matrix of a type is used, the device shows that it unpacks the type right.
+    /// Uploads blocks. Before the first use of a block type, the device must unpack it correctly.
     pub(super) fn freeze_blocks(&mut self, source: &Blocks) -> Result<Weight, Fault> {
         let shape = (source.rows, source.cols);
         let weight = self.sent(shape, Encoding::Blocks(source.block), &source.bytes)?;
@@ -67,7 +67,8 @@ impl Wgpu {
         bytes: &[u8],
     ) -> Result<Weight, Fault> {
         let row = encoding.size_of(cols);
-        // Numbers of a part are counted in 32 bits, and a word that begins in the last one's middle has one behind it.
+        // Numbers of a part are counted in 32 bits, and a word that begins in the middle of the last word needs one
+        // behind it.
         let fit = (self.binding_limit as usize).saturating_sub(8) / row.max(1);
         let step = fit.min(u32::MAX as usize / cols.max(1));
         if step == 0 && rows > 0 {
@@ -89,7 +90,7 @@ impl Wgpu {
         Ok(Weight { rows, cols, encoding, parts })
     }
 
-    /// The first rows of a matrix, unpacked there and here.
+    /// Compares the first rows of a matrix, unpacked on the device and on the host.
     fn judge_blocks(&mut self, source: &Blocks, weight: &Weight) -> Result<(), Fault> {
         const ENOUGH: usize = 4096;
         let Some(part) = weight.parts.first() else { return Ok(()) };
@@ -110,7 +111,7 @@ impl Wgpu {
     }
 }
 
-/// What the device got wrong: a number is one product and one sum, each of which it may round once more or not at all.
+/// Describes the first error. A number is one product and one sum; the device may round each once more or not at all.
 fn wrong(block: Block, got: &[f32], want: &[f32]) -> Option<String> {
     let largest = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     // A NaN is never within a bound.

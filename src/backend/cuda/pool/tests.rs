@@ -1,10 +1,10 @@
-//! Memory alone, of a card that holds so much.
+//! The pool alone, on a card of limited memory.
 
 use super::super::Launch;
 use super::*;
 
 impl Pool {
-    /// A buffer of at least so many bytes.
+    /// A buffer of at least `bytes` bytes.
     fn take(&mut self, card: &mut Card, bytes: usize) -> Result<Memory, Fault> {
         let bytes = class(bytes, card.granularity());
         let used = self.again(Lasts::Verb, bytes);
@@ -12,13 +12,13 @@ impl Pool {
     }
 }
 
-/// Memory alone, of a card of `room` bytes.
+/// The memory of a card with `room` bytes.
 pub struct Card {
     room: usize,
     held: BTreeMap<u64, usize>,
     next: u64,
     most: usize,
-    /// What was launched and what was given back, in order.
+    /// Launches and frees, in order.
     pub did: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ fn spare_buffers_are_freed_before_out_of_memory() {
 #[test]
 fn the_same_work_has_the_same_addresses() {
     let (mut card, mut pool) = (Card::of(1 << 30), Pool::default());
-    // Given back in an order of its own; what is taken again first is not what was given back last.
+    // The order of release differs: the first buffer reused is not the last one released.
     let mut work = || {
         let mut held: Vec<Memory> = (0..6).map(|_| pool.take(&mut card, 1 << 20).unwrap()).collect();
         let addresses: Vec<u64> = held.iter().map(|m| m.at(0)).collect();
@@ -152,7 +152,7 @@ fn two_devices_of_a_card_stay_within_their_budgets() {
     }
     let [one, two] = &mut pools;
     let _weights = one.freeze(&mut card, 6 << 20).unwrap();
-    // One after the other: what lies spare would add up to more than the budget.
+    // One after the other: the spare buffers together would exceed the budget.
     for bytes in [4 << 20, 6 << 20, 8 << 20] {
         one.take(&mut card, bytes).unwrap();
     }

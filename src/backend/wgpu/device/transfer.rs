@@ -1,15 +1,15 @@
-//! What goes to a device and comes back: integers in order with what is recorded, frozen matrices before anything uses
-//! them, results in one piece.
+//! Transfers to and from a device: integers in order with the recorded work, frozen matrices before anything uses them,
+//! results in one piece.
 
 use super::{Gpu, Op, READ, buffer};
 use crate::backend::Fault;
 use crate::backend::wgpu::pool::Storage;
 
-/// Frozen bytes that may wait on the host before they are sent.
+/// Frozen bytes that may wait on the host.
 const PENDING: usize = 64 << 20;
 
 impl Gpu {
-    /// Records that `bytes` are written to a buffer; they are copied at once.
+    /// Records a write of `bytes` to a buffer; the bytes are copied at once.
     pub fn upload(&mut self, to: &Storage, offset: u64, bytes: &[u8]) {
         if self.faults.raised() || bytes.is_empty() {
             return;
@@ -20,10 +20,10 @@ impl Gpu {
         self.ops.push(Op::Stage { from, to: to.buffer.clone(), offset, bytes: bytes.len() as u64 });
     }
 
-    /// Writes a buffer that no operation has used yet, in pieces, so that the host never holds much of it a second
-    /// time.
+    /// Writes a buffer that no operation has used yet, in pieces, so that the host never holds a second copy of much of
+    /// it.
     pub fn write_new(&mut self, to: &Storage, bytes: &[u8]) {
-        // Nothing but whole words can be written.
+        // Only whole words can be written.
         let (words, rest) = bytes.split_at(bytes.len() / 4 * 4);
         let mut last = [0; 4];
         last[..rest.len()].copy_from_slice(rest);
@@ -43,7 +43,7 @@ impl Gpu {
         }
     }
 
-    /// Everything before is computed; then those parts (buffer, first byte, bytes) come back, in one piece.
+    /// Computes all earlier work, then reads the parts (buffer, first byte, bytes) in one piece.
     pub fn read(&mut self, parts: &[(&Storage, u64, u64)], out: &mut [u8]) -> Result<(), Fault> {
         self.check()?;
         let total: u64 = parts.iter().map(|p| p.2).sum();
@@ -64,13 +64,13 @@ impl Gpu {
         self.check()?;
         let got = self.map(total, out);
         if got.is_err() {
-            // It may still be mapped, or be about to.
+            // The old one may still be mapped, or be about to be mapped.
             self.read_buffer = buffer(&self.device, 1 << 16, READ);
         }
         got
     }
 
-    /// Copies what the read buffer will hold.
+    /// Copies the contents of the read buffer.
     fn map(&mut self, total: u64, out: &mut [u8]) -> Result<(), Fault> {
         let (send, arrived) = std::sync::mpsc::channel();
         self.read_buffer.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(send.send(mapped)));
